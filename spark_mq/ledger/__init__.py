@@ -1,4 +1,4 @@
-"""The delivery rules of a consumer group.
+"""Define the delivery rules of a consumer group.
 
 The rules are pure functions from one ledger to the next. They do no I/O, read no clock and draw
 no random numbers. Time, the message index and jitter are arguments.
@@ -38,7 +38,7 @@ settled   ack, routed, drop, skip, expires_at    the next commit, if nothing lie
 ========  =====================================  ==========================================
 
 A waiting range can also be settled: by its lease's late ack, by expires_at, or by a trim.
-A late nack or release expires its range first, unless another operation has done so before.
+A late nack or release expires its range first, unless an earlier operation has done so.
 The owner may discard, retry or make dead any message that is not in routing.
 A seek may move any range but a routing one to settled or unread.
 
@@ -47,20 +47,19 @@ Each rule has one module:
 - ``states`` defines the states and their legal transitions.
 - ``ranges`` defines the ranges and the ledger.
 - ``editor`` builds the next ledger and checks each transition.
-- ``acquire`` leases messages. ``acquisition`` selects them, ``order`` decides which go first, and
-  ``taking`` takes them.
+- ``acquire`` leases messages. ``acquisition`` selects them, ``order`` sorts them, and ``taking``
+  takes them.
 - ``bands`` maps rows of files to lanes and priorities. ``banded`` selects a lease by them,
   ``band_walk`` takes its messages, and ``key_order`` keeps the order of keys after a failure.
 - ``settle`` applies ack, nack, reject and release, and ``extend`` extends a lease.
-  ``held_messages`` finds what a lease holds, for both.
+  ``held_messages`` finds the messages of a lease, for both.
 - ``breaker`` stops a group whose handler fails for every message, or that its owner paused.
 - ``transitions`` applies expiry and limits, and ``replay`` replays a batch.
 - ``routing`` freezes ranges for a copy to another queue, and settles them after it.
 - ``schedule`` applies deliver_at and expires_at.
-- ``unreadable`` sets messages aside whose payload cannot be read.
+- ``unreadable`` sets aside messages with an unreadable payload.
 - ``interventions`` changes single messages for the owner: discard, retry now, dead letter.
-- ``admin`` applies what else the owner does: seek, unblock, pause, resume, and the loss of trimmed
-  messages.
+- ``admin`` applies seek, unblock, pause, resume, and the loss of trimmed messages.
 - ``stats`` counts messages by state.
 
 Each operation first expires leases past their deadline. It never expires the lease it names.

@@ -1,4 +1,7 @@
-"""Lease messages, unless the breaker, a pause, a cap or a blocked message stops the group."""
+"""Lease messages, unless something stops the group.
+
+The breaker, a pause, a cap or a blocked message can stop it.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def acquire(
     rules
         The group's settings.
     request
-        What the worker asks for.
+        The worker's request.
 
     Returns
     -------
@@ -90,7 +93,10 @@ def _is_leased(ledger: Ledger, message: int | None) -> bool:
 
 
 def _limit_to_unblocked(ledger: Ledger, request: AcquireRequest) -> tuple[AcquireRequest, str]:
-    """Return the request for the messages before the first blocked one, and why it ends there."""
+    """Return the request for the messages before the first blocked one.
+
+    The second value is why the request ends there.
+    """
     blocked = ledger.find((BLOCKED,)) if BLOCKED in ledger.states else []
     if not blocked:
         return request, ""

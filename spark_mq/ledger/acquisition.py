@@ -1,8 +1,9 @@
-"""Select the messages of a lease: order, isolation of suspects, and caps.
+"""Select the messages of a lease.
 
-A lease holds messages of one kind, which the first due message that waits decides. Unread messages
-come after all due messages that wait. Only while suspects are isolated, each fourth lease is of
-unread messages, so that they do not starve.
+Their order, the isolation of suspects, and caps decide. A lease holds messages of one kind. The
+first due message that waits decides the kind. Unread messages come after all due messages that
+wait. While suspects are isolated, each fourth lease is of unread messages, so that they do not
+starve.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ MAX_PASSED_OVER: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class AcquireRequest:
-    """What a worker asks for. Instants are microseconds."""
+    """A worker's request for a lease. Instants are microseconds."""
 
     lease_id: str
     worker_id: str
@@ -98,17 +99,17 @@ class Grant:
 
 
 def isolation_size(limit: int, deliveries: int, attempts: int, failed: int | None = None) -> int:
-    """Return how many messages that failed together one lease takes.
+    """Return how many suspect messages one lease takes.
 
-    With four attempts or more, the first failure is retried whole. From then on, the size falls
-    with each delivery, to one message on the last. It is
+    The messages failed together. With four attempts or more, the first failure is retried whole.
+    From then on, the size falls with each delivery, to one message on the last. It is
     ``max(1, floor(limit ** ((n-1-d)/(n-2))))`` after `d` of `n` deliveries. With fewer attempts
     the divisor is ``n-1``, so the first retry is smaller already.
 
     Parameters
     ----------
     limit
-        Messages that the lease asks for.
+        The most messages of the lease.
     deliveries
         Deliveries so far.
     attempts
@@ -133,7 +134,7 @@ def isolation_size(limit: int, deliveries: int, attempts: int, failed: int | Non
 
 
 class Acquisition:
-    """One acquisition: what is due of each kind, and the limits."""
+    """One acquisition, with the due messages of each kind and the limits."""
 
     find_due: type[DueRanges] = DueRanges
 
@@ -157,9 +158,10 @@ class Acquisition:
         self.full = _is_full(ledger, now, rules)
 
     def nothing(self, blocked: str) -> Grant:
-        """Return a grant without messages, and why nothing can be leased without the owner.
+        """Return a grant without messages.
 
-        `blocked` is the message that stops the group, or empty.
+        It has a reason if nothing can be leased until the owner acts. `blocked` is the message that
+        stops the group, or empty.
         """
         full = self.full and self.may_read
         return Grant(blocked_because="max_ledger_ranges" if full else blocked)
@@ -169,7 +171,7 @@ class Acquisition:
         return self.may_read or self.due.count > 0
 
     def acquire(self) -> tuple[Ledger, Grant] | None:
-        """Lease the messages whose turn it is. Return None if there are none."""
+        """Lease the messages whose turn it is, or return None."""
         head = self.due.head()
         reads = self.may_read and not self.full
         if head is None:
@@ -188,7 +190,10 @@ class Acquisition:
     def _lease(
         self, rows: list[int], kind: AcquireKind, limit: int = 0, *, passes_over: bool = False
     ) -> tuple[Ledger, Grant] | None:
-        """Lease the messages of some rows, and unread messages if it is their turn."""
+        """Lease the messages of some rows.
+
+        Unread messages are added if it is their turn.
+        """
         editor, scheduled, reach = LedgerEditor(self.ledger), list[Range](), -1
         taken = take_waiting(editor, rows, limit, self.request.max_sequence, self.index)
         if self._takes_unread(kind, rows):
@@ -230,10 +235,10 @@ class Acquisition:
 
 
 def with_passed_over(head: LedgerHeader, passed: int | None, *, fresh: bool) -> LedgerHeader:
-    """Return the header with the count of leases that passed over unread messages.
+    """Return the header with a new count of passed-over leases.
 
-    A lease of messages that were never delivered sets it to zero. None leaves it as it is
-    otherwise.
+    It counts the leases that passed over unread messages. A lease of messages that were never
+    delivered sets it to zero. None leaves it as it is otherwise.
     """
     if fresh:
         return replace(head, passed_over=0)
@@ -241,7 +246,7 @@ def with_passed_over(head: LedgerHeader, passed: int | None, *, fresh: bool) -> 
 
 
 def blocked_by(r: Range) -> str:
-    """Return the reason that a blocked range is for a group that stops."""
+    """Return a blocked range as the reason why a group stops."""
     return f"message {r.first} is past its limit ({r.reason})"
 
 
@@ -274,7 +279,7 @@ def due_cutoff(now: int, request: AcquireRequest) -> int:
 def add_leased(
     editor: LedgerEditor, taken: Sequence[Range], now: int, request: AcquireRequest
 ) -> tuple[Range, ...]:
-    """Add the messages of a lease to the ledger and return their ranges."""
+    """Add a lease's messages to the ledger and return their ranges."""
     size = sum(r.message_count for r in taken)
     granted = tuple(_leased(r, now, request, size) for r in taken)
     for before, r in zip(taken, granted, strict=True):

@@ -1,4 +1,7 @@
-"""Change a ledger for its owner: seek, lose trimmed messages, unblock, pause and resume."""
+"""Change a ledger for its owner.
+
+The owner may seek, unblock, pause and resume, and settles trimmed messages as lost.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ def pause(ledger: Ledger, reason: str | None, now: int) -> Ledger:
 
 
 def resume(ledger: Ledger) -> Ledger:
-    """Allow new leases: end a pause, and close the breaker."""
+    """Allow new leases. End a pause, and close the breaker."""
     return _with_breaker(ledger, Breaker())
 
 
@@ -110,14 +113,17 @@ def _record_seek(
 
 
 def _with_skipped(head: LedgerHeader, skipped: Iterable[Range], target: int) -> LedgerHeader:
-    """Return the header with the skipped intervals before the target, the newest only."""
+    """Return the header with the newest skipped intervals before the target."""
     known = normalise([*head.skipped_intervals, *((r.first, r.last) for r in skipped)])
     before = subtract(known, [(target, _MAX_SEQUENCE)])
     return replace(head, skipped_intervals=tuple(before[-MAX_SKIPPED_INTERVALS:]))
 
 
 def _ranges_after_seek(first: int, last: int, target: int, index: MessageIndex) -> list[Range]:
-    """Return ``first..last`` as settled before the target and as waiting from it on."""
+    """Return ``first..last`` as settled before the target, waiting after it.
+
+    The target itself waits.
+    """
     pieces = [
         (first, min(last, target - 1), SETTLED, None),
         (max(first, target), last, WAITING, 0),
@@ -132,7 +138,10 @@ def _ranges_after_seek(first: int, last: int, target: int, index: MessageIndex) 
 def unsettled_ranges(
     ledger: Ledger, index: MessageIndex, last: int, but: Sequence[str] = (SETTLED, ROUTING)
 ) -> Iterable[Range]:
-    """Yield the ranges up to `last` that are in none of some states, with unread messages."""
+    """Yield the ranges up to `last` that are in no excluded state.
+
+    `but` has the excluded states. The unread messages are one range.
+    """
     for r in ledger.ranges_at(list(ledger.overlapping(0, last))):
         if r.state not in but:
             piece = r.slice(r.first, min(r.last, last), index)
@@ -149,9 +158,10 @@ def settle_lost(
     event: str = "lost",
     but: Sequence[str] = (SETTLED, ROUTING, LEASED),
 ) -> tuple[Ledger, int]:
-    """Settle the messages up to a trim horizon as lost, because their data may be gone.
+    """Settle the messages up to a trim horizon as lost.
 
-    Leased messages stay, because their holder may have read them. They are lost if they fail.
+    Their data may be gone. Leased messages stay, because their holder may have read them. They are
+    lost if they fail.
 
     Returns
     -------

@@ -1,6 +1,6 @@
-"""Say which bands the messages of an index are in.
+"""Find the bands of the messages of an index.
 
-Files never change, so what was found once is remembered.
+Files never change, so each result is remembered.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class BandIndex:
 
     def bands_in(self, first: int, last: int) -> int:
         """Return the set of the bands of the messages in ``first..last``."""
-        # Files never change, and each lease asks for the same ranges again.
+        # Files never change, and each lease needs the same ranges again.
         found = self._sets.get((first, last))
         if found is None:
             found = 0
@@ -60,7 +60,7 @@ class BandIndex:
     def bands_of(
         self, firsts: Sequence[int], lasts: Sequence[int], rows: Sequence[int]
     ) -> list[int]:
-        """Return the set of the bands of each of some rows of a ledger.
+        """Return the set of bands of each of some ledger rows.
 
         Parameters
         ----------
@@ -76,12 +76,18 @@ class BandIndex:
         return cast(list[int], found)
 
     def banded_pieces(self, first: int, last: int) -> Iterator[tuple[int, FileBands, int, int]]:
-        """Yield each file's first sequence, its bands, and the first and last row in it."""
+        """Yield each file's first sequence, bands, and its rows in the range.
+
+        The rows are the first and the last one.
+        """
         for at, begins, low, high in self._pieces(first, last):
             yield begins, self._bands_at(at), low, high
 
     def _pieces(self, first: int, last: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield the place of each file, its first sequence, and the first and last row in it."""
+        """Yield each file's place, first sequence, and its rows in the range.
+
+        The rows are the first and the last one.
+        """
         firsts, rows = self.files.firsts, self.files.rows
         low = max(0, bisect_right(firsts, first) - 1)
         for at in range(low, bisect_left(firsts, last + 1)):
@@ -103,7 +109,7 @@ class BandIndex:
         return found
 
     def priorities_after(self, seq: int) -> int:
-        """Return the set of the priorities of the files that end after a sequence."""
+        """Return the priorities of the files that end after a sequence."""
         found = 1
         for at in range(max(0, bisect_right(self.files.prioritised, seq) - 1), self._prioritised()):
             if self.files.last_of(self.files.prioritised[at]) > seq:
@@ -114,9 +120,9 @@ class BandIndex:
         return len(self.files.prioritised)
 
     def files_with(self, priority: int, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Yield the first and last sequence of files in ``first..last`` with a priority.
+        """Yield the bounds of files in ``first..last`` with a priority.
 
-        The files of priority 0 are all files.
+        The bounds are the first and the last sequence. The files of priority 0 are all files.
         """
         if priority:
             files = self.files

@@ -1,4 +1,4 @@
-"""Select the messages of a lease by priority, and in the order of keys.
+"""Select the messages of a lease by priority and order of keys.
 
 The rules of :mod:`spark_mq.ledger.acquisition` hold within each priority: due work first,
 isolation, last attempts. In an ordered group only messages of open bands count as due, see
@@ -38,13 +38,13 @@ __all__ = ["BandedAcquisition", "has_priorities"]
 
 
 def has_priorities(ledger: Ledger, index: MessageIndex) -> bool:
-    """Return whether messages that may not be settled have a priority above 0."""
+    """Return whether unsettled messages may have a priority above 0."""
     return index.priorities_after(ledger.head.ack_floor) != 1
 
 
 @dataclass(slots=True)
 class _Level:
-    """What may be leased of one priority."""
+    """The messages of one priority that may be leased."""
 
     bands: int
     head: Head | None
@@ -55,7 +55,7 @@ class _Level:
 
 
 class BandedAcquisition(Acquisition):
-    """One acquisition by bands: what is due of each priority, and the limits."""
+    """One acquisition by bands, with due messages by priority and limits."""
 
     due: BandedRanges
     find_due = BandedRanges
@@ -90,7 +90,10 @@ class BandedAcquisition(Acquisition):
         self._available = self._find_available()
 
     def _find_available(self) -> dict[int, int]:
-        """Return the bands of each due row that a lease could begin with."""
+        """Return the available bands of each due row.
+
+        A lease could begin with them.
+        """
         found, is_open = dict[int, int](), self._is_open
         due = set(self.due.rows())
         if not due:
@@ -107,7 +110,7 @@ class BandedAcquisition(Acquisition):
         return found
 
     def acquire(self) -> tuple[Ledger, Grant] | None:
-        """Lease the messages whose turn it is. Return None if there are none."""
+        """Lease the messages whose turn it is, or return None."""
         priorities = self.index.priorities_after(self.ledger.head.ack_floor)
         passes_over = False
         for priority in range(priorities.bit_length() - 1, -1, -1):
@@ -124,7 +127,10 @@ class BandedAcquisition(Acquisition):
         return self._finish(passes_over) if self._walk.taken else None
 
     def nothing(self, blocked: str) -> Grant:
-        """Return a grant without messages, and why nothing can be leased without the owner."""
+        """Return a grant without messages.
+
+        It has a reason if nothing can be leased until the owner acts.
+        """
         if not self._ordered:
             return super().nothing(blocked)
         ledger = self.ledger
@@ -209,7 +215,7 @@ class BandedAcquisition(Acquisition):
                 add_scheduled(editor, piece, skipped)
 
     def _scheduled(self, skipped: Range) -> Iterable[Range]:
-        """Yield skipped messages as waiting, each until it is due, or as expired."""
+        """Yield skipped messages as waiting until they are due, or as expired."""
         cutoff = due_cutoff(self.now, self.request)
         found = split_by_time(skipped, self.index, self.now, cutoff)
         for r in found.due:

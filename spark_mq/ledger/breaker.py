@@ -1,8 +1,9 @@
-"""Stop a group whose handler fails for every message: the breaker, and the owner's pause.
+"""Stop a group whose handler fails for every message.
 
 The breaker opens after several leases of different messages failed in a row. Then the group
 grants one lease of one message at a time, the probe. An ack or a reject of the probe closes the
-breaker. A failure of the probe makes the next wait longer.
+breaker. A failure of the probe makes the next wait longer. The owner can stop the group, too, by a
+pause.
 """
 
 from __future__ import annotations
@@ -77,7 +78,10 @@ class Breaker:
         return self.why(rules)
 
     def why(self, rules: GroupSettings) -> str:
-        """Return why the group is paused or its breaker open, or an empty string."""
+        """Return why the group is stopped, or an empty string.
+
+        A pause or an open breaker stops it.
+        """
         if self.paused_at is not None:
             reason = f": {self.pause_reason}" if self.pause_reason else ""
             return f"paused since {_at(self.paused_at)}{reason}"

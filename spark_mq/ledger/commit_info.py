@@ -16,7 +16,7 @@ _LISTS: Final = (
     ("worker_id", ","),
     ("user", ","),
 )
-"""The items that list several values, each with what separates them."""
+"""The items that list several values, each with its separator."""
 
 
 def join_commit_info(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Hold the list of published data files in columns.
 
 A file costs about 100 bytes here, most of them for its path. Numbers are in arrays that bisect can
-search. Paths are in one Arrow array, with those of the last files beside it.
+search. Paths are in one Arrow array, and those of the last files are in a list.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class FileList(Sequence[DataFile]):
         return DeliveryTimes(self._times, start, self._run_ends[at], rows, bounds)
 
     def bands_of(self, first: int) -> str:
-        """Return the bands of the file with this first sequence, or an empty text."""
+        """Return the bands of the file that begins at `first`, or ""."""
         at = bisect_left(self.banded, first)
         known = at < len(self.banded) and self.banded[at] == first
         return self._bands[at] if known else ""
@@ -229,7 +229,7 @@ class FileList(Sequence[DataFile]):
         self.total = total
 
     def _drop_partial(self) -> None:
-        """Drop what an interrupted call has added."""
+        """Drop the values that an interrupted call has added."""
         count = len(self.firsts)
         if len(self.before) > count:
             for column in (self.before, self.rows, self.sizes, self.committed_at):
@@ -247,7 +247,7 @@ class FileList(Sequence[DataFile]):
         self.total = self.before[-1] + self.rows[-1] if count else self._before_all
 
     def tail(self, start: int) -> FileList:
-        """Return the files from a place on, in a list of its own."""
+        """Return the files from a place on as a new list."""
         kept = FileList(self.before[start] if start < len(self) else self.total)
         first = self.firsts[start] if start < len(self) else 0
         low = bisect_left(self.timed, first)

@@ -1,8 +1,8 @@
-"""Remember the ids of recent publishes, so that a second publish of an id is noticed.
+"""Remember the ids of recent publishes to find duplicates.
 
 Each commit with ids has a block. A block holds the ids of its commit. It also takes over the blocks
-before it that are no larger, without what has expired. So there are few blocks, and each id is
-written a few times only.
+before it that are no larger, without expired ids. So there are few blocks, and each id is written a
+few times only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["NO_IDS", "BlockRef", "IdBlock", "IdWindow"]
 
 @dataclass(frozen=True, slots=True)
 class BlockRef:
-    """Where a block is, and how old it is.
+    """The place and the age of a block.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ class IdWindow:
         now
             The time of the publish.
         since
-            What was published at this time or before is forgotten.
+            Ids published at this time or before are forgotten.
         """
         own = dict.fromkeys(fresh, now)
         older = [block for block in self.blocks if block.ref.newest > since]

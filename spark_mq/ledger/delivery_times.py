@@ -1,6 +1,6 @@
 """Hold the times of a file's messages in columns.
 
-A message with times of its own costs 24 bytes here. Python objects would cost ten times as much.
+A message with its own times costs 24 bytes here. Python objects would cost ten times as much.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TimedRun = tuple[int, int | None, int | None]
 """Number of rows, their deliver_at and their expires_at, in microseconds or None."""
 
 NO_TIME: Final = -(2**63)
-"""Stands for None in a column of times."""
+"""None in a column of times."""
 
 Bounds = tuple[int, int, int]
 """The least and the greatest deliver_at, and the least expires_at or NO_TIME."""
@@ -60,7 +60,10 @@ class TimeColumns:
         return kept
 
     def bounds(self, start: int, end: int) -> Bounds:
-        """Return the least and greatest deliver_at and the least expires_at of some runs."""
+        """Return the bounds of the times of some runs.
+
+        They are the least and greatest deliver_at and the least expires_at.
+        """
         due = self.deliver_at[start:end]
         if NO_TIME in due:  # a message without one counts as 0
             due = array("q", (0 if at == NO_TIME else at for at in due))
@@ -69,7 +72,7 @@ class TimeColumns:
 
 
 class DeliveryTimes:
-    """The times of a file's messages, as runs of rows with equal times.
+    """The times of a file's messages, in runs of equal times.
 
     The object is a view of columns that it may share with other files.
 
@@ -131,7 +134,10 @@ class DeliveryTimes:
         )
 
     def between(self, first: int, last: int) -> Iterator[tuple[int, int, int | None, int | None]]:
-        """Yield ``(first, last, deliver_at, expires_at)`` of the runs in some rows, from 0."""
+        """Yield ``(first, last, deliver_at, expires_at)`` of runs in some rows.
+
+        Rows count from 0.
+        """
         columns, starts = self._columns, self._columns.starts
         low = bisect_right(starts, first, self._start, self._end) - 1
         high = bisect_right(starts, last, self._start, self._end)

@@ -1,4 +1,4 @@
-"""Edit a ledger: remove ranges, add their pieces, build the next ledger."""
+"""Edit a ledger by removing ranges and adding their pieces."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ END_REASONS: Final = {name: name for name in _OWN_NAMES} | {"routed": "dead_lett
 """The outcome of messages, by the event that settled them. Any other event dropped them."""
 
 _MANY: Final = 8
-"""From so many added ranges on, one look at all their neighbours is faster."""
+"""For this many added ranges, one look at all their neighbours is faster."""
 
 _first_of: Final = attrgetter("first")
 _Span = tuple[int, int, int]
@@ -110,7 +110,10 @@ class LedgerEditor:
         self._events.append((event, r))
 
     def build(self) -> Ledger:
-        """Return the next ledger: sorted, with equal neighbours joined."""
+        """Return the next ledger.
+
+        It is sorted, and equal neighbours are joined.
+        """
         if not self.changed:
             return self.ledger
         merged = self._merge()
@@ -128,7 +131,7 @@ class LedgerEditor:
         return ended
 
     def _raise_floor(self, head: LedgerHeader, merged: list[Range]) -> LedgerHeader:
-        """Move a settled range at the start of the ledger below the floor."""
+        """Drop a settled first range by raising the floor."""
         ledger, lowest = self.ledger, None
         kept = next((row for row in range(ledger.size) if row not in self._removed), None)
         if kept is not None and (not merged or ledger.first_sequences[kept] < merged[0].first):
@@ -144,7 +147,7 @@ class LedgerEditor:
         )
 
     def _merge(self) -> list[Range]:
-        """Join the added ranges with each other and with equal neighbours in the ledger."""
+        """Join the added ranges and equal neighbours in the ledger."""
         firsts = self.ledger.first_sequences
         out: list[tuple[Range, _Span]] = []  # each range is made once, after its span is known
         added = sorted(self._added, key=_first_of)
@@ -169,11 +172,11 @@ class LedgerEditor:
         return [_with_span(piece, span) for piece, span in out]
 
     def _look_around(self, added: Sequence[Range]) -> None:
-        """Read the rows before and after many added ranges at once."""
+        """Read the rows before and after many added ranges in one pass."""
         ledger, firsts = self.ledger, self.ledger.first_sequences
         if ledger.rows is not None or len(added) < _MANY:
             return
-        near: dict[int, set[str]] = {}  # the states of the ranges beside a row
+        near: dict[int, set[str]] = {}  # the states of the neighbouring ranges
         for piece in added:
             near.setdefault(bisect_left(firsts, piece.first) - 1, set()).add(piece.state)
             near.setdefault(bisect_left(firsts, piece.last + 1), set()).add(piece.state)
@@ -185,13 +188,13 @@ class LedgerEditor:
         self._near = dict(zip(alike, ledger.ranges_at(alike), strict=True))
 
     def _first_kept(self, rows: range) -> int | None:
-        for row in rows:  # a plain loop: it runs twice for each added range
+        for row in rows:  # A plain loop, because it runs twice for each added range.
             if row not in self._removed:
                 return row
         return None
 
     def _join_row(self, row: int, piece: Range, span: _Span) -> _Span:
-        """Return the span joined with an unchanged row, if both are in the same state."""
+        """Return the span with an unchanged row, if their states are equal."""
         ledger = self.ledger
         # Most neighbours differ in state, and settled ranges have no other detail.
         # Both cases need no Range object.
@@ -223,13 +226,16 @@ class LedgerEditor:
         between = table.slice(start, stop - start).filter(kept)
         if merged:
             between = pa.concat_tables([between, to_table(merged)]).combine_chunks()
-            # sort_by would start a query with threads of its own.
+            # sort_by would start a query with its own threads.
             between = between.take(pc.sort_indices(between["first"]))
         return pa.concat_tables([table.slice(0, start), between, table.slice(stop)])
 
 
 def _as_event(piece: Range, before: Range) -> Range:
-    """Return what an event shows: the new state, and the lease that the range had or has."""
+    """Return a range as its event shows it.
+
+    It has the new state, and the lease that the range had or has.
+    """
     if piece.state == SETTLED and piece.reason is None:
         if (before.first, before.last) == (piece.first, piece.last):
             return before._replace(state=SETTLED)

@@ -22,9 +22,9 @@ def extend(
     *,
     ordered_at: int | None = None,
 ) -> tuple[Ledger, SettleOutcome]:
-    """Move the deadline of a lease or of some of its messages, never to an earlier time.
+    """Move the deadline of a lease or of some of its messages.
 
-    Expired messages that no other lease took are leased again.
+    It never moves to an earlier time. Expired messages that no other lease took are leased again.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def extend(
 
 
 def _common(some: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
-    """Return what is in both of two sets."""
+    """Return the intersection of two sets of intervals."""
     return subtract(some, subtract(some, others))
 
 

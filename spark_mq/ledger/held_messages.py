@@ -1,4 +1,4 @@
-"""Walk over the messages that a lease holds, and report those that it does not hold."""
+"""Walk over a lease's messages, and report messages it does not hold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["HeldMessages", "SettleOutcome", "why_lost"]
 
 @dataclass(slots=True)
 class SettleOutcome:
-    """What a command did."""
+    """The outcome of a command."""
 
     settled: int = 0
     """Messages that the command settled."""
@@ -35,13 +35,16 @@ class SettleOutcome:
     """Messages that the late command did not settle, because their expiry ended them first."""
 
     def add_lost(self, first: int, last: int, reason: str) -> None:
-        """Add lost sequences, joined with the last ones if the reason is the same."""
+        """Add lost sequences.
+
+        They are joined with the last ones if the reason is the same.
+        """
         if self.lost and self.lost[-1][1] + 1 == first and self.lost[-1][2] == reason:
             first = self.lost.pop()[0]
         self.lost.append((first, last, reason))
 
     def add(self, r: Range, became: Range) -> None:
-        """Count a range that was settled, and what became of it."""
+        """Count a settled range, and its outcome."""
         self.settled += r.message_count
         self.ranges.append((r.first, r.last))
         self.states[became.state] = self.states.get(became.state, 0) + r.message_count
@@ -51,7 +54,7 @@ class SettleOutcome:
 
 
 class HeldMessages:
-    """The messages that a lease holds, and a change of some of them.
+    """The messages that a lease holds, with changes of some.
 
     It splits the ranges at the ends of the intervals.
 
@@ -74,7 +77,7 @@ class HeldMessages:
         self.editor = LedgerEditor(ledger)
         self.outcome = SettleOutcome()
         self._whole = whole
-        self._rest: dict[int, Range] = {}  # by row: the part after the last split
+        self._rest: dict[int, Range] = {}  # The part after the last split, by row.
 
     def apply(self, r: Range) -> None:
         """Apply the change to a range that the lease holds."""

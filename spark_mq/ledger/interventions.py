@@ -1,4 +1,7 @@
-"""Change single messages for the group's owner, without a lease: discard, retry, make dead."""
+"""Change single messages for the group's owner, without a lease.
+
+The owner may discard them, retry them or make them dead.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +39,14 @@ _EVENTS: Final = {DISCARD: "discarded", RETRY_NOW: "retried", DEAD_LETTER: "made
 
 @dataclass(slots=True)
 class Intervention:
-    """What an owner's change did."""
+    """The outcome of an owner's change."""
 
     changed: int = 0
     """Messages in another state now, or due earlier."""
     ranges: list[Interval] = field(default_factory=list)
     """Their sequences."""
     held: list[tuple[int, int, str]] = field(default_factory=list)
-    """``(first, last, who)`` of messages that must not change. Then nothing was changed."""
+    """``(first, last, who)`` of messages that must not change. With any, nothing was changed."""
 
 
 def intervene(
@@ -57,7 +60,7 @@ def intervene(
     force: bool = False,
     ordered: bool = False,
 ) -> tuple[Ledger, Intervention]:
-    """Change the unsettled messages of some intervals, also if others leased them.
+    """Change the unsettled messages of some intervals, leased ones too.
 
     Messages that a lease holds are refused, unless it is forced. Then the lease loses them.
     Messages in routing are always refused.
@@ -71,8 +74,8 @@ def intervene(
     now
         The current time in microseconds.
     how
-        DISCARD settles them. RETRY_NOW makes them due now; dead and blocked ones start with counts
-        from zero. DEAD_LETTER makes them dead.
+        DISCARD settles them. RETRY_NOW makes them due now. Dead and blocked ones then start with
+        counts from zero. DEAD_LETTER makes them dead.
     intervals
         Sequences, inclusive.
     error
@@ -86,7 +89,7 @@ def intervene(
     Returns
     -------
     tuple of Ledger and Intervention
-        The next ledger and what changed.
+        The next ledger and the outcome.
     """
     change = _Change(ledger, index, now, how, intervals=normalise(intervals), error=error)
     change.done.held = list(change.held(force))
@@ -127,7 +130,7 @@ class _Change:
         """The leases that messages were taken from."""
 
     def held(self, force: bool) -> Iterator[tuple[int, int, str]]:
-        """Yield the messages that must not change, and who has them."""
+        """Yield the messages that must not change, and their holders."""
         for row in self._rows:
             r = self.ledger.range_at(row)
             if r.state == ROUTING or (r.state == LEASED and not force):
@@ -186,7 +189,10 @@ class _Change:
         self.done.ranges.append((r.first, r.last))
 
     def _shown_before(self, r: Range) -> Range:
-        """Return the range as its event shows it: a settled range keeps no reason of its own."""
+        """Return the range as its event shows it.
+
+        A settled range keeps no reason.
+        """
         if self.how != DISCARD:
             return r
         return r._replace(reason=REQUESTED, error=self.error or r.error)

@@ -1,6 +1,7 @@
-"""The order of keys in a group: which lanes leases hold, and what must return after a failure.
+"""Keep the order of keys in a group.
 
-Nothing is stored for it. The ranges of the ledger and the bands of the index say it all.
+The module finds the lanes that leases hold, and the messages that must return after a failure.
+Nothing is stored for that. The ranges of the ledger and the bands of the index contain it all.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def is_ordered(index: MessageIndex, rules: GroupSettings) -> bool:
 
 
 def held_lanes(ledger: Ledger, index: MessageIndex) -> int:
-    """Return the set of the lanes of which a lease holds a message."""
+    """Return the lanes of the messages that leases hold."""
     rows = ledger.find((LEASED,))
     sets = set(index.bands_of(ledger.first_sequences, ledger.last_sequences, rows))
     return index.layout.lanes_in(reduce(or_, sets, 0))
@@ -47,7 +48,7 @@ def leases_held(ledger: Ledger) -> int:
 
 
 def claims_on_lanes(ledger: Ledger, index: MessageIndex, lanes: int) -> list[int]:
-    """Return the rows of expired leases that had a message in one of some lanes.
+    """Return the rows of expired leases with a message in some lanes.
 
     Such a lease loses its claim as a whole. Otherwise it could settle or revive messages of a key
     that another lease delivers again.
@@ -78,10 +79,10 @@ def returned(r: Range, now: int) -> Range:
 def return_behind(
     ledger: Ledger, index: MessageIndex, now: int, lease_id: str
 ) -> tuple[Ledger, list[Interval]]:
-    """Return what a lease holds behind an unsettled message of its band.
+    """Return a lease's messages behind an unsettled message of their band.
 
-    A lease that expired for a part, or gave a part back, must not settle later messages of the
-    same keys. They return uncounted, and the lease loses its claim.
+    A part of the lease may have expired, or was given back. Then the lease must not settle later
+    messages of the same keys. They return uncounted, and the lease loses its claim.
 
     Parameters
     ----------

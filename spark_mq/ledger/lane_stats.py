@@ -1,7 +1,7 @@
-"""Count a group's messages by priority and by lane, and find what holds a lane back.
+"""Count a group's messages by priority and by lane.
 
-One pass over the unsettled ranges gives all of it. The pass costs about a microsecond for each run
-of messages in one band, and it ends after a number of runs.
+The count also finds why a lane is held back. One pass over the unsettled ranges gives all of it. It
+costs about a microsecond for each run of messages in one band. It ends after a number of runs.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ READY: Final = "ready"
 DELAYED: Final = "delayed"
 IN_FLIGHT: Final = "in_flight"
 KINDS: Final = (READY, DELAYED, IN_FLIGHT, BLOCKED, DEAD, ROUTING)
-"""What a message can be, for people. The last two hold nothing back."""
+"""The kinds of messages, for people. The last two hold nothing back."""
 _OUT_OF_ORDER: Final = (DEAD, ROUTING)
 
 
 class Holder(StrEnum):
-    """What holds a lane back."""
+    """The reason why a lane is held back."""
 
-    #: Nothing: its first message may be leased.
+    #: Nothing. The lane's first message may be leased.
     NOTHING = ""
     #: A lease holds a message of the lane.
     LEASE = "lease"
@@ -79,7 +79,7 @@ class PriorityStats:
 
 @dataclass(frozen=True, slots=True)
 class LaneStats:
-    """The unsettled messages of one lane, and what holds it back."""
+    """The unsettled messages of one lane, and why it is held back."""
 
     lane: int | None
     """None for messages without a key."""
@@ -104,7 +104,9 @@ class LaneStats:
 
 
 class BandCensus:
-    """The unsettled messages of a group by band, and the first one of each band.
+    """The unsettled messages of a group, by band.
+
+    The census has the first message of each band.
 
     Parameters
     ----------
@@ -154,7 +156,10 @@ class BandCensus:
         return True
 
     def _note(self, kind: str, row: int | None, seq: int, until: int | None, number: int) -> None:
-        """Note a message as the first of its band, and as the first leased one of its lane."""
+        """Note a message if it is the first of its band.
+
+        Also note it if it is the first leased one of its lane.
+        """
         head = _Head(seq, kind, row, until)
         self._heads.setdefault(number, head)
         if kind == IN_FLIGHT:
@@ -221,7 +226,7 @@ class BandCensus:
 
     @cached_property
     def _ranges(self) -> dict[int, Range]:
-        """The ranges of all heads, read at once."""
+        """Return the ranges of all heads, read in one pass."""
         every = (*self._heads.values(), *self._leased.values())
         rows = sorted({one.row for one in every if one.row is not None})
         return dict(zip(rows, self.ledger.ranges_at(rows), strict=True))

@@ -1,4 +1,4 @@
-"""Compare a ledger with the log of messages, and take back what the log does not have.
+"""Compare a ledger with the log, and undo what the log lacks.
 
 A restore may leave ``messages/`` older than ``leases/``. Its next commits get the sequences of
 messages that are gone. So a ledger remembers some data files that it has reached, as marks. A log
@@ -25,7 +25,7 @@ _MAX_MARKS: Final = 8
 
 
 def with_mark(ledger: Ledger, index: MessageIndex) -> Ledger:
-    """Return the ledger with a mark for the newest file that it has reached."""
+    """Return the ledger with a mark for its newest reached file."""
     file = index.last_file_from(ledger.tracked_up_to)
     marks = ledger.head.marks
     if file is None or (marks and marks[-1].first >= file.first):
@@ -35,10 +35,13 @@ def with_mark(ledger: Ledger, index: MessageIndex) -> Ledger:
 
 
 def _thinned(marks: Sequence[LogMark]) -> tuple[LogMark, ...]:
-    """Drop one mark if there are too many. The distances between old marks grow."""
+    """Drop one mark if there are too many.
+
+    The distances between old marks grow.
+    """
     kept = list(marks)
     if len(kept) > _MAX_MARKS:
-        # Sequences, not versions: one commit may have many files.
+        # Sequences, not versions. One commit may have many files.
         firsts = [mark.first for mark in kept]
         newest = firsts[-1]
 

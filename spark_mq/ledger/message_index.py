@@ -1,4 +1,4 @@
-"""The message index: which file of which commit holds which sequences.
+"""Define the message index, from sequences to files of commits.
 
 A message's sequence is ``version << 32 | ordinal``. The version is the Delta commit that added
 it. The ordinal is its row over the commit's ``add`` actions in file order.
@@ -31,7 +31,10 @@ ORDINAL_BITS: Final = 32
 
 
 def sequence(version: int, ordinal: int) -> int:
-    """Return the sequence of a message from its commit and its row, counted from 0."""
+    """Return the sequence of a message from its commit and row.
+
+    Rows count from 0.
+    """
     return version << ORDINAL_BITS | ordinal
 
 
@@ -49,7 +52,7 @@ class FileSlice:
     committed_at: int
     """Microseconds since 1970."""
     size: int
-    """Estimated bytes: the rows' share of the file's size."""
+    """Estimated bytes, by the rows' share of the file's size."""
 
     def part(self, start: int, rows: int) -> FileSlice:
         """Return some rows of the slice. ``start`` counts from the first row of the slice."""
@@ -60,7 +63,7 @@ class FileSlice:
 
 
 class MessageIndex(BandIndex):
-    """All published files in sequence order, but for those that are forgotten.
+    """All published files in sequence order, without forgotten files.
 
     Files that every group has settled and that were trimmed are forgotten, see
     :meth:`without_settled`. ``version`` is the last commit that the index includes.
@@ -74,7 +77,7 @@ class MessageIndex(BandIndex):
     forgotten_to
         The last sequence of the forgotten files, or -1.
     forgotten
-        The number of messages in the forgotten files. They count as if they stood at sequence 0.
+        The number of messages in the forgotten files. They count as messages at sequence 0.
     lanes
         The queue's number of lanes.
     """
@@ -95,7 +98,10 @@ class MessageIndex(BandIndex):
         self.extend(files, version)
 
     def extend(self, files: Iterable[DataFile], version: int) -> None:
-        """Add the files of the commits up to `version`, in order, all or none."""
+        """Add the files of commits up to `version`, in order.
+
+        Either all of them are added or none.
+        """
         new, last = [file for file in files if file.rows], self.last_sequence
         for file in new:
             if file.first <= last:
@@ -105,7 +111,10 @@ class MessageIndex(BandIndex):
         self.version = max(self.version, version)
 
     def extend_columns(self, columns: FileColumns, version: int) -> None:
-        """Add the files of the commits up to `version`, in order and none of them empty."""
+        """Add the files of commits up to `version`, in order.
+
+        None of them is empty.
+        """
         firsts, rows = columns.firsts, columns.rows
         if firsts and firsts[0] <= self.last_sequence:
             raise ValueError(f"files out of order: {firsts[0]} after {self.last_sequence}")
@@ -116,7 +125,7 @@ class MessageIndex(BandIndex):
         self.version = max(self.version, version)
 
     def without_settled(self, up_to: int) -> MessageIndex:
-        """Return the index without the commits that lie at or below a sequence as a whole.
+        """Return the index without commits wholly at or below a sequence.
 
         The last commit with messages stays. The index itself does not change, because other
         threads may use it.
@@ -124,7 +133,7 @@ class MessageIndex(BandIndex):
         Parameters
         ----------
         up_to
-            A sequence up to which every group has settled all, and which was trimmed.
+            A sequence. Every group has settled all messages up to it, and a trim has dropped them.
         """
         start = self._forgettable(up_to)
         if not start:
@@ -135,7 +144,7 @@ class MessageIndex(BandIndex):
         return kept
 
     def _forgettable(self, up_to: int) -> int:
-        """Return how many leading files are those of whole commits up to a sequence."""
+        """Return the number of files in whole commits up to a sequence."""
         files = self.files
         if not files:
             return 0
@@ -143,7 +152,10 @@ class MessageIndex(BandIndex):
         return min(newest, self.count_whole_commits(up_to))
 
     def count_whole_commits(self, up_to: int) -> int:
-        """Return the number of leading files whose commits lie at or below a sequence."""
+        """Return the number of files of commits wholly below a sequence.
+
+        A commit that ends at the sequence counts.
+        """
         files = self.files
         at = bisect_right(files.firsts, up_to)
         if at and self._last_at(at - 1) > up_to:
@@ -213,17 +225,20 @@ class MessageIndex(BandIndex):
         return min(seq, self._last_at(at)) if at >= 0 else None
 
     def first_published_since(self, instant: int) -> int:
-        """Return the first sequence of the first commit at or after an instant.
+        """Return the first sequence published at or after an instant.
 
-        Returns the sequence after the last one if there is no such commit.
+        Without such a commit, return the sequence after the last one.
         """
-        # No bisect: commit times may step back if clocks differ.
+        # No bisect, because commit times may step back if clocks differ.
         pairs = zip(self.files.firsts, self.files.committed_at, strict=False)
         later = (first for first, committed_at in pairs if committed_at >= instant)
         return next(later, self.last_sequence + 1)
 
     def last_of_older(self, instant: int) -> int:
-        """Return the last sequence of the leading files up to a commit time, or -1."""
+        """Return the last sequence of commits up to a time, or -1.
+
+        Only the leading files count, up to the first later one.
+        """
         times = self.files.committed_at
         at = next((at for at, committed_at in enumerate(times) if committed_at > instant), None)
         count = len(self.files.firsts) if at is None else at
@@ -243,7 +258,7 @@ class MessageIndex(BandIndex):
                 yield FileSlice(path, start - begins, rows, start, committed_at, size)
 
     def paths_in(self, first: int, last: int) -> Iterator[tuple[str, int]]:
-        """Yield the path of each file in ``first..last``, and its first sequence in there."""
+        """Yield each file's path in ``first..last``, and its first sequence there."""
         firsts, paths = self.files.firsts, self.files.paths
         low = max(0, bisect_right(firsts, first) - 1)
         for at in range(low, bisect_left(firsts, last + 1)):
@@ -273,12 +288,15 @@ class MessageIndex(BandIndex):
         return self.files[bisect_right(self.files.firsts, seq) - 1]
 
     def last_file_from(self, seq: int) -> DataFile | None:
-        """Return the last file that begins at or before a sequence, or None."""
+        """Return the last file that begins by a sequence, or None."""
         at = bisect_right(self.files.firsts, seq) - 1
         return self.files[at] if at >= 0 else None
 
     def may_have(self, first: int, path: str) -> bool:
-        """Return whether a file has this first sequence and path, or is perhaps forgotten."""
+        """Return whether a file has this first sequence and path.
+
+        A file that may be forgotten counts as one.
+        """
         file = self.last_file_from(first)
         if file is None:
             return first <= self.forgotten_to

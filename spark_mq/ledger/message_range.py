@@ -1,4 +1,4 @@
-"""A range of messages in one state, and tables of ranges."""
+"""Define a range of messages in one state, and tables of ranges."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ __all__ = [
 ]
 
 FLOOR: Final = "floor"
-"""Mark of the stored header row."""
+"""State of the stored header row."""
 EVENT: Final = "event"
-"""Mark of the stored rows that record what a commit did."""
+"""State of the stored rows that record a commit's events."""
 
 _INSTANT = pa.timestamp("us", tz="UTC")
 
@@ -34,7 +34,7 @@ _INSTANT = pa.timestamp("us", tz="UTC")
 class Range(NamedTuple):
     """Messages ``first..last`` (inclusive sequences) in one state. Instants are microseconds."""
 
-    # A named tuple: a settle of single messages makes several ranges for each, and a dataclass
+    # A named tuple. A settle of single messages makes several ranges for each, and a dataclass
     # takes four times as long to make.
 
     first: int
@@ -42,21 +42,28 @@ class Range(NamedTuple):
     state: str
     message_count: int
     lease_id: str | None = None
-    """The lease that holds it. While waiting: the expired lease, if that may still settle.
-    While routing: the routing id."""
+    """The lease that holds it.
+
+    A waiting range has the expired lease, if that may still settle. A routing range has the routing
+    id.
+    """
     worker_id: str | None = None
     leased_at: int | None = None
     expires_at: int | None = None
     lease_size: int | None = None
     """Messages in the lease. A message that was alone in its lease failed by itself.
-    While a suspect waits: the size of the lease that failed."""
+
+    A waiting suspect has the size of the lease that failed.
+    """
     first_leased_at: int | None = None
     first_failed_at: int | None = None
     delivery_count: int = 0
     failure_count: int = 0
     suspect: bool = False
-    """Failed as part of a whole lease, so the culprit is unknown. A lease keeps the value, because
-    a release restores it."""
+    """Failed as part of a whole lease, so the culprit is unknown.
+
+    A lease keeps the value, because a release restores it.
+    """
     available_at: int | None = None
     reason: str | None = None
     """Why the range is dead, blocked or routing."""
@@ -103,7 +110,7 @@ RANGE_SCHEMA: Final = pa.schema([pa.field(name, _TYPES.get(name, pa.string())) f
 
 
 def range_between(index: MessageIndex, first: int, last: int, state: str) -> Range | None:
-    """Return the messages of ``first..last`` as one range in a state, or None without any."""
+    """Return ``first..last`` as one range, or None without messages."""
     low, high = index.first_at_or_after(first), index.last_at_or_before(last)
     if low is None or high is None or not (count := index.count(low, high)):
         return None
@@ -124,7 +131,7 @@ def to_table(ranges: Iterable[Range]) -> pa.Table:
 
 
 def _plain(table: pa.Table) -> list[pa.ChunkedArray]:
-    """Return the columns in the order of Range's fields, with instants as integers."""
+    """Return the columns of Range's fields, with instants as integers."""
     return [table[name].cast(pa.int64()) if name in INSTANTS else table[name] for name in FIELDS]
 
 

@@ -1,4 +1,4 @@
-"""Order the messages that wait: which of them the next lease takes.
+"""Order the waiting messages for the next lease.
 
 Due messages go in the order of sequence. Messages that failed together stay together.
 """
@@ -42,7 +42,7 @@ REST: Final = AcquireKind.REST
 ASSUMED_ATTEMPTS: Final = 5
 """Attempts that isolation assumes for a group without a limit."""
 WHOLE_RETRY_ATTEMPTS: Final = 4
-"""With so many attempts, the first failure of a whole lease is retried whole."""
+"""With this many attempts, the first failure of a whole lease is retried whole."""
 _SUSPECT: Final[Condition] = ("suspect", "=", True)
 _CLEAR: Final[Condition] = ("suspect", "=", False)
 
@@ -103,7 +103,10 @@ class DueRanges:
         return min(heads) if heads else Head(_longest_due(self.ledger, rest), REST)
 
     def rows_after(self, head: Head, limit: int) -> list[int]:
-        """Return the rows that a lease may take after its head, in order."""
+        """Return the rows after a lease's head, in order.
+
+        The lease may take them.
+        """
         rows, suspects = self._rows[head.kind], self._rows[SUSPECT]
         if head.kind == SUSPECT:
             together = set(_failed_together(self.ledger, head.row))
@@ -114,7 +117,7 @@ class DueRanges:
         return rows[bisect_left(rows, head.row) : bisect_left(rows, end)][:limit]
 
     def is_isolation(self, head: Head) -> bool:
-        """Return whether leases like that of the head may go on for long."""
+        """Return whether many leases like that of the head may follow."""
         deliveries = self.ledger.range_at(head.row).delivery_count
         if head.kind != SUSPECT:
             return self.attempts is None and deliveries >= ASSUMED_ATTEMPTS
@@ -123,10 +126,10 @@ class DueRanges:
 
 
 class BandedRanges(DueRanges):
-    """The due ranges of which some cannot begin a lease, because their bands are closed."""
+    """The due ranges, of which closed bands cannot begin a lease."""
 
     def rows(self, kind: AcquireKind | None = None) -> list[int]:
-        """Return the due rows of a kind, or of all kinds, in order."""
+        """Return the due rows of a kind, or all, in order."""
         if kind is not None:
             return self._rows[kind]
         return sorted(row for rows in self._rows.values() for row in rows)
@@ -180,7 +183,7 @@ def _due_rows(
     ledger: Ledger, due: Sequence[Condition], attempts: int | None
 ) -> dict[AcquireKind, list[int]]:
     """Return the waiting rows that are due, by kind, in order."""
-    # The rows of a large ledger take long to list, so the check that there are any does not.
+    # The rows of a large ledger take long to list, so an emptiness check does not list them.
     if WAITING not in ledger.states or ledger.minimum("first", (WAITING,), *due) is None:
         return {SUSPECT: [], LAST: [], REST: []}
     if attempts is None:
@@ -209,7 +212,10 @@ def _longest_due(ledger: Ledger, conditions: Sequence[Condition]) -> int:
 
 
 def _failed_together(ledger: Ledger, head: int) -> list[int]:
-    """Return the waiting rows that failed in the same lease as a head, and as often."""
+    """Return the waiting rows that failed with a head, as often.
+
+    They failed in the same lease.
+    """
     first = ledger.range_at(head)
     names = ("available_at", "delivery_count", "failure_count", "lease_id", "error")
     values = [(name, getattr(first, name)) for name in names]

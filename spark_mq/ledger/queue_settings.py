@@ -41,10 +41,10 @@ class QueueOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """The settings of a queue: see :class:`spark_mq.QueueSettings`. Durations are microseconds.
+    """The settings of a queue, see :class:`spark_mq.QueueSettings`.
 
-    The queue stores its settings as JSON in the description of ``messages/``, because a property
-    change would fail publishers in flight.
+    Durations are microseconds. The queue stores its settings as JSON in the description of
+    ``messages/``. A property change would fail publishers in flight.
     """
 
     group: GroupSettings = _GROUP_DEFAULTS
@@ -70,7 +70,7 @@ class QueueSettings:
     def for_dead_letters(cls, durable: bool = True) -> QueueSettings:
         """Return the settings of a dead-letter queue.
 
-        It has no attempt limit, so it has no dead letters of its own. Nothing is trimmed.
+        It has no attempt limit, so it has no dead letters itself. Nothing is trimmed.
         """
         group = GroupSettings(max_delivery_attempts=None)
         return cls(group, 36500 * 86_400 * SECOND, dead_letter_path=".", durable=durable)
@@ -138,9 +138,9 @@ class QueueSettings:
         )
 
     def default_times(self, now: int) -> dict[str, int]:
-        """Return the default deliver_at and expires_at of a publish at `now`, in microseconds.
+        """Return the default deliver_at and expires_at of a publish.
 
-        A time without a default is left out.
+        They are in microseconds, for a publish at `now`. A time without a default is left out.
         """
         after = {"deliver_at": self.delivery_delay, "expires_at": self.message_ttl}
         return {name: now + duration for name, duration in after.items() if duration is not None}

@@ -1,4 +1,7 @@
-"""Replay a stream's batch: move what a dead runner holds to a new lease."""
+"""Replay a stream's batch by moving its messages to a new lease.
+
+The messages are those that a dead runner holds.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ __all__ = ["replay_batch", "return_to_group", "rows_held_by_batch"]
 def rows_held_by_batch(ledger: Ledger, prefix: str) -> list[int]:
     """Return the rows that a stream's batch holds.
 
-    Each runner of the stream has a lease id of its own: ``stream/n/runner``. So the ids of a
-    batch share the prefix ``stream/n/``.
+    Each runner of the stream has another lease id, ``stream/n/runner``. So the ids of a batch share
+    the prefix ``stream/n/``.
     """
     return ledger.find((LEASED, WAITING), ("lease_id", "starts with", prefix))
 
@@ -39,7 +42,7 @@ def replay_batch(
     granted_before: bool,
     index: MessageIndex | None = None,
 ) -> tuple[Ledger, list[Range]]:
-    """Replay a batch: move what it holds to a new lease, counted as a delivery.
+    """Replay a batch as a new lease, counted as a delivery.
 
     Some messages return to the group without a lease. These are all messages of a
     batch that was replayed before, and messages without attempts. A message on its last attempt
@@ -122,9 +125,9 @@ def _failed_by_itself(r: Range) -> bool:
 
 
 def return_to_group(r: Range, now: int, rules: GroupSettings) -> Range:
-    """Return a range of a dead batch to its group, due at once, or apply its limit.
+    """Return a dead batch's range to its group, or apply its limit.
 
-    It is suspect unless its message was alone in the batch.
+    A returned range is due immediately. It is suspect unless its message was alone in the batch.
     """
     r = with_failure(r, now) if r.state == LEASED else r
     error = r.error or _death_error(r)

@@ -1,4 +1,4 @@
-"""Freeze ranges for the copy to another queue, and settle them after it.
+"""Freeze ranges for a copy to another queue, and settle them.
 
 A routing id identifies one copy. Only the routing id gives the right to settle its ranges.
 """
@@ -62,7 +62,7 @@ def freeze_dead(
 def freeze(
     ledger: Ledger, index: MessageIndex, routing_id: str, intervals: Sequence[Interval]
 ) -> tuple[Ledger, int]:
-    """Freeze the waiting and unread messages of some intervals under a routing id.
+    """Freeze waiting and unread messages of intervals under a routing id.
 
     Unread messages below the last interval enter the ledger as waiting.
 
@@ -89,7 +89,7 @@ def freeze(
 def _waiting_or_unread(
     editor: LedgerEditor, index: MessageIndex, wanted: Sequence[Interval]
 ) -> list[Range]:
-    """Remove the waiting ranges in some intervals, and return them with the unread range."""
+    """Remove waiting ranges of some intervals. Return them with the unread range."""
     ledger = editor.ledger
     rows = sorted({row for first, last in wanted for row in ledger.overlapping(first, last)})
     found = editor.remove([row for row in rows if ledger.state_at(row) == WAITING])

@@ -1,8 +1,9 @@
-"""Apply the times of messages: no delivery before ``deliver_at`` or after ``expires_at``.
+"""Apply the times ``deliver_at`` and ``expires_at`` of messages.
 
-Files without such times cost nothing. A run of delayed messages in one file is one range. It is
-due at the least of their times, and the next operation then splits it.
-Expired messages are settled with the outcome "expired" when a lease would take them.
+Nothing is delivered before the first or after the second. Files without such times cost nothing.
+A run of delayed messages in one file is one range. It is due at the least of their times, and the
+next operation then splits it. Expired messages are settled with the outcome "expired" when a lease
+would take them.
 """
 
 from __future__ import annotations
@@ -77,7 +78,10 @@ def split_by_time(r: Range, index: MessageIndex, now: int, cutoff: int) -> TimeS
 
 
 def was_due(r: Range) -> bool:
-    """Return whether messages were due before: they were delivered, or made due by the owner."""
+    """Return whether messages were due before.
+
+    They were if they were delivered, or made due by the owner.
+    """
     return r.delivery_count > 0 or r.reason is not None
 
 
@@ -107,7 +111,10 @@ _TimeSpan = tuple[str, int, int, int | None]
 
 
 def _spans(part: Range, index: MessageIndex, now: int, cutoff: int) -> list[_TimeSpan]:
-    """Join the runs of a piece of one file into spans of one kind: due, later or expired."""
+    """Join the runs of a file's piece into spans of one kind.
+
+    A span is due, later or expired.
+    """
     file = index.file_at(part.first)
     assert file.times is not None
     spans: list[_TimeSpan] = []
@@ -132,7 +139,10 @@ def add_scheduled(editor: LedgerEditor, piece: Range, before: Range) -> None:
 
 
 def _append(pieces: list[Range], piece: Range, index: MessageIndex) -> None:
-    """Append a piece, or extend the last one if they touch and are due at once."""
+    """Append a piece, or extend the last one.
+
+    It extends the last one if they touch and both are due now.
+    """
     last = pieces[-1] if pieces else None
     if (
         last is not None
@@ -186,10 +196,10 @@ def _rows_with_times(ledger: Ledger, index: MessageIndex, rows: list[int]) -> li
 
 
 def settle_expired_unread(ledger: Ledger, index: MessageIndex, now: int) -> Ledger:
-    """Settle expired unread messages and add delayed ones, before the first one that is due.
+    """Settle expired unread messages, up to the first due one.
 
-    A lease does the same. The sweep calls this for groups without leases, so that they stay
-    cheap to read and the trim can go on.
+    Delayed messages before that are added. A lease does the same. The sweep calls this for groups
+    without leases. So they stay cheap to read, and the trim can advance.
     """
     editor = LedgerEditor(split_due(ledger, index, now, now))
     first = index.first_at_or_after(ledger.tracked_up_to + 1)

@@ -77,7 +77,10 @@ _NULLABLE: Final = ("max_delivery_attempts", "breaker_threshold")
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """How a group delivers: see :class:`spark_mq.GroupSettings`. Durations are microseconds."""
+    """The delivery settings of a group, see :class:`spark_mq.GroupSettings`.
+
+    Durations are microseconds.
+    """
 
     visibility_timeout: int = 60 * SECOND
     max_delivery_attempts: int | None = 5
@@ -98,7 +101,10 @@ class GroupSettings:
     order: str = "none"
 
     def check_order(self, lanes: int) -> None:
-        """Raise InvalidOption if a queue with so many lanes cannot keep the order of keys."""
+        """Raise InvalidOption if a queue's lanes cannot keep the order.
+
+        The order is that of keys.
+        """
         if self.order == "key" and not lanes:
             raise InvalidOption(
                 f"order='key' needs lanes: the queue has none. {CREATE_WITH_LANES} and publish the "
@@ -137,9 +143,9 @@ class GroupSettings:
         return limit if limit is None or own else max(2, limit)
 
     def attempts_before_isolation(self, reserved_attempts: int = 0) -> int | None:
-        """Return the delivery on which a failing message must be alone, or None.
+        """Return the delivery on which a failing message must be alone.
 
-        `reserved_attempts` is the number of deliveries to reserve for replays.
+        None: there is none. `reserved_attempts` is the number of deliveries to reserve for replays.
         """
         attempts = self.max_delivery_attempts
         limits = [
@@ -210,7 +216,7 @@ class GroupSettings:
 
 
 def _unknown_setting(name: str, known: list[str]) -> str:
-    """Return the error text for a name that is no setting of a group."""
+    """Return the error text for an unknown setting of a group."""
     if name in SETTINGS_OF_QUEUES:
         return (
             f"{name!r} is a setting of the queue: use {CONFIGURE_QUEUE}. "
@@ -222,7 +228,7 @@ def _unknown_setting(name: str, known: list[str]) -> str:
 
 
 class GroupOptions(TypedDict, total=False):
-    """Settings of a group as a user gives them, except the two most common ones."""
+    """A user's settings of a group, without the two most common."""
 
     on_exhausted: str
     clock_skew: Duration

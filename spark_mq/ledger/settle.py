@@ -1,7 +1,7 @@
-"""Settle the messages of a lease: ack, nack, reject and release.
+"""Settle the messages of a lease by ack, nack, reject or release.
 
-The lease id is the right to settle. A lease may settle after its deadline what no other lease
-holds. See :func:`settle`.
+The lease id is the right to settle. After its deadline, a lease may settle messages that no other
+lease holds. See :func:`settle`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _EVENTS: Final = {ACK: "acked", NACK: "nacked", REJECT: "rejected", RELEASE: "re
 
 @dataclass(frozen=True, slots=True)
 class SettleCommand:
-    """What to do with a lease, or with some messages of it."""
+    """A command for a lease, or for some of its messages."""
 
     verb: str
     """ACK, NACK, REJECT or RELEASE."""
@@ -62,8 +62,10 @@ class SettleCommand:
     whole: bool = False
     """The intervals are the whole lease and name no message, so a nack knows no culprit."""
     delay: int | None = None
-    """Microseconds until nacked or released messages are due. None: a nack takes the group's retry
-    policy, and a release makes them due at once."""
+    """Microseconds until nacked or released messages are due.
+
+    Without it a nack takes the group's retry policy, and a release makes them due immediately.
+    """
     error: str | None = None
     """The failure as text. It is truncated."""
     reason: str = REJECTED
@@ -88,8 +90,8 @@ def settle(
     claim. So it does the same if another operation has expired them before. Messages that are
     settled already, by any lease, are counted and stay as they are.
 
-    In an ordered group, a nack or release of some messages returns the later messages of their
-    keys too, uncounted.
+    In an ordered group, a nack or release of some messages also returns the later messages of their
+    keys, uncounted.
 
     Parameters
     ----------
@@ -102,12 +104,12 @@ def settle(
     rules
         The group's settings.
     command
-        What to do.
+        The command.
 
     Returns
     -------
     tuple of Ledger and SettleOutcome
-        The next ledger, and what the command did. ``lost`` lists all other sequences.
+        The next ledger, and the outcome. ``lost`` lists all other sequences.
     """
     ordered = rules.order == "key" and is_ordered(index, rules)
     if ordered and _has_expired_part(ledger, command.lease_id):
@@ -121,7 +123,7 @@ def settle(
 
 
 def _has_expired_part(ledger: Ledger, lease_id: str) -> bool:
-    """Return whether a part of a lease has expired, and another part has not."""
+    """Return whether only a part of a lease has expired."""
     own = ("lease_id", "=", lease_id)
     return bool(ledger.find((WAITING,), own)) and bool(ledger.find((LEASED,), own))
 
@@ -162,7 +164,7 @@ class _Settling(HeldMessages):
             return
         if self._succeeds:
             self._close_breaker(r)
-        # Computed once for all pieces of a range: the result depends on its state only.
+        # Computed once for all pieces of a range, because the result depends on its state only.
         if self._last is None or self._result is None or not r.same_state_as(self._last):
             self._result = self._after(r)
         self._last = r

@@ -25,7 +25,10 @@ __all__ = [
 
 
 class State(StrEnum):
-    """The delivery state of a range. The package docstring shows who moves a range on."""
+    """The delivery state of a range.
+
+    The package docstring shows the operations that change it.
+    """
 
     #: Published and not yet in the ledger. Only ranges outside a ledger have this state.
     UNREAD = "unread"

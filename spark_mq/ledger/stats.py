@@ -27,7 +27,7 @@ class GroupStats(Record):
     unread: int
     """Due now and never leased."""
     delayed: int
-    """Due later: by deliver_at, or after a nack."""
+    """Due later, by deliver_at or after a nack."""
     in_flight: int
     """Held by a lease."""
     dead: int

@@ -13,7 +13,7 @@ __all__ = ["fitting_bytes", "limit_bytes", "take_unread", "take_waiting"]
 def take_waiting(
     editor: LedgerEditor, rows: list[int], limit: int, upto: int | None, index: MessageIndex
 ) -> list[Range]:
-    """Take up to `limit` messages from rows that begin at or before `upto`.
+    """Take up to `limit` messages from rows that begin by `upto`.
 
     The rest of the last row stays in the ledger.
     """
@@ -37,9 +37,10 @@ def take_waiting(
 def take_unread(
     ledger: Ledger, index: MessageIndex, *, limit: int, end: int, now: int, cutoff: int
 ) -> tuple[TimeSplit, int]:
-    """Return the first unread messages up to `end`, with up to `limit` that are due.
+    """Return the first unread messages up to `end`.
 
-    The second value is the last sequence that was looked at. No other message up to it is due.
+    Up to `limit` of them are due. The second value is the last sequence of the search. No other
+    message up to it is due.
     """
     out, first, reach = TimeSplit(), index.first_at_or_after(ledger.tracked_up_to + 1), -1
     while limit > 0 and first is not None and first <= end:
@@ -95,9 +96,9 @@ def fitting_bytes(taken: list[Range], index: MessageIndex, max_bytes: int) -> li
 
 
 def _fit_bytes(r: Range, index: MessageIndex, max_bytes: int) -> tuple[int, int]:
-    """Return how many of the first messages fit, and the bytes that remain.
+    """Return how many messages fit, and the bytes that remain.
 
-    It goes by file, because their message sizes differ.
+    It counts from the first message. It goes by file, because their message sizes differ.
     """
     fits = 0
     for piece in index.slices(r.first, r.last):

@@ -40,8 +40,8 @@ def expire_leases(
 ) -> Ledger:
     """Expire leases and apply limits, except for the leases in `keep`.
 
-    An expired range waits and is due at once, unless it is past a limit. It is suspect unless its
-    message was alone in the lease.
+    An expired range waits and is due immediately, unless it is past a limit. It is suspect unless
+    its message was alone in the lease.
     A lowered limit applies to waiting ranges before their next delivery.
     Blocked ranges become dead or settled if the group no longer blocks.
 
@@ -91,7 +91,7 @@ def expire_leases(
 def record_expired_leases(
     editor: LedgerEditor, leased: Iterable[Range], rules: GroupSettings
 ) -> None:
-    """Count each expired lease in the breaker, in the order of the deadlines.
+    """Count each expired lease in the breaker, by order of deadlines.
 
     The first delivery of a message does not count, unless it is the probe. Its usual end is a
     worker that was stopped, such as for a deployment.
@@ -122,7 +122,7 @@ def record_failure(
 def _exhausted_rows(ledger: Ledger, rules: GroupSettings) -> set[int]:
     """Return the waiting rows past a limit.
 
-    Failures of whole leases do not exhaust a suspect. It gets a delivery of its own first.
+    Failures of whole leases do not exhaust a suspect. It is first delivered alone.
     """
     rows: set[int] = set()
     if rules.max_delivery_attempts is not None:
@@ -141,7 +141,10 @@ def _limit_name(r: Range, rules: GroupSettings) -> str:
 
 
 def is_late(r: Range, now: int, rules: GroupSettings) -> bool:
-    """Return whether a leased range is past its deadline and the margin for clocks."""
+    """Return whether a leased range is past its deadline and margin.
+
+    The margin is for clocks.
+    """
     return r.expires_at is not None and r.expires_at < now - rules.clock_skew
 
 
@@ -150,7 +153,10 @@ def _expiry_error(r: Range) -> str:
 
 
 def expired(r: Range, rules: GroupSettings) -> Range:
-    """Return a leased range as its expiry leaves it: waiting, or past a limit."""
+    """Return a leased range after its expiry.
+
+    It waits, or is past a limit.
+    """
     error, at = _expiry_error(r), r.expires_at or 0
     r = with_failure(r, at)
     if reason := exhausted_limit(r, rules, at, own=r.lease_size == 1):
@@ -221,12 +227,18 @@ def to_dead(r: Range, reason: str, error: str | None) -> Range:
 
 
 def exhaust(r: Range, rules: GroupSettings, reason: str, error: str | None) -> Range:
-    """Return a range past a limit: dead, settled or blocked, as ``on_exhausted`` says."""
+    """Return a range past a limit.
+
+    ``on_exhausted`` makes it dead, settled or blocked.
+    """
     state = {"drop": SETTLED, "block": BLOCKED}.get(rules.on_exhausted, DEAD)
     return to_dead(r, reason, error)._replace(state=state)
 
 
 def rejected(r: Range, rules: GroupSettings, reason: str, error: str | None) -> Range:
-    """Return a rejected range: dead or settled, as ``on_reject`` says."""
+    """Return a rejected range.
+
+    ``on_reject`` makes it dead or settled.
+    """
     state = SETTLED if rules.on_reject == "drop" else DEAD
     return to_dead(r, reason, error)._replace(state=state)

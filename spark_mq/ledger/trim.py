@@ -1,4 +1,7 @@
-"""How far a queue may be trimmed, and which groups hold that back."""
+"""Compute how far a queue may be trimmed.
+
+Groups may hold the trim back.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class GroupFloor:
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """What groups hold back from a trim.
+    """The messages that groups hold back from a trim.
 
     Attributes
     ----------
@@ -37,7 +40,7 @@ class HeldBack:
     floor
         That floor.
     messages
-        The messages that are old enough and stay because of them.
+        The number of messages that are old enough and stay because of them.
     """
 
     groups: tuple[str, ...]
@@ -51,7 +54,8 @@ def counting_groups(
     """Return the groups that a trim must wait for.
 
     A group with unsettled messages expires if it made no commit for too long. If all groups have
-    expired, the one that has settled most still counts: no message goes that no group has settled.
+    expired, the one that has settled most still counts. So no message goes that no group has
+    settled.
 
     Parameters
     ----------
@@ -89,7 +93,9 @@ def trim_floor(groups: Mapping[str, GroupFloor]) -> int:
 def held_back(
     groups: Mapping[str, GroupFloor], index: MessageIndex, horizon: int, old: int
 ) -> HeldBack | None:
-    """Return what groups hold back, or None if no message is old enough and still there.
+    """Return the messages that groups hold back, or None.
+
+    None: no message is old enough and still there.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Take messages whose payload cannot be read out of the way of the others.
+"""Set aside messages whose payload cannot be read.
 
 A damaged file never becomes readable by itself, so its messages are dead. A file that is out of
 reach may be sound, so its messages only wait and no delivery is counted.
@@ -33,7 +33,7 @@ def bury_unreadable(
     rules: GroupSettings,
     error: str,
 ) -> tuple[Ledger, int]:
-    """Make the due messages of a damaged file dead, without a delivery.
+    """Make a damaged file's due messages dead, without a delivery.
 
     Messages that a lease holds stay with it. Delayed messages stay until they are due.
 
@@ -50,7 +50,7 @@ def bury_unreadable(
     rules
         The group's settings.
     error
-        What is wrong with the file.
+        The damage of the file.
 
     Returns
     -------
@@ -125,7 +125,7 @@ def _outside(piece: Range) -> Range:
 def _due_or_unread(
     editor: LedgerEditor, index: MessageIndex, now: int, interval: Interval
 ) -> list[Range]:
-    """Remove the due ranges that overlap an interval, and return them with the unread range."""
+    """Remove due ranges in an interval. Return them with the unread range."""
     ledger = editor.ledger
     near = list(ledger.overlapping(*interval))
     found = editor.remove(
