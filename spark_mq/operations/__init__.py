@@ -1,1 +1,1 @@
-"""Carry out what is done to one queue or one group."""
+"""Carry out operations on one queue or one group."""

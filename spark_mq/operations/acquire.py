@@ -49,7 +49,10 @@ FIRST_PAUSE: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class LeaseOptions:
-    """What a worker asks for. ``timeout`` is in microseconds, None for the group's."""
+    """A worker's request for a lease.
+
+    ``timeout`` is in microseconds. None takes the group's.
+    """
 
     worker_id: str
     max_messages: int
@@ -60,7 +63,10 @@ class LeaseOptions:
 
 @dataclass(frozen=True, slots=True)
 class Acquired:
-    """What a lease got. Without ranges there is no lease; a cap may be the reason."""
+    """The result of an acquisition. Without ranges there is no lease.
+
+    A cap may be the reason for that.
+    """
 
     lease_id: str
     expires_at: int
@@ -82,14 +88,16 @@ class Acquired:
 def acquire_lease(
     ledger: GroupLedger, options: LeaseOptions, time_left: Callable[[], float] = lambda: 0.0
 ) -> Acquired:
-    """Commit a lease of what is due. Its messages were readable before it was committed.
+    """Commit a lease of due messages.
+
+    The messages were readable before the commit.
 
     Parameters
     ----------
     ledger
         The group.
     options
-        What the worker asks for.
+        The worker's request.
     time_left
         Returns the seconds left. A negative value ends the search for readable messages.
 
@@ -112,11 +120,14 @@ def acquire_lease(
 def lease_operation(
     ledger: GroupLedger, options: LeaseOptions, seen: dict[str, FileCheck] | None = None
 ) -> LedgerOperation[Acquired]:
-    """Return the operation that leases what is due. ``seen``: the checks of files so far."""
+    """Return the operation that leases due messages.
+
+    ``seen`` has the checks of files so far.
+    """
     checks = {} if seen is None else seen
 
     def compute(view: GroupView) -> Update[Acquired]:
-        # A new id each time: an attempt that failed may have landed.
+        # A new id each time, because a failed attempt may have landed.
         lease_id = uuid.uuid4().hex
         expires_at = view.now + (options.timeout or view.settings.visibility_timeout)
         request = acquiring.AcquireRequest(
@@ -171,18 +182,18 @@ def wait_for_lease(
     poll: float,
     wake_on: Notifier | None = None,
 ) -> Acquired:
-    """Acquire a lease as soon as there is something to lease.
+    """Acquire a lease as soon as messages are due.
 
     Parameters
     ----------
     ledger
         The group.
     options
-        What the worker asks for.
+        The worker's request.
     time_left
         Returns the seconds left to wait.
     poll
-        Seconds between looks at what other processes did.
+        Seconds between looks at the commits of other processes.
     wake_on
         One more notifier that ends a pause.
 
@@ -238,7 +249,7 @@ Damage = tuple[int, int, str]
 
 
 def find_damage(ledger: GroupLedger, ranges: Sequence[Range]) -> list[Damage]:
-    """Read all bytes of some messages, and return those that are missing or corrupt.
+    """Read all bytes of messages, and return the missing or corrupt ones.
 
     Raises
     ------
@@ -282,10 +293,10 @@ def reject_damaged(
 
 
 def settle_lost_messages(group: GroupLedger, ledger: Ledger, fail: bool) -> Ledger:
-    """Settle messages that the queue's hard limit dropped unread as lost.
+    """Settle messages that the queue's hard limit dropped as lost.
 
-    Raises DataLossError instead if `fail` is set, at each call until the owner of the group seeks
-    or accepts the loss.
+    The messages were dropped unread. If `fail` is set, the call raises DataLossError instead. Each
+    call does so until the owner of the group seeks or accepts the loss.
     """
     if not group.may_have_lost(ledger):
         return ledger

@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 def log_breaker_change(group: str, before: Breaker, after: Breaker) -> None:
-    """Log what a commit changed in a group's breaker."""
+    """Log the change of a group's breaker by a commit."""
     if before == after:
         return
     if after.opened_at is not None and before.opened_at is None:

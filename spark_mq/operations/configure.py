@@ -30,12 +30,15 @@ _FIXED: Final[Mapping[str, str]] = {
     "home": "it is where the queue was created. Use rehome for a queue that was moved",
     "former_ids": "they follow from copies. Use rehome",
 }
-"""Why a setting of a queue cannot change, and what to do."""
+"""Settings of a queue that cannot change, each with the reason and the remedy."""
 _OF_GROUPS: Final = {field.name for field in fields(GroupSettings)} | {"group"}
 
 
 def configure_queue(context: QueueContext, changes: Mapping[str, Any]) -> QueueSettings:
-    """Change settings of a queue in one commit, and return all of them. Raises InvalidOption."""
+    """Change settings of a queue in one commit. Return all of them.
+
+    Raises InvalidOption.
+    """
     for name, value in changes.items():
         _check_name(name, value)
     changed(context.settings, changes)  # a bad value is refused before any look
@@ -54,7 +57,10 @@ def configure_queue(context: QueueContext, changes: Mapping[str, Any]) -> QueueS
 
 
 def _note(context: QueueContext, detail: str) -> None:
-    """Note a change of the queue in ``leases/``, from where history has it."""
+    """Note a change of the queue in ``leases/``.
+
+    ``history/`` gets the note from there.
+    """
 
     def compute(snapshot: LedgerSnapshot) -> Update[None]:
         ledger = snapshot.ledger

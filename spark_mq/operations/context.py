@@ -1,4 +1,4 @@
-"""One queue as operations see it: its stores, settings, clock and dead letters."""
+"""Hold a queue's stores, settings, clock and dead letters."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class QueueContext:
 
     @property
     def settings(self) -> QueueSettings:
-        """The settings as of the last look at ``messages/``."""
+        """Return the settings as of the last look at ``messages/``."""
         text = self._messages.description
         if text is not None and text != self._described:
             self._settings = QueueSettings.from_json(text, self.path) or self._settings
@@ -120,19 +120,19 @@ class QueueContext:
 
     @property
     def messages(self) -> MessageStore:
-        """The store of the messages. Raises UsedAfterFork."""
+        """Return the store of the messages. Raises UsedAfterFork."""
         self._process.check()
         return self._messages
 
     @property
     def ledgers(self) -> LedgerStore:
-        """The store of the ledgers. Raises UsedAfterFork."""
+        """Return the store of the ledgers. Raises UsedAfterFork."""
         self._process.check()
         return self._ledgers
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
+        """Return the last part of the path."""
         return self.path.rstrip("/").rpartition("/")[2]
 
     def now(self) -> int:
@@ -140,7 +140,10 @@ class QueueContext:
         return to_micros(self.clock())
 
     def horizon(self) -> int:
-        """Return the trim horizon: messages up to it may be gone. -1 before the first trim."""
+        """Return the trim horizon. Messages up to it may be gone.
+
+        It is -1 before the first trim.
+        """
         return max(read_horizon(self.ledgers), self.messages.trimmed)
 
     def group(
@@ -153,7 +156,7 @@ class QueueContext:
         name
             The name of the group.
         start
-            Where the group starts if it does not exist yet.
+            Start position of the group if it does not exist yet.
         create
             Whether its operations create the group. Default: True.
         """
@@ -176,7 +179,7 @@ class QueueContext:
         return ledger
 
     def _may_lose(self) -> bool:
-        """Return whether a trim may drop messages that a group has not settled."""
+        """Return whether a trim may drop a group's unsettled messages."""
         settings = self.settings
         return settings.hard_retention is not None or settings.group_expiry is not None
 
@@ -201,7 +204,7 @@ class QueueContext:
                 continue  # a damaged ledger does not stop the sweep of the others
             try:
                 group.check_same_log(ledger, index)
-            except TablesDisagree:  # or it has leased what was published after the index was read
+            except TablesDisagree:  # or the index is older than its last lease
                 index = self.messages.index()
                 group.check_same_log(ledger, index)
 

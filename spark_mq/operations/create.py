@@ -27,15 +27,15 @@ from spark_mq.util.show import show_some
 __all__ = ["create_queue_tables", "open_context"]
 
 _OWN: Final = ("messages", "leases", "commits", "history", "dead_letters", "lost+found")
-"""The names under a queue's path, and what lies in the root of a volume."""
+"""The names under a queue's path, and the files in the root of a volume."""
 
 
 def create_queue_tables(
     root: str, settings: QueueSettings, options: Mapping[str, str], *, exist_ok: bool
 ) -> None:
-    """Create the tables of a queue, or those that a crash left out.
+    """Create the missing tables of a queue.
 
-    Nothing is created if something else is in the way.
+    A crash may have left some of them out. Nothing is created if something else is in the way.
 
     Raises
     ------
@@ -107,7 +107,7 @@ def _stores(root: str, options: Mapping[str, str], settings: QueueSettings) -> _
 def open_context(root: str, options: Mapping[str, str], clock: Clock | None = None) -> QueueContext:
     """Open the stores of a queue. Raise QueueNotFound, NotAQueue, UnsupportedTable."""
     settings = QueueSettings()
-    while True:  # at most twice: the settings say how the stores are opened
+    while True:  # At most twice. The settings decide how the stores are opened.
         messages, ledgers, history = _stores(root, options, settings)
         table = messages.open()
         if table is None:
@@ -188,7 +188,7 @@ def _open_dead_letters(context: QueueContext) -> QueueContext:
 
 
 def rehome(context: QueueContext, *, copy: bool, place: str | None) -> QueueContext:
-    """Note that a queue was moved or copied to its path, and open it again."""
+    """Note that a queue was moved or copied, and reopen it."""
     options = context.storage_options
     messages, _, _ = _stores(context.path, options, context.settings)
 
@@ -201,7 +201,10 @@ def rehome(context: QueueContext, *, copy: bool, place: str | None) -> QueueCont
 
 
 def leases_description(messages_id: str) -> str:
-    """Return the description of ``leases/``, which names the ``messages/`` that it belongs to."""
+    """Return the description of ``leases/``.
+
+    It names the ``messages/`` that the table belongs to.
+    """
     return json.dumps({"format": "spark_mq leases", "messages": messages_id})
 
 

@@ -1,4 +1,4 @@
-"""The ledger of one consumer group, and the changes that administer the group."""
+"""Define the ledger of a consumer group, with its owner's changes."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ class GroupLedger(SharedLedger):
                     return None, False, {}
                 index, damage = self.index_or_damage(self.ledger_in(snapshot))
                 if damage is not None and self.start != "earliest":
-                    raise damage  # only the whole log shows where that is
-                # Not past the last message: later ones would count as settled unread.
+                    raise damage  # only the whole log shows that place
+                # Not past the last message. Later ones would count as settled unread.
                 position = min(_position(index, self.start), index.last_sequence + 1)
                 floor = max(position - 1, self.horizon())
                 settled = index.count(0, floor)
@@ -116,7 +116,10 @@ class GroupLedger(SharedLedger):
             _log.info("group %r is made in %s, at %s", self.name, self.queue_path, self.start)
 
     def seek(self, target: StartPosition) -> None:
-        """Move the group: all before `target` is skipped, all from there on is unread."""
+        """Move the group to a target.
+
+        All messages before it are skipped. All messages from there on are unread.
+        """
         self.create_if_missing()
 
         def compute(view: GroupView) -> Update[None]:
@@ -136,7 +139,7 @@ class GroupLedger(SharedLedger):
     def seek_position(self, index: MessageIndex, target: StartPosition) -> int:
         """Return the first sequence that a seek makes unread."""
         lowest = self.horizon() + 1
-        # Not past the tail: that would skip messages that are not published yet.
+        # Not past the tail. That would skip messages that are not published yet.
         return min(max(_position(index, target), lowest), index.last_sequence + 1)
 
     def configure(self, changes: Mapping[str, Any]) -> GroupSettings:
@@ -174,7 +177,10 @@ class GroupLedger(SharedLedger):
         self.update(compute)
 
     def resume(self) -> None:
-        """Allow new leases again: end a pause, and close the breaker. Raises GroupNotFound."""
+        """Allow new leases again. End a pause, and close the breaker.
+
+        Raises GroupNotFound.
+        """
 
         def compute(view: GroupView) -> Update[None]:
             after = admin.resume(view.ledger)

@@ -1,4 +1,4 @@
-"""Name the groups that are there, for the error of one that is not."""
+"""Name the existing groups in the error for a missing one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spark_mq.util.validation import suggest
 __all__ = ["MAX_COMPARED_GROUPS", "group_not_found"]
 
 MAX_COMPARED_GROUPS: Final = 100
-"""A name is compared with those of the groups only if there are not more."""
+"""With more groups than this, a name is not compared with theirs."""
 _MAX_NAMED: Final = 10
 
 

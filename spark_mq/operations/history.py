@@ -1,4 +1,4 @@
-"""Read a queue's past: archived ledger commits and those that are not archived yet."""
+"""Read the archived and the new ledger commits of a queue."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def read_history(
     since: int | None = None,
     columns: Sequence[str] | None = None,
 ) -> pa.Table:
-    """Return what happened in a queue, in order.
+    """Return the events of a queue, in order.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def read_history(
 
 
 def read_group_history(group: SharedLedger, columns: Sequence[str]) -> pa.Table:
-    """Return columns of what happened in a group since it was created, in order."""
+    """Return columns of a group's events since its creation, in order."""
     past = _Past(group.history, group.ledgers, group.queue_path)
     rows = past.read(None, group.name, columns=list({*columns, "version", "operation"}))
     created = rows.filter(pc.equal(rows["operation"], CREATE_GROUP))["version"]
@@ -58,7 +58,7 @@ def read_group_history(group: SharedLedger, columns: Sequence[str]) -> pa.Table:
 
 
 class _Past(NamedTuple):
-    """Where the past of a queue lies."""
+    """The places of a queue's past events."""
 
     history: HistoryStore | None
     ledgers: LedgerStore

@@ -1,4 +1,4 @@
-"""Which queue is at a path: the one that was created there, or a copy of it."""
+"""Decide if the queue at a path was created there or copied."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ ITSELF = "."
 
 
 def identified(settings: QueueSettings, root: str) -> QueueSettings:
-    """Return the settings of a new queue at a path, with an id of its own."""
+    """Return the settings of a new queue, with a new id."""
     return replace(settings, queue_id=uuid.uuid4().hex, home=canonical_path(root))
 
 
 def relative_place(root: str, place: str | None) -> str | None:
-    """Return a place below a queue as a path relative to it, and any other one unchanged.
+    """Return a place below a queue as a relative path.
+
+    Any other place is unchanged.
 
     Raises
     ------
@@ -41,25 +43,28 @@ def relative_place(root: str, place: str | None) -> str | None:
 
 
 def is_own_place(settings: QueueSettings) -> bool:
-    """Return whether the dead letters stay below the queue, so that a copy has its own."""
+    """Return whether the dead letters stay below the queue.
+
+    A copy of the queue then has its own dead letters.
+    """
     return (settings.dead_letter_path or ITSELF).startswith(".")
 
 
 def rehomed(
     settings: QueueSettings, root: str, *, copy: bool, place: str | None = None
 ) -> QueueSettings:
-    """Return the settings of a queue that was moved to a path, or copied there.
+    """Return the settings of a queue that was moved or copied.
 
     Parameters
     ----------
     settings
         The settings that it has.
     root
-        Where it is now.
+        The new path.
     copy
-        A copy gets an id of its own. A queue that was moved keeps its id and its dead letters.
+        A copy gets a new id. A queue that was moved keeps its id and its dead letters.
     place
-        Where the dead letters of a copy go. None for ``dead_letters/`` below it.
+        The place for the dead letters of a copy. None for ``dead_letters/`` below it.
     """
     if not copy:
         return replace(settings, home=canonical_path(root))
@@ -72,7 +77,7 @@ def rehomed(
 
 
 def dead_letter_place(root: str, settings: QueueSettings) -> str:
-    """Return where the dead letters of a queue go.
+    """Return the place of a queue's dead letters.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Change single messages of a group without a lease, and note who did it."""
+"""Change messages without a lease, and note the person."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _checked(ledger: GroupLedger, intervals: list[Interval]) -> list[Interval]:
 
 
 def _search(ledger: GroupLedger, column: str, wanted: object) -> list[Interval]:
-    """Return the messages from the ack floor on with one of some ids or keys."""
+    """Return the messages above the ack floor with given ids or keys."""
     values = [wanted] if isinstance(wanted, str) else wanted
     if not isinstance(values, Sequence) or not all(isinstance(one, str) for one in values):
         raise InvalidOption(
@@ -102,7 +102,7 @@ def change_messages(
     force: bool = False,
     by: str | None = None,
 ) -> int:
-    """Change messages in one commit of its own. Returns how many changed.
+    """Change messages in one separate commit. Return how many changed.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ def change_messages(
     force
         Whether to take messages from their leases.
     by
-        Who does it. Default: the user and the host of this process.
+        The person. Default: the user and the host of this process.
 
     Raises
     ------
@@ -145,7 +145,7 @@ def change_messages(
         return after if done.changed else None, done, info
 
     with acting_as(by) if by else acting_by_default():
-        # Not shared with other threads: the whole commit names the user.
+        # Not shared with other threads, because the whole commit names the user.
         done = update_ledger(ledger.ledgers, ledger.name, step)
     if done.held:
         raise _held(ledger.name, how, done)

@@ -1,5 +1,7 @@
-"""Keeps a lease alive while its work runs, up to a limit from its start: what hangs for ever must
-not hold messages for ever."""
+"""Extend a lease while its handler runs, for a limited time.
+
+The limit keeps a hung handler from holding messages forever.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,20 @@ _TEN_YEARS: Final = 10 * 365 * 86_400.0
 
 
 class LeaseKeepAlive:
-    """Extends one lease in the background, a third of its timeout before each deadline at the
-    latest.
+    """Extends one lease in the background.
 
-    ``extend(timeout)`` sets the deadline to now + timeout (microseconds) and raises LeaseLost once
-    nothing is held. Ends by itself
-    then, after `limit` microseconds from now, or with :meth:`stop`.
+    It extends a third of the lease's timeout before each deadline, at the latest. It ends with
+    :meth:`stop`, after the limit, or when the lease holds nothing any more.
+
+    Parameters
+    ----------
+    extend
+        Sets the deadline to now + its argument, in microseconds. Raises LeaseLost if the lease
+        holds nothing.
+    timeout
+        The lease's timeout in microseconds.
+    limit
+        The longest time to extend, in microseconds from now.
     """
 
     def __init__(self, extend: Callable[[int], object], timeout: int, limit: int) -> None:
@@ -41,13 +51,16 @@ class LeaseKeepAlive:
         return thread
 
     def remove_limit(self) -> None:
-        """Extend without a limit from now on: the work is done, and only its settle waits."""
+        """Extend without a limit from now on.
+
+        The work is done, and only its settle waits.
+        """
         self._end = time.monotonic() + _TEN_YEARS
         if not self._thread.is_alive() and not self.stopped.is_set():
             self._thread = self._start()
 
     def stop(self) -> None:
-        """No extension starts after this returns."""
+        """Stop. No extension starts after this returns."""
         self.stopped.set()
         self._thread.join()
 
@@ -63,6 +76,6 @@ class LeaseKeepAlive:
             try:
                 self._extend(min(self._timeout, left))
             except LeaseLost:
-                return  # all of it is settled, or it was lost: there is nothing left to keep
+                return  # all of it is settled or lost, so there is nothing to keep
             except Exception as error:  # a store that fails for now must not end this
                 _log.warning("could not extend a lease, trying again: %s", error)

@@ -1,4 +1,4 @@
-"""The records of a message's life, as people read them."""
+"""Define the records of a message's life, for people."""
 
 from __future__ import annotations
 
@@ -18,17 +18,27 @@ _BY_OWNER: Final = ("discarded", "made_dead", "retried", "unblocked")
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent(Record):
-    """One thing that happened to a message. ``version`` is that of ``leases/``; ``outcome``: how it
-    ended, where it did. ``user``: the person who did it, if one did.
+    """One event in the life of a message.
 
-    The event "redriven" of a copy is its publish. ``version`` is that of ``messages/``, and
-    ``group`` the one in which the message died. All groups get the copy.
+    The event "redriven" of a copy is its publish. Its ``version`` is that of ``messages/``, and its
+    ``group`` is the one in which the message died. All groups get the copy.
 
-    ``error`` is the message's own failure. ``batch_error`` is the failure of its whole lease, which
-    held ``batch_size`` messages: any of them may have caused it. Only the event of a failure has an
-    error.
-
-    ``detail`` is what a person asked for, such as the target of a seek.
+    Attributes
+    ----------
+    version
+        The version of ``leases/``.
+    outcome
+        How the message ended. None if the event did not end it.
+    user
+        The person who caused the event. None if no person did.
+    error
+        The message's own failure. Only the event of a failure has an error.
+    batch_error
+        The failure of the message's whole lease. Any message of the lease may have caused it.
+    batch_size
+        The number of messages in that lease.
+    detail
+        A person's request, such as the target of a seek.
     """
 
     at: datetime
@@ -72,14 +82,21 @@ class TraceEvent(Record):
 
     @property
     def shown_worker(self) -> str:
-        """The worker for people: who did it, or who lost the message. Else an empty string."""
+        """Return the worker of the event as a text for people.
+
+        It is the worker that caused the event, or that lost the message. The text is empty without
+        one.
+        """
         if self.worker_id is None or self.event in _BY_OWNER:
             return ""
         return f"{'from' if self.event == 'fenced' else 'by'} {self.worker_id}"
 
     @property
     def shown_error(self) -> str | None:
-        """The error for people. It says if the failure was that of a whole batch."""
+        """Return the error as a text for people.
+
+        The text shows whether a whole batch failed.
+        """
         if self.batch_size is None:
             return self.error
         why = f": {self.batch_error}" if self.batch_error else ""
@@ -88,12 +105,18 @@ class TraceEvent(Record):
 
 @dataclass(frozen=True, slots=True)
 class Trace(Record):
-    """A message's whole life: when and where it was published, and what happened to it in each
-    group, in order. Prints well.
+    """The life of a message, in all groups. Print it to read it.
 
-    ``message_id`` is None and ``retained`` False where the payload has been trimmed. ``blocked``
-    names the groups that are paused or whose breaker is open while they hold the message, each
-    with the reason.
+    Attributes
+    ----------
+    message_id
+        None if the payload was trimmed.
+    retained
+        False if the payload was trimmed.
+    events
+        The events in each group, in order.
+    blocked
+        Groups that hold the message and are paused or have an open breaker, each with the reason.
     """
 
     sequence: int
@@ -118,7 +141,10 @@ class Trace(Record):
         return "\nredriven as\n".join(blocks)
 
     def chain(self) -> tuple[Trace, ...]:
-        """Return this message and those before and after it by redrives, the oldest first."""
+        """Return this message with those of its redrives, oldest first.
+
+        They are the messages before and after it.
+        """
         before = () if self.earlier is None else self.earlier.chain()
         return (*before, self, *(found for one in self.later for found in one.chain()))
 

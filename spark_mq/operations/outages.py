@@ -1,4 +1,4 @@
-"""Wait out a store that fails, because no outage is the fault of a message."""
+"""Wait while the store fails. No message is to blame for that."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def settle_patiently(
     gave_up: threading.Event,
     before_retry: Callable[[Sequence[Any]], None],
 ) -> tuple[list[SettleOutcome], list[Any]] | None:
-    """Settle in one commit with other operations, and try again as long as the store fails.
+    """Settle together with other operations. Retry while the store fails.
 
     Parameters
     ----------
     ledger
         The group.
     commands
-        What to settle.
+        The settle commands.
     also
         Returns the operations that share the first try.
     gave_up

@@ -1,4 +1,4 @@
-"""How messages ended: their last outcome, by the events in a group's history."""
+"""Find how messages ended, by the events of a group."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ OUTCOMES: Final = (*END_REASONS.values(), "dropped")
 _UNDOING: Final = pa.array(["sought", REWOUND])
 """Events that make messages unread again."""
 _KEPT: Final = ("delivery_count", "failure_count", "reason", "error")
-"""What a read shows of an ended message. Holder and deadlines ended with it."""
+"""The columns of an ended message that a read shows. Holder and deadlines ended with it."""
 _END: Final = ("version", "first", "last", "outcome", *_KEPT)
 _last_of: Final = attrgetter("last")
 _kind: Final = attrgetter("state", *_KEPT)
 
 
 def last_ends(rows: pa.Table, low: int, high: int) -> Iterator[tuple[dict[str, Any], Interval]]:
-    """Yield the ends of messages within ``low..high`` that no later event has undone.
+    """Yield the ends of messages that no later event undid.
 
     Parameters
     ----------
@@ -57,10 +57,10 @@ def last_ends(rows: pa.Table, low: int, high: int) -> Iterator[tuple[dict[str, A
 def show_outcomes(
     group: SharedLedger, index: MessageIndex, ranges: Iterable[Range]
 ) -> Iterator[Range]:
-    """Yield ranges of a group with outcomes as the states of the settled ones.
+    """Yield ranges of a group with outcomes as settled states.
 
-    They have the counts, the reason and the error of their end. A message whose end is unknown
-    stays settled: it lay before the group's start, or ``history/`` no longer has its end.
+    They have the counts, the reason and the error of their end. A message with an unknown end stays
+    settled. It was before the group's start, or ``history/`` no longer has its end.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def show_outcomes(
 
 
 def _ends(group: SharedLedger, settled: list[Range]) -> list[Range]:
-    """Return how messages between the first and the last of some ranges ended, in order."""
+    """Return the ends of messages within some ranges, in order."""
     rows = read_group_history(group, [*_END, "event"])
     low, high = min(r.first for r in settled), max(r.last for r in settled)
     ends = [
@@ -95,7 +95,10 @@ def _ends(group: SharedLedger, settled: list[Range]) -> list[Range]:
 
 
 def _joined(ends: Iterable[Range], index: MessageIndex) -> list[Range]:
-    """Join neighbours that ended alike. Between two commits there are sequences of no message."""
+    """Join neighbours with the same end.
+
+    Sequences between two commits have no message.
+    """
     out: list[Range] = []
     for end in ends:
         before = out[-1] if out else None

@@ -1,4 +1,4 @@
-"""Look up what a lease that holds nothing any more was granted, and what it settled itself."""
+"""Find the messages that a past lease did not settle."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SETTLES: Final = ("acked", "nacked", "rejected", "released")
 
 
 def find_unsettled(group: SharedLedger, lease_id: str) -> list[Interval] | None:
-    """Return what a past lease was granted and did not settle itself.
+    """Return a past lease's messages that it did not settle itself.
 
     Returns
     -------

@@ -1,7 +1,7 @@
-"""Check that the payload files of a lease can be read, before the lease is committed.
+"""Check before the commit of a lease that its files are readable.
 
 Data files never change, so a file is checked once in a process. A damaged file makes its messages
-dead. A file out of reach only postpones them, because it may be sound: no outage of the store may
+dead. A file out of reach only postpones them, because it may be sound. No outage of the store may
 cost a message a delivery.
 """
 
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 POSTPONE: Final = 10 * SECOND
 """How long the messages of a file out of reach wait, if others can be delivered."""
 MAX_OUT_OF_REACH: Final = 100
-"""After so many files out of reach, a lease gives up: the store is."""
+"""With this many files out of reach, the store is out of reach, and a lease gives up."""
 _REMEMBERED_FILES: Final = 10_000
 """Files that are remembered as readable. Others are checked again."""
 CHECK_SECONDS: Final = 0.25
@@ -70,7 +70,7 @@ class FileCheck:
         piece = FileSlice(file.path, 0, file.rows, file.first, file.committed_at, file.size)
         try:
             self.reason = next(why for _, why in verify_slice(store, piece, file.rows))
-        except Exception as error:  # also what no store should raise: the file may be sound
+        except Exception as error:  # Also errors that no store should raise. The file may be sound.
             self.error = to_storage_error(store.root, error, "reading messages of")
         finally:
             self._ended.set()
@@ -81,7 +81,10 @@ class FileCheck:
             )  # fmt: skip
 
     def start(self) -> None:
-        """Check the file in a thread, because the store may take minutes to fail."""
+        """Check the file in a thread.
+
+        The store may take minutes to fail.
+        """
         self.started = True
         threading.Thread(target=self.run, name="spark_mq file check", daemon=True).start()
 
@@ -97,12 +100,18 @@ class FileCheck:
 
 
 def is_remote(messages: MessageStore) -> bool:
-    """Return whether the files are in an object store, which may take minutes to fail."""
+    """Return whether the files are in an object store.
+
+    An object store may take minutes to fail.
+    """
     return "://" in messages.path
 
 
 class PayloadFiles:
-    """The payload files of one queue, as far as this process has checked them. Thread-safe."""
+    """The payload files of one queue, with their checks.
+
+    It has those that this process has checked. Thread-safe.
+    """
 
     def __init__(self, messages: MessageStore) -> None:
         self.readable: set[str] = RecentSet(_REMEMBERED_FILES)
@@ -150,7 +159,10 @@ class PayloadFiles:
                 raise check.error
 
     def _unknown(self, index: MessageIndex, ranges: Iterable[Range]) -> list[tuple[str, int]]:
-        """Return the paths of files that no check found readable, each with a sequence in it."""
+        """Return the files that no check found readable.
+
+        Each path comes with a sequence in the file.
+        """
         known, found = self.readable, dict[str, int]()
         for r in ranges:
             for path, first in index.paths_in(r.first, r.last):
@@ -166,7 +178,7 @@ class PayloadFiles:
 
 @dataclass(frozen=True, slots=True)
 class ReadableGrant:
-    """What a lease gets, without messages that cannot be read."""
+    """A lease's messages, without those that cannot be read."""
 
     ledger: Ledger
     """The next ledger. Damaged files are buried in it, also without a grant."""
@@ -181,7 +193,7 @@ class ReadableGrant:
     """Checks to wait for before the next attempt."""
 
     def commit_info(self) -> dict[str, object]:
-        """Return what the commit says about buried messages."""
+        """Return the commit's note about buried messages."""
         ranges = format_intervals(self.buried)
         return {"operation": "reject", "messages": self.dead, "ranges": f"reject {ranges}"}
 
@@ -196,7 +208,7 @@ def acquire_readable(
     request: AcquireRequest,
     seen: dict[str, FileCheck],
 ) -> ReadableGrant:
-    """Lease what the rules allow, without messages that cannot be read.
+    """Lease the readable messages that the rules allow.
 
     Messages of a damaged file die. If other messages can be delivered, those of a file out of
     reach are due again later. If none can, nothing is granted and nothing is postponed.
@@ -237,7 +249,10 @@ def acquire_readable(
 
 
 class _Search:
-    """The search for messages that can be delivered. ``kept``: without what was postponed."""
+    """The search for messages that can be delivered.
+
+    ``kept`` is the ledger without the postponed messages' changes.
+    """
 
     def __init__(self, ledger: Ledger, kept: Ledger) -> None:
         self.ledger, self.kept = ledger, kept
@@ -246,7 +261,7 @@ class _Search:
         self.error: SparkMQError | None = None
 
     def postpone(self, check: FileCheck, ledger: Ledger) -> None:
-        """Take the ledger in which the messages of a file wait."""
+        """Use the ledger in which the messages of a file wait."""
         self.error = self.error or check.error
         self.out_of_reach += 1
         self.ledger = ledger
@@ -260,7 +275,7 @@ class _Search:
         self.dead += count
 
     def result(self, ledger: Ledger, grant: Grant) -> ReadableGrant:
-        """Return what was found."""
+        """Return the result of the search."""
         error = None if grant.ranges else self.error
         return ReadableGrant(ledger, grant, tuple(self.buried), self.dead, error)
 

@@ -1,4 +1,4 @@
-"""Run the operations that other writers have posted, in the next own commit."""
+"""Run the posted operations of other writers in the own commit."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PostedOperation(Protocol):
 
     @property
     def post(self) -> Callable[[], Posted[Any]] | None:
-        """Return what returns the operation as JSON."""
+        """Return the function that returns the operation as JSON."""
 
     @property
     def lease_ids(self) -> frozenset[str]:
@@ -55,8 +55,11 @@ class PostedOperation(Protocol):
 
 
 Run = Callable[[Any, LedgerSnapshot], tuple[Ledger | None, Any, Mapping[str, Any]]]
-"""Runs an operation. Returns the ledger (None: nothing to commit), the result or error, and the
-commit's metadata."""
+"""Runs an operation.
+
+It returns the ledger, the result or error, and the commit's metadata. The ledger is None if there
+is nothing to commit.
+"""
 
 
 class Guests:
@@ -65,7 +68,7 @@ class Guests:
     Parameters
     ----------
     requests
-        What other writers have posted.
+        The posts of other writers.
     open_posted
         Returns the operation in some JSON, or None.
     """

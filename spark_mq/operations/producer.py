@@ -18,7 +18,7 @@ __all__ = ["Producer"]
 
 
 class Producer:
-    """Commit files of messages in order, each once.
+    """Commits files of messages in order, each once.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class Producer:
     number
         The number of the last message that has landed. 0 before the first.
     named
-        Whether the producer goes on after a restart.
+        Whether the producer continues after a restart.
     """
 
     def __init__(self, messages: MessageStore, producer_id: str | None = None) -> None:
@@ -55,7 +55,9 @@ class Producer:
         return receipt
 
     def commit(self, written: WrittenFile) -> PublishReceipt:
-        """Publish a file, also if an earlier try has landed and its reply was lost.
+        """Publish a file once, even after a lost reply.
+
+        An earlier try may have landed.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""The settings of queues and groups as users see them: durations are timedeltas."""
+"""Define the settings of queues and groups for users, with timedeltas."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings(Record):
-    """How a group delivers. :meth:`spark_mq.ConsumerGroup.configure` changes it.
+    """The delivery settings of a group.
+
+    :meth:`spark_mq.ConsumerGroup.configure` changes them.
 
     Attributes
     ----------
@@ -32,7 +34,7 @@ class GroupSettings(Record):
     max_delivery_attempts
         The most deliveries of a message. None for no limit. Default 5.
     on_exhausted
-        What happens to a message past a limit. Default "dead_letter". "drop" settles it.
+        The end of a message past a limit. Default "dead_letter". "drop" settles it.
         "block" stops deliveries after it until the owner calls ``unblock``.
     clock_skew
         The margin after a deadline before another clock may expire the lease. Default 1 s.
@@ -41,7 +43,7 @@ class GroupSettings(Record):
         it. "linear" adds ``retry_delay``. "constant" keeps it. With "none" the first failure of
         a message by itself is final.
     retry_delay
-        The delay after the first nack. Default 10 s. Expired messages are due at once.
+        The delay after the first nack. Default 10 s. Expired messages are due without a delay.
     max_retry_delay
         The longest delay before jitter. Default 15 min.
     retry_jitter
@@ -55,7 +57,7 @@ class GroupSettings(Record):
     max_ledger_ranges
         The ledger size that stops leases of unread messages. Default 200,000 ranges.
     on_reject
-        What happens to a rejected message. Default "dead_letter". "drop" settles it.
+        The end of a rejected message. Default "dead_letter". "drop" settles it.
     breaker_threshold
         Leases of different messages that fail in a row until the breaker opens. None for no
         breaker. Default 5.
@@ -99,7 +101,7 @@ class QueueSettings(Record):
         How long settled messages are kept. Default 7 days.
     dead_letter_path
         The path of the dead-letter queue. None for ``dead_letters/`` below the queue. "." is the
-        queue itself, and "./name" a folder below it: such a path stays right if the queue moves.
+        queue itself, and "./name" a folder below it. Such a path stays right if the queue moves.
     hard_retention
         How long any message is kept at most. None for no limit, the default.
     delivery_delay
@@ -116,11 +118,11 @@ class QueueSettings(Record):
     lanes
         The number of lanes that keys are hashed to. Default 0, none.
     group_expiry
-        How long a group without a commit holds back the trim. None for ever, the default.
+        How long a group without a commit holds back the trim. None for no end, the default.
     queue_id
         The id of the queue. Its dead letters carry it. A copy has the same one until ``rehome``.
     home
-        Where the queue was created. None in memory.
+        The path at which the queue was created. None in memory.
     former_ids
         The ids of the queues that this one is a copy of.
     """

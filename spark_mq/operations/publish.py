@@ -50,7 +50,10 @@ def _publish_nothing(context: QueueContext, mark: tuple[str, int] | None) -> Pub
 def _reported(
     reporter: Reporter, context: QueueContext, table: pa.Table, mark: tuple[str, int] | None
 ) -> PublishReceipt:
-    """Publish with the trace's context in the headers of messages that have none."""
+    """Publish with the trace's context in the headers.
+
+    Messages that have a context keep it.
+    """
     alone = table["message_id"][0].as_py() if table.num_rows == 1 else None
     destination = destination_of(context.path)
     own = table["headers"] if "headers" in table.schema.names else None
@@ -71,7 +74,10 @@ def _with_headers(table: pa.Table, extra: Mapping[str, str]) -> pa.Table:
 
 
 def with_own_context(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of a buffered publisher with the context of the caller's span."""
+    """Return a row of a buffered publisher with its caller's context.
+
+    The context is that of the caller's span.
+    """
     reporter = current_reporter()
     extra = {} if reporter is None else reporter.context_headers()
     own = dict(row.get("headers") or ())
@@ -106,9 +112,10 @@ def report_send(
 
 
 def report_files(context: QueueContext, messages: int, publish: Callable[[], object]) -> None:
-    """Report the publish of files that were written before, so without a context in them.
+    """Report the publish of files without a context.
 
-    Spark may end the process at once, so all reports leave before this returns.
+    The files were written before. Spark may end the process at any time, so all reports leave
+    before this returns.
     """
     reporter = current_reporter()
     if reporter is None:

@@ -1,4 +1,4 @@
-"""Find what a redrive made of a message, and what it was before.
+"""Find the messages before and after a redrive.
 
 A redriven message keeps its id, and a header names its dead letter. The dead letter names the
 message. A purge or a trim may have dropped the dead letter. Then the id alone decides.
@@ -28,25 +28,34 @@ __all__ = [
 ]
 
 REDRIVEN_FROM: Final = "spark_mq.redriven_from"
-"""Header of a redriven message: the sequence of its dead letter in the dead-letter queue."""
+"""Header of a redriven message with the sequence of its dead letter."""
 _SEQUENCE: Final = "spark_mq.sequence"
-"""Header of a dead letter: the sequence of the message in its queue."""
+"""Header of a dead letter with the sequence of the message in its queue."""
 _GROUP: Final = "spark_mq.group"
-"""Header of a redriven message: the group in which it died."""
+"""Header of a redriven message with the group in which it died."""
 
 
 def dead_letter_of(headers: Any) -> int | None:
-    """Return the dead letter that a message with these headers was redriven from, or None."""
+    """Return the dead letter of a redriven message, or None.
+
+    Its headers decide.
+    """
     return _number(dict(headers or ()), REDRIVEN_FROM)
 
 
 def died_in(headers: Any) -> str | None:
-    """Return the group in which a redriven message with these headers died, or None."""
+    """Return the group in which a redriven message died, or None.
+
+    Its headers decide.
+    """
     return dict(headers or ()).get(_GROUP)
 
 
 def find_redriver(context: QueueContext, letter: int) -> str | None:
-    """Return the user who redrove a dead letter, or None if nobody is noted."""
+    """Return the user who redrove a dead letter, or None.
+
+    None: nobody is noted.
+    """
     letters = context.existing_dead_letters()
     try:
         rows = None if letters is None else read_history(letters, sequence=letter)
@@ -57,7 +66,9 @@ def find_redriver(context: QueueContext, letter: int) -> str | None:
 
 
 def find_earlier(context: QueueContext, sequence: int, message_id: str, letter: int) -> int | None:
-    """Return the message that a redriven one was before, or None if it is not known.
+    """Return the message before a redrive, or None.
+
+    None: it is not known.
 
     Parameters
     ----------
@@ -92,7 +103,10 @@ def find_later(context: QueueContext, sequence: int, message_id: str | None) -> 
 
 
 def _named_by(context: QueueContext, letter: int) -> int | None:
-    """Return the message that a dead letter names, or None if the letter is not there."""
+    """Return the message that a dead letter names, or None.
+
+    None: the letter is gone.
+    """
     letters = context.existing_dead_letters()
     try:
         if letters is None or letters.messages.index(letter).first_at_or_after(letter) != letter:
@@ -107,7 +121,10 @@ def _named_by(context: QueueContext, letter: int) -> int | None:
 def _with_id(
     messages: MessageStore, message_id: str, first: int, last: int
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the messages with an id, with their headers. What cannot be read is left out."""
+    """Yield the messages with an id, with their headers.
+
+    Unreadable messages are left out.
+    """
     for piece in messages.index().slices(first, last):
         try:
             for part, rows in messages.read([piece], ["message_id", "headers"]):

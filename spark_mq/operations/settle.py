@@ -1,4 +1,4 @@
-"""Settle and extend leases: by lease, by sequence, by message id."""
+"""Settle and extend leases, by lease, sequence or message id."""
 
 from __future__ import annotations
 
@@ -67,12 +67,15 @@ class HeldLease:
 
 
 HeldSelector = str | HeldLease | Iterable[str | HeldLease] | Mapping[str, Iterable[int] | None]
-"""One lease or several, or some sequences of each (None: all that it holds)."""
+"""One lease or several, or some sequences of each. None stands for all that it holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Selection:
-    """A lease and the intervals meant (None: all). A lease that is held knows what all is."""
+    """A lease and some intervals. None means all of them.
+
+    A lease object knows all its intervals.
+    """
 
     lease_id: str
     intervals: list[Interval] | None
@@ -124,10 +127,10 @@ _Asked = tuple[_Selection, SettleCommand]
 def _without_repeats(
     ledger: GroupLedger, asked: Sequence[_Asked], outcomes: Sequence[SettleOutcome]
 ) -> tuple[list[_Asked], list[SettleOutcome]]:
-    """Treat a lease named by its id as its object would, if it holds nothing any more.
+    """Treat a lease id like its lease object.
 
-    A lease that has settled all of its messages itself has nothing to do. Otherwise the outcome
-    says what became of the others.
+    This is for a lease that holds nothing any more. A lease that has settled all of its messages
+    itself has nothing to do. Otherwise the outcome shows the fate of the others.
     """
     kept: list[_Asked] = []
     found: list[SettleOutcome] = []
@@ -152,7 +155,7 @@ def extend(
     sequences: Iterable[int] | None = None,
     message_ids: Iterable[str] | None = None,
 ) -> tuple[SettleResult, int]:
-    """Extend leases, or the selected messages of them, in one commit.
+    """Extend leases, or selected messages of them, in one commit.
 
     Parameters
     ----------
@@ -166,7 +169,7 @@ def extend(
     Returns
     -------
     tuple of SettleResult and int
-        What was extended, and the new deadline in microseconds.
+        The extended messages, and the new deadline in microseconds.
     """
     selected, missing = _resolve(ledger, leases, sequences, message_ids)
     of = [one.lease_id for one in selected]
@@ -227,7 +230,10 @@ def _resolve(
     sequences: Iterable[int] | None,
     message_ids: Iterable[str] | None,
 ) -> tuple[list[_Selection], list[str]]:
-    """Return the selected messages by lease, and the message ids that no lease holds."""
+    """Return the selected messages by lease.
+
+    The second value is the message ids that no lease holds.
+    """
     if isinstance(leases, Mapping):
         selected = [_select(one, some) for one, some in leases.items()]
     elif isinstance(leases, str | HeldLease) or not isinstance(leases, Iterable):

@@ -1,4 +1,4 @@
-"""What the telemetry of the operations on a group says."""
+"""Build the telemetry of operations on a group."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOST: Final = f"{LeaseLost.__module__}.{LeaseLost.__qualname__}"
 
 
 def destination_of(queue_path: str, group: str | None = None) -> Destination:
-    """Return the destination of a queue, and of a group that reads it."""
+    """Return the destination of a queue and a group that reads it."""
     return Destination(queue_path.rstrip("/").rpartition("/")[2], group)
 
 

@@ -1,4 +1,4 @@
-"""Looking back: one message's whole life, and what has finished how."""
+"""Trace one message, and list the finished messages of a group."""
 
 from __future__ import annotations
 
@@ -55,14 +55,16 @@ FINISHED_SCHEMA: Final = pa.schema(
         pa.field("error", pa.string()),
     ]
 )
-"""One row a finished message. ``leased_at`` is its last delivery; with payload the columns
-message_id, key, value and headers follow."""
+"""One row for each finished message. ``leased_at`` is its last delivery.
+
+With payload, the columns message_id, key, value and headers follow.
+"""
 
 _PAYLOAD: Final = ("message_id", "key", "value", "headers")
 
 
 def trace(context: QueueContext, sequence: int) -> Trace:
-    """One message's whole life: see :meth:`spark_mq.Queue.trace`."""
+    """Return a message's whole life, see :meth:`spark_mq.Queue.trace`."""
     validate_count("sequence", sequence, least=0, most=2**63 - 1)
     return _trace(context, sequence, frozenset([sequence]), back=True, on=True)
 
@@ -70,7 +72,7 @@ def trace(context: QueueContext, sequence: int) -> Trace:
 def _trace(
     context: QueueContext, sequence: int, seen: frozenset[int], *, back: bool, on: bool
 ) -> Trace:
-    """Return the trace of a message, and of those before or after it by redrives.
+    """Return the trace of a message, with those of its redrives.
 
     ``seen`` are the messages of this chain. Anybody can write a header, so it may lead in circles.
     """
@@ -122,7 +124,7 @@ def _trace(
 
 
 def _own_events(context: QueueContext, sequence: int) -> list[TraceEvent]:
-    """Return what happened to a message in its groups, in order."""
+    """Return the events of a message in its groups, in order."""
     return [
         TraceEvent(
             at=r["committed_at"],
@@ -158,7 +160,7 @@ def _redrive_event(
 
 
 def _blocked_groups(context: QueueContext, sequence: int) -> Iterator[tuple[str, str]]:
-    """Yield the groups that are stopped before they settled a message, with the reason."""
+    """Yield stopped groups that have not settled a message, with reasons."""
     for name in _marked_groups(context):
         group = context.group(name)
         try:
@@ -188,7 +190,10 @@ def _marked_groups(context: QueueContext) -> Iterator[str]:
 
 
 def _of_this_message(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the events without those of a message that had the sequence before a restore."""
+    """Return the events without those from before a restore.
+
+    Another message had the sequence before the restore.
+    """
     rewound = {r["consumer_group"]: r["version"] for r in rows if r["event"] == REWOUND}
     return [
         r
@@ -198,9 +203,10 @@ def _of_this_message(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _with_own_errors(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield events with each error where it happened, and apart if it belongs to a whole lease.
+    """Yield events, each with its own error only.
 
-    A ledger keeps the last error of a message, so later events carry it, too.
+    An error of a whole lease goes into another column. A ledger keeps the last error of a message,
+    so later events carry it, too.
     """
     known: dict[str, str | None] = {}
     for r in rows:
@@ -221,7 +227,7 @@ def finished(
     outcome: str | None,
     payload: bool,
 ) -> pa.Table:
-    """What has finished in a group: see :meth:`spark_mq.Queue.finished`."""
+    """Return the finished messages, see :meth:`spark_mq.Queue.finished`."""
     validate_name("group", group)
     wanted = None if outcome is None else validate_choice("outcome", outcome, OUTCOMES)
     low, high = (
@@ -265,8 +271,10 @@ def _finished(
 def _payload(
     context: QueueContext, index: MessageIndex, first: int, last: int, names: list[str]
 ) -> Iterator[tuple[FileSlice, pa.Table]]:
-    """Some columns of messages, slice by slice; null, but for the time of the publish, where the
-    log no longer has them."""
+    """Yield some columns of messages, slice by slice.
+
+    If the log no longer has them, they are null. Only the time of the publish is not.
+    """
     for piece in index.slices(first, last):
         try:
             ((_, rows),) = context.messages.read([piece], names)

@@ -1,4 +1,4 @@
-"""Look at how far a queue may be trimmed, and which groups hold that back."""
+"""Find how far a queue may be trimmed, and what prevents more."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def groups_that_count(
 def what_is_held_back(
     context: QueueContext, index: MessageIndex, floors: Mapping[str, int]
 ) -> HeldBack | None:
-    """Return what groups hold back from the next trim, or None."""
+    """Return the messages that groups hold back from a trim, or None."""
     counting = groups_that_count(context, index, floors)
     horizon = context.horizon()
     if not counting or index.last_sequence <= max(trim_floor(counting), horizon):
-        return None  # all is settled: no look at the ages of all files
+        return None  # all is settled, so the ages of files do not matter
     old = index.last_of_older(context.now() - context.settings.retention)
     return held_back(counting, index, horizon, old)

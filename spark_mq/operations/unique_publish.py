@@ -54,7 +54,10 @@ def without_ids(table: pa.Table) -> pa.Table:
 
 
 def draft_of(context: QueueContext, table: pa.Table) -> Draft | None:
-    """Return the messages of a table with their ids; None if they have no ids."""
+    """Return the messages of a table with their ids, or None.
+
+    None: they have no ids.
+    """
     if _DEDUP_ID not in table.schema.names or table[_DEDUP_ID].null_count == table.num_rows:
         return None
     window = check_dedup(context.settings.dedup_window)
@@ -67,7 +70,10 @@ def draft_of(context: QueueContext, table: pa.Table) -> Draft | None:
 def draft_of_files(
     context: QueueContext, files: Sequence[WrittenFile], ids: Sequence[bytes | None]
 ) -> Draft | None:
-    """Return the messages of files with their ids; None if they have no ids."""
+    """Return the messages of files with their ids, or None.
+
+    None: they have no ids.
+    """
     if not any(ids):
         return None
     window = check_dedup(context.settings.dedup_window)

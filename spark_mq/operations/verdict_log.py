@@ -1,4 +1,7 @@
-"""Log the verdicts of handlers, summed up so that a busy group does not flood the log."""
+"""Log the verdicts of handlers, in sums.
+
+The sums keep a busy group from flooding the log.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +35,10 @@ def describe_settled(commands: Sequence[SettleCommand], outcomes: Sequence[Settl
 
 
 class VerdictLog:
-    """Logs at INFO how many messages were acked, nacked, rejected and are dead. Thread-safe.
+    """Logs the numbers of acked, nacked, rejected and dead messages.
 
-    The first failure is logged at once. Later ones are summed up, one line every ten seconds. A
-    group without failures logs nothing.
+    The level is INFO. Thread-safe. The first failure is logged without a wait. Later ones are
+    summed up, one line every ten seconds. A group without failures logs nothing.
 
     Parameters
     ----------
@@ -65,7 +68,7 @@ class VerdictLog:
                 self._write()
 
     def flush(self) -> None:
-        """Log what is not logged yet."""
+        """Log the numbers that are not logged yet."""
         with self._lock:
             self._write()
 

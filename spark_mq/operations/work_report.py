@@ -1,4 +1,7 @@
-"""Report the work on a lease: a span that links to the creation of its messages."""
+"""Report the work on a lease as a span.
+
+The span links to the creation of its messages.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from spark_mq.telemetry.reporter import MAX_LINKS, WorkReport, current_reporter
 __all__ = ["reported_work"]
 
 Held = tuple[GroupLedger, Callable[[], Sequence[Range]]]
-"""A group, and a function that returns what a lease holds in it."""
+"""A group, and a function that returns a lease's messages in it."""
 
 
 @contextmanager
@@ -33,14 +36,14 @@ def reported_work(held: Sequence[Held], worker_id: str | None) -> Iterator[Calla
     Parameters
     ----------
     held
-        What the handler works on.
+        The messages of the handler.
     worker_id
         The worker.
 
     Returns
     -------
     Iterator
-        A function that calls the handler: ``run(handler, *arguments)``.
+        A function that calls the handler, ``run(handler, *arguments)``.
     """
     reporter = current_reporter()
     if reporter is None:

@@ -1,4 +1,4 @@
-"""What a worker loop did, and why it left messages."""
+"""Count the results of a worker loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ _COUNTED_AS: Final = {ACK: "acked", REJECT: "rejected", NACK: "nacked", RELEASE:
 
 @dataclass(slots=True)
 class WorkSummary(Record):
-    """What a worker loop did. Messages that a handler settled itself are not counted.
+    """The results of a worker loop.
+
+    Messages that a handler settled itself are not counted.
 
     Attributes
     ----------
