@@ -1,7 +1,7 @@
-"""The command ``spark-mq``. It needs the extra ``cli``.
+"""Define the command ``spark-mq``. It needs the extra ``cli``.
 
-stdout carries data only: a table for people, or JSON lines. Errors, questions and progress go to
-stderr. Every option is also an environment variable ``SPARK_MQ_*``.
+stdout carries data only, as a table for people or as JSON lines. Errors, questions and progress go
+to stderr. Every option is also an environment variable ``SPARK_MQ_*``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Put the commands together, run one, and turn errors into one line and an exit code."""
+"""Run a command, and turn errors into exit codes.
+
+An error is one line.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +112,10 @@ def _failed(error: Exception, arguments: Sequence[str]) -> int:
 
 
 def _end_of_pipe() -> int:
-    """Return the exit code for a reader, such as `head`, that has all that it wants."""
+    """Return the exit code for a reader that has read enough.
+
+    `head` is such a reader.
+    """
     # Python flushes stdout again at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return OK

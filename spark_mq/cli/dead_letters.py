@@ -1,4 +1,4 @@
-"""``spark-mq dlq``: list, show and redrive dead letters."""
+"""List, show and redrive dead letters with ``spark-mq dlq``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exit codes of the command line."""
+"""Define the exit codes of the command line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _STORE: Final = (StorageError, CorruptLog, NotAQueue, UnsupportedTable, Contenti
 
 
 def exit_code_of(error: Exception) -> int:
-    """Return the exit code that stands for an error."""
+    """Return the exit code of an error."""
     for kinds, code in ((_NOT_FOUND, NOT_FOUND), (_USAGE, USAGE), (_STORE, STORE)):
         if isinstance(error, kinds):
             return code

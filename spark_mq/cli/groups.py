@@ -1,4 +1,4 @@
-"""``spark-mq group``: look at groups, configure, pause, move and drop them."""
+"""Show, configure, pause, move and drop groups with ``spark-mq group``."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ def describe(
     storage_option: StorageOptions = None,
     output: Output = OutputFormat.table,
 ) -> None:
-    """Describe a group: counts, settings, leases, priorities, lanes, and what blocks it."""
+    """Describe a group with its settings, leases, lanes and blockers.
+
+    It also shows counts and priorities.
+    """
     opened = open_queue(queue, storage_option)
     found = existing_group(opened, group)
     leases, blockers = found.leases(), [one for one in opened.blockers() if one.group == group]
@@ -114,9 +117,9 @@ def configure(
     storage_option: StorageOptions = None,
     output: Output = OutputFormat.table,
 ) -> None:
-    """Change settings of a group, and print all of them: a changed one as old -> new.
+    """Change settings of a group, and print all of them.
 
-    Workers obey at once.
+    A changed one is shown as old -> new. Workers apply them immediately.
     """
     found = existing_group(open_queue(queue, storage_option), group)
     given = {name: parse_setting(text) for name, text in parse_pairs("--set", settings).items()}
@@ -185,7 +188,7 @@ def seek(
     storage_option: StorageOptions = None,
     output: Output = OutputFormat.table,
 ) -> None:
-    """Move a group. Without --execute it only says what would happen."""
+    """Move a group. Without --execute it only shows the effects."""
     given: list[str | int | datetime] = []
     given += ["earliest"] if to_earliest else []
     given += ["latest"] if to_latest else []

@@ -1,4 +1,7 @@
-"""``spark-mq check``: say whether a queue is healthy, with the exit code."""
+"""Check the health of a queue with ``spark-mq check``.
+
+The exit code shows the result.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Name a command where an error or a log line names a call of Python."""
+"""Replace Python calls in errors and log lines by commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["CommandFormatter", "text_for_commands"]
 
 
 def text_for_commands(error: BaseException) -> str:
-    """Return the text of an error with commands in place of calls of Python."""
+    """Return an error's text with commands in place of Python calls."""
     text = str(error) or type(error).__name__
     for call, command in _advice(error):
         text = text.replace(call, command)
@@ -21,7 +21,10 @@ def text_for_commands(error: BaseException) -> str:
 
 
 def _advice(error: BaseException) -> Iterator[tuple[str, str]]:
-    """Yield the advice of an error and of those whose text it may repeat."""
+    """Yield the advice of an error and of its causes.
+
+    An error may repeat the text of its cause.
+    """
     seen: list[BaseException] = []
     found: BaseException | None = error
     while found is not None and found not in seen:
@@ -43,7 +46,7 @@ class CommandFormatter(logging.Formatter):
 
 
 def _for_commands(value: Any) -> Any:
-    """Return an argument of a log record as the command line shows it."""
+    """Return a log record's argument as the command line shows it."""
     if isinstance(value, Advice):
         return value.command
     return text_for_commands(value) if isinstance(value, SparkMQError) else value

@@ -1,4 +1,7 @@
-"""``spark-mq group discard``, ``retry-now``, ``dead-letter``: change messages without leases."""
+"""Change messages without leases.
+
+The commands are ``spark-mq group discard``, ``retry-now`` and ``dead-letter``.
+"""
 
 from __future__ import annotations
 

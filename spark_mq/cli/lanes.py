@@ -1,4 +1,7 @@
-"""``spark-mq lanes``: the hottest lanes of a group, and what holds each of them back."""
+"""Show the hottest lanes of a group with ``spark-mq lanes``.
+
+Each lane shows why it is held back.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,10 @@ def lanes(
     storage_option: StorageOptions = None,
     output: Output = OutputFormat.table,
 ) -> None:
-    """Show the lanes with the most unsettled messages, and what holds each of them back."""
+    """Show the lanes with the most unsettled messages.
+
+    Each lane shows why it is held back.
+    """
     opened = open_queue(queue, storage_option)
     found = existing_group(opened, group)
     if not opened.settings.lanes:

@@ -183,7 +183,7 @@ def locate(
     storage_option: StorageOptions = None,
     output: Output = OutputFormat.table,
 ) -> None:
-    """Show where a message stands in each group, and which worker holds it."""
+    """Show the state and the worker of a message in each group."""
     given = None if sequence is None else parse_sequence(sequence, "a sequence")
     if (given is None) == (message_id is None):
         raise InvalidOption(
@@ -210,7 +210,7 @@ def trace(
     storage_option: StorageOptions = None,
     output: Output = OutputFormat.table,
 ) -> None:
-    """Show a message's whole life, and where it stands in each group now."""
+    """Show a message's whole life, and its state in each group."""
     opened = open_queue(queue, storage_option)
     if sequence is not None:
         sequences = [parse_sequence(sequence, "a sequence")]
@@ -255,7 +255,7 @@ def _print_trace(queue: Any, sequence: int, output: OutputFormat) -> set[int]:
 
 
 def _with_groups(trace: Any, places: dict[int, Any]) -> dict[str, Any]:
-    """Return a trace as JSON has it: each message with where it stands in each group."""
+    """Return a trace for JSON, with each message's state by group."""
     earlier = None if trace.earlier is None else _with_groups(trace.earlier, places)
     return {
         **asdict(trace),

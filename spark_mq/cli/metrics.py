@@ -1,4 +1,7 @@
-"""``spark-mq metrics``: serve the metrics of a queue to Prometheus ."""
+"""Serve the metrics of a queue with ``spark-mq metrics``.
+
+Prometheus reads them.
+"""
 
 from __future__ import annotations
 
@@ -51,11 +54,11 @@ def metrics(
 
 
 def _server(listener: socket.socket, content: Callable[[], bytes]) -> ThreadingHTTPServer:
-    """Return a server that answers each request with the content of that moment."""
+    """Return a server that answers requests with the current content."""
 
     class Handler(BaseHTTPRequestHandler):
         timeout = 30
-        """Seconds until a client that says nothing loses its connection."""
+        """Seconds until a silent client loses its connection."""
 
         def do_GET(self) -> None:
             body = content()
@@ -71,7 +74,7 @@ def _server(listener: socket.socket, content: Callable[[], bytes]) -> ThreadingH
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Log nothing: a scrape is no news."""
+            """Log nothing. A scrape is no news."""
 
     server = ThreadingHTTPServer(("", 0), Handler, bind_and_activate=False)
     server.socket.close()

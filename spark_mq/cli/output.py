@@ -1,4 +1,7 @@
-"""Print data as a table or as JSON lines, and progress to stderr."""
+"""Print data as a table or JSON lines, and progress.
+
+Progress goes to stderr.
+"""
 
 from __future__ import annotations
 
@@ -50,11 +53,11 @@ Column = tuple[str, str]
 
 _NUMBERS: Final = (int, float)
 _PROGRESS_SECONDS: Final = 3.0
-"""Where stderr is no terminal, progress is one line this often."""
+"""Seconds between lines of progress, if stderr is no terminal."""
 
 
 def emit(rows: Iterable[Any], columns: Sequence[Column], output: OutputFormat) -> None:
-    """Print rows: one line of JSON each, or a table of some columns.
+    """Print rows as lines of JSON or as a table.
 
     Parameters
     ----------
@@ -73,7 +76,7 @@ def emit(rows: Iterable[Any], columns: Sequence[Column], output: OutputFormat) -
 
 
 def emit_one(row: Any, output: OutputFormat) -> None:
-    """Print one object: a line of JSON, or a line for each value."""
+    """Print one object as one line of JSON, or line by line."""
     if output is OutputFormat.json:
         print(json_line(row))
         return
@@ -123,11 +126,14 @@ _JSON: Final[Mapping[type, Callable[[Any], Any]]] = {
     datetime: _time_json,
     timedelta: timedelta.total_seconds,
 }
-"""What JSON has for the types that it lacks."""
+"""Conversions of the types that JSON lacks."""
 
 
 def _print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> None:
-    """Print a table: with rich on a terminal, otherwise plain lines that no width cuts."""
+    """Print a table, with rich on a terminal.
+
+    Otherwise print plain lines that no width cuts.
+    """
     if sys.stdout.isatty():
         Console().print(make_table(rows, columns))
         return
@@ -244,7 +250,7 @@ def busy(what: str, stream: TextIO | None = None) -> Iterator[None]:
 
 _SHOWN: Final[tuple[tuple[type, Callable[[Any], str]], ...]] = (
     (type(None), lambda _: "-"),
-    (bool, _show_flag),  # before int: True is an int
+    (bool, _show_flag),  # before int, because True is an int
     (int, str),
     (float, "{:.1f}".format),
     (datetime, show_time),

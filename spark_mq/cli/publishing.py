@@ -1,4 +1,4 @@
-"""``spark-mq publish``: publish lines of files or stdin."""
+"""Publish lines of files or stdin with ``spark-mq publish``."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ def publish(
     storage_option: StorageOptions = None,
     output: Output = OutputFormat.table,
 ) -> None:
-    """Publish JSON lines of files or stdin, one message a line. Blank lines are left out.
+    """Publish JSON lines of files or stdin, one message a line.
 
-    Up to 10,000 lines are one commit. With --producer-id a call that was killed can be repeated
-    with the same input: it goes on behind the last line published.
+    Blank lines are left out. Up to 10,000 lines are one commit. With --producer-id a call that was
+    killed can be repeated with the same input. It continues after the last line published.
     """
     lines = _Format(raw, envelope, key_field, id_field, priority)
     if raw and (envelope or key_field or id_field):
@@ -110,7 +110,10 @@ def _open(queue: str, create: bool, storage_option: list[str] | None) -> Any:
 
 
 def _stopped(error: SparkMQError, published: int, producer_id: str | None) -> SparkMQError:
-    """Return the error of a publish that stopped, with what was published before."""
+    """Return the error of a publish that stopped.
+
+    It names the messages that were published before.
+    """
     if published and producer_id is None:
         text = f"{error}. {published} messages were published before: publish the rest only"
     elif published:
@@ -122,7 +125,10 @@ def _stopped(error: SparkMQError, published: int, producer_id: str | None) -> Sp
 
 @contextmanager
 def _inputs(names: list[str]) -> Iterator[Iterable[tuple[str, BinaryIO]]]:
-    """Open all inputs, so that a missing one is found before anything is published."""
+    """Open all inputs before the first publish.
+
+    So a missing one is found before anything is published.
+    """
     with ExitStack() as stack:
         opened: list[tuple[str, BinaryIO]] = []
         for name in names:
@@ -143,7 +149,7 @@ def _inputs(names: list[str]) -> Iterator[Iterable[tuple[str, BinaryIO]]]:
 def _chunks(
     inputs: Iterable[tuple[str, BinaryIO]], lines: _Format, skip: int
 ) -> Iterator[tuple[list[Any], int]]:
-    """Yield the messages of one commit each, and the number of lines read so far."""
+    """Yield the messages of each commit, with the lines read so far."""
     chunk: list[Any] = []
     size = number = 0
     for name, file in inputs:

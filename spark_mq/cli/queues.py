@@ -1,4 +1,4 @@
-"""``spark-mq queue``: list, create, describe, configure, purge and drop queues."""
+"""List, create, change and drop queues with ``spark-mq queue``."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def describe(
     storage_option: StorageOptions = None,
     output: Output = OutputFormat.table,
 ) -> None:
-    """Describe a queue: sizes, groups, dead letters and sweeps."""
+    """Describe a queue with its sizes, groups, dead letters and sweeps."""
     overview = open_queue(queue, storage_option).describe()
     if output is OutputFormat.json:
         print(json_line(overview))
@@ -189,7 +189,10 @@ def configure(
     storage_option: StorageOptions = None,
     output: Output = OutputFormat.table,
 ) -> None:
-    """Change settings of a queue, and print all of them: a changed one as old -> new."""
+    """Change settings of a queue, and print all of them.
+
+    A changed one is shown as old -> new.
+    """
     opened = open_queue(queue, storage_option)
     given = {name: parse_setting(text) for name, text in parse_pairs("--set", settings).items()}
     before = opened.settings
@@ -221,7 +224,10 @@ def drop(
     storage_option: StorageOptions = None,
     output: Output = OutputFormat.table,
 ) -> None:
-    """Delete a queue with all its tables and the dead letters inside of it. Asks first."""
+    """Delete a queue with all its tables. Asks first.
+
+    The dead letters inside of it are deleted, too.
+    """
     from spark_mq.delta.object_store import absolute_path
     from spark_mq.queue import Queue
 

@@ -1,4 +1,4 @@
-"""Print settings as a table that marks what a command changed."""
+"""Print settings as a table that marks changed ones."""
 
 from __future__ import annotations
 

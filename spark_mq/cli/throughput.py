@@ -1,4 +1,4 @@
-"""``spark-mq throughput``: what was published, leased, failed and settled over time."""
+"""Show a queue's throughput over time with ``spark-mq throughput``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def throughput(
     storage_option: StorageOptions = None,
     output: Output = OutputFormat.table,
 ) -> None:
-    """Show how many messages were published, leased, failed and settled in each interval."""
+    """Show the throughput of a queue in each interval.
+
+    It counts messages that were published, leased, failed and settled.
+    """
     opened = open_queue(queue, storage_option)
     if group is not None:
         existing_group(opened, group)

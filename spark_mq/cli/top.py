@@ -1,4 +1,7 @@
-"""``spark-mq top``: a live view of states, rates, ages, workers and last errors."""
+"""Show a live view of a queue with ``spark-mq top``.
+
+It has states, rates, ages, workers and last errors.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +94,7 @@ def _run_live(view: _View, pause: float, left: int | None) -> None:
 
 
 class _View:
-    """What one refresh after the other reads. Rates come from the one before."""
+    """The data of one refresh after the other. Rates need the one before."""
 
     def __init__(self, queue: Any, groups: int) -> None:
         self._queue = queue
@@ -99,7 +102,7 @@ class _View:
         self._before: tuple[float, Any] | None = None
 
     def refresh(self) -> dict[str, Any]:
-        """Return one view. It reads only what has changed since the last one."""
+        """Return one view. It reads only changes since the last one."""
         overview = self._queue.describe()
         now = time.monotonic()
         rates = self._rates(overview, now)

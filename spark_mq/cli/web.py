@@ -1,4 +1,7 @@
-"""``spark-mq web``: serve a page about queues (extra ``web``)."""
+"""Serve a page about queues with ``spark-mq web``.
+
+It needs the extra ``web``.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +91,7 @@ def web(
 
 
 def _login() -> str:
-    """Return the name of the person who started the command."""
+    """Return the name of the user who started the command."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

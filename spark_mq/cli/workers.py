@@ -89,7 +89,10 @@ def sweep(
     storage_option: StorageOptions = None,
     output: Output = OutputFormat.table,
 ) -> None:
-    """Run the chores that keep the queue small: once, or --every so often until SIGTERM."""
+    """Run the chores that keep the queue small.
+
+    They run once, or --every so often until SIGTERM.
+    """
     opened = open_queue(queue, storage_option)
     pause = None if every is None else validate_duration("--every", every) / SECOND
     with stopping() as stop:
@@ -107,7 +110,10 @@ def sweep(
 
 @contextmanager
 def stopping() -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM and Ctrl-C set. The sweep in hand ends first."""
+    """Yield an event that SIGTERM and Ctrl-C set.
+
+    The running sweep ends first.
+    """
     stop = threading.Event()
     before = {}
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -139,7 +145,10 @@ def work(
     storage_option: StorageOptions = None,
     output: Output = OutputFormat.table,
 ) -> None:
-    """Run a worker in plain Python: lease, call the function, settle, until SIGTERM or Ctrl-C."""
+    """Run a worker in plain Python until SIGTERM or Ctrl-C.
+
+    It leases, calls the function, and settles.
+    """
     function = load_handler(handler)
     opened = open_queue(queue, storage_option)
     worked = opened.group(group, create=create_group)
@@ -165,7 +174,7 @@ def work(
 
 
 def _waiting(queue: Queue, group: ConsumerGroup) -> int:
-    """Count the messages that are due, also for a group that is not there yet."""
+    """Count the due messages, also of a missing group."""
     return group.stats().ready if group.exists() else queue.describe().retained
 
 
@@ -190,7 +199,10 @@ def _progress(
 
 
 def _counted(handler: Callable[[Any], Any], count: Callable[[Any], None]) -> Callable[[Any], Any]:
-    """Return a handler that counts what it was called with. It is async if the other one is."""
+    """Return a handler that counts its messages.
+
+    It is async if the other one is.
+    """
 
     def call(given: Any) -> Any:
         try:

@@ -1,7 +1,8 @@
-"""Look at a queue: counts, leases, messages, the past, and what is wrong.
+"""Inspect a queue without a lease or a commit.
 
-This layer needs no Spark. Looking never leases and never commits. The command line and other tools
-use it, through the methods of :class:`~spark_mq.Queue` and :class:`~spark_mq.ConsumerGroup`.
+The views show counts, leases, messages, the past and problems. This layer needs no Spark. The
+command line and other tools use it, through the methods of :class:`~spark_mq.Queue` and
+:class:`~spark_mq.ConsumerGroup`.
 """
 
 from spark_mq.inspect.activity import THROUGHPUT_SCHEMA, MessageRecord

@@ -1,4 +1,4 @@
-"""Look at the past: throughput over time, and the slowest and most failing messages."""
+"""Read the past for throughput and for slow or failing messages."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ THROUGHPUT_SCHEMA: Final = pa.schema(
         *(pa.field(name, pa.int64()) for name in _COUNTS),
     ]
 )
-"""One row for each interval and group. ``consumer_group`` is null in the rows that count
-``published``. ``failed`` counts nacks, rejects and expired leases."""
+"""One row for each interval and group. ``failed`` counts nacks, rejects and expired leases.
+
+``consumer_group`` is null in the rows that count ``published``.
+"""
 
 BY: Final = ("slowest", "failing")
 MAX_BUCKETS: Final = 100_000
@@ -80,7 +82,7 @@ def throughput(
     every: Duration = "1m",
     group: str | None = None,
 ) -> pa.Table:
-    """Return what happened over time: see :meth:`spark_mq.Queue.throughput`."""
+    """Return counts over time, see :meth:`spark_mq.Queue.throughput`."""
     length = validate_duration("every", every)
     span = validate_duration("since", since)
     validate_count("since/every", -(-span // length), most=MAX_BUCKETS)

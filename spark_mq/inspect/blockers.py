@@ -1,4 +1,4 @@
-"""Say what blocks what: groups that lease nothing, and messages that hold back the trim."""
+"""Find the reasons why groups lease nothing or hold back the trim."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_RANGES: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Blocker(Record):
-    """Something that stops something else.
+    """A reason why a group or the trim is blocked.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class Blocker(Record):
     messages
         The number of messages that wait.
     lease_id, worker_id
-        Who holds the messages that block.
+        The lease of the messages that block, and its worker.
     since
         The publish of the first message that blocks.
     error
@@ -60,7 +60,7 @@ class Blocker(Record):
 
 
 def find_blockers(context: QueueContext, stats: Mapping[str, GroupStats]) -> list[Blocker]:
-    """Return what blocks: see :meth:`spark_mq.Queue.blockers`.
+    """Return all blockers, see :meth:`spark_mq.Queue.blockers`.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def find_blockers(context: QueueContext, stats: Mapping[str, GroupStats]) -> lis
 def _of_leases(
     context: QueueContext, index: MessageIndex, name: str, stats: GroupStats
 ) -> Iterator[Blocker]:
-    """Yield what stops the leases of a group."""
+    """Yield the reasons that stop the leases of a group."""
     if stats.blocked_because and not stats.blocked:
         yield Blocker(name, "leases", stats.blocked_because, None, None, stats.ready)
     if stats.blocked:

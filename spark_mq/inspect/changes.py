@@ -1,4 +1,4 @@
-"""List the changes that people made: the audit trail."""
+"""List the changes that people made, for an audit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OPERATIONS: Final = (
     "configure", "create group", "drop group", "pause", "redriven", "resume", "seek", "trim",
     "unblock",
 )  # fmt: skip
-"""What people do, or call for. An operation may go on behind the word."""
+"""Operations that people run or start. The stored text may have more words after these."""
 _KEYS: Final = ["version", "committed_at", "consumer_group", "operation", "user", "detail"]
 
 
@@ -37,7 +37,7 @@ class ChangeRecord(Record):
     group
         The group, or a reserved name.
     operation
-        What was done, such as "pause".
+        The operation, such as "pause".
     user
         The person, or the user and host of the process. None for a group that a lease created.
     messages
@@ -59,7 +59,7 @@ class ChangeRecord(Record):
 
 
 def list_changes(context: QueueContext, n: int, since: Duration) -> list[ChangeRecord]:
-    """Return the changes that people made, newest first: see :meth:`spark_mq.Queue.changes`."""
+    """Return people's changes, newest first, see :meth:`spark_mq.Queue.changes`."""
     start = context.now() - validate_duration("since", since)
     found = list(_changes(context, start, False))
     dead = context.existing_dead_letters()

@@ -1,7 +1,7 @@
-"""Digest the ledgers of many groups: their counts, without a ledger object for each.
+"""Count the ledgers of many groups without ledger objects.
 
-A digest holds until the ledger changes or until time changes a count, so a second look reads only
-what has changed since the first. A digest is small, so memory does not grow with the ledgers.
+A digest holds until the ledger changes or until time changes a count. So a second look reads only
+the changed ledgers. A digest is small, so memory does not grow with the ledgers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LedgerDigest:
 
     settings: GroupSettings
     mark: tuple[int, str] | None
-    """The newest data file that the ledger has reached: its first sequence and its path."""
+    """The first sequence and the path of the newest data file that the ledger has reached."""
     counters: Mapping[str, int]
     floor: int
     """All messages up to this sequence are settled."""
@@ -63,12 +63,15 @@ class LedgerDigest:
     oldest_lease: int | None = None
     """The start of the oldest live lease."""
     valid_until: int | None = None
-    """From then on time has changed a count. None: time changes nothing."""
+    """Time changes a count from then on. None: time changes nothing."""
     needs_rules: bool = False
     """Only the ledger's own rules give the counts, for example after a limit was lowered."""
 
     def holds(self, now: int) -> bool:
-        """Return whether the digest is still right if the ledger has not changed."""
+        """Return whether time has not changed the digest.
+
+        This is for an unchanged ledger.
+        """
         return self.valid_until is None or now < self.valid_until
 
 
@@ -199,7 +202,9 @@ def _least(one: int | None, other: int | None) -> int | None:
 
 
 def stats_of(digest: LedgerDigest, index: MessageIndex, now: int) -> GroupStats | None:
-    """Return the stats of a digest, or None if only the ledger's own rules give them.
+    """Return the stats of a digest, or None.
+
+    None: only the ledger's own rules give them.
 
     Parameters
     ----------

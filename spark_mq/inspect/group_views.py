@@ -1,4 +1,4 @@
-"""The looks that a group offers. None of them leases or commits."""
+"""Define the views of a group. None of them leases or commits."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class GroupViews:
             return failed_html(repr(self), error)
 
     def leases(self) -> Records[LeaseInfo]:
-        """Return the leases of the group: who holds which messages, since when, until when.
+        """Return the leases of the group, the oldest first.
 
-        The oldest lease comes first.
+        Each has its worker, its messages, its start and its deadline.
         """
         return Records(list_leases(self._existing()))
 
@@ -60,10 +60,10 @@ class GroupViews:
         return Records(list_priorities(self._existing()))
 
     def lanes(self, top: int | None = 10, *, by: str = "messages") -> Records[LaneInfo]:
-        """Return the lanes with the most unsettled messages, and what holds each of them back.
+        """Return the lanes with the most unsettled messages.
 
-        Empty if the queue has no lanes. Of a very large backlog it counts the first million runs
-        of messages in one lane.
+        Each lane shows why it is held back. Empty if the queue has no lanes. In a very large
+        backlog it counts the first million runs of messages in one lane.
 
         Parameters
         ----------
@@ -100,7 +100,7 @@ class GroupViews:
         return Records(find_hot_keys(self._existing(), lane, n))
 
     def workers(self) -> Records[WorkerInfo]:
-        """Return what each worker holds, the one with most messages first."""
+        """Return the messages and leases of each worker, the busiest first."""
         return Records(list_workers(self._existing()))
 
     def last_errors(self, n: int = 10) -> Records[LastError]:
@@ -148,7 +148,9 @@ class GroupViews:
         return Records(found)
 
     def preview_seek(self, to: str | int | datetime) -> SeekPreview:
-        """Return what :meth:`seek` would do: the position, and how many messages it concerns.
+        """Return the effects of a :meth:`seek` without running it.
+
+        They are the position and the numbers of messages that it concerns.
 
         Parameters
         ----------
@@ -158,9 +160,9 @@ class GroupViews:
         return preview_seek(self._existing(), to)
 
     def slowest(self, n: int = 10, *, since: Duration = "1d") -> Records[MessageRecord]:
-        """Return the messages that took longest from their first delivery to their end.
+        """Return the messages with the longest time from delivery to end.
 
-        A dead letter ends when a sweep routes it.
+        The time begins with their first delivery. A dead letter ends when a sweep routes it.
 
         Parameters
         ----------

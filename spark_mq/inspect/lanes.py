@@ -1,4 +1,7 @@
-"""Show the priorities and lanes of a group, what holds a lane back, and which keys fill it."""
+"""Show the priorities, lanes and keys of a group.
+
+A lane shows why it is held back, and which keys fill it.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,7 @@ class PriorityInfo(Record):
 
 @dataclass(frozen=True, slots=True)
 class LaneInfo(Record):
-    """The unsettled messages of one lane in a group, and what holds the lane back.
+    """The unsettled messages of one lane in a group.
 
     Attributes
     ----------
@@ -95,7 +98,7 @@ class LaneInfo(Record):
     sequence
         The message that holds the lane.
     until
-        Until when (aware, UTC). None if the owner must act.
+        When the hold ends (aware, UTC). None if the owner must act.
     lease_id, worker_id
         The lease that holds the lane, and its holder.
     error
@@ -124,7 +127,7 @@ class LaneInfo(Record):
 
 @dataclass(frozen=True, slots=True)
 class HotKey(Record):
-    """A key of a lane, and how often its first unsettled messages have it.
+    """A common key among the first unsettled messages of a lane.
 
     Attributes
     ----------
@@ -195,7 +198,7 @@ def _look(group: GroupLedger) -> _Look:
 
 
 def list_priorities(group: GroupLedger) -> list[PriorityInfo]:
-    """Return the priorities of a group: see :meth:`spark_mq.ConsumerGroup.priorities`."""
+    """Return a group's priorities, see :meth:`spark_mq.ConsumerGroup.priorities`."""
     return _priorities(_look(group))
 
 
@@ -214,7 +217,7 @@ def _age(look: _Look, sequence: int) -> timedelta | None:
 
 
 def list_lanes(group: GroupLedger, top: int | None, by: str) -> list[LaneInfo]:
-    """Return the hottest lanes of a group: see :meth:`spark_mq.ConsumerGroup.lanes`."""
+    """Return a group's hottest lanes, see :meth:`spark_mq.ConsumerGroup.lanes`."""
     order = validate_choice("by", by, _ORDERS)
     most = None if top is None else validate_count("top", top)
     look = _look(group)
@@ -257,7 +260,7 @@ def _lane(look: _Look, one: LaneStats, total: int) -> LaneInfo:
 
 
 def _because(one: LaneStats, r: Range | None, until: datetime | None) -> str:
-    """Return what holds a lane back, for people."""
+    """Return why a lane is held back, for people."""
     message, at = f"message {one.sequence}", show_time(until)
     if one.holder == Holder.LEASE and r is not None:
         return f"lease {r.lease_id} of {r.worker_id} until {at}"
@@ -278,7 +281,7 @@ def summarize_lanes(group: GroupLedger) -> LaneSummary:
     lanes = [one for one in look.census.lanes() if one.lane is not None]
     leased = [one for one in lanes if one.holder == Holder.LEASE]
     held = [one for one in lanes if one.held_back and one.holder != Holder.LEASE]
-    # Not by the least sequence: clocks of publishers differ.
+    # Not by the least sequence, because clocks of publishers differ.
     ages = (_age(look, one.head) for one in lanes)
     return LaneSummary(
         look.order,
@@ -293,7 +296,7 @@ def summarize_lanes(group: GroupLedger) -> LaneSummary:
 
 
 def find_hot_keys(group: GroupLedger, lane: int, n: int) -> list[HotKey]:
-    """Return the commonest keys of a lane: see :meth:`spark_mq.ConsumerGroup.hot_keys`."""
+    """Return a lane's commonest keys, see :meth:`spark_mq.ConsumerGroup.hot_keys`."""
     most = validate_count("n", n)
     lanes = group.messages.lanes
     if type(lane) is not int or not 0 <= lane < lanes:
@@ -313,7 +316,7 @@ def find_hot_keys(group: GroupLedger, lane: int, n: int) -> list[HotKey]:
 
 
 def _keys(reader: MessageReader, pieces: Iterable[FileSlice]) -> Iterator[list[str | None]]:
-    """Yield the keys of some slices, file by file. Skip what cannot be read."""
+    """Yield the keys of some slices, file by file. Skip unreadable files."""
     for _, of_file in groupby(pieces, key=attrgetter("path")):
         try:
             yield reader.read(*of_file)["key"].to_pylist()
@@ -322,7 +325,7 @@ def _keys(reader: MessageReader, pieces: Iterable[FileSlice]) -> Iterator[list[s
 
 
 def _pieces_of(group: GroupLedger, lane: int) -> Iterator[FileSlice]:
-    """Yield the first unsettled messages of a lane that are not dead, as slices."""
+    """Yield a lane's first unsettled messages as slices, without dead ones."""
     ledger, index = group.current(), group.messages.index()
     layout, left = index.layout, MAX_KEYS
     runs = (

@@ -1,4 +1,4 @@
-"""Say which worker holds which messages, and where a message stands in each group."""
+"""List the leases of a group and the states of one message."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class LeaseInfo(Record):
 
 @dataclass(frozen=True, slots=True)
 class MessagePosition(Record):
-    """Where one message stands in one group.
+    """The state of one message in one group.
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ class MessagePosition(Record):
     state
         "ready", "delayed", "leased", "dead", "blocked", "routing" or "settled".
     lease_id, worker_id, leased_until
-        Who holds it, if it is leased.
+        Its lease, its worker and its deadline, if it is leased.
     available_at
         When it is due, if it is delayed.
     delivery_count, failure_count
@@ -95,7 +95,7 @@ class MessagePosition(Record):
 
 
 def list_leases(group: GroupLedger) -> list[LeaseInfo]:
-    """Return the leases of a group, the oldest first: see :meth:`ConsumerGroup.leases`."""
+    """Return a group's leases, oldest first, see :meth:`ConsumerGroup.leases`."""
     snapshot, now = group.snapshot(), group.now()
     ledger, settings = group.ledger_in(snapshot), group.settings_in(snapshot)
     held = ledger.ranges_at(ledger.find((LEASED,)))
@@ -127,7 +127,10 @@ def _lease(ranges: list[Range], now: int) -> LeaseInfo:
 def named_sequences(
     context: QueueContext, sequence: int | None, message_id: str | None, n: int
 ) -> list[int]:
-    """Return the messages to locate: the given one, or those with the id. Raises InvalidOption."""
+    """Return the messages to locate by sequence or id.
+
+    Raises InvalidOption.
+    """
     if (sequence is None) == (message_id is None):
         raise InvalidOption(
             "locate takes one kind of name: give a sequence or message_id=...",
@@ -148,7 +151,7 @@ def named_sequences(
 
 
 def locate(context: QueueContext, sequence: int) -> list[MessagePosition]:
-    """Return where a message stands in each group, by the group's name."""
+    """Return the state of a message in each group, by group."""
     index = context.messages.index(sequence)
     groups = context.groups()
     return [found for group in groups if (found := _position(group, index, sequence))]

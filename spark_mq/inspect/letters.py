@@ -1,4 +1,4 @@
-"""Look at dead letters from the newest on, and count them by reason."""
+"""List the newest dead letters, and count dead letters by reason."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from spark_mq.parquet.reader import MessageReader
 __all__ = ["DeadLetterReason", "DeadLetterReasons", "count_reasons", "newest_letters"]
 
 _ROWS: Final = 10_000
-"""Letters whose headers are in memory at once, and the most that a list looks at."""
+"""Most letters with headers in memory, and most letters that a list reads."""
 _KEYS: Final = ["reason", "consumer_group"]
 
 
@@ -69,7 +69,7 @@ class DeadLetterReasons:
 
 
 def count_reasons(context: QueueContext, n: int | None) -> DeadLetterReasons:
-    """Count dead letters by reason: see :meth:`spark_mq.Queue.dead_letter_reasons`."""
+    """Count dead letters by reason, see :meth:`spark_mq.Queue.dead_letter_reasons`."""
     dead = context.existing_dead_letters()
     if dead is None:
         return DeadLetterReasons(0, True, ())
@@ -95,7 +95,7 @@ def count_reasons(context: QueueContext, n: int | None) -> DeadLetterReasons:
 
 
 def newest_letters(context: QueueContext, n: int, before: int | None) -> pa.Table:
-    """Return dead letters, newest first: see :meth:`spark_mq.Queue.newest_dead_letters`."""
+    """Return dead letters, newest first, see :meth:`spark_mq.Queue.newest_dead_letters`."""
     dead = context.existing_dead_letters()
     found = letter_schema().empty_table()
     if dead is None:

@@ -1,4 +1,4 @@
-"""What a queue and a group show of themselves in a notebook."""
+"""Show a queue and a group in a notebook."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LANE_COLUMNS: Final = (
 
 
 class QueueStats(dict[str, Any]):
-    """The counts of a queue: a dict that shows itself as a table in a notebook."""
+    """The counts of a queue, a dict with a table for notebooks."""
 
     def _repr_html_(self) -> str:
         counts = {name: value for name, value in self.items() if name != "groups"}
@@ -59,7 +59,7 @@ def overview_html(overview: QueueOverview) -> str:
 
 
 def group_html(group: GroupLedger) -> str:
-    """Return the stats, the leases, the priorities and the hottest lanes of a group."""
+    """Return a group's stats, leases, priorities and hottest lanes as HTML."""
     stats = group.stats()
     facts = {"queue": group.queue_path, **asdict(stats)}
     leases = rows_html(list_leases(group), title="Leases")
@@ -67,12 +67,15 @@ def group_html(group: GroupLedger) -> str:
 
 
 def _lanes_html(group: GroupLedger) -> str:
-    """Return the priorities, if there are several, and the hottest lanes, if there are any."""
+    """Return the priorities and the hottest lanes as HTML.
+
+    A single priority is left out.
+    """
     priorities, lanes = list_priorities(group), list_lanes(group, 10, "messages")
     shown = rows_html(priorities, title="Priorities") if len(priorities) > 1 else ""
     return shown + (rows_html(lanes, _LANE_COLUMNS, "Hottest lanes") if lanes else "")
 
 
 def failed_html(title: str, error: BaseException) -> str:
-    """Return what is shown if a look fails."""
+    """Return the HTML for a look that failed."""
     return object_html({"cannot be read": error}, title)

@@ -1,4 +1,4 @@
-"""Describe a queue: its sizes, its groups, its sweeps, and whether it is healthy."""
+"""Describe the sizes, groups, sweeps and health of a queue."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _BUSY: Final = "max_in_flight"
 
 @dataclass(frozen=True, slots=True)
 class QueueOverview(Record):
-    """A queue at one look.
+    """An overview of a queue.
 
     Attributes
     ----------
     path, name
-        Where it lies.
+        Its place.
     settings
         Its settings.
     published
@@ -61,7 +61,7 @@ class QueueOverview(Record):
     sweeps
         The state of the sweeps.
     lanes
-        The priorities and lanes of the busiest groups that use them, if they were asked for.
+        The priorities and lanes of the busiest groups that use them, if they were requested.
     """
 
     path: str
@@ -102,14 +102,14 @@ class Problem(Record):
 
 @dataclass(frozen=True, slots=True)
 class Health(Record):
-    """Whether a queue is healthy.
+    """Whether a queue is healthy, and its problems.
 
     Attributes
     ----------
     healthy
         True without problems.
     problems
-        What is wrong.
+        The problems.
     """
 
     healthy: bool
@@ -119,7 +119,7 @@ class Health(Record):
 def describe(
     context: QueueContext, reader: StatsReader | None = None, *, lanes: bool = False
 ) -> QueueOverview:
-    """Return an overview of a queue: see :meth:`spark_mq.Queue.describe`."""
+    """Return an overview of a queue, see :meth:`spark_mq.Queue.describe`."""
     reader = reader or StatsReader(context)
     index, horizon = context.messages.index(), context.horizon()
     with reader.lock:
@@ -148,7 +148,7 @@ def describe(
 def _lanes(
     context: QueueContext, index: MessageIndex, groups: Mapping[str, GroupStats], ordered: set[str]
 ) -> dict[str, LaneSummary]:
-    """Return the summaries of the busiest groups that are ordered or have priorities."""
+    """Return summaries of the busiest groups with order or priorities."""
     using = [
         name
         for name, own in groups.items()
@@ -157,7 +157,7 @@ def _lanes(
     busiest = sorted(using, key=lambda name: (-_backlog(groups[name]), name))[:MAX_SUMMARIES]
     found: dict[str, LaneSummary] = {}
     for name in sorted(busiest):
-        with contextlib.suppress(SparkMQError):  # dropped meanwhile; a damaged one is in `damaged`
+        with contextlib.suppress(SparkMQError):  # dropped meanwhile, or damaged and in `damaged`
             found[name] = summarize_lanes(context.group(name))
     return found
 
@@ -193,7 +193,7 @@ def check_health(
     max_age: Duration | None = None,
     max_dead: int | None = None,
 ) -> Health:
-    """Return whether a queue is healthy: see :meth:`spark_mq.Queue.health`."""
+    """Return a queue's health, see :meth:`spark_mq.Queue.health`."""
     unswept = None if max_unswept is None else validate_duration("max_unswept", max_unswept)
     age = None if max_age is None else validate_duration("max_age", max_age)
     if max_dead is not None:

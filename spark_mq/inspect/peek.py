@@ -28,13 +28,13 @@ _COLUMNS: Final = (
     "message_id", "key", "value", "headers", "published_at", "deliver_at", "expires_at", "priority",
 )  # fmt: skip
 _ROWS: Final = 50_000
-"""Rows of which a search reads the keys or ids at once."""
+"""Rows whose keys or ids a search reads together."""
 _MAX_SEQUENCE: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class PeekedMessage(Record):
-    """A message as it lies in the queue, with its state in a group.
+    """A message of the queue, with its state in a group.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class PeekedMessage(Record):
     delivery_count, failure_count
         Deliveries and failures in the group.
     lease_id, worker_id
-        Who holds it.
+        Its lease, and the worker of that.
     leased_until
         The deadline of that lease.
     available_at
@@ -98,7 +98,7 @@ def peek_queue(
     message_id: str | None = None,
     after: int | None = None,
 ) -> list[PeekedMessage]:
-    """Return messages of a queue: see :meth:`spark_mq.Queue.peek`."""
+    """Return messages of a queue, see :meth:`spark_mq.Queue.peek`."""
     validate_count("n", n)
     index = context.messages.index()
     first = _first(context, after)
@@ -116,7 +116,7 @@ def peek_group(
     message_id: str | None = None,
     after: int | None = None,
 ) -> list[PeekedMessage]:
-    """Return messages of a group: see :meth:`spark_mq.ConsumerGroup.peek`."""
+    """Return messages of a group, see :meth:`spark_mq.ConsumerGroup.peek`."""
     validate_count("n", n)
     state = validate_state(state)
     ledger, index, now = group.current(), context.messages.index(), context.now()
@@ -131,7 +131,10 @@ def peek_group(
 def find_sequences(
     context: QueueContext, n: int, *, key: str | None = None, message_id: str | None = None
 ) -> list[int]:
-    """Return the sequences of the newest messages with a key or an id, newest first."""
+    """Return the newest messages with a key or an id.
+
+    They are sequences, the newest first.
+    """
     index, wanted = context.messages.index(), _Wanted(key, message_id)
     reader = MessageReader(context.messages.files, wanted.columns)
     found: list[int] = []
@@ -165,7 +168,7 @@ class _Wanted:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that the search reads."""
+        """Return the columns that the search reads."""
         given = (("key", self.key), ("message_id", self.message_id))
         return [name for name, value in given if value is not None]
 
@@ -203,7 +206,7 @@ def _read(
 def _matching(
     reader: MessageReader, piece: FileSlice, wanted: _Wanted, n: int
 ) -> Iterator[FileSlice]:
-    """Yield the single rows of a slice that match, `n` at most. Skip what cannot be read."""
+    """Yield at most `n` matching rows of a slice. Skip unreadable rows."""
     for part in _parts(piece, _ROWS):
         try:
             rows = wanted.rows(reader.read(part))
@@ -234,7 +237,7 @@ def _messages(
 
 
 def _described(group: str, state: str, r: Range) -> PeekedMessage:
-    """Return what all messages of a range have in common."""
+    """Return the fields that all messages of a range have in common."""
     leased = state == "leased"
     return PeekedMessage(
         r.first,

@@ -1,4 +1,4 @@
-"""Say in which state a group has its messages, in the order of sequence."""
+"""Label a group's messages with their states, by sequence."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ STATE_NAMES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class LabelledRange:
-    """A range of a group, with the name of its state for people."""
+    """A range of a group, with its state for people."""
 
     state: str
     range: Range
 
 
 def validate_state(state: str | None) -> str | None:
-    """Validate the name of a state. None stands for all."""
+    """Validate the name of a state. None means all."""
     return None if state is None else validate_choice("state", state, STATE_NAMES)
 
 
@@ -75,7 +75,10 @@ def _ranges(ledger: Ledger, index: MessageIndex, first: int) -> Iterator[Range]:
 
 
 def _split(r: Range, index: MessageIndex, now: int) -> Iterator[tuple[str, Range]]:
-    """Split a waiting or unread range by time, and name the state of each piece."""
+    """Split a waiting or unread range by time.
+
+    Each piece gets the name of its state.
+    """
     if r.state == WAITING and (r.available_at or 0) > now:
         yield "delayed", r
     elif r.state in (WAITING, UNREAD):

@@ -42,7 +42,7 @@ _GAUGES: Final[Mapping[str, tuple[str, Callable[[GroupStats], float | None]]]] =
     ),
     "spark_mq_ledger_ranges": ("Ranges in the ledger.", lambda stats: stats.ledger_ranges),
 }
-"""The gauges of a group: their help, and how to get them from its stats."""
+"""The gauges of a group, each with its help and its function of the stats."""
 _LANE_GAUGES: Final[Mapping[str, tuple[str, Callable[[LaneSummary], float | None]]]] = {
     "spark_mq_lanes_held_back": (
         "Lanes whose due messages wait for a retry, a delay or the owner.",
@@ -75,11 +75,11 @@ _QUEUE_GAUGES: Final[Mapping[str, tuple[str, Callable[[QueueOverview], float | N
 """The gauges of a queue."""
 
 Looks = Mapping[str, QueueOverview | None]
-"""An overview of each queue by path. None: the queue cannot be read."""
+"""An overview of each queue by path. None if the queue cannot be read."""
 
 
 class _Family(NamedTuple):
-    """A metric: its name, its type, its help, the names of its labels, and its samples."""
+    """A metric with its type, help, label names and samples."""
 
     name: str
     kind: str
@@ -101,7 +101,7 @@ class QueueCollector:
         self._look = look
 
     def describe(self) -> list[Metric]:
-        """Return no metric: registering must not look at a queue."""
+        """Return no metric. A registration must not look at a queue."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -170,7 +170,7 @@ def _of_groups(overviews: list[QueueOverview]) -> Iterator[_Family]:
 
 
 def _of_lanes(overviews: list[QueueOverview]) -> Iterator[_Family]:
-    """Yield the metrics of the groups that use priorities or are in order, if there are any."""
+    """Yield the metrics of groups with priorities or order."""
     groups = [((one.path, name), own) for one in overviews for name, own in one.lanes.items()]
     if not groups:
         return

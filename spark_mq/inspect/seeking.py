@@ -1,4 +1,4 @@
-"""Say what a seek would do, without doing it."""
+"""Preview a seek."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["SeekPreview", "preview_seek"]
 
 @dataclass(frozen=True, slots=True)
 class SeekPreview(Record):
-    """What a seek would do to a group.
+    """The effects that a seek would have on a group.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class SeekPreview(Record):
 
 
 def preview_seek(group: GroupLedger, target: str | int | datetime) -> SeekPreview:
-    """Return what a seek would do: see :meth:`spark_mq.ConsumerGroup.preview_seek`."""
+    """Return a seek's effects, see :meth:`spark_mq.ConsumerGroup.preview_seek`."""
     to: StartPosition = validate_position("to", target)
     ledger, index = group.current(), group.messages.index()
     position = group.seek_position(index, to)

@@ -1,4 +1,4 @@
-"""Count the messages of all groups of a queue at once."""
+"""Count the messages of all groups of a queue."""
 
 from __future__ import annotations
 
@@ -64,11 +64,14 @@ class StatsReader:
         return dict(sorted(known.items()))
 
     def ordered(self) -> set[str]:
-        """Return the groups that keep the order of keys, as of the last look."""
+        """Return the groups in order of keys, as of the last look."""
         return {name for name, (_, one) in self._known.items() if one.settings.order == "key"}
 
     def _refresh(self, now: int) -> None:
-        """Digest the ledgers that are new or changed, and those that time has changed."""
+        """Digest the ledgers whose old digest no longer holds.
+
+        These are new ledgers, changed ones, and those that time has changed.
+        """
         tags = self._context.ledgers.tags()
         for name in set(self._known) - set(tags):
             del self._known[name]

@@ -1,4 +1,4 @@
-"""Say when the queue was last swept, and what waits for the next sweep."""
+"""Show the last sweep of a queue, and the work that waits."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["SweepState", "sweep_state"]
 
 @dataclass(frozen=True, slots=True)
 class SweepState(Record):
-    """What sweeps have done, and what waits for the next one.
+    """The results of the last sweeps, and the work that waits.
 
     A sweep that finds nothing to do leaves no trace, so ``last_change_at`` of an idle queue may be
-    old. ``waiting_since`` says whether a sweep is missing.
+    old. ``waiting_since`` shows whether a sweep is missing.
 
     Attributes
     ----------
@@ -38,13 +38,13 @@ class SweepState(Record):
 
 
 def sweep_state(context: QueueContext) -> SweepState:
-    """Return the state of the sweeps: see :meth:`spark_mq.Queue.sweep_state`."""
+    """Return the state of the sweeps, see :meth:`spark_mq.Queue.sweep_state`."""
     if context.history is None:
         return SweepState(None, None, 0, 0)
     archived, archived_at = context.history.progress()
     indexed, indexed_at = context.messages.index_progress()
     times = [at for at in (archived_at, indexed_at) if at is not None]
-    # The first commit makes the table: no sweep archives it.
+    # The first commit makes the table. No sweep archives it.
     first, latest = max(1, archived + 1), context.ledgers.version()
     oldest = context.ledgers.commit_time(first) if first <= latest else None
     return SweepState(

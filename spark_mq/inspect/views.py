@@ -1,4 +1,4 @@
-"""The looks that a queue offers. None of them leases or commits."""
+"""Define the views of a queue. None of them leases or commits."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class QueueViews:
         max_age: Duration | None = None,
         max_dead: int | None = None,
     ) -> Health:
-        """Return whether the queue is healthy, and what is wrong.
+        """Return whether the queue is healthy, with its problems.
 
         Parameters
         ----------
@@ -130,12 +130,14 @@ class QueueViews:
     def find(
         self, *, key: str | None = None, message_id: str | None = None, n: int = 10
     ) -> list[int]:
-        """Return the sequences of the newest messages with a key or an id, newest first.
+        """Return the sequences of the newest messages with a key or id.
+
+        The newest comes first.
 
         Parameters
         ----------
         key, message_id
-            What to look for. The search reads these columns of all messages.
+            The key or the id. The search reads these columns of all messages.
         n
             The most sequences to return. Default: 10.
         """
@@ -147,7 +149,7 @@ class QueueViews:
     def locate(
         self, sequence: int | None = None, *, message_id: str | None = None, n: int = 10
     ) -> Records[MessagePosition]:
-        """Return where a message stands in each group: its state, lease and worker.
+        """Return the state of a message in each group, with its lease.
 
         Parameters
         ----------
@@ -192,9 +194,10 @@ class QueueViews:
         return redrive(self._context, where, limit, True, None).table
 
     def newest_dead_letters(self, n: int = 50, *, before: int | None = None) -> pa.Table:
-        """Return dead letters that were not redriven, the newest first, without a commit.
+        """Return dead letters that were not redriven, the newest first.
 
-        It looks at 10,000 letters at most. A dead-letter queue may have those of several queues.
+        It makes no commit. It reads 10,000 letters at most. A dead-letter queue may have those of
+        several queues.
 
         Parameters
         ----------
@@ -250,7 +253,7 @@ class QueueViews:
         return throughput(self._context, since=since, every=every, group=group)
 
     def blockers(self) -> Records[Blocker]:
-        """Return what blocks what.
+        """Return the reasons why groups or the trim are blocked.
 
         A cap or a blocked message stops a group. The first unsettled message of the slowest group
         holds back the trim of old messages.
@@ -258,5 +261,5 @@ class QueueViews:
         return Records(find_blockers(self._context, self.describe().groups))
 
     def sweep_state(self) -> SweepState:
-        """Return when sweeps have changed the queue, and what waits for the next one."""
+        """Return the last sweep's time, and the work for the next one."""
         return sweep_state(self._context)

@@ -19,7 +19,7 @@ __all__ = ["LastError", "WorkerInfo", "last_errors", "list_workers"]
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo(Record):
-    """What one worker holds in a group.
+    """The messages and leases of one worker in a group.
 
     Attributes
     ----------

@@ -1,4 +1,7 @@
-"""The sweep's records: ``commits/`` of ``messages/``, and ``history/`` of the ledgers."""
+"""Keep ``commits/`` of ``messages/``, and ``history/`` of the ledgers.
+
+The sweep calls this.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ __all__ = ["archive_history", "index_commits"]
 
 
 def index_commits(context: QueueContext) -> int:
-    """Write down in ``commits/`` what the commits of ``messages/`` say. Returns their number.
+    """Write new commits of ``messages/`` to ``commits/``. Return their number.
 
-    Safe to kill, to repeat, and to run twice at once: each commit is written down once.
+    It is safe to kill, to repeat, and to run twice at the same time. Each commit is written once.
     """
     return context.messages.index_commits()
 
@@ -19,7 +22,8 @@ def index_commits(context: QueueContext) -> int:
 def archive_history(context: QueueContext) -> Archived:
     """Archive the ledger commits that are not in ``history/`` yet.
 
-    Safe to kill, to repeat, and to run twice at once. A queue in memory has no archive.
+    It is safe to kill, to repeat, and to run twice at the same time. A queue in memory has no
+    archive.
     """
     if context.history is None:
         return Archived(0, -1)

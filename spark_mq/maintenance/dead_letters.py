@@ -38,10 +38,10 @@ ROUTE_RANGES = 5_000
 ROUTE_MESSAGES = 100_000
 """Dead ranges and messages that one round of commits routes."""
 FILE_BYTES = 32 * 2**20
-"""Bytes of messages that one file of the dead-letter queue gets. They are in memory at once."""
+"""Bytes of messages in one file of the dead-letter queue. A whole file is in memory."""
 
 DeadSlice = tuple[FileSlice, dict[str, str]]
-"""A slice of messages that died alike, with what becomes headers of the dead letters."""
+"""A slice of messages with one cause of death, and the values of their dead letters' headers."""
 
 Copy = Callable[[MessageStore, MessageStore, Sequence[DeadSlice]], list[WrittenFile]]
 
@@ -81,11 +81,11 @@ class Routing(Transfer):
 
 
 def route_dead_letters(context: QueueContext, group: GroupLedger, copy: Copy | None = None) -> int:
-    """Move all dead messages of a group to the dead-letter queue. Returns their number.
+    """Move all dead messages of a group to the dead-letter queue.
 
-    Safe to kill, to repeat, and to run twice at once. ``copy(messages, dead_messages, slices)``
-    writes the files of the dead-letter queue. The default writes them here, one after the other.
-    The Spark job writes them in parallel.
+    Return their number. It is safe to kill, to repeat, and to run twice at the same time.
+    ``copy(messages, dead_messages, slices)`` writes the files of the dead-letter queue. The default
+    writes them here, one after the other. The Spark job writes them in parallel.
     """
     routing = Routing(group, context.dead_letters().messages, copy or copy_dead)
     total = routing.finish_all()
@@ -124,10 +124,10 @@ def copy_dead(
 
 
 def dead_tables(files: Any, slices: Iterable[DeadSlice]) -> Iterator[pa.Table]:
-    """Return dead messages as the dead-letter queue keeps them, in tables that fit in memory.
+    """Return dead messages as dead letters, in tables that fit in memory.
 
-    They have id, key, value and headers as published, and ``spark_mq.*`` headers that say why they
-    died. A record without readable payload still arrives, with a null value.
+    They have id, key, value and headers as published. ``spark_mq.*`` headers have the cause of
+    death. A record without readable payload still arrives, with a null value.
     """
     reader = MessageReader(files)
     return join_tables((_dead_rows(reader, part) for part in cut_slices(files, slices)), FILE_BYTES)
@@ -156,7 +156,7 @@ def _dead_rows(reader: MessageReader, part: Sequence[DeadSlice]) -> pa.Table:
         for own, (why, seq) in zip(rows["headers"].to_pylist(), each, strict=True)
     ]
     changed = {"headers": pa.array(headers, FILE_SCHEMA.field("headers").type)}
-    # A dead letter has no time of its own: it is there at once, and stays.
+    # A dead letter has no delivery times. It is due immediately, and stays.
     changed |= {
         name: pa.nulls(rows.num_rows, FILE_SCHEMA.field(name).type) for name in TIME_COLUMNS
     }

@@ -17,7 +17,7 @@ __all__ = ["drop_queue"]
 _PARTS: Final = ("leases", "commits", "history", "dead_letters", "_locks", "messages")
 """The parts in the order of their deletion. Without ``leases/`` nobody can open the queue."""
 _MARK: Final = "messages/_spark_mq_drop"
-"""A file that says that a drop was begun. It is written first and deleted last."""
+"""A file for a drop that was begun. It is written first and deleted last."""
 
 
 def drop_queue(root: str, name: str, options: Mapping[str, str] | None = None) -> int:
@@ -64,7 +64,7 @@ def drop_queue(root: str, name: str, options: Mapping[str, str] | None = None) -
 
 
 def _require_queue(root: str, options: Mapping[str, str] | None) -> None:
-    """Raise an error unless ``messages/`` says that it belongs to a queue."""
+    """Raise an error unless ``messages/`` describes a queue."""
     with wrap_store_errors(root, "opening"):
         if ObjectStore(root, options).exists(_MARK):
             return  # a drop was killed
@@ -79,7 +79,7 @@ def _require_queue(root: str, options: Mapping[str, str] | None) -> None:
 
 
 def _is_queue(description: str | None) -> bool:
-    """Whether any version of spark_mq wrote a table's description."""
+    """Return whether a spark_mq of any version wrote a table's description."""
     try:
         data = json.loads(description or "")
     except ValueError:

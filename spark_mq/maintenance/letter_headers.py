@@ -1,4 +1,7 @@
-"""Read the headers of dead letters. Anybody who may append can write any header."""
+"""Read the headers of dead letters.
+
+Any program that may append can write any header.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def is_own_letter(settings: QueueSettings, path: str, letters: pa.Table) -> pa.A
 
 
 def typed_texts(texts: Sequence[str | None], kind: pa.DataType) -> pa.Array:
-    """Return header texts in a type. What does not fit becomes null."""
+    """Return header texts in a type. Unfit texts become null."""
     if pa.types.is_int64(kind):
         return pa.array([_number(text) for text in texts], kind)
     if pa.types.is_timestamp(kind):

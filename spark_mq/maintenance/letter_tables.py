@@ -1,4 +1,4 @@
-"""Read dead letters as tables, with a column for each of their headers."""
+"""Read dead letters as tables with a column for each header."""
 
 from __future__ import annotations
 
@@ -53,8 +53,11 @@ COLUMNS: Final = (
     "first_leased_at",
     "last_leased_at",
 )
-"""What ``where`` may name. ``sequence`` is that in the queue, null if the letter does not name it.
-``dead_letter_sequence`` is that in the dead-letter queue. ``value`` is bytes."""
+"""The columns that ``where`` may name.
+
+``sequence`` is that in the queue, null if the letter does not name it. ``dead_letter_sequence`` is
+that in the dead-letter queue. ``value`` is bytes.
+"""
 
 _RENAMED: Final = {"group": "consumer_group"}
 _TYPES: Final = {
@@ -85,7 +88,9 @@ def letter_schema() -> pa.Schema:
 def letter_tables(
     log: MessageStore, intervals: Sequence[Interval], max_rows: int, *, skip: bool = False
 ) -> Iterator[pa.Table]:
-    """Return dead letters, with their headers as columns, in tables that fit in memory.
+    """Return dead letters in tables, with their headers as columns.
+
+    The tables fit in memory.
 
     Parameters
     ----------
@@ -126,7 +131,7 @@ def _read(
 
 
 def _as_columns(pieces: Sequence[FileSlice], rows: pa.Table) -> pa.Table:
-    """Return dead letters with what their headers say as columns."""
+    """Return dead letters with the values of their headers as columns."""
     schema = letter_schema()
     headers = [dict(own or ()) for own in rows["headers"].to_pylist()]
     own = [

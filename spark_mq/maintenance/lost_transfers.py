@@ -1,7 +1,8 @@
-"""Repeat transfers between a queue and its dead-letter queue whose messages a restore lost.
+"""Repeat transfers of dead letters that a restore lost.
 
-``history/`` of the source says which messages were transferred under which id. The target notes
-each id in its log. A target that lacks an id was restored from before the transfer.
+A transfer moves messages between a queue and its dead-letter queue. ``history/`` of the source has
+the messages and the id of each transfer. The target notes each id in its log. A target that lacks
+an id was restored from before the transfer.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class _Lost(NamedTuple):
 
 
 def count_lost_transfers(context: QueueContext) -> tuple[int, int]:
-    """Return the number of lost dead letters, and that of lost redriven messages."""
+    """Return the numbers of lost dead letters and lost redriven messages."""
     routed = sum(_size(lost) for lost in _lost_routings(context))
     return routed, sum(_size(lost) for lost in _lost_redrives(context))
 
@@ -93,7 +94,7 @@ def _lost(
 
 
 def _events(source: QueueContext, group: str) -> pa.Table:
-    """Return what happened in a group, as far as archive and ledgers agree."""
+    """Return the events of a group that archive and ledgers agree on."""
     rows, archived = HISTORY_SCHEMA.empty_table(), -1
     if source.history is not None:
         agreed = source.history.agreed_up_to()
@@ -110,7 +111,10 @@ def _events(source: QueueContext, group: str) -> pa.Table:
 def _ranges(
     group: GroupLedger, index: MessageIndex, done: pa.Table, rows: pa.Table
 ) -> Iterator[Range]:
-    """Yield the transferred ranges that the source still has, as they were before."""
+    """Yield the transferred ranges of the source, in their earlier state.
+
+    Ranges that the source no longer has are left out.
+    """
     agreed = agreed_up_to(group.ledger_in(group.snapshot()), index)
     beyond: list[Interval] = [] if agreed is None else [(agreed + 1, MAX_SEQUENCE)]
     rewound = rows.filter(pc.equal(rows["event"], REWOUND)).to_pylist()

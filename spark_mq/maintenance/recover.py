@@ -1,7 +1,7 @@
-"""Make the tables of a queue agree again after some of them were restored alone.
+"""Make a queue's tables agree after some were restored alone.
 
-No message that is there is lost. A message may be delivered again. Each step can be repeated: a
-recovery that was killed continues when it is run again. Workers must not run meanwhile.
+No existing message is lost. A message may be delivered again. Each step can be repeated. A recovery
+that was killed continues when it is run again. Workers must not run meanwhile.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport(Record):
-    """What a recovery did, or what it would do.
+    """The effects of a recovery, or of a dry run.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class RecoveryReport(Record):
 
 
 def recover(context: QueueContext, dry_run: bool) -> RecoveryReport:
-    """Make the tables of a queue agree: see :meth:`spark_mq.Queue.recover`."""
+    """Make the tables of a queue agree, see :meth:`spark_mq.Queue.recover`."""
     context = _unchecked(context.reopened())
     dead = context.dead_letters()
     shared = dead.path == context.path
@@ -147,7 +147,7 @@ def _recover_history(context: QueueContext, dry_run: bool) -> int:
 
 
 class LedgerRepair:
-    """Makes the ledger of one group agree with the log. Counts what that changes."""
+    """Makes one group's ledger agree with the log. Counts the changes."""
 
     def __init__(self, context: QueueContext, name: str, plan: LogPlan) -> None:
         self.name = name

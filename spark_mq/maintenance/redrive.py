@@ -1,6 +1,7 @@
-"""Publish dead letters into their queue again, each once, by three commits as in routing.
+"""Publish dead letters into their queue again, each once.
 
-A reserved group of the dead-letter queue holds what was redriven in its ledger.
+A redrive is three commits, as in routing. A reserved group of the dead-letter queue holds the
+redriven letters in its ledger.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ __all__ = ["COLUMNS", "REDRIVE", "Redrive", "RedriveResult", "letter_schema", "r
 _log = logging.getLogger(__name__)
 
 REDRIVE: Final = f"{RESERVED_PREFIX}redrive"
-"""The reserved group of a DLQ in whose ledger stands what has been redriven."""
+"""The reserved group of a dead-letter queue with the redriven letters in its ledger."""
 
 _MAX_NAMED: Final = 10
 """Groups that a warning names."""
@@ -51,19 +52,24 @@ CHUNK: Final = 10_000
 
 _SELECT: Final = "SELECT dead_letter_sequence FROM dead WHERE (\n{}\n)"
 _SELECT_BYTES: Final = 8 * 2**20
-"""What a condition is run on at once. delta-rs holds it several times."""
+"""Bytes that a condition is run on in one piece. delta-rs holds them several times."""
 
 
 @dataclass(frozen=True, slots=True)
 class RedriveResult(Record):
-    """What a redrive did, or with ``dry_run`` would do: how many ``messages``, and, for a dry run,
-    which (``table``, see COLUMNS)."""
+    """The result of a redrive, or of a dry run.
+
+    ``messages`` is the number of letters. ``table`` has the letters of a dry run, see COLUMNS.
+    """
 
     messages: int
     table: pa.Table | None = None
 
     def to_arrow(self) -> pa.Table:
-        """Return the letters of a dry run, or else one row with the number."""
+        """Return the letters of a dry run, or the number.
+
+        The number is a table of one row.
+        """
         return pa.table({"messages": [self.messages]}) if self.table is None else self.table
 
     def _repr_html_(self) -> str:
@@ -76,7 +82,7 @@ class RedriveResult(Record):
 def redrive(
     context: QueueContext, where: str | None, limit: int | None, dry_run: bool, rate: float | None
 ) -> RedriveResult:
-    """Publish dead letters of a queue into it again: see :meth:`spark_mq.Queue.redrive`."""
+    """Redrive a queue's dead letters, see :meth:`spark_mq.Queue.redrive`."""
     left = None if limit is None else validate_count("limit", limit, most=2**63 - 1)
     chunk = CHUNK if rate is None else max(1, min(CHUNK, int(validate_rate("rate", rate))))
     checked = _check_where(where)
@@ -111,7 +117,7 @@ def _redrive(context: QueueContext, intervals: Sequence[Interval]) -> int:
 
 
 def _warn_unrouted(context: QueueContext) -> None:
-    """Warn of dead messages that no sweep has moved to the dead-letter queue yet."""
+    """Warn of dead messages that no sweep has moved yet."""
     unrouted = {group.name: dead for group in context.groups() if (dead := _unrouted(group))}
     if unrouted:
         _log.warning(
@@ -204,14 +210,15 @@ def _run(table: pa.Table, query: str, where: str) -> pa.Table:
             if not (isinstance(error, DeltaError) or is_about_condition(error)):
                 raise
             problem = invalid_where(where, str(error))
-    # Outside the except block: else a traceback shows the engine's text.
+    # Outside the except block. Inside it, a traceback would show the engine's text.
     raise problem
 
 
 def _candidates(context: QueueContext, where: str | None, chunk: int) -> Iterator[pa.Table]:
-    """Yield the dead letters of this queue that were not redriven and meet the condition.
+    """Yield the queue's dead letters that a redrive must move.
 
-    They come in order, in tables of up to `chunk` rows that fit in memory.
+    They meet the condition and were not redriven. They come in order, in tables of up to `chunk`
+    rows that fit in memory.
     """
     redriven = context.dead_letters().group(REDRIVE)
     ledger, horizon = redriven.ledger_in(redriven.snapshot()), redriven.horizon()
@@ -284,7 +291,7 @@ class Redrive(Transfer):
 
 
 def _as_messages(table: pa.Table) -> pa.Table:
-    """Return dead letters as first published, with headers that say where they come from."""
+    """Return dead letters as first published, with headers of their origin."""
     rows = zip(
         table["headers"].to_pylist(),
         table["consumer_group"].to_pylist(),

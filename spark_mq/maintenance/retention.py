@@ -1,4 +1,7 @@
-"""How long messages stay: trims of what is settled and old or past a hard limit, and purges."""
+"""Trim old messages, and purge queues.
+
+A trim drops messages that are settled and old, or past a hard limit.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ __all__ = ["PurgeResult", "Trimmed", "purge", "trim"]
 
 @dataclass(frozen=True, slots=True)
 class PurgeResult(Record):
-    """What a purge dropped.
+    """The result of a purge.
 
     Attributes
     ----------
@@ -39,19 +42,19 @@ class PurgeResult(Record):
 
 
 class Trimmed(NamedTuple):
-    """What a trim did: the files that it dropped, and the groups that kept old messages."""
+    """The files that a trim dropped, and the groups that kept old messages."""
 
     files: int
     blocked_by: tuple[str, ...]
 
 
 def trim(context: QueueContext) -> Trimmed:
-    """Drop files whose messages every group has settled and that are old.
+    """Drop files of old messages that every group has settled.
 
     Groups past the queue's ``group_expiry`` do not count. If the queue has a hard limit, files
-    older than that go too, settled or not. The horizon is
-    committed first and conflicts with every other commit. A queue without groups settled nothing.
-    What no group needs any more is then forgotten by the index, too.
+    older than that go too, settled or not. The horizon is committed first and conflicts with every
+    other commit. A queue without groups settled nothing. The index then forgets messages that no
+    group needs any more.
     """
     needed, old, counting = 0, -1, dict[str, GroupFloor]()
 
@@ -69,8 +72,8 @@ def trim(context: QueueContext) -> Trimmed:
 
     horizon = update_ledger(context.ledgers, HORIZON, compute, whole_table=True)
     dropped = context.messages.drop(horizon)
-    # Only now: the drop finds the files by the index. Floors and the horizon never go back
-    # below both, so no group will ask for what is forgotten.
+    # Only now, because the drop finds the files by the index. Floors and the horizon never go
+    # back below both. So no group will need the forgotten files.
     context.messages.forget(
         min(horizon, needed), context.now() - context.settings.history_retention
     )
@@ -112,7 +115,10 @@ def purge(context: QueueContext, name: str) -> PurgeResult:
 
 
 def _advance_horizon(snapshot: LedgerSnapshot, index: MessageIndex, to: int) -> Update[int]:
-    """Return the ledger of the horizon with the horizon at `to`, if that is higher."""
+    """Return the horizon's ledger with the horizon at `to`.
+
+    A higher horizon stays.
+    """
     before = -1 if snapshot.ledger is None else snapshot.ledger.head.ack_floor
     horizon = max(before, to)
     if horizon == before:
@@ -127,6 +133,6 @@ def _lowest_floor(context: QueueContext) -> int:
 
 
 def _redrive_floor(context: QueueContext) -> list[int]:
-    """Return the floor of the reserved group of a dead-letter queue, if there is one."""
+    """Return the floor of a dead-letter queue's reserved group, if any."""
     ledger = context.ledgers.read(REDRIVE).ledger
     return [] if ledger is None else [ledger.head.ack_floor]

@@ -1,6 +1,7 @@
-"""The sweep: chores that keep a queue small.
+"""Run the chores that keep a queue small.
 
-No chore is needed for correct delivery. Each is safe to kill, to repeat, and to run twice at once.
+No chore is needed for correct delivery. Each is safe to kill, to repeat, and to run twice at the
+same time.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SweepReport(Record):
-    """What one sweep did to the queue itself.
+    """The results of one sweep of a queue.
+
+    The dead-letter queue's own tables do not count.
 
     Attributes
     ----------
@@ -77,7 +80,7 @@ def run_sweep(context: QueueContext, copy: Copy | None = None) -> SweepReport:
     ``copy`` copies dead letters, see :func:`route_dead_letters`. The dead-letter queue is kept
     small too, but not counted in the report.
     """
-    context.check_tables()  # a chore may delete what a recovery needs
+    context.check_tables()  # a chore may delete files that a recovery needs
     chores = _ChoreRunner(context)
     step(f"chore 1 of {_CHORES}: index commits")
     indexed = chores.run(index_commits, context, default=0)  # makes later looks at the log cheaper
@@ -132,7 +135,10 @@ def _dead_letters(context: QueueContext) -> QueueContext:
 
 
 class _ChoreRunner:
-    """Runs chores, continues after a failure, and raises the first error at the end."""
+    """Runs all chores, and raises the first error at the end.
+
+    A failure of one chore does not stop the others.
+    """
 
     def __init__(self, context: QueueContext) -> None:
         self._context = context

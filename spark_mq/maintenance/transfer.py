@@ -1,8 +1,8 @@
-"""Move messages of a ledger into another queue, each once, by three commits.
+"""Move messages of a ledger into another queue, each once.
 
-The first commit freezes the messages as ``routing`` under a new id. The second one publishes them
-with that id as application transaction. The third one settles that id. A crash in between leaves
-an id that the next transfer finishes.
+A transfer is three commits. The first commit freezes the messages as ``routing`` under a new id.
+The second one publishes them with that id as application transaction. The third one settles that
+id. A crash in between leaves an id that the next transfer finishes.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Transfer(ABC):
     prefix: str
     """Of the ids."""
     freeze_operation: str
-    """What the first commit says about itself."""
+    """The operation in the note of the first commit."""
     operation: str
-    """What the publish says about itself."""
+    """The operation in the note of the publish."""
     event: str
-    """What happens to the messages in the ledger: "routed" or "redriven"."""
+    """The messages' event in the ledger, "routed" or "redriven"."""
 
     def __init__(self, source: GroupLedger, target: MessageStore) -> None:
         self.source = source
@@ -53,7 +53,10 @@ class Transfer(ABC):
 
     @abstractmethod
     def write(self, ranges: Sequence[Range]) -> list[WrittenFile] | None:
-        """Write the files of the target, or return None if another transfer must finish."""
+        """Write the files of the target, or return None.
+
+        None: another transfer must finish first.
+        """
 
     def commit_info(self) -> Mapping[str, Any]:
         """Return the account of the publish without its operation."""
@@ -67,7 +70,10 @@ class Transfer(ABC):
         return sum(self.finish(transfer_id) for transfer_id in found)
 
     def freeze(self) -> str | None:
-        """Freeze messages under a new id. Returns the id, or None if there are none."""
+        """Freeze messages under a new id. Return the id.
+
+        None: there are no messages.
+        """
         transfer_id = f"{self.prefix}-{uuid.uuid4().hex}"
 
         def compute(snapshot: LedgerSnapshot) -> Update[int]:
@@ -81,7 +87,10 @@ class Transfer(ABC):
         return transfer_id if self._update(compute) else None
 
     def finish(self, transfer_id: str) -> int:
-        """Publish what is frozen under an id, unless that is done, and settle it."""
+        """Publish the frozen messages of an id, and settle it.
+
+        A publish that was done is not repeated.
+        """
         ledger = self._ledger(self.source.snapshot())
         routing = ledger.ranges_at(ledger.find((ROUTING,)))
         frozen = [r for r in routing if r.lease_id == transfer_id]
@@ -100,12 +109,12 @@ class Transfer(ABC):
         return self._update(compute)
 
     def publish_again(self, ranges: Sequence[Range], transfer_id: str) -> bool:
-        """Publish messages that were transferred under an id, and that the target has lost.
+        """Publish an id's messages that the target has lost.
 
         Returns
         -------
         bool
-            Whether that was this transfer's to do.
+            Whether this transfer had to do that.
         """
         files = self.write(ranges)
         if files is None:

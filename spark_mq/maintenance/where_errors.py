@@ -1,4 +1,4 @@
-"""Say what is wrong with a SQL condition, in place of the SQL engine's text."""
+"""Explain a wrong SQL condition without the SQL engine's text."""
 
 from __future__ import annotations
 
@@ -27,15 +27,18 @@ _PROBLEMS: Final = (
 
 
 def may_fail_at_a_row(plan: str) -> bool:
-    """Return whether a condition that can be planned may still fail for single rows.
+    """Return whether a planned condition may fail for single rows.
 
-    A comparison of text with a number is such a one: the engine casts the text of each row.
+    A comparison of text with a number is such a condition. The engine casts the text of each row.
     """
     return _FAILS_AT_A_ROW.search(plan) is not None
 
 
 def is_about_condition(error: Exception) -> bool:
-    """Return whether the SQL engine refuses a condition, and not for instance a full disk."""
+    """Return whether an error of the SQL engine concerns the condition.
+
+    Other errors are, for instance, a full disk.
+    """
     # While it reads rows, the engine raises a plain Exception for any cause.
     return isinstance(error, ValueError) or bool(_AT_A_ROW.search(str(error)))
 
