@@ -42,7 +42,10 @@ class PurgeResult(Record):
 
 
 class Trimmed(NamedTuple):
-    """The files that a trim dropped, and the groups that kept old messages."""
+    """The dropped files of a trim, and the groups that kept messages.
+
+    The groups kept messages that were old enough.
+    """
 
     files: int
     blocked_by: tuple[str, ...]

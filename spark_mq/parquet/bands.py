@@ -1,4 +1,7 @@
-"""Sort messages by band before a file is written, and read the bands of foreign files."""
+"""Sort messages by band, and read the bands of foreign files.
+
+Messages are sorted before a file is written.
+"""
 
 from __future__ import annotations
 
@@ -136,16 +139,20 @@ def _counted(runs: pa.RunEndEncodedArray) -> Iterator[tuple[int, int]]:
 
 
 def may_have_priorities(stats: Mapping[str, Any]) -> bool:
-    """Return whether a file may hold a priority, by the statistics of its ``add`` action."""
+    """Return whether an ``add`` action's file may hold a priority.
+
+    Its statistics decide.
+    """
     nulls, rows = stats.get("nullCount") or {}, stats.get("numRecords")
     return rows is None or nulls.get("priority") != rows
 
 
 def read_bands(files: FileStore, path: str, lanes: int) -> str:
-    """Return the bands of a file that no publisher of spark_mq sorted, or an empty text.
+    """Return the bands of a foreign file, or an empty text.
 
-    The columns of keys and priorities are read. Messages of a file that is damaged count as
-    without key and priority. They become dead when a worker leases them.
+    No publisher of spark_mq sorted such a file. The columns of keys and priorities are read.
+    Messages of a file that is damaged count as without key and priority. They become dead when a
+    worker leases them.
 
     Raises
     ------

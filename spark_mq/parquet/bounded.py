@@ -1,4 +1,7 @@
-"""Read slices in parts that fit in memory, however large their messages are."""
+"""Read slices in parts that fit in memory.
+
+Messages may have any size.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ __all__ = ["MAX_ROWS", "PART_BYTES", "cut_by_size", "cut_slices", "join_tables"]
 T = TypeVar("T")
 
 PART_BYTES: Final = 16 * 2**20
-"""Bytes of messages that are read at once."""
+"""Bytes of messages in one part."""
 MAX_ROWS: Final = 5_000
-"""Messages that are read at once. Headers are Python objects for a while."""
+"""Messages in one part. Headers are Python objects for a while."""
 
 
 def cut_slices(
@@ -29,7 +32,7 @@ def cut_slices(
 ) -> Iterator[list[tuple[FileSlice, T]]]:
     """Yield slices in their order, in parts that fit in memory.
 
-    The size of a file says little, because it is compressed. So its metadata is read.
+    A file is compressed, so its metadata is read to learn its size in memory.
 
     Parameters
     ----------
@@ -82,14 +85,14 @@ def join_tables(
         if parts and (size > max_bytes or (max_rows is not None and rows > max_rows)):
             yield pa.concat_tables(parts)
             parts, rows, size = [], table.num_rows, table.nbytes
-            pa.default_memory_pool().release_unused()  # it keeps what was freed
+            pa.default_memory_pool().release_unused()  # it keeps the freed memory
         parts.append(table)
     if parts:
         yield pa.concat_tables(parts)
 
 
 class _Sizes:
-    """Knows the sizes of the rows of the last file that was asked for."""
+    """The sizes of the rows of the last file that was used."""
 
     def __init__(self, files: FileStore) -> None:
         self._files = files
@@ -97,21 +100,21 @@ class _Sizes:
         self._known: RowSizes | None = None
 
     def fitting(self, piece: FileSlice, done: int, rows: int, room: float) -> tuple[int, float]:
-        """Return how many of the next rows of a slice fit, and their bytes."""
+        """Return how many next rows of a slice fit, and their bytes."""
         if piece.path != self._path:
             self._path = piece.path
             try:
                 self._known = RowSizes(self._files, piece.path)
             except (OSError, pa.ArrowException):
-                self._known = None  # a reader of these rows says what is wrong
+                self._known = None  # a reader of these rows names the error
         if self._known is None or self._known.rows < piece.offset + piece.rows:
-            return rows, 0.0  # uncut: a reader refuses the whole slice of a file with fewer rows
+            return rows, 0.0  # uncut: a reader refuses a whole slice of a file with fewer rows
         first = piece.offset + done
         return self._known.fitting(first, first + rows, room)
 
 
 def cut_by_size(piece: FileSlice, max_bytes: int) -> Iterator[FileSlice]:
-    """Yield a slice in parts of about so many bytes of its file."""
+    """Yield a slice in parts of about `max_bytes` bytes of its file."""
     rows = max(1, piece.rows * max_bytes // max(1, piece.size))
     for start in range(0, piece.rows, rows):
         yield piece.part(start, min(rows, piece.rows - start))

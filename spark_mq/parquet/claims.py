@@ -1,4 +1,4 @@
-"""Refuse Parquet pages that would take much more memory than their file has bytes.
+"""Refuse Parquet pages that would take too much memory.
 
 A reader gives a page the memory that its header names. GZIP, ZSTD and BROTLI shrink 2 GB to 50 kB.
 A dictionary holds a value once, however many rows have it.
@@ -23,7 +23,7 @@ MAX_RATIO: Final = 32
 """More than snappy reaches."""
 MAX_EXPANDED_BYTES: Final = 256 * 2**20
 _RATIOS: Final = {"UNCOMPRESSED": 1, "SNAPPY": 25, "LZ4": 256, "LZ4_RAW": 256}
-"""What a codec can reach. The others have no bound that helps."""
+"""The highest ratio of each codec. The others have no bound that helps."""
 _MAX_HEADERS: Final = (2**10, 2**16, 2**20)
 """Bytes in which a page header is looked for. One with statistics may be longer."""
 
@@ -34,7 +34,7 @@ _IS_DICTIONARY = 2  # PageType
 
 
 def check_page(header: Struct, name: str) -> None:
-    """Raise ArrowInvalid if a page claims more memory than its bytes can need.
+    """Raise ArrowInvalid if a page claims more memory than its bytes need.
 
     Parameters
     ----------
@@ -54,18 +54,20 @@ def check_page(header: Struct, name: str) -> None:
 def check_group(
     raw: Any, group: pq.RowGroupMetaData, names: Sequence[str], *, every: bool = False
 ) -> None:
-    """Raise ArrowInvalid if columns of a row group would take much more memory than they claim.
+    """Raise ArrowInvalid if columns would need far more memory than claimed.
+
+    The columns are those of a row group.
 
     Parameters
     ----------
     raw
         The file.
     group
-        What its footer says of the row group.
+        The row group in its footer.
     names
         The columns that will be read.
     every
-        Check each page. Otherwise those that snappy has packed are left out: they cannot expand
+        Check each page. Otherwise those that snappy has packed are left out. They cannot expand
         much, and pyarrow refuses a wrong size before it touches the memory.
     """
     for at in range(group.num_columns):
@@ -86,7 +88,7 @@ def check_file(raw: Any, metadata: pq.FileMetaData, names: Sequence[str]) -> Non
 
 
 def largest_size(column: pq.ColumnChunkMetaData) -> int:
-    """Return the most bytes that a column can have, if a footer says less than it should."""
+    """Return the most bytes of a column, also with a wrong footer."""
     reached = _RATIOS.get(column.compression, 0) * column.total_compressed_size
     return max(column.total_uncompressed_size, reached)
 

@@ -1,9 +1,9 @@
-"""Read rows from the middle of a large row group of a Parquet file.
+"""Read rows from the middle of a large row group.
 
 pyarrow decodes a row group from its start. delta-rs writes up to a million messages into one row
-group, and Spark writes as many as fit into 128 MB. Both write an offset index, which names the
-position and the first row of each page (parquet-format, PageIndex.md). This module copies the
-wanted pages into a small file of one column, in memory, and pyarrow reads that file.
+group, and Spark writes as many as fit into 128 MB. Both write an offset index with the position and
+the first row of each page (parquet-format, PageIndex.md). This module copies the wanted pages into
+a small file in memory. The file has one column, and pyarrow reads it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _META, _INDEX_AT, _INDEX_SIZE, _CRYPTO = 3, 4, 5, 8  # ColumnChunk
 _TYPE, _TEXT = 1, 6  # ColumnMetaData, Type.BYTE_ARRAY
 _VALUES, _BYTES, _PACKED_BYTES, _DATA_AT, _DICTIONARY_AT = 5, 6, 7, 9, 11  # ColumnMetaData
 _STATISTICS, _NULLS = 12, 3  # ColumnMetaData, Statistics
-_SIZES, _LEVELS = 16, 3  # ColumnMetaData, SizeStatistics: values by definition level, 0 is null
+_SIZES, _LEVELS = 16, 3  # ColumnMetaData, SizeStatistics. Values by definition level, 0 is null.
 _REPETITION, _OPTIONAL = 3, 1  # SchemaElement, FieldRepetitionType
 _NAME, _CHILDREN = 4, 5  # SchemaElement
 _PAGES, _PAGE_AT, _PAGE_SIZE, _PAGE_ROW = 1, 1, 2, 3  # OffsetIndex, PageLocation
@@ -65,7 +65,7 @@ class _Chunk:
 
 
 class PageIndex:
-    """Hold a file's metadata, and the page locations that were read so far."""
+    """Holds a file's metadata, and the page locations read so far."""
 
     def __init__(self, data: bytes) -> None:
         self.meta, _ = decode(data)
@@ -105,10 +105,10 @@ class PageReader:
         self._last: dict[str, tuple[int, int, int, pa.ChunkedArray]] = {}
 
     def column(self, group: int, name: str, first: int, end: int) -> pa.ChunkedArray | None:
-        """Return rows `first` up to `end` of a column in a row group.
+        """Return rows `first` up to `end` of a column.
 
-        None means that the pages cannot be located: there is no index, or the column is nested.
-        Raises ValueError if the index is damaged.
+        The rows are those of a row group. None means that the pages cannot be located. There is no
+        index, or the column is nested. Raises ValueError if the index is damaged.
         """
         try:
             return self._column(group, name, first, end)
@@ -132,7 +132,10 @@ class PageReader:
     def _pages(
         self, chunk: _Chunk, group: int, name: str, first: int, end: int
     ) -> tuple[int, int, int, pa.ChunkedArray]:
-        """Return the pages that hold some rows: row group, first row, end, and values."""
+        """Return the pages of some rows of a row group.
+
+        Each has its first row, its end and its values.
+        """
         low = min(bisect_right(chunk.first, first), len(chunk.at)) - 1
         high = max(low + 1, bisect_left(chunk.first, end))
         rows = self._decoded(chunk, name, low, high)
@@ -157,7 +160,7 @@ class PageReader:
         return _located(meta, pages, rows) if pages else None
 
     def _null_chunk(self, columns: list[Struct], name: str) -> _Chunk | None:
-        """Return the chunk of a nested column if all of it is null.
+        """Return the chunk of a nested column that is all null.
 
         Most foreign writers leave all headers null.
         """
@@ -192,7 +195,7 @@ class PageReader:
     def _footer_of(
         self, chunk: _Chunk, name: str, values: int, dictionary: int, pages: int
     ) -> bytes:
-        """Return the footer of a file with one column and one row group."""
+        """Return the footer of a file with one column and row group."""
         _, (root, element) = self.index.leaves[name]
         size, data_at = dictionary + pages, len(_MAGIC) + dictionary
         meta: Struct = {number: chunk.meta[number] for number in (1, 2, 3, 4)}
@@ -217,7 +220,7 @@ class PageReader:
 
 
 def _located(meta: Struct, pages: list[Struct], rows: int) -> _Chunk | None:
-    """Return a chunk with its pages, or None if the index cannot be right.
+    """Return a chunk with its pages, or None for a wrong index.
 
     No checksum guards the index. The pages it names must follow one another.
     """
@@ -247,7 +250,7 @@ def _value_count(pages: bytes, at: int, name: str) -> int:
 def _leaves(
     schema: list[Struct],
 ) -> tuple[dict[str, tuple[int, tuple[Struct, Struct]]], dict[str, int]]:
-    """Return the flat columns and the nested columns that may be null, by name.
+    """Return the flat columns and the nullable nested columns, by name.
 
     A flat column has its number among all leaves, and a schema of this column alone.
     A nested column has the number of its first leaf.
@@ -268,7 +271,10 @@ def _leaves(
 
 
 def _subtree(schema: list[Struct], at: int) -> tuple[int, int]:
-    """Return the number of leaves of a schema element, and the place after the last leaf."""
+    """Return the leaves of a schema element, and the next place.
+
+    The next place is the one after its last leaf.
+    """
     children = get(schema[at], _CHILDREN) or 0
     at += 1
     if not children:

@@ -25,7 +25,9 @@ _WHOLE_NUMBERS: Final = (
 
 
 def check_publishable(columns: Mapping[str, str]) -> None:
-    """Check that columns can be published, given as name to simple type name.
+    """Check that columns of given types can be published.
+
+    `columns` has the simple type name of each column name.
 
     Raises
     ------
@@ -63,7 +65,7 @@ def _check_column(name: str, kind: str) -> None:
 
 
 def simple_type(kind: pa.DataType) -> str:
-    """Return Spark's simple name of an Arrow type, as far as messages need it."""
+    """Return Spark's simple name of a type that messages use."""
     of = pa.types
     if of.is_string(kind) or of.is_large_string(kind) or of.is_string_view(kind):
         return "string"

@@ -23,7 +23,7 @@ Read = Callable[[FileStore], object]
 def unreadable_reason(files: FileStore, path: str, error: Exception, read: Read) -> str:
     """Return why a data file cannot be read.
 
-    A store that fails now and then may have caused the error. So this gets the file's bytes and
+    A store that sometimes fails may have caused the error. So this gets the file's bytes and
     reads them again.
 
     Parameters
@@ -33,9 +33,9 @@ def unreadable_reason(files: FileStore, path: str, error: Exception, read: Read)
     path
         Its path.
     error
-        What reading it raised.
+        The error of the first read.
     read
-        Does the same from another store, which has this file only.
+        Repeats the read from another store, which has this file only.
 
     Raises
     ------
@@ -77,12 +77,15 @@ class _FileBytes:
         return self._data
 
     def write(self, path: str, data: bytes, *, sync: bool = True) -> None:
-        """Raise OSError: this store is for reading."""
+        """Raise OSError. This store is for reading."""
         raise OSError(errno.EROFS, "this store is for reading", path)
 
 
 def row_count_error(rows: int) -> pa.ArrowInvalid:
-    """Return the error for a file with fewer rows than its commit says."""
+    """Return the error for a file with too few rows.
+
+    It has fewer rows than its commit claims.
+    """
     return pa.ArrowInvalid(f"it has {rows} rows, fewer than its commit says")
 
 

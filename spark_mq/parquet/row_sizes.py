@@ -1,4 +1,4 @@
-"""Estimate how many bytes rows of a data file take once they are read."""
+"""Estimate the bytes in memory of rows of a data file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["RowSizes"]
 _SMALL_GROUP: Final = 4 * 2**20
 """A row group with fewer bytes fits, however they are spread over its rows."""
 _ROW_BYTES: Final = 64
-"""What a row takes in all columns, also if they are null."""
+"""Bytes of a row in all columns, also if they are null."""
 _HEADER_WEIGHT: Final = 8
 """Headers become Python objects for a while."""
 
@@ -26,7 +26,7 @@ _META, _INDEX_AT, _INDEX_SIZE = 3, 4, 5  # ColumnChunk
 _PATH, _BYTES, _PACKED_BYTES, _DATA_AT, _DICTIONARY_AT = 3, 6, 7, 9, 11  # ColumnMetaData
 _SIZES, _PLAIN_BYTES = 16, 1  # ColumnMetaData, SizeStatistics
 _PAGES, _PAGE_SIZE, _PAGE_ROW, _PAGE_PLAIN_BYTES = 1, 2, 3, 2  # OffsetIndex, PageLocation
-_DICTIONARY_BYTES: Final = 2  # PageHeader: uncompressed_page_size
+_DICTIONARY_BYTES: Final = 2  # PageHeader, uncompressed_page_size
 _MAX_HEADER: Final = 1_024
 
 _Curve = tuple[list[int], list[float]]
@@ -59,7 +59,7 @@ class RowSizes:
         """The rows of the file."""
 
     def fitting(self, first: int, end: int, room: float) -> tuple[int, float]:
-        """Return how many rows from `first` on take at most so many bytes, and their bytes.
+        """Return how many rows fit into some bytes, and their bytes.
 
         Parameters
         ----------
@@ -85,7 +85,7 @@ class RowSizes:
 
     def _curve(self, group: int) -> _Curve:
         if group not in self._curves:
-            self._curves = {group: self._sized(group)}  # one at a time: rows come in order
+            self._curves = {group: self._sized(group)}  # one at a time, because rows come in order
         return self._curves[group]
 
     def _sized(self, group: int) -> _Curve:
@@ -102,7 +102,7 @@ class RowSizes:
             chunks: list[Struct] = get(get(index.meta, _GROUPS)[group], _COLUMNS)
             curves = [_of_column(self._raw, chunk, rows) for chunk in chunks]
         except (ValueError, *DAMAGE):
-            return known  # a reader of these rows says what is wrong
+            return known  # a reader of these rows names the error
         return _sum([*curves, _line(rows, _ROW_BYTES * rows)])
 
 
@@ -115,7 +115,10 @@ def _line(rows: int, size: float) -> _Curve:
 
 
 def _of_column(raw: Any, chunk: Struct, rows: int) -> _Curve:
-    """Return the sizes of one column's rows: by page, if an index names its pages."""
+    """Return the sizes of one column's rows.
+
+    They are by page, if an index names its pages.
+    """
     meta = get(chunk, _META)
     weight = _weight(b".".join(get(meta, _PATH)).decode())
     size, packed = get(meta, _BYTES), get(meta, _PACKED_BYTES)
@@ -133,7 +136,10 @@ def _of_column(raw: Any, chunk: Struct, rows: int) -> _Curve:
 
 
 def _unfolded(raw: Any, meta: Struct, rows: int) -> float:
-    """Return the bytes of a column in which a dictionary may hold large values once."""
+    """Return an upper bound of a column's bytes with a dictionary.
+
+    A dictionary may hold large values once.
+    """
     known = get(get(meta, _SIZES, {}), _PLAIN_BYTES)
     at = get(meta, _DICTIONARY_AT)
     if known is not None or not at:

@@ -37,7 +37,7 @@ DEDUP_FIELD: Final = pa.field("dedup_id", pa.string())
 """The column that a publisher may give for deduplication. It is not stored."""
 
 FILE_SCHEMA: Final = MESSAGE_SCHEMA
-"""The columns of a data file of ``messages/``: all columns of the table."""
+"""All columns of a data file of ``messages/``."""
 
 TIME_COLUMNS: Final = ("deliver_at", "expires_at")
 """The columns that limit when a message may be leased."""

@@ -28,7 +28,7 @@ class SequentialReader:
             read_dictionary=expanding_columns(metadata.row_group(group), names),
             coerce_int96_timestamp_unit="us",
             page_checksum_verification=True,
-            buffer_size=2**20,  # Without a buffer, pyarrow fetches a whole column chunk at once.
+            buffer_size=2**20,  # Without it, pyarrow fetches a whole column chunk in one piece.
             pre_buffer=False,
         )
         meta = metadata.row_group(group)

@@ -1,8 +1,8 @@
-"""Encode and decode a few rows as a Parquet file, in a fraction of pyarrow's time.
+"""Encode and decode small Parquet files much faster than pyarrow.
 
 pyarrow sets up a writer or a reader for each file and each column. For a few rows that is nearly
-all of its time. These files use the simplest form of the format, which every engine reads: one row
-group, one uncompressed PLAIN page for each column, no statistics.
+all of its time. These files use the simplest form of the format, which every engine reads. They
+have one row group, one uncompressed PLAIN page for each column, and no statistics.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class SmallFileEncoder:
             size = _varint(len(data))
             page = _PAGE_START + size + b"\x15" + size + page_tail
             total, offset = b"\x16" + _varint(len(page) + len(data)), _varint(at)
-            # Encoded as thrift does: file_offset, then the column's metadata.
+            # Encoded as thrift does, with file_offset before the column's metadata.
             chunks.append(
                 b"\x26" + offset + start + count + total + total + b"\x26" + offset + b"\x00\x00"
             )
@@ -107,7 +107,7 @@ class SmallFileEncoder:
         try:
             return self._decode(data, names)
         except (ValueError, IndexError, OverflowError, struct.error, pa.ArrowException):
-            return None  # a damaged file: pyarrow names the damage
+            return None  # a damaged file, whose damage pyarrow names
 
     def _decode(self, data: bytes, names: Container[str]) -> dict[str, pa.Array] | None:
         end = len(data) - _TAIL_BYTES
@@ -145,7 +145,7 @@ def _element(field: pa.Field) -> bytes:
 
 
 def _column_start(field: pa.Field) -> bytes:
-    """Return the part of a column's metadata that is the same in each file."""
+    """Return the constant part of a column's metadata."""
     fields: Struct = {
         1: (I32, _KINDS[field.type][0]),
         2: (LIST, (I32, [0, 3])),  # PLAIN values, RLE levels
@@ -160,7 +160,10 @@ def _list_head(count: int, kind: int) -> bytes:
 
 
 def _levels(rows: int, level: int) -> bytes:
-    """Return the definition levels of a column that is all null (0) or has no null (1)."""
+    """Return the definition levels of a column without mixed nulls.
+
+    All rows are null (0) or none is (1).
+    """
     run = _unsigned(rows << 1) + bytes((level,))
     return struct.pack("<i", len(run)) + run
 
@@ -214,7 +217,10 @@ def _column(kind: pa.DataType, content: bytes, rows: int) -> pa.Array:
 def _numbers(
     kind: pa.DataType, data: bytes, count: int, present: int, rows: int
 ) -> tuple[bytes, ...]:
-    """Return the buffer of a column of numbers: `count` values where `present` has a bit."""
+    """Return the buffer of a column of numbers.
+
+    It has `count` values. A bit of `present` shows a value.
+    """
     width = kind.bit_width // 8
     if len(data) != count * width:
         raise ValueError("numbers of another size")

@@ -1,4 +1,4 @@
-"""Decode and encode Thrift's compact protocol, as far as Parquet's metadata needs it.
+"""Decode and encode Thrift's compact protocol for Parquet's metadata.
 
 pyarrow reads that metadata. It neither locates the pages of a column nor writes metadata for
 existing pages. Source: Apache Thrift, doc/specs/thrift-compact-protocol.md.

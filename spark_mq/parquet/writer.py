@@ -19,13 +19,13 @@ from spark_mq.parquet.schema import FILE_SCHEMA, TIME_COLUMNS
 __all__ = ["BANDS_TAG", "WrittenFile", "write_file"]
 
 BANDS_TAG: Final = "spark_mq.bands"
-"""The tag of an ``add`` action that says which rows are in which band."""
+"""The tag of an ``add`` action with the bands of the rows."""
 
 ROW_GROUP_ROWS: Final = 20_000
 """Row groups are small because a lease reads slices from anywhere in a file."""
 PAGE_BYTES: Final = 128 * 2**10
 PAGE_ROWS: Final = 2_000
-"""Small pages: a lease reads each page that it touches."""
+"""Rows of a page. Pages are small, because a lease reads each page that it touches."""
 _MAX_BATCH_ROWS: Final = 1_024
 """pyarrow's default."""
 _SAMPLE_BYTES: Final = 2**18
@@ -137,7 +137,7 @@ def _encoded(table: pa.Table) -> bytes:
         row_group_size=ROW_GROUP_ROWS,
         # Each read of a few pages reads the whole dictionary too.
         use_dictionary=[] if mostly_differ(table["key"]) else ["key"],
-        # A reader skips a column if the statistics say that all of it is null.
+        # A reader skips a column whose statistics show that all of it is null.
         write_statistics=["message_id", "key", "published_at", "priority", *TIME_COLUMNS],
         write_page_checksum=True,  # Readers find flipped bits by it.
         write_page_index=True,  # A lease of few messages reads few pages.
@@ -149,7 +149,7 @@ def _encoded(table: pa.Table) -> bytes:
 
 
 def _batch_rows(values: pa.ChunkedArray) -> int:
-    """Return how many rows to write at once.
+    """Return how many rows to write in one batch.
 
     pyarrow compares a page with PAGE_BYTES after each batch only.
     """

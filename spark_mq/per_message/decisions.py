@@ -1,4 +1,4 @@
-"""What a handler decides about its message, and the settle commands for many decisions."""
+"""Define a handler's decisions, and turn many into settle commands."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ __all__ = [
 ]
 
 _ORDER: Final = (NACK, REJECT, RELEASE, ACK)
-"""Acks come last, so that one of them resets what the failures of a lease counted."""
+"""Acks come last, so that one of them resets the breaker's count of a lease's failures."""
 
 
 class Decision(Exception):
-    """What becomes of one message. A handler returns it or raises it."""
+    """A decision about one message. A handler returns it or raises it."""
 
     def end(self) -> MessageEnd:
         """Return the end of the message."""
@@ -247,7 +247,7 @@ def end_of_error(error: Exception, policy: HandlerPolicy) -> MessageEnd:
 
 
 def commands_for_ends(ended: Iterable[tuple[str, int, MessageEnd]]) -> list[SettleCommand]:
-    """Return the commands that settle messages, each with its lease id and sequence.
+    """Return commands that settle messages by lease id and sequence.
 
     There is one for all messages of a lease with the same end.
     """

@@ -1,4 +1,7 @@
-"""Extend the leases of a feed in the background, all in one commit."""
+"""Extend the leases of a feed in the background, together.
+
+One commit extends them all.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ _log = logging.getLogger("spark_mq.worker")
 
 
 class LeaseKeeper:
-    """Extends leases, a third of their timeout before each deadline at the latest.
+    """Extends leases well before their deadlines.
+
+    It does so a third of their timeout before each deadline at the latest.
 
     Parameters
     ----------
@@ -59,7 +64,10 @@ class LeaseKeeper:
             self._kept.pop(lease_id, None)
 
     def remove_limit(self) -> None:
-        """Extend without a limit from now on: the store fails, and only settles wait."""
+        """Extend without a limit from now on.
+
+        The store fails, and only settles wait.
+        """
         with self._lock:
             for one in self._kept.values():
                 one.end = float("inf")

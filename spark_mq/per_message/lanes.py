@@ -1,4 +1,7 @@
-"""Run the messages of a lane one after the other, and those of different lanes side by side."""
+"""Run the messages of a lane one after the other.
+
+Those of different lanes run side by side.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ T = TypeVar("T", bound=Hashable)
 
 
 class LaneChains(Generic[T]):
-    """The tasks in hand by lane. Only the first of a lane may run. The caller locks.
+    """The running and waiting tasks by lane.
 
-    A task whose message failed *pauses* its lane, until its settle shows which of the later
-    messages came back.
+    Only the first task of a lane may run. The caller locks. A task whose message failed *pauses*
+    its lane. Its settle then shows which of the later messages came back.
     """
 
     def __init__(self) -> None:
@@ -42,7 +45,7 @@ class LaneChains(Generic[T]):
         return bool(self._paused)
 
     def add(self, lane: int, task: T) -> bool:
-        """Add a task. Return whether it may run at once."""
+        """Add a task. Return whether it may run now."""
         chain = self._chains.setdefault(lane, deque())
         chain.append(task)
         self._lanes[task] = lane

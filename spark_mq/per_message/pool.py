@@ -88,7 +88,7 @@ class ThreadPool:
 
 
 class CoroutinePool:
-    """Calls ``async def`` handlers in one event loop, in a thread of its own.
+    """Calls ``async def`` handlers in one event loop, in another thread.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ class CoroutinePool:
             except asyncio.CancelledError as cancelled:
                 if self._stopped:
                     raise
-                # The handler let the end of something inside it pass. Its slot goes on.
+                # The handler let the cancellation of a task inside it through. Its slot continues.
                 error = RuntimeError("the handler was cancelled")
                 error.__cause__ = cancelled
                 pause = task.finish(error=error)

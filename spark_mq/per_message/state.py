@@ -1,4 +1,4 @@
-"""What the feeds of one call share, and their options."""
+"""Share state and options between the feeds of one call."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Feed(Protocol):
 
 
 class WorkState:
-    """What the feeds of one call share. Thread-safe."""
+    """The shared state of the feeds of one call. Thread-safe."""
 
     def __init__(self, stop: threading.Event) -> None:
         self.stop = stop
         self.over = threading.Event()
-        """Set when the graceful timeout has passed: nothing is settled any more."""
+        """Set when the graceful timeout has passed. Nothing is settled any more."""
         self.hurried = False
-        """Set before ``over``: the feeds give back what running handlers have."""
+        """Set before ``over``. The feeds give back the messages of running handlers."""
         self.finished = False
         """Whether the work ended by itself, as the option ``until`` wants."""
         self.error: BaseException | None = None
@@ -42,7 +42,7 @@ class WorkState:
         self._idle[feed] = None
 
     def note_activity(self) -> None:
-        """Note that messages were leased or settled, so that idle feeds look again."""
+        """Note a lease or a settle, so that idle feeds look again."""
         with self.lock:
             self._activity += 1
 
@@ -64,7 +64,7 @@ class WorkState:
         self.end()
 
     def end(self) -> None:
-        """End the work: no feed leases anything more."""
+        """End the work. No feed leases anything more."""
         self.stop.set()
         for feed in list(self._idle):
             feed.wake()

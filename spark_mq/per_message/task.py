@@ -1,4 +1,4 @@
-"""The handling of one message of a lease by a pool."""
+"""Handle one message of a lease in a pool."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Runner(Protocol):
 
 @dataclass(eq=False, slots=True)
 class HeldLease:
-    """A lease of which messages are in hand."""
+    """A lease with messages that are being handled."""
 
     lease: Lease
     messages: int

@@ -1,4 +1,7 @@
-"""Run the feeds of one call and their pool until the work ends."""
+"""Run the feeds and the pool of one call.
+
+They run until the work ends.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ __all__ = ["MessageWork"]
 _log = logging.getLogger("spark_mq.worker")
 
 _GIVE_BACK_SECONDS: Final = 10.0
-"""How long the feeds have to give back what they hold, after a second Ctrl-C."""
+"""Seconds for the feeds to give back their messages after a second Ctrl-C."""
 
 
 class MessageWork:
@@ -31,7 +34,7 @@ class MessageWork:
     pool
         Calls the handlers of all feeds.
     state
-        What the feeds share.
+        The shared state of the feeds.
     poll
         Seconds between looks at the event that ends the work.
     """

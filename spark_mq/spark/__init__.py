@@ -1,4 +1,4 @@
-"""The Spark side: the data source ``spark_mq``, and settling from foreachBatch.
+"""Define the data source ``spark_mq`` and the settle functions for Spark.
 
 Only this package imports pyspark.
 """

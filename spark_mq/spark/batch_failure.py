@@ -1,4 +1,4 @@
-"""What a failure of the user's function means: an outage of the store, or a failed batch."""
+"""Decide if an outage of the store made a batch fail."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _REMOTE_OUTAGE: Final = re.compile(r"spark_mq\.errors\.(?:StorageError|Contentio
 
 
 def find_outage(owners: LeaseRouter, failure: Exception, lease: BatchLease) -> Exception | None:
-    """Return the error of the store behind a failure of the user's function, or None.
+    """Return the store's error behind a failed function, or None.
 
-    A Spark job that failed in an executor names its cause only as text, and Spark's own reader has
-    other errors. So the batch's files are checked too.
+    The function is the user's. A Spark job that failed in an executor names its cause only as text.
+    Spark's own reader has other errors. So the batch's files are checked too.
     """
     if is_outage(failure):
         return failure
@@ -55,9 +55,9 @@ def release_batch(owners: LeaseRouter, lease: BatchLease) -> None:
 
 
 def log_failure(owners: LeaseRouter, lease: BatchLease, verb: str | None) -> None:
-    """Log the current exception with what each lease of the batch holds.
+    """Log the current exception with each lease's messages.
 
-    ``verb`` is what happens to the lease, if anything does.
+    The leases are those of the batch. ``verb`` is the effect on the lease, if there is one.
     """
     for lease_id in lease.lease_ids:
         group = owners.of(lease_id)
@@ -68,7 +68,7 @@ def log_failure(owners: LeaseRouter, lease: BatchLease, verb: str | None) -> Non
 
 
 def _held_by(group: ConsumerGroup, lease_id: str) -> str:
-    """Describe what a lease holds, for a log."""
+    """Describe the messages of a lease, for a log."""
     try:
         held = group._ledger.current().held(lease_id)
     except Exception as error:  # the log of the failure itself must not fail

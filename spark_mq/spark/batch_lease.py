@@ -1,4 +1,7 @@
-"""The lease of a batch in foreachBatch: read it, settle rows of it, write a sink once."""
+"""Define the lease of a batch in foreachBatch.
+
+The lease reads the batch, settles rows of it, and lets a sink take it once.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +50,12 @@ class BatchLease:
 
     @property
     def lease_id(self) -> str:
-        """The id of the batch's lease, or of its first one."""
+        """Return the id of the batch's lease, or of its first one."""
         return self.lease_ids[0]
 
     @property
     def delta_options(self) -> dict[str, str]:
-        """Options that let a Delta table take the append of this batch only once.
+        """Return options that make a Delta table append this batch once.
 
         ``txnAppId`` is the id of the stream, ``txnVersion`` the number of the batch. Do not use a
         constant app id with Spark's batch id instead. Two workers, or a new checkpoint, count from
@@ -66,7 +69,7 @@ class BatchLease:
         Raises
         ------
         InvalidOption
-            The batch is a union of streams, so no transaction stands for all of it.
+            The batch is a union of streams, so no transaction covers all of it.
 
         Examples
         --------
@@ -85,7 +88,7 @@ class BatchLease:
 
     @property
     def publish_options(self) -> dict[str, str]:
-        """Options that let a queue take the messages of this batch only once.
+        """Return options that make a queue take this batch's messages once.
 
         ``producerId`` is made from the stream, ``producerSequence`` is the number of the batch. If
         a batch writes to one queue twice, add ``.option("producerPart", name)`` to each write but
@@ -99,7 +102,7 @@ class BatchLease:
         Raises
         ------
         InvalidOption
-            The batch is a union of streams, so no number stands for all of it.
+            The batch is a union of streams, so no number covers all of it.
 
         Examples
         --------
@@ -140,16 +143,16 @@ class BatchLease:
         return self._publisher.publish(queue, messages, stream, number, part)
 
     def read(self) -> DataFrame:
-        """Read what the leases hold now with Spark's own Parquet reader.
+        """Read the leased messages with Spark's own Parquet reader.
 
-        ``batch`` itself is read like that if nothing but a choice of columns stands between the
-        source and foreachBatch. Otherwise this method is faster for large batches in few files,
-        because no byte goes through Python. The rows and columns are those of the source, without
-        the query's own changes. They come in no order. Messages that are settled by now are left
-        out, except by ``ack="first"``. Spark counts no input rows. If `batch` has the columns
-        ``data`` and ``data_error`` of ``valueSchema``, they are parsed again.
+        ``batch`` itself is read like that if only a choice of columns is between the source and
+        foreachBatch. Otherwise this method is faster for large batches in few files, because no
+        byte goes through Python. The rows and columns are those of the source, without the query's
+        own changes. They come in no order. Messages that are settled by now are left out, except
+        by ``ack="first"``. Spark counts no input rows. If `batch` has the columns ``data`` and
+        ``data_error`` of ``valueSchema``, they are parsed again.
 
-        Spark must be able to read the object store itself: the source's ``storageOptions.*`` do not
+        Spark must be able to read the object store itself. The source's ``storageOptions.*`` do not
         reach it. A lease in thousands of pieces, or in files with unusual names, is read as
         ``batch``.
 
@@ -161,7 +164,7 @@ class BatchLease:
         Raises
         ------
         CorruptLog
-            A file has fewer rows than its commit says. A file that is broken inside fails the
+            A file has fewer rows than its commit claims. A file that is broken inside fails the
             Spark job.
         StorageError
             A file cannot be reached.
@@ -185,7 +188,7 @@ class BatchLease:
         return with_data(rows, schema["data"].dataType) if is_parsed(schema) else rows
 
     def _held(self) -> list[list[Range]]:
-        """Return what each of the leases holds now."""
+        """Return the ranges that each lease holds now."""
         return [
             self._owners.of(lease_id)._ledger.current().held(lease_id)
             for lease_id in self.lease_ids

@@ -1,7 +1,7 @@
-"""Publish what a batch made into another queue, once across a crash of the batch.
+"""Publish a batch's results into another queue, once.
 
-The stream and the number of the batch are the producer and its number. A replay of the batch has
-the same, so the queue refuses its messages.
+A crash of the batch publishes nothing twice. The stream and the number of the batch are the
+producer and its number. A replay of the batch has the same, so the queue refuses its messages.
 """
 
 from __future__ import annotations
@@ -128,7 +128,10 @@ class SinkProducer:
 
 
 class BatchPublisher:
-    """Publish messages of a batch from the driver, and number the writes of its executors."""
+    """Publishes a batch's messages, and numbers its writes.
+
+    The driver publishes. The executors write.
+    """
 
     def __init__(self) -> None:
         self._run = uuid.uuid4().hex

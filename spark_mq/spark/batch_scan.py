@@ -1,4 +1,4 @@
-"""Read from Spark's plan what a running batch scans.
+"""Read the slices of a running batch from Spark's plan.
 
 The plan of a batch has the slices that the source's tasks would read. So the driver knows them
 without a job. Each py4j call takes about 0.2 ms, so few are made for each batch.
@@ -22,7 +22,7 @@ __all__ = ["BatchScan", "batch_scans", "is_output_of", "reads_source_only"]
 PLAN_BYTES: Final = 24 * 2**20
 """Bytes that pass through Python in the time that Spark takes to plan the read of a file."""
 ROW_BYTES: Final = 1_000
-"""Bytes that pass through Python in the time that a row takes on top of its own bytes."""
+"""Extra time of a row in Python, as the bytes that take that time."""
 _SCAN: Final = "MicroBatchScanExec"
 _SOURCE: Final = "StreamingDataSourceV2ScanRelation"
 _SINK: Final = "WriteToMicroBatchDataSourceV1"
@@ -32,7 +32,10 @@ _PRUNING: Final = "Project"
 
 @dataclass(frozen=True, slots=True)
 class BatchScan:
-    """The scan of one spark_mq source in a batch, with the slices in the source's order."""
+    """The scan of one spark_mq source in a batch.
+
+    The slices are in the source's order.
+    """
 
     stream: str
     pieces: tuple[Piece, ...]
@@ -46,17 +49,23 @@ class BatchScan:
         return {of.lease_id for _, of in self.pieces if of.lease_id}
 
     def pays_for_files(self, files: int) -> bool:
-        """Return whether Spark plans and reads so many files sooner than the source's tasks."""
+        """Return whether Spark reads `files` files sooner than the source.
+
+        Spark plans and reads them. The source reads them by its tasks.
+        """
         read = sum(piece.size + piece.rows * ROW_BYTES for piece, _ in self.pieces)
         return read >= files * PLAN_BYTES
 
     def count_rows(self) -> None:
-        """Add the rows to the progress of the query, as the source's own tasks do."""
+        """Add the rows to the query's progress.
+
+        The source's own tasks do the same.
+        """
         self.node.metrics().apply("numOutputRows").add(sum(piece.rows for piece, _ in self.pieces))
 
 
 def batch_scans(query: Any) -> list[BatchScan]:
-    """Return the scans of spark_mq sources in the batch that a query runs now."""
+    """Return the spark_mq scans in a query's running batch."""
     leaves = query.lastExecution().executedPlan().collectLeaves()
     return list(_scans(leaves.apply(i) for i in range(leaves.size())))
 
@@ -77,7 +86,10 @@ def reads_source_only(query: Any) -> bool:
 
 
 def is_output_of(query: Any, batch: Any) -> bool:
-    """Return whether a DataFrame is the query's batch itself, not made from it."""
+    """Return whether a DataFrame is the query's batch itself.
+
+    One made from the batch is not.
+    """
     plan = batch._jdf.queryExecution().logical()
     return _kind(plan) == "LogicalRDD" and plan.rdd().id() == query.lastExecution().toRdd().id()
 
@@ -95,7 +107,10 @@ def _scans(leaves: Iterable[Any]) -> Iterator[BatchScan]:
 
 
 def _stream(leaf: Any) -> str | None:
-    """Return the stream of a scan; None if another source made its offset."""
+    """Return the stream of a scan, or None.
+
+    None: another source made its offset.
+    """
     try:
         return check_offset(json.loads(leaf.end().json()))[0]
     except (InvalidOption, ValueError):

@@ -15,8 +15,10 @@ __all__ = ["chunks", "spark_copy"]
 
 CHUNK_BYTES: Final = 64 * 2**20
 CHUNK_SLICES: Final = 2_000
-"""What one task copies, in bytes of the files and in slices. It holds less in memory. Less than one
-task's worth is copied in the driver, without a job."""
+"""The limits of one task's copy, in bytes of the files and in slices.
+
+The task holds less in memory. Less than one task's worth is copied in the driver, without a job.
+"""
 
 
 def spark_copy(spark: Any, storage_options: Mapping[str, str] | None = None) -> Copy:
@@ -40,7 +42,7 @@ def spark_copy(spark: Any, storage_options: Mapping[str, str] | None = None) -> 
         source, target, lanes = log.path, dead_log.path, dead_log.lanes
 
         def task(part: list[DeadSlice]) -> list[WrittenFile]:
-            # One table after the other: slices may be larger in memory than in their files.
+            # One table after the other, because slices may be larger in memory than in their files.
             files = ObjectStore(target, options)
             return [
                 write_file(files, table, lanes=lanes)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["INVALID_VALUES", "RejectInvalid"]
 
 INVALID_VALUES: Final = ("keep", "reject")
-"""What for_each_batch may do with values that do not parse."""
+"""The choices of for_each_batch for values that do not parse."""
 
 
 class RejectInvalid:

@@ -1,6 +1,7 @@
-"""Parse JSON values by a schema, strictly: a value fits the schema, or it has an error.
+"""Parse JSON values strictly by a schema.
 
-An error names the place and the types. It never contains the value, which may be a secret.
+A value fits the schema, or it has an error. An error names the place and the types. It never
+contains the value, which may be a secret.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class JsonParser:
         self._decode = json.JSONDecoder(parse_float=numbers, parse_constant=_no_constant).decode
 
     def parse(self, values: Iterable[bytes | None]) -> tuple[pa.Array, pa.Array]:
-        """Return the parsed values, and the error of each that does not parse.
+        """Return the parsed values, and the errors of the others.
 
         Exactly one of both is null in each row.
         """

@@ -1,8 +1,9 @@
-"""Find the leases of a foreachBatch batch, without a Spark job if the session allows it.
+"""Find the leases of a foreachBatch batch.
 
-The batch's offsets hold the batch number n of each stream. The runner's random id is in the slices
-of Spark's plan, and is read from them once a run. Spark Connect shows no plan, so there a job reads
-it from the rows. A worker's name does not help, because a zombie driver has the same.
+It takes no Spark job if the session allows that. The batch's offsets hold the batch number n of
+each stream. The runner's random id is in the slices of Spark's plan, and is read from them once a
+run. Spark Connect shows no plan, so there a job reads it from the rows. A worker's name does not
+help, because a zombie driver has the same.
 """
 
 from __future__ import annotations
@@ -38,13 +39,12 @@ class BatchLeases:
     fresh
         Whether the batch may be a replay. Only the first batch of a run may be one.
     base
-        Stream and n of a batch over several queues. Each queue knows the stream by an id of its
-        own.
+        Stream and n of a batch over several queues. Each queue has another id for the stream.
     batches
         Stream, n and "over several queues" of each stream in the batch, also of one without a row.
         Empty over Spark Connect.
     scan
-        What the batch reads, if it is the source's output and nothing else.
+        The scan of the batch, if it is the source's output and nothing else.
     """
 
     lease_ids: list[str]
@@ -55,7 +55,7 @@ class BatchLeases:
 
 
 class LeaseLookup:
-    """Find the lease ids of the batches of one run of a query.
+    """Finds the lease ids of the batches of a query's run.
 
     Parameters
     ----------
@@ -69,12 +69,13 @@ class LeaseLookup:
         self._run: str | None = None
         self._known: Any = None  # this run's query
         self._checked = False  # whether this run's batches have the columns to settle their rows
-        self._source_only: bool | None = None  # of this run's query; None until a batch asks
+        self._source_only: bool | None = None  # of this run's query. None until a batch needs it.
 
     def find(self, batch: DataFrame) -> BatchLeases:
-        """Return the lease ids of a batch, and its scan if Spark may read that itself.
+        """Return the lease ids of a batch, with its scan.
 
-        Raises InvalidSchema if the batch's rows could not be settled.
+        The scan is None unless Spark may read it itself. Raises InvalidSchema if the batch's rows
+        could not be settled.
         """
         query = self._query(batch.sparkSession)
         if not self._checked:  # all batches of a run have the same columns
@@ -118,12 +119,18 @@ class LeaseLookup:
         return BatchLeases(ids, not known, base, shown)
 
     def runner(self, stream: str) -> str | None:
-        """Return the runner of a stream in this run, or None before its first batch."""
+        """Return the runner of a stream in this run, or None.
+
+        None: no batch has come yet.
+        """
         return self._runners.get(stream)
 
     @staticmethod
     def _from_plan(query: Any, streams: Iterable[str]) -> list[str] | None:
-        """Return the lease ids in the plan's slices; None if the plan does not show each stream."""
+        """Return the lease ids in the plan's slices, or None.
+
+        None: the plan does not show each stream.
+        """
         try:
             scans = batch_scans(query) if query is not None else []
         except Exception as error:
@@ -137,7 +144,10 @@ class LeaseLookup:
         )
 
     def _reads_source_only(self, query: Any) -> bool:
-        """Return whether nothing but column pruning lies between the source and the function."""
+        """Return whether the batch is the source's output.
+
+        It may lack columns that Spark has pruned.
+        """
         if self._source_only is None:
             try:
                 self._source_only = query is not None and reads_source_only(query)
@@ -147,9 +157,10 @@ class LeaseLookup:
         return self._source_only
 
     def _scan(self, batch: DataFrame, query: Any) -> BatchScan | None:
-        """Return what a batch reads; None if Spark may not read it, or reads it no sooner.
+        """Return the scan of a batch that Spark may read, or None.
 
-        Spark may read it if nothing but column pruning made the batch from the source.
+        Spark may read it if only column pruning made the batch from the source. None also means
+        that Spark would not read it sooner.
         """
         try:
             if not self._reads_source_only(query):
@@ -173,7 +184,10 @@ class LeaseLookup:
 
     @staticmethod
     def _batches(query: Any) -> dict[str, tuple[int, bool]]:
-        """Return n of each spark_mq stream in the batch, and whether it is over several queues."""
+        """Return the number n of each spark_mq stream in the batch.
+
+        Each has a flag for a stream over several queues.
+        """
         try:
             return {} if query is None else dict(_offsets(query))
         except Exception as error:
@@ -181,14 +195,17 @@ class LeaseLookup:
             return {}
 
     def _query(self, spark: Any) -> Any:
-        """Return the query whose batch runs now; None if the session hides it (Spark Connect)."""
+        """Return the query whose batch runs now, or None.
+
+        None: the session hides it (Spark Connect).
+        """
         try:
             context = spark.sparkContext
             # Spark groups the jobs of a query by the id of its run. Unknown ids are looked up.
             if self._run and context.getLocalProperty("spark.jobGroup.id") == self._run:
                 return self._known
             query_id = context.getLocalProperty("sql.streaming.queryId")
-            # The batch's session is a clone and knows no queries; the shared state knows all that
+            # The batch's session is a clone and knows no queries. The shared state knows all that
             # run.
             query = (
                 spark._jsparkSession.sharedState()
@@ -207,10 +224,11 @@ class LeaseLookup:
 
 
 def _offsets(query: Any) -> Iterator[tuple[str, tuple[int, bool]]]:
-    """Return (stream, (n, over several queues)) of each spark_mq source in a query's batch.
+    """Return the offset of each spark_mq source in a query's batch.
 
-    Our offsets are known by their form, because the plan is slow to show the sources' formats. A
-    source that had nothing new keeps its offset: its last lease is not of this batch.
+    It is (stream, (n, over several queues)). Our offsets are known by their form, because the plan
+    is slow to show the sources' formats. A source without new messages keeps its offset, so its
+    last lease is not of this batch.
     """
     sources, starts, ends = query.sources(), query.committedOffsets(), query.availableOffsets()
     for source in (sources.apply(i) for i in range(sources.size())):

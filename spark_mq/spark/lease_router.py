@@ -1,4 +1,7 @@
-"""Find the group of each lease of a batch, and check that this driver still holds the lease."""
+"""Route each lease of a batch to its group.
+
+Also check that this driver still holds the lease.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ class LeaseRouter:
     def __init__(self, groups: Sequence[ConsumerGroup]) -> None:
         self.groups = tuple(groups)
         self._of: dict[str, ConsumerGroup] = {}  # by stream
-        self._marks: dict[str, int] = {}  # by lease id: its stream's mark when its batch came here
+        self._marks: dict[str, int] = {}  # by lease id, the last number of its stream
 
     def of(self, lease_id: str) -> ConsumerGroup:
         """Return the group of a lease.
@@ -52,18 +55,22 @@ class LeaseRouter:
         return [outcomes[at] for at in range(len(wanted))]
 
     def reported_work(self, lease_ids: Sequence[str]) -> AbstractContextManager[Callable[..., Any]]:
-        """Report the work on leases: see :func:`spark_mq.operations.work_report.reported_work`."""
+        """Report the work, see :func:`spark_mq.operations.work_report.reported_work`."""
         ledgers = [(self.of(one)._ledger, one) for one in lease_ids]
         return reported_work([(own, partial(_ranges, own, one)) for own, one in ledgers], None)
 
     def begin(self, lease_ids: Sequence[str]) -> None:
-        """Find the groups and keep the transaction numbers, for a batch that may be a replay."""
+        """Find the groups and keep the transaction numbers.
+
+        The batch may be a replay.
+        """
         self._marks = {lease_id: self._mark(self.of(lease_id), lease_id) for lease_id in lease_ids}
 
     def check(self, lease_ids: Sequence[str]) -> None:
-        """Raise StreamFenced, before Spark commits the batch, if another driver has taken it over.
+        """Raise StreamFenced if another driver has taken the batch over.
 
-        An expired lease is no reason to end the query. Its messages are delivered again.
+        It is raised before Spark commits the batch. An expired lease is no reason to end the query.
+        Its messages are delivered again.
         """
         for lease_id in lease_ids:
             parts = parse_lease_id(lease_id)

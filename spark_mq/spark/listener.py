@@ -1,4 +1,4 @@
-"""A listener that reports the groups behind the streams of a session."""
+"""Report the groups behind the streams of a session."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StreamProgress:
-    """A group behind a stream, as the last batch of the stream has seen it.
+    """The state of a stream's group in its last batch.
 
     Attributes
     ----------
@@ -69,11 +69,11 @@ class StreamProgress:
 
 
 class SparkMQListener(StreamingQueryListener):
-    """Reads the stats of groups from the progress of streams. It makes no look of its own.
+    """Reads the stats of groups from the progress of streams.
 
-    If the driver has an OpenTelemetry SDK, it sets the gauges ``spark_mq.messages``,
-    ``spark_mq.oldest_unsettled_age`` and ``spark_mq.blocked``. Sources of other formats are left
-    out.
+    It never reads the queue itself. If the driver has an OpenTelemetry SDK, it sets the gauges
+    ``spark_mq.messages``, ``spark_mq.oldest_unsettled_age`` and ``spark_mq.blocked``. Sources of
+    other formats are left out.
 
     Parameters
     ----------

@@ -62,7 +62,7 @@ _ELSEWHERE: Final = {
     "order": "set it with group.configure(order='key'), in a queue with lanes",
     "priority": "give a column 'priority' with whole numbers from 0 to 9",
 }
-"""What is no option, and where it is set."""
+"""Names that are no options, each with the place to set it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ def _split(
                     value=value,
                 )
             hint = suggest(name, [*known, "storageOptions.*"])
-            # Not the value: the name may be a misspelt secret.
+            # Not the value, because the name may be a misspelt secret.
             raise InvalidOption(
                 f"unknown option {name!r}"
                 + (
@@ -229,9 +229,10 @@ def _path(own: Mapping[str, str]) -> str:
 
 
 def _paths(own: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
-    """Return the paths of the queues to read, and whether they were given as a list.
+    """Return the paths of the queues to read.
 
-    Options are text, so a list is JSON. Raises InvalidOption.
+    The second value is whether they were given as a list. Options are text, so a list is JSON.
+    Raises InvalidOption.
     """
     text = own.get("path") or own.get("paths", "")
     if not text.lstrip().startswith("["):

@@ -64,7 +64,7 @@ def read_held(
     Raises
     ------
     CorruptLog
-        A file is not as its commit says.
+        A file does not match its commit.
     StorageError
         A file cannot be reached, or Spark cannot read the store.
     """
@@ -84,21 +84,21 @@ def read_held(
 def read_scan(
     batch: DataFrame, scan: BatchScan, owner: Callable[[str], ConsumerGroup]
 ) -> DataFrame | None:
-    """Read what a batch scans, with its columns and order.
+    """Read the slices of a batch's scan, with its columns and order.
 
     Parameters
     ----------
     batch
         The batch as Spark gave it.
     scan
-        What the source's tasks would read.
+        The scan of the batch.
     owner
         Returns the group of a lease id.
 
     Returns
     -------
     DataFrame or None
-        None if the source's tasks read it sooner, or alone read it right. Raises as
+        None if the source's tasks read it sooner, or only they read it right. Raises as
         :func:`read_held`.
     """
     if scan.keeps_lanes:  # Spark would read each file, and each part of one, in another task.
@@ -126,9 +126,10 @@ def _union(frames: Sequence[DataFrame]) -> DataFrame:
 
 
 def _runs(pieces: Sequence[Piece]) -> list[tuple[str, Files]] | None:
-    """Return each file of a batch in order, with its lease; None if that would change the order.
+    """Return each file of a batch with its lease, in order.
 
-    Spark begins with the largest file of a read, so each read has one.
+    None: reading them would change the order. Spark begins with the largest file of a read, so each
+    read has one.
     """
     runs: list[tuple[str, dict[str, list[Piece]]]] = []
     for piece, of in pieces:
@@ -155,7 +156,10 @@ def _by_file(group: ConsumerGroup, ranges: Sequence[Range]) -> Files:
 def _frame(
     spark: SparkSession, group: ConsumerGroup, files: Files, names: Sequence[str]
 ) -> DataFrame | None:
-    """Return the wanted rows of the files; None if Spark would not read the same."""
+    """Return the wanted rows of the files, or None.
+
+    None: Spark would not read the same rows.
+    """
     if not _is_supported(files):
         return None
     alike, whole = _check(group, files)
@@ -175,10 +179,10 @@ def _is_supported(files: Files) -> bool:
 
 
 def _check(group: ConsumerGroup, files: Files) -> tuple[bool, bool]:
-    """Return whether Spark and Arrow read the files alike, and whether all of their rows are
-    wanted.
+    """Return whether Spark and Arrow read the files alike.
 
-    Raises CorruptLog for a file with fewer rows than its commit says. Spark would not notice.
+    The second value is whether all of their rows are wanted. Raises CorruptLog for a file with
+    fewer rows than its commit claims. Spark would not notice.
     """
     alike, whole, store = True, True, group._context.messages.files
     for pieces in files.values():
@@ -194,7 +198,7 @@ def _check(group: ConsumerGroup, files: Files) -> tuple[bool, bool]:
 
 
 def _opened(store: FileStore, piece: FileSlice) -> pq.ParquetFile:
-    """Open a file, and check that it has the rows of a slice."""
+    """Open a file, and check that it has a slice's rows."""
     with store.open(piece.path) as raw:
         file = pq.ParquetFile(raw, coerce_int96_timestamp_unit="us")
     if file.metadata.num_rows < piece.offset + piece.rows:

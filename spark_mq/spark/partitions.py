@@ -1,4 +1,4 @@
-"""Cut the slices of a batch into partitions, and read a partition in a task."""
+"""Cut a batch into partitions, and read one in a task."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ Piece = tuple[FileSlice, Range]
 
 @dataclass(frozen=True)
 class SlicePartition(InputPartition):
-    """What one task reads: slices of files of a queue, each with its range of the ledger.
+    """The slices of files that one task reads.
 
-    The files never change, so a second read gives the same rows.
+    They are those of one queue, each with its range of the ledger. The files never change, so a
+    second read gives the same rows.
     """
 
     queue: str
@@ -45,7 +46,7 @@ class SlicePartition(InputPartition):
 
 
 class QueuePlan(NamedTuple):
-    """What is read of one queue."""
+    """The slices to read of one queue."""
 
     queue: str
     pieces: Sequence[Piece]
@@ -84,7 +85,7 @@ def cut(
     options
         Options of the object store.
     at_least
-        The least number of partitions, if there are as many rows. Large slices need more.
+        The least number of partitions, if enough rows exist. Large slices need more.
     runs
         The lanes of each slice, if all rows of a lane must be in one partition. Then a partition
         may be larger, and there may be fewer.
@@ -106,7 +107,7 @@ def cut(
 
 
 def _shares(pieces: Sequence[Piece], share: int) -> Iterator[list[Piece]]:
-    """Yield slices in parts with so many rows."""
+    """Yield slices in parts with `share` rows."""
     current: list[Piece] = []
     room = share
     for piece, of in pieces:
@@ -132,7 +133,7 @@ def _shares(pieces: Sequence[Piece], share: int) -> Iterator[list[Piece]]:
 def read(partition: InputPartition, schema: StructType) -> Iterator[pa.RecordBatch]:
     """Return the rows of a partition in the columns of `schema`.
 
-    If a batch has no slices, Spark passes a partition of its own.
+    If a batch has no slices, Spark passes a partition that is no SlicePartition.
     """
     if not isinstance(partition, SlicePartition):
         return
@@ -179,7 +180,10 @@ def _with_data(table: pa.Table, parser: JsonParser, wanted: pa.Schema) -> pa.Tab
 
 
 def _in_batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Group slices into batches of limited rows, because a task holds one batch in memory."""
+    """Group slices into batches of limited rows.
+
+    A task holds one batch in memory.
+    """
     batch, room = cast(list[Piece], []), _BATCH_ROWS
     for piece, of in pieces:
         left = piece

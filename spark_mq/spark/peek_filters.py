@@ -1,4 +1,7 @@
-"""Leave out what the filters of a batch read exclude, before any file is read."""
+"""Skip messages by the filters of a batch read.
+
+They are left out before any file is read.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +37,9 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "reason": "reason",
     "error": "error",
 }
-"""Columns with one value for all messages of a range, and where the range has it."""
+"""Columns with one value for all messages of a range, each with the range's attribute."""
 _HELD: Final = ("worker_id", "lease_id", "expires_at", "available_at")
-"""What no ended message has."""
+"""Columns that an ended message lacks."""
 _COMPARE: Final[Mapping[type, Callable[[Any, Any], bool]]] = {
     EqualTo: operator.eq,
     GreaterThan: operator.gt,
@@ -52,7 +55,9 @@ Condition = tuple[str, Callable[[Any, Any], bool], Any]
 
 @dataclass(frozen=True, slots=True)
 class PeekFilters:
-    """What a batch read wants. Spark still applies every filter to the rows that it gets.
+    """The messages that a batch read wants.
+
+    Spark still applies every filter to the rows that it gets.
 
     Attributes
     ----------
@@ -68,7 +73,10 @@ class PeekFilters:
 
     @classmethod
     def of(cls, filters: Iterable[Filter]) -> PeekFilters:
-        """Return what filters want. Those of other columns or kinds leave nothing out."""
+        """Return the wanted messages of some filters.
+
+        Filters of other columns or kinds leave nothing out.
+        """
         conditions: list[Condition] = []
         first, last = 0, _MAX
         for one in filters:

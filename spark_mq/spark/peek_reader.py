@@ -1,4 +1,7 @@
-"""The batch reader of ``format("spark_mq")``: look at all messages, lease nothing."""
+"""Read all messages in a batch, without a lease.
+
+This is the batch reader of ``format("spark_mq")``.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ __all__ = ["PeekReader"]
 
 
 class PeekReader(DataSourceReader):
-    """Read all messages that the log still has, with their state in the group.
+    """Reads all messages of the log, with their state in the group.
 
     It changes nothing. Spark builds it when it plans a query, and pickles it for the tasks.
 
@@ -85,7 +88,7 @@ class PeekReader(DataSourceReader):
         Raises
         ------
         StorageError
-            A file cannot be reached, or is not as its commit says.
+            A file cannot be reached, or does not match its commit.
         """
         return partitions.read(partition, self.schema)
 

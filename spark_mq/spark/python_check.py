@@ -1,7 +1,7 @@
 """Check that the Python of Spark's workers can load spark_mq.
 
-Otherwise a query fails after a long wait with "Python worker failed to connect back", or with an
-import error from deep inside.
+Otherwise a query fails after a long wait. The error is "Python worker failed to connect back", or
+an import error from deep inside.
 """
 
 from __future__ import annotations
@@ -76,5 +76,5 @@ def worker_python(spark: Any) -> str:
     """Return the command that the session starts Python workers with."""
     try:
         return str(spark.sparkContext.pythonExec)
-    except Exception:  # Spark Connect: the server decides
+    except Exception:  # Spark Connect. The server decides.
         return os.environ.get("PYSPARK_PYTHON", sys.executable)

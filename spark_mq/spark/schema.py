@@ -1,4 +1,4 @@
-"""The columns of ``format("spark_mq")``, for Spark and for Arrow."""
+"""Define the columns of ``format("spark_mq")``, for Spark and Arrow."""
 
 from __future__ import annotations
 
@@ -56,11 +56,13 @@ READ_SCHEMA: Final = StructType(
         StructField("error", StringType()),
     ]
 )
-"""The columns of a read. The last six are the message's state in the group, in a stream that at its
-lease."""
+"""The columns of a read. The last six are the message's state in the group.
+
+A stream has the state at its lease.
+"""
 
 SEVERAL_SCHEMA: Final = StructType([*READ_SCHEMA.fields, StructField("queue", StringType())])
-"""The columns of a read of several queues: also the path of the message's queue."""
+"""The columns of a read of several queues. They include the path of the message's queue."""
 
 PAYLOAD_COLUMNS: Final = frozenset(FILE_SCHEMA.names)
 

@@ -1,4 +1,7 @@
-"""Settle the rows of a DataFrame: executors turn them into ranges, and one commit settles all."""
+"""Settle the rows of a DataFrame.
+
+Executors turn the rows into ranges, and one commit settles all.
+"""
 
 from __future__ import annotations
 
@@ -83,9 +86,9 @@ def nack(
         The consumer group that holds the leases.
     delay
         When they are due again: seconds, or text such as "30s". Default: by the group's retry
-        policy. A column of this name goes before.
+        policy. A column of this name takes precedence.
     error
-        The reason. A column of this name goes before. Default: none.
+        The reason. A column of this name takes precedence. Default: none.
 
     Returns
     -------
@@ -122,7 +125,7 @@ def reject(
     group
         The consumer group that holds the leases.
     error
-        The reason. A column of this name goes before. Default: none.
+        The reason. A column of this name takes precedence. Default: none.
 
     Returns
     -------
@@ -175,7 +178,9 @@ def check_returned(failures: Any) -> None:
 
 
 def verdicts_of(df: DataFrame, lease_id: str | None = None) -> list[MessageVerdict]:
-    """Return the verdicts in the rows of a DataFrame, as few as possible. Repeats count once.
+    """Return the verdicts in the rows, as few as possible.
+
+    The rows are those of a DataFrame. Repeats count once.
 
     Parameters
     ----------
@@ -227,7 +232,10 @@ def verdicts_of(df: DataFrame, lease_id: str | None = None) -> list[MessageVerdi
 def _batch_runs(
     lease_id: pa.Array, outcome: pa.Array, delay: pa.Array, error: pa.Array, sequence: pa.Array
 ) -> pa.Array:
-    """Return the runs of one Arrow batch, as one list in its first row."""
+    """Return the runs of one Arrow batch.
+
+    They are one list in its first row.
+    """
     rows = len(sequence)
     if rows == 0:
         return pa.nulls(0, pa.list_(pa.struct(list(_RUNS))))

@@ -1,8 +1,9 @@
-"""End a query well after SIGTERM, whichever of the driver's two processes gets the signal.
+"""End a query well after SIGTERM.
 
-``python job.py``: Python gets it. ``spark-submit job.py``: the JVM gets it, and Python is its
-child. So a hook of the JVM calls back over py4j, before Spark's own hook stops the context. To die
-at once is safe too: the running batch then runs again.
+Either of the driver's two processes may get the signal. With ``python job.py``, Python gets it.
+With ``spark-submit job.py``, the JVM gets it, and Python is its child. So a hook of the JVM calls
+back over py4j, before Spark's own hook stops the context. It is safe to die immediately, too. The
+running batch then runs again.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _log = logging.getLogger(__name__)
 GRACE: Final = 30.0
 """Seconds from the signal to the end, at most."""
 
-_BEFORE_SPARK: Final = 100  # Hadoop runs hooks with higher numbers first; Spark's have 40 to 50
+_BEFORE_SPARK: Final = 100  # Hadoop runs hooks with higher numbers first. Spark's have 40 to 50.
 _EXIT_CODE: Final = 128 + signal.SIGTERM
 
 
@@ -45,7 +46,7 @@ def on_sigterm(
     spark
         The session.
     stop
-        Called in a thread of its own. It should make the block end.
+        Called in another thread. It should make the block end.
     timeout
         Seconds from the signal until the process ends itself. Default: 30.
 
@@ -77,8 +78,9 @@ def on_sigterm(
         except Exception:
             _log.exception("the stop failed")
 
-    # Started before any signal: a signal handler may not start a thread, nor set an event. The
-    # thread that it interrupts may hold a lock that these need. It may be inside a py4j call, too.
+    # Started before any signal, because a signal handler may not start a thread, nor set an event.
+    # The thread that it interrupts may hold a lock that these need. It may be inside a py4j call,
+    # too.
     waiting = threading.Thread(target=wait_for_signal, name="spark_mq-terminate", daemon=True)
     waiting.start()
 
@@ -109,10 +111,10 @@ def on_sigterm(
 
 
 def stop_query(query: Any, each: ForEachBatch, timeout: float = GRACE) -> bool:
-    """Stop a query after its running batch, and give back the leases of later batches, uncounted.
+    """Stop a query after its running batch.
 
-    Over Spark Connect `each` is a copy, so the query is stopped at once. The next run repeats its
-    running batch, and a warning says so.
+    The leases of later batches are given back, uncounted. Over Spark Connect `each` is a copy, so
+    the query is stopped during its batch. The next run repeats that batch, and a warning is logged.
 
     Parameters
     ----------
@@ -186,7 +188,7 @@ def _add_hook(spark: Any, run: Callable[[], None], timeout: float) -> Callable[[
     try:
         context = spark.sparkContext
         gateway, jvm = context._gateway, context._jvm
-    except Exception:  # Spark Connect: the JVM is another machine's
+    except Exception:  # Spark Connect, whose JVM is on another machine
         return lambda: True
     from py4j.protocol import Py4JError
     from pyspark.java_gateway import ensure_callback_server_started

@@ -1,4 +1,7 @@
-"""Publish a DataFrame: executors write Parquet files, and one commit publishes them."""
+"""Publish a DataFrame.
+
+Executors write Parquet files, and one commit publishes them.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ FILE_BYTES = 128 * 2**20
 
 @dataclass
 class FilesWritten(WriterCommitMessage):
-    """The files that one task wrote, and the id of its streaming query."""
+    """The files of one task, and the id of its streaming query."""
 
     files: tuple[WrittenFile, ...]
     query_id: str | None = None
@@ -46,7 +49,10 @@ class FilesWritten(WriterCommitMessage):
 
 
 def check_dataframe(schema: StructType, overwrite: bool, options: WriteOptions) -> None:
-    """Raise InvalidSchema or InvalidOption if a DataFrame cannot be published, before any job."""
+    """Raise an error if a DataFrame cannot be published.
+
+    It raises InvalidSchema or InvalidOption before any job.
+    """
     if overwrite:
         raise InvalidOption(
             "a queue cannot be overwritten. Use mode('append') or outputMode('append')",
@@ -121,7 +127,7 @@ def collect_files(messages: Sequence[WriterCommitMessage | None]) -> list[Writte
 
 
 def collect_ids(messages: Sequence[WriterCommitMessage | None]) -> list[bytes | None]:
-    """Return the hashed dedup ids of all tasks, in the order of their files."""
+    """Return the hashed dedup ids of all tasks, in file order."""
     return [one for message in messages if isinstance(message, FilesWritten) for one in message.ids]
 
 
@@ -179,9 +185,10 @@ class QueueWriter(DataSourceArrowWriter):
 
 
 class QueueStreamWriter(DataSourceStreamArrowWriter):
-    """Publish each batch of a streaming query once, also if Spark runs the batch again.
+    """Publishes each batch of a streaming query once.
 
-    Spark builds it in a Python process for each batch, and pickles it for the tasks.
+    A batch that Spark runs again is not published again. Spark builds the writer in a Python
+    process for each batch, and pickles it for the tasks.
 
     Parameters
     ----------
@@ -212,10 +219,10 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         return write_files(self.options, iterator, query)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Publish the files of a batch in one commit, unless the batch is published already.
+        """Publish the files of a batch in one commit.
 
-        Spark calls this once a batch, and again if it runs the batch again. The id of the query and
-        the number of the batch identify it.
+        A batch that is published already is left out. Spark calls this once a batch, and again if
+        it runs the batch again. The id of the query and the number of the batch identify it.
 
         Raises
         ------
@@ -233,7 +240,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
                 option="checkpointLocation",
                 value=None,
             )
-        # Never a name that the user gave: with a new checkpoint, batches count from 0 again.
+        # Never a name that the user gave. With a new checkpoint, batches count from 0 again.
         producer = f"query-{queries.pop()}"
         queue = self.options.open()
         draft = draft_of_files(queue, files, collect_ids(messages))

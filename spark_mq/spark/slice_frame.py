@@ -1,7 +1,8 @@
-"""Build a DataFrame of slices of Parquet files, in the columns of the stream.
+"""Build a DataFrame from slices of Parquet files.
 
-Spark numbers the rows of a file itself (``_metadata.row_index``), so a condition picks the rows of
-a slice. The other columns come from the ledger and the commit log, as SQL.
+It has the columns of the stream. Spark numbers the rows of a file itself
+(``_metadata.row_index``), so a condition picks the rows of a slice. The other columns come from the
+ledger and the commit log, as SQL.
 """
 
 from __future__ import annotations
@@ -44,13 +45,16 @@ _STATE: Final = [
     if field.name not in PAYLOAD_COLUMNS and field.name != "sequence"
 ]
 _PLACE: Final = "struct<low:bigint,high:bigint,before:bigint,committed_at:bigint>"
-"""Of a slice: its first row, the row after its last, the difference of a sequence and its row, and
-the time of its commit in microseconds."""
+"""The place of a slice.
+
+Its values are its first row, the row after its last, the difference of a sequence and its row, and
+the time of its commit in microseconds.
+"""
 _STATE_VALUES: Final = (
     "struct<" + ",".join(f"{field.name}:{_encoded_type(field.dataType)}" for field in _STATE) + ">"
 )
 MAX_CONSTANT_FILES: Final = 32
-"""The places of so many files fit into a constant. The places of more are joined."""
+"""The places of this many files fit into a constant. The places of more are joined."""
 _STRICT_READ_OPTIONS: Final = {
     # They overrule the session. A skipped file would be acked unread, a flipped bit delivered.
     "ignoreMissingFiles": "false",
@@ -110,7 +114,7 @@ def slice_frame(
 
 
 def _read(spark: SparkSession, root: str, files: Mapping[str, Any]) -> DataFrame:
-    # No character of a path may stand for others.
+    # No character of a path may match others.
     paths = [re.sub(r"([\\{}\[\]*?,])", r"\\\1", f"{root}/{path}") for path in sorted(files)]
     try:
         return spark.read.options(**_STRICT_READ_OPTIONS).schema(_PAYLOAD).parquet(*paths)
@@ -198,13 +202,16 @@ def _place(piece: FileSlice) -> _Place:
 
 
 def _state_values(queue: str, of: Range) -> dict[str, Any]:
-    """Return the columns that the ledger has for a range, without the nulls."""
+    """Return the ledger's columns for a range, without nulls."""
     state = of._asdict() | {"lease_expires_at": of.expires_at, "queue": queue}
     return {field.name: state[field.name] for field in _STATE if state[field.name] is not None}
 
 
 def _text(value: str) -> str:
-    """Return a text as SQL of hexadecimal digits, so that no character of it can be SQL."""
+    """Return a text as SQL of hexadecimal digits.
+
+    So no character of it can be SQL.
+    """
     return f"CAST(X'{value.encode().hex()}' AS STRING)"
 
 
@@ -222,7 +229,10 @@ def _instant(number: str, kind: DataType) -> str:
 
 
 def _lookup_by_file(places: Mapping[str, _Place], what: str) -> str:
-    """Return a number of the row's file as SQL. Plain names may stand in SQL."""
+    """Return a number of the row's file as SQL.
+
+    Plain names may be part of SQL.
+    """
     if len({place[what] for place in places.values()}) == 1:
         return f"{next(iter(places.values()))[what]}L"
     pairs = ", ".join(f"{name!r}, {place[what]}L" for name, place in places.items())

@@ -1,4 +1,7 @@
-"""``format("spark_mq")``: a stream that leases, a batch read that looks, writes that publish."""
+"""Define the data source ``format("spark_mq")``.
+
+A stream leases, a batch read looks, and writes publish.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ class SparkMQDataSource(DataSource):
     """A spark_mq queue as a Spark data source.
 
     Spark finds it by itself, as the module ``pyspark_mq``, or by :func:`spark_mq.spark.register`.
-    It builds one in a Python process for each read and write that it plans, and calls one of the
-    methods below.
+    It builds one in a Python process for each read and write that it plans. Then it calls one of
+    the methods below.
 
     Examples
     --------
@@ -75,8 +78,8 @@ class SparkMQDataSource(DataSource):
     def streamReader(self, schema: StructType) -> LeaseReader:
         """Return the reader of ``spark.readStream``.
 
-        Spark calls this twice for each run of a query: in the process of its hooks, and in one that
-        pickles it for the tasks.
+        Spark calls this twice for each run of a query. One call is in the process of its hooks. The
+        other is in a process that pickles the reader for the tasks.
 
         Parameters
         ----------

@@ -1,4 +1,7 @@
-"""The stream reader of ``format("spark_mq")``: each micro-batch is a lease."""
+"""Read a stream of leases. Each micro-batch is a lease.
+
+This is the stream reader of ``format("spark_mq")``.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,12 @@ __all__ = ["LeaseReader"]
 
 
 class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Lease the messages of each micro-batch.
+    """Leases the messages of each micro-batch.
 
-    Spark calls the hooks one at a time, in a Python process of its own for each run of a query.
+    Spark calls the hooks one at a time, in a separate Python process for each run of a query.
     That process has no session. A second process builds the reader too, and pickles it for the
     tasks. So ``__init__`` does nothing, and the first hook opens the queue. The modules that only
-    the hooks need are loaded there too, because each new task process would wait for them.
+    the hooks need are loaded there too. Each new task process would wait for them.
 
     Parameters
     ----------
@@ -53,7 +56,7 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @cached_property
     def options(self) -> ReadOptions:
-        """The checked options. The first hook asks for them.
+        """Return the checked options. The first hook checks them.
 
         Spark would hide an error that is raised while it builds the reader.
         """
@@ -65,7 +68,10 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @cached_property
     def source(self) -> StreamSource | MultiQueueSource:
-        """The rules of the stream, which the first hook asks for. They stay in this process."""
+        """Return the rules of the stream. They stay in this process.
+
+        The first hook makes them.
+        """
         from spark_mq.streaming.multi_source import MultiQueueSource
         from spark_mq.streaming.source import StreamSource
 
@@ -115,13 +121,13 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.source.limit_to_current()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the offset of the next batch if messages are due, else `start`.
+        """Return the offset of the next batch, or `start`.
 
-        Spark calls this once a trigger. With the default trigger that is about every 10 ms while
-        nothing is due, so idle calls wait between ``minPollInterval`` and ``maxPollInterval``. It
-        leases nothing. Spark logs the offset before it asks for the partitions. A call means that
-        Spark has committed the batch before, whose unsettled messages are then acked
-        (``ackMode=onCommit``).
+        It is `start` if no message is due. Spark calls this once a trigger. With the default
+        trigger that is about every 10 ms while nothing is due. So idle calls wait between
+        ``minPollInterval`` and ``maxPollInterval``. It leases nothing. Spark logs the offset before
+        it gets the partitions. A call means that Spark has committed the batch before. The
+        unsettled messages of that batch are then acked (``ackMode=onCommit``).
 
         Parameters
         ----------
@@ -157,9 +163,10 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """Return the group's stats at the last look, for the progress of the query.
+        """Return the group's stats for the progress of the query.
 
-        Spark calls this once a trigger, after :meth:`latestOffset`.
+        They are those of the last look. Spark calls this once a trigger, after
+        :meth:`latestOffset`.
         """
         return self.source.progress()
 
@@ -168,7 +175,7 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Spark calls this once a batch, and again with the same offsets if it plans the batch again.
         Repeated calls of a run return the same. The first batch of a restarted query may be a
-        replay. It takes over what the batch still holds and leases nothing new.
+        replay. It takes over the messages that the batch still holds and leases nothing new.
 
         Returns
         -------
@@ -204,7 +211,7 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises
         ------
         StorageError
-            A file cannot be reached, or is not as its commit says.
+            A file cannot be reached, or does not match its commit.
         """
         return partitions.read(partition, self.schema)
 

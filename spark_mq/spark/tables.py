@@ -1,7 +1,7 @@
-"""Table functions for SQL: the state and the past of a queue.
+"""Define table functions for SQL, with a queue's state and past.
 
-Storage options are settings of the session, because an argument would stand in the plan and in the
-text of the query. Spark hands the settings of a session to its tasks, and redacts secret ones.
+Storage options are settings of the session. An argument would be in the plan and in the text of the
+query. Spark hands the settings of a session to its tasks, and redacts secret ones.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _cell(value: Any) -> Any:
 
 
 class StatsTable:
-    """``spark_mq_stats(path)``: one row for each group."""
+    """The table ``spark_mq_stats(path)``, with one row for each group."""
 
     def eval(self, path: str) -> Iterator[Row]:
         """Yield the stats of the groups."""
@@ -110,7 +110,10 @@ class StatsTable:
 
 
 class LeasesTable:
-    """``spark_mq_leases(path)``: one row for each interval of a lease, ten at most."""
+    """The table ``spark_mq_leases(path)``, with a row for each interval.
+
+    An interval is a part of a lease. A lease has ten rows at most.
+    """
 
     def eval(self, path: str) -> Iterator[Row]:
         """Yield the leases of all groups."""
@@ -123,7 +126,7 @@ class LeasesTable:
 
 
 class TraceTable:
-    """``spark_mq_trace(path, sequence)``: what happened to one message."""
+    """The table ``spark_mq_trace(path, sequence)`` with one message's events."""
 
     def eval(self, path: str, sequence: int) -> Iterator[Row]:
         """Yield the events of a message."""
@@ -133,7 +136,10 @@ class TraceTable:
 
 
 class HistoryTable:
-    """``spark_mq_history(path)``: what each commit of a ledger did, as far as history goes."""
+    """The table ``spark_mq_history(path)`` with the events of all ledger commits.
+
+    It goes back as far as history.
+    """
 
     def eval(self, path: str) -> Iterator[Row]:
         """Yield the events of all groups, in order."""

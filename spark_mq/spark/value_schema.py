@@ -1,4 +1,4 @@
-"""Parse the option ``valueSchema``: the columns of JSON values, as DDL.
+"""Parse the option ``valueSchema``, the columns of JSON values as DDL.
 
 The source's processes have no Spark session, and only a session parses DDL. So this module does.
 """
@@ -100,7 +100,7 @@ def _error(text: str, reason: str) -> InvalidOption:
 
 
 class _Parser:
-    """Read types and fields from the tokens of a schema, first to last."""
+    """Reads types and fields from a schema's tokens, in order."""
 
     def __init__(self, text: str, tokens: list[str]) -> None:
         self._text = text

@@ -1,10 +1,11 @@
-"""Ack the batches of a stream that Spark has committed, except those left unsettled on purpose.
+"""Ack the batches of a stream that Spark has committed.
 
-The foreachBatch function and the source run in different processes and share only the ledger. So
-the function commits an application transaction with the batch number before it returns. Spark
-commits the batch after that, and the source looks for the transaction before it acks. It counts for
-all batches up to its number: what was left before had been acked when the batch was leased. A
-transaction too many, of a zombie or a replay, costs a second delivery and no message.
+Batches with messages left unsettled on purpose are the exception. The foreachBatch function and the
+source run in different processes and share only the ledger. So the function commits an application
+transaction with the batch number before it returns. Spark commits the batch after that. The source
+looks for the transaction before it acks. It counts for all batches up to its number, because older
+leases were acked when the batch was leased. A superfluous transaction, of a zombie or a replay,
+costs a second delivery and no message.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def ack_committed_leases(
     Returns
     -------
     tuple
-        The ledger, and what the commit says about the acks: nothing if there are none.
+        The ledger, and the commit's note about the acks. The note is empty without acks.
     """
     done = _committed_leases(group, view, stream, up_to, runner)
     ledger = expire_leases(view.ledger, view.now, view.settings, [*done, *keep])
@@ -68,7 +69,10 @@ def ack_committed_leases(
 def _committed_leases(
     group: GroupLedger, view: GroupView, stream: str, up_to: int, runner: str | None
 ) -> list[str]:
-    """Return the leases to ack, except of batches that left messages unsettled on purpose."""
+    """Return the leases to ack, without those of excluded batches.
+
+    Such batches left messages unsettled on purpose.
+    """
     if up_to == 0:
         return []
     ledger = view.ledger
@@ -88,10 +92,11 @@ def _committed_leases(
 
 
 def exclude_from_auto_ack(group: GroupLedger, stream: str, n: int) -> int:
-    """Exclude what batch n of a stream still holds from the ack on commit.
+    """Exclude the leased messages of batch n from the ack on commit.
 
-    One commit, and none if nothing is held or the batch is excluded already. It changes the group's
-    ledger, so an ack that has not seen it conflicts. Returns the number of messages.
+    This is one commit. There is none if nothing is held or the batch is excluded already. It
+    changes the group's ledger, so an ack that has not seen it conflicts. Returns the number of
+    messages.
     """
     app = auto_ack_app_id(stream)
 

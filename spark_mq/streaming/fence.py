@@ -1,4 +1,7 @@
-"""Fence zombies: drivers that still run after another one has taken over their checkpoint."""
+"""Fence drivers that still run after another driver replaced them.
+
+The other driver has taken over their checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ __all__ = ["check_fence"]
 def check_fence(
     group: GroupLedger, view: GroupView, app: str, stream: str, n: int, *, highest: int
 ) -> int | None:
-    """Return the number of a stream's transactions `app`, or None if it has none yet.
+    """Return the number of a stream's transactions `app`, or None.
 
-    Raises StreamFenced if the number is above `highest`: another driver has leased or replayed
-    batch n, or a later one.
+    None: it has none yet. Raises StreamFenced if the number is above `highest`. Then another driver
+    has leased or replayed batch n, or a later one.
     """
     number = group.ledgers.mark(view.snapshot, app)
     if number is not None and number > highest:

@@ -25,7 +25,10 @@ LaneRuns = tuple[tuple[int | None, int], ...]
 def lane_runs(
     index: MessageIndex, rules: GroupSettings, pieces: Iterable[Piece]
 ) -> tuple[LaneRuns, ...]:
-    """Return the lanes of the rows of each slice; nothing if the group is not ordered."""
+    """Return the lanes of the rows of each slice.
+
+    The result is empty if the group is not ordered.
+    """
     if not is_ordered(index, rules):
         return ()
     lane_of = index.layout.lane_of
@@ -41,7 +44,7 @@ def lane_runs(
 def divide_by_lane(
     pieces: Sequence[Piece], runs: Sequence[LaneRuns], wanted: int
 ) -> list[list[Piece]]:
-    """Return slices in parts, with all rows of a lane in one part.
+    """Return slices in parts, with whole lanes in each part.
 
     Parameters
     ----------
@@ -77,7 +80,10 @@ def divide_by_lane(
 
 
 def _neighbours(lanes: Mapping[int, int], count: int) -> dict[int, int]:
-    """Return the part of each lane: about as many rows in each part, and no part empty."""
+    """Return the part of each lane, with no part empty.
+
+    Each part has about the same number of rows.
+    """
     place, at, filled, left = dict[int, int](), 0, 0, sum(lanes.values())
     for before, lane in enumerate(sorted(lanes)):
         share = left / (count - at)
@@ -90,7 +96,10 @@ def _neighbours(lanes: Mapping[int, int], count: int) -> dict[int, int]:
 
 
 def _rooms(sizes: Sequence[int], free: int) -> list[int]:
-    """Return how many free rows each part takes, so that the smaller ones become alike."""
+    """Return how many free rows each part takes.
+
+    The smaller parts then become alike.
+    """
     level, ordered = 0, sorted(sizes)
     for count in range(len(ordered), 0, -1):
         level = -(-(sum(ordered[:count]) + free) // count)

@@ -1,8 +1,9 @@
-"""One stream over several queues: a batch leases its share from each of them.
+"""Run one stream over several queues.
 
-The offset is ``{"batch": n, "queues": k, "stream": uuid}``. Each queue knows the stream by an id
-made from that uuid and the queue's path. So transactions, lease ids and replays are separate, and a
-queue may be added to the list or removed.
+A batch leases its share from each queue. The offset is
+``{"batch": n, "queues": k, "stream": uuid}``. Each queue knows the stream by an id made from that
+uuid and the queue's path. So transactions, lease ids and replays are separate, and a queue may be
+added to the list or removed.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ def fair_shares(limit: int, could: Sequence[int], turn: int) -> list[int]:
     Parameters
     ----------
     limit
-        What to divide.
+        The number to divide.
     could
-        How much each can take. Nobody gets less than another, unless it can take no more.
+        How much each queue can take. None gets less than another, unless it can take no more.
     turn
-        Who gets the indivisible rest, by this number modulo the takers.
+        This number modulo the queues that can take more decides which get the indivisible rest.
     """
     taken = [0] * len(could)
     while limit > 0 and (hungry := [at for at, most in enumerate(could) if taken[at] < most]):
@@ -66,7 +67,7 @@ class MultiQueueSource:
             StreamSource(group, options, keep_alive=keep_alive, runner=self.runner)
             for group in groups
         ]
-        self._offered: dict[tuple[str, int], list[int]] = {}  # what each queue could have granted
+        self._offered: dict[tuple[str, int], list[int]] = {}  # what each could have granted
         self._planned: dict[tuple[str, int], Plans] = {}
 
     def initial(self) -> dict[str, Any]:
@@ -86,7 +87,10 @@ class MultiQueueSource:
         return self.sources[0].is_limited
 
     def latest(self, start: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the offset of the next batch if any queue has due messages, else `start`."""
+        """Return the next batch's offset if messages are due, else `start`.
+
+        One queue with due messages is enough.
+        """
         stream, n = parse_multi_offset(start)
         could = [
             source.available_count if source.has_available(self._in(source, stream), n) else 0
@@ -101,9 +105,9 @@ class MultiQueueSource:
         return {"batch": n + 1, QUEUES: len(self.sources), "stream": stream}
 
     def plans(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Plans:
-        """Return what the batch reads, by queue. Repeated calls return the same.
+        """Return the plan of the batch, by queue.
 
-        Raises StreamFenced if another driver runs the checkpoint.
+        Repeated calls return the same. Raises StreamFenced if another driver runs the checkpoint.
         """
         (stream, n), (_, before) = parse_multi_offset(end), parse_multi_offset(start)
         if n == before:
@@ -143,7 +147,8 @@ class MultiQueueSource:
     def _replay(self, stream: str, n: int) -> Plans:
         for source in self.sources:  # before any queue counts a delivery
             source.find_damage(self._in(source, stream), n)
-        # Also in queues where it holds nothing: a zombie between two leases is refused there.
+        # Also in queues where the batch holds nothing. A zombie between two leases is refused
+        # there.
         return [
             (source.ledger, source.replay(self._in(source, stream), n)) for source in self.sources
         ]

@@ -1,4 +1,7 @@
-"""The offsets of streams, and the ids of leases and transactions that are made from them."""
+"""Define the offsets of streams, and the ids made from them.
+
+They are ids of leases and transactions.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +30,23 @@ QUEUES: Final = "queues"
 _STREAM = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _LEASE_ID = re.compile(rf"({_STREAM})/([0-9]{{1,18}})/([0-9a-f]+)")
 _MAX_BATCH: Final = 10**18 - 1
-"""The transaction numbers of so many batches fit into 64 bits."""
+"""The transaction numbers of this many batches fit into 64 bits."""
 
 
 def parse_lease_id(lease_id: str) -> tuple[str, int, str] | None:
-    """Return (stream, batch, runner) of a lease id, or None if no stream made it."""
+    """Return (stream, batch, runner) of a lease id, or None.
+
+    None: no stream made it.
+    """
     match = _LEASE_ID.fullmatch(lease_id)
     return (match[1], int(match[2]), match[3]) if match else None
 
 
 def fence_app_id(stream: str) -> str:
-    """Return the app id of a stream's transactions in ``leases/``, which fence zombies."""
+    """Return the app id of a stream's fencing transactions.
+
+    They are in ``leases/`` and fence zombies.
+    """
     return f"spark_mq.stream:{stream}"
 
 

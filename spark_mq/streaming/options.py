@@ -1,4 +1,4 @@
-"""How a stream leases, and what it plans to read."""
+"""Define the options of a stream, and the plan of a batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LeaseLimits = tuple[int, int | None]
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """How one stream leases. Durations are in microseconds.
+    """The leasing options of one stream. Durations are in microseconds.
 
     Attributes
     ----------
@@ -32,7 +32,7 @@ class StreamOptions:
     max_lease_duration
         How long one batch may take. Default: 30 minutes.
     ack_on_commit
-        Whether Spark's commit of a batch acks what it left unsettled. Default: True.
+        Whether Spark's commit of a batch acks its unsettled messages. Default: True.
     fail_on_data_loss
         Whether to raise if the queue's hard limit dropped unsettled messages. Default: True.
     """
@@ -48,7 +48,7 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """What a batch reads: slices under one lease, each with the range that it belongs to.
+    """The slices of a batch under one lease, each with its range.
 
     In an ordered group ``lane_runs`` has the lanes of each slice's rows. Otherwise it is empty.
     """
@@ -60,7 +60,10 @@ class BatchPlan:
 
 
 def check_attempts(group: str, settings: GroupSettings) -> None:
-    """Raise InvalidOption if a group leaves no attempt for the replay of a batch."""
+    """Raise InvalidOption if a batch's replay has no attempt left.
+
+    The group's settings decide.
+    """
     attempts = settings.max_delivery_attempts
     if attempts is not None and attempts < 3:
         raise InvalidOption(

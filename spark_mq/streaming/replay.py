@@ -1,4 +1,4 @@
-"""Replay a batch: take over what a dead runner's batch still holds."""
+"""Replay a batch with the messages that its dead runner still holds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 def find_batch_damage(group: GroupLedger, stream: str, n: int) -> list[Damage]:
-    """Read all that batch n holds, and return what is damaged.
+    """Read all messages that batch n holds, and return the damage.
 
     A page that no task can read may be why the batch died. Raises StorageError.
     """
@@ -42,7 +42,7 @@ def take_over_batch(
     expires_at: Callable[[GroupView], int],
     acked: Callable[[GroupView, Sequence[str]], tuple[Ledger, dict[str, Any]]],
 ) -> tuple[list[Range], int, GroupSettings]:
-    """Give what batch n still holds to a runner, in one commit.
+    """Give the messages of batch n to a runner, in one commit.
 
     Parameters
     ----------
@@ -51,12 +51,12 @@ def take_over_batch(
     stream, n
         The batch.
     runner, worker_id
-        Who takes over.
+        The new runner.
     expires_at
         Returns when the lease expires.
     acked
         Returns the ledger with the batches before n acked and other leases expired, except those
-        given, and what the commit says about the acks.
+        given. Also returns the commit's note about the acks.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""The names of OpenTelemetry's messaging conventions that spark_mq uses."""
+"""Define the used names of OpenTelemetry's messaging conventions."""
 
 from __future__ import annotations
 

@@ -19,7 +19,9 @@ _known: dict[int, tuple[Any, tuple[Any, Any, Any]]] = {}
 
 
 def report_gauges(destination: Destination, stats: Mapping[str, Any]) -> None:
-    """Report the messages of a group by state, the oldest age, and whether the group is blocked.
+    """Report the gauges of a group.
+
+    They are the messages by state, the oldest age, and whether the group is blocked.
 
     Parameters
     ----------

@@ -15,7 +15,7 @@ _HEADERS: Final = pa.map_(pa.string(), pa.string())
 
 
 def add_headers(column: pa.ChunkedArray, extra: Mapping[str, str]) -> pa.Array:
-    """Return headers with some more in each row that has no ``traceparent`` yet.
+    """Return headers with more in each row without ``traceparent``.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ def add_headers(column: pa.ChunkedArray, extra: Mapping[str, str]) -> pa.Array:
         parents = pa.concat_arrays([parents, new])
         keys = pa.concat_arrays([keys, pa.repeat(name, len(new))])
         values = pa.concat_arrays([values, pa.repeat(value, len(new))])
-    order = pc.sort_indices(parents)  # stable: the own headers of a row stay first
+    order = pc.sort_indices(parents)  # stable, so the own headers of a row stay first
     counts = pa.table({"row": pa.concat_arrays([every, parents])}).group_by("row")
     sizes = counts.aggregate([("row", "count")]).sort_by("row")["row_count"]
     ends = pc.cumulative_sum(pc.subtract(sizes.combine_chunks(), 1))

@@ -1,4 +1,4 @@
-"""Report spans and metrics to the SDK that the program has set up."""
+"""Report spans and metrics to the program's OpenTelemetry SDK."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def meter_provider() -> Any:
 
 
 def current_reporter() -> Reporter | None:
-    """Return what reports to the program's SDK, or None if there is none."""
+    """Return the reporter to the program's SDK, or None without one."""
     traces, metrics = _provider("trace"), _provider("metrics")
     if traces is None and metrics is None:
         return None
@@ -110,7 +110,10 @@ class Reporter:
         )
 
     def flush(self) -> None:
-        """Hand over what the SDK has collected. A slow receiver holds it up for some seconds."""
+        """Send the data that the SDK has collected.
+
+        A slow receiver delays it by some seconds.
+        """
         for provider in self.providers:
             if (flush := getattr(provider, "force_flush", None)) is not None:
                 flush(_FLUSH_MILLISECONDS)
@@ -127,11 +130,11 @@ class Reporter:
         destination
             The queue and the group.
         signal
-            What was done.
+            The operation.
         started
             When it began, in nanoseconds since 1970.
         root
-            Whether the span begins a trace of its own.
+            Whether the span begins a new trace.
         """
         ended = time.time_ns()
         span = self._tracer.start_span(
@@ -207,7 +210,7 @@ class Reporter:
                 self._measure(destination, signal, (time.time_ns() - started) / _NANOS)
 
     def context_headers(self) -> dict[str, str]:
-        """Return the headers of the caller's own span. Without one there are none."""
+        """Return the headers of the caller's span. Empty without one."""
         if not self._trace.get_current_span().get_span_context().is_valid:
             return {}
         carrier: dict[str, str] = {}
@@ -225,7 +228,9 @@ class Reporter:
         client_id: str | None,
         created: Iterable[Mapping[str, str]],
     ) -> Iterator[WorkReport]:
-        """Report the work on a lease. What the block does afterwards belongs to its trace.
+        """Report the work on a lease.
+
+        Operations that the block runs afterwards belong to its trace.
 
         Parameters
         ----------
@@ -293,7 +298,7 @@ class Reporter:
 
 
 class SendReport:
-    """A send that goes on.
+    """A running send.
 
     Attributes
     ----------
@@ -309,7 +314,7 @@ class SendReport:
 
 
 class WorkReport:
-    """Work that goes on."""
+    """Running work."""
 
     def __init__(
         self, reporter: Reporter, span: Span, destination: Destination, started: int
