@@ -1,7 +1,8 @@
-"""spark_mq: an acknowledged message queue for Spark and Delta Lake, with no broker.
+"""Acknowledged message queues for Spark and Delta Lake, with no broker.
 
-The Python API needs no Spark: :class:`Queue`, :class:`ConsumerGroup`, :class:`Lease`. The Spark
-side is in ``spark_mq.spark``. All errors are in ``spark_mq.errors`` and here.
+The Python API needs no Spark. Its classes are :class:`Queue`, :class:`ConsumerGroup` and
+:class:`Lease`. The Spark side is in ``spark_mq.spark``. All errors are in ``spark_mq.errors`` and
+here.
 """
 
 from __future__ import annotations
@@ -102,8 +103,8 @@ def _for_each_batch(
     reader: str = "spark",
     invalid: str = "keep",
 ) -> Callable[[Any, int], None]:
-    # Only here, on top of all modules, may the Python side know the Spark side: pyspark is
-    # optional and slow to load.
+    # Only here, on top of all modules, may the Python side know the Spark side. pyspark is optional
+    # and slow to load.
     try:
         from spark_mq.spark.foreach_batch import for_each_batch
     except ModuleNotFoundError as error:

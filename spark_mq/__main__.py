@@ -1,4 +1,4 @@
-"""Run the command line: ``python -m spark_mq``."""
+"""Run the command line as ``python -m spark_mq``."""
 
 from __future__ import annotations
 

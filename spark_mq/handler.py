@@ -1,4 +1,7 @@
-"""From a handler's result to settle commands, for the worker loop and for foreachBatch."""
+"""Turn a handler's result into settle commands.
+
+The worker loop and foreachBatch use it.
+"""
 
 from __future__ import annotations
 
@@ -50,21 +53,23 @@ _STATES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class HandlerPolicy:
-    """How a lease is settled around its handler. Messages that the handler settled stay settled.
+    """The settling of a lease around its handler.
+
+    Messages that the handler settled stay settled.
 
     Parameters
     ----------
     on_error
-        What an exception and a returned failure mean. "nack" (default): retry after the group's
-        backoff. "reject": to the dead letters. "ack": drop the messages; the error is only logged
-        and counts for the breaker. "raise": end the loop or the query; the lease
-        expires, or its batch runs again. An error of a store is no such exception: the lease is
-        released, uncounted.
+        The effect of an exception or a returned failure. "nack" (default): retry after the group's
+        backoff. "reject": to the dead letters. "ack": drop the messages. The error is only logged
+        and counts for the breaker. "raise": end the loop or the query. The lease expires, or its
+        batch runs again. An error of a store is no such exception. It releases the lease,
+        uncounted.
     ack
         When the lease is acked. "after" (default): when the handler has returned, at least once.
         "first": before it is called, at most once. A worker that dies then loses messages.
-        "manual": only what the handler settles counts, and the rest expires. A handler that fails
-        is settled by `on_error` all the same.
+        "manual": only the handler settles messages, and the others expire. `on_error` still settles
+        the messages of a handler that fails.
     """
 
     on_error: str = "nack"
@@ -72,18 +77,21 @@ class HandlerPolicy:
 
     @classmethod
     def validated(cls, on_error: object = "nack", ack: object = "after") -> HandlerPolicy:
-        """Build a policy from what a user gave. Raises InvalidOption."""
+        """Build a policy from a user's options. Raises InvalidOption."""
         return cls(
             validate_choice("on_error", on_error, ON_ERROR), validate_choice("ack", ack, WHEN)
         )
 
     @property
     def failure_verb(self) -> str:
-        """The verb that settles a failure."""
+        """Return the verb that settles a failure."""
         return self.on_error if self.on_error in (ACK, REJECT) else NACK
 
     def verb_for_rest(self, failed: bool) -> str | None:
-        """Return the verb for messages that the handler did not settle, or None."""
+        """Return the verb for messages that the handler left, or None.
+
+        The handler did not settle them.
+        """
         if failed:
             return None if self.ack == "first" else self.failure_verb
         return ACK if self.ack == "after" else None
@@ -91,7 +99,7 @@ class HandlerPolicy:
 
 @dataclass(frozen=True, slots=True)
 class MessageVerdict:
-    """What becomes of messages ``first..last`` of a lease.
+    """The verdict for messages ``first..last`` of a lease.
 
     An ``outcome`` of None is a failure. ``delay`` is in microseconds.
     """
@@ -112,9 +120,9 @@ def verdict(
     delay: Any = None,
     error: Any = None,
 ) -> MessageVerdict:
-    """Build a verdict from what a handler gave. Raises InvalidHandlerResult.
+    """Build a verdict from a handler's values.
 
-    ``delay`` is a duration, in seconds or as text such as "30s".
+    ``delay`` is a duration, in seconds or as text such as "30s". Raises InvalidHandlerResult.
     """
     if outcome is not None and outcome not in OUTCOMES:
         raise InvalidHandlerResult(
@@ -133,8 +141,8 @@ def verdict(
 def parse_result(returned: Any, lease_id: str, held: Iterable[Interval]) -> list[MessageVerdict]:
     """Return the verdicts of a Python handler. Raises InvalidHandlerResult.
 
-    It may return None, the results of its own settles, an Arrow table, or a list of dicts with
-    ``sequence`` and more of COLUMNS. ``held`` is what the lease was granted.
+    The handler may return None, the results of its own settles, an Arrow table, or a list of dicts.
+    The dicts have ``sequence`` and more of COLUMNS. ``held`` is the content of the lease.
     """
     if returned is None or is_settle_result(returned):
         return []
@@ -157,7 +165,7 @@ def parse_result(returned: Any, lease_id: str, held: Iterable[Interval]) -> list
 
 
 def is_settle_result(returned: Any) -> bool:
-    """Return whether a handler returned what its own settles returned."""
+    """Return whether a handler returned the results of its own settles."""
     several = returned if isinstance(returned, list | tuple) else [returned]
     return bool(several) and all(isinstance(one, SettleResult) for one in several)
 
@@ -234,7 +242,10 @@ def commands_for(
 
 
 def _named(verdicts: Iterable[MessageVerdict], failure_verb: str) -> list[SettleCommand]:
-    """Return one command for all messages of a lease with the same verdict."""
+    """Return one command for the messages with the same verdict.
+
+    They are messages of one lease.
+    """
 
     def same(one: MessageVerdict) -> tuple[str, str, int, str]:
         delay = -1 if one.delay is None else one.delay
@@ -253,7 +264,10 @@ def _named(verdicts: Iterable[MessageVerdict], failure_verb: str) -> list[Settle
 
 
 def describe_held(deliveries: Mapping[int, int], max_delivery_attempts: int | None) -> str:
-    """Describe for a log how many messages a lease holds, by their delivery count."""
+    """Describe for a log the number of messages in a lease.
+
+    The text has their delivery counts.
+    """
     if not deliveries:
         return "no message left in its lease"
     low, high = min(deliveries), max(deliveries)
@@ -263,7 +277,10 @@ def describe_held(deliveries: Mapping[int, int], max_delivery_attempts: int | No
 
 
 def log_outcomes(group: str, now: int, done: Iterable[tuple[SettleCommand, SettleOutcome]]) -> None:
-    """Log what became of messages that failed: when they are due again, or that they are dead."""
+    """Log the outcomes of failed messages.
+
+    They are due again at a time, or dead.
+    """
     for command, outcome in done:
         failed = command.handler_failed or command.verb in (NACK, REJECT)
         if not outcome.settled or not failed:

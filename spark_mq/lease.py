@@ -1,4 +1,7 @@
-"""A lease: its messages, its deadline, and the right to settle them."""
+"""Define a lease, with its messages, its deadline and its settles.
+
+A lease is the right to settle its messages.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ __all__ = ["Lease"]
 
 
 class Lease:
-    """Messages held by one worker until they are settled or the lease expires.
+    """Messages that one worker holds until they are settled or expire.
 
     Made by :meth:`ConsumerGroup.lease`. Thread-safe. The ``lease_id`` is the right to settle. A
     settle without sequences covers all messages that this object has not settled yet.
@@ -62,7 +65,7 @@ class Lease:
             "unsettled": [f"{first} to {last}" for first, last in self._held.unsettled()],
         }
         shown = object_html(facts, "Lease")
-        # Not read for this: a read may release the lease.
+        # Not read for this, because a read may release the lease.
         messages = self.__dict__.get("messages")
         return shown if messages is None else shown + rows_html(messages)
 
@@ -71,12 +74,12 @@ class Lease:
 
     @property
     def expires_at(self) -> datetime:
-        """When the lease ends unless it is extended (aware, UTC)."""
+        """Return when the lease ends unless it is extended (aware, UTC)."""
         return to_datetime(self._expires_at)
 
     @cached_property
     def messages(self) -> list[ReceivedMessage]:
-        """The messages in the order of their sequence. See :meth:`table`."""
+        """Return the messages in the order of sequence. See :meth:`table`."""
         try:
             return to_received(self.table())
         except UnicodeDecodeError:
@@ -84,10 +87,10 @@ class Lease:
             return to_received(self.table())
 
     def table(self) -> pa.Table:
-        """Return the messages as an Arrow table, in the order of their sequence.
+        """Return the messages as an Arrow table, in order of sequence.
 
-        Messages that turn out to be damaged only now are dead at once and leave this lease. If the
-        store is out of reach and this object has delivered nothing yet, the lease is released,
+        Messages that turn out to be damaged only now are dead from then on and leave this lease. If
+        the store is out of reach and this object has delivered nothing yet, the lease is released,
         uncounted.
 
         Returns
@@ -115,7 +118,10 @@ class Lease:
         return table
 
     def _give_up(self, error: StorageError) -> StorageError:
-        """Release a lease whose messages cannot be read now, unless some were delivered."""
+        """Release a lease whose messages cannot be read now.
+
+        A lease that has delivered messages is not released.
+        """
         self._ledger.payloads.forget(self._ledger.messages.known(), self._ranges)
         if self._delivered or not self._held.unsettled():
             return error
@@ -151,7 +157,7 @@ class Lease:
         held = {"lease_id": self.lease_id, "lease_expires_at": self._expires_at}
         return to_delivery_table(payload, pieces, DELIVERY_SCHEMA, held)
 
-    # -- settle: each call is one commit at most, and those of several threads share one
+    # -- settle: each call is one commit at most, and the calls of several threads share one
 
     def ack(
         self, sequences: Iterable[int] | None = None, *, message_ids: Iterable[str] | None = None
@@ -239,7 +245,7 @@ class Lease:
         sequences, message_ids
             The messages. Default: all that this object has not settled yet.
         delay
-            When they are due again. Default: at once.
+            When they are due again, in seconds, as a timedelta or as text. Default: no delay.
 
         Raises
         ------
@@ -313,7 +319,10 @@ class Lease:
             keep_alive.stop()
 
     def _start_keep_alive(self, limit: int) -> LeaseKeepAlive:
-        """Start to extend the lease in the background, for `limit` microseconds at most."""
+        """Start to extend the lease in the background.
+
+        It ends after `limit` microseconds.
+        """
         first = self._ranges[0]
         timeout = min(limit, (first.expires_at or 0) - (first.leased_at or 0))
         return LeaseKeepAlive(lambda wanted: self.extend(wanted / SECOND), timeout, limit)

@@ -1,9 +1,7 @@
-"""A buffered publisher: single messages go in, and one commit for many of them comes out.
+"""Publish single messages in batches, with one commit for each batch.
 
-Messages are put into a batch, which a thread of the publisher's own commits once it has enough
-messages or bytes, is old enough, or is
-asked for by a flush. While one batch is committed the next one grows, so a slow store makes larger
-commits, not more of them.
+A thread of the publisher commits a batch once it is full or old enough, or for a flush. The next
+batch grows meanwhile. So a slow store makes larger commits, not more of them.
 """
 
 from __future__ import annotations
@@ -48,8 +46,7 @@ _LONGEST_PAUSE: Final = 2.0
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """Messages for one commit. ``since``: when the first of them came (monotonic seconds). The rows
-    go once they are settled."""
+    """Messages for one commit. The rows go once settled. ``since`` is in monotonic seconds."""
 
     since: float = 0.0
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -60,8 +57,7 @@ class _Batch:
 
 
 class PendingMessage:
-    """One message handed to a :class:`BufferedPublisher`: a future of its sequence, without what a
-    real one costs each time."""
+    """The future sequence of a buffered message. It costs less than a real future."""
 
     __slots__ = ("_at", "_batch")
 
@@ -71,18 +67,19 @@ class PendingMessage:
 
     @property
     def number(self) -> int | None:
-        """The number of the message, if the publisher has a ``producer_id``."""
+        """Return the message's number, if the publisher has a ``producer_id``."""
         before = self._batch.number
         return None if before is None else before + self._at + 1
 
     def done(self) -> bool:
-        """Whether the message is durable, or has failed."""
+        """Return whether the message is durable, or has failed."""
         return self._batch.sequences.done()
 
     def result(self, timeout: float | None = None) -> int | None:
-        """The sequence, once the message is durable; None if its dedup id was published before.
+        """Return the sequence, once the message is durable.
 
-        Raises what it failed with; TimeoutError after `timeout` seconds.
+        It is None if the dedup id was published before. Raises the error of a failed message, and
+        TimeoutError after `timeout` seconds. Default: no timeout.
         """
         receipt = self._outcome(timeout)
         if isinstance(receipt, BaseException):
@@ -90,21 +87,15 @@ class PendingMessage:
         return receipt.sequence_of(self._at)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What the message failed with, or None once it is durable. Raises TimeoutError after
-        `timeout` seconds."""
+        """Return the error of the message, or None once it is durable. Waits as :meth:`result`."""
         outcome = self._outcome(timeout)
         return outcome if isinstance(outcome, BaseException) else None
 
     def add_done_callback(self, callback: Callable[[PendingMessage], object]) -> None:
-        """Call a function with this object once the message is durable, or has failed.
+        """Call a function with this object once it is durable or has failed.
 
-        It is called at once if that was before. Otherwise the publisher's thread calls it, so it
-        must be quick, and must not wait for the publisher. Its own errors are logged.
-
-        Parameters
-        ----------
-        callback
-            The function.
+        If that was before, `callback` is called now. Otherwise the publisher's thread calls it. So
+        it must be quick, and must not wait for the publisher. Its own errors are logged.
         """
         call_when_done(self._batch.sequences, lambda: callback(self))
 
@@ -120,12 +111,12 @@ class PendingMessage:
 
 
 class BufferedPublisher:
-    """Publish single messages, many to a commit. Thread-safe, and a context manager.
+    """A publisher of single messages, many to a commit. Thread-safe, and a context manager.
 
     :meth:`spark_mq.Queue.publisher` makes it. A commit that fails is tried again for
     ``retry_timeout``, with longer and longer pauses. None lands twice, and the messages behind it
-    wait. Then each of its messages fails with the error, and the next batch has its turn. With a
-    ``producer_id`` all messages behind it fail too, and the publisher takes no more.
+    wait. Then each of its messages fails with the error, and the next batch is committed. With a
+    ``producer_id`` all messages behind it fail too, and the publisher stops.
 
     :meth:`publish` waits for room while too much is pending. If nobody closes a publisher, the
     interpreter closes it at its end.
@@ -153,7 +144,7 @@ class BufferedPublisher:
         self._changed = threading.Condition()
         self._batch = self._new_batch()
         self._sending = _Batch()
-        self._done = self._wanted = 0  # messages settled, either way; asked for by a flush
+        self._done = self._wanted = 0  # settled messages, either way. Those that a flush waits for.
         self._failed: list[
             tuple[BaseException, int, set[int]]
         ] = []  # error, messages, those whose error was asked for
@@ -178,18 +169,31 @@ class BufferedPublisher:
 
     @property
     def last_number(self) -> int | None:
-        """The number of the last durable message of the ``producer_id``. 0 before the first.
+        """Return the number of the last durable message of the ``producer_id``.
 
-        None without a ``producer_id``.
+        It is 0 before the first. None without a ``producer_id``.
         """
         return self._producer.number if self._producer.named else None
 
     def publish(self, message: bytes | str | Message) -> PendingMessage:
-        """Takes one message (bytes, str or :class:`~spark_mq.Message`); it is durable once the
-        result's ``result()`` returns.
+        """Take one message for the next commit. Wait while too much is pending.
 
-        Waits while too much is pending. Raises InvalidOption for a message that cannot be
-        published, and PublisherClosed.
+        Parameters
+        ----------
+        message
+            The payload, or a :class:`~spark_mq.Message`.
+
+        Returns
+        -------
+        PendingMessage
+            Its ``result()`` returns once the message is durable.
+
+        Raises
+        ------
+        InvalidOption
+            The message cannot be published.
+        PublisherClosed
+            The publisher is closed, or has stopped.
         """
         self._process.check()
         row = with_own_context(to_row(message, "the message", self._context.now))
@@ -224,8 +228,13 @@ class BufferedPublisher:
             return PendingMessage(batch, at)
 
     def flush(self) -> None:
-        """Waits until all that was handed in is durable. Raises PublishFailed for what is not,
-        unless its error has been asked for."""
+        """Wait until all messages so far are durable.
+
+        Raises
+        ------
+        PublishFailed
+            Some have failed, and their errors were never retrieved.
+        """
         self._process.check()
         with self._changed:
             pending = len(self._sending.rows) + len(self._batch.rows)
@@ -236,8 +245,7 @@ class BufferedPublisher:
             self._raise_failed()
 
     def close(self) -> None:
-        """Flushes, and takes no more messages. Raises as :meth:`flush`. Closing again does
-        nothing."""
+        """Flush, and take no more messages. Raises as :meth:`flush`. May be called again."""
         self._process.check()
         with self._changed:
             self._closing = True
@@ -289,9 +297,9 @@ class BufferedPublisher:
                 self._changed.notify_all()
 
     def _give_up(self, error: BaseException, messages: int) -> None:
-        """Go on after a failed batch, or stop.
+        """Continue after a failed batch, or stop.
 
-        Numbers of a name have no gaps: after a restart a gap would count as published.
+        Numbers of a name have no gaps. After a restart a gap would count as published.
         """
         if self._producer.named:
             self._stopped = error
@@ -299,7 +307,7 @@ class BufferedPublisher:
             self._producer.skip(messages)
 
     def _next(self) -> _Batch | None:
-        """The next batch, once it is due. None: closed, and nothing is left."""
+        """Return the next batch when due, or None after the last."""
         with self._changed:
             while True:
                 batch = self._batch
@@ -315,7 +323,7 @@ class BufferedPublisher:
                 self._changed.wait(left if batch.rows else None)
 
     def _send(self, batch: _Batch) -> PublishReceipt | BaseException:
-        """Commits a batch, once. Returns the receipt, or the error that it gave up with."""
+        """Commit a batch once. Return the receipt or the last error."""
         written: WrittenFile | Draft | None = None
         pause, deadline = _FIRST_PAUSE, time.monotonic() + self._patience
         while True:

@@ -32,7 +32,7 @@ _LEFT = ("ready", "delayed", "in_flight", "blocked", "routing")
 
 @pytest.fixture
 def mq_clock() -> ManualClock:
-    """Return a clock that stands still until a test moves it."""
+    """Return a clock that a test moves."""
     from spark_mq.testing import ManualClock
 
     return ManualClock()
@@ -54,10 +54,10 @@ def mq_queue(mq_clock: ManualClock, mq_settings: Mapping[str, Any]) -> Queue:
 
 @pytest.fixture
 def drain(mq_queue: Queue, mq_clock: ManualClock) -> Callable[..., list[ReceivedMessage]]:
-    """Return a function that works until nothing is left, and returns what was delivered.
+    """Return a function that handles all messages and returns them.
 
     ``drain(handler=None, group="default", max_messages=100, wait=True)``: without a handler it acks
-    all messages. With `wait` it moves the clock on to delayed messages and retries.
+    all messages. With `wait` it moves the clock to the times of delayed messages and retries.
     """
 
     def run(
@@ -144,8 +144,9 @@ def assert_settled(mq_queue: Queue) -> Callable[..., Any]:
 
 @pytest.fixture
 def run_batch(mq_queue: Queue) -> Callable[..., Any]:
-    """Return a function that runs ``process(batch, lease)`` once on a batch of ``mq_queue``.
+    """Return a function that runs ``process(batch, lease)`` once.
 
+    The batch is one of ``mq_queue``.
     ``run_batch(process, group="default", spark=None, ...)``: see
     :func:`spark_mq.testing.run_batch`.
     """

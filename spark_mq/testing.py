@@ -1,4 +1,6 @@
-"""For tests of code that uses a queue: a queue in memory, and a clock that is moved by hand.
+"""Test code that uses a queue, with a queue in memory.
+
+A test moves the queue's clock by hand.
 
     >>> from spark_mq.testing import ManualClock, memory_queue
     >>> clock = ManualClock()
@@ -11,9 +13,9 @@
     >>> queue.group().stats().ready
     2
 
-The queue in memory follows the same rules as one on Delta tables, for all but the two storage
-classes is the same code, and both pass
-the same tests. It lives in one process: it cannot be pickled, and a Spark stream cannot read it.
+The queue in memory follows the same rules as one on Delta tables. Only the two storage classes
+differ, and both pass the same tests. It exists in one process. It cannot be pickled, and a Spark
+stream cannot read it.
 """
 
 from __future__ import annotations
@@ -37,21 +39,27 @@ __all__ = ["FakeBatchLease", "ManualClock", "memory_queue", "next_due", "run_bat
 
 
 class ManualClock:
-    """A clock that stands still until it is moved. Pass it as ``clock`` to a queue. Picklable; a
-    copy goes its own way.
+    """A clock that only a test moves. Pass it as ``clock`` to a queue.
 
-        >>> clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
-        >>> clock.advance("1h")
-        >>> clock()
-        datetime.datetime(2026, 1, 1, 1, 0, tzinfo=datetime.timezone.utc)
+    It can be pickled. A copy is independent. Delta commits carry the time of the machine, not that
+    of a queue's clock.
 
-    Without ``start`` it starts at the present. Delta commits carry the time of the
-    machine, not that of a queue's clock.
+    Parameters
+    ----------
+    start
+        The first time, an aware datetime. Default: the present.
+
+    Examples
+    --------
+    >>> clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
+    >>> clock.advance("1h")
+    >>> clock()
+    datetime.datetime(2026, 1, 1, 1, 0, tzinfo=datetime.timezone.utc)
     """
 
     def __init__(self, start: datetime | None = None) -> None:
         self.bell = Notifier()
-        """Rung when it is moved: those who wait for messages look at the time again."""
+        """Notified when the clock is moved. Callers that wait for messages then look again."""
         self._now = datetime.now(UTC)
         if start is not None:
             self.set(start)
@@ -63,12 +71,24 @@ class ManualClock:
         return f"ManualClock({self._now.isoformat()})"
 
     def advance(self, duration: Duration) -> None:
-        """Moves on by seconds, a timedelta, or text like "30s"."""
+        """Move the clock forward.
+
+        Parameters
+        ----------
+        duration
+            Seconds, a timedelta, or text such as "30s".
+        """
         self._now += timedelta(microseconds=validate_duration("duration", duration, zero=True))
         self.bell.notify()
 
     def set(self, to: datetime) -> None:
-        """Moves to an aware datetime, also back."""
+        """Set the clock, also back.
+
+        Parameters
+        ----------
+        to
+            An aware datetime.
+        """
         to_micros(to)  # refuses a naive one
         self._now = to.astimezone(UTC)
         self.bell.notify()
@@ -89,18 +109,35 @@ def memory_queue(
     group_expiry: Duration | None = None,
     **group_settings: Unpack[GroupSettingsOptions],
 ) -> Queue:
-    """A queue in memory, with a dead-letter queue in memory. Settings as for
-    :meth:`spark_mq.Queue.create`.
+    """Return a queue in memory, with a dead-letter queue in memory.
 
-        >>> queue = memory_queue(ManualClock(), max_delivery_attempts=1)
-        >>> _ = queue.publish("poison")
-        >>> _ = queue.group().lease("worker-1").nack()
-        >>> queue.sweep().routed
-        1
-        >>> queue.dead_letters.group().lease("worker-1").messages[0].value
-        b'poison'
+    Parameters
+    ----------
+    clock
+        Returns the time, also that of commits, so that retention follows it. Default: the system's.
+    retention, hard_retention, delivery_delay, message_ttl, dedup_window, lanes, group_expiry
+        Settings of the queue, with the defaults of :meth:`spark_mq.Queue.create`.
+    **group_settings
+        Settings of its groups, as for :meth:`spark_mq.Queue.create`.
 
-    ``clock`` gives the time of commits too, so that retention follows it.
+    Returns
+    -------
+    Queue
+
+    Raises
+    ------
+    InvalidOption
+        A setting is invalid.
+
+    Examples
+    --------
+    >>> queue = memory_queue(ManualClock(), max_delivery_attempts=1)
+    >>> _ = queue.publish("poison")
+    >>> _ = queue.group().lease("worker-1").nack()
+    >>> queue.sweep().routed
+    1
+    >>> queue.dead_letters.group().lease("worker-1").messages[0].value
+    b'poison'
     """
     settings = QueueSettings.validated(
         GroupSettings.validated(**group_settings),

@@ -19,17 +19,17 @@ __all__ = ["FakeBatchLease", "run_batch"]
 
 
 class FakeBatchLease:
-    """A lease as ``process(batch, lease)`` gets it, over a lease of a queue in memory.
+    """The ``lease`` of ``process(batch, lease)``, in memory.
 
-    It settles in the queue, by the real rules. Rows may be a DataFrame of Spark or pandas, an Arrow
-    table, a list of dicts, or a list of sequences.
+    It settles in the queue, by the real rules. Rows may be a DataFrame of Spark or pandas. They may
+    also be an Arrow table, a list of dicts, or a list of sequences.
 
     Parameters
     ----------
     lease
-        The lease.
+        A lease of a queue in memory.
     batch
-        What :meth:`read` returns. Default: the messages as an Arrow table.
+        The result of :meth:`read`. Default: the messages as an Arrow table.
 
     Examples
     --------
@@ -49,22 +49,28 @@ class FakeBatchLease:
 
     @property
     def lease_id(self) -> str:
-        """The id of the lease."""
+        """Return the id of the lease."""
         return self._lease.lease_id
 
     @property
     def lease_ids(self) -> tuple[str, ...]:
-        """The ids of the batch's leases: one."""
+        """Return the ids of the batch's leases. There is one."""
         return (self.lease_id,)
 
     @property
     def delta_options(self) -> dict[str, str]:
-        """Options for a Delta sink: an application id for tests, and version 0."""
+        """Return options for a Delta sink.
+
+        They have an application id for tests, and version 0.
+        """
         return {"txnAppId": f"test/{self.lease_id}", "txnVersion": "0"}
 
     @property
     def publish_options(self) -> dict[str, str]:
-        """Options for a write to a queue: a producer for tests, and number 0."""
+        """Return options for a write to a queue.
+
+        They have a producer for tests, and number 0.
+        """
         return {"producerId": f"test-{self.lease_id}", "producerSequence": "0"}
 
     def publish(self, queue: Any, messages: Any, *, part: str | None = None) -> PublishReceipt:
@@ -84,12 +90,15 @@ class FakeBatchLease:
         return self._count(self._lease.ack([row["sequence"] for row in _rows(rows)]))
 
     def nack(self, rows: Any, *, delay: Any = None, error: str | None = None) -> SettleResult:
-        """Give some rows back as failed. Their columns delay and error go before."""
+        """Give some rows back as failed.
+
+        Their columns delay and error take precedence.
+        """
         given = {"delay": delay, "error": error}
         return self._each(rows, given, self._lease.nack)
 
     def reject(self, rows: Any, *, error: str | None = None) -> SettleResult:
-        """Make some rows dead. Their column error goes before."""
+        """Make some rows dead. Their column error takes precedence."""
         return self._each(rows, {"error": error}, self._lease.reject)
 
     def _each(
@@ -126,7 +135,7 @@ def run_batch(
     on_error: str = "raise",
     ack: str = "after",
 ) -> FakeBatchLease | None:
-    """Lease messages, call ``process(batch, lease)`` once, and settle what it left.
+    """Lease messages, call ``process(batch, lease)`` once, and settle the rest.
 
     Parameters
     ----------
@@ -135,18 +144,18 @@ def run_batch(
     group
         A group of a queue in memory.
     spark
-        A SparkSession: the batch is then a DataFrame. Default: the batch is an Arrow table.
+        A SparkSession. The batch is then a DataFrame. Default: the batch is an Arrow table.
     max_messages
         The most messages in the batch. Default: 1,000.
     on_error
-        "raise" (default), "nack", "reject" or "ack": see :class:`~spark_mq.handler.HandlerPolicy`.
+        "raise" (default), "nack", "reject" or "ack", see :class:`~spark_mq.handler.HandlerPolicy`.
     ack
         "after" (default), "first" or "manual".
 
     Returns
     -------
     FakeBatchLease or None
-        The lease that the function got. None if nothing was due: then it was not called.
+        The lease that the function got. None if nothing was due. Then it was not called.
     """
     policy = HandlerPolicy.validated(on_error, ack)
     lease = group.lease("test", max_messages=max_messages)
@@ -177,7 +186,10 @@ _VERDICT = ("sequence", "outcome", "delay", "error")
 
 
 def _verdict_rows(returned: Any) -> list[dict[str, Any]]:
-    """Return the failed rows that a function returned, without the batch's other columns."""
+    """Return the failed rows of a function, without other columns.
+
+    The other columns are those of the batch.
+    """
     return [{name: row[name] for name in _VERDICT if name in row} for row in _rows(returned)]
 
 

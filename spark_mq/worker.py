@@ -58,11 +58,14 @@ class WorkOptions:
     fail_on_data_loss: bool = True
 
     def policy(self) -> HandlerPolicy:
-        """Return what failures mean, and when to ack."""
+        """Return the policy for failures and acks."""
         return HandlerPolicy.validated(self.on_error, self.ack)
 
     def lease_options(self, most: int) -> LeaseOptions:
-        """Return what to ask for. ``most`` is the default of ``max_messages``."""
+        """Return the options of a lease.
+
+        ``most`` is the default of ``max_messages``.
+        """
         timeout = None
         if self.visibility_timeout is not None:
             timeout = validate_duration("visibility_timeout", self.visibility_timeout)
@@ -73,7 +76,10 @@ class WorkOptions:
         return LeaseOptions(name, messages, timeout, self.fail_on_data_loss)
 
     def end(self) -> str | None:
-        """Return when the work ends by itself: None, "empty" or "settled"."""
+        """Return when the work ends by itself.
+
+        It is None, "empty" or "settled".
+        """
         if self.until is None:
             return "empty" if self.until_empty else None
         return validate_choice("until", self.until, UNTIL)
@@ -88,7 +94,7 @@ Served = Sequence[tuple[GroupLedger, Callable[[Any], Any]]]
 
 
 def run_worker(served: Served, options: WorkOptions) -> WorkSummary:
-    """Run handlers of leases or of messages: see :meth:`spark_mq.ConsumerGroup.work`."""
+    """Handle leases or messages, see :meth:`spark_mq.ConsumerGroup.work`."""
     if validate_choice("each", options.each, EACH) == "message":
         return _run_for_messages(served, options)
     return _run_for_leases(served, options)

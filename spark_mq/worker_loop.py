@@ -1,4 +1,7 @@
-"""The worker loop: its threads lease, call the handler, settle, and wait out a failing store."""
+"""Run the threads of a worker.
+
+They lease, call the handler, settle, and wait while the store fails.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,10 @@ Handler = Callable[[Lease], Any]
 
 
 def has_ended(ledger: GroupLedger, until: str) -> bool:
-    """Return whether a worker has reached its end, after a look found nothing to lease."""
+    """Return whether a worker has ended after an empty look.
+
+    An empty look found nothing to lease.
+    """
     if until == "empty":
         return True
     stats = ledger.stats()
@@ -78,7 +84,7 @@ class WorkerLoop:
     """One thread waits for messages, for all."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _over: threading.Event = field(default_factory=threading.Event)
-    """Set when the graceful timeout has passed, or at a second Ctrl-C: no settle is tried again."""
+    """Set after the graceful timeout or a second Ctrl-C. Then no settle is tried again."""
     _outages: int = 0
     """Handlers in a row that met a failing store."""
     _running: dict[str, _Running] = field(default_factory=dict)
@@ -169,7 +175,7 @@ class WorkerLoop:
         if self.stop.is_set():
             self._give_back([lease])
             return None
-        # From now on: the thread may have to end the extension of its last lease first.
+        # From now on, because the thread may have to end the extension of its last lease first.
         alive = lease._start_keep_alive(self.limit)
         with self._lock:
             self._running[lease.lease_id] = _Running(lease, alive, time.monotonic())
@@ -231,7 +237,10 @@ class WorkerLoop:
         return True
 
     def _wait_out(self, lease: Lease, error: Exception) -> None:
-        """Release a lease whose handler met a failing store, uncounted, and wait a while."""
+        """Release a lease after an outage, uncounted, and wait a while.
+
+        Its handler met a failing store.
+        """
         text = "group %s: a handler met a failing store. Its messages are released, uncounted: %s"
         _log.warning(text, self.ledger.name, error)
         self._give_back([lease])
@@ -240,7 +249,10 @@ class WorkerLoop:
         self.stop.wait(pause)
 
     def _give_back(self, leases: Sequence[Lease]) -> None:
-        """Release what is left of leases in one commit, also if the store fails for a while."""
+        """Release the rest of some leases in one commit.
+
+        It waits while the store fails.
+        """
         commands = [
             SettleCommand(RELEASE, lease.lease_id, unsettled, whole=True)
             for lease in leases
@@ -285,7 +297,7 @@ class WorkerLoop:
         _log.exception("group %s: the handler failed with %s", self.ledger.name, held)
 
     def _settle(self, lease: Lease, result: list[MessageVerdict] | Exception) -> Lease | None:
-        """Settle the verdicts and the rest of a lease, and lease the next, in one commit."""
+        """Settle a lease's verdicts and rest, and take the next lease."""
         unsettled = {lease.lease_id: lease._held.unsettled()}
         commands = commands_for(result, self.policy, unsettled)
         if not commands:
@@ -317,7 +329,7 @@ class WorkerLoop:
             _log.warning("some messages of this lease come again, to another worker: %s", lost)
 
     def _take_next(self, granted: Sequence[Acquired | Exception]) -> Lease | None:
-        """Return the lease that came with a settle. After an error :meth:`_next` asks again."""
+        """Return the lease of a settle. After an error :meth:`_next` tries again."""
         for acquired in granted:
             if isinstance(acquired, Acquired):
                 return self._take(acquired)

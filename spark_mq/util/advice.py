@@ -29,7 +29,7 @@ __all__ = [
 
 
 class Advice(NamedTuple):
-    """A call of Python as a text has it, and the same for the command line."""
+    """A Python call in a text, and the same as a command."""
 
     call: str
     command: str

@@ -37,7 +37,10 @@ class _Call(Generic[T, R]):
         self.result, self.done = result, True
 
     def wait(self) -> None:
-        """Wait until somebody wakes this call. A call that was woken before returns at once."""
+        """Wait until another thread wakes this call.
+
+        A call that was woken before returns without a wait.
+        """
         self._gate.acquire()
 
     def wake(self) -> None:
@@ -49,7 +52,7 @@ class _Call(Generic[T, R]):
 class CallBatcher(Generic[T, R]):
     """Batches the calls of threads while one call runs.
 
-    A single call runs at once. Calls that arrive during a run wait, and one of their threads
+    A single call runs without a wait. Calls that arrive during a run wait, and one of their threads
     then runs all of them. After a run of several calls the next one waits a moment for as many.
     If `run` raises, each item runs again by itself, so that no call fails because of another. An
     interrupt (Ctrl-C) at any line ends its own call only.
@@ -65,10 +68,10 @@ class CallBatcher(Generic[T, R]):
         self._lock = threading.Lock()
         self._leader: _Call[T, R] | None = None
         self._waiting: list[_Call[T, R]] = []
-        self._expected = 1  # calls: as many as lately came together
+        self._expected = 1  # the number of calls that lately came together
 
     def do(self, item: T) -> R:
-        """Run an item, together with those of other threads, and return its result.
+        """Run an item with those of other threads. Return its result.
 
         Raises
         ------
@@ -76,7 +79,7 @@ class CallBatcher(Generic[T, R]):
             The error that `run` returned or raised for this item.
         """
         call: _Call[T, R] = _Call(item)
-        # Twice: one interrupt may cut one of them short, or come before its first step.
+        # Twice, because one interrupt may cut one of them short, or come before its first step.
         try:
             try:
                 self._join(call)
@@ -92,7 +95,10 @@ class CallBatcher(Generic[T, R]):
         return result
 
     def _join(self, call: _Call[T, R]) -> None:
-        """Wait until the call is done, or give it the batch that its thread must run."""
+        """Wait until the call is done or must run a batch.
+
+        A call that must run a batch gets it.
+        """
         with self._lock:
             self._waiting.append(call)
         while True:
@@ -121,8 +127,8 @@ class CallBatcher(Generic[T, R]):
         A second call changes nothing.
         """
         with self._lock:
-            # In this order, so that a second call completes what an interrupt cut short. As long
-            # as this call leads, nobody else runs the calls that it puts back.
+            # In this order, so that a second call completes an interrupted one. As long as this
+            # call leads, no other thread runs the calls that it puts back.
             for one in call.batch:
                 if one.done:
                     one.wake()

@@ -24,9 +24,9 @@ SECOND: Final = 1_000_000
 """One second in microseconds."""
 
 EARLIEST: Final = -62_135_596_800 * SECOND
-"""The first microsecond of a datetime: the start of year 1."""
+"""The first microsecond of a datetime, the start of year 1."""
 LATEST: Final = 253_402_300_800 * SECOND - 1
-"""The last microsecond of a datetime: the end of year 9999."""
+"""The last microsecond of a datetime, the end of year 9999."""
 
 Clock = Callable[[], datetime]
 """A function that returns the current time as an aware datetime."""

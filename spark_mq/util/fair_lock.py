@@ -1,9 +1,10 @@
-"""Order the threads and processes of one machine that change the same ledger.
+"""Order the writers of one machine that change the same ledger.
 
-The lock only reduces contention. After a timeout the caller proceeds without it, and the
-compare-and-swap commit keeps the ledger right. Threads get the lock in the order in which they
-ask. Processes lock files beside the tables, and the system releases the lock of a dead process.
-An object store has no file locks, so only the threads of a process are ordered there.
+The writers are threads and processes. The lock only reduces contention. After a timeout the caller
+proceeds without it, and the compare-and-swap commit keeps the ledger right. Threads get the lock in
+the order in which they ask. Processes lock files beside the tables, and the system releases the
+lock of a dead process. An object store has no file locks, so only the threads of a process are
+ordered there.
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ _LOCK_POLL: Final = 0.0003
 
 
 class FileLock:
-    """A lock between processes. It keeps files open only while a caller waits or holds.
+    """A lock between processes.
 
-    There are two files. A caller that waits for the second one holds the first one. So a process
-    that releases the lock and returns at once is behind the process that waits.
+    It keeps files open only while a caller waits or holds. It has two files. A caller that waits
+    for the second one holds the first one. So a process that releases the lock and returns
+    immediately is behind the process that waits.
 
     Parameters
     ----------
@@ -48,7 +50,7 @@ class FileLock:
         The path of the files, without their suffixes ``.next`` and ``.lock``.
     """
 
-    _file: io.FileIO | None = None  # of the class: __del__ also runs if __init__ was interrupted
+    _file: io.FileIO | None = None  # of the class: __del__ also runs after an interrupted __init__
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -63,7 +65,7 @@ class FileLock:
             with _open(f"{self._path}.next") as turnstile:
                 if not self._lock(turnstile.fileno(), deadline, _NEXT_POLL):
                     return False
-                # Kept before it is locked: after an interrupt, the release closes it.
+                # Kept before it is locked. After an interrupt, the release closes it.
                 self._file = _open(f"{self._path}.lock")
                 if self._lock(self._file.fileno(), deadline, _LOCK_POLL):
                     return True
@@ -127,12 +129,14 @@ class FairLock:
 
     @property
     def owner(self) -> int | None:
-        """The thread that has the lock."""
+        """Return the thread that has the lock."""
         holds = self._holds
         return holds[0].thread if holds else None
 
     def hold(self, timeout: float = TIMEOUT_SECONDS) -> Hold:
-        """Return what holds the lock for a block. After the timeout the block runs without it.
+        """Return a context manager that holds the lock for a block.
+
+        After the timeout the block runs without it.
 
         Parameters
         ----------
@@ -142,7 +146,7 @@ class FairLock:
         return Hold(self, timeout)
 
     def abandon(self) -> None:
-        """Release all that this thread holds, also what an interrupted release left behind."""
+        """Release all locks of this thread, with those of interrupted releases."""
         me = threading.get_ident()
         for hold in [*self._holds, *self._queue]:
             if hold.thread == me:
@@ -161,7 +165,10 @@ class FairLock:
                 self._queue.remove(hold)
 
     def _leave(self, hold: Hold) -> None:
-        """Give the lock to the next thread. A second call completes what was interrupted."""
+        """Give the lock to the next thread.
+
+        A second call completes an interrupted one.
+        """
         with self._guard:
             if hold in self._queue:
                 self._queue.remove(hold)
@@ -191,7 +198,10 @@ class Hold:
         self._has_file = False
 
     def acquire(self) -> None:
-        """Wait for the lock. After the timeout the caller goes on without it."""
+        """Wait for the lock.
+
+        After the timeout the caller continues without it.
+        """
         fair = self._fair
         fair._enter(self)
         if fair._lock is not None and fair._holds == [self]:

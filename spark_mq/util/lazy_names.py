@@ -1,4 +1,4 @@
-"""Load the module of a package's public name when the name is used first."""
+"""Load the module of a public name at its first use."""
 
 from __future__ import annotations
 

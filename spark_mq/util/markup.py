@@ -16,7 +16,7 @@ class Html(str):
 
 
 Child: TypeAlias = str | int | float | Iterable["Child"] | None
-"""What an element may contain. Text is escaped."""
+"""The content of an element. Text is escaped."""
 _VOID: Final = frozenset({"br", "hr", "input", "link", "meta"})
 """Elements without content."""
 

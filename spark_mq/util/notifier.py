@@ -42,7 +42,7 @@ _lock = ForkSafeLock()
 
 
 def notifier_for(path: str) -> Notifier:
-    """Return the one notifier of this process for the table at a path."""
+    """Return this process's only notifier for a table's path."""
     with _lock:
         notifier = _notifiers.get(path)
         if notifier is None:

@@ -1,8 +1,9 @@
-"""Pause before commits, so that writers on other machines collide seldom and share fairly.
+"""Pause before commits, so that writers on other machines share fairly.
 
-A lost race lengthens a writer's pauses, and a commit shortens them. A commit carries its writer's
-pause, and each reader of the commit takes it over. So a writer that wins each race slows down at
-the first commit of another one. Wireless networks share a channel like this (MACAW, SIGCOMM 1994).
+The pauses make collisions seldom. A lost race lengthens a writer's pauses, and a commit shortens
+them. A commit carries its writer's pause, and each reader of the commit takes it over. So a writer
+that wins each race slows down at the first commit of another one. Wireless networks share a channel
+like this (MACAW, SIGCOMM 1994).
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ class Pace:
 
     @property
     def pause(self) -> float:
-        """The mean pause before an attempt in seconds. 0 if nobody seems to compete."""
+        """Return the mean pause before an attempt in seconds.
+
+        It is 0 if no other writer seems to compete.
+        """
         if not self._losses:
             return self._common
         grown = max(self._common, self._attempt) * _GROWTH ** min(self._losses, _MOST_LOSSES)

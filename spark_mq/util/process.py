@@ -1,4 +1,4 @@
-"""Notice that a handle was made in the parent process, before a fork.
+"""Refuse handles from before a fork.
 
 A forked process has the parent's locks as they were, perhaps held by threads that it does not
 have. delta-rs and obstore do not survive a fork either.
@@ -49,7 +49,10 @@ class ForkGuard:
         return self._forks != _forks
 
     def check(self) -> None:
-        """Raise UsedAfterFork in a process that was forked after the handle was made."""
+        """Raise UsedAfterFork in a process that was forked later.
+
+        Later means after the handle was made.
+        """
         if self._forks != _forks:
             raise UsedAfterFork(
                 f"using {self._what} failed: it was opened before this process was forked. Start "

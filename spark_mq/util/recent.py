@@ -1,4 +1,4 @@
-"""Sets and dicts of bounded size, for what is only kept to save work."""
+"""Define sets and dicts of bounded size for caches."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RecentDict(dict[K, V]):
     most
         The most that all items weigh together. The item that was set last stays at any weight.
     weigh
-        Returns what an item weighs. Default: 1 for each.
+        Returns the weight of an item. Default: 1 for each.
     """
 
     def __init__(self, most: int, weigh: Callable[[V], int] = lambda value: 1) -> None:

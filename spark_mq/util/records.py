@@ -64,7 +64,7 @@ class Record(Converts):
 
 
 class Records(Converts, list[T]):
-    """A list of dataclasses that shows itself as a table in a notebook."""
+    """A list of dataclasses with a table for notebooks."""
 
     def _rows(self) -> Sequence[Any]:
         return self

@@ -75,6 +75,6 @@ def printable(text: str) -> str:
 
 
 def show_some(texts: Sequence[str], most: int, separator: str = ", ") -> str:
-    """Return the first of some texts, and how many more there are."""
+    """Return the first of some texts, and the number of the others."""
     more = len(texts) - most
     return separator.join(texts[:most]) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""Say which step a long operation has reached."""
+"""Report the progress of a long operation."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class _Collection(Sized, Iterable[T_co], Protocol[T_co]):
-    """What can be counted and iterated over."""
+    """A collection that can be counted and iterated over."""
 
 
 @contextmanager
 def showing_steps(show: Callable[[str], None]) -> Iterator[None]:
-    """Show the steps of the operations that the block runs in this thread."""
+    """Show the steps of this thread's operations in the block."""
     token = _show.set(show)
     try:
         yield
@@ -28,13 +28,13 @@ def showing_steps(show: Callable[[str], None]) -> Iterator[None]:
 
 
 def step(text: str) -> None:
-    """Say which step begins. Nobody need listen."""
+    """Report the step that begins. A listener is optional."""
     if (show := _show.get()) is not None:
         show(text)
 
 
 def counted(text: str, items: _Collection[T_co]) -> Iterator[T_co]:
-    """Iterate over items, and say how many are done."""
+    """Iterate over items, and report how many are done."""
     for done, item in enumerate(items):
         step(f"{text}, {done:,} of {len(items):,} done")
         yield item

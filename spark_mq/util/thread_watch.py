@@ -1,4 +1,7 @@
-"""Wait for worker threads in the main thread, and obey SIGTERM and Ctrl-C meanwhile."""
+"""Wait for worker threads, and obey signals meanwhile.
+
+The main thread waits. The signals are SIGTERM and Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ _SHOWN: Final = 5
 
 
 class ThreadWatch:
-    """Waits for threads until they end, or a signal or an event ends the wait.
+    """Waits for threads until their end, a signal or an event.
 
     SIGTERM and the first Ctrl-C set the event. A second Ctrl-C ends the wait for the threads. From
-    the third on, Ctrl-C raises KeyboardInterrupt at once.
+    the third on, Ctrl-C raises KeyboardInterrupt immediately.
 
     Parameters
     ----------
@@ -45,20 +48,26 @@ class ThreadWatch:
         self._threads, self._stop, self._poll = threads, stop, poll
         self._on_interrupt = on_interrupt
         self._news: SimpleQueue[int] = SimpleQueue()
-        """Signal numbers. 0: a thread has ended. A signal handler may call its put, but not the
-        set of an Event: the interrupted thread may hold the lock that set needs."""
+        """Signal numbers. 0 means that a thread has ended.
+
+        A signal handler may call its put, but not the set of an Event. The interrupted thread may
+        hold the lock that set needs.
+        """
         self._ended = 0
         self._interrupts = 0
         self._reported = False
 
     @property
     def interrupted(self) -> bool:
-        """Whether Ctrl-C was pressed."""
+        """Return whether Ctrl-C was pressed."""
         return self._interrupts > 0
 
     @property
     def hurried(self) -> bool:
-        """Whether Ctrl-C was pressed twice, so that the work has to end at once."""
+        """Return whether Ctrl-C was pressed twice.
+
+        Then the work has to end without a delay.
+        """
         return self._interrupts > 1
 
     def note_end(self) -> None:
@@ -66,9 +75,9 @@ class ThreadWatch:
         self._news.put(0)
 
     def run(self, finish: Callable[[], None]) -> None:
-        """Start the threads, wait until the work has to end, and call `finish`.
+        """Start the threads, wait for the end, and call `finish`.
 
-        SIGTERM and Ctrl-C are obeyed meanwhile.
+        It waits until the work has to end. SIGTERM and Ctrl-C are obeyed meanwhile.
         """
         with self.signals():
             for thread in self._threads:
@@ -79,7 +88,10 @@ class ThreadWatch:
                 finish()
 
     def raise_end(self, error: BaseException | None) -> None:
-        """Raise KeyboardInterrupt after Ctrl-C, or else the error of a thread if there is one."""
+        """Raise KeyboardInterrupt after Ctrl-C, or a thread's error.
+
+        It raises nothing without either.
+        """
         if self.interrupted:
             raise KeyboardInterrupt from error
         if error is not None:
@@ -87,10 +99,10 @@ class ThreadWatch:
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Obey SIGTERM and Ctrl-C in the block, if this is the main thread.
+        """Obey SIGTERM and Ctrl-C in the block.
 
-        A program's own handler of SIGINT is called. It may raise KeyboardInterrupt, which counts as
-        Ctrl-C at any line.
+        Only the main thread can. A program's own handler of SIGINT is called. It may raise
+        KeyboardInterrupt, which counts as Ctrl-C at any line.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -111,12 +123,18 @@ class ThreadWatch:
                 signal.signal(number, handler)
 
     def _wait_for_stop(self) -> None:
-        """Wait until the work has to end: by the event, by a signal, or without a thread."""
+        """Wait until the work has to end.
+
+        An event, a signal, or the end of all threads ends it.
+        """
         while self._alive() and not self._stop.is_set():
             self._take_news(self._poll)
 
     def wait_for_end(self, seconds: float) -> None:
-        """Wait for the end of all threads, for some seconds or until Ctrl-C was pressed twice."""
+        """Wait for the end of all threads, for some seconds.
+
+        A second Ctrl-C ends the wait.
+        """
         deadline = time.monotonic() + seconds
         while self._alive() and not self.hurried:
             left = deadline - time.monotonic()
@@ -154,12 +172,14 @@ class ThreadWatch:
 
 
 def describe_wait(running: Sequence[tuple[str, float]], seconds: float) -> str:
-    """Return what a worker waits for after Ctrl-C, and for how long.
+    """Return the work that a worker waits for after Ctrl-C.
+
+    The text also has the longest wait.
 
     Parameters
     ----------
     running
-        Each handler's work, and since when it runs in monotonic seconds.
+        Each handler's work, and its start in monotonic seconds.
     seconds
         The longest wait.
     """

@@ -18,7 +18,9 @@ MAX_LENGTH: Final = 200
 
 @contextmanager
 def acting_as(user: str) -> Iterator[None]:
-    """Note a person's name in each ledger commit that this thread makes meanwhile.
+    """Note a person's name in the ledger commits of the block.
+
+    These are the commits of this thread.
 
     Parameters
     ----------
@@ -35,7 +37,7 @@ def acting_as(user: str) -> Iterator[None]:
 
 @contextmanager
 def acting_by_default() -> Iterator[None]:
-    """Note the user and the host of this process, unless a person is noted already."""
+    """Note this process's user and host, unless a person is noted."""
     with acting_as(_USER.get() or _process_user()):
         yield
 
@@ -49,12 +51,12 @@ def _process_user() -> str:
 
 
 def current_user() -> str | None:
-    """Return the name of the person who acts in this thread, or None."""
+    """Return the person who acts in this thread, or None."""
     return _USER.get()
 
 
 def with_user(info: Mapping[str, Any], user: str | None = None) -> Mapping[str, Any]:
-    """Return what a commit says about itself, with the person's name if there is one.
+    """Return a commit's note with the person's name, if any.
 
     Parameters
     ----------

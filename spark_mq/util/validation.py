@@ -307,7 +307,10 @@ def validate_choice(option: str, value: Any, choices: Iterable[str]) -> str:
 
 
 def suggest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word nearest to a misspelt one, or None if none is near."""
+    """Return the known word nearest to a misspelt one, or None.
+
+    None: no word is near.
+    """
     by_lower = {name.lower(): name for name in known}
     found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
     return by_lower[found[0]] if found else None

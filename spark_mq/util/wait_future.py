@@ -1,4 +1,7 @@
-"""Wait for a shared future: by a callback, or in an event loop. Neither can cancel it."""
+"""Wait for a shared future by a callback or an event loop.
+
+Neither can cancel it.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The web page of queues (extra ``web``). Nothing is loaded from a network.
+"""Serve a web page of queues (extra ``web``).
 
-It only looks at queues, unless it is started with ``allow_changes``. ``spark-mq web`` serves it.
+Nothing is loaded from a network. It only looks at queues, unless it is started with
+``allow_changes``. ``spark-mq web`` serves it.
 """
 
 from spark_mq.web.app import create_app

@@ -1,4 +1,4 @@
-"""Change a queue: ask for confirmation first, then do it in the name of the user."""
+"""Change a queue after a confirmation, in the name of the user."""
 
 from __future__ import annotations
 
@@ -30,12 +30,18 @@ _log = logging.getLogger(__name__)
 
 
 class Forbidden(SparkMQError):
-    """The server offers no changes, or a form does not belong to this visitor."""
+    """The error for a refused change.
+
+    The server offers no changes, or a form does not belong to this visitor.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class _Action:
-    """A change: the question, what to do, what else the form shows, and what it asks for first."""
+    """A change with its question.
+
+    ``run`` makes the change. ``more`` is the rest of the form. ``ask`` is a form for missing input.
+    """
 
     question: Callable[[View], str]
     run: Callable[[View], object]
@@ -104,7 +110,7 @@ _ACTIONS: Final[Mapping[str, _Action]] = {
 }
 """The changes that the page offers, by name."""
 _INPUTS: Final = ("do", "group", "where", "limit", "to", "setting", "value")
-"""What a form repeats of its address."""
+"""Parameters of its address that a form repeats."""
 
 
 def _action(view: View) -> _Action:
@@ -134,7 +140,7 @@ def confirmation(view: View) -> Html:
 
 
 def _question(view: View, asked: Child) -> Html:
-    """Return the form that asks what the change needs. It changes nothing."""
+    """Return the form for the input of a change. It changes nothing."""
     return el(
         "form",
         _hidden(view, ("do", "group")),

@@ -1,4 +1,4 @@
-"""The application: which address shows which page, and what an error looks like."""
+"""Define the application with its pages and its errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 STATIC: Final = Path(__file__).parent / "static"
 THREADS: Final = 8
-"""Pages that are made at once. Others wait, so that memory stays bounded."""
+"""Pages that are made at the same time. Others wait, so that memory stays bounded."""
 MAX_FORM: Final = 64 * 1024
 """Bytes of a form."""
 _FILES: Final = {
@@ -54,7 +54,7 @@ _FILES: Final = {
     "htmx.min.js": "text/javascript",
     "htmx.LICENSE.txt": "text/plain",
 }
-"""What the pages load, with its type. htmx is version 2.0.11, as npm has it."""
+"""Files that the pages load, with their types. htmx is version 2.0.11, as npm has it."""
 _PAGES: Final[Mapping[str, Callable[[View], Html]]] = {
     "queue": queue_page,
     "group": group_page,
@@ -80,7 +80,7 @@ def create_app(looks: Looks, access: Access, health: Health | None = None) -> St
     looks
         The queues.
     access
-        Who may look and change.
+        The users who may look and change.
     health
         When a queue counts as unhealthy. Default: if it was not swept for an hour.
     """
@@ -201,7 +201,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
-    # The text of an unknown error may hold a secret: it goes to the log only.
+    # The text of an unknown error may hold a secret, so it goes to the log only.
     return _error(500, "The page has a fault. The log of the server shows it.")
 
 

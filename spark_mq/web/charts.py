@@ -23,19 +23,21 @@ MAX_POINTS: Final = 400
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A line: its name, and pairs of seconds since 1970 and a value."""
+    """A line of a chart. Its points are seconds since 1970 and values."""
 
     name: str
     points: Sequence[tuple[float, float]]
 
 
 def line_chart(title: str, series: Sequence[Series], show: Callable[[float], str]) -> Html:
-    """Return a chart of lines over time, with a legend of the last values.
+    """Return a chart of lines over time, with a legend.
+
+    The legend has the last values.
 
     Parameters
     ----------
     title
-        What the chart shows.
+        The title of the chart.
     series
         The lines, four at most.
     show
@@ -118,7 +120,7 @@ def _nice(value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LaneCell:
-    """A lane in a strip: its number, its messages, its kind, and its text."""
+    """A lane in a strip, with its number, messages, kind and text."""
 
     lane: int
     messages: int
@@ -168,7 +170,10 @@ def lane_strip(number: int, cells: Sequence[LaneCell]) -> Html:
 
 
 def state_bar(counts: Sequence[tuple[str, int]]) -> Html:
-    """Return a bar of states, each as wide as its share of the messages."""
+    """Return a bar with one part for each state.
+
+    The width of a part is its share of the messages.
+    """
     total = sum(count for _, count in counts)
     if not total:
         return el("p", "No message waits.", class_="note")

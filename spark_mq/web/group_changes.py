@@ -1,4 +1,7 @@
-"""Move a group and change its settings: what the forms ask for, and what would happen."""
+"""Move a group and change its settings by forms.
+
+A form shows the effects before the change.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ _SETTINGS: Final = tuple(one.name for one in fields(GroupSettings))
 
 
 def ask_for_position(view: View) -> Child:
-    """Return the fields of a seek, or None if the request has a position."""
+    """Return the fields of a seek.
+
+    None: the request has a position.
+    """
     if view.text("to") is not None:
         return None
     note = (
@@ -33,7 +39,7 @@ def ask_for_position(view: View) -> Child:
 
 
 def seek_trial(view: View) -> Html:
-    """Return what the seek would do. It moves nothing."""
+    """Return the effects of the seek. It moves nothing."""
     target = _position(view)
     found = view.group()[0].preview_seek(target)
     position = href("message", view.name, sequence=found.position)
@@ -62,7 +68,10 @@ def _position(view: View) -> str:
 
 
 def ask_for_setting(view: View) -> Child:
-    """Return the fields of a change of a setting, or None if the request has them."""
+    """Return the fields of a change of a setting.
+
+    None: the request has them.
+    """
     if view.text("setting") is not None and view.text("value") is not None:
         return None
     note = "A number, a duration such as 30s, a word such as linear, or none."

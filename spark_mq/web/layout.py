@@ -1,4 +1,4 @@
-"""The frame of a page, tables, and how values are shown."""
+"""Lay out pages, tables and values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TABS: Final = (
     ("sweeps", "Sweeps and health"),
     ("changes", "Changes"),
 )
-"""The pages of a queue: the first part of the path, and the name."""
+"""The pages of a queue, each with the first part of its path and its name."""
 MAX_SHOWN: Final = 64 * 1024
 """Bytes of a payload that a page shows."""
 _LONG: Final = 30
@@ -59,7 +59,7 @@ def page(title: str, *content: Child, queue: str | None = None, view: str = "") 
     title
         The title of the page.
     *content
-        What it shows.
+        The content of the page.
     queue
         The queue that it is about. Default: none.
     view
@@ -97,7 +97,7 @@ def _tab(queue: str, name: str, text: str, view: str) -> Html:
 def table(
     headings: Sequence[str], rows: Iterable[Sequence[Child]], *, empty: str = "None."
 ) -> Html:
-    """Return a table. Numbers stand on the right."""
+    """Return a table. Numbers are aligned to the right."""
     found = list(rows)
     if not found:
         return el("p", empty, class_="note")
@@ -148,7 +148,7 @@ def _distance(seconds: float) -> str:
 
 
 def facts(pairs: Iterable[tuple[str, Child]]) -> Html:
-    """Return facts: a name and a value each."""
+    """Return facts as pairs of a name and a value."""
     return el(
         "dl",
         [el("div", el("dt", name), el("dd", _fact(value))) for name, value in pairs],
@@ -187,7 +187,7 @@ def lazy(address: str, *, every: str | None = None, text: str = "Loading…") ->
 
 
 def payload(value: bytes | None) -> Html:
-    """Return a payload: JSON in lines, text, or bytes in hexadecimal."""
+    """Return a payload as JSON in lines, text, or hexadecimal bytes."""
     if value is None:
         return el("p", "The payload cannot be read.", class_="note")
     part = value if len(value) <= MAX_SHOWN else _whole_characters(value[:MAX_SHOWN])

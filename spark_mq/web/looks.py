@@ -1,4 +1,7 @@
-"""Look at queues for the pages: each at most once a second for all callers."""
+"""Look at queues for the pages, at most once a second.
+
+All callers share a look.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ FRESH_SECONDS: Final = 1.0
 FIND_SECONDS: Final = 10.0
 """How long the list of queues counts as fresh."""
 SAMPLES: Final = 720
-"""Samples of a chart: an hour of one in five seconds."""
+"""Samples of a chart. One in five seconds makes an hour."""
 CHARTS: Final = 200
 """Queues and groups whose samples are kept, the latest that were looked at."""
 
@@ -61,7 +64,7 @@ class _Known:
 
 
 class Looks:
-    """The queues under a path, and what was seen of them. Thread-safe.
+    """The queues under a path, with their last looks. Thread-safe.
 
     Parameters
     ----------
@@ -158,7 +161,7 @@ class Looks:
         self._known.pop(name, None)
 
     def all(self) -> dict[str, QueueOverview | SparkMQError]:
-        """Return an overview of each queue by name, or the error of its look."""
+        """Return an overview or an error of each queue, by name."""
         found: dict[str, QueueOverview | SparkMQError] = {}
         for name in self.queues():
             try:
@@ -181,7 +184,10 @@ class Looks:
             return None
 
     def samples(self, name: str, group: str | None = None) -> list[Sample]:
-        """Return what was seen of a queue or a group since the page began to look at it."""
+        """Return the samples of a queue or a group.
+
+        They begin with the page's first look at it.
+        """
         overview = self.overview(name)
         if group is not None and (stats := overview.groups.get(group)) is not None:
             self._sample(name, group, [stats], 0)
@@ -202,7 +208,10 @@ class Looks:
 
 
 def _name(root: str, path: str) -> str:
-    """Return a queue's name on the page: its path below the root, or the root's last part."""
+    """Return a queue's name on the page.
+
+    It is the path below the root, or the root's last part.
+    """
     return path[len(root) :].strip("/") or path.rstrip("/").rpartition("/")[2]
 
 

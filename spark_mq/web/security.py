@@ -1,4 +1,7 @@
-"""Let in who may come in: host, password, CSRF tokens, and headers that limit a page."""
+"""Let in only permitted requests.
+
+The host, the password and CSRF tokens decide. Headers limit a page.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ _HEADERS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may look, and who may change something.
+    """The users who may look, and those who may change something.
 
     Attributes
     ----------
@@ -74,7 +77,7 @@ class Access:
 
     @property
     def is_open(self) -> bool:
-        """Whether neither a password nor a token is needed."""
+        """Return whether neither a password nor a token is needed."""
         return self.password is None and self.token is None
 
     def user_of(self, authorization: str | None) -> str | None:
@@ -93,7 +96,10 @@ class Access:
         return (user or "unknown") if _equal(password, self.password) else None
 
     def csrf_token(self, session: str, user: str) -> str:
-        """Return the token that a form of this session and user must carry."""
+        """Return the form token of this session and user.
+
+        Each form must carry it.
+        """
         text = f"{session}\n{user}".encode()
         return hmac.new(self.key, text, hashlib.sha256).hexdigest()
 
@@ -113,10 +119,10 @@ def is_local(address: str) -> bool:
 
 
 class Guard:
-    """Refuses requests that may not come in, and adds the headers to each answer.
+    """Refuses forbidden requests, and adds the headers to each answer.
 
     Without a password only this machine reaches the page. Then the host must be a name of this
-    machine, so that no web site can read the page through a name that points here.
+    machine. So no web site can read the page through a name that points here.
     """
 
     def __init__(self, app: ASGIApp, access: Access) -> None:

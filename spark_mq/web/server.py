@@ -36,9 +36,9 @@ def serve(
     looks
         The queues.
     access
-        Who may look and change.
+        The users who may look and change.
     address, port
-        Where to listen. Port 0: any free one.
+        The address to listen at. Port 0: any free one.
     health
         When a queue counts as unhealthy.
     listening

@@ -22,7 +22,7 @@ MAX_NUMBER: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """When a queue counts as unhealthy: see :meth:`spark_mq.Queue.health`."""
+    """The limits of a healthy queue, see :meth:`spark_mq.Queue.health`."""
 
     max_unswept: Duration | None = "1h"
     max_age: Duration | None = None
@@ -46,9 +46,9 @@ class View:
     allow_changes
         Whether the page offers changes.
     user
-        Who asks.
+        The visitor.
     csrf_token
-        What a form must carry.
+        The token that a form must carry.
     """
 
     looks: Looks
@@ -61,17 +61,17 @@ class View:
 
     @property
     def queue(self) -> Queue:
-        """The queue. Raises QueueNotFound."""
+        """Return the queue. Raises QueueNotFound."""
         return self.looks.queue(self.name)
 
     @property
     def overview(self) -> QueueOverview:
-        """The overview of the queue. Raises QueueNotFound and others."""
+        """Return the overview of the queue. Raises QueueNotFound and others."""
         return self.looks.overview(self.name)
 
     @property
     def now(self) -> datetime:
-        """The time."""
+        """Return the current time (aware, UTC)."""
         return datetime.now(UTC)
 
     def text(self, name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The page of one group: states, leases, workers, errors, and settings."""
+"""Show one group with its states, leases, workers, errors and settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_LEASES: Final = 50
 
 
 def group_page(view: View) -> Html:
-    """Show a group, or the part that the request asks for."""
+    """Show a group, or the requested part of it."""
     part = view.text("part")
     if part == "live":
         return _live(view)

@@ -1,4 +1,4 @@
-"""The first page: all queues under the path."""
+"""Show all queues under the path, on the first page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _HEADINGS = (
 
 
 def home(view: View) -> Html:
-    """Show the queues, the live part alone if the request asks for it."""
+    """Show the queues, or only their live part.
+
+    The request decides.
+    """
     live = _live(view)
     return live if view.text("part") == "live" else page("Queues", live)
 

@@ -1,4 +1,4 @@
-"""The priorities and lanes of a group, and the keys of one lane."""
+"""Show the priorities and lanes of a group, and a lane's keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ TOP: Final = 20
 
 
 def lanes_part(view: View) -> Html:
-    """Return the priorities of a group and its lanes, or nothing if it has neither."""
+    """Return a group's priorities and lanes.
+
+    The result is empty if it has neither.
+    """
     group, _ = view.group()
     priorities, lanes = group.priorities(), group.lanes(None)
     return join(
@@ -59,7 +62,7 @@ def _lanes(view: View, group: ConsumerGroup, lanes: Sequence[LaneInfo]) -> Html:
 
 
 def _kind(one: LaneInfo) -> str:
-    """Return what the strip calls a lane."""
+    """Return the name of a lane's kind in the strip."""
     if one.held_by == "lease":
         return "leased"
     return "held back" if one.held_back else "free"

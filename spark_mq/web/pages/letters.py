@@ -1,4 +1,4 @@
-"""Dead letters: by reason, the newest, and which a condition selects."""
+"""Show dead letters by reason, by age, and by a condition."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _more(view: View, letters: list[dict[str, Any]]) -> Child:
 
 
 def trial(view: View, where: str, limit: int, *, offer: bool = True) -> Html:
-    """Return what a redrive would publish. It publishes nothing.
+    """Return the letters that a redrive would publish. It publishes nothing.
 
     Parameters
     ----------

@@ -95,7 +95,10 @@ def _more(view: View, found: list[PeekedMessage]) -> Child:
 
 
 def message_page(view: View) -> Html:
-    """Show one message, or its life if the request asks for it."""
+    """Show one message, or only its life.
+
+    The request decides.
+    """
     sequence = view.number("sequence")
     if sequence is None:
         raise InvalidOption("sequence is missing: give a number", option="sequence", value=None)
@@ -136,7 +139,7 @@ def _message(one: PeekedMessage) -> Html:
 
 
 def _life(view: View, sequence: int) -> Html:
-    """Return what happened to a message, and where it stands in each group."""
+    """Return a message's events, and its state in each group."""
     trace = view.queue.trace(sequence)
     positions = view.queue.locate(sequence)
     published = f"Published by version {trace.version} of messages/."
@@ -159,7 +162,7 @@ def _life(view: View, sequence: int) -> Html:
 
 
 def _redrives(view: View, trace: Trace) -> list[Html]:
-    """Return links to what the message was before a redrive, and to what redrives made of it."""
+    """Return links to the messages before and after a redrive."""
     linked = [("Redriven from", trace.earlier), *(("Redriven as", one) for one in trace.later)]
     return [
         el("p", f"{how} ", _link(view, one.sequence), ".") for how, one in linked if one is not None
@@ -185,7 +188,7 @@ def _event(one: TraceEvent) -> list[Child]:
 
 
 def _worker(one: TraceEvent) -> str:
-    """Return the worker without "by", which the heading says."""
+    """Return the worker without "by", which the heading has."""
     return one.shown_worker.removeprefix("by ")
 
 

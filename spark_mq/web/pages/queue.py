@@ -1,4 +1,7 @@
-"""The page of one queue: states, rates, ages, groups, workers, and what blocks."""
+"""Show one queue.
+
+The page has its states, rates, ages, groups, workers and blockers.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ _HEADINGS: Final = (
 
 
 def queue_page(view: View) -> Html:
-    """Show a queue, or the part that the request asks for."""
+    """Show a queue, or the requested part of it."""
     part = view.text("part")
     if part == "live":
         return _live(view)
@@ -159,7 +162,10 @@ def _row(view: View, name: str, stats: GroupStats) -> list[Child]:
 
 
 def _search(view: View, search: str | None) -> Html:
-    """Return a form that htmx leaves alone: it asks for the whole page."""
+    """Return a search form that htmx leaves alone.
+
+    The form requests the whole page.
+    """
     return el(
         "form",
         field("Name contains", "q", search),
@@ -181,7 +187,7 @@ def _turn(view: View, search: str | None, number: int, pages: int) -> Html:
 
 
 def _work(view: View) -> Html:
-    """Return the workers of the busiest groups, and what blocks what."""
+    """Return the workers of the busiest groups, and the blockers."""
     groups = view.overview.groups
     busy = sorted((n for n in groups if groups[n].in_flight), key=lambda n: -groups[n].in_flight)
     workers: list[tuple[int, list[Child]]] = []

@@ -19,7 +19,7 @@ PERIODS: Final = ("1h", "1d", "7d", "30d")
 
 
 def health_of(view: View) -> Health:
-    """Return the health of the queue under the limits that the server has."""
+    """Return the queue's health under the server's limits."""
     limits = view.health
     return view.queue.health(
         max_unswept=limits.max_unswept, max_age=limits.max_age, max_dead=limits.max_dead
@@ -27,7 +27,7 @@ def health_of(view: View) -> Health:
 
 
 def sweeps_page(view: View) -> Html:
-    """Show when sweeps changed the queue, what waits, and what is wrong."""
+    """Show the last sweep, the work that waits, and the problems."""
     overview, health = view.overview, health_of(view)
     sweeps = overview.sweeps
     rows: list[list[Child]] = [
@@ -63,7 +63,7 @@ def _words(operation: str) -> str:
 
 
 def changes_page(view: View) -> Html:
-    """Show the changes that people made: the audit trail."""
+    """Show the changes that people made, for an audit."""
     asked = view.text("since")
     since = asked if asked in PERIODS else "1d"
     rows: list[list[Child]] = [
