@@ -92,7 +92,7 @@ class PendingMessage:
         return outcome if isinstance(outcome, BaseException) else None
 
     def add_done_callback(self, callback: Callable[[PendingMessage], object]) -> None:
-        """Call a function with this object once it is durable or has failed.
+        """Call a function with this object once durable or failed.
 
         If that was before, `callback` is called now. Otherwise the publisher's thread calls it. So
         it must be quick, and must not wait for the publisher. Its own errors are logged.

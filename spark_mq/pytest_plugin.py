@@ -1,7 +1,8 @@
-"""Fixtures of pytest for code that uses a queue. pytest loads them by itself.
+"""Provide pytest fixtures for code that uses a queue.
 
-``mq_clock``, ``mq_settings``, ``mq_queue``, ``drain``, ``assert_published``, ``assert_settled`` and
-``run_batch``. The queue is in memory, and time moves only by hand.
+pytest loads them by itself. They are ``mq_clock``, ``mq_settings``, ``mq_queue``, ``drain``,
+``assert_published``, ``assert_settled`` and ``run_batch``. The queue is in memory, and time moves
+only by hand.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ class WorkerLoop:
         return 0.0 if ends else float("inf")
 
     def _handle(self, lease: Lease) -> Lease | None:
-        """Handle a lease. Returns the next one if its commit granted one."""
+        """Handle a lease. Return the next one if its commit granted one."""
         with self._lock:
             self.summary.leases += 1
         try:
@@ -264,7 +264,7 @@ class WorkerLoop:
     def _commit(
         self, leases: Sequence[Lease], commands: Sequence[SettleCommand], *, more: bool = False
     ) -> tuple[list[SettleOutcome], list[Any]] | None:
-        """Settle, and with `more` lease the next. Waits as long as the store fails.
+        """Settle, and with `more` lease the next. Wait while the store fails.
 
         Returns None if the graceful timeout ended it.
         """

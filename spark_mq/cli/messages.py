@@ -1,4 +1,7 @@
-"""``publish``, ``peek``, ``tail``, ``leases``, ``locate`` and ``trace``."""
+"""Publish and show messages.
+
+The commands are ``publish``, ``peek``, ``tail``, ``leases``, ``locate`` and ``trace``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how they open a queue."""
+"""Define the options that several commands share, and open queues."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __all__ = [
 
 
 class OutputFormat(StrEnum):
-    """How a command prints data."""
+    """The format of a command's data."""
 
     table = "table"
     json = "json"

@@ -33,7 +33,7 @@ _CHUNK_BYTES = 16 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """How a line becomes a message."""
+    """The format of a line's message."""
 
     raw: bool = False
     envelope: bool = False

@@ -1,4 +1,4 @@
-"""``sweep``, ``work`` and ``jobs``."""
+"""Run sweeps, workers and jobs with ``sweep``, ``work`` and ``jobs``."""
 
 from __future__ import annotations
 

@@ -44,9 +44,9 @@ _WRITER_FEATURES: Final = {
 
 
 log_path: Final = f"{LOG_FOLDER}/{{:020d}}.json".format
-"""Returns the path of a commit, relative to its table, from its version."""
+"""Function from a version to the path of its commit, relative to the table."""
 checkpoint_path: Final = f"{LOG_FOLDER}/{{:020d}}.checkpoint.parquet".format
-"""Returns the path of a single-file checkpoint from its version."""
+"""Function from a version to the path of its single-file checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Change:
 
 
 class Commit:
-    """A commit of a log, parsed. File paths are decoded; ``stats`` are objects."""
+    """A parsed commit of a log. File paths are decoded. ``stats`` are objects."""
 
     __slots__ = (
         "actions",

@@ -39,7 +39,7 @@ def _hinted_checkpoint(store: ObjectStore) -> str | None:
         hint = json.loads(store.read(f"{LOG_FOLDER}/_last_checkpoint"))
         path = checkpoint_path(int(hint["version"]))
     except (FileNotFoundError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        return None  # it is a hint, and a broken one is none
+        return None  # the hint may be broken, and is then ignored
     return path if store.exists(path) else None
 
 

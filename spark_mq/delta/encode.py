@@ -56,7 +56,10 @@ def encode_actions(actions: Iterable[Action]) -> bytes:
 
 
 def add_action(file: AddFile, now: int, data_change: bool) -> dict[str, Any]:
-    """Return the ``add`` of a data file. ``now``: the time of a new file, in milliseconds."""
+    """Return the ``add`` of a data file.
+
+    ``now`` is the time of a new file, in milliseconds since 1970.
+    """
     stats = json.dumps({"numRecords": file.rows}) if file.stats is None else file.stats
     tags = {"tags": dict(file.tags)} if file.tags else {}
     return {

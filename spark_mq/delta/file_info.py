@@ -8,7 +8,7 @@ __all__ = ["FileInfo", "FileInfos"]
 
 
 class FileInfo(NamedTuple):
-    """Describe one file of a store."""
+    """The facts about one file of a store."""
 
     path: str
     """Path relative to the root of the store."""

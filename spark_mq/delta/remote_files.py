@@ -1,4 +1,7 @@
-"""Files in an object store, by obstore. No other module imports obstore."""
+"""Access files in an object store by obstore.
+
+No other module imports obstore.
+"""
 
 from __future__ import annotations
 
@@ -183,7 +186,7 @@ class RemoteBackend:
 
 
 class _Process:
-    """Refuse obstore in a forked process. There it would wait for ever."""
+    """Refuse obstore in a forked process. There it would never return."""
 
     used = False
     forked = False

@@ -198,7 +198,10 @@ def _bare(provider: str, low: str) -> str:
 
 
 def _is_of_another(low: str) -> bool:
-    """Return whether any provider knows an option. One mapping may serve several stores."""
+    """Return whether any provider knows an option.
+
+    One mapping may serve several stores.
+    """
     bares = ((provider, _bare(provider, low)) for provider in _CONFIG)
     return any(bare in _CONFIG[provider] or bare in _CLIENT for provider, bare in bares)
 
@@ -234,7 +237,7 @@ def _duration(text: str) -> timedelta:
 
 
 def _nested(retry: dict[str, Any]) -> dict[str, Any]:
-    """Put the backoff settings into a mapping of their own."""
+    """Put the backoff settings into a separate mapping."""
     backoff = {k.partition(".")[2]: v for k, v in retry.items() if k.startswith("backoff.")}
     plain = {k: v for k, v in retry.items() if not k.startswith("backoff.")}
     return {**plain, "backoff": backoff} if backoff else plain

@@ -103,13 +103,8 @@ class PathColumn:
 class FileList(Sequence[DataFile]):
     """All published files in sequence order. It only grows.
 
-    One thread at a time may add files. Others may read meanwhile: a file is seen by its first
+    One thread at a time may add files. Others may read meanwhile. They find a file by its first
     sequence, so that comes after its other columns.
-
-    Parameters
-    ----------
-    before
-        The number of messages before the first file.
     """
 
     def __init__(self, before: int = 0) -> None:

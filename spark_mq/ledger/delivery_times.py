@@ -53,7 +53,7 @@ class TimeColumns:
             del column[count:]
 
     def tail(self, start: int) -> TimeColumns:
-        """Return the runs from a place on, in columns of their own."""
+        """Return the runs from a place on, in new columns."""
         kept = TimeColumns()
         kept.starts, kept.deliver_at = self.starts[start:], self.deliver_at[start:]
         kept.expires_at = self.expires_at[start:]

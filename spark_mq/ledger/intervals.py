@@ -1,4 +1,4 @@
-"""Sets of sequences as inclusive intervals ``(first, last)``."""
+"""Define sets of sequences as inclusive intervals ``(first, last)``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_FORMATTED: Final = 200
 
 
 class SequenceRange(Sequence[int]):
-    """Hold consecutive sequences. It behaves as a ``range`` that equals a list of the same.
+    """Consecutive sequences. They behave as a ``range`` that equals a list.
 
     Examples
     --------

@@ -85,7 +85,7 @@ class DueRanges:
     def head(self) -> Head | None:
         """Return the first due range that waits.
 
-        In a group without a limit, suspects take turns: the one that is due the longest goes
+        In a group without a limit, suspects take turns. The one that is due the longest goes
         first. Messages that were delivered very often come last. A message that fails forever
         would otherwise starve those behind it.
         """

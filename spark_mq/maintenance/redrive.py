@@ -110,7 +110,7 @@ def redrive(
 
 
 def _redrive(context: QueueContext, intervals: Sequence[Interval]) -> int:
-    """Redrive dead letters that nobody else has redriven meanwhile. Returns their number."""
+    """Redrive dead letters that were not redriven meanwhile. Return their number."""
     transfer = Redrive(context, intervals)
     transfer_id = transfer.freeze()
     return 0 if transfer_id is None else transfer.finish(transfer_id)

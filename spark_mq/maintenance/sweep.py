@@ -75,10 +75,11 @@ class SweepReport(Record):
 
 
 def run_sweep(context: QueueContext, copy: Copy | None = None) -> SweepReport:
-    """Run all chores once. A failure does not stop the others; the first one is raised at the end.
+    """Run all chores once.
 
-    ``copy`` copies dead letters, see :func:`route_dead_letters`. The dead-letter queue is kept
-    small too, but not counted in the report.
+    A failure does not stop the others. The first one is raised at the end. ``copy`` copies dead
+    letters, see :func:`route_dead_letters`. The dead-letter queue is kept small too, but not
+    counted in the report.
     """
     context.check_tables()  # a chore may delete files that a recovery needs
     chores = _ChoreRunner(context)

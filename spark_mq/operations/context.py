@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 _MARKS: Final = 100_000
-"""Groups of which a trace remembers something."""
+"""Most groups that a trace remembers."""
 
 
 class QueueContext:
@@ -86,7 +86,7 @@ class QueueContext:
         self.payloads = PayloadFiles(messages)
         """The payload files as far as this process has checked them."""
         self.marked_groups: RecentDict[str, tuple[Hashable, bool]] = RecentDict(_MARKS)
-        """Whether the header of a group speaks of a pause or of failures, with the ledger's tag."""
+        """Whether a group's header has a pause or failures, with the ledger's tag."""
         self._open_dead_letters = open_dead_letters
         self._find_dead_letters = find_dead_letters or open_dead_letters
         self._reopen = reopen

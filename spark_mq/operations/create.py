@@ -211,9 +211,8 @@ def leases_description(messages_id: str) -> str:
 def refuse_foreign_files(root: str) -> None:
     """Raise NotAQueue for a local folder that holds other files.
 
-    Nobody could separate a queue's tables from them. A store is not asked: it has no folders. Files
-    that
-    a crashed create left are no reason, nor are hidden files.
+    Nobody could separate a queue's tables from them. A store is not checked, because it has no
+    folders. Files that a crashed create left are no reason, nor are hidden files.
     """
     if "://" in root or not os.path.isdir(root):
         return

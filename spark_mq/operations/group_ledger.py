@@ -41,7 +41,7 @@ class GroupLedger(SharedLedger):
     """The ledger of one group, with the changes that administer the group. Thread-safe."""
 
     def expire(self) -> int:
-        """Fold expired leases now. Returns the number of messages that they held."""
+        """Expire leases now. Return the number of messages that they held."""
 
         def compute(view: GroupView) -> Update[int]:
             after = expire_leases(view.ledger, view.now, view.settings)
@@ -76,7 +76,7 @@ class GroupLedger(SharedLedger):
         if not self.create:
             self.require_group()
             return
-        # Over a store a look costs a request, and the next change looks if this is out of date.
+        # Over a store a look costs a request. If this is out of date, the next change looks.
         if not self._created and self.ledgers.read(self.name, look=None).ledger is None:
 
             def compute(snapshot: LedgerSnapshot) -> Update[bool]:

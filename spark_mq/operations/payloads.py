@@ -48,7 +48,10 @@ REACH_SECONDS: Final = 10.0
 
 
 class FileCheck:
-    """The check of one file. ``reason``: why it is damaged. ``error``: why it is out of reach."""
+    """The check of one file.
+
+    ``reason`` is why it is damaged. ``error`` is why it is out of reach.
+    """
 
     def __init__(self, messages: MessageStore, file: DataFile) -> None:
         self.file = file
@@ -93,7 +96,7 @@ class FileCheck:
         return self._ended.wait(max(0.0, end - time.monotonic()))
 
     def finish(self) -> None:
-        """Wait for the end of the check. Run it if nobody does."""
+        """Wait for the end of the check. Run it if no thread does."""
         if not self.started:
             self.run()
         self._ended.wait()

@@ -54,7 +54,7 @@ def died_in(headers: Any) -> str | None:
 def find_redriver(context: QueueContext, letter: int) -> str | None:
     """Return the user who redrove a dead letter, or None.
 
-    None: nobody is noted.
+    None: no user is noted.
     """
     letters = context.existing_dead_letters()
     try:

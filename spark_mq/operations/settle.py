@@ -105,7 +105,7 @@ def settle(
     """Settle the selected messages that a lease still holds, in one commit.
 
     Message ids select all held messages of the leases that have one of them. Raises LeaseLost for
-    messages that are not held. The rest is settled all the same.
+    messages that are not held. The rest is settled nevertheless.
     """
     selected, missing = _resolve(ledger, leases, sequences, message_ids)
     asked = [(one, one.command(verb, delay, error, jitter)) for one in selected]

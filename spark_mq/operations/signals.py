@@ -40,7 +40,10 @@ def settle_signals(
 
 
 def ack_signals(messages: int | Exception) -> list[Signal]:
-    """Return the signal of acks that nobody called for. None without messages or with an error."""
+    """Return the signal of the acks on commit.
+
+    No call acked them. None without messages or with an error.
+    """
     return [Signal("ack", SETTLE, messages)] if isinstance(messages, int) and messages else []
 
 

@@ -177,7 +177,10 @@ def _blocked_groups(context: QueueContext, sequence: int) -> Iterator[tuple[str,
 
 
 def _marked_groups(context: QueueContext) -> Iterator[str]:
-    """Yield the groups whose header speaks of a pause or of failures. Others are not stopped."""
+    """Yield the groups whose header has a pause or failures.
+
+    Others are not stopped.
+    """
     tags, known = context.ledgers.tags(), context.marked_groups
     left = [name for name, tag in tags.items() if known.get(name, (None,))[0] != tag]
     with contextlib.suppress(SparkMQError, ValueError):  # a damaged ledger stays in `left`

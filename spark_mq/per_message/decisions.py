@@ -161,7 +161,7 @@ def _refuse_delay(error: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MessageEnd:
-    """How the handling of one message ended. Without a verb, its lease expires."""
+    """The end of the handling of one message. Without a verb, its lease expires."""
 
     verb: str | None
     delay: int | None = None

@@ -73,7 +73,7 @@ class LeaseKeeper:
                 one.end = float("inf")
 
     def stop(self) -> None:
-        """No extension starts after this returns."""
+        """Stop. No extension starts after this returns."""
         self._stopped = True
         self._changed.set()
         if self._thread is not None:

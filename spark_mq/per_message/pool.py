@@ -28,7 +28,7 @@ class Task(Protocol):
 
 
 class Pool(Protocol):
-    """Something that calls handlers."""
+    """A caller of handlers."""
 
     slots: int
     """How many handlers run at a time."""
@@ -40,7 +40,7 @@ class Pool(Protocol):
         """Add a task. Thread-safe."""
 
     def stop(self) -> None:
-        """Take no more tasks. Coroutines are cancelled; threads end after their handler."""
+        """Take no more tasks. Coroutines are cancelled. Threads end after their handler."""
 
 
 class ThreadPool:

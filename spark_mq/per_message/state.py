@@ -14,7 +14,7 @@ __all__ = ["Feed", "FeedOptions", "WorkState"]
 
 
 class Feed(Protocol):
-    """Something that leases and settles until the work ends."""
+    """A worker of one group that leases and settles until the work ends."""
 
     def wake(self) -> None:
         """Wake the feed's thread, because the work ends."""
@@ -30,7 +30,7 @@ class WorkState:
         self.hurried = False
         """Set before ``over``. The feeds give back the messages of running handlers."""
         self.finished = False
-        """Whether the work ended by itself, as the option ``until`` wants."""
+        """Whether the work ended by itself, by the option ``until``."""
         self.error: BaseException | None = None
         self.summary = WorkSummary()
         self.lock = threading.Lock()

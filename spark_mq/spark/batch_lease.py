@@ -245,9 +245,9 @@ class BatchLease:
             Rows with ``sequence`` and ``lease_id``, and maybe ``delay`` and ``error``.
         delay
             When they are due again: seconds, or text such as "30s". Default: by the group's retry
-            policy. A column of this name goes before.
+            policy. A column of this name takes precedence.
         error
-            The reason. A column of this name goes before. Default: none.
+            The reason. A column of this name takes precedence. Default: none.
 
         Returns
         -------
@@ -264,7 +264,7 @@ class BatchLease:
         df
             Rows with ``sequence`` and ``lease_id``, and maybe ``error``.
         error
-            The reason. A column of this name goes before. Default: none.
+            The reason. A column of this name takes precedence. Default: none.
 
         Returns
         -------

@@ -1,4 +1,7 @@
-"""Copy dead letters in Spark tasks. The driver commits the files, as it does without Spark."""
+"""Copy dead letters in Spark tasks.
+
+The driver commits the files, as it does without Spark.
+"""
 
 from __future__ import annotations
 

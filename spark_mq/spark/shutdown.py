@@ -101,7 +101,7 @@ def on_sigterm(
         # The block ends with the query. Python's end must not cut off the rest of the stop,
         # which gives leases back.
         waiting.join(timeout)
-        watchdog.cancel()  # the process may go on after the block
+        watchdog.cancel()  # the process may continue after the block
         ended.set()
         if not remove_hook():
             # The JVM is shutting down. Without the hook's answer it waits for its own timeout.
@@ -194,8 +194,8 @@ def _add_hook(spark: Any, run: Callable[[], None], timeout: float) -> Callable[[
     from pyspark.java_gateway import ensure_callback_server_started
 
     ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
-    # Hooks lie in a hash set, which would ask a Python object for its hash over py4j. A Thread has
-    # one. It is never started.
+    # A hash set holds the hooks. It would ask a Python object for its hash over py4j. A Thread
+    # has one. It is never started.
     hook = jvm.java.lang.Thread(_Runnable(run))
     hooks = jvm.org.apache.hadoop.util.ShutdownHookManager.get()
     hooks.addShutdownHook(

@@ -107,8 +107,8 @@ def write_files(
 def log_unpublished(files: Sequence[WrittenFile]) -> None:
     """Log the files that stay unpublished. They only take space.
 
-    They are not deleted: Spark calls abort also after a commit that raised. That commit may have
-    landed.
+    They are not deleted, because Spark calls abort also after a commit that raised. That commit may
+    have landed.
     """
     if files:
         _log.warning(

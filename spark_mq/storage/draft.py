@@ -149,7 +149,10 @@ class FilesDraft(Draft):
 
 
 def _without(table: pa.Table, duplicates: set[int], first: int) -> pa.Table:
-    """Return the rows of a table that are no duplicates. `first`: the position of its first row."""
+    """Return the rows of a table that are no duplicates.
+
+    `first` is the position of its first row.
+    """
     if not duplicates:
         return table
     return table.filter(pa.array([first + at not in duplicates for at in range(table.num_rows)]))

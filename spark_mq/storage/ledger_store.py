@@ -132,13 +132,33 @@ class LedgerStore(Protocol):
         """
 
     def ask_for_way(self, group: str | None, pause: float, *, share: bool = False) -> None:
-        """Ask other writers of a group to pause for some seconds. None means all groups.
+        """Ask other writers of a group to pause.
 
-        With `share`, also ask them to post their operations, and to run those of others.
+        Parameters
+        ----------
+        group
+            The name of the group. None means all groups.
+        pause
+            The pause in seconds.
+        share
+            Also ask them to post their operations, and to run those of others. Default: False.
         """
 
     def mark(self, stored: LedgerSnapshot, app: str) -> int | None:
-        """Return the number last committed for `app`, as of `stored`."""
+        """Return the number last committed for an app.
+
+        Parameters
+        ----------
+        stored
+            The snapshot to look in.
+        app
+            The app id of the transaction.
+
+        Returns
+        -------
+        int or None
+            None if there is no such number.
+        """
 
     def known_horizon(self) -> int:
         """Return the trim horizon as of the last look, or -1."""

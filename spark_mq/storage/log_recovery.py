@@ -88,7 +88,10 @@ def publish_again(log: DeltaLog, plan: LogPlan) -> None:
 
 
 def rewrite_commits(log: DeltaLog, commits: CommitsTable, plan: LogPlan) -> None:
-    """Make ``commits/`` describe this log. This is the last step: before, readers refuse."""
+    """Make ``commits/`` describe this log.
+
+    This is the last step. Readers refuse the queue before it.
+    """
     table_id = log.refresh().table_id
     if plan.covered > plan.agreed:
         commits.truncate(table_id, plan.agreed)

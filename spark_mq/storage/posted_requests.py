@@ -38,7 +38,7 @@ FORMAT: Final = 1
 MOST_GUESTS: Final = 64
 """Requests of others in one commit, at most."""
 STALE_SECONDS: Final = 20.0
-"""A request that is so much older than another is of a writer that died. Nobody runs it."""
+"""A request that is this much older than another is from a dead writer. No writer runs it."""
 OLD_SECONDS: Final = 3600.0
 """A sweep deletes requests of this age. Clocks of machines may differ."""
 PATIENCE_SECONDS: Final = 1.0

@@ -50,7 +50,7 @@ MAX_UNCHECKED_ROWS: Final = 2**20
 
 
 class PublishedFiles:
-    """Grows commit by commit.
+    """The published files of ``messages/``. They grow commit by commit.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Calls that texts advise, each with the command that does the same.
+"""Define the calls that texts advise, each with its command.
 
 The text of an error or a log line names the call of Python. The error has the pair in ``advice``,
 and the log record has it as an argument. So the command line can show the command.

@@ -38,7 +38,10 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def system_clock() -> datetime:
-    """Return this machine's time. A module's function, so that a queue can be pickled."""
+    """Return this machine's time.
+
+    It is a function of a module, so that a queue can be pickled.
+    """
     return datetime.now(UTC)
 
 

@@ -1,4 +1,4 @@
-"""Results that show themselves in a notebook and convert to tables."""
+"""Define results that notebooks show and that convert to tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Converts:
-    """Conversions of something that has rows."""
+    """Conversions of an object with rows."""
 
     __slots__ = ()
 
@@ -52,7 +52,7 @@ class Converts:
 
 
 class Record(Converts):
-    """A dataclass that is one row, and shows itself in a notebook."""
+    """A dataclass that is one row, with a table for notebooks."""
 
     __slots__ = ()
 

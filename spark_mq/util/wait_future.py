@@ -23,7 +23,7 @@ def call_when_done(future: Future[Any], callback: Callable[[], object]) -> None:
     def call(_: Future[Any]) -> None:
         try:
             callback()
-        except BaseException:  # the thread that ends the future must go on
+        except BaseException:  # the thread that ends the future must continue
             _log.exception("a callback failed: %r", callback)
 
     future.add_done_callback(call)

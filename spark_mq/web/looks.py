@@ -139,7 +139,7 @@ class Looks:
             self.close(name)
             if not was_open:
                 raise
-        # The handle is of a queue that was dropped and made again, perhaps.
+        # The handle may be of a queue that was dropped and made again.
         return self._overview(name, self._opened(name))
 
     def _overview(self, name: str, known: _Known) -> QueueOverview:

@@ -1,4 +1,4 @@
-"""One request, as the pages see it."""
+"""Define a request as the pages use it."""
 
 from __future__ import annotations
 

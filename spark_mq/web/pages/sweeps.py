@@ -1,4 +1,4 @@
-"""Sweeps and health of a queue, and the changes that people made."""
+"""Show the sweeps, the health and the changes of a queue."""
 
 from __future__ import annotations
 
