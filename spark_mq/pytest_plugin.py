@@ -147,8 +147,7 @@ def assert_settled(mq_queue: Queue) -> Callable[..., Any]:
 def run_batch(mq_queue: Queue) -> Callable[..., Any]:
     """Return a function that runs ``process(batch, lease)`` once.
 
-    The batch is one of ``mq_queue``.
-    ``run_batch(process, group="default", spark=None, ...)``: see
+    The batch is one of ``mq_queue``. ``run_batch(process, group="default", spark=None, ...)``: see
     :func:`spark_mq.testing.run_batch`.
     """
 

@@ -134,8 +134,7 @@ def _clean_orphans(log: DeltaLog, state: TableState, listing: _Listing, base: in
     """Delete the data files of commits that lost their race.
 
     Such a file is in no kept version, and older than the newest file of its folder. Its writer,
-    however
-    slow, read the table before that file landed, so its commit is a conflict.
+    however slow, read the table before that file landed, so its commit is a conflict.
     """
     store = log.store
     needed = _kept_files(log, base, state.version)

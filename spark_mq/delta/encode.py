@@ -19,9 +19,8 @@ _to_json: Final = json.JSONEncoder(separators=(",", ":")).encode
 def encode(change: Change, previous_id: str | None, operation: str, now: int) -> bytes:
     """Return a commit as JSON.
 
-    It has ``commitInfo``, transactions, removes and adds.
-    ``operation`` is Delta's own name of the operation, such as ``WRITE``. ``now`` is the time of
-    the commit in milliseconds since 1970.
+    It has ``commitInfo``, transactions, removes and adds. ``operation`` is Delta's own name of the
+    operation, such as ``WRITE``. ``now`` is the time of the commit in milliseconds since 1970.
     """
     note = {name: value for name, value in change.info.items() if value is not None}
     parameters = {"mode": "Append" if not change.removes else "Overwrite"}

@@ -42,7 +42,7 @@ _NO_CREDENTIALS: Final = re.compile(
     r"|computeMetadata/v1/instance/service-accounts/default/token)(?![\w/]))",
     re.IGNORECASE,
 )
-"""The place where a store's client asks for credentials without any given."""
+"""Addresses that a store's client asks for credentials if it has none."""
 _CREDENTIALS: Final = {
     "s3": "aws_access_key_id and aws_secret_access_key, with aws_session_token for a role",
     "g": "google_service_account, or google_application_credentials",

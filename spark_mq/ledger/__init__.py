@@ -37,10 +37,10 @@ routing   the sweep or a redrive                 the same, after the copy is pub
 settled   ack, routed, drop, skip, expires_at    the next commit, if nothing lies before it
 ========  =====================================  ==========================================
 
-A waiting range can also be settled: by its lease's late ack, by expires_at, or by a trim.
-A late nack or release expires its range first, unless an earlier operation has done so.
-The owner may discard, retry or make dead any message that is not in routing.
-A seek may move any range but a routing one to settled or unread.
+A waiting range can also be settled: by its lease's late ack, by expires_at, or by a trim. A late
+nack or release expires its range first, unless an earlier operation has done so. The owner may
+discard, retry or make dead any message that is not in routing. A seek may move any range but a
+routing one to settled or unread.
 
 Each rule has one module:
 

@@ -1,8 +1,8 @@
 """Define the message index, from sequences to files of commits.
 
-A message's sequence is ``version << 32 | ordinal``. The version is the Delta commit that added
-it. The ordinal is its row over the commit's ``add`` actions in file order.
-The ledger needs the index to count the messages of a range and to split it.
+A message's sequence is ``version << 32 | ordinal``. The version is the Delta commit that added it.
+The ordinal is its row over the commit's ``add`` actions in file order. The ledger needs the index
+to count the messages of a range and to split it.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def _failed_by_itself(r: Range) -> bool:
     """Return whether the last failure was the range's own.
 
     A leased range keeps the ``suspect`` of its time before the lease. So a batch in progress
-    counts for no message.
+    blames no message.
     """
     return r.failure_count > 0 and not r.suspect
 

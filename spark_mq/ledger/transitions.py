@@ -41,9 +41,8 @@ def expire_leases(
     """Expire leases and apply limits, except for the leases in `keep`.
 
     An expired range waits and is due immediately, unless it is past a limit. It is suspect unless
-    its message was alone in the lease.
-    A lowered limit applies to waiting ranges before their next delivery.
-    Blocked ranges become dead or settled if the group no longer blocks.
+    its message was alone in the lease. A lowered limit applies to waiting ranges before their next
+    delivery. Blocked ranges become dead or settled if the group no longer blocks.
 
     Parameters
     ----------

@@ -40,9 +40,9 @@ def settle_signals(
 
 
 def ack_signals(messages: int | Exception) -> list[Signal]:
-    """Return the signal of the acks on commit.
+    """Return the signal of acks that the source made by itself.
 
-    No call acked them. None without messages or with an error.
+    None without messages or with an error.
     """
     return [Signal("ack", SETTLE, messages)] if isinstance(messages, int) and messages else []
 

@@ -14,7 +14,7 @@ __all__ = ["Feed", "FeedOptions", "WorkState"]
 
 
 class Feed(Protocol):
-    """A worker of one group that leases and settles until the work ends."""
+    """A part of a call that leases and settles until the end."""
 
     def wake(self) -> None:
         """Wake the feed's thread, because the work ends."""

@@ -133,8 +133,8 @@ class CommitsTable:
     def forgotten(self, messages_id: str) -> tuple[int, int]:
         """Return the last forgotten sequence and the number of forgotten messages.
 
-        The sequence is -1 if the table has forgotten nothing.
-        The table is opened only if nothing was read yet.
+        The sequence is -1 if the table has forgotten nothing. The table is opened only if nothing
+        was read yet.
         """
         return _forgotten(self.log.state, messages_id)
 

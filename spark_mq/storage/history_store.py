@@ -26,8 +26,8 @@ class HistoryStore(Protocol):
     def read(self, filters: Filters, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
         """Return the archived rows that match, and the last archived version.
 
-        The version is -1 without an archive.
-        ``columns`` are those of HISTORY_SCHEMA to return. None returns all.
+        The version is -1 without an archive. ``columns`` are those of HISTORY_SCHEMA to return.
+        None returns all.
         """
 
     def agreed_up_to(self) -> int | None:

@@ -231,8 +231,8 @@ class PublishedFiles:
     def rows(self, add: Mapping[str, Any], version: int, *, check: bool = False) -> int:
         """Return the rows of a file by its statistics.
 
-        Without statistics its footer decides. ``check`` compares both.
-        Raises CorruptLog if the file has fewer rows than it claims.
+        Without statistics its footer decides. ``check`` compares both. Raises CorruptLog if the
+        file has fewer rows than it claims.
         """
         count = add["stats"].get("numRecords")
         if count is not None and not check:
