@@ -194,7 +194,8 @@ class Lease:
         sequences, message_ids
             The messages that failed. Default: all, and then nobody knows which of them failed.
         delay
-            When they are due again. Default: the group's retry policy.
+            When they are due again: seconds, or text such as "30s". Default: the group's retry
+            policy.
         error
             The reason, for people.
 
@@ -221,7 +222,15 @@ class Lease:
         message_ids: Iterable[str] | None = None,
         error: str | None = None,
     ) -> SettleResult:
-        """Make messages dead that can never be processed. See :meth:`ack` for the parameters."""
+        """Make messages dead that can never be processed. Raises as :meth:`ack`.
+
+        Parameters
+        ----------
+        sequences, message_ids
+            As for :meth:`ack`.
+        error
+            The reason, for people. Default: none.
+        """
         return settle(
             self._ledger,
             self._held,
@@ -245,7 +254,7 @@ class Lease:
         sequences, message_ids
             The messages. Default: all that this object has not settled yet.
         delay
-            When they are due again, in seconds, as a timedelta or as text. Default: no delay.
+            When they are due again: seconds, or text such as "30s". Default: no delay.
 
         Raises
         ------
@@ -273,7 +282,7 @@ class Lease:
         Parameters
         ----------
         timeout
-            Default: the group's visibility timeout.
+            Seconds, a timedelta, or text such as "30s". Default: the group's visibility timeout.
         sequences, message_ids
             The messages. Default: all that the lease holds. ``expires_at`` of this object is the
             deadline of the whole lease, so it does not show an extension of named messages.
@@ -303,7 +312,7 @@ class Lease:
         Parameters
         ----------
         max_lease_duration
-            The extensions stop after this time. Default: 30 minutes.
+            The extensions stop after this time: seconds, or text. Default: 30 minutes.
 
         Examples
         --------

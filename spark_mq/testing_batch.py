@@ -74,7 +74,26 @@ class FakeBatchLease:
         return {"producerId": f"test-{self.lease_id}", "producerSequence": "0"}
 
     def publish(self, queue: Any, messages: Any, *, part: str | None = None) -> PublishReceipt:
-        """Publish messages, once for each queue and part."""
+        """Publish messages, once for each queue and part.
+
+        Parameters
+        ----------
+        queue
+            The queue to publish to.
+        messages
+            As for :meth:`spark_mq.Queue.publish`.
+        part
+            A name for this call, if the batch publishes to the queue more than once. Default: none.
+
+        Returns
+        -------
+        PublishReceipt
+
+        Raises
+        ------
+        DuplicatePublish
+            The batch has published this part.
+        """
         producer = f"test-{self.lease_id}" + ("" if part is None else f".{part}")
         receipt: PublishReceipt = queue.publish(
             messages, producer_id=producer, producer_sequence=0, on_duplicate="raise"
@@ -86,19 +105,53 @@ class FakeBatchLease:
         return self._batch
 
     def ack(self, rows: Any) -> SettleResult:
-        """Ack some rows now."""
+        """Ack some rows now.
+
+        Parameters
+        ----------
+        rows
+            Rows of the batch.
+
+        Returns
+        -------
+        SettleResult
+        """
         return self._count(self._lease.ack([row["sequence"] for row in _rows(rows)]))
 
     def nack(self, rows: Any, *, delay: Any = None, error: str | None = None) -> SettleResult:
         """Give some rows back as failed.
 
-        Their columns delay and error take precedence.
+        Parameters
+        ----------
+        rows
+            Rows of the batch. Their columns delay and error take precedence.
+        delay
+            When they are due again: seconds, or text such as "30s". Default: the group's retry
+            policy.
+        error
+            The reason. Default: none.
+
+        Returns
+        -------
+        SettleResult
         """
         given = {"delay": delay, "error": error}
         return self._each(rows, given, self._lease.nack)
 
     def reject(self, rows: Any, *, error: str | None = None) -> SettleResult:
-        """Make some rows dead. Their column error takes precedence."""
+        """Make some rows dead.
+
+        Parameters
+        ----------
+        rows
+            Rows of the batch. Their column error takes precedence.
+        error
+            The reason. Default: none.
+
+        Returns
+        -------
+        SettleResult
+        """
         return self._each(rows, {"error": error}, self._lease.reject)
 
     def _each(

@@ -105,6 +105,11 @@ class FileList(Sequence[DataFile]):
 
     One thread at a time may add files. Others may read meanwhile. They find a file by its first
     sequence, so that comes after its other columns.
+
+    Parameters
+    ----------
+    before
+        The number of messages before the first file.
     """
 
     def __init__(self, before: int = 0) -> None:

@@ -26,8 +26,17 @@ class HistoryStore(Protocol):
     def read(self, filters: Filters, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
         """Return the archived rows that match, and the last archived version.
 
-        The version is -1 without an archive. ``columns`` are those of HISTORY_SCHEMA to return.
-        None returns all.
+        Parameters
+        ----------
+        filters
+            Conditions that each row meets.
+        columns
+            The columns of HISTORY_SCHEMA to return. Default: all.
+
+        Returns
+        -------
+        tuple of pyarrow.Table and int
+            The version is -1 without an archive.
         """
 
     def agreed_up_to(self) -> int | None:
