@@ -219,7 +219,7 @@ def _numbers(
 ) -> tuple[bytes, ...]:
     """Return the buffer of a column of numbers.
 
-    It has `count` values. A bit of `present` shows a value.
+    Each of `count` values belongs to a row with a bit in `present`.
     """
     width = kind.bit_width // 8
     if len(data) != count * width:
