@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, groupby
@@ -15,8 +15,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_mq.ledger.message_index import FileSlice
-from spark_mq.ledger.ranges import Range
-from spark_mq.parquet.bands import effective_priorities
 from spark_mq.parquet.claims import check_file, check_group
 from spark_mq.parquet.delivery_times import clamp_instants
 from spark_mq.parquet.files import FileStore
@@ -31,7 +29,6 @@ __all__ = [
     "MessageReader",
     "repeat_values",
     "sequences_of",
-    "to_delivery_table",
     "verify_slice",
 ]
 
@@ -48,7 +45,7 @@ def sequences_of(pieces: Iterable[FileSlice]) -> pa.Array:
 
 
 def repeat_values(values: Sequence[Any], rows: Sequence[int], kind: pa.DataType) -> pa.Array:
-    """Return a column in which each value stands for a number of rows."""
+    """Return a column with each value repeated by its number of rows."""
     if len(values) == 1 or len(set(values)) == 1:
         return pa.repeat(pa.scalar(values[0], kind), sum(rows))
     ends = pa.array(accumulate(rows), pa.int64())
@@ -249,7 +246,7 @@ class MessageReader:
 def verify_slice(
     files: FileStore, piece: FileSlice, rows: int, *, whole: bool = False
 ) -> Iterator[tuple[FileSlice, str | None]]:
-    """Return a slice in pieces, each with why it cannot be read, or None.
+    """Yield the pieces of a slice, each with its damage or None.
 
     Parameters
     ----------
@@ -298,55 +295,7 @@ def _read_piece(
     return MessageReader(files, columns).try_read(piece).validate(full=True)
 
 
-def to_delivery_table(
-    payload: pa.Table | None,
-    pieces: Sequence[tuple[FileSlice, Range]],
-    schema: pa.Schema,
-    constants: Mapping[str, Any],
-) -> pa.Table:
-    """Return leased messages in the columns of a schema.
-
-    Parameters
-    ----------
-    payload
-        The rows of the slices. None if the schema has no column of a data file.
-    pieces
-        Slices, each with the ledger's range that holds it.
-    schema
-        The wanted columns: of the payload, ``sequence``, of `constants`, or of a range.
-    constants
-        Columns with one value for all rows. Instants are in microseconds since 1970.
-    """
-    rows = [piece.rows for piece, _ in pieces]
-
-    def column(field: pa.Field) -> Any:
-        if payload is not None and field.name in payload.schema.names:
-            column = payload[field.name]
-            return _cast(_priority(column) if field.name == "priority" else column, field.type)
-        if field.name == "sequence":
-            return sequences_of(piece for piece, _ in pieces)
-        if field.name in constants:
-            return _repeated([constants[field.name]], [sum(rows)], field.type)
-        name = "expires_at" if field.name == "lease_expires_at" else field.name
-        return _repeated([getattr(of, name) for _, of in pieces], rows, field.type)
-
-    return pa.table([column(field) for field in schema], schema=schema)
-
-
-def _priority(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the priorities of delivered messages."""
-    if column.null_count == len(column):
-        return pa.chunked_array([pa.repeat(pa.scalar(0, column.type), len(column))])
-    return effective_priorities(column)
-
-
-def _repeated(values: Sequence[Any], rows: Sequence[int], kind: pa.DataType) -> pa.Array:
-    if pa.types.is_timestamp(kind):
-        return repeat_values(values, rows, pa.int64()).cast(INSTANT).cast(kind)
-    return repeat_values(values, rows, kind)
-
-
-def _cast(column: pa.ChunkedArray, kind: pa.DataType, *, safe: bool = True) -> pa.ChunkedArray:
+def _cast(column: pa.ChunkedArray, kind: pa.DataType, *, safe: bool) -> pa.ChunkedArray:
     same = column.type == kind and not pa.types.is_nested(kind)
     return column if same else column.cast(kind, safe=safe)
 
