@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import pairwise
 from typing import Any, Final, TypedDict, Unpack
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from spark_mq.errors import InvalidOption, InvalidSchema
+from spark_mq.errors import InvalidOption
 from spark_mq.ledger.bands import MAX_PRIORITY
-from spark_mq.parquet.publishable import check_publishable, simple_type
-from spark_mq.parquet.schema import DEDUP_FIELD, INSTANT, MESSAGE_SCHEMA, TIME_COLUMNS
-from spark_mq.util.clock import EARLIEST, LATEST, SECOND, Duration, to_datetime, to_micros
+from spark_mq.parquet.publish_table import complete_table
+from spark_mq.parquet.schema import DEDUP_FIELD, MESSAGE_SCHEMA, TIME_COLUMNS
+from spark_mq.util.clock import Duration, to_datetime, to_micros
 from spark_mq.util.json_text import decode_text, parse_json, to_json
 from spark_mq.util.validation import short_repr, validate_duration
 
@@ -32,23 +29,16 @@ __all__ = [
 
 _ROW_COLUMNS: Final = ("message_id", "key", "value", "headers", *TIME_COLUMNS, "priority")
 _ROW_SCHEMA: Final = pa.schema([MESSAGE_SCHEMA.field(name) for name in _ROW_COLUMNS])
-_PUBLISH_SCHEMA: Final = MESSAGE_SCHEMA.append(DEDUP_FIELD)
-_IDS: Final = 1_000_000
-"""Ids in one array. Their text fits into it."""
 _UNIX_TIME: Final = 1e9
 """Seconds from which on a number is a Unix time, since nobody delays a message for 31 years."""
 _NO_TIME: Final = (
     "no datetime with a time zone, nor a time from now: give seconds, a timedelta, or text like "
     "'5s', from 0 to 100 years"
 )
-_VERSION: Final = bytes(byte & 0x0F | 0x40 for byte in range(256))
-"""Octet 6 of a UUID by RFC 9562, section 5.4."""
-_VARIANT: Final = bytes(byte & 0x3F | 0x80 for byte in range(256))
-"""Octet 8 of a UUID by RFC 9562, section 5.4."""
 
 
 class MessageFields(TypedDict, total=False):
-    """The parameters of a message, except its value."""
+    """Name the parameters of a message, except its value."""
 
     key: str | None
     headers: Mapping[str, str]
@@ -156,7 +146,7 @@ class ReceivedMessage:
 
     @property
     def text(self) -> str:
-        """The payload as UTF-8 text. Raises InvalidPayload for other bytes."""
+        """Return the payload as UTF-8 text. Raises InvalidPayload for other bytes."""
         return decode_text(self.value, self.sequence)
 
     def json(self) -> Any:
@@ -188,121 +178,7 @@ def to_publish(messages: Any, now: int, times: Mapping[str, int] | None = None) 
         If a message cannot be published.
     """
     table = messages if isinstance(messages, pa.Table) else _from_values(messages, now)
-    _check_table(table)
-    table = _with_ids(table)
-    if "published_at" not in table.schema.names:
-        table = _with(table, "published_at", _repeated_instant(now, table.num_rows))
-    for name, at in (times or {}).items():
-        if name in table.schema.names:
-            given = _cast(table[name], MESSAGE_SCHEMA.field(name))
-            table = _with(table, name, given.fill_null(pa.scalar(at, pa.int64()).cast(INSTANT)))
-        else:
-            table = _with(table, name, _repeated_instant(at, table.num_rows))
-    _check_priorities(table)
-    for name in table.schema.names:
-        table = _with(table, name, _cast(table[name], _PUBLISH_SCHEMA.field(name)))
-    _check_instants(table)
-    return _due_at_once(table, now)
-
-
-def _check_table(table: pa.Table) -> None:
-    names = table.schema.names
-    for name in names:
-        if names.count(name) > 1:
-            raise InvalidSchema(f"column {name!r} is there twice: keep one", column=name)
-    kinds = zip(names, table.schema.types, strict=True)
-    check_publishable({name: simple_type(kind) for name, kind in kinds})
-    if nulls := table["value"].null_count:
-        raise InvalidSchema(
-            f"{nulls} values are null: a message needs a value. It may be empty", column="value"
-        )
-
-
-def _with_ids(table: pa.Table) -> pa.Table:
-    """Return the table with a random id for each message without one."""
-    if "message_id" not in table.schema.names:
-        return _with(table, "message_id", random_ids(table.num_rows))
-    given = table["message_id"]
-    if not given.null_count:
-        return table
-    ids = pc.coalesce(given.cast(pa.string()), random_ids(table.num_rows))
-    return _with(table, "message_id", ids)
-
-
-def _check_instants(table: pa.Table) -> None:
-    for name in (name for name in table.schema.names if name.endswith("_at")):
-        ends = pc.min_max(table[name].cast(pa.int64())).as_py()
-        if ends["min"] is not None and not EARLIEST <= ends["min"] <= ends["max"] <= LATEST:
-            raise InvalidSchema(
-                f"column {name!r} has an instant out of range: use years 1 to 9999", column=name
-            )
-
-
-def _check_priorities(table: pa.Table) -> None:
-    if "priority" not in table.schema.names:
-        return
-    ends = pc.min_max(table["priority"]).as_py()
-    if ends["min"] is not None and not 0 <= ends["min"] <= ends["max"] <= MAX_PRIORITY:
-        wrong = ends["min"] if ends["min"] < 0 else ends["max"]
-        raise InvalidSchema(
-            f"column 'priority' has the value {wrong}: give whole numbers from 0 to "
-            f"{MAX_PRIORITY}, or null for 0",
-            column="priority",
-        )
-
-
-def _due_at_once(table: pa.Table, now: int) -> pa.Table:
-    """Round each deliver_at of the current second that has passed down to that second.
-
-    A reader rounds up, so the message would wait for the next second.
-    """
-    if "deliver_at" not in table.schema.names:
-        return table
-    at, second = table["deliver_at"].cast(pa.int64()), pa.scalar(now - now % SECOND, pa.int64())
-    passed = pc.and_(pc.greater(at, second), pc.less_equal(at, now))
-    if not pc.any(passed).as_py():
-        return table
-    return _with(table, "deliver_at", pc.if_else(passed, second, at).cast(INSTANT))
-
-
-def _repeated_instant(at: int, rows: int) -> pa.Array:
-    return pa.repeat(pa.scalar(at, pa.int64()).cast(INSTANT), rows)
-
-
-def random_ids(count: int) -> pa.ChunkedArray:
-    """Return random UUIDs as text.
-
-    Arrow formats them, because Python takes longer than all other steps of a publish.
-    """
-    parts = [_some_ids(min(_IDS, count - start)) for start in range(0, count, _IDS)]
-    return pa.chunked_array(parts, pa.string())
-
-
-def _some_ids(count: int) -> pa.StringArray:
-    raw = bytearray(os.urandom(16 * count))
-    raw[6::16] = raw[6::16].translate(_VERSION)
-    raw[8::16] = raw[8::16].translate(_VARIANT)
-    text = pa.py_buffer(raw.hex().encode())
-    digits = pa.FixedSizeBinaryArray.from_buffers(pa.binary(32), count, [None, text])
-    digits = digits.cast(pa.binary())
-    parts = [pc.binary_slice(digits, first, end) for first, end in pairwise((0, 8, 12, 16, 20, 32))]
-    return pc.binary_join_element_wise(*parts, b"-").cast(pa.string())
-
-
-def _cast(column: pa.ChunkedArray, wanted: pa.Field) -> pa.ChunkedArray:
-    try:
-        return column.cast(wanted.type)
-    except pa.ArrowException as error:
-        raise InvalidSchema(
-            f"column {wanted.name!r} has a value that {wanted.type} cannot hold: change or drop it",
-            column=wanted.name,
-        ) from error
-
-
-def _with(table: pa.Table, name: str, column: Any) -> pa.Table:
-    if name in table.schema.names:
-        return table.set_column(table.schema.get_field_index(name), name, column)
-    return table.append_column(name, column)
+    return complete_table(table, now, times or {})
 
 
 def _from_values(messages: Any, now: int) -> pa.Table:
@@ -322,7 +198,10 @@ def _from_values(messages: Any, now: int) -> pa.Table:
 
 
 def _example(value: Any) -> str:
-    """Return how to publish a value of a wrong type, for an error. Never include its contents."""
+    """Return how to publish a value of a wrong type.
+
+    The text stands in errors, so it never includes the contents.
+    """
     if isinstance(value, Mapping):
         return ", such as queue.publish(Message.json(value))"
     if isinstance(value, Set):
@@ -401,7 +280,7 @@ def _priority_problem(priority: Any) -> str | None:
 
 
 def _header_texts(headers: Any) -> list[str] | None:
-    """Return all names and values of headers, or None if one is not text."""
+    """Return names and values of headers, or None for other than text."""
     if not isinstance(headers, Mapping):
         return None
     texts = [text for pair in headers.items() for text in pair]

@@ -1,4 +1,4 @@
-"""What a publish fills in."""
+"""The ids that a publish fills in."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import uuid
 
 import pytest
 
-from spark_mq import message as messages
-from spark_mq.message import random_ids
+from spark_mq.util import random_ids as module
+from spark_mq.util.random_ids import random_ids
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 16, 1_000])
@@ -15,7 +15,7 @@ def test_random_ids_are_uuid4_and_all_different(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where they are made in several pieces."""
-    monkeypatch.setattr(messages, "_IDS", 7)
+    monkeypatch.setattr(module, "_IDS", 7)
     ids = random_ids(count)
     ids.validate(full=True)
     texts = ids.to_pylist()

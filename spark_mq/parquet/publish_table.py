@@ -1,0 +1,134 @@
+"""Check a table for a publish, and fill in its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_mq.errors import InvalidSchema
+from spark_mq.ledger.bands import MAX_PRIORITY
+from spark_mq.parquet.publishable import check_publishable, simple_type
+from spark_mq.parquet.schema import DEDUP_FIELD, INSTANT, MESSAGE_SCHEMA
+from spark_mq.util.clock import EARLIEST, LATEST, SECOND
+from spark_mq.util.random_ids import random_ids
+
+__all__ = ["complete_table"]
+
+_PUBLISH_SCHEMA: Final = MESSAGE_SCHEMA.append(DEDUP_FIELD)
+
+
+def complete_table(table: pa.Table, now: int, times: Mapping[str, int]) -> pa.Table:
+    """Return a table with columns of ``messages/``, and with ids and times.
+
+    Parameters
+    ----------
+    table
+        The messages.
+    now
+        Microseconds since 1970. The publish time of messages without one.
+    times
+        Default deliver_at and expires_at by name, in microseconds since 1970.
+
+    Raises
+    ------
+    InvalidSchema
+        If a message cannot be published.
+    """
+    _check_table(table)
+    table = _with_ids(table)
+    if "published_at" not in table.schema.names:
+        table = _with(table, "published_at", _repeated_instant(now, table.num_rows))
+    for name, at in times.items():
+        if name in table.schema.names:
+            given = _cast(table[name], MESSAGE_SCHEMA.field(name))
+            table = _with(table, name, given.fill_null(pa.scalar(at, pa.int64()).cast(INSTANT)))
+        else:
+            table = _with(table, name, _repeated_instant(at, table.num_rows))
+    _check_priorities(table)
+    for name in table.schema.names:
+        table = _with(table, name, _cast(table[name], _PUBLISH_SCHEMA.field(name)))
+    _check_instants(table)
+    return _due_at_once(table, now)
+
+
+def _check_table(table: pa.Table) -> None:
+    names = table.schema.names
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidSchema(f"column {name!r} is there twice: keep one", column=name)
+    kinds = zip(names, table.schema.types, strict=True)
+    check_publishable({name: simple_type(kind) for name, kind in kinds})
+    if nulls := table["value"].null_count:
+        raise InvalidSchema(
+            f"{nulls} values are null: a message needs a value. It may be empty", column="value"
+        )
+
+
+def _with_ids(table: pa.Table) -> pa.Table:
+    """Return the table with a random id for each message without one."""
+    if "message_id" not in table.schema.names:
+        return _with(table, "message_id", random_ids(table.num_rows))
+    given = table["message_id"]
+    if not given.null_count:
+        return table
+    ids = pc.coalesce(given.cast(pa.string()), random_ids(table.num_rows))
+    return _with(table, "message_id", ids)
+
+
+def _check_instants(table: pa.Table) -> None:
+    for name in (name for name in table.schema.names if name.endswith("_at")):
+        ends = pc.min_max(table[name].cast(pa.int64())).as_py()
+        if ends["min"] is not None and not EARLIEST <= ends["min"] <= ends["max"] <= LATEST:
+            raise InvalidSchema(
+                f"column {name!r} has an instant out of range: use years 1 to 9999", column=name
+            )
+
+
+def _check_priorities(table: pa.Table) -> None:
+    if "priority" not in table.schema.names:
+        return
+    ends = pc.min_max(table["priority"]).as_py()
+    if ends["min"] is not None and not 0 <= ends["min"] <= ends["max"] <= MAX_PRIORITY:
+        wrong = ends["min"] if ends["min"] < 0 else ends["max"]
+        raise InvalidSchema(
+            f"column 'priority' has the value {wrong}: give whole numbers from 0 to "
+            f"{MAX_PRIORITY}, or null for 0",
+            column="priority",
+        )
+
+
+def _due_at_once(table: pa.Table, now: int) -> pa.Table:
+    """Round each passed deliver_at of the current second down to it.
+
+    A reader rounds up, so the message would wait for the next second.
+    """
+    if "deliver_at" not in table.schema.names:
+        return table
+    at, second = table["deliver_at"].cast(pa.int64()), pa.scalar(now - now % SECOND, pa.int64())
+    passed = pc.and_(pc.greater(at, second), pc.less_equal(at, now))
+    if not pc.any(passed).as_py():
+        return table
+    return _with(table, "deliver_at", pc.if_else(passed, second, at).cast(INSTANT))
+
+
+def _repeated_instant(at: int, rows: int) -> pa.Array:
+    return pa.repeat(pa.scalar(at, pa.int64()).cast(INSTANT), rows)
+
+
+def _cast(column: pa.ChunkedArray, wanted: pa.Field) -> pa.ChunkedArray:
+    try:
+        return column.cast(wanted.type)
+    except pa.ArrowException as error:
+        raise InvalidSchema(
+            f"column {wanted.name!r} has a value that {wanted.type} cannot hold: change or drop it",
+            column=wanted.name,
+        ) from error
+
+
+def _with(table: pa.Table, name: str, column: Any) -> pa.Table:
+    if name in table.schema.names:
+        return table.set_column(table.schema.get_field_index(name), name, column)
+    return table.append_column(name, column)
