@@ -1,4 +1,4 @@
-"""The ledger: ranges of sequences in one state, and a header.
+"""Hold a group's ledger: ranges of sequences in one state, and a header.
 
 Delivery state belongs to ranges over a log, as in Kafka's share groups (KIP-932).
 The ranges are sorted and do not overlap. Adjacent ranges in the same state are one range.
@@ -7,19 +7,16 @@ All messages up to the *ack floor* are settled. All messages after the last rang
 
 from __future__ import annotations
 
-import json
 import operator
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, reduce
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.ledger.breaker import Breaker
-from spark_mq.ledger.intervals import Interval
+from spark_mq.ledger.ledger_header import LedgerHeader, LogMark
 from spark_mq.ledger.message_range import (
     EVENT,
     FIELDS,
@@ -94,59 +91,10 @@ Event = tuple[str, Range]
 """The name of an event, and the old range with its new state, reason and counts."""
 
 
-class LogMark(NamedTuple):
-    """A data file of ``messages/`` that a ledger has reached."""
-
-    first: int
-    """The sequence of its first message."""
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerHeader:
-    """The state of a ledger that belongs to no range. The store keeps it in the floor row."""
-
-    ack_floor: int = -1
-    """All messages up to this sequence are settled."""
-    settled_count: int = 0
-    """The number of messages up to the ack floor."""
-    revision: int = 0
-    """Grows by one with each commit."""
-    passed_over: int = 0
-    """Leases in a row that isolated suspects while unread messages were due."""
-    counters: dict[str, int] = field(default_factory=dict)
-    """Settled messages by outcome since the group began."""
-    settings: dict[str, Any] = field(default_factory=dict)
-    skipped_intervals: tuple[Interval, ...] = ()
-    """The newest intervals that a seek skipped. A later settle of them is refused."""
-    marks: tuple[LogMark, ...] = ()
-    """Some data files that the ledger has reached, in order. They identify the log."""
-    breaker: Breaker = field(default_factory=Breaker)
-    """The switch that stops a group whose handler fails, and the owner's pause."""
-
-    def counted(self, outcomes: Mapping[str, int]) -> LedgerHeader:
-        """Return a header with some messages more for each outcome."""
-        if not outcomes:
-            return self
-        added = {name: self.counters.get(name, 0) + n for name, n in outcomes.items()}
-        return replace(self, counters={**self.counters, **added})
-
-    def to_json(self) -> str:
-        """Return the fields without a column of their own as JSON."""
-        data = {
-            "passed_over": self.passed_over,
-            "counters": self.counters,
-            "settings": self.settings,
-            "skipped": self.skipped_intervals,
-            "marks": self.marks,
-            "breaker": self.breaker.to_stored(),
-        }
-        return json.dumps(data, sort_keys=True)
-
-
 class Ledger:
-    """One group's ranges and header. Immutable: a :class:`LedgerEditor` makes the next one.
+    """Hold one group's ranges and header.
 
+    It is immutable: a :class:`LedgerEditor` makes the next one.
     Many ranges are an Arrow table, and few are a list. Both give the same answers.
 
     Parameters
@@ -220,7 +168,7 @@ class Ledger:
         return self._longs("message_count")
 
     def _longs(self, name: str) -> Sequence[int]:
-        """Return a column as a list, or as a view of the table's memory."""
+        """Return a column as a list or a view of memory."""
         if self.rows is not None:
             return [getattr(r, name) for r in self.rows]
         array = self._column(name)
@@ -267,7 +215,7 @@ class Ledger:
         return to_ranges(self.ranges) if self.rows is None else iter(self.rows)
 
     def find(self, states: Sequence[str], *conditions: Condition) -> list[int]:
-        """Return the rows in one of some states that fulfil all conditions, in order.
+        """Return the rows with a state and all conditions, in order.
 
         Examples
         --------
@@ -288,7 +236,7 @@ class Ledger:
         return sum(r.message_count for r in self.ranges_at(self.find(states, *conditions)))
 
     def minimum(self, name: str, states: Sequence[str], *conditions: Condition) -> int | None:
-        """Return the least value of a field among the ranges that :meth:`find` finds."""
+        """Return the least value of a field among ranges found."""
         if self.rows is None:
             mask = self._mask(states, conditions)
             return cast(int | None, pc.min(self._column(name).filter(mask)).as_py())

@@ -1,0 +1,66 @@
+"""Hold the state of a ledger that belongs to no range."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from spark_mq.ledger.breaker import Breaker
+from spark_mq.ledger.intervals import Interval
+
+__all__ = ["LedgerHeader", "LogMark"]
+
+
+class LogMark(NamedTuple):
+    """Name a data file of ``messages/`` that a ledger has reached."""
+
+    first: int
+    """The sequence of its first message."""
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerHeader:
+    """Hold the state of a ledger that belongs to no range.
+
+    The store keeps it in the floor row.
+    """
+
+    ack_floor: int = -1
+    """All messages up to this sequence are settled."""
+    settled_count: int = 0
+    """The number of messages up to the ack floor."""
+    revision: int = 0
+    """Grows by one with each commit."""
+    passed_over: int = 0
+    """Leases in a row that isolated suspects while unread messages were due."""
+    counters: dict[str, int] = field(default_factory=dict)
+    """Settled messages by outcome since the group began."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    skipped_intervals: tuple[Interval, ...] = ()
+    """The newest intervals that a seek skipped. A later settle of them is refused."""
+    marks: tuple[LogMark, ...] = ()
+    """Some data files that the ledger has reached, in order. They identify the log."""
+    breaker: Breaker = field(default_factory=Breaker)
+    """The switch that stops a group whose handler fails, and the owner's pause."""
+
+    def counted(self, outcomes: Mapping[str, int]) -> LedgerHeader:
+        """Return a header with some messages more for each outcome."""
+        if not outcomes:
+            return self
+        added = {name: self.counters.get(name, 0) + n for name, n in outcomes.items()}
+        return replace(self, counters={**self.counters, **added})
+
+    def to_json(self) -> str:
+        """Return the fields without a column of their own as JSON."""
+        data = {
+            "passed_over": self.passed_over,
+            "counters": self.counters,
+            "settings": self.settings,
+            "skipped": self.skipped_intervals,
+            "marks": self.marks,
+            "breaker": self.breaker.to_stored(),
+        }
+        return json.dumps(data, sort_keys=True)
