@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
@@ -67,7 +67,7 @@ _ELSEWHERE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """The checked options of a read. Durations are in microseconds.
+    """Hold the checked options of a read. Durations are in microseconds.
 
     ``several`` is True if the path was given as a list.
     """
@@ -89,40 +89,8 @@ class ReadOptions:
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
         """Check the options of a read. Raise InvalidOption."""
         own, storage = _split(options, READ_OPTIONS)
-        defaults = StreamOptions()
-        if "visibilitytimeout" in own and "maxleaseduration" in own:
-            _in_order(own, "visibilityTimeout", "maxLeaseDuration")
         paths, several = _paths(own)
-        # A look at a local log is cheap. At an object store it is a request.
-        polls = {
-            "minpollinterval": "50ms",
-            "maxpollinterval": "500ms" if any("://" in path for path in paths) else "100ms",
-        }
-        if "minpollinterval" in own or "maxpollinterval" in own:
-            _in_order({**polls, **own}, "minPollInterval", "maxPollInterval")
-        stream = StreamOptions(
-            worker_id=validate_name("workerId", own.get("workerid", defaults.worker_id)),
-            max_messages=validate_count(
-                "maxMessagesPerTrigger", own.get("maxmessagespertrigger", defaults.max_messages)
-            ),
-            max_bytes=validate_size("maxBytesPerTrigger", own["maxbytespertrigger"])
-            if "maxbytespertrigger" in own
-            else None,
-            visibility_timeout=validate_duration("visibilityTimeout", own["visibilitytimeout"])
-            if "visibilitytimeout" in own
-            else None,
-            max_lease_duration=validate_duration(
-                "maxLeaseDuration", own.get("maxleaseduration", "30m")
-            ),
-            ack_on_commit=validate_choice(
-                "ackMode", own.get("ackmode", "onCommit"), ("onCommit", "manual")
-            )
-            == "onCommit",
-            fail_on_data_loss=validate_choice(
-                "failOnDataLoss", own.get("failondataloss", "true"), ("true", "false")
-            )
-            == "true",
-        )
+        min_poll, max_poll = _polls(own, paths)
         return cls(
             paths=paths,
             several=several,
@@ -134,16 +102,12 @@ class ReadOptions:
             )
             == "true",
             start=validate_position("startingPosition", own.get("startingposition", "earliest")),
-            stream=stream,
+            stream=_stream_options(own),
             min_partitions=validate_count(
                 "minPartitions", own.get("minpartitions", 1), most=100_000
             ),
-            min_poll=validate_duration(
-                "minPollInterval", own.get("minpollinterval", polls["minpollinterval"])
-            ),
-            max_poll=validate_duration(
-                "maxPollInterval", own.get("maxpollinterval", polls["maxpollinterval"])
-            ),
+            min_poll=min_poll,
+            max_poll=max_poll,
             value_schema=parse_value_schema(own["valueschema"]) if "valueschema" in own else None,
         )
 
@@ -159,7 +123,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """The checked options of a write."""
+    """Hold the checked options of a write."""
 
     path: str
     storage_options: dict[str, str] = field(default_factory=dict, repr=False)
@@ -179,6 +143,50 @@ class WriteOptions:
     def open(self) -> QueueContext:
         """Open the queue. Raise NotAQueue."""
         return open_context(absolute_path(self.path), self.storage_options)
+
+
+def _stream_options(own: Mapping[str, str]) -> StreamOptions:
+    """Return how the stream leases. Raise InvalidOption."""
+    defaults = StreamOptions()
+    if "visibilitytimeout" in own and "maxleaseduration" in own:
+        _in_order(own, "visibilityTimeout", "maxLeaseDuration")
+    return StreamOptions(
+        worker_id=validate_name("workerId", own.get("workerid", defaults.worker_id)),
+        max_messages=validate_count(
+            "maxMessagesPerTrigger", own.get("maxmessagespertrigger", defaults.max_messages)
+        ),
+        max_bytes=validate_size("maxBytesPerTrigger", own["maxbytespertrigger"])
+        if "maxbytespertrigger" in own
+        else None,
+        visibility_timeout=validate_duration("visibilityTimeout", own["visibilitytimeout"])
+        if "visibilitytimeout" in own
+        else None,
+        max_lease_duration=validate_duration(
+            "maxLeaseDuration", own.get("maxleaseduration", "30m")
+        ),
+        ack_on_commit=validate_choice(
+            "ackMode", own.get("ackmode", "onCommit"), ("onCommit", "manual")
+        )
+        == "onCommit",
+        fail_on_data_loss=validate_choice(
+            "failOnDataLoss", own.get("failondataloss", "true"), ("true", "false")
+        )
+        == "true",
+    )
+
+
+def _polls(own: Mapping[str, str], paths: Sequence[str]) -> tuple[int, int]:
+    """Return the shortest and the longest wait between looks. Raise InvalidOption."""
+    # A look at a local log is cheap. At an object store it is a request.
+    polls = {
+        "minpollinterval": "50ms",
+        "maxpollinterval": "500ms" if any("://" in path for path in paths) else "100ms",
+    }
+    given = {**polls, **own}
+    if "minpollinterval" in own or "maxpollinterval" in own:
+        _in_order(given, "minPollInterval", "maxPollInterval")
+    low = validate_duration("minPollInterval", given["minpollinterval"])
+    return low, validate_duration("maxPollInterval", given["maxpollinterval"])
 
 
 def _split(
