@@ -1,4 +1,4 @@
-"""Settle each batch of a stream in foreachBatch, around the user's ``process(batch, lease)``."""
+"""Settle each batch of a stream in foreachBatch."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from spark_mq.spark import settle_rows as rows
 from spark_mq.spark.batch_failure import find_outage, log_failure, release_batch
 from spark_mq.spark.batch_lease import BatchLease
 from spark_mq.spark.invalid_values import INVALID_VALUES, RejectInvalid
-from spark_mq.spark.lease_lookup import BatchLeases, LeaseLookup
+from spark_mq.spark.lease_lookup import LeaseLookup
 from spark_mq.spark.lease_router import LeaseRouter
-from spark_mq.streaming.auto_ack import exclude_from_auto_ack
-from spark_mq.streaming.offset import parse_lease_id, stream_id_in_queue
+from spark_mq.spark.manual_ack import leave_unsettled
+from spark_mq.streaming.offset import parse_lease_id
 from spark_mq.util.validation import validate_callable, validate_choice
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 __all__ = ["ForEachBatch", "for_each_batch"]
 
 _log = logging.getLogger(__name__)
-
 
 Process = Callable[["DataFrame", "BatchLease"], "DataFrame | None"]
 READERS: Final = ("spark", "python")
@@ -135,7 +134,7 @@ def for_each_batch(
 
 
 class ForEachBatch:
-    """The function that Spark calls with each batch of a stream.
+    """Run and settle each batch of a stream for Spark.
 
     Spark calls it in the driver, one batch at a time, and may pickle it over Spark Connect.
 
@@ -196,7 +195,7 @@ class ForEachBatch:
                 with self._owners.reported_work(lease_ids) as run:
                     self._run(self._by_spark(batch, found.scan), lease, run)
             if self.policy.ack == "manual":
-                self._leave(found)
+                leave_unsettled(self.groups, found)
         finally:
             with self._idle:
                 self._busy = False
@@ -204,7 +203,9 @@ class ForEachBatch:
                 self._idle.notify_all()
 
     def close(self, timeout: float) -> bool:
-        """Wait until the running batch has ended, and release all that come after it, uncounted.
+        """Wait for the running batch to end, and release all later ones.
+
+        The release is uncounted.
 
         Parameters
         ----------
@@ -244,7 +245,7 @@ class ForEachBatch:
         return len(late)
 
     def _by_spark(self, batch: DataFrame, scan: BatchScan | None) -> DataFrame:
-        """Return the batch by Spark's own reader, or as it is if Spark cannot read it alike."""
+        """Return the batch by Spark's own reader, if it reads it alike."""
         if scan is None or self._unreadable:
             return batch
         from spark_mq.spark.parquet_read import read_scan
@@ -316,28 +317,6 @@ class ForEachBatch:
         if not lease.settled or any(o.lost for o in outcomes):
             self._owners.check(lease.lease_ids)
         return outcomes
-
-    def _leave(self, found: BatchLeases) -> None:
-        """Keep Spark's commit of the batch from acking its unsettled messages: they expire."""
-        batches = {
-            (stream, n) for stream, n, _ in filter(None, map(parse_lease_id, found.lease_ids))
-        }
-        batches |= {(stream, n) for stream, n, several in found.batches if not several}
-        for group in self.groups:
-            several = {
-                (stream_id_in_queue(stream, group._context.path), n)
-                for stream, n, several in found.batches
-                if several
-            }
-            for stream, n in sorted(batches | several):
-                if left := exclude_from_auto_ack(group._ledger, stream, n):
-                    _log.info(
-                        "group %s: batch %d left %d messages unsettled; they are delivered "
-                        "again when their lease expires",
-                        group.name,
-                        n,
-                        left,
-                    )
 
     def _verdicts(self, returned: DataFrame | None, lease: BatchLease) -> list[MessageVerdict]:
         """Return the verdicts in the rows that `process` returned."""
