@@ -38,6 +38,7 @@ __all__ = [
     "lease_operation",
     "reject_damaged",
     "settle_lost_messages",
+    "settle_lost_now",
     "wait_for_lease",
 ]
 
@@ -315,3 +316,12 @@ def settle_lost_messages(group: GroupLedger, ledger: Ledger, fail: bool) -> Ledg
             group.name, lost, horizon,
         )  # fmt: skip
     return after
+
+
+def settle_lost_now(group: GroupLedger, fail: bool) -> None:
+    """Settle lost messages in a commit. Raises as :func:`settle_lost_messages`."""
+
+    def compute(view: GroupView) -> Update[None]:
+        return settle_lost_messages(group, view.ledger, fail), None, {"operation": "cut"}
+
+    group.update(compute)

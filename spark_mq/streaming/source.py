@@ -1,4 +1,4 @@
-"""The rules of the streaming source, without Spark: what a batch leases, replays and acks.
+"""Lease, replay and ack the batches of a stream, without Spark.
 
 The offset is ``{"batch": n, "stream": uuid}``. Spark logs it before the lease of batch n exists. A
 batch takes new messages only in the runner whose own `latest` returned the offset. In any other
@@ -9,10 +9,8 @@ runner it is a replay, which takes over what the batch still holds. Application 
 from __future__ import annotations
 
 import contextlib
-import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Final
 
 from spark_mq.errors import CommitConflict, StorageError
@@ -21,11 +19,7 @@ from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import WAITING, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.stats import compute_stats
-from spark_mq.operations.acquire import (
-    Damage,
-    reject_damaged,
-    settle_lost_messages,
-)
+from spark_mq.operations.acquire import Damage, reject_damaged, settle_lost_now
 from spark_mq.operations.group_ledger import GroupLedger, GroupView
 from spark_mq.operations.keep_alive import LeaseKeepAlive
 from spark_mq.operations.payloads import FileCheck, ReadableGrant, acquire_readable
@@ -37,26 +31,20 @@ from spark_mq.streaming.fence import check_fence
 from spark_mq.streaming.lanes import lane_runs
 from spark_mq.streaming.offset import fence_app_id, parse_offset
 from spark_mq.streaming.options import BatchPlan, LeaseLimits, StreamOptions, check_attempts
+from spark_mq.streaming.progress import show_progress
 from spark_mq.streaming.replay import find_batch_damage, take_over_batch
 from spark_mq.telemetry.conventions import Signal
-from spark_mq.util.clock import to_seconds
 
 __all__ = ["StreamSource"]
-
-_log = logging.getLogger(__name__)
-
-PROGRESS: Final = (
-    *("ready", "delayed", "in_flight", "dead", "blocked"),
-    *("oldest_unsettled_age", "blocked_because", "breaker"),
-)
-"""The group's stats that the stream's progress shows."""
 
 REPLAY_SPARE: Final = 1
 """Attempts kept back for a replay of the batch."""
 
 
 class StreamSource:
-    """One runner of one stream, behind the hooks of Spark's streaming reader. Not thread-safe.
+    """Run one stream, behind the hooks of Spark's streaming reader.
+
+    Not thread-safe.
 
     Parameters
     ----------
@@ -109,14 +97,14 @@ class StreamSource:
 
     @property
     def is_limited(self) -> bool:
-        """Whether :meth:`limit_to_current` was called."""
+        """Return whether :meth:`limit_to_current` was called."""
         return self._bound is not None
 
     def latest(self, start: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the offset of the next batch if messages are due, else `start`. Leases nothing.
+        """Return the next batch's offset if messages are due, else `start`.
 
-        Spark calls this only after it has committed batch n. So the unsettled messages of batch n
-        are acked, now or with the next lease.
+        It leases nothing. Spark calls this only after it has committed batch n. So the unsettled
+        messages of batch n are acked, now or with the next lease.
         """
         stream, n = parse_offset(start)
         if self.has_available(stream, n):
@@ -126,7 +114,7 @@ class StreamSource:
         return dict(start)
 
     def has_available(self, stream: str, n: int) -> bool:
-        """End batch n, and return whether messages are due for the next one."""
+        """End batch n. Return whether messages are due for the next one."""
         self._check()
         self._end_batch()
         self._settle_lost()
@@ -159,13 +147,10 @@ class StreamSource:
         self._end_batch()
 
     def progress(self) -> dict[str, Any]:
-        """Return the group's stats at the last look, with queue and group, for the progress."""
+        """Return the group's stats at the last look."""
         if self._looked is None:
             return {}
-        stats = asdict(compute_stats(*self._looked))
-        place = {"source": "spark_mq", "queue": self.ledger.queue_path, "group": self.ledger.name}
-        stats["oldest_unsettled_age"] = to_seconds(stats["oldest_unsettled_age"])
-        return place | {name: stats[name] for name in PROGRESS}
+        return show_progress(self.ledger, compute_stats(*self._looked))
 
     def _check(self) -> None:
         if self._checked:
@@ -221,18 +206,11 @@ class StreamSource:
     def _settle_lost(self) -> None:
         """Settle messages that the queue's hard limit dropped, or raise DataLossError."""
         known = self.ledger.ledgers.read(self.ledger.name, look=False).ledger
-        if known is None or not self.ledger.may_have_lost(known):
-            return
-
-        def compute(view: GroupView) -> Update[None]:
-            fail = self.options.fail_on_data_loss
-            ledger = settle_lost_messages(self.ledger, view.ledger, fail)
-            return ledger, None, {"operation": "cut"}
-
-        self.ledger.update(compute)
+        if known is not None and self.ledger.may_have_lost(known):
+            settle_lost_now(self.ledger, self.options.fail_on_data_loss)
 
     def lease(self, stream: str, n: int, limits: LeaseLimits | None = None) -> BatchPlan:
-        """Lease batch n, and ack what came before it in the same commit.
+        """Lease batch n, and ack the batches before in the same commit.
 
         Raises
         ------
@@ -277,7 +255,7 @@ class StreamSource:
         return self._granted(lease_id, expires_at, found.grant.ranges, settings)
 
     def _signals(self, result: Any) -> list[Signal]:
-        """Return what the telemetry says about a lease and the acks in its commit."""
+        """Return the signals of a lease and of its commit's acks."""
         if isinstance(result, Exception):
             return lease_signals(self.options.worker_id, result)
         found, _, _, acked = result
@@ -346,7 +324,7 @@ class StreamSource:
         )
 
     def ack_committed(self, stream: str, up_to: int) -> None:
-        """Ack the unsettled messages of the batches up to one, in ackMode onCommit."""
+        """Ack unsettled messages of the batches up to one (ackMode onCommit)."""
         if not self.options.ack_on_commit or up_to == 0:
             return
 
