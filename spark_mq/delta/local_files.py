@@ -1,4 +1,4 @@
-"""Files on a local disk, by the operating system's calls.
+"""Read and write files on a local disk by system calls.
 
 A new file becomes visible under its final name only when its content is complete.
 A durable write returns only after the disk has the content and the folder entry.
@@ -20,6 +20,7 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from spark_mq.delta.file_info import FileInfo
+from spark_mq.delta.local_folders import LocalFolders
 
 __all__ = ["LocalBackend", "LocalFiles"]
 
@@ -86,7 +87,9 @@ class LocalBackend:
         self.root = root.rstrip("/")
         self._durable = durable
         self._files = files
-        self._synced: set[str] = set()  # folders whose own entries this process has synced
+        self._folders = LocalFolders(
+            self.root, durable, makedir=files.makedir, sync_folder=files.sync_folder
+        )
 
     def child(self, name: str) -> LocalBackend:
         """Return the backend of a folder below."""
@@ -123,7 +126,7 @@ class LocalBackend:
         return self.open(path)
 
     def stat(self, path: str) -> FileInfo | None:
-        """Return size and time of a file, or None if it is missing."""
+        """Return size and time of a file, or None without one."""
         try:
             found = os.stat(self._full(path))
         except (FileNotFoundError, NotADirectoryError):
@@ -141,7 +144,7 @@ class LocalBackend:
         return [e.name for e in self._entries(folder) if e.is_dir(follow_symlinks=False)]
 
     def delete_empty_folders(self, names: Iterable[str]) -> None:
-        """Delete folders that hold no file, with their subfolders, and then the root."""
+        """Delete folders without files, their subfolders, and then the root."""
         for name in names:
             for folder, _, _ in os.walk(self._full(name), topdown=False):
                 with contextlib.suppress(OSError):
@@ -270,12 +273,12 @@ class LocalBackend:
     def _write_temporary(self, full: str, data: bytes | memoryview, sync: bool) -> tuple[str, str]:
         folder = os.path.dirname(full)
         temporary = f"{folder}/.spark_mq-{uuid.uuid4().hex}.tmp"
-        if self._durable and folder not in self._synced:
-            self._make_folders(folder)
+        if self._durable and folder not in self._folders.synced:
+            self._folders.make(folder)
         try:
             self._write_new(temporary, data, sync)
         except FileNotFoundError:
-            self._make_folders(folder)
+            self._folders.make(folder)
             self._write_new(temporary, data, sync)
         return folder, temporary
 
@@ -287,30 +290,6 @@ class LocalBackend:
         except OSError:
             self._withdraw(temporary)
             raise
-
-    def _make_folders(self, folder: str) -> None:
-        """Create missing folders and make their entries durable, once a process."""
-        parent = os.path.dirname(folder)
-        missing = not os.path.isdir(folder)
-        if missing and not os.path.isdir(parent):
-            self._make_folders(parent)
-        if missing:
-            with contextlib.suppress(FileExistsError):
-                self._files.makedir(folder)
-        if self._durable:
-            self._sync_entry_of(folder, missing)
-
-    def _sync_entry_of(self, folder: str, made: bool) -> None:
-        # Another process may have made the folder and not yet synced it. So do so here, too.
-        inside = folder.startswith(f"{self.root}/")
-        try:
-            self._files.sync_folder(os.path.dirname(folder) or "/")
-        except PermissionError:
-            if made or inside:
-                raise
-        if inside and os.path.dirname(folder) not in self._synced:
-            self._sync_entry_of(os.path.dirname(folder), made=False)
-        self._synced.add(folder)
 
     def _withdraw(self, temporary: str) -> None:
         # A temporary file that remains is harmless, and the sweep deletes it.
