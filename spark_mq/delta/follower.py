@@ -1,4 +1,4 @@
-"""Follow the log of a Delta table by name, and keep the table's state.
+"""Follow a Delta table's log by name, and keep its state.
 
 Versions are dense, so the follower asks for the next commit by its name and lists nothing. Guards
 notice a log that was cleaned past the follower, a table that was made again, and a gap.
@@ -11,15 +11,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from spark_mq.delta.actions import (
-    LOG_FOLDER,
-    AddFile,
-    Commit,
-    log_path,
-    missing_commit_error,
-    parse_commit,
-)
+from spark_mq.delta.actions import AddFile, Commit, log_path, missing_commit_error, parse_commit
 from spark_mq.delta.cold_start import find_start, listed_checkpoint, starting_state
+from spark_mq.delta.log_guards import check_for_gap, check_same_table, remade_table_error
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.read_ahead import read_ahead
 from spark_mq.delta.state import TableState, TrackFiles
@@ -38,11 +32,14 @@ _READ_AHEAD: Final = 16
 
 
 class LogReplaced(Exception):
-    """The log is not the one that was read. The handle must open the table again."""
+    """Say that the log is not the one that was read.
+
+    The handle must open the table again.
+    """
 
 
 class LogFollower:
-    """The log of one table, and the table's state at the last look. Thread-safe.
+    """Follow the log of one table, and keep its state. Thread-safe.
 
     Parameters
     ----------
@@ -83,9 +80,10 @@ class LogFollower:
 
     @property
     def alone(self) -> bool:
-        """Whether the last commits of the table are this handle's own: nobody else seems to commit.
+        """Return whether the last commits are this handle's own.
 
-        Not if the last one is some time ago: a cleaner may be beyond it.
+        Then nobody else seems to commit. Not if the last one is some time ago: a cleaner may be
+        beyond it.
         """
         return self._own_streak >= 2 and time.monotonic() - self._sure_at < BASE_CHECK_SECONDS
 
@@ -96,7 +94,7 @@ class LogFollower:
 
     @property
     def state(self) -> TableState:
-        """The table as of the last look; looks if there was none yet."""
+        """Return the table as of the last look. Look if there was none."""
         return self._state or self.refresh()
 
     def open(self) -> TableState | None:
@@ -166,7 +164,7 @@ class LogFollower:
     def partition_at(
         self, values: Mapping[str, str | None], *, look: bool = True
     ) -> tuple[int, tuple[AddFile, ...]]:
-        """Return the table's version, and the files of one partition at that version.
+        """Return the table's version, and the files of one partition then.
 
         Other threads advance the state, so both are taken under the lock.
         """
@@ -200,7 +198,7 @@ class LogFollower:
             ]
 
     def commit_time(self, version: int) -> int | None:
-        """Return the time of a commit in microseconds since 1970, or None if it was cleaned."""
+        """Return a commit's time in microseconds since 1970. None: cleaned."""
         try:
             return self.read_commit(version).timestamp
         except FileNotFoundError:
@@ -233,11 +231,7 @@ class LogFollower:
             raise missing_commit_error(self.path, 0)
         self._look_for_gap(state.version)
         if self._table_id not in (None, state.table_id):
-            raise NotAQueue(
-                f"the Delta table at {self.path} was made again since this handle was opened. "
-                f"Open the queue again",
-                path=self.path,
-            )
+            raise remade_table_error(self.path)
         self._table_id = state.table_id
         self._base_tag = None
         self.generation += 1
@@ -269,7 +263,7 @@ class LogFollower:
             self._check_gap(state.version)
 
     def following(self, version: int) -> Iterator[Commit]:
-        """Iterate over the commits from a version on, until one does not exist."""
+        """Iterate over the commits from a version on, without a gap."""
         read = 0
         while True:
             if read >= 2 and not self._local:  # far behind: several requests at once
@@ -292,13 +286,8 @@ class LogFollower:
             raise LogReplaced(
                 f"commit {commit.version} of {self.path} follows another one than was read"
             )
-        changed = commit.metadata is not None and state.version >= 0
-        if changed and str((commit.metadata or {}).get("id")) != state.table_id:
-            raise NotAQueue(
-                f"commit {commit.version} of {self.path} makes another table of it. Open the "
-                f"queue again",
-                path=self.path,
-            )
+        if commit.metadata is not None and state.version >= 0:
+            check_same_table(self.path, commit, state.table_id)
         self._take_in(state, commit)
         self._own_streak = 0
 
@@ -329,7 +318,7 @@ class LogFollower:
     # -- guards
 
     def _base_is_there(self) -> bool:
-        """Whether the commit that the state stands on is there as it was.
+        """Return whether the state's last commit is there as it was.
 
         If not, the log was cleaned beyond it, or the table was made again.
         """
@@ -348,19 +337,10 @@ class LogFollower:
         return True
 
     def _check_gap(self, version: int) -> None:
-        """Now and then, raise CorruptLog if commits lie beyond the missing one after `version`."""
+        """Look for a gap after `version`, but not often."""
         if time.monotonic() - self._gap_checked >= GAP_CHECK_SECONDS:
             self._look_for_gap(version)
 
     def _look_for_gap(self, version: int) -> None:
-        names = (info.path.rpartition("/")[2] for info in self.store.list(LOG_FOLDER))
-        beyond = any(
-            n[20:] == ".json" and n[:20].isdigit() and int(n[:20]) > version + 1 for n in names
-        )
-        if (
-            beyond
-            and not self.store.exists(log_path(version + 1))
-            and self.store.exists(log_path(version))
-        ):
-            raise missing_commit_error(self.path, version + 1)
+        check_for_gap(self.store, version)
         self._gap_checked = time.monotonic()
