@@ -15,27 +15,22 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from spark_mq.delta.actions import AddFile, Change
-from spark_mq.delta.cleanup import Keep, clean_table
 from spark_mq.delta.log import CHECKPOINT_INTERVAL, DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState
-from spark_mq.delta.store_errors import one_line, to_storage_error, wrap_store_errors
-from spark_mq.delta.tables import (
-    KEPT_BY_THE_SWEEP,
-    checkpoint_if_due,
-    checkpoint_soon,
-    create_table,
-    write_checkpoint,
-)
-from spark_mq.errors import CommitConflict, CorruptLog, NotAQueue, SparkMQError, StorageError
+from spark_mq.delta.store_errors import to_storage_error, wrap_store_errors
+from spark_mq.delta.tables import KEPT_BY_THE_SWEEP, checkpoint_soon, create_table
+from spark_mq.errors import CommitConflict, CorruptLog, NotAQueue, StorageError
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.storage.ledger_cache import ledger_cache
 from spark_mq.storage.ledger_commits import event_cache, to_ledger_commit
+from spark_mq.storage.ledger_damage import unreadable_ledger_error
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA, encode_ledger, from_rows
 from spark_mq.storage.ledger_scan import scan_ledgers
 from spark_mq.storage.ledger_store import PAUSE, LedgerCommit, LedgerSnapshot
 from spark_mq.storage.posted_requests import SERVED, RequestTurn, delete_old_requests
-from spark_mq.util.advice import drop_group
+from spark_mq.storage.table_cleanup import clean_ledgers
+from spark_mq.storage.way_request import commit_way_request
 from spark_mq.util.fair_lock import FairLock, fair_lock_for
 from spark_mq.util.notifier import notifier_for
 from spark_mq.util.pace import Pace
@@ -48,11 +43,6 @@ HORIZON: Final = f"{RESERVED_PREFIX}horizon"
 
 _log = logging.getLogger(__name__)
 
-KEEP_VERSIONS: Final = 500
-KEEP_SECONDS: Final = 15.0
-"""How much of the table stays for time travel. Not less than 10 s: a writer over a store looks only
-that often if the log was cleaned."""
-
 _PARTITION: Final = "consumer_group"
 REACHED: Final = "spark_mq.reached"
 """Tag of a group's file: the last sequence of ``messages/`` that its ledger has reached."""
@@ -61,14 +51,14 @@ _RECENT: Final = 100
 
 
 class _Token(NamedTuple):
-    """What a commit must know of the snapshot that it is based on."""
+    """Hold what a commit must know of its snapshot."""
 
     version: int
     files: tuple[AddFile, ...]
 
 
 class LedgerTable:
-    """The ledgers in a Delta table at ``path``. Thread-safe.
+    """Keep the ledgers in a Delta table. Thread-safe.
 
     Parameters
     ----------
@@ -113,7 +103,7 @@ class LedgerTable:
             )
 
     def open(self) -> TableState | None:
-        """Return the table at its latest version, or None if there is none."""
+        """Return the table at its latest version, or None without one."""
         with wrap_store_errors(self.path, "opening"):
             return self.log.open()
 
@@ -187,16 +177,8 @@ class LedgerTable:
         return cached[1]
 
     def _unreadable(self, group: str, files: tuple[AddFile, ...], error: Exception) -> CorruptLog:
-        named, drop = ", ".join(file.path for file in files), drop_group(group)
-        return CorruptLog(
-            f"the ledger of group {group!r} cannot be read: {named} of {self.path}: "
-            f"{one_line(error)}. Restore the file from a backup; or drop the group with "
-            f"{drop}: it then starts again, and gets all messages that are still there. Other "
-            "groups go on",
-            advice=[drop],
-            path=self.path,
-            version=self.log.state.version,
-        )
+        paths = [file.path for file in files]
+        return unreadable_ledger_error(self.path, self.log.state.version, group, paths, error)
 
     # -- writing
 
@@ -243,17 +225,13 @@ class LedgerTable:
 
     def ask_for_way(self, group: str | None, pause: float, *, share: bool = False) -> None:
         self._last_operation = uuid.uuid4().hex
-        note: dict[str, Any] = {"operation": "ask others to wait", "group": group}
-        note[PAUSE] = round(pause, 3)
-        if share:
-            note[SERVED] = {}
-        try:
-            self.log.commit(Change(self._last_operation, note), self.log.refresh().version)
-        except SparkMQError as error:
-            _log.debug("a request for way in %s failed: %s", self.path, error)
+        commit_way_request(self.log, self._last_operation, group, pause, share=share)
 
     def _is_final(self, error: StorageError) -> bool:
-        """Whether the commit certainly never lands: over a store, a failed put may land later."""
+        """Return whether a failed commit certainly never lands.
+
+        Over a store, a failed put may land later.
+        """
         return error.data["landed"] is False and self.files.is_local
 
     def _write_file(self, group: str, ledger: Ledger) -> AddFile:
@@ -274,29 +252,24 @@ class LedgerTable:
     # -- keeping the table small
 
     def clean(self, keep_versions: int | None, keep_seconds: float | None, *, archived: int) -> int:
-        """Delete old versions that are archived. None keeps the default. Return how many files
-        went."""
-        versions = KEEP_VERSIONS if keep_versions is None else keep_versions
-        seconds = KEEP_SECONDS if keep_seconds is None else keep_seconds
+        """Delete old versions that are archived. Return the number of files.
+
+        None keeps the default.
+        """
         with wrap_store_errors(self.path, "cleaning"):
-            if keep_versions is None:
-                checkpoint_if_due(self.files, self.log.state.version)
-            else:
-                write_checkpoint(self.files)
-            deleted = 0 if self.files.is_local else delete_old_requests(self.files)
-            keep = Keep(versions, seconds, archived)
-            return deleted + clean_table(self.log, keep, data_files=True)
+            deleted = clean_ledgers(self.log, keep_versions, keep_seconds, archived=archived)
+            return deleted + (0 if self.files.is_local else delete_old_requests(self.files))
 
     # -- looking
 
     @property
     def table_id(self) -> str:
-        """The id of the table: a table made again at the same path has another."""
+        """Return the table's id. A table made again has another one."""
         with wrap_store_errors(self.path, "reading"):
             return self.log.state.table_id
 
     def reached(self, *, look: bool = False) -> int:
-        """Return the last sequence of ``messages/`` that any ledger has reached, or -1.
+        """Return the last sequence that any ledger has reached, or -1.
 
         ``look`` asks the table for newer commits. Otherwise it is as of the last look.
         """

@@ -1,9 +1,8 @@
-"""Keep the messages in a Delta table, ``messages/``: publish, read the index, drop trimmed files.
+"""Keep the messages of a queue in a Delta table, ``messages/``.
 
 A publish is an ``add`` with ``dataChange=true``, in a commit that removes nothing, of a path never
-seen
-before. So compaction, trims and RESTORE publish nothing, and any Delta writer that appends is a
-publisher.
+seen before. So compaction, trims and RESTORE publish nothing, and any Delta writer that appends is
+a publisher.
 """
 
 from __future__ import annotations
@@ -16,24 +15,16 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from spark_mq.delta.actions import Change, missing_commit_error
-from spark_mq.delta.cleanup import Keep, clean_table
+from spark_mq.delta.actions import Change
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore, join
 from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import wrap_store_errors
-from spark_mq.delta.tables import (
-    KEPT_BY_THE_SWEEP,
-    checkpoint_if_due,
-    checkpoint_soon,
-    create_table,
-    write_checkpoint,
-)
-from spark_mq.errors import CorruptLog
+from spark_mq.delta.tables import KEPT_BY_THE_SWEEP, checkpoint_soon, create_table
 from spark_mq.ledger.message_index import ORDINAL_BITS, MessageIndex, sequence
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile
-from spark_mq.storage.commit_rows import file_columns
+from spark_mq.storage.commit_loader import CommitLoader
 from spark_mq.storage.commits_table import CommitsTable
 from spark_mq.storage.draft import Draft
 from spark_mq.storage.id_files import DEDUP_APP, IdFiles
@@ -46,7 +37,8 @@ from spark_mq.storage.message_store import (
     tables_disagree,
 )
 from spark_mq.storage.message_trim import TRIMMED, drop_files
-from spark_mq.storage.published_files import PublishedFiles, commit_matches
+from spark_mq.storage.published_files import PublishedFiles
+from spark_mq.storage.table_cleanup import clean_messages
 from spark_mq.storage.unique_commit import UniqueCommit, publish_change
 from spark_mq.util.notifier import notifier_for
 
@@ -55,19 +47,14 @@ __all__ = ["MessageTable"]
 _COMMIT_TIMEOUT_SECONDS: Final = 60.0
 RECENT_SECONDS: Final = 0.3
 """How old the index may be for a lease from a backlog in an object store. A look is a request."""
-KEEP_VERSIONS: Final = 2_000
-KEEP_SECONDS: Final = 600.0
-"""How much of the log stays."""
-KEEP_INDEX_VERSIONS: Final = 100
-"""How much of the log of commits/ stays: nobody asks for its past."""
 FORGET_FILES: Final = 10_000
-"""An index of so many files is asked for what it may forget."""
+"""From so many files on, an index forgets what sweeps forgot. It asks again at twice as many."""
 IDLE_COMMITS: Final = 100
 """Fewer commits than this, none of which publishes, are not worth a commit of ``commits/``."""
 
 
 class MessageTable(MessageStore):
-    """The messages of one queue in a Delta table. ``path``: of ``messages/``. Thread-safe.
+    """Keep the messages of one queue in a Delta table. Thread-safe.
 
     Parameters
     ----------
@@ -102,6 +89,7 @@ class MessageTable(MessageStore):
             self.storage_options,
             durable=durable,
         )
+        self._loader = CommitLoader(path, self.log, self.commits)
         self._lock = threading.RLock()
         self._reached: Callable[[bool], int] | None = None
         self._least_version = -1
@@ -125,7 +113,7 @@ class MessageTable(MessageStore):
             )
 
     def open(self) -> TableState | None:
-        """Return the table at its latest version, or None if there is none."""
+        """Return the table at its latest version, or None without one."""
         with wrap_store_errors(self.path, "opening"):
             return self.log.open()
 
@@ -147,7 +135,7 @@ class MessageTable(MessageStore):
 
     @property
     def table_id(self) -> str:
-        """The id of the table: a table made again at the same path has another."""
+        """Return the table's id. A table made again has another one."""
         with wrap_store_errors(self.path, "reading"):
             return self.log.state.table_id
 
@@ -161,7 +149,7 @@ class MessageTable(MessageStore):
         self._least_version = reached(False) >> ORDINAL_BITS
 
     def _check_expected(self, version: int) -> None:
-        """Raise TablesDisagree if a version of the log is older than the ledgers."""
+        """Raise TablesDisagree if the log is older than the ledgers."""
         if version >= self._least_version or self._reached is None:
             return
         # Other processes may have committed between the looks at the two tables.
@@ -279,12 +267,7 @@ class MessageTable(MessageStore):
         if first > index.forgotten_to:
             return index
         with wrap_store_errors(self.commits.path, "reading"):
-            rows = self.commits.past(self.table_id, first, index.forgotten_to)
-        past = file_columns(rows)
-        full = MessageIndex(forgotten=index.forgotten - sum(past.rows), lanes=self.lanes)
-        full.extend_columns(past, index.version)
-        full.extend(index.files, index.version)
-        return full
+            return self._loader.full_index(index, first)
 
     def known(self) -> MessageIndex:
         return self._published.index
@@ -300,82 +283,18 @@ class MessageTable(MessageStore):
         latest = self.log.refresh().version
         self._check_expected(latest)
         if self.log.generation != self._generation:
-            self._check_known(latest)
+            self._loader.check_known(self._published, latest)
             self._generation = self.log.generation
         try:
-            self._catch_up(latest)
+            if self._published.index.version < latest:
+                self._loader.catch_up(self._published, latest)
         except BaseException as error:
             if not isinstance(error, Exception):  # an interrupt: half of a commit may be in it
                 self._published = PublishedFiles(self.files, self.path, self.active, self.lanes)
             raise
         if len(self._published.index.files) >= self._forget_at:
-            self._forget_as_swept()
-
-    def _forget_as_swept(self) -> None:
-        """Forget what sweeps have forgotten. Asked for again when the index has doubled."""
-        if self.commits.open(self.table_id) is not None:
-            self._published.forget_as(*self.commits.forgotten(self.table_id))
-        self._forget_at = max(FORGET_FILES, 2 * len(self._published.index.files))
-
-    def _check_known(self, latest: int) -> None:
-        """Raise CorruptLog if the last commit that the index has is not the log's any more."""
-        version = self._published.index.version
-        if latest < version:
-            raise missing_commit_error(self.path, version)
-        try:
-            same = version < 0 or self._published.matches(self.log.read_commit(version))
-        except FileNotFoundError:
-            return  # cleaned
-        if not same:
-            raise CorruptLog(
-                f"commit {version} of {self.path} is another one than was read before: its "
-                f"messages have the sequences of "
-                "others. Open the queue again; groups that had settled the others do not get these",
-                path=self.path,
-                version=version,
-            )
-
-    def _catch_up(self, latest: int) -> None:
-        """Take in the commits up to `latest`: at first from commits/, as far as it goes, then from
-        their JSON."""
-        published, broken = self._published, None
-        if published.index.version < 0:
-            try:
-                self._load()
-            except CorruptLog as error:
-                broken = error  # nobody needs it as long as all commits are there
-        while published.index.version < latest:
-            for commit in self.log.following(published.index.version + 1):
-                published.apply(commit)
-                if published.index.version == latest:
-                    return
-            # The next commit was cleaned since this handle looked last.
-            if broken is not None or not self._load():
-                raise broken or missing_commit_error(self.path, published.index.version + 1)
-
-    def _load(self) -> bool:
-        """Take in what commits/ has beyond the index. Return whether it had anything."""
-        before = self._published.index.version
-        found = self.commits.read(self.table_id, before)
-        if found is not None:
-            self._check_commits(*found)
-            self._published.forget_as(*self.commits.forgotten(self.table_id))
-            self._published.load_rows(*found)
-        return self._published.index.version > before
-
-    def _check_commits(self, rows: pa.Table, upto: int) -> None:
-        """Raise TablesDisagree if ``commits/`` describes another log."""
-        latest = self.log.state.version
-        if upto > latest:
-            reason = f"commits/ has version {upto} of messages/, which ends at version {latest}"
-            raise tables_disagree(self.commits.path, reason)
-        try:
-            commit = self.log.read_commit(upto)
-        except FileNotFoundError:
-            return  # cleaned
-        if not commit_matches(rows, commit):
-            reason = f"version {upto} of messages/ is another one than commits/ has"
-            raise tables_disagree(self.commits.path, reason)
+            self._loader.forget_as_swept(self._published)
+            self._forget_at = max(FORGET_FILES, 2 * len(self._published.index.files))
 
     # -- keeping the table small
 
@@ -423,14 +342,9 @@ class MessageTable(MessageStore):
             return self.commits.progress(self.table_id)
 
     def clean(self, keep_versions: int | None, keep_seconds: float | None) -> int:
-        """Delete commits that commits/ has. None keeps the default. Return how many files went."""
-        versions = KEEP_VERSIONS if keep_versions is None else keep_versions
-        seconds = KEEP_SECONDS if keep_seconds is None else keep_seconds
+        """Delete commits that commits/ has. Return the number of files.
+
+        None keeps the default.
+        """
         with wrap_store_errors(self.path, "cleaning"):
-            if keep_versions is None:
-                checkpoint_if_due(self.files, self.log.state.version)
-            else:
-                write_checkpoint(self.files)
-            covered = self.commits.covered(self.table_id)
-            cleaned = clean_table(self.log, Keep(versions, seconds, covered), data_files=False)
-            return cleaned + self.commits.clean(Keep(KEEP_INDEX_VERSIONS, KEEP_SECONDS))
+            return clean_messages(self.log, self.commits, keep_versions, keep_seconds)

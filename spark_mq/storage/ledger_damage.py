@@ -1,0 +1,39 @@
+"""Explain a ledger that cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from spark_mq.delta.store_errors import one_line
+from spark_mq.errors import CorruptLog
+from spark_mq.util.advice import drop_group
+
+__all__ = ["unreadable_ledger_error"]
+
+
+def unreadable_ledger_error(
+    path: str, version: int, group: str, files: Iterable[str], error: Exception
+) -> CorruptLog:
+    """Return the error for a ledger whose data files cannot be read.
+
+    Parameters
+    ----------
+    path, version
+        The path of ``leases/``, and its version.
+    group
+        The name of the group.
+    files
+        The paths of its data files.
+    error
+        Why they cannot be read.
+    """
+    drop = drop_group(group)
+    return CorruptLog(
+        f"the ledger of group {group!r} cannot be read: {', '.join(files)} of {path}: "
+        f"{one_line(error)}. Restore the file from a backup; or drop the group with "
+        f"{drop}: it then starts again, and gets all messages that are still there. Other "
+        "groups go on",
+        advice=[drop],
+        path=path,
+        version=version,
+    )

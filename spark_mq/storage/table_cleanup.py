@@ -1,0 +1,72 @@
+"""Delete old versions of ``messages/``, ``commits/`` and ``leases/``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from spark_mq.delta.cleanup import Keep, clean_table
+from spark_mq.delta.log import DeltaLog
+from spark_mq.delta.tables import checkpoint_if_due, write_checkpoint
+from spark_mq.storage.commits_table import CommitsTable
+
+__all__ = ["clean_ledgers", "clean_messages"]
+
+MESSAGE_VERSIONS: Final = 2_000
+MESSAGE_SECONDS: Final = 600.0
+"""How much of the log of messages/ stays."""
+INDEX_VERSIONS: Final = 100
+"""How much of the log of commits/ stays: nobody asks for its past."""
+LEDGER_VERSIONS: Final = 500
+LEDGER_SECONDS: Final = 15.0
+"""How much of leases/ stays for time travel. Not less than 10 s: a writer over a store looks only
+that often if the log was cleaned."""
+
+
+def clean_messages(
+    log: DeltaLog, commits: CommitsTable, keep_versions: int | None, keep_seconds: float | None
+) -> int:
+    """Delete commits of messages/ that commits/ has. Return the files.
+
+    Parameters
+    ----------
+    log
+        The log of ``messages/``.
+    commits
+        The table ``commits/``, whose own log is cleaned too.
+    keep_versions, keep_seconds
+        How much of the log stays. None: the default.
+    """
+    versions = MESSAGE_VERSIONS if keep_versions is None else keep_versions
+    seconds = MESSAGE_SECONDS if keep_seconds is None else keep_seconds
+    _checkpoint(log, now=keep_versions is not None)
+    covered = commits.covered(log.state.table_id)
+    cleaned = clean_table(log, Keep(versions, seconds, covered), data_files=False)
+    return cleaned + commits.clean(Keep(INDEX_VERSIONS, MESSAGE_SECONDS))
+
+
+def clean_ledgers(
+    log: DeltaLog, keep_versions: int | None, keep_seconds: float | None, *, archived: int
+) -> int:
+    """Delete archived versions of leases/. Return the files.
+
+    Parameters
+    ----------
+    log
+        The log of ``leases/``.
+    keep_versions, keep_seconds
+        How much of the log stays. None: the default.
+    archived
+        The last version that ``history/`` has.
+    """
+    versions = LEDGER_VERSIONS if keep_versions is None else keep_versions
+    seconds = LEDGER_SECONDS if keep_seconds is None else keep_seconds
+    _checkpoint(log, now=keep_versions is not None)
+    return clean_table(log, Keep(versions, seconds, archived), data_files=True)
+
+
+def _checkpoint(log: DeltaLog, *, now: bool) -> None:
+    """Write a checkpoint now, or only if one is due."""
+    if now:
+        write_checkpoint(log.store)
+    else:
+        checkpoint_if_due(log.store, log.state.version)
