@@ -1,4 +1,4 @@
-"""Lease messages of one group for a pool of handlers, and settle them together."""
+"""Lease messages of one group for handlers, and settle them together."""
 
 from __future__ import annotations
 
@@ -7,26 +7,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
-from spark_mq.errors import LeaseLost, SparkMQError
-from spark_mq.handler import log_outcomes
 from spark_mq.lease import Lease
 from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.settle import ACK, NACK, RELEASE, SettleCommand, SettleOutcome
 from spark_mq.message import ReceivedMessage
 from spark_mq.operations.acquire import Acquired, LeaseOptions, lease_operation, wait_for_lease
 from spark_mq.operations.group_ledger import GroupLedger
-from spark_mq.operations.outages import OUTAGES, is_outage, outage_pause, settle_patiently
-from spark_mq.operations.settle import summarize
+from spark_mq.operations.outages import OUTAGES
 from spark_mq.operations.shared_ledger import LedgerOperation
-from spark_mq.per_message.decisions import (
-    Decision,
-    MessageEnd,
-    commands_for_ends,
-    end_of_error,
-    end_of_result,
-)
+from spark_mq.per_message.commit import FeedCommits
+from spark_mq.per_message.decisions import MessageEnd, commands_for_ends
+from spark_mq.per_message.demand import LeaseDemand
+from spark_mq.per_message.handler_ends import HandlerEnds
 from spark_mq.per_message.keeper import LeaseKeeper
 from spark_mq.per_message.lanes import LaneChains, lanes_of
 from spark_mq.per_message.pool import Pool
@@ -39,15 +33,10 @@ __all__ = ["GroupFeed"]
 
 _log = logging.getLogger("spark_mq.worker")
 
-PREFETCH_SECONDS: Final = 1.0
-"""A feed leases as many messages as its handlers need for this time, and not more."""
-_SMOOTHING: Final = 0.2
-"""The share of the newest duration in the average."""
-
 
 @dataclass(eq=False)
 class GroupFeed:
-    """Leases messages of one group for a pool, and settles what its handlers have finished."""
+    """Lease messages of one group for a pool, and settle finished ones."""
 
     ledger: GroupLedger
     handler: Callable[[ReceivedMessage], Any]
@@ -55,6 +44,9 @@ class GroupFeed:
     pool: Pool
     state: WorkState
     keeper: LeaseKeeper = field(init=False)
+    _demand: LeaseDemand = field(init=False)
+    _ends: HandlerEnds = field(init=False)
+    _commits: FeedCommits = field(init=False)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _wake: Notifier = field(default_factory=Notifier)
     """Wakes the feed while it waits for messages."""
@@ -65,22 +57,17 @@ class GroupFeed:
     _done: list[tuple[MessageTask, MessageEnd]] = field(default_factory=list)
     _settle_at: float = 0.0
     """Settle what is done at this time, also without more."""
-    _duration: float | None = None
-    """The average time of a handler in seconds."""
-    _failed: bool = False
-    """The last handler has failed."""
-    _dry: bool = False
-    """The last look found nothing to lease."""
-    _look_at: float = 0.0
-    """After a look that found nothing: when to look for other lanes again."""
     _idle: bool = False
     """No feed had anything to do at the last look."""
-    _outages: int = 0
     _seen: int = 0
     """The activity before the last look."""
 
     def __post_init__(self) -> None:
-        self.keeper = LeaseKeeper(self.ledger, self.options.limit)
+        options = self.options
+        self.keeper = LeaseKeeper(self.ledger, options.limit)
+        self._demand = LeaseDemand(options, self.pool)
+        self._ends = HandlerEnds(self.ledger, options.policy, self.state)
+        self._commits = FeedCommits(self.ledger, options, self.state, self.keeper)
         self.state.add(self)
 
     # -- in the feed's thread
@@ -119,45 +106,16 @@ class GroupFeed:
                 for task in self._running
             ]
 
-    def _room(self) -> int:
-        """Return how many messages to lease now. 0 as long as enough are in hand."""
-        slots = self.pool.slots
-        wanted = slots
-        if self._duration is not None and self._may_prefetch():
-            wanted += round(slots * PREFETCH_SECONDS / max(self._duration, 1e-6))
-        wanted = min(wanted, self.options.lease.max_messages)
-        held, enough = self.in_hand(), slots + (wanted - slots) // 2
-        return max(0, wanted - held) if held < min(enough, wanted) else 0
-
-    def _room_for_lanes(self) -> int:
-        """Return how many messages to lease for handlers that the lanes in hand leave idle.
-
-        No lease gets the lanes that another one holds, so these are messages of other lanes.
-        """
-        if not self._chains or (self._dry and time.monotonic() < self._look_at):
-            return 0
-        held = self.in_hand()
-        busy = self._chains.lanes + max(0, held - len(self._chains))
-        return max(0, min(self.pool.slots - busy, self.options.lease.max_messages - held))
-
     def _wanted(self) -> int:
         """Return how many messages to lease now."""
-        return self._room() or self._room_for_lanes()
-
-    def _may_prefetch(self) -> bool:
-        """Return whether messages may wait in hand for a handler.
-
-        Messages that were acked first are lost with their process. After a failure, small leases
-        open the breaker before many messages have failed.
-        """
-        return self.options.policy.ack != "first" and not self._failed
+        return self._demand.wanted(self.in_hand(), self._chains)
 
     def _settle_now(self) -> bool:
         with self._changed:
             if not self._done:
                 return False
             full = len(self._done) >= self.options.lease.max_messages
-            hungry = not self._dry and self._wanted() > 0
+            hungry = not self._demand.dry and self._wanted() > 0
             late = time.monotonic() >= self._settle_at or self._chains.paused
             return full or hungry or late or not self.in_hand()
 
@@ -178,24 +136,20 @@ class GroupFeed:
             )
         except OUTAGES as error:
             _log.warning("could not lease, trying again: %s", error)
-            self.state.stop.wait(outage_pause(self._outages))
-            self._outages += 1
+            self.state.stop.wait(self._ends.count_outage())
             return
-        self._note_look(bool(acquired.ranges or acquired.unfinished))
+        self._demand.note_look(bool(acquired.ranges or acquired.unfinished))
         if acquired.ranges:
             self._take(acquired)
-        elif self._idle and self._dry:
+        elif self._idle and self._demand.dry:
             self.state.finish()
 
     def _lease_options(self) -> LeaseOptions:
         return replace(self.options.lease, max_messages=max(1, self._wanted()))
 
-    def _note_look(self, found: bool) -> None:
-        self._dry, self._look_at = not found, time.monotonic() + self.options.poll
-
     def _time_left(self) -> float:
         """Return the seconds for which a wait for messages may go on."""
-        self._dry, self._idle, seen = True, False, self._seen
+        self._demand.dry, self._idle, seen = True, False, self._seen
         if self.state.stop.is_set():
             return -1.0
         with self._changed:
@@ -221,8 +175,8 @@ class GroupFeed:
             messages = lease.messages
         except OUTAGES as error:  # the lease was released, uncounted
             self.keeper.remove(lease.lease_id)
-            self._note_outage(error)
-            self.state.stop.wait(outage_pause(self._outages))
+            self._ends.note_outage(error)
+            self.state.stop.wait(self._ends.pause)
             return
         if not messages:
             self.keeper.remove(lease.lease_id)
@@ -238,7 +192,7 @@ class GroupFeed:
                     self.pool.submit(task)
 
     def _lanes_of(self, acquired: Acquired) -> dict[int, int]:
-        """Return the lanes of the messages of a lease, if the group is in order."""
+        """Return the lanes of a lease's messages, in an ordered group."""
         index = self.ledger.messages.index(acquired.ranges[-1].last)
         if not is_ordered(index, self.ledger.last_settings):
             return {}
@@ -247,7 +201,7 @@ class GroupFeed:
     def _ack_first(self, lease: Lease) -> bool:
         """Ack before a handler gets the messages. Return whether it may have them."""
         command = SettleCommand(ACK, lease.lease_id, lease._held.unsettled(), whole=True)
-        done = self._commit([command], more=False)
+        done = self._commits.settle([command])
         self.keeper.remove(lease.lease_id)
         return done is not None and done[0][0].settled == len(lease)
 
@@ -263,7 +217,7 @@ class GroupFeed:
                 self._changed.notify_all()  # the feed releases it
                 return False
             del self._unclaimed[task]
-            if not acked and self._has_expired(task):
+            if not acked and task.has_expired(self.ledger.now()):
                 self._add_done(task, MessageEnd(None))
                 self._go_on_after(task)
                 return False
@@ -271,14 +225,11 @@ class GroupFeed:
             self._running[task] = None
         return True
 
-    def _has_expired(self, task: MessageTask) -> bool:
-        return self.ledger.now() > task.held.lease._expires_at
-
     def finish(self, task: MessageTask, result: Any, error: BaseException | None) -> float:
         """Note how a handler ended. Returns the seconds that its slot has to pause."""
         seconds, pause = time.monotonic() - task.started, 0.0
         try:
-            end, pause = self._end_of(task, result, error)
+            end, pause = self._ends.end_of(task, result, error)
         except BaseException as wrong:
             self.state.fail(wrong)
             end = MessageEnd(None)
@@ -286,9 +237,8 @@ class GroupFeed:
             if task not in self._running:
                 return 0.0  # it was given back after a second Ctrl-C
             del self._running[task]
-            known = seconds if self._duration is None else self._duration
-            self._duration = known + _SMOOTHING * (seconds - known)
-            self._failed = end.verb == NACK or end.handler_failed
+            self._demand.note_duration(seconds)
+            self._demand.failed = end.verb == NACK or end.handler_failed
             if end.verb in (NACK, RELEASE):
                 self._chains.pause(task)
             else:
@@ -300,43 +250,6 @@ class GroupFeed:
         """Let the next message of a lane run."""
         if (following := self._chains.remove(task)) is not None:
             self.pool.submit(following)
-
-    def _end_of(
-        self, task: MessageTask, result: Any, error: BaseException | None
-    ) -> tuple[MessageEnd, float]:
-        if error is None:
-            self._outages = 0
-            end = end_of_result(result)
-        elif not isinstance(error, Exception):
-            raise error
-        elif isinstance(error, Decision):
-            end = end_of_error(error, self.options.policy)
-        elif is_outage(error):
-            return MessageEnd(RELEASE), self._note_outage(error)
-        else:
-            self._note_failure(task, error)
-            end = end_of_error(error, self.options.policy)
-            if end.verb is None:
-                raise error
-        return end, 0.0
-
-    def _note_outage(self, error: Exception) -> float:
-        """Log an outage that a handler met. Returns the seconds to pause."""
-        text = "group %s: a handler met a failing store. Its message is released, uncounted: %s"
-        _log.warning(text, self.ledger.name, error)
-        pause, self._outages = outage_pause(self._outages), self._outages + 1
-        return pause
-
-    def _note_failure(self, task: MessageTask, error: Exception) -> None:
-        with self.state.lock:
-            self.state.summary.failed += 1
-        limit = self.ledger.last_settings.max_delivery_attempts
-        message = task.message
-        _log.warning(
-            "group %s: the handler failed with message %d (delivery %d%s)",
-            self.ledger.name, message.sequence, message.delivery_count,
-            f" of {limit}" if limit else "", exc_info=error,
-        )  # fmt: skip
 
     def _add_done(self, task: MessageTask, end: MessageEnd) -> None:
         """Add a finished message. Wakes the feed if it may have to settle."""
@@ -358,7 +271,8 @@ class GroupFeed:
         first = self.options.policy.ack == "first"
         ended = [(task.lease_id, task.message.sequence, end) for task, end in done]
         commands = [] if first else commands_for_ends(ended)
-        committed = self._commit(commands, more=more) if commands else ([], [])
+        also = self._more_leases if more else list
+        committed = self._commits.settle(commands, also) if commands else ([], [])
         self.state.note_activity()
         if committed and len(self._chains):
             self._drop_returned(commands, committed[0])
@@ -366,11 +280,11 @@ class GroupFeed:
             self._let_go(task)
         for acquired in committed[1] if committed else ():
             if isinstance(acquired, Acquired):
-                self._note_look(bool(acquired.ranges))
+                self._demand.note_look(bool(acquired.ranges))
                 if acquired.ranges:
                     self._take(acquired)
             else:
-                self._dry = False
+                self._demand.dry = False
 
     def _let_go(self, task: MessageTask) -> None:
         """Count a message out of its lease. Its lane goes on."""
@@ -383,7 +297,7 @@ class GroupFeed:
     def _drop_returned(
         self, commands: Sequence[SettleCommand], outcomes: Sequence[SettleOutcome]
     ) -> None:
-        """Give up the messages that came back with an earlier one of their key."""
+        """Give up messages that came back with one before of their key."""
         returned = {
             (command.lease_id, first, last)
             for command, outcome in zip(commands, outcomes, strict=True)
@@ -399,43 +313,13 @@ class GroupFeed:
             self._let_go(task)
         self.state.count(RELEASE, len(lost))
 
-    def _commit(
-        self, commands: Sequence[SettleCommand], *, more: bool
-    ) -> tuple[list[SettleOutcome], list[Any]] | None:
-        """Settle, and with `more` lease. Waits as long as the store fails, or until the end."""
-
-        def also() -> list[LedgerOperation[Acquired]]:
-            wanted = more and not self.state.stop.is_set() and self._wanted() > 0
-            return [lease_operation(self.ledger, self._lease_options())] if wanted else []
-
-        def before_retry(granted: Sequence[Any]) -> None:
-            self._give_back(granted)
-            self.keeper.remove_limit()
-
-        done = settle_patiently(self.ledger, commands, also, self.state.over, before_retry)
-        if done is None:
-            _log.warning("some messages could not be settled: their leases are left to expire")
-            return None
-        for command, outcome in zip(commands, done[0], strict=True):
-            self.state.count(command.verb, outcome.settled)
-        log_outcomes(self.ledger.name, self.ledger.now(), zip(commands, done[0], strict=True))
-        try:
-            summarize([command.lease_id for command in commands], done[0])
-        except LeaseLost as lost:
-            _log.warning("some messages come again, to another worker: %s", lost)
-        return done
-
-    def _give_back(self, granted: Sequence[Any]) -> None:
-        """Release the lease that came with a settle that failed."""
-        for acquired in granted:
-            if isinstance(acquired, Acquired) and acquired.ranges:
-                try:
-                    Lease(self.ledger, self.options.lease.worker_id, acquired).release()
-                except SparkMQError as error:
-                    _log.warning("a lease could not be released and will expire: %s", error)
+    def _more_leases(self) -> list[LedgerOperation[Acquired]]:
+        """Return the lease that a settle brings along, if there is room."""
+        wanted = not self.state.stop.is_set() and self._wanted() > 0
+        return [lease_operation(self.ledger, self._lease_options())] if wanted else []
 
     def _finish(self) -> None:
-        """Release what no handler has got, and settle what the running ones finish in time."""
+        """Release unclaimed messages, and settle those that finish in time."""
         if self._chains.paused:
             self._settle(more=False)  # it gives some messages back
         with self._changed:

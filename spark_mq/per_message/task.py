@@ -48,6 +48,10 @@ class MessageTask:
         """Return the id of its lease."""
         return self.held.lease.lease_id
 
+    def has_expired(self, now: int) -> bool:
+        """Return whether its lease has expired. `now`: microseconds."""
+        return now > self.held.lease._expires_at
+
     def is_among(self, places: Iterable[tuple[str, int, int]]) -> bool:
         """Return whether the message is in one of some intervals of leases."""
         sequence = self.message.sequence

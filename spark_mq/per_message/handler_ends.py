@@ -1,0 +1,91 @@
+"""Decide how messages end, and log what their handlers met."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from spark_mq.handler import HandlerPolicy
+from spark_mq.ledger.settle import RELEASE
+from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.outages import is_outage, outage_pause
+from spark_mq.per_message.decisions import Decision, MessageEnd, end_of_error, end_of_result
+from spark_mq.per_message.state import WorkState
+from spark_mq.per_message.task import MessageTask
+
+__all__ = ["HandlerEnds"]
+
+_log = logging.getLogger("spark_mq.worker")
+
+
+class HandlerEnds:
+    """Decide how a feed's messages end, and count outages of the store.
+
+    Parameters
+    ----------
+    ledger
+        The group.
+    policy
+        What failures of the handler mean.
+    state
+        Counts the failures.
+    """
+
+    def __init__(self, ledger: GroupLedger, policy: HandlerPolicy, state: WorkState) -> None:
+        self._ledger, self._policy, self._state = ledger, policy, state
+        self._outages = 0  # in a row
+
+    @property
+    def pause(self) -> float:
+        """Return the seconds to pause after the outages in a row."""
+        return outage_pause(self._outages)
+
+    def count_outage(self) -> float:
+        """Count an outage. Return the seconds to pause."""
+        pause, self._outages = self.pause, self._outages + 1
+        return pause
+
+    def note_outage(self, error: Exception) -> float:
+        """Log and count an outage that a handler met. Return the seconds to pause."""
+        text = "group %s: a handler met a failing store. Its message is released, uncounted: %s"
+        _log.warning(text, self._ledger.name, error)
+        return self.count_outage()
+
+    def end_of(
+        self, task: MessageTask, result: Any, error: BaseException | None
+    ) -> tuple[MessageEnd, float]:
+        """Return the end of a message, and the seconds to pause.
+
+        Raises
+        ------
+        InvalidHandlerResult
+            The result is no decision, and looks like one.
+        BaseException
+            The handler's own error, if it ends the work.
+        """
+        if error is None:
+            self._outages = 0
+            end = end_of_result(result)
+        elif not isinstance(error, Exception):
+            raise error
+        elif isinstance(error, Decision):
+            end = end_of_error(error, self._policy)
+        elif is_outage(error):
+            return MessageEnd(RELEASE), self.note_outage(error)
+        else:
+            self._note_failure(task, error)
+            end = end_of_error(error, self._policy)
+            if end.verb is None:
+                raise error
+        return end, 0.0
+
+    def _note_failure(self, task: MessageTask, error: Exception) -> None:
+        with self._state.lock:
+            self._state.summary.failed += 1
+        limit = self._ledger.last_settings.max_delivery_attempts
+        message = task.message
+        _log.warning(
+            "group %s: the handler failed with message %d (delivery %d%s)",
+            self._ledger.name, message.sequence, message.delivery_count,
+            f" of {limit}" if limit else "", exc_info=error,
+        )  # fmt: skip
