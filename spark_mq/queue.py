@@ -1,18 +1,17 @@
-"""A queue: a directory of Delta tables. Create one, open one, publish to it, look after it."""
+"""Create and open queues, publish to them, and look after them."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypeAlias, Unpack
 
 import pyarrow as pa
 
 from spark_mq.delta.object_store import absolute_path
-from spark_mq.errors import DuplicatePublish, InvalidOption
+from spark_mq.errors import InvalidOption
 from spark_mq.group import ConsumerGroup
 from spark_mq.inspect.find import find_queues
 from spark_mq.inspect.notebook import QueueStats
@@ -27,13 +26,13 @@ from spark_mq.maintenance.recover import RecoveryReport, recover
 from spark_mq.maintenance.redrive import RedriveResult, redrive
 from spark_mq.maintenance.retention import PurgeResult, purge
 from spark_mq.maintenance.sweep import SweepReport, run_sweep
-from spark_mq.message import Message, check_time, to_publish
+from spark_mq.message import Message
 from spark_mq.operations.configure import configure_queue
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.create import create_queue_tables, open_context, rehome
 from spark_mq.operations.identity import is_own_place, relative_place
 from spark_mq.operations.public_settings import QueueSettings, public_queue_settings
-from spark_mq.operations.publish import publish_table
+from spark_mq.operations.publish_messages import publish_messages
 from spark_mq.operations.trace import Trace, finished, trace
 from spark_mq.operations.trimming import what_is_held_back
 from spark_mq.publisher import BufferedPublisher
@@ -41,12 +40,7 @@ from spark_mq.storage.message_store import PublishReceipt, producer_txn
 from spark_mq.util.advice import CONFIGURE_GROUP
 from spark_mq.util.clock import Clock, Duration
 from spark_mq.util.user import acting_by_default
-from spark_mq.util.validation import (
-    short_repr,
-    validate_choice,
-    validate_count,
-    validate_name,
-)
+from spark_mq.util.validation import short_repr, validate_name
 
 __all__ = ["Queue"]
 
@@ -57,11 +51,11 @@ Messages: TypeAlias = bytes | str | Message | Iterable[bytes | str | Message] | 
 
 
 class Queue(QueueViews):
-    """A queue on a file system or an object store. Picklable and thread-safe.
+    """Publish to a queue on a file system or an object store.
 
-    Create one with :meth:`create`, open one with :meth:`open`. Its path holds Delta tables:
-    ``messages/``, ``leases/`` (the groups' ledgers), ``commits/`` and ``history/`` (records of
-    the sweep), and the queue ``dead_letters/``.
+    It is picklable and thread-safe. Create one with :meth:`create`, open one with :meth:`open`. Its
+    path holds Delta tables: ``messages/``, ``leases/`` (the groups' ledgers), ``commits/`` and
+    ``history/`` (records of the sweep), and the queue ``dead_letters/``.
     """
 
     def __init__(self, context: QueueContext) -> None:
@@ -98,7 +92,9 @@ class Queue(QueueViews):
         exist_ok: bool = False,
         **group_settings: Unpack[GroupOptions],
     ) -> Queue:
-        """Create a queue with its dead-letter queue. Run again, it completes a create that crashed.
+        """Create a queue with its dead-letter queue.
+
+        Run again, it completes a create that crashed.
 
         Parameters
         ----------
@@ -225,9 +221,9 @@ class Queue(QueueViews):
 
     @staticmethod
     def drop_at(path: Path, name: str, *, storage_options: Mapping[str, str] | None = None) -> int:
-        """Delete the queue at a path, also one that cannot be opened: see :meth:`drop`.
+        """Delete the queue at a path, also one that cannot be opened.
 
-        A drop that was killed can be repeated.
+        See :meth:`drop`. A drop that was killed can be repeated.
 
         Parameters
         ----------
@@ -256,22 +252,22 @@ class Queue(QueueViews):
 
     @property
     def path(self) -> str:
-        """The absolute path or URI of the queue."""
+        """Return the absolute path or URI of the queue."""
         return self._context.path
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
+        """Return the last part of the path."""
         return self._context.name
 
     @property
     def settings(self) -> QueueSettings:
-        """The settings of the queue."""
+        """Return the settings of the queue."""
         return public_queue_settings(self._context.settings)
 
     @acting_by_default()
     def configure(self, **settings: Unpack[QueueOptions]) -> QueueSettings:
-        """Change settings of the queue in one commit, and return all of them.
+        """Change settings of the queue in one commit. Return all settings.
 
         A commit of ``leases/`` then notes the change for :meth:`changes`.
 
@@ -341,23 +337,14 @@ class Queue(QueueViews):
         InvalidOption
             An argument is invalid.
         """
-        txn = _publish_txn(producer_id, producer_sequence, on_duplicate)
-        context = self._context
-        now = context.now()
-        times = context.settings.default_times(now)
-        if deliver_at is not None:
-            times = {**times, "deliver_at": check_time("deliver_at", deliver_at, now)}
-        table = to_publish(messages, now, times)
-        try:
-            return publish_table(context, table, txn)
-        except DuplicatePublish as error:
-            # Only the latest number has a receipt: older ones need a look at the whole log.
-            first = None
-            if txn is not None and error.data["last_sequence"] == txn[1]:
-                first = context.messages.receipt(*txn)
-            if on_duplicate == "skip":
-                return replace(first or PublishReceipt(None, range(0)), duplicate=True)
-            raise DuplicatePublish(str(error), **{**error.data, "receipt": first}) from None
+        return publish_messages(
+            self._context,
+            messages,
+            producer_id=producer_id,
+            producer_sequence=producer_sequence,
+            on_duplicate=on_duplicate,
+            deliver_at=deliver_at,
+        )
 
     def publisher(
         self,
@@ -455,7 +442,7 @@ class Queue(QueueViews):
     # -- look after it
 
     def drop(self, name: str) -> int:
-        """Delete the queue with all of its tables and the dead-letter queue inside of it.
+        """Delete the queue with its tables and its own dead-letter queue.
 
         Stop its workers, publishers and sweeps first. Every handle fails from then on. A
         dead-letter queue at another path stays. If a drop is killed, repeat it by :meth:`drop_at`.
@@ -486,7 +473,7 @@ class Queue(QueueViews):
 
     @property
     def dead_letters(self) -> Queue:
-        """The dead-letter queue, itself a queue. It is created if it is missing."""
+        """Return the dead-letter queue. Create it if it is missing."""
         if self._dead_letters is None:
             self._dead_letters = Queue(self._context.dead_letters())
         return self._dead_letters
@@ -548,10 +535,10 @@ class Queue(QueueViews):
         dry_run: bool = False,
         rate: float | None = None,
     ) -> RedriveResult:
-        """Publish dead letters of this queue into it again, each once, also after crashes.
+        """Publish dead letters of this queue again, each once.
 
-        They keep their id, key, value and own headers. All groups see them as new messages. The
-        header ``spark_mq.group`` names the group in which they died.
+        That holds also after crashes. They keep their id, key, value and own headers. All groups
+        see them as new messages. The header ``spark_mq.group`` names the group in which they died.
 
         Parameters
         ----------
@@ -573,7 +560,7 @@ class Queue(QueueViews):
         return redrive(self._context, where, limit, dry_run, rate)
 
     def rehome(self, *, copy: bool, dead_letter_path: Path | None = None) -> Queue:
-        """Say that the queue is where it belongs, after it was moved or copied.
+        """Accept the place of a queue that was moved or copied.
 
         A queue that is not where it was created refuses to write dead letters to a path outside.
         Publishers in flight may have to try again.
@@ -633,9 +620,10 @@ class Queue(QueueViews):
         message_id: str | None = None,
         key: str | None = None,
     ) -> Trace:
-        """Return a message's whole life over all groups, as far back as ``history/`` goes.
+        """Return a message's whole life over all groups.
 
-        Print it to read it. ``earlier`` and ``later`` follow redrives of the message.
+        It goes back as far as ``history/``. Print it to read it. ``earlier`` and ``later`` follow
+        redrives of the message.
 
         Parameters
         ----------
@@ -679,9 +667,10 @@ class Queue(QueueViews):
         outcome: str | None = None,
         payload: bool = False,
     ) -> pa.Table:
-        """Return the finished messages of a group, one row each, as far as ``history/`` goes.
+        """Return the finished messages of a group, one row each.
 
-        A message that a seek made unread again counts by its last end.
+        They go back as far as ``history/``. A message that a seek made unread again counts by its
+        last end.
 
         Parameters
         ----------
@@ -744,27 +733,3 @@ def _open_created(context: QueueContext, wanted: stored_queue.QueueSettings) -> 
     if is_own_place(context.settings):
         context.dead_letters()
     return context
-
-
-def _publish_txn(
-    producer_id: str | None, producer_sequence: int | None, on_duplicate: str
-) -> tuple[str, int] | None:
-    """Return the application transaction of a publish. Raises InvalidOption."""
-    if (producer_id is None) != (producer_sequence is None):
-        raise InvalidOption(
-            "producer_id and producer_sequence go together",
-            option="producer_sequence",
-            value=producer_sequence,
-        )
-    skip = validate_choice("on_duplicate", on_duplicate, ("raise", "skip")) == "skip"
-    if skip and producer_id is None:
-        raise InvalidOption(
-            "on_duplicate='skip' needs a producer_id and a producer_sequence: without these no "
-            "call is known to repeat another",
-            option="on_duplicate",
-            value=on_duplicate,
-        )
-    if producer_id is None:
-        return None
-    number = validate_count("producer_sequence", producer_sequence, least=0, most=2**63 - 1)
-    return producer_txn(producer_id), number

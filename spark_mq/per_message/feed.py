@@ -33,6 +33,8 @@ __all__ = ["GroupFeed"]
 
 _log = logging.getLogger("spark_mq.worker")
 
+_Operations = Callable[[], Sequence[LedgerOperation[Any]]]
+
 
 @dataclass(eq=False)
 class GroupFeed:
@@ -271,7 +273,7 @@ class GroupFeed:
         first = self.options.policy.ack == "first"
         ended = [(task.lease_id, task.message.sequence, end) for task, end in done]
         commands = [] if first else commands_for_ends(ended)
-        also = self._more_leases if more else list
+        also: _Operations = self._more_leases if more else list
         committed = self._commits.settle(commands, also) if commands else ([], [])
         self.state.note_activity()
         if committed and len(self._chains):
