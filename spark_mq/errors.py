@@ -103,7 +103,7 @@ class InvalidHandlerResult(InvalidOption):
 
 
 class InvalidPayload(SparkMQError, ValueError):
-    """Raised if a payload is not the text or JSON that a caller asked for.
+    """Raised if a payload is not the wanted text or JSON.
 
     Attributes
     ----------
@@ -113,7 +113,7 @@ class InvalidPayload(SparkMQError, ValueError):
 
 
 class InvalidSchema(SparkMQError, ValueError):
-    """Raised if a table's columns do not allow a publish or a settle.
+    """Raised if a table's columns forbid a publish or a settle.
 
     Attributes
     ----------
@@ -133,7 +133,7 @@ class QueueNotFound(SparkMQError, LookupError):
 
 
 class CopiedQueue(SparkMQError):
-    """Raised if a queue would write elsewhere, and is not where it was created.
+    """Raised if a queue away from its home would write elsewhere.
 
     It may be a copy of another queue. ``Queue.rehome`` says what it is.
 
@@ -193,7 +193,7 @@ class CorruptLog(SparkMQError):
 
 
 class TablesDisagree(CorruptLog):
-    """Raised if the tables of a queue are not of the same time.
+    """Raised if the tables of a queue are of different times.
 
     One of them was restored alone, or from another backup. Nothing was changed.
     ``Queue.recover`` continues with what is there.
@@ -250,7 +250,7 @@ class LeaseLost(SparkMQError):
 
 
 class MessagesHeld(SparkMQError):
-    """Raised if the owner would change messages that a lease or a sweep holds.
+    """Raised if a lease or a sweep holds messages to be changed.
 
     Attributes
     ----------
@@ -274,7 +274,7 @@ class GroupBlocked(SparkMQError):
 
 
 class DataLossError(SparkMQError):
-    """Raised if a hard limit dropped messages that the group had not settled.
+    """Raised if a hard limit dropped unsettled messages of the group.
 
     Attributes
     ----------
@@ -300,7 +300,7 @@ class ContentionTimeout(SparkMQError, TimeoutError):
 
 
 class DuplicatePublish(SparkMQError):
-    """Raised if a producer has published this number or a higher one before.
+    """Raised if a producer has published this or a higher number.
 
     Nothing was published this time.
 
@@ -378,7 +378,7 @@ class CommitConflict(SparkMQError):
 
 
 class IllegalTransition(SparkMQError, AssertionError):
-    """Raised if a range would move to a state that the rules forbid.
+    """Raised if a range would move to a forbidden state.
 
     This is a bug in spark_mq. Nothing was committed.
 

@@ -1,4 +1,4 @@
-"""A consumer group: lease messages of a queue and settle them."""
+"""Lease messages of a queue for a group, and settle them."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ LeaseSelector = str | Lease | Iterable[str | Lease] | Mapping[str, Iterable[int]
 
 
 class ConsumerGroup(GroupViews):
-    """One group of a queue. Get it from :meth:`spark_mq.Queue.group`.
+    """Lease and settle as one group of a queue.
 
-    Cheap, thread-safe and picklable. The first lease creates the group.
+    Get it from :meth:`spark_mq.Queue.group`. It is cheap, thread-safe and picklable. The first
+    lease creates the group.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class ConsumerGroup(GroupViews):
 
     @acting_by_default()
     def configure(self, **settings: Unpack[GroupSettingsOptions]) -> GroupSettings:
-        """Change settings of the group in one commit, and return all of them.
+        """Change settings of the group in one commit. Return all settings.
 
         Every worker obeys them from its next operation on. Live leases keep their deadline.
 
@@ -120,7 +121,7 @@ class ConsumerGroup(GroupViews):
 
     @property
     def settings(self) -> GroupSettings:
-        """The settings as they are now. A group that does not exist has the queue's defaults."""
+        """Return the settings. A missing group has the queue's defaults."""
         return public_group_settings(self._ledger.settings())
 
     @acting_by_default()
@@ -257,7 +258,7 @@ class ConsumerGroup(GroupViews):
 
     @property
     def blocked_because(self) -> str:
-        """Why the group leases nothing now, or an empty string."""
+        """Return why the group leases nothing now, or an empty string."""
         return self.stats().blocked_because
 
     def stats(self) -> GroupStats:
@@ -302,7 +303,9 @@ class ConsumerGroup(GroupViews):
         auto_ack: bool = False,
         fail_on_data_loss: bool = True,
     ) -> Lease | None:
-        """Lease messages and hide them from the rest of the group until settled or expired.
+        """Lease messages and hide them from the rest of the group.
+
+        They stay hidden until they are settled or the lease expires.
 
         Parameters
         ----------
@@ -371,7 +374,7 @@ class ConsumerGroup(GroupViews):
         return lease
 
     def _raise_if_blocked(self, acquired: Acquired) -> None:
-        """Raise for a state that does not end by itself, or when the owner resumes the group."""
+        """Raise GroupBlocked if only a change lets the group lease again."""
         if acquired.blocked_because and not acquired.blocked_for_now:
             raise GroupBlocked(
                 f"group {self.name!r} may lease nothing: {acquired.blocked_because}. Settle what "
@@ -403,7 +406,7 @@ class ConsumerGroup(GroupViews):
         until_empty: bool = False,
         fail_on_data_loss: bool = True,
     ) -> WorkSummary:
-        """Call a handler for one lease or message after the other, and settle.
+        """Call a handler for each lease or message, and settle.
 
         A lease is extended while it is worked on. The loop ends when `stop` is set, on SIGTERM (in
         the main thread), or as `until` says. It then leases nothing more, releases what no handler
