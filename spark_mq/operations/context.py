@@ -172,10 +172,9 @@ class QueueContext:
             create=create,
             may_lose=self._may_lose,
         )
-        ledger.payloads, ledger.history = self.payloads, self.history
         ledger.open_posted = partial(open_posted, ledger)
         with self._lock:
-            ledger.batcher = self._batchers.setdefault(name, ledger.batcher)
+            ledger.share(self.payloads, self.history, self._batchers)
         return ledger
 
     def _may_lose(self) -> bool:

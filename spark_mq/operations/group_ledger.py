@@ -17,14 +17,9 @@ from spark_mq.ledger.ranges import LEASED, Ledger, LedgerHeader
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.group_names import MAX_COMPARED_GROUPS, group_not_found
+from spark_mq.operations.group_reader import GroupView, StartPosition, read_horizon
 from spark_mq.operations.public_settings import public_group_settings, settings_changed
-from spark_mq.operations.shared_ledger import (
-    CREATE_GROUP,
-    GroupView,
-    SharedLedger,
-    StartPosition,
-    read_horizon,
-)
+from spark_mq.operations.shared_ledger import CREATE_GROUP, SharedLedger
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.update import DROP_GROUP, Priority, Update, update_ledger
 from spark_mq.util.advice import drop_group

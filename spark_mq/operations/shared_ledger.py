@@ -1,4 +1,4 @@
-"""The ledger of one group: read it, and change it together with other threads.
+"""Change the ledger of one group together with other threads.
 
 Threads that change a ledger at the same time share a commit. Their operations run one after the
 other: first settles and extensions, then leases. Each operation gets the ledger that the one before
@@ -11,73 +11,50 @@ import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from spark_mq.delta.store_errors import STORE_ERRORS
-from spark_mq.errors import CommitConflict, CorruptLog, StorageError
+from spark_mq.errors import CommitConflict, StorageError
 from spark_mq.ledger import settle as settling
 from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.commit_info import join_commit_info, settle_info
 from spark_mq.ledger.intervals import Interval, subtract
 from spark_mq.ledger.key_order import is_ordered
-from spark_mq.ledger.log_marks import agreed_up_to, with_mark
+from spark_mq.ledger.log_marks import with_mark
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import Ledger, LedgerHeader
-from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.ranges import Ledger
 from spark_mq.ledger.settle import SettleCommand, SettleOutcome
-from spark_mq.ledger.stats import GroupStats, compute_stats
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.breaker_log import log_breaker_change
-from spark_mq.operations.group_names import group_not_found
+from spark_mq.operations.group_reader import GroupReader, GroupView
 from spark_mq.operations.payloads import PayloadFiles
 from spark_mq.operations.posted_work import Guests, Posted, post_settles
 from spark_mq.operations.signals import destination_of, settle_signals
 from spark_mq.storage.history_store import HistoryStore
-from spark_mq.storage.ledger_store import LedgerSnapshot, LedgerStore
-from spark_mq.storage.ledger_table import HORIZON
-from spark_mq.storage.message_store import MessageStore, tables_disagree
+from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.posted_requests import PostedRequest
 from spark_mq.storage.update import Priority, Update, update_ledger
 from spark_mq.telemetry.watch import Watch, watched
 from spark_mq.util.call_batcher import CallBatcher
-from spark_mq.util.clock import Clock, to_micros
-from spark_mq.util.process import ForkGuard
 from spark_mq.util.user import current_user
 
 __all__ = [
     "CREATE_GROUP",
-    "GroupView",
     "LedgerOperation",
     "OperationBatcher",
     "SharedLedger",
-    "StartPosition",
-    "read_horizon",
 ]
 
 T = TypeVar("T")
 _CLOSED: Final = Breaker()
 CREATE_GROUP: Final = "create group"
 """The operation that creates a group."""
-StartPosition = str | int | datetime
-
-
-@dataclass(frozen=True, slots=True)
-class GroupView:
-    """A group as one operation sees it: the snapshot, its ledger and settings, and the time."""
-
-    snapshot: LedgerSnapshot
-    ledger: Ledger
-    settings: GroupSettings
-    now: int
-    held: frozenset[str] = frozenset()
-    """The leases that operations of this commit settle or extend. No settle expires them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LedgerOperation(Generic[T]):
-    """A change of a ledger that can share its commit with others.
+    """Change a ledger in a commit that may hold other changes.
 
     Parameters
     ----------
@@ -108,195 +85,39 @@ OperationBatcher = CallBatcher[Sequence[_Asked], list[Any]]
 """Makes one commit of the operations of several threads."""
 
 
-class SharedLedger:
-    """The ledger of one group, which threads read and change. Thread-safe.
+class SharedLedger(GroupReader):
+    """Change the ledger of one group together with other threads. Thread-safe.
 
-    Parameters
-    ----------
-    name
-        The name of the group.
-    ledgers, messages
-        The stores of the queue.
-    clock
-        The clock of the queue.
-    defaults
-        The settings of a group that does not exist yet.
-    queue_path, queue_id
-        The path of the queue, for messages to people.
-    start
-        Where the group starts if it does not exist yet.
-    create
-        Whether operations create the group. Otherwise they raise GroupNotFound.
-    may_lose
-        Returns whether the queue may drop unsettled messages. Default: it never does.
+    The parameters are those of :class:`~spark_mq.operations.group_reader.GroupReader`. Call
+    :meth:`share` before any change.
     """
 
-    def __init__(
+    batcher: OperationBatcher
+    payloads: PayloadFiles
+    """The payload files as far as they were checked."""
+    history: HistoryStore | None = None
+    """The archive of the queue. None for a queue in memory."""
+    open_posted: Callable[[Mapping[str, Any]], LedgerOperation[Any] | None] | None = None
+    """Returns the operation that another writer has posted. The context sets it."""
+    _created = False
+
+    def share(
         self,
-        name: str,
-        ledgers: LedgerStore,
-        messages: MessageStore,
-        clock: Clock,
-        defaults: GroupSettings,
-        *,
-        queue_path: str,
-        queue_id: str = "",
-        start: StartPosition = "earliest",
-        create: bool = True,
-        may_lose: Callable[[], bool] | None = None,
+        payloads: PayloadFiles,
+        history: HistoryStore | None,
+        batchers: dict[str, OperationBatcher],
     ) -> None:
-        self.name = name
-        self._process = ForkGuard(f"group {name!r} of {queue_path}")
-        self._ledgers = ledgers
-        self._messages = messages
-        self.clock = clock
-        self.defaults = defaults
-        self.queue_path = queue_path
-        self.queue_id = queue_id
-        self.start = start
-        self.create = create
-        self._may_lose = may_lose
-        self.batcher: OperationBatcher = CallBatcher(self._run_batch)
-        """The context shares it between the objects of one group."""
-        self.payloads = PayloadFiles(messages)
-        """The payload files as far as they were checked. The context shares them."""
-        self.history: HistoryStore | None = None
-        """The archive of the queue. The context shares it. None for a queue in memory."""
-        self.open_posted: Callable[[Mapping[str, Any]], LedgerOperation[Any] | None] | None = None
-        """Returns the operation that another writer has posted. The context sets it."""
-        self.last_settings = defaults
-        """The settings as last read, for logs."""
-        self._created = False
+        """Share checked files, the archive and commits with other objects.
 
-    def __repr__(self) -> str:
-        return f"ConsumerGroup({self.queue_path!r}, {self.name!r})"
-
-    @property
-    def ledgers(self) -> LedgerStore:
-        """Return the store of the ledgers. Raises UsedAfterFork."""
-        self._process.check()
-        return self._ledgers
-
-    @property
-    def messages(self) -> MessageStore:
-        """Return the store of the messages. Raises UsedAfterFork."""
-        self._process.check()
-        return self._messages
-
-    # -- read
-
-    def now(self) -> int:
-        """Return the clock's time in microseconds."""
-        return to_micros(self.clock())
-
-    def snapshot(self) -> LedgerSnapshot:
-        """Read the ledger as it is stored."""
-        return self.ledgers.read(self.name)
-
-    def require(self, snapshot: LedgerSnapshot) -> Ledger:
-        """Return the ledger of a snapshot. Raises GroupNotFound."""
-        if snapshot.ledger is None:
-            raise group_not_found(self.name, self.ledgers, self.queue_path)
-        return snapshot.ledger
-
-    def require_group(self) -> None:
-        """Raise GroupNotFound if the group does not exist."""
-        # What this process knows costs nothing, and a group is rarely dropped.
-        if self.ledgers.read(self.name, look=None).ledger is None:
-            self.require(self.snapshot())
-
-    def settings_in(self, snapshot: LedgerSnapshot) -> GroupSettings:
-        """Return the settings in a snapshot, or the defaults if there is no group."""
-        if snapshot.ledger is None:
-            return self.defaults
-        self.last_settings = GroupSettings.from_stored(snapshot.ledger.head.settings)
-        return self.last_settings
-
-    def view(self, snapshot: LedgerSnapshot, held: frozenset[str] = frozenset()) -> GroupView:
-        """Return a snapshot with its settings and the time. Raises GroupNotFound."""
-        ledger, settings = self.require(snapshot), self.settings_in(snapshot)
-        return GroupView(snapshot, ledger, settings, to_micros(self.clock()), held)
-
-    def exists(self) -> bool:
-        """Return whether the group has been created."""
-        return self.snapshot().ledger is not None
-
-    def settings(self) -> GroupSettings:
-        """Return the settings as they are now."""
-        return self.settings_in(self.snapshot())
-
-    def ledger_in(self, snapshot: LedgerSnapshot) -> Ledger:
-        """Return the ledger of a snapshot, or an empty one if there is no group."""
-        if snapshot.ledger is not None:
-            return snapshot.ledger
-        return Ledger(LedgerHeader(ack_floor=self.horizon()))
-
-    def current(self) -> Ledger:
-        """Return the ledger with expired leases folded, or that of a new group."""
-        snapshot = self.snapshot()
-        return expire_leases(self.ledger_in(snapshot), self.now(), self.settings_in(snapshot))
-
-    def stats(self, *, required: bool = False) -> GroupStats:
-        """Count the messages by state, without a commit. `required`: a missing group raises."""
-        snapshot, now = self.snapshot(), self.now()
-        if required:
-            self.require(snapshot)
-        settings = self.settings_in(snapshot)
-        ledger = expire_leases(self.ledger_in(snapshot), now, settings)
-        return compute_stats(ledger, self.index_for(ledger), settings, now)
-
-    def may_have_lost(self, ledger: Ledger) -> bool:
-        """Return whether a trim may have dropped messages that a ledger has not settled.
-
-        The known horizon decides, too. This process may not have seen a change of the settings, but
-        it has seen the horizon that its commits conflict with.
+        Parameters
+        ----------
+        payloads, history
+            Those of the queue.
+        batchers
+            The batchers of the queue by group. A missing one is added.
         """
-        set_to = self._may_lose is not None and self._may_lose()
-        return set_to or self._ledgers.known_horizon() > ledger.head.ack_floor
-
-    def horizon(self) -> int:
-        """Return the trim horizon. An older ``leases/`` may not know it, but ``messages/`` does."""
-        return max(read_horizon(self.ledgers), self.messages.trimmed)
-
-    def index_for(self, ledger: Ledger, reach: int | None = None) -> MessageIndex:
-        """Return the message index. Raises TablesDisagree if the ledger is of another log."""
-        index = self._messages.index(reach)
-        self.check_same_log(ledger, index)
-        return index
-
-    def check_same_log(self, ledger: Ledger, index: MessageIndex) -> None:
-        """Raise TablesDisagree if a ledger is of another log than an index."""
-        agreed, messages = agreed_up_to(ledger, index), self._messages
-        if agreed is not None:
-            reason = f"the ledger of group {self.name!r} knows messages after {agreed} that "
-            raise tables_disagree(messages.path, reason + "messages/ lacks, or has as others")
-        trimmed = messages.trimmed
-        if ledger.head.ack_floor >= trimmed or self._ledgers.known_horizon() >= trimmed:
-            return
-        if read_horizon(self._ledgers) < trimmed:
-            reason = f"messages/ was trimmed up to {trimmed}, and leases/ does not know it"
-            raise tables_disagree(messages.path, reason)
-
-    def index_or_damage(
-        self, ledger: Ledger, wanted: int | None = None
-    ) -> tuple[MessageIndex, CorruptLog | None]:
-        """Return the message index and the damage behind it, if there is any.
-
-        `wanted` is the number of messages of a lease: a known index may have enough.
-        """
-        try:
-            if wanted is None:
-                return self.index_for(ledger), None
-            index = self._messages.index_to_lease(ledger.tracked_up_to, wanted)
-            self.check_same_log(ledger, index)
-            return index, None
-        except CorruptLog as error:
-            known = self._messages.known()
-            if error.data["version"] is None or error.data["version"] <= known.version:
-                raise
-            return known, error
-
-    # -- change
+        self.payloads, self.history = payloads, history
+        self.batcher = batchers.setdefault(self.name, CallBatcher(self._run_batch))
 
     def run(self, operation: LedgerOperation[T]) -> T:
         """Run an operation in a commit that other threads may share. Returns its result."""
@@ -410,7 +231,7 @@ def _settle_in_order(
 
 
 class _SharedCommit:
-    """The operations of one commit, in the order in which they run."""
+    """Run the operations of one commit in their order."""
 
     def __init__(self, asked: Sequence[_Asked]) -> None:
         self.asked = asked
@@ -492,7 +313,7 @@ class _SharedCommit:
         if after is None or (after is view.ledger and txn is None):
             return None, result, {}
         assert isinstance(after, Ledger), "a group is dropped by an update of the whole table"
-        after = with_mark(after, group.messages.known())
+        after = with_mark(after, group._messages.known())
         self.txns.update([] if txn is None else [txn])
         return after, result, info
 
@@ -518,9 +339,3 @@ def _own_copy(error: Exception) -> Exception:
     own = copy.copy(error)
     own.__cause__ = error
     return own
-
-
-def read_horizon(ledgers: LedgerStore) -> int:
-    """Return the trim horizon: messages up to it may be gone. -1 before the first trim."""
-    ledger = ledgers.read(HORIZON).ledger
-    return -1 if ledger is None else ledger.head.ack_floor

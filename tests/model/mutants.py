@@ -31,7 +31,7 @@ from spark_mq.ledger import replay as replaying
 from spark_mq.ledger import settle as settling
 from spark_mq.ledger import transitions as ledger
 from spark_mq.maintenance import dead_letters, recover, redrive, retention, transfer
-from spark_mq.operations import group_ledger, shared_ledger
+from spark_mq.operations import group_ledger, group_reader
 from spark_mq.operations import settle as operations_settle
 from spark_mq.spark import foreach_batch as foreach
 from spark_mq.spark import lease_router as owners
@@ -365,7 +365,7 @@ ALL = [
     Mutant(TRIM, "a seek ends above the horizon", group_ledger.GroupLedger.seek_position,
            "max(_position(index, target), lowest)", "_position(index, target)", "trim_and_seek"),
     Mutant(TRIM, "a ledger is refused that was made from another log",
-           shared_ledger.SharedLedger.check_same_log,
+           group_reader.GroupReader.check_same_log,
            "if agreed is not None:", "if False:", "restored"),
     Mutant(TRIM, "a ledger remembers files of its log", log_marks.with_mark,
            "return ledger.replaced(head, ledger.events)", "return ledger", "restored"),

@@ -19,7 +19,7 @@ from spark_mq.errors import CommitConflict, ContentionTimeout, GroupNotFound, St
 from spark_mq.ledger.settle import ACK, SettleCommand
 from spark_mq.operations import shared_ledger
 from spark_mq.operations.acquire import LeaseOptions, lease_operation
-from spark_mq.operations.shared_ledger import GroupView
+from spark_mq.operations.group_reader import GroupView
 from spark_mq.storage.ledger_rows import events_of
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.update import Update
