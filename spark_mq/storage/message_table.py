@@ -13,8 +13,6 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-import pyarrow as pa
-
 from spark_mq.delta.actions import Change
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore, join
