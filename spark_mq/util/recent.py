@@ -41,19 +41,22 @@ class RecentDict(dict[K, V]):
     most
         The most that all items weigh together. The item that was set last stays at any weight.
     weigh
-        Returns the weight of an item. Default: 1 for each.
+        Returns the weight of an item. It is called once for each. Default: 1.
     """
 
     def __init__(self, most: int, weigh: Callable[[V], int] = lambda value: 1) -> None:
         super().__init__()
         self._most, self._weigh, self._weight = most, weigh, 0
+        self._weights: dict[K, int] = {}
         self._lock = threading.Lock()
 
     def __setitem__(self, key: K, value: V) -> None:
+        weight = self._weigh(value)
         with self._lock:
             self._drop(key)
             super().__setitem__(key, value)
-            self._weight += self._weigh(value)
+            self._weights[key] = weight
+            self._weight += weight
             while len(self) > 1 and self._weight > self._most:
                 self._drop(next(iter(self)))
 
@@ -64,4 +67,5 @@ class RecentDict(dict[K, V]):
 
     def _drop(self, key: K) -> None:
         if key in self:
-            self._weight -= self._weigh(super().pop(key))
+            super().pop(key)
+            self._weight -= self._weights.pop(key, 0)

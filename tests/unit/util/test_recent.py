@@ -44,3 +44,20 @@ def test_a_dict_drops_by_weight_and_keeps_the_last(added: list[tuple[int, int]],
     found[8] = most
     assert found[8] == most
     assert sum(found.values()) <= most or len(found) == 1
+
+
+def test_a_dict_weighs_each_item_once() -> None:
+    weighed: list[str] = []
+
+    def weigh(value: str) -> int:
+        weighed.append(value)
+        return len(value)
+
+    found: RecentDict[int, str] = RecentDict(5, weigh)
+    for key, value in enumerate(["ab", "cd", "ef"]):
+        found[key] = value
+    found[1] = "gh"
+    found.forget(2)
+    found[3] = "ijk"
+    assert weighed == ["ab", "cd", "ef", "gh", "ijk"]
+    assert list(found.values()) == ["gh", "ijk"]
