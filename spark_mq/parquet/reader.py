@@ -267,7 +267,7 @@ def verify_slice(
     reader = MessageReader(files)
     try:
         found = reader.row_count(piece.path)
-        parts = list(reader.split_by_row_group(piece))
+        parts = list(reader.split_by_row_group(piece)) if whole else []
     except (OSError, pa.ArrowException) as error:
         path = piece.path
         yield piece, unreadable_reason(files, path, error, partial(_split, piece=piece))
