@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 
 from spark_mq.errors import NotAQueue, UnsupportedTable
 from spark_mq.ledger.breaker import Breaker
+from spark_mq.ledger.message_range import INSTANTS
 from spark_mq.ledger.ranges import (
     EVENT,
     FLOOR,
@@ -48,6 +50,10 @@ _DETAILS: Final = frozenset(json.loads(LedgerHeader().to_json()))
 """The fields in the detail of a floor row. A newer version may write more."""
 _FILE_SCHEMA: Final = pa.schema([f for f in LEASES_SCHEMA if f.name != "consumer_group"])
 """The columns of a data file. Delta keeps a partition's value in the log."""
+_FIRST: Final = LEASES_SCHEMA.names.index(RANGE_SCHEMA.names[0])
+_END: Final = _FIRST + len(RANGE_SCHEMA.names)
+"""The columns of a range stand together."""
+_STATE: Final = LEASES_SCHEMA.names.index("state")
 _SMALL_FILE: Final = SmallFileEncoder(_FILE_SCHEMA)
 _SMALL_ROWS: Final = 200
 """Up to this many rows, pyarrow's set-up of a file takes longer than its rows."""
@@ -166,7 +172,40 @@ def _rows(
 
 def from_rows(rows: pa.Table) -> Ledger:
     """Return the ledger in the rows of a group. Raises NotAQueue."""
-    floors = rows.filter(pc.equal(rows["state"], FLOOR)).to_pylist()
+    return _from_few(rows) if rows.num_rows <= _SMALL_ROWS else _from_many(rows)
+
+
+def _from_few(rows: pa.Table) -> Ledger:
+    """Return the ledger in a few rows. Each call of Arrow would take longer than a row."""
+    plain = [
+        (column.cast(pa.int64()) if name in INSTANTS else column).to_pylist()
+        for name, column in zip(rows.schema.names, rows.columns, strict=True)
+    ]
+    found: dict[str, list[tuple[Any, ...]]] = {}
+    for values in zip(*plain, strict=True):
+        found.setdefault(values[_STATE], []).append(values)
+    floors = [dict(zip(rows.schema.names, floor, strict=True)) for floor in found.pop(FLOOR, ())]
+    head = _only_head(floors)
+    found.pop(EVENT, None)
+    ranges = [Range(*values[_FIRST:_END]) for some in found.values() for values in some]
+    if any(r.first is None for r in ranges):
+        raise NotAQueue(
+            "a range of a consumer group in leases/ has no first sequence; something else has "
+            "written there",
+            path="leases",
+        )
+    return Ledger(head, sorted(ranges, key=attrgetter("first")))
+
+
+def _from_many(rows: pa.Table) -> Ledger:
+    head = _only_head(rows.filter(pc.equal(rows["state"], FLOOR)).to_pylist())
+    ranges = rows.filter(
+        pc.invert(pc.is_in(rows["state"], value_set=pa.array([FLOOR, EVENT])))
+    ).select(RANGE_SCHEMA.names)
+    return Ledger(head, ranges.take(pc.sort_indices(ranges["first"])))
+
+
+def _only_head(floors: Sequence[Mapping[str, Any]]) -> LedgerHeader:
     if len(floors) != 1:
         raise NotAQueue(
             f"a consumer group has {len(floors)} floor rows in leases/, not one; something else "
@@ -174,17 +213,13 @@ def from_rows(rows: pa.Table) -> Ledger:
             path="leases",
         )
     try:
-        head = _head(floors[0])
+        return _head(floors[0])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise NotAQueue(
             f"the floor row of a consumer group in leases/ says what spark_mq never wrote "
             f"({type(error).__name__}: {error})",
             path="leases",
         ) from error
-    ranges = rows.filter(
-        pc.invert(pc.is_in(rows["state"], value_set=pa.array([FLOOR, EVENT])))
-    ).select(RANGE_SCHEMA.names)
-    return Ledger(head, ranges.take(pc.sort_indices(ranges["first"])))
 
 
 def _head(floor: Mapping[str, Any]) -> LedgerHeader:

@@ -26,7 +26,7 @@ from spark_mq.storage.ledger_cache import ledger_cache
 from spark_mq.storage.ledger_commits import event_cache, to_ledger_commit
 from spark_mq.storage.ledger_damage import unreadable_ledger_error
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA, encode_ledger, from_rows
-from spark_mq.storage.ledger_scan import scan_ledgers
+from spark_mq.storage.ledger_scan import read_rows, scan_ledgers
 from spark_mq.storage.ledger_store import PAUSE, LedgerCommit, LedgerSnapshot
 from spark_mq.storage.posted_requests import SERVED, RequestTurn, delete_old_requests
 from spark_mq.storage.table_cleanup import clean_ledgers
@@ -170,9 +170,8 @@ class LedgerTable:
         paths = tuple(file.path for file in files)
         cached = self._cache.get(group)
         if cached is None or cached[0] != paths:
-            rows = pa.concat_tables(
-                [self.files.read_parquet(path, LEASES_SCHEMA) for path in paths]
-            )
+            parts = [read_rows(self.files, f.path, f.size, LEASES_SCHEMA) for f in files]
+            rows = parts[0] if len(parts) == 1 else pa.concat_tables(parts)
             cached = self._cache[group] = (paths, from_rows(rows))
         return cached[1]
 
