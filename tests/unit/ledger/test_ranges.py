@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,6 +28,7 @@ from spark_mq.ledger.ranges import (
     LedgerHeader,
     Range,
 )
+from spark_mq.storage import ledger_rows
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA, from_rows, to_rows
 
 # -- Range
@@ -226,9 +228,19 @@ def test_a_ledger_comes_back_from_its_rows(kinds):
     assert set(rows["consumer_group"].to_pylist()) == {"group"}
     again = from_rows(rows)
     assert (again.head, list(again)) == (head, list(stored))
+    with patch.object(ledger_rows, "_SMALL_ROWS", 0):
+        many = from_rows(rows)
+    assert (many.head, list(many)) == (head, list(stored)), "many rows are read by columns"
     # Files and engines promise no order of rows.
     mixed = rows.take(pa.array(range(rows.num_rows - 1, -1, -1), pa.int64()))
     assert list(from_rows(pa.concat_tables([mixed.slice(0, 1), mixed.slice(1)]))) == list(stored)
+
+
+def test_a_range_without_a_first_sequence_is_no_ledger():
+    rows = to_rows("group", ledger_of([3, 1]))
+    firsts = pa.array([None] * rows.num_rows, pa.int64())
+    with pytest.raises(NotAQueue, match="has no first sequence"):
+        from_rows(rows.set_column(rows.schema.names.index("first"), "first", firsts))
 
 
 @pytest.mark.parametrize("floors", [0, 2])
