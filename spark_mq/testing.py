@@ -58,7 +58,7 @@ class ManualClock:
     """
 
     def __init__(self, start: datetime | None = None) -> None:
-        self.bell = Notifier()
+        self.notifier = Notifier()
         """Notified when the clock is moved. Callers that wait for messages then look again."""
         self._now = datetime.now(UTC)
         if start is not None:
@@ -79,7 +79,7 @@ class ManualClock:
             Seconds, a timedelta, or text such as "30s".
         """
         self._now += timedelta(microseconds=validate_duration("duration", duration, zero=True))
-        self.bell.notify()
+        self.notifier.notify()
 
     def set(self, to: datetime) -> None:
         """Set the clock, also back.
@@ -91,7 +91,7 @@ class ManualClock:
         """
         to_micros(to)  # refuses a naive one
         self._now = to.astimezone(UTC)
-        self.bell.notify()
+        self.notifier.notify()
 
     def __reduce__(self) -> Any:
         return ManualClock, (self._now,)

@@ -209,8 +209,8 @@ def wait_for_lease(
         The store fails, or others win every race, until the time is up.
     """
     pause, failures, known = FIRST_PAUSE, 0, ""
-    clock = getattr(ledger.clock, "bell", None)  # of a clock that a test moves
-    notifiers = (ledger.messages.bell, ledger.ledgers.bell, clock, wake_on)
+    clock = getattr(ledger.clock, "notifier", None)  # of a clock that a test moves
+    notifiers = (ledger.messages.notifier, ledger.ledgers.notifier, clock, wake_on)
     with subscribed(*filter(None, notifiers)) as changed:
         while True:
             changed.clear()  # before the look, so that no change in between is missed

@@ -58,7 +58,7 @@ class LedgerCommit:
 class LedgerStore(Protocol):
     """The store of the ledgers. ``storage/memory.py`` implements it in memory."""
 
-    bell: Notifier
+    notifier: Notifier
     """Notified after each commit."""
     paces: dict[str, Pace]
     """The pauses of the groups for which this process has lost races."""

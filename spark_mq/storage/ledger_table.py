@@ -77,7 +77,7 @@ class LedgerTable:
         self.storage_options = dict(storage_options or {})
         self.files = ObjectStore(path, self.storage_options, durable=durable)
         self.log = DeltaLog(self.files, on_checkpoint=checkpoint_soon)
-        self.bell = notifier_for(path)
+        self.notifier = notifier_for(path)
         self._cache = ledger_cache()
         self._events = event_cache()
         self._doors: dict[str, FairLock] = {}

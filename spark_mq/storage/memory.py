@@ -74,7 +74,7 @@ class MemoryMessages(MessageStore):
         self.path = "memory/messages"
         self.lanes = lanes
         self.files = MemoryFiles()
-        self.bell = Notifier()
+        self.notifier = Notifier()
         self._clock = clock
         self._lock = threading.Lock()
         self._index = MessageIndex(version=0, lanes=lanes)  # as if version 0 had made the table
@@ -119,7 +119,7 @@ class MemoryMessages(MessageStore):
             receipt = PublishReceipt.of_commit(version, ordinal)
             if mark is not None:
                 self._numbers[mark[0]] = (mark[1], receipt)
-        self.bell.notify()
+        self.notifier.notify()
         return receipt
 
     def commit_unique(
@@ -211,7 +211,7 @@ class MemoryLedgers:
 
     def __init__(self, clock: Clock = system_clock) -> None:
         self.paces: dict[str, Pace] = {}
-        self.bell = Notifier()
+        self.notifier = Notifier()
         self._clock = clock
         self.notes: list[dict[str, Any]] = []
         self.events: list[tuple[str, Sequence[Event]]] = []

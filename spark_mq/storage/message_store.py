@@ -110,7 +110,7 @@ class MessageStore(ABC):
 
     path: str
     files: ObjectStore
-    bell: Notifier
+    notifier: Notifier
     """Notified after each publish."""
     lanes: int = 0
     """The queue's number of lanes."""

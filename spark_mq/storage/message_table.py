@@ -81,7 +81,7 @@ class MessageTable(MessageStore):
         # 100,000 data files cost time to open; commits/ has what a reader needs of them.
         self.log = DeltaLog(self.files, track_files=False, on_checkpoint=checkpoint_soon)
         self.ids = IdFiles(self.files)
-        self.bell = notifier_for(path)
+        self.notifier = notifier_for(path)
         self.commits = CommitsTable(
             join(path.rstrip("/").rpartition("/")[0], "commits"),
             self.storage_options,
@@ -186,7 +186,7 @@ class MessageTable(MessageStore):
 
         with wrap_store_errors(self.path, "publishing to"):
             version, landed = self.log.transact(compute, timeout=_COMMIT_TIMEOUT_SECONDS)
-        self.bell.notify()
+        self.notifier.notify()
         rows = sum(file.rows for file in files)
         return PublishReceipt.of_commit(version if landed is None else landed, rows)
 
@@ -227,7 +227,7 @@ class MessageTable(MessageStore):
         )
         with wrap_store_errors(self.path, "publishing to"):
             receipt = unique.run(_COMMIT_TIMEOUT_SECONDS)
-        self.bell.notify()
+        self.notifier.notify()
         return receipt
 
     def clean_ids(self) -> int:

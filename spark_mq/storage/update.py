@@ -298,7 +298,7 @@ class _Updating:
                 pace.take_over(SHARED_PAUSE)
             if not pace.pause:
                 self._store.paces.pop(snapshot.group, None)
-        self._store.bell.notify()
+        self._store.notifier.notify()
         return True, result
 
 
