@@ -63,7 +63,7 @@ class LedgerStore(Protocol):
     paces: dict[str, Pace]
     """The pauses of the groups for which this process has lost races."""
 
-    def door(self, group: str) -> FairLock:
+    def commit_lock(self, group: str) -> FairLock:
         """Return the lock on a group's ledger for writers on this machine."""
 
     def read(self, group: str, *, blind: bool = False, look: bool | None = True) -> LedgerSnapshot:
@@ -118,7 +118,7 @@ class LedgerStore(Protocol):
             The group has changed since `stored`. With `whole_table`: any group has changed.
         """
 
-    def turn(self, group: str, operations: Sequence[Mapping[str, Any]]) -> RequestTurn | None:
+    def request_turn(self, group: str, operations: Sequence[Mapping[str, Any]]) -> RequestTurn | None:
         """Return the turn of a writer that competes with others.
 
         The writer waits there until it must commit. None: it only pauses.

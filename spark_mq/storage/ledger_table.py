@@ -80,7 +80,7 @@ class LedgerTable:
         self.notifier = notifier_for(path)
         self._cache = ledger_cache()
         self._events = event_cache()
-        self._doors: dict[str, FairLock] = {}
+        self._commit_locks: dict[str, FairLock] = {}
         self.paces: dict[str, Pace] = {}
         self._paced = -1  # the version up to which pauses were taken over
         self._last_operation = ""  # the id of the last commit of this handle
@@ -107,11 +107,11 @@ class LedgerTable:
         with wrap_store_errors(self.path, "opening"):
             return self.log.open()
 
-    def door(self, group: str) -> FairLock:
+    def commit_lock(self, group: str) -> FairLock:
         with self._lock:
-            if group not in self._doors:
-                self._doors[group] = fair_lock_for(self.path, group)
-            return self._doors[group]
+            if group not in self._commit_locks:
+                self._commit_locks[group] = fair_lock_for(self.path, group)
+            return self._commit_locks[group]
 
     # -- reading
 
@@ -158,7 +158,7 @@ class LedgerTable:
             pause = commit.note.get(PAUSE)
             if isinstance(pause, int | float) and commit.operation_id != self._last_operation:
                 group = commit.note.get("group")
-                for name in self._doors if group is None else [str(group)]:
+                for name in self._commit_locks if group is None else [str(group)]:
                     pace = self.paces.setdefault(name, Pace())
                     pace.take_over(pause)
                     pace.shares = pace.shares or SERVED in commit.note
@@ -218,7 +218,7 @@ class LedgerTable:
         else:
             self._cache[stored.group] = ((added.path,), ledger.replaced(ledger.head, ()))
 
-    def turn(self, group: str, operations: Sequence[Mapping[str, Any]]) -> RequestTurn | None:
+    def request_turn(self, group: str, operations: Sequence[Mapping[str, Any]]) -> RequestTurn | None:
         # Writers on one machine stand in line at a lock.
         return None if self.files.is_local else RequestTurn(self.files, self.log, group, operations)
 

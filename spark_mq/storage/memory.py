@@ -215,14 +215,14 @@ class MemoryLedgers:
         self._clock = clock
         self.notes: list[dict[str, Any]] = []
         self.events: list[tuple[str, Sequence[Event]]] = []
-        self._doors: dict[str, FairLock] = {}
+        self._commit_locks: dict[str, FairLock] = {}
         self._lock = threading.Lock()
         self._ledgers: dict[str, Ledger] = {}
         self._changed: dict[str, int] = {}  # the version that changed a group last
         self._marks: dict[str, tuple[int, int]] = {}  # app -> its number, the version that set it
 
-    def door(self, group: str) -> FairLock:
-        return self._doors.setdefault(group, FairLock())
+    def commit_lock(self, group: str) -> FairLock:
+        return self._commit_locks.setdefault(group, FairLock())
 
     def read(self, group: str, *, blind: bool = False, look: bool | None = True) -> LedgerSnapshot:
         with self._lock:
@@ -258,7 +258,7 @@ class MemoryLedgers:
             self._changed[stored.group] = latest + 1
             self._marks.update((app, (number, latest + 1)) for app, number in txns)
 
-    def turn(self, group: str, operations: Sequence[Mapping[str, Any]]) -> None:
+    def request_turn(self, group: str, operations: Sequence[Mapping[str, Any]]) -> None:
         """Return None. Threads of one process share their commits already."""
 
     def ask_for_way(self, group: str | None, pause: float, *, share: bool = False) -> None:

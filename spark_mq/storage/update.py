@@ -98,7 +98,7 @@ def _leaves_no_turn(
         try:
             return update(store, group, *args, **given)
         except BaseException:
-            store.door(group).abandon()
+            store.commit_lock(group).abandon()
             raise
 
     return wrapped
@@ -150,7 +150,7 @@ def update_ledger(
     ContentionTimeout
         Every commit conflicted until the timeout.
     """
-    with store.door(group).hold():
+    with store.commit_lock(group).hold():
         updating = _Updating(
             store, group, compute,
             txns=txns, whole_table=whole_table, replace=replace, priority=priority, share=share,
@@ -238,7 +238,7 @@ class _Updating:
             pace.wait(self._priority.value)
             return None
         if self._turn is None and (operations := self._share.posted()) is not None:
-            self._turn = self._store.turn(self._group, operations)
+            self._turn = self._store.request_turn(self._group, operations)
         if self._turn is None:
             pace.wait(self._priority.value)
             return None

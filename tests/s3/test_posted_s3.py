@@ -82,7 +82,7 @@ def test_competing_writers_over_a_store_that_fails_all_the_time_lose_nothing(
     locks: dict[tuple[int, str], FairLock] = {}
     monkeypatch.setattr(
         LedgerTable,
-        "door",
+        "commit_lock",
         lambda table, group: locks.setdefault((id(table), group), FairLock(None)),
     )
     options = queue._context.storage_options

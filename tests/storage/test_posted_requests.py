@@ -37,14 +37,14 @@ def machines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give each handle a lock of its own, and let it post. Nobody waits for those before it."""
     locks: dict[tuple[int, str], FairLock] = {}
 
-    def door(table: LedgerTable, group: str) -> FairLock:
+    def commit_lock(table: LedgerTable, group: str) -> FairLock:
         return locks.setdefault((id(table), group), FairLock(None))
 
-    def turn(table: LedgerTable, group: str, operations: Any) -> RequestTurn:
+    def request_turn(table: LedgerTable, group: str, operations: Any) -> RequestTurn:
         return RequestTurn(table.files, table.log, group, operations)
 
-    monkeypatch.setattr(LedgerTable, "door", door)
-    monkeypatch.setattr(LedgerTable, "turn", turn)
+    monkeypatch.setattr(LedgerTable, "commit_lock", commit_lock)
+    monkeypatch.setattr(LedgerTable, "request_turn", request_turn)
     monkeypatch.setattr(posted_requests, "PATIENCE_SECONDS", 0.0)
 
 

@@ -25,7 +25,7 @@ from spark_mq.ledger.ranges import Ledger, LedgerHeader
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.update import update_ledger
-from spark_mq.util import fair_lock as doors
+from spark_mq.util import fair_lock
 
 Make = Callable[..., Queue]
 
@@ -489,7 +489,7 @@ def _hammer(path: str, group: str, stop: Any) -> int:
 
 
 def _hammer_apart(path: str, group: str, stop: Any) -> int:
-    doors.fcntl = None  # type: ignore[assignment]
+    fair_lock.fcntl = None  # type: ignore[assignment]
     return _hammer(path, group, stop)
 
 
@@ -558,7 +558,7 @@ def test_a_slow_worker_is_not_starved_by_fast_ones_of_another_group(
 
 
 def _plod_apart(path: str, name: str, times: int, stop: Any) -> float:
-    doors.fcntl = None  # type: ignore[assignment]
+    fair_lock.fcntl = None  # type: ignore[assignment]
     return _plod(path, name, times, stop)
 
 
@@ -574,7 +574,7 @@ def machines() -> Any:
 def test_a_slow_worker_is_not_starved_by_fast_ones_of_its_own_group(
     queue: Queue, request: pytest.FixtureRequest, apart: bool
 ) -> None:
-    """Without lines and doors it waited until its patience was over: each of its commits lost to
+    """Without locks it waited until its patience was over: each of its commits lost to
     one that took a tenth of its time.
     """
     pool = request.getfixturevalue("machines" if apart else "workers")

@@ -95,7 +95,7 @@ def test_one_who_is_interrupted_while_it_waits_leaves_no_trace(
     assert lock.owner is None
 
 
-def test_handles_of_one_process_share_a_door(tmp_path: Path) -> None:
+def test_handles_of_one_process_share_a_lock(tmp_path: Path) -> None:
     path = str(tmp_path / "leases")
     one, two = fair_lock_for(path, "g"), fair_lock_for(path, "g")
     assert one is two
