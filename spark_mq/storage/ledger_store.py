@@ -118,7 +118,9 @@ class LedgerStore(Protocol):
             The group has changed since `stored`. With `whole_table`: any group has changed.
         """
 
-    def request_turn(self, group: str, operations: Sequence[Mapping[str, Any]]) -> RequestTurn | None:
+    def request_turn(
+        self, group: str, operations: Sequence[Mapping[str, Any]]
+    ) -> RequestTurn | None:
         """Return the turn of a writer that competes with others.
 
         The writer waits there until it must commit. None: it only pauses.
@@ -131,7 +133,7 @@ class LedgerStore(Protocol):
             The operations of the writer as JSON. Another writer may run them.
         """
 
-    def ask_for_way(self, group: str | None, pause: float, *, share: bool = False) -> None:
+    def request_pause(self, group: str | None, pause: float, *, share: bool = False) -> None:
         """Ask other writers of a group to pause.
 
         Parameters

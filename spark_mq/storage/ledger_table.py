@@ -28,9 +28,9 @@ from spark_mq.storage.ledger_damage import unreadable_ledger_error
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA, encode_ledger, from_rows
 from spark_mq.storage.ledger_scan import read_rows, scan_ledgers
 from spark_mq.storage.ledger_store import PAUSE, LedgerCommit, LedgerSnapshot
+from spark_mq.storage.pause_request import commit_pause_request
 from spark_mq.storage.posted_requests import SERVED, RequestTurn, delete_old_requests
 from spark_mq.storage.table_cleanup import clean_ledgers
-from spark_mq.storage.way_request import commit_way_request
 from spark_mq.util.fair_lock import FairLock, fair_lock_for
 from spark_mq.util.notifier import notifier_for
 from spark_mq.util.pace import Pace
@@ -218,13 +218,15 @@ class LedgerTable:
         else:
             self._cache[stored.group] = ((added.path,), ledger.replaced(ledger.head, ()))
 
-    def request_turn(self, group: str, operations: Sequence[Mapping[str, Any]]) -> RequestTurn | None:
+    def request_turn(
+        self, group: str, operations: Sequence[Mapping[str, Any]]
+    ) -> RequestTurn | None:
         # Writers on one machine stand in line at a lock.
         return None if self.files.is_local else RequestTurn(self.files, self.log, group, operations)
 
-    def ask_for_way(self, group: str | None, pause: float, *, share: bool = False) -> None:
+    def request_pause(self, group: str | None, pause: float, *, share: bool = False) -> None:
         self._last_operation = uuid.uuid4().hex
-        commit_way_request(self.log, self._last_operation, group, pause, share=share)
+        commit_pause_request(self.log, self._last_operation, group, pause, share=share)
 
     def _is_final(self, error: StorageError) -> bool:
         """Return whether a failed commit certainly never lands.

@@ -261,7 +261,7 @@ class MemoryLedgers:
     def request_turn(self, group: str, operations: Sequence[Mapping[str, Any]]) -> None:
         """Return None. Threads of one process share their commits already."""
 
-    def ask_for_way(self, group: str | None, pause: float, *, share: bool = False) -> None:
+    def request_pause(self, group: str | None, pause: float, *, share: bool = False) -> None:
         pass  # the threads of a process get their turn at a lock
 
     def mark(self, stored: LedgerSnapshot, app: str) -> int | None:

@@ -259,9 +259,9 @@ class _Updating:
         if self._turn is not None:
             if not self._turn.others_share():
                 # The winner does not look for requests yet. A commit with a pause makes it look.
-                self._store.ask_for_way(group, SHARED_PAUSE, share=True)
+                self._store.request_pause(group, SHARED_PAUSE, share=True)
         elif self._losses % ASK_AFTER == 0:
-            self._store.ask_for_way(group, self._pace.pause)
+            self._store.request_pause(group, self._pace.pause)
 
     def _attempt(self, snapshot: LedgerSnapshot, began: float) -> tuple[bool, Any]:
         """Compute and commit once. Return whether it is done, and the result.

@@ -11,12 +11,12 @@ from spark_mq.errors import SparkMQError
 from spark_mq.storage.ledger_store import PAUSE
 from spark_mq.storage.posted_requests import SERVED
 
-__all__ = ["commit_way_request"]
+__all__ = ["commit_pause_request"]
 
 _log = logging.getLogger("spark_mq.storage.ledger_table")
 
 
-def commit_way_request(
+def commit_pause_request(
     log: DeltaLog, operation_id: str, group: str | None, pause: float, *, share: bool
 ) -> None:
     """Commit a note that asks others to wait. A failure is only logged.
@@ -41,4 +41,4 @@ def commit_way_request(
     try:
         log.commit(Change(operation_id, note), log.refresh().version)
     except SparkMQError as error:
-        _log.debug("a request for way in %s failed: %s", log.path, error)
+        _log.debug("requesting a pause in %s failed: %s", log.path, error)
