@@ -12,9 +12,9 @@ from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.posted_requests import PostedRequest
 
 __all__ = [
-    "Guests",
     "Posted",
     "PostedOperation",
+    "RequestRunner",
     "decode_outcomes",
     "encode_outcomes",
     "post_settles",
@@ -62,8 +62,8 @@ is nothing to commit.
 """
 
 
-class Guests:
-    """The posted operations that one commit runs.
+class RequestRunner:
+    """Runs the posted requests of other writers in one commit.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.breaker_log import log_breaker_change
 from spark_mq.operations.group_reader import GroupReader, GroupView
 from spark_mq.operations.payloads import PayloadFiles
-from spark_mq.operations.posted_work import Guests, Posted, post_settles
+from spark_mq.operations.posted_work import Posted, RequestRunner, post_settles
 from spark_mq.operations.signals import destination_of, settle_signals
 from spark_mq.storage.history_store import HistoryStore
 from spark_mq.storage.ledger_store import LedgerSnapshot
@@ -242,7 +242,7 @@ class _SharedCommit:
         self._order = sorted(range(len(asked)), key=lambda at: _rank(asked[at][1].priority))
         self._held = frozenset(lease_id for _, one in asked for lease_id in one.lease_ids)
         self._own = self._held
-        self._guests: Guests | None = None
+        self._runner: RequestRunner | None = None
 
     def posted(self) -> Sequence[Mapping[str, Any]] | None:
         """Return the operations as JSON. None if only this process can run them."""
@@ -252,15 +252,15 @@ class _SharedCommit:
         found = [one.post().data for _, one in self.asked if one.post is not None]
         return found if len(found) == len(self.asked) else None
 
-    def take(self, guests: Sequence[PostedRequest]) -> None:
+    def take(self, requests: Sequence[PostedRequest]) -> None:
         """Run the operations of others too, with the next commit."""
         open_posted = self.asked[0][0].open_posted
-        self._guests = None if open_posted is None else Guests(guests, open_posted)
-        self._held = self._own | (self._guests.lease_ids if self._guests else frozenset())
+        self._runner = None if open_posted is None else RequestRunner(requests, open_posted)
+        self._held = self._own | (self._runner.lease_ids if self._runner else frozenset())
 
     def served(self) -> dict[str, Any]:
         """Return the outcomes of the operations of others, by request."""
-        return {} if self._guests is None else self._guests.served
+        return {} if self._runner is None else self._runner.served
 
     def accept(self, outcome: Any) -> list[Any]:
         """Return the own results as the commit of another writer names them."""
@@ -291,8 +291,8 @@ class _SharedCommit:
                 infos.append(info)
             elif not snapshot.looked:
                 return None, results, {}  # perhaps the state was old: look, and run all again
-        if self._guests is not None:
-            now, more = self._guests.run(now, partial(self._run, self.asked[0][0]))
+        if self._runner is not None:
+            now, more = self._runner.run(now, partial(self._run, self.asked[0][0]))
             infos += more
         if snapshot.ledger is not None and now.ledger is not None:
             self.breakers = snapshot.ledger.head.breaker, now.ledger.head.breaker

@@ -35,20 +35,20 @@ SERVED: Final = "served"
 """Key in a commit's note. Its value is the outcomes of the requests that it ran, by id."""
 FOLDER: Final = "_requests"
 FORMAT: Final = 1
-MOST_GUESTS: Final = 64
+MAX_REQUESTS: Final = 64
 """Requests of others in one commit, at most."""
 STALE_SECONDS: Final = 20.0
 """A request that is this much older than another is from a dead writer. No writer runs it."""
 OLD_SECONDS: Final = 3600.0
 """A sweep deletes requests of this age. Clocks of machines may differ."""
-PATIENCE_SECONDS: Final = 1.0
-"""How long a writer waits for each one before it."""
+WAIT_PER_WRITER_SECONDS: Final = 1.0
+"""How long a writer waits for each writer before it."""
 REQUESTS_OF_A_COMMIT: Final = 5
 """Requests in a row of a writer that commits. Nobody looks for its commit before."""
 POLL_SECONDS: Final = 0.05
 _KNOWN_COMMITS: Final = 100
 _THREADS: Final = 32
-_CALM: Final = 32
+_FREQUENT_POLL_LIMIT: Final = 32
 """With more requests than this, each writer looks less often."""
 
 
@@ -169,18 +169,15 @@ class RequestTurn:
         self._latency = time.monotonic() - began
 
     def _wait_for_commit(self, until: float) -> None:
-        """Wait until there is a commit, or until the patience ends.
-
-        The patience is that with the writer before.
-        """
+        """Wait until there is a commit, or until the wait for one writer ends."""
         version, started = self._log.state.version, time.monotonic()
         pause = POLL_SECONDS if self._is_behind else REQUESTS_OF_A_COMMIT * self._latency
         self._is_behind = True  # if the first look finds a commit, there may be more
         while self._log.state.version == version:
-            if time.monotonic() > min(until, started + PATIENCE_SECONDS):
+            if time.monotonic() > min(until, started + WAIT_PER_WRITER_SECONDS):
                 return
             time.sleep(pause)
-            pause = POLL_SECONDS * max(1.0, self._waiting / _CALM)
+            pause = POLL_SECONDS * max(1.0, self._waiting / _FREQUENT_POLL_LIMIT)
             with wrap_store_errors(self._files.root, "reading"):
                 self._take_notes(self._log.step().version)
             self._is_behind = self._is_behind and self._log.state.version > version
@@ -228,7 +225,7 @@ class RequestTurn:
             elif known_after <= int(name[:20]) <= self._log.state.version:
                 self._names.append(info.path)
                 before += name < self._request.name
-        return waited >= PATIENCE_SECONDS * before
+        return waited >= WAIT_PER_WRITER_SECONDS * before
 
     def _known_after(self) -> int:
         """Return the version after which this handle knows all commits. Read their notes."""
@@ -252,7 +249,7 @@ class RequestTurn:
         self._take_notes(self._log.state.version)
         return self._others_share
 
-    def guests(self, meanwhile: Callable[[], object]) -> list[PostedRequest]:
+    def requests_to_run(self, meanwhile: Callable[[], object]) -> list[PostedRequest]:
         """Read the requests of others that the own commit must run.
 
         Parameters
@@ -261,7 +258,7 @@ class RequestTurn:
             Called at the same time. Its errors are ignored: it only fills a cache.
         """
         names = [name for name in self._names if _id_in(name.rpartition("/")[2]) not in self._ran]
-        names = names[:MOST_GUESTS]
+        names = names[:MAX_REQUESTS]
         if not names:
             return []
         with ThreadPoolExecutor(min(_THREADS, len(names)) + 1) as pool:
@@ -269,14 +266,14 @@ class RequestTurn:
             found = list(pool.map(self._read, names))
         return [one for one in found if one is not None]
 
-    def not_run(self, guests: Sequence[PostedRequest]) -> Sequence[PostedRequest]:
+    def not_run(self, requests: Sequence[PostedRequest]) -> Sequence[PostedRequest]:
         """Return the requests that no commit ran.
 
         Another thread, or a read of the ledger, may have read newer commits since :meth:`wait` read
         its notes. If a commit since a request was cleaned, its requests are unknown.
         """
         self._take_notes(self._log.state.version)
-        known = (one for one in guests if one.base >= self._missed)
+        known = (one for one in requests if one.base >= self._missed)
         return [one for one in known if one.request_id not in self._ran]
 
     def outcome(self) -> Any | None:

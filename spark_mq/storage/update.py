@@ -78,7 +78,7 @@ class SharedWork(Protocol):
     def posted(self) -> Sequence[Mapping[str, Any]] | None:
         """Return the operations as JSON. None if only this process can run them."""
 
-    def take(self, guests: Sequence[PostedRequest]) -> None:
+    def take(self, requests: Sequence[PostedRequest]) -> None:
         """Run the operations of others too, with the next commit."""
 
     def served(self) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class _Updating:
         self._losses = 0
         self._pace = store.paces.get(group)
         self._turn: RequestTurn | None = None
-        self._guests: Sequence[PostedRequest] = ()
+        self._requests: Sequence[PostedRequest] = ()
         self._ran: Sequence[PostedRequest] = ()  # with the commit
 
     def run(self, timeout: float) -> Any:
@@ -226,9 +226,9 @@ class _Updating:
         """Leave out the requests that a commit up to the snapshot ran. Return the own outcome."""
         if self._turn is None or self._share is None:
             return None
-        left = self._turn.not_run(self._guests)
-        if len(left) < len(self._guests):
-            self._guests = left
+        left = self._turn.not_run(self._requests)
+        if len(left) < len(self._requests):
+            self._requests = left
             self._share.take(left)
         return self._turn.outcome()
 
@@ -246,8 +246,8 @@ class _Updating:
         outcome = self._turn.wait(until)
         if outcome is None:
             read = partial(self._store.read, self._group, look=False)
-            self._guests = self._turn.guests(read)
-            self._share.take(self._guests)
+            self._requests = self._turn.requests_to_run(read)
+            self._share.take(self._requests)
         else:
             pace.take_over(SHARED_PAUSE)
         return outcome
@@ -291,7 +291,7 @@ class _Updating:
             txns=tuple(self._txns.items()),
             whole_table=self._whole_table,
         )
-        self._ran = [one for one in self._guests if one.request_id in note.get(SERVED, ())]
+        self._ran = [one for one in self._requests if one.request_id in note.get(SERVED, ())]
         if pace is not None:
             pace.won(time.monotonic() - began)
             if self._ran:

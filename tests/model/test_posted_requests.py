@@ -41,7 +41,7 @@ class Writer:
     table: LedgerTable
     turn: RequestTurn | None = None
     leads: bool = False
-    guests: Sequence[PostedRequest] = ()
+    requests: Sequence[PostedRequest] = ()
     deletes: list[Sequence[str]] = field(default_factory=list)
 
 
@@ -106,7 +106,7 @@ class Requests(RuleBasedStateMachine):
             writer.turn = None
         elif writer.turn._is_turn(listed, 1e9):
             writer.leads = True
-            writer.guests = writer.turn.guests(lambda: None)
+            writer.requests = writer.turn.requests_to_run(lambda: None)
 
     def commit(self, at: int) -> None:
         """It commits its own request and those that it has read."""
@@ -115,13 +115,13 @@ class Requests(RuleBasedStateMachine):
             return
         writer.leads = False
         snapshot = writer.table.read(GROUP, look=False)
-        writer.guests = writer.turn.not_run(writer.guests)
+        writer.requests = writer.turn.not_run(writer.requests)
         if writer.turn.outcome() is not None:
             self.accepted.add(writer.turn.request_id)
             writer.turn = None
             return
         self.revision += 1
-        served: dict[str, Any] = {one.request_id: ["done"] for one in writer.guests}
+        served: dict[str, Any] = {one.request_id: ["done"] for one in writer.requests}
         note = {"group": GROUP, SERVED: {writer.turn.request_id: None, **served}}
         try:
             writer.table.write(
@@ -134,7 +134,9 @@ class Requests(RuleBasedStateMachine):
             return
         self.own[writer.turn.request_id] += 1
         self.ran.update(served.keys())
-        paths = [f"_requests/{GROUP}/{one.name}" for one in (writer.turn._request, *writer.guests)]
+        paths = [
+            f"_requests/{GROUP}/{one.name}" for one in (writer.turn._request, *writer.requests)
+        ]
         writer.deletes.append(paths)
         writer.turn = None
 
@@ -188,8 +190,8 @@ def _reads_no_note(_: RequestTurn, __: Commit) -> None:
     """Read nothing."""
 
 
-def _finds_all_new(_: RequestTurn, guests: Sequence[PostedRequest]) -> Sequence[PostedRequest]:
-    return guests
+def _finds_all_new(_: RequestTurn, requests: Sequence[PostedRequest]) -> Sequence[PostedRequest]:
+    return requests
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def faulty(s3: dict[str, str]) -> Iterator[FaultyS3]:
 @pytest.fixture
 def queue(faulty: FaultyS3, s3: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Queue:
     """A queue behind the proxy, whose handle thinks that others compete."""
-    monkeypatch.setattr(posted_requests, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(posted_requests, "WAIT_PER_WRITER_SECONDS", 0.0)
     options = {**s3, "AWS_ENDPOINT_URL": faulty.url, "backoff_config.init_backoff": "1ms"}
     queue = Queue.create(f"s3://queues/{uuid.uuid4().hex}/queue", storage_options=options)
     queue.publish([str(n) for n in range(20)])

@@ -45,7 +45,7 @@ def machines(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(LedgerTable, "commit_lock", commit_lock)
     monkeypatch.setattr(LedgerTable, "request_turn", request_turn)
-    monkeypatch.setattr(posted_requests, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(posted_requests, "WAIT_PER_WRITER_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -340,15 +340,15 @@ def test_a_sweep_deletes_old_requests(queue: Queue) -> None:
 def test_a_writer_waits_for_the_commit_of_the_one_before_it(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(posted_requests, "PATIENCE_SECONDS", 30.0)
-    read, own_log = RequestTurn.guests, queue._context.ledgers.log
+    monkeypatch.setattr(posted_requests, "WAIT_PER_WRITER_SECONDS", 30.0)
+    read, own_log = RequestTurn.requests_to_run, queue._context.ledgers.log
 
-    def guests(turn: RequestTurn, meanwhile: Callable[[], object]) -> Any:
+    def requests_to_run(turn: RequestTurn, meanwhile: Callable[[], object]) -> Any:
         if turn._log is own_log:
             until(lambda: len(files(queue)) == 2)
         return read(turn, meanwhile)
 
-    monkeypatch.setattr(RequestTurn, "guests", guests)
+    monkeypatch.setattr(RequestTurn, "requests_to_run", requests_to_run)
     got: list[Lease] = []
     first = threading.Thread(target=lambda: got.append(leased(queue, 5)))
     first.start()
