@@ -352,17 +352,17 @@ class ConsumerGroup(GroupViews):
         """
         worker = worker_name(worker_id)
         validate_count("max_messages", max_messages)
-        patience = validate_duration("wait", wait, zero=True) / SECOND
+        wait_seconds = validate_duration("wait", wait, zero=True) / SECOND
         poll = validate_duration("max_poll_interval", max_poll_interval) / SECOND
         timeout = None
         if visibility_timeout is not None:
             timeout = validate_duration("visibility_timeout", visibility_timeout)
         size = None if max_bytes is None else validate_size("max_bytes", max_bytes)
         options = LeaseOptions(worker, max_messages, timeout, fail_on_data_loss, size)
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + wait_seconds
 
         def time_left() -> float:
-            return deadline - time.monotonic() if patience else 0.0
+            return deadline - time.monotonic() if wait_seconds else 0.0
 
         acquired = wait_for_lease(self._ledger, options, time_left, poll)
         if not acquired.ranges:

@@ -37,7 +37,7 @@ from spark_mq.util.wait_future import call_when_done, wait_in_loop
 
 __all__ = ["BufferedPublisher", "PendingMessage"]
 
-ROOM: Final = 16
+MAX_PENDING_BATCHES: Final = 16
 """Batches of messages, or of bytes, that may wait. A caller that publishes more waits for room."""
 
 _FIRST_PAUSE: Final = 0.05
@@ -137,7 +137,7 @@ class BufferedPublisher:
         self._max_messages = validate_count("max_messages", max_messages)
         self._max_bytes = validate_size("max_bytes", max_bytes)
         self._max_age = validate_duration("max_age", max_age) / SECOND
-        self._patience = validate_duration("retry_timeout", retry_timeout, zero=True) / SECOND
+        self._retry_seconds = validate_duration("retry_timeout", retry_timeout, zero=True) / SECOND
         self._producer = Producer(context.messages, producer_id)
         self._handed = self._producer.number  # the number of the last message that came
         self._stopped: BaseException | None = None  # why a named producer stopped
@@ -272,8 +272,8 @@ class BufferedPublisher:
     def _is_full(self) -> bool:
         waiting, sending = self._batch, self._sending
         return (
-            len(waiting.rows) + len(sending.rows) >= ROOM * self._max_messages
-            or waiting.size + sending.size >= ROOM * self._max_bytes
+            len(waiting.rows) + len(sending.rows) >= MAX_PENDING_BATCHES * self._max_messages
+            or waiting.size + sending.size >= MAX_PENDING_BATCHES * self._max_bytes
         )
 
     # -- in the publisher's thread
@@ -325,7 +325,7 @@ class BufferedPublisher:
     def _send(self, batch: _Batch) -> PublishReceipt | BaseException:
         """Commit a batch once. Return the receipt or the last error."""
         written: WrittenFile | Draft | None = None
-        pause, deadline = _FIRST_PAUSE, time.monotonic() + self._patience
+        pause, deadline = _FIRST_PAUSE, time.monotonic() + self._retry_seconds
         while True:
             try:
                 if written is None:

@@ -30,9 +30,9 @@ __all__ = ["Handler", "WorkOptions", "WorkSummary", "run_worker"]
 
 EACH: Final = ("lease", "message")
 UNTIL: Final = ("empty", "settled")
-MOST_IN_HAND: Final = 1_000
+DEFAULT_MAX_MESSAGES: Final = 1_000
 """Messages that a worker for single messages holds at most, by default."""
-MOST_COROUTINES: Final = 100
+DEFAULT_CONCURRENCY: Final = 100
 """Async handlers that run at a time, by default."""
 
 
@@ -141,7 +141,7 @@ def _run_for_messages(served: Served, options: WorkOptions) -> WorkSummary:
         )
     policy, poll = options.policy(), options.seconds("max_poll_interval")
     feeding = FeedOptions(
-        options.lease_options(MOST_IN_HAND),
+        options.lease_options(DEFAULT_MAX_MESSAGES),
         policy,
         validate_duration("max_lease_duration", options.max_lease_duration),
         poll,
@@ -182,5 +182,5 @@ def _pool(
             option="threads",
             value=threads,
         )
-    given = MOST_COROUTINES if options.concurrency is None else options.concurrency
+    given = DEFAULT_CONCURRENCY if options.concurrency is None else options.concurrency
     return CoroutinePool(validate_count("concurrency", given, most=100_000))

@@ -27,7 +27,7 @@ from spark_mq.ledger.settle import ACK, RELEASE, SettleCommand, SettleOutcome
 from spark_mq.operations.acquire import Acquired, LeaseOptions, lease_operation, wait_for_lease
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.keep_alive import LeaseKeepAlive
-from spark_mq.operations.outages import OUTAGES, is_outage, outage_pause, settle_patiently
+from spark_mq.operations.outages import OUTAGES, is_outage, outage_pause, settle_with_retry
 from spark_mq.operations.settle import summarize
 from spark_mq.operations.shared_ledger import LedgerOperation
 from spark_mq.operations.verdict_log import VerdictLog
@@ -281,7 +281,7 @@ class WorkerLoop:
                 if one is not None:
                     one.alive.remove_limit()
 
-        done = settle_patiently(self.ledger, commands, also, self._over, before_retry)
+        done = settle_with_retry(self.ledger, commands, also, self._over, before_retry)
         if done is None:
             names = ", ".join(lease.lease_id for lease in leases)
             _log.warning("lease %s could not be settled: it is left to expire", names)

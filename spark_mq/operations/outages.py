@@ -13,7 +13,7 @@ from spark_mq.ledger.settle import SettleCommand, SettleOutcome
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.shared_ledger import LedgerOperation
 
-__all__ = ["OUTAGES", "is_outage", "outage_pause", "settle_patiently"]
+__all__ = ["OUTAGES", "is_outage", "outage_pause", "settle_with_retry"]
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def is_outage(error: BaseException | None) -> bool:
     return False
 
 
-def settle_patiently(
+def settle_with_retry(
     ledger: GroupLedger,
     commands: Sequence[SettleCommand],
     also: Callable[[], Sequence[LedgerOperation[Any]]],

@@ -12,7 +12,7 @@ from spark_mq.lease import Lease
 from spark_mq.ledger.settle import SettleCommand, SettleOutcome
 from spark_mq.operations.acquire import Acquired
 from spark_mq.operations.group_ledger import GroupLedger
-from spark_mq.operations.outages import settle_patiently
+from spark_mq.operations.outages import settle_with_retry
 from spark_mq.operations.settle import summarize
 from spark_mq.operations.shared_ledger import LedgerOperation
 from spark_mq.per_message.keeper import LeaseKeeper
@@ -66,7 +66,7 @@ class FeedCommits:
             The outcomes, and the results or errors of the others. None at the end of the work.
         """
         state = self._state
-        done = settle_patiently(self._ledger, commands, also, state.over, self._before_retry)
+        done = settle_with_retry(self._ledger, commands, also, state.over, self._before_retry)
         if done is None:
             _log.warning("some messages could not be settled: their leases are left to expire")
             return None

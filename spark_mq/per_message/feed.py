@@ -96,7 +96,7 @@ class GroupFeed:
             self._changed.notify_all()
         self._wake.notify()
 
-    def in_hand(self) -> int:
+    def unfinished(self) -> int:
         """Return how many messages wait for a handler or are with one."""
         return len(self._unclaimed) + len(self._running)
 
@@ -110,16 +110,16 @@ class GroupFeed:
 
     def _wanted(self) -> int:
         """Return how many messages to lease now."""
-        return self._demand.wanted(self.in_hand(), self._chains)
+        return self._demand.wanted(self.unfinished(), self._chains)
 
     def _settle_now(self) -> bool:
         with self._changed:
             if not self._done:
                 return False
             full = len(self._done) >= self.options.lease.max_messages
-            hungry = not self._demand.dry and self._wanted() > 0
+            wants_more = not self._demand.dry and self._wanted() > 0
             late = time.monotonic() >= self._settle_at or self._chains.paused
-            return full or hungry or late or not self.in_hand()
+            return full or wants_more or late or not self.unfinished()
 
     def _wait(self) -> None:
         """Wait until handlers have finished messages."""
@@ -156,8 +156,8 @@ class GroupFeed:
             return -1.0
         with self._changed:
             if self._done:
-                return self._settle_at - time.monotonic() if self.in_hand() else -1.0
-            if self.in_hand() or self.options.until is None:
+                return self._settle_at - time.monotonic() if self.unfinished() else -1.0
+            if self.unfinished() or self.options.until is None:
                 return float("inf")
         ended = has_ended(self.ledger, self.options.until)
         self._idle = ended and self.state.all_idle(self, seen)
@@ -261,7 +261,7 @@ class GroupFeed:
             self._settle_at = 0.0
         self._done.append((task, end))
         self._changed.notify_all()
-        if len(self._done) == 1 or self._chains.paused or not self.in_hand():
+        if len(self._done) == 1 or self._chains.paused or not self.unfinished():
             self._wake.notify()
 
     # -- settle
@@ -332,7 +332,7 @@ class GroupFeed:
         while not self.state.over.is_set():
             self._settle(more=False)
             with self._changed:
-                if not self._done and not self.in_hand():
+                if not self._done and not self.unfinished():
                     return
                 if not self._done:
                     self._changed.wait(self.options.poll)

@@ -64,7 +64,7 @@ def test_a_lease_is_kept_alive_for_half_an_hour(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_publisher_tries_for_half_a_minute() -> None:
     with memory_queue().publisher() as publisher:
-        assert publisher._patience == 30.0
+        assert publisher._retry_seconds == 30.0
         assert (publisher._max_messages, publisher._max_bytes) == (1_000, 4 * 2**20)
         assert publisher._max_age == 0.1
 
