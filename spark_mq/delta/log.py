@@ -21,7 +21,7 @@ from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState, TrackFiles
 from spark_mq.delta.store_errors import to_storage_error
 from spark_mq.errors import CommitConflict
-from spark_mq.util.pace import Pace, too_many_conflicts
+from spark_mq.util.backoff import Backoff, too_many_conflicts
 
 __all__ = ["CHECKPOINT_INTERVAL", "DeltaLog"]
 
@@ -86,7 +86,7 @@ class DeltaLog(LogFollower):
             The version of the commit (of the state, if there was nothing to commit), and the
             result.
         """
-        started, losses, pace = time.monotonic(), 0, Pace()
+        started, losses, backoff = time.monotonic(), 0, Backoff()
         while True:
             began = time.monotonic()
             # Over a store a look costs a request, and the put finds out all the same.
@@ -102,8 +102,8 @@ class DeltaLog(LogFollower):
                 losses, now = losses + 1, time.monotonic()
                 if now - started > timeout:
                     raise too_many_conflicts(f"a commit to {self.path}", losses, timeout) from error
-                pace.lost(now - began)
-                pace.wait()
+                backoff.lost(now - began)
+                backoff.wait()
 
     def commit(self, change: Change, base: int, operation: str = "WRITE") -> int:
         """Commit a change that was computed from version `base`. Return its version.

@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.storage.posted_requests import RequestTurn
+from spark_mq.util.backoff import Backoff
 from spark_mq.util.fair_lock import FairLock
 from spark_mq.util.notifier import Notifier
-from spark_mq.util.pace import Pace
 
 __all__ = ["PAUSE", "LedgerCommit", "LedgerSnapshot", "LedgerStore"]
 
@@ -60,7 +60,7 @@ class LedgerStore(Protocol):
 
     notifier: Notifier
     """Notified after each commit."""
-    paces: dict[str, Pace]
+    backoffs: dict[str, Backoff]
     """The pauses of the groups for which this process has lost races."""
 
     def commit_lock(self, group: str) -> FairLock:

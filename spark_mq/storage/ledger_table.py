@@ -31,9 +31,9 @@ from spark_mq.storage.ledger_store import PAUSE, LedgerCommit, LedgerSnapshot
 from spark_mq.storage.pause_request import commit_pause_request
 from spark_mq.storage.posted_requests import SERVED, RequestTurn, delete_old_requests
 from spark_mq.storage.table_cleanup import clean_ledgers
+from spark_mq.util.backoff import Backoff
 from spark_mq.util.fair_lock import FairLock, fair_lock_for
 from spark_mq.util.notifier import notifier_for
-from spark_mq.util.pace import Pace
 from spark_mq.util.validation import RESERVED_PREFIX
 
 __all__ = ["HORIZON", "LedgerTable"]
@@ -81,8 +81,8 @@ class LedgerTable:
         self._cache = ledger_cache()
         self._events = event_cache()
         self._commit_locks: dict[str, FairLock] = {}
-        self.paces: dict[str, Pace] = {}
-        self._paced = -1  # the version up to which pauses were taken over
+        self.backoffs: dict[str, Backoff] = {}
+        self._pauses_read_up_to = -1  # the version up to which pauses were taken over
         self._last_operation = ""  # the id of the last commit of this handle
         self._lock = threading.RLock()
 
@@ -147,22 +147,22 @@ class LedgerTable:
     def _partition(self, group: str, look: bool) -> tuple[int, tuple[AddFile, ...]]:
         with wrap_store_errors(self.path, "reading"), self._lock:
             version, files = self.log.partition_at({_PARTITION: group}, look=look)
-            if version != self._paced:
+            if version != self._pauses_read_up_to:
                 self._take_over_pauses(version)
             return version, files
 
     def _take_over_pauses(self, version: int) -> None:
         """Take over the pauses that commits of other writers name."""
-        first = max(self._paced + 1, version - _RECENT)
+        first = max(self._pauses_read_up_to + 1, version - _RECENT)
         for commit in self.log.known_commits(first, version):
             pause = commit.note.get(PAUSE)
             if isinstance(pause, int | float) and commit.operation_id != self._last_operation:
                 group = commit.note.get("group")
                 for name in self._commit_locks if group is None else [str(group)]:
-                    pace = self.paces.setdefault(name, Pace())
-                    pace.take_over(pause)
-                    pace.shares = pace.shares or SERVED in commit.note
-        self._paced = version
+                    backoff = self.backoffs.setdefault(name, Backoff())
+                    backoff.take_over(pause)
+                    backoff.shares = backoff.shares or SERVED in commit.note
+        self._pauses_read_up_to = version
 
     def _ledger(self, group: str, files: tuple[AddFile, ...]) -> Ledger | None:
         if not files:
@@ -211,8 +211,8 @@ class LedgerTable:
                 self._discard(added)
             raise
         self._last_operation = operation_id
-        if self._paced == version - 1:
-            self._paced = version
+        if self._pauses_read_up_to == version - 1:
+            self._pauses_read_up_to = version
         if ledger is None or added is None:
             self._cache.forget(stored.group)
         else:

@@ -25,10 +25,10 @@ from spark_mq.storage.ledger_rows import to_rows
 from spark_mq.storage.ledger_store import LedgerCommit, LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.message_store import LogPlan, MessageStore, PublishReceipt, check_mark
+from spark_mq.util.backoff import Backoff
 from spark_mq.util.clock import Clock, system_clock, to_micros
 from spark_mq.util.fair_lock import FairLock
 from spark_mq.util.notifier import Notifier
-from spark_mq.util.pace import Pace
 from spark_mq.util.validation import RESERVED_PREFIX
 
 __all__ = ["MemoryFiles", "MemoryLedgers", "MemoryMessages"]
@@ -210,7 +210,7 @@ class MemoryLedgers:
     """
 
     def __init__(self, clock: Clock = system_clock) -> None:
-        self.paces: dict[str, Pace] = {}
+        self.backoffs: dict[str, Backoff] = {}
         self.notifier = Notifier()
         self._clock = clock
         self.notes: list[dict[str, Any]] = []

@@ -20,7 +20,7 @@ from spark_mq.errors import CommitConflict
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.storage.ledger_store import PAUSE, LedgerSnapshot, LedgerStore
 from spark_mq.storage.posted_requests import SERVED, PostedRequest, RequestTurn
-from spark_mq.util.pace import Pace, too_many_conflicts
+from spark_mq.util.backoff import Backoff, too_many_conflicts
 from spark_mq.util.user import with_user
 
 __all__ = ["DROP_GROUP", "NextLedger", "Priority", "SharedWork", "Update", "update_ledger"]
@@ -177,7 +177,7 @@ class _Updating:
         self._txns, self._whole_table, self._replace = txns, whole_table, replace
         self._priority, self._share = priority, share
         self._losses = 0
-        self._pace = store.paces.get(group)
+        self._backoff = store.backoffs.get(group)
         self._turn: RequestTurn | None = None
         self._requests: Sequence[PostedRequest] = ()
         self._ran: Sequence[PostedRequest] = ()  # with the commit
@@ -194,8 +194,8 @@ class _Updating:
         started = time.monotonic()
         look: bool | None = None  # the store may skip the first look, which costs it a request
         while True:
-            if self._pace is not None:
-                outcome = self._wait(self._pace, started + timeout)
+            if self._backoff is not None:
+                outcome = self._wait(self._backoff, started + timeout)
                 if outcome is not None and self._share is not None:
                     return self._share.accept(outcome)
             began = time.monotonic()
@@ -232,36 +232,36 @@ class _Updating:
             self._share.take(left)
         return self._turn.outcome()
 
-    def _wait(self, pace: Pace, until: float) -> Any | None:
+    def _wait(self, backoff: Backoff, until: float) -> Any | None:
         """Pause, or wait for a turn. Return the outcome if another writer ran the operations."""
-        if self._share is None or not (pace.shares or self._losses >= SHARE_AFTER):
-            pace.wait(self._priority.value)
+        if self._share is None or not (backoff.shares or self._losses >= SHARE_AFTER):
+            backoff.wait(self._priority.value)
             return None
         if self._turn is None and (operations := self._share.posted()) is not None:
             self._turn = self._store.request_turn(self._group, operations)
         if self._turn is None:
-            pace.wait(self._priority.value)
+            backoff.wait(self._priority.value)
             return None
-        pace.shares = True
+        backoff.shares = True
         outcome = self._turn.wait(until)
         if outcome is None:
             read = partial(self._store.read, self._group, look=False)
             self._requests = self._turn.requests_to_run(read)
             self._share.take(self._requests)
         else:
-            pace.take_over(SHARED_PAUSE)
+            backoff.take_over(SHARED_PAUSE)
         return outcome
 
     def _lost(self, seconds: float) -> None:
-        self._pace = self._store.paces.setdefault(self._group, Pace())
-        self._pace.lost(seconds)
+        self._backoff = self._store.backoffs.setdefault(self._group, Backoff())
+        self._backoff.lost(seconds)
         group = None if self._whole_table else self._group
         if self._turn is not None:
             if not self._turn.others_share():
                 # The winner does not look for requests yet. A commit with a pause makes it look.
                 self._store.request_pause(group, SHARED_PAUSE, share=True)
         elif self._losses % ASK_AFTER == 0:
-            self._store.request_pause(group, self._pace.pause)
+            self._store.request_pause(group, self._backoff.pause)
 
     def _attempt(self, snapshot: LedgerSnapshot, began: float) -> tuple[bool, Any]:
         """Compute and commit once. Return whether it is done, and the result.
@@ -276,10 +276,10 @@ class _Updating:
             return False, None
         if ledger is None or (ledger is snapshot.ledger and not self._txns):
             return snapshot.looked, result
-        pace = self._pace
+        backoff = self._backoff
         note = {"group": snapshot.group, **with_user(info)}
-        if pace and pace.pause:
-            note[PAUSE] = round(pace.pause, 3)
+        if backoff and backoff.pause:
+            note[PAUSE] = round(backoff.pause, 3)
         if self._turn is not None and self._share is not None:
             served = self._share.served()
             note[SERVED] = {self._turn.request_id: None, **served}
@@ -292,12 +292,12 @@ class _Updating:
             whole_table=self._whole_table,
         )
         self._ran = [one for one in self._requests if one.request_id in note.get(SERVED, ())]
-        if pace is not None:
-            pace.won(time.monotonic() - began)
+        if backoff is not None:
+            backoff.won(time.monotonic() - began)
             if self._ran:
-                pace.take_over(SHARED_PAUSE)
-            if not pace.pause:
-                self._store.paces.pop(snapshot.group, None)
+                backoff.take_over(SHARED_PAUSE)
+            if not backoff.pause:
+                self._store.backoffs.pop(snapshot.group, None)
         self._store.notifier.notify()
         return True, result
 

@@ -39,9 +39,9 @@ def fair_shares(limit: int, could: Sequence[int], turn: int) -> list[int]:
         This number modulo the queues that can take more decides which get the indivisible rest.
     """
     taken = [0] * len(could)
-    while limit > 0 and (hungry := [at for at, most in enumerate(could) if taken[at] < most]):
-        first, each = turn % len(hungry), limit // len(hungry)
-        for at in hungry if each else (hungry[first:] + hungry[:first])[:limit]:
+    while limit > 0 and (unfilled := [at for at, most in enumerate(could) if taken[at] < most]):
+        first, each = turn % len(unfilled), limit // len(unfilled)
+        for at in unfilled if each else (unfilled[first:] + unfilled[:first])[:limit]:
             part = min(could[at] - taken[at], each or 1)
             taken[at] += part
             limit -= part
@@ -123,8 +123,8 @@ class MultiQueueSource:
         return self._planned[key]
 
     def _lease(self, stream: str, n: int, could: Sequence[int]) -> Plans:
-        hungry = sum(1 for most in could if most)
-        size = None if self.options.max_bytes is None else max(1, self.options.max_bytes // hungry)
+        active = sum(1 for most in could if most)
+        size = None if self.options.max_bytes is None else max(1, self.options.max_bytes // active)
         plans: Plans = []
         out_of_reach: list[StorageError] = []
         for source, share in zip(

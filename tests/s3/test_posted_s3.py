@@ -14,8 +14,8 @@ from spark_mq import Lease, Queue
 from spark_mq.storage import posted_requests
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.posted_requests import FOLDER, PostedRequest, RequestTurn
+from spark_mq.util.backoff import Backoff
 from spark_mq.util.fair_lock import FairLock
-from spark_mq.util.pace import Pace
 
 
 @pytest.fixture
@@ -32,10 +32,10 @@ def queue(faulty: FaultyS3, s3: dict[str, str], monkeypatch: pytest.MonkeyPatch)
     queue = Queue.create(f"s3://queues/{uuid.uuid4().hex}/queue", storage_options=options)
     queue.publish([str(n) for n in range(20)])
     queue.group().ensure()
-    pace = Pace()
-    pace.take_over(0.1)
-    pace.shares = True
-    queue._context.ledgers.paces["default"] = pace
+    backoff = Backoff()
+    backoff.take_over(0.1)
+    backoff.shares = True
+    queue._context.ledgers.backoffs["default"] = backoff
     return queue
 
 

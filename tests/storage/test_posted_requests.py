@@ -25,8 +25,8 @@ from spark_mq.operations.shared_ledger import LedgerOperation
 from spark_mq.storage import posted_requests
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.posted_requests import FOLDER, SERVED, RequestTurn, delete_old_requests
+from spark_mq.util.backoff import Backoff
 from spark_mq.util.fair_lock import FairLock
-from spark_mq.util.pace import Pace
 from spark_mq.util.user import acting_as
 
 MINUTE = 60.0
@@ -58,10 +58,10 @@ def queue(delta_queue: Callable[..., Queue]) -> Queue:
 
 def sharing(queue: Queue) -> Queue:
     """Let a handle think that others compete and post."""
-    pace = Pace()
-    pace.take_over(0.2)
-    pace.shares = True
-    queue._context.ledgers.paces["default"] = pace
+    backoff = Backoff()
+    backoff.take_over(0.2)
+    backoff.shares = True
+    queue._context.ledgers.backoffs["default"] = backoff
     return queue
 
 

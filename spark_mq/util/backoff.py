@@ -14,7 +14,7 @@ from typing import Final
 
 from spark_mq.errors import ContentionTimeout
 
-__all__ = ["Pace", "too_many_conflicts"]
+__all__ = ["Backoff", "too_many_conflicts"]
 
 _GROWTH: Final = 1.25
 """The factor for each lost race."""
@@ -25,7 +25,7 @@ _MOST_LOSSES: Final = 30
 """More losses in a row do not lengthen the pause."""
 
 
-class Pace:
+class Backoff:
     """The pauses of one process before its commits to one ledger."""
 
     def __init__(self) -> None:

@@ -6,22 +6,22 @@ import random
 
 import pytest
 
-from spark_mq.util import pace
-from spark_mq.util.pace import Pace, too_many_conflicts
+from spark_mq.util import backoff
+from spark_mq.util.backoff import Backoff, too_many_conflicts
 
 ATTEMPT = 0.1
 """Seconds that an attempt takes here."""
 
 
 def test_a_writer_without_rivals_never_pauses() -> None:
-    mine = Pace()
+    mine = Backoff()
     for _ in range(5):
         mine.won(ATTEMPT)
     assert mine.pause == 0
 
 
 def test_pauses_grow_with_each_loss_from_the_length_of_an_attempt_up_to_a_limit() -> None:
-    mine, seen = Pace(), list[float]()
+    mine, seen = Backoff(), list[float]()
     for _ in range(40):
         mine.lost(ATTEMPT)
         seen.append(mine.pause)
@@ -30,7 +30,7 @@ def test_pauses_grow_with_each_loss_from_the_length_of_an_attempt_up_to_a_limit(
 
 
 def test_a_commit_shortens_the_pause_until_it_is_none() -> None:
-    mine = Pace()
+    mine = Backoff()
     mine.lost(ATTEMPT)
     mine.lost(ATTEMPT)
     before, commits = mine.pause, 0
@@ -42,7 +42,7 @@ def test_a_commit_shortens_the_pause_until_it_is_none() -> None:
 
 
 def test_a_writer_takes_over_the_pause_of_another_and_adds_its_own_losses() -> None:
-    mine = Pace()
+    mine = Backoff()
     mine.take_over(0.4)
     assert mine.pause == pytest.approx(0.4)
     mine.lost(ATTEMPT)
@@ -53,15 +53,15 @@ def test_a_writer_takes_over_the_pause_of_another_and_adds_its_own_losses() -> N
 
 @pytest.mark.parametrize(("named", "taken"), [(-3, 0), (1e9, 3.0), (float("inf"), 3.0)])
 def test_a_pause_in_a_commit_cannot_stop_others(named: float, taken: float) -> None:
-    mine = Pace()
+    mine = Backoff()
     mine.take_over(named)
     assert mine.pause == taken
 
 
 def test_a_wait_is_random_around_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(pace.time, "sleep", slept.append)
-    mine = Pace()
+    monkeypatch.setattr(backoff.time, "sleep", slept.append)
+    mine = Backoff()
     mine.take_over(1.0)
     for _ in range(200):
         mine.wait(0.5)
@@ -76,7 +76,7 @@ def shares(writers: int, commits: int) -> tuple[list[int], float]:
     An attempt takes about ATTEMPT, and loses if another one committed meanwhile.
     """
     draw = random.Random(1)
-    paces, counts, lost = [Pace() for _ in range(writers)], [0] * writers, 0
+    backoffs, counts, lost = [Backoff() for _ in range(writers)], [0] * writers, 0
     begins = [draw.uniform(0, ATTEMPT) for _ in range(writers)]
     ends = [begin + ATTEMPT * draw.uniform(0.5, 1.5) for begin in begins]
     last_commit = -1.0
@@ -84,16 +84,16 @@ def shares(writers: int, commits: int) -> tuple[list[int], float]:
         me = min(range(writers), key=ends.__getitem__)
         took = ends[me] - begins[me]
         if last_commit > begins[me]:
-            paces[me].lost(took)
+            backoffs[me].lost(took)
             lost += 1
         else:
-            last_commit, named = ends[me], paces[me].pause
-            paces[me].won(took)
+            last_commit, named = ends[me], backoffs[me].pause
+            backoffs[me].won(took)
             counts[me] += 1
-            for other, its in enumerate(paces):
+            for other, its in enumerate(backoffs):
                 if other != me and named:
                     its.take_over(named)
-        begins[me] = ends[me] + paces[me].pause * draw.uniform(0, 2)
+        begins[me] = ends[me] + backoffs[me].pause * draw.uniform(0, 2)
         ends[me] = begins[me] + ATTEMPT * draw.uniform(0.5, 1.5)
     return counts, lost / commits
 
