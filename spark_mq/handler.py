@@ -152,8 +152,8 @@ def parse_result(returned: Any, lease_id: str, held: Iterable[Interval]) -> list
     except InvalidOption as wrong:
         value = wrong.data["value"]
         raise InvalidHandlerResult(str(wrong), option="sequence", value=value) from wrong
-    if strange := subtract(named, held):
-        first = strange[0][0]
+    if unknown := subtract(named, held):
+        first = unknown[0][0]
         raise InvalidHandlerResult(
             f"message {first} is none of this lease's", option="sequence", value=first
         )

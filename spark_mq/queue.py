@@ -34,7 +34,7 @@ from spark_mq.operations.identity import is_own_place, relative_place
 from spark_mq.operations.public_settings import QueueSettings, public_queue_settings
 from spark_mq.operations.publish_messages import publish_messages
 from spark_mq.operations.trace import Trace, finished, trace
-from spark_mq.operations.trimming import what_is_held_back
+from spark_mq.operations.trimming import find_held_back
 from spark_mq.publisher import BufferedPublisher
 from spark_mq.storage.message_store import PublishReceipt, producer_txn
 from spark_mq.util.advice import CONFIGURE_GROUP
@@ -710,7 +710,7 @@ class Queue(QueueViews):
         """
         index, groups = self._context.messages.index(), self._group_stats()
         floors = {name: one.floor for name, one in groups.items()}
-        held = what_is_held_back(self._context, index, floors)
+        held = find_held_back(self._context, index, floors)
         return QueueStats(
             published=index.total,
             tail=index.last_sequence,

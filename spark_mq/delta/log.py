@@ -208,12 +208,12 @@ class DeltaLog(LogFollower):
         version = commit.version
         slow = time.monotonic() - self._sure_at > SLOW_COMMIT_SECONDS
         if (self._local or slow) and not self.store.exists(log_path(version - 1)):
-            self._withdraw_stray(version, change)
+            self._delete_unread_commit(version, change)
         self._take_own(commit, started)
         if version % CHECKPOINT_INTERVAL == 0 and self._on_checkpoint is not None:
             self._on_checkpoint(self.store, version)
 
-    def _withdraw_stray(self, version: int, change: Change) -> None:
+    def _delete_unread_commit(self, version: int, change: Change) -> None:
         """Delete an own commit that nobody will read. Its writer was slower than the cleaner.
 
         The commit before it is gone. If the cleaner deleted the number's first commit too, the put

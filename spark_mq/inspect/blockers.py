@@ -13,7 +13,7 @@ from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import BLOCKED
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.operations.context import QueueContext
-from spark_mq.operations.trimming import what_is_held_back
+from spark_mq.operations.trimming import find_held_back
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.records import Record
 
@@ -100,7 +100,7 @@ def _of_trim(
     context: QueueContext, index: MessageIndex, stats: Mapping[str, GroupStats]
 ) -> Iterator[Blocker]:
     """Yield the groups whose first unsettled message holds back the trim."""
-    held = what_is_held_back(context, index, {name: own.floor for name, own in stats.items()})
+    held = find_held_back(context, index, {name: own.floor for name, own in stats.items()})
     if held is None:
         return
     for name in held.groups:

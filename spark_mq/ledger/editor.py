@@ -151,7 +151,7 @@ class LedgerEditor:
         firsts = self.ledger.first_sequences
         out: list[tuple[Range, _Span]] = []  # each range is made once, after its span is known
         added = sorted(self._added, key=_first_of)
-        self._look_around(added)
+        self._read_neighbours(added)
         for at, piece in enumerate(added):
             span: _Span = (piece.first, piece.last, piece.message_count)
             lowest = out[-1][1][1] if out else -1
@@ -171,7 +171,7 @@ class LedgerEditor:
             out.append((piece, span))
         return [_with_span(piece, span) for piece, span in out]
 
-    def _look_around(self, added: Sequence[Range]) -> None:
+    def _read_neighbours(self, added: Sequence[Range]) -> None:
         """Read the rows before and after many added ranges in one pass."""
         ledger, firsts = self.ledger, self.ledger.first_sequences
         if ledger.rows is not None or len(added) < _MANY:

@@ -72,11 +72,11 @@ def replay_batch(
     """
     editor = LedgerEditor(ledger)
     held = editor.remove(rows_held_by_batch(ledger, prefix))
-    crowded = sum(r.message_count for r in held) > 1
+    several = sum(r.message_count for r in held) > 1
     kept: list[Range] = []
     failed: Range | None = None
     for r in held:
-        in_company = crowded and _is_last(r, rules, 1) and not _failed_by_itself(r)
+        in_company = several and _is_last(r, rules, 1) and not _failed_by_itself(r)
         if granted_before or _is_last(r, rules, 0) or in_company:
             editor.add(return_to_group(r, now, rules), r, "given_back", of_lease=True)
             failed = failed or (r if r.state == LEASED else None)

@@ -18,13 +18,13 @@ from spark_mq.ledger.schedule import add_scheduled, split_by_time
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.transitions import rejected
 
-__all__ = ["UNREADABLE", "bury_unreadable", "postpone_due"]
+__all__ = ["UNREADABLE", "postpone_due", "reject_unreadable"]
 
 UNREADABLE: Final = "payload unreadable"
 """The reason of messages that are dead because their file is damaged or missing."""
 
 
-def bury_unreadable(
+def reject_unreadable(
     ledger: Ledger,
     index: MessageIndex,
     interval: Interval,

@@ -216,12 +216,12 @@ def refuse_foreign_files(root: str) -> None:
     """
     if "://" in root or not os.path.isdir(root):
         return
-    strange = sorted(
+    others = sorted(
         name for name in os.listdir(root) if name not in _OWN and not name.startswith(".")
     )
-    if strange:
+    if others:
         raise NotAQueue(
-            f"{root} is a folder with other files in it ({show_some(strange, 3)}). Give a "
+            f"{root} is a folder with other files in it ({show_some(others, 3)}). Give a "
             f"queue a folder of its own, new or empty",
             path=root,
         )

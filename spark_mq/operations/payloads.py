@@ -23,7 +23,7 @@ from spark_mq.ledger.intervals import Interval, format_intervals
 from spark_mq.ledger.message_index import DataFile, FileSlice, MessageIndex
 from spark_mq.ledger.ranges import Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.ledger.unreadable import bury_unreadable, postpone_due
+from spark_mq.ledger.unreadable import postpone_due, reject_unreadable
 from spark_mq.parquet.reader import verify_slice
 from spark_mq.storage.message_store import MessageStore
 from spark_mq.util.clock import SECOND
@@ -184,9 +184,9 @@ class ReadableGrant:
     """A lease's messages, without those that cannot be read."""
 
     ledger: Ledger
-    """The next ledger. Damaged files are buried in it, also without a grant."""
+    """The next ledger. Messages of damaged files are dead in it, also without a grant."""
     grant: Grant
-    buried: tuple[Interval, ...] = ()
+    rejected: tuple[Interval, ...] = ()
     """The messages that are dead because their file is damaged, by file."""
     dead: int = 0
     """The number of these messages."""
@@ -196,8 +196,8 @@ class ReadableGrant:
     """Checks to wait for before the next attempt."""
 
     def commit_info(self) -> dict[str, object]:
-        """Return the commit's note about buried messages."""
-        ranges = format_intervals(self.buried)
+        """Return the commit's note about rejected messages."""
+        ranges = format_intervals(self.rejected)
         return {"operation": "reject", "messages": self.dead, "ranges": f"reject {ranges}"}
 
 
@@ -244,11 +244,11 @@ def acquire_readable(
                     one, postpone_due(found.ledger, index, interval, now=now, until=now + POSTPONE)
                 )
                 continue
-            bury = partial(
-                bury_unreadable,
+            reject = partial(
+                reject_unreadable,
                 index=index, now=now, rules=rules, interval=interval, error=one.reason,
             )  # fmt: skip
-            found.bury(interval, bury)
+            found.reject(interval, reject)
 
 
 class _Search:
@@ -259,7 +259,7 @@ class _Search:
 
     def __init__(self, ledger: Ledger, kept: Ledger) -> None:
         self.ledger, self.kept = ledger, kept
-        self.buried: list[Interval] = []
+        self.rejected: list[Interval] = []
         self.dead = self.out_of_reach = 0
         self.error: SparkMQError | None = None
 
@@ -269,18 +269,18 @@ class _Search:
         self.out_of_reach += 1
         self.ledger = ledger
 
-    def bury(self, interval: Interval, bury: Callable[[Ledger], tuple[Ledger, int]]) -> None:
-        """Bury a damaged file in both ledgers."""
+    def reject(self, interval: Interval, reject: Callable[[Ledger], tuple[Ledger, int]]) -> None:
+        """Reject the messages of a damaged file in both ledgers."""
         same = self.kept is self.ledger
-        self.kept, count = bury(self.kept)
-        self.ledger = self.kept if same else bury(self.ledger)[0]
-        self.buried.append(interval)
+        self.kept, count = reject(self.kept)
+        self.ledger = self.kept if same else reject(self.ledger)[0]
+        self.rejected.append(interval)
         self.dead += count
 
     def result(self, ledger: Ledger, grant: Grant) -> ReadableGrant:
         """Return the result of the search."""
         error = None if grant.ranges else self.error
-        return ReadableGrant(ledger, grant, tuple(self.buried), self.dead, error)
+        return ReadableGrant(ledger, grant, tuple(self.rejected), self.dead, error)
 
 
 def read_whole(

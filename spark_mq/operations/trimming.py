@@ -14,7 +14,7 @@ from spark_mq.ledger.trim import (
 )
 from spark_mq.operations.context import QueueContext
 
-__all__ = ["groups_that_count", "read_floors", "what_is_held_back"]
+__all__ = ["find_held_back", "groups_that_count", "read_floors"]
 
 
 def read_floors(context: QueueContext) -> dict[str, int]:
@@ -35,7 +35,7 @@ def groups_that_count(
     return counting_groups(groups, index.last_sequence, context.now(), expiry)
 
 
-def what_is_held_back(
+def find_held_back(
     context: QueueContext, index: MessageIndex, floors: Mapping[str, int]
 ) -> HeldBack | None:
     """Return the messages that groups hold back from a trim, or None."""

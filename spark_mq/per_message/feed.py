@@ -221,7 +221,7 @@ class GroupFeed:
             del self._unclaimed[task]
             if not acked and task.has_expired(self.ledger.now()):
                 self._add_done(task, MessageEnd(None))
-                self._go_on_after(task)
+                self._advance_lane(task)
                 return False
             task.started = time.monotonic()
             self._running[task] = None
@@ -244,11 +244,11 @@ class GroupFeed:
             if end.verb in (NACK, RELEASE):
                 self._chains.pause(task)
             else:
-                self._go_on_after(task)
+                self._advance_lane(task)
             self._add_done(task, end)
         return pause
 
-    def _go_on_after(self, task: MessageTask) -> None:
+    def _advance_lane(self, task: MessageTask) -> None:
         """Let the next message of a lane run."""
         if (following := self._chains.remove(task)) is not None:
             self.pool.submit(following)
@@ -279,7 +279,7 @@ class GroupFeed:
         if committed and len(self._chains):
             self._drop_returned(commands, committed[0])
         for task, _ in done:
-            self._let_go(task)
+            self._drop_task(task)
         for acquired in committed[1] if committed else ():
             if isinstance(acquired, Acquired):
                 self._demand.note_look(bool(acquired.ranges))
@@ -288,10 +288,10 @@ class GroupFeed:
             else:
                 self._demand.dry = False
 
-    def _let_go(self, task: MessageTask) -> None:
+    def _drop_task(self, task: MessageTask) -> None:
         """Count a message out of its lease. Its lane goes on."""
         with self._changed:
-            self._go_on_after(task)
+            self._advance_lane(task)
         task.held.messages -= 1
         if not task.held.messages:
             self.keeper.remove(task.lease_id)
@@ -312,7 +312,7 @@ class GroupFeed:
             for task in lost:
                 del self._unclaimed[task]
         for task in lost:
-            self._let_go(task)
+            self._drop_task(task)
         self.state.count(RELEASE, len(lost))
 
     def _more_leases(self) -> list[LedgerOperation[Acquired]]:

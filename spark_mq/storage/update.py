@@ -88,10 +88,10 @@ class SharedWork(Protocol):
         """Return the own results as the commit of another writer names them."""
 
 
-def _leaves_no_turn(
+def _abandons_lock(
     update: Callable[Concatenate[LedgerStore, str, Params], T],
 ) -> Callable[Concatenate[LedgerStore, str, Params], T]:
-    """Release the turn if an interrupt kept the update from it."""
+    """Abandon the lock if an interrupt kept the update from its release."""
 
     @functools.wraps(update)
     def wrapped(store: LedgerStore, group: str, /, *args: Params.args, **given: Params.kwargs) -> T:
@@ -104,7 +104,7 @@ def _leaves_no_turn(
     return wrapped
 
 
-@_leaves_no_turn
+@_abandons_lock
 def update_ledger(
     store: LedgerStore,
     group: str,

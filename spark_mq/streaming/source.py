@@ -37,7 +37,7 @@ from spark_mq.telemetry.conventions import Signal
 
 __all__ = ["StreamSource"]
 
-REPLAY_SPARE: Final = 1
+RESERVED_ATTEMPTS: Final = 1
 """Attempts kept back for a replay of the batch."""
 
 
@@ -194,7 +194,7 @@ class StreamSource:
             messages,
             view.now + self._timeout(view.settings),
             max_bytes=size,
-            reserved_attempts=REPLAY_SPARE,
+            reserved_attempts=RESERVED_ATTEMPTS,
             max_sequence=tail,
             due_by=due_by,
         )

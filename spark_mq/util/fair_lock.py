@@ -62,8 +62,8 @@ class FileLock:
             return False
         deadline = time.monotonic() + timeout
         try:
-            with _open(f"{self._path}.next") as turnstile:
-                if not self._lock(turnstile.fileno(), deadline, _NEXT_POLL):
+            with _open(f"{self._path}.next") as next_file:
+                if not self._lock(next_file.fileno(), deadline, _NEXT_POLL):
                     return False
                 # Kept before it is locked. After an interrupt, the release closes it.
                 self._file = _open(f"{self._path}.lock")

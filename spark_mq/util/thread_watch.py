@@ -47,7 +47,7 @@ class ThreadWatch:
     ) -> None:
         self._threads, self._stop, self._poll = threads, stop, poll
         self._on_interrupt = on_interrupt
-        self._news: SimpleQueue[int] = SimpleQueue()
+        self._signals: SimpleQueue[int] = SimpleQueue()
         """Signal numbers. 0 means that a thread has ended.
 
         A signal handler may call its put, but not the set of an Event. The interrupted thread may
@@ -72,7 +72,7 @@ class ThreadWatch:
 
     def note_end(self) -> None:
         """Note that a thread has ended."""
-        self._news.put(0)
+        self._signals.put(0)
 
     def run(self, finish: Callable[[], None]) -> None:
         """Start the threads, wait for the end, and call `finish`.
@@ -128,7 +128,7 @@ class ThreadWatch:
         An event, a signal, or the end of all threads ends it.
         """
         while self._alive() and not self._stop.is_set():
-            self._take_news(self._poll)
+            self._take_signal(self._poll)
 
     def wait_for_end(self, seconds: float) -> None:
         """Wait for the end of all threads, for some seconds.
@@ -140,17 +140,17 @@ class ThreadWatch:
             left = deadline - time.monotonic()
             if left <= 0:
                 return
-            self._take_news(min(left, self._poll))
+            self._take_signal(min(left, self._poll))
 
     def _alive(self) -> bool:
         # A thread that has noted its end is alive for a moment still.
         noted = self._ended >= len(self._threads)
         return not noted and any(thread.is_alive() for thread in self._threads)
 
-    def _take_news(self, seconds: float) -> None:
+    def _take_signal(self, seconds: float) -> None:
         number = 0
         with contextlib.suppress(Empty):
-            number = self._news.get(timeout=seconds)
+            number = self._signals.get(timeout=seconds)
             self._ended += number == 0
         if number:
             self._stop.set()
@@ -162,7 +162,7 @@ class ThreadWatch:
         self._interrupts += number == signal.SIGINT
         if self._interrupts > 2:
             raise KeyboardInterrupt
-        self._news.put(number)
+        self._signals.put(number)
 
     def _on_own_signal(self, theirs: Callable[[int, Any], Any], number: int, frame: Any) -> None:
         try:

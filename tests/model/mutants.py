@@ -304,7 +304,7 @@ ALL = [
     Mutant(SOURCE, "nor what a batch has left on purpose", auto_ack._committed_leases,
            "if n > left", "", "left"),
     Mutant(SOURCE, "one attempt is kept for a replay", stream.StreamSource._request,
-           "reserved_attempts=REPLAY_SPARE", "reserved_attempts=0", "releasing"),
+           "reserved_attempts=RESERVED_ATTEMPTS", "reserved_attempts=0", "releasing"),
     # -- section 7: settling from foreachBatch
     Mutant(SETTLING, "a zombie's query ends before Spark commits its batch",
            owners.LeaseRouter.check,

@@ -21,7 +21,7 @@ from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW, inter
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import LIST_LIMIT, Ledger, LedgerHeader, Range
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.ledger.unreadable import UNREADABLE, bury_unreadable, postpone_due
+from spark_mq.ledger.unreadable import UNREADABLE, postpone_due, reject_unreadable
 from spark_mq.storage.ledger_rows import from_rows, to_rows
 
 from .naive import Message, Naive
@@ -411,11 +411,11 @@ class LedgerMachine(RuleBasedStateMachine):
     # -- files that cannot be read
 
     @rule(which=numbers)
-    def bury(self, which):
+    def reject_unreadable(self, which):
         """A file is damaged."""
         self.expire_leases()
         file = self.some_file(which)
-        self.ledger, dead = bury_unreadable(
+        self.ledger, dead = reject_unreadable(
             self.ledger,
             self.index,
             (file.first, file.last),

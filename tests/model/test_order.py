@@ -23,7 +23,7 @@ from spark_mq.ledger.replay import replay_batch
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, settle
 from spark_mq.ledger.transitions import expire_leases
-from spark_mq.ledger.unreadable import bury_unreadable, postpone_due
+from spark_mq.ledger.unreadable import postpone_due, reject_unreadable
 
 SECOND = 1_000_000
 TIMEOUT = 60 * SECOND
@@ -351,12 +351,12 @@ class Order(RuleBasedStateMachine):
         self.expire()
         self.ledger, _ = admin.unblock(self.ledger, self.index, self.now, admin.RETRY)
 
-    @rule(which=st.integers(0, 50), bury=st.booleans())
-    def lose_file(self, which, bury):
+    @rule(which=st.integers(0, 50), reject=st.booleans())
+    def lose_file(self, which, reject):
         self.expire()
         interval = self.files[which % len(self.files)]
-        if bury:
-            self.ledger, _ = bury_unreadable(
+        if reject:
+            self.ledger, _ = reject_unreadable(
                 self.ledger, self.index, interval, now=self.now, rules=self.rules, error="x"
             )
         else:

@@ -214,7 +214,7 @@ def test_a_group_expires_after_its_last_commit(
     assert ("old" in counting_groups(groups, 9, 100, expiry)) is counts
 
 
-def test_what_is_held_back_counts_old_messages_above_the_floor() -> None:
+def test_find_held_back_counts_old_messages_above_the_floor() -> None:
     index = index_of(2, 3, 4)
     groups = {"a": GroupFloor(1), "b": GroupFloor(1), "c": GroupFloor(2 << 32)}
     old = (1 << 32) + 2
