@@ -125,7 +125,7 @@ class Transfer(ABC):
     def _publish(self, files: list[WrittenFile], transfer_id: str) -> None:
         note = {"operation": self.operation, **self.commit_info()}
         try:
-            self.target.commit(files, mark=(transfer_id, 1), note=note)
+            self.target.commit(files, txn=(transfer_id, 1), note=note)
         except DuplicatePublish:
             _log.info("another sweeper has published %s", transfer_id)
 

@@ -48,7 +48,7 @@ class Producer:
         """Publish a draft. A duplicate counts as a message. Raises as :meth:`commit`."""
         number = self.number + len(draft.ids)
         receipt = self._messages.commit_unique(
-            draft, mark=(self._app, number), after=self.number if self.named else None
+            draft, txn=(self._app, number), after=self.number if self.named else None
         )
         draft.discard(keep=draft.landed)
         self.number = number
@@ -64,17 +64,17 @@ class Producer:
         ProducerFenced
             Another publisher has published as this producer.
         """
-        mark = (self._app, self.number + written.rows)
+        txn = (self._app, self.number + written.rows)
         try:
             receipt = self._messages.commit(
-                [written], mark=mark, after=self.number if self.named else None
+                [written], txn=txn, after=self.number if self.named else None
             )
         except (DuplicatePublish, ProducerFenced):
             landed = self._messages.receipt_of(written)
             if landed is None:
                 raise
             receipt = landed
-        self.number = mark[1]
+        self.number = txn[1]
         return receipt
 
     def skip(self, messages: int) -> None:

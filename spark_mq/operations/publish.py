@@ -11,7 +11,7 @@ from spark_mq.operations.context import QueueContext
 from spark_mq.operations.signals import destination_of
 from spark_mq.operations.unique_publish import store_table
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
-from spark_mq.storage.message_store import PublishReceipt, check_mark
+from spark_mq.storage.message_store import PublishReceipt, check_txn
 from spark_mq.telemetry.headers import add_headers, trace_headers
 from spark_mq.telemetry.reporter import Reporter, current_reporter
 
@@ -19,7 +19,7 @@ __all__ = ["publish_table", "report_files", "report_send", "with_own_context"]
 
 
 def publish_table(
-    context: QueueContext, table: pa.Table, mark: tuple[str, int] | None
+    context: QueueContext, table: pa.Table, txn: tuple[str, int] | None
 ) -> PublishReceipt:
     """Publish a table as one commit, and raise as ``MessageStore.publish``.
 
@@ -29,26 +29,26 @@ def publish_table(
         The queue.
     table
         The messages in the columns of ``messages/``.
-    mark
+    txn
         The producer and its number, or None.
     """
     if table.num_rows == 0:
-        return _publish_nothing(context, mark)
+        return _publish_nothing(context, txn)
     reporter = current_reporter()
     if reporter is None:
-        return store_table(context, table, mark)
-    return _reported(reporter, context, table, mark)
+        return store_table(context, table, txn)
+    return _reported(reporter, context, table, txn)
 
 
-def _publish_nothing(context: QueueContext, mark: tuple[str, int] | None) -> PublishReceipt:
+def _publish_nothing(context: QueueContext, txn: tuple[str, int] | None) -> PublishReceipt:
     """Commit nothing. Raises DuplicatePublish for a number that has landed, as with messages."""
-    if mark is not None:
-        check_mark(context.messages.last_number(mark[0]), mark)
+    if txn is not None:
+        check_txn(context.messages.last_number(txn[0]), txn)
     return PublishReceipt(None, range(0))
 
 
 def _reported(
-    reporter: Reporter, context: QueueContext, table: pa.Table, mark: tuple[str, int] | None
+    reporter: Reporter, context: QueueContext, table: pa.Table, txn: tuple[str, int] | None
 ) -> PublishReceipt:
     """Publish with the trace's context in the headers.
 
@@ -62,7 +62,7 @@ def _reported(
     with reporter.sending(destination, count, message_id=alone, created=created) as report:
         if report.headers:
             table = _with_headers(table, report.headers)
-        return store_table(context, table, mark)
+        return store_table(context, table, txn)
 
 
 def _with_headers(table: pa.Table, extra: Mapping[str, str]) -> pa.Table:

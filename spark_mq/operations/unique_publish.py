@@ -39,13 +39,13 @@ def check_dedup(window: int | None) -> int:
 
 
 def store_table(
-    context: QueueContext, table: pa.Table, mark: tuple[str, int] | None = None
+    context: QueueContext, table: pa.Table, txn: tuple[str, int] | None = None
 ) -> PublishReceipt:
     """Publish a table of :func:`spark_mq.message.to_publish` as one commit, each id once."""
     draft = draft_of(context, table)
     if draft is None:
-        return context.messages.publish(without_ids(table), mark=mark)
-    return publish_draft(context.messages, draft, mark=mark)
+        return context.messages.publish(without_ids(table), txn=txn)
+    return publish_draft(context.messages, draft, txn=txn)
 
 
 def without_ids(table: pa.Table) -> pa.Table:
@@ -85,13 +85,13 @@ def publish_draft(
     messages: MessageStore,
     draft: Draft,
     *,
-    mark: tuple[str, int] | None = None,
+    txn: tuple[str, int] | None = None,
     after: int | None = None,
     note: Mapping[str, Any] | None = None,
 ) -> PublishReceipt:
     """Publish a draft as one commit. Raises as :meth:`MessageStore.commit`."""
     try:
-        receipt = messages.commit_unique(draft, mark=mark, after=after, note=note)
+        receipt = messages.commit_unique(draft, txn=txn, after=after, note=note)
     except (DuplicatePublish, ProducerFenced):
         draft.discard()
         raise

@@ -102,15 +102,15 @@ class SinkProducer:
         InvalidOption
             The same run of the batch has published under this number.
         """
-        mark = (producer_txn(self.name), self.number)
+        txn = (producer_txn(self.name), self.number)
         try:
             note = {"operation": "publish", _RUN: self.run}
             if draft is None:
-                messages.commit(files, mark=mark, note=note)
+                messages.commit(files, txn=txn, note=note)
             else:
-                publish_draft(messages, draft, mark=mark, note=note)
+                publish_draft(messages, draft, txn=txn, note=note)
         except DuplicatePublish:
-            first = messages.receipt(*mark)
+            first = messages.receipt(*txn)
             if self.run and first and messages.note(first.version or 0).get(_RUN) == self.run:
                 raise InvalidOption(
                     f"this batch has published to {messages.path} already. Add "

@@ -28,7 +28,7 @@ class LeaseRouter:
     def __init__(self, groups: Sequence[ConsumerGroup]) -> None:
         self.groups = tuple(groups)
         self._of: dict[str, ConsumerGroup] = {}  # by stream
-        self._marks: dict[str, int] = {}  # by lease id, the last number of its stream
+        self._numbers: dict[str, int] = {}  # by lease id, the last number of its stream
 
     def of(self, lease_id: str) -> ConsumerGroup:
         """Return the group of a lease.
@@ -64,7 +64,9 @@ class LeaseRouter:
 
         The batch may be a replay.
         """
-        self._marks = {lease_id: self._mark(self.of(lease_id), lease_id) for lease_id in lease_ids}
+        self._numbers = {
+            lease_id: self._txn_number(self.of(lease_id), lease_id) for lease_id in lease_ids
+        }
 
     def check(self, lease_ids: Sequence[str]) -> None:
         """Raise StreamFenced if another driver has taken the batch over.
@@ -81,19 +83,19 @@ class LeaseRouter:
             holders = {
                 r.lease_id for r in ledger.ranges_at(rows_held_by_batch(ledger, f"{stream}/{n}/"))
             } - {lease_id}
-            mark = self._mark(self.of(lease_id), lease_id)
+            number = self._txn_number(self.of(lease_id), lease_id)
             # Without a number from its start it was no replay, so 2n + 1 is its own.
-            if holders or mark > self._marks.get(lease_id, 2 * n + 1):
+            if holders or number > self._numbers.get(lease_id, 2 * n + 1):
                 raise StreamFenced(
                     f"batch {n} of stream {stream} was taken over by another driver on this "
                     f"checkpoint. This query ends; use one checkpoint for one query",
                     stream=stream,
                     batch=n,
-                    mark=mark,
+                    mark=number,
                 )
 
     def _find(self, lease_id: str, stream: str) -> ConsumerGroup:
-        known = [group for group in self.groups if self._mark(group, lease_id)]
+        known = [group for group in self.groups if self._txn_number(group, lease_id)]
         if holder := next((group for group in known if _holds(group, lease_id)), None):
             return holder
         others = [
@@ -115,11 +117,11 @@ class LeaseRouter:
         )
 
     @staticmethod
-    def _mark(group: ConsumerGroup, lease_id: str) -> int:
+    def _txn_number(group: ConsumerGroup, lease_id: str) -> int:
         parts = parse_lease_id(lease_id)
         leases = group._context.ledgers
         return (
-            leases.mark(leases.read(group.name), fence_app_id(parts[0])) if parts else None
+            leases.txn_number(leases.read(group.name), fence_app_id(parts[0])) if parts else None
         ) or 0
 
 

@@ -244,13 +244,13 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         producer = f"query-{queries.pop()}"
         queue = self.options.open()
         draft = draft_of_files(queue, files, collect_ids(messages))
-        mark = (producer_txn(producer), batchId)
+        txn = (producer_txn(producer), batchId)
 
         def publish() -> None:
             if draft is not None:
-                publish_draft(queue.messages, draft, mark=mark)
+                publish_draft(queue.messages, draft, txn=txn)
             else:
-                queue.messages.commit(files, mark=mark)
+                queue.messages.commit(files, txn=txn)
 
         try:
             report_files(queue, sum(file.rows for file in files), publish)

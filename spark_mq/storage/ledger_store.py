@@ -146,7 +146,7 @@ class LedgerStore(Protocol):
             Also ask them to post their operations, and to run those of others. Default: False.
         """
 
-    def mark(self, stored: LedgerSnapshot, app: str) -> int | None:
+    def txn_number(self, stored: LedgerSnapshot, app: str) -> int | None:
         """Return the number last committed for an app.
 
         Parameters

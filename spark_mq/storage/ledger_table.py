@@ -284,7 +284,7 @@ class LedgerTable:
             files = self.log.state.partition({_PARTITION: HORIZON}).values()
         return max((_reached(file) for file in files), default=-1)
 
-    def mark(self, stored: LedgerSnapshot, app: str) -> int | None:
+    def txn_number(self, stored: LedgerSnapshot, app: str) -> int | None:
         return stored.txns[app] if app in stored.txns else self.log.state.txns.get(app)
 
     def groups(self) -> list[str]:

@@ -24,7 +24,7 @@ from spark_mq.storage.id_files import new_name
 from spark_mq.storage.ledger_rows import to_rows
 from spark_mq.storage.ledger_store import LedgerCommit, LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON
-from spark_mq.storage.message_store import LogPlan, MessageStore, PublishReceipt, check_mark
+from spark_mq.storage.message_store import LogPlan, MessageStore, PublishReceipt, check_txn
 from spark_mq.util.backoff import Backoff
 from spark_mq.util.clock import Clock, system_clock, to_micros
 from spark_mq.util.fair_lock import FairLock
@@ -96,13 +96,13 @@ class MemoryMessages(MessageStore):
         self,
         written: Iterable[WrittenFile],
         *,
-        mark: tuple[str, int] | None = None,
+        txn: tuple[str, int] | None = None,
         after: int | None = None,
         note: Mapping[str, Any] | None = None,
     ) -> PublishReceipt:
         with self._lock:
-            if mark is not None:
-                check_mark(self.last_number(mark[0]), mark, after)
+            if txn is not None:
+                check_txn(self.last_number(txn[0]), txn, after)
             # An interrupted publish may have added a file and not the version.
             last = max(self._index.version, self._index.last_sequence >> ORDINAL_BITS)
             version, at = last + 1, to_micros(self._clock())
@@ -117,8 +117,8 @@ class MemoryMessages(MessageStore):
             self._index.extend(files, version)
             self._active.update(file.path for file in files)
             receipt = PublishReceipt.of_commit(version, ordinal)
-            if mark is not None:
-                self._numbers[mark[0]] = (mark[1], receipt)
+            if txn is not None:
+                self._numbers[txn[0]] = (txn[1], receipt)
         self.notifier.notify()
         return receipt
 
@@ -126,7 +126,7 @@ class MemoryMessages(MessageStore):
         self,
         draft: Draft,
         *,
-        mark: tuple[str, int] | None = None,
+        txn: tuple[str, int] | None = None,
         after: int | None = None,
         note: Mapping[str, Any] | None = None,
     ) -> PublishReceipt:
@@ -135,18 +135,18 @@ class MemoryMessages(MessageStore):
                 if (landed := self.receipt_of(files[0])) is not None:
                     draft.landed = files
                     return replace(landed, duplicates=duplicates)
-            if mark is not None:
-                check_mark(self.last_number(mark[0]), mark, after)
+            if txn is not None:
+                check_txn(self.last_number(txn[0]), txn, after)
             window = self._ids
             duplicates = window.duplicates(draft.ids, draft.since)
             files = draft.files(duplicates)
             if not files:
                 receipt = PublishReceipt(None, range(0), True, duplicates)
-                if mark is not None:
-                    self._numbers[mark[0]] = (mark[1], receipt)
+                if txn is not None:
+                    self._numbers[txn[0]] = (txn[1], receipt)
                 return receipt
             draft.tried.append((files, duplicates))
-            receipt = self.commit(files, mark=mark, after=after, note=note)
+            receipt = self.commit(files, txn=txn, after=after, note=note)
             self._ids = window.with_ids(new_name(), draft.fresh(duplicates), draft.now, draft.since)
             draft.landed = files
         return replace(receipt, duplicates=duplicates)
@@ -219,7 +219,7 @@ class MemoryLedgers:
         self._lock = threading.Lock()
         self._ledgers: dict[str, Ledger] = {}
         self._changed: dict[str, int] = {}  # the version that changed a group last
-        self._marks: dict[str, tuple[int, int]] = {}  # app -> its number, the version that set it
+        self._txns: dict[str, tuple[int, int]] = {}  # app -> its number, the version that set it
 
     def commit_lock(self, group: str) -> FairLock:
         return self._commit_locks.setdefault(group, FairLock())
@@ -245,8 +245,8 @@ class MemoryLedgers:
             if (latest if whole_table else self._changed.get(stored.group, 0)) > stored.token:
                 raise CommitConflict(f"group {stored.group} has changed since it was read")
             for app, _ in txns:
-                if self._marks.get(app, (0, 0))[1] > stored.token:
-                    raise CommitConflict(f"{app} has been marked since")
+                if self._txns.get(app, (0, 0))[1] > stored.token:
+                    raise CommitConflict(f"{app} was committed since")
             self.notes.append(
                 {"operation_id": operation_id, "committed_at": to_micros(self._clock()), **note}
             )
@@ -256,7 +256,7 @@ class MemoryLedgers:
                 self._ledgers[stored.group] = ledger.replaced(ledger.head, ())
             self.events.append((stored.group, () if ledger is None else ledger.events))
             self._changed[stored.group] = latest + 1
-            self._marks.update((app, (number, latest + 1)) for app, number in txns)
+            self._txns.update((app, (number, latest + 1)) for app, number in txns)
 
     def request_turn(self, group: str, operations: Sequence[Mapping[str, Any]]) -> None:
         """Return None. Threads of one process share their commits already."""
@@ -264,13 +264,13 @@ class MemoryLedgers:
     def request_pause(self, group: str | None, pause: float, *, share: bool = False) -> None:
         pass  # the threads of a process get their turn at a lock
 
-    def mark(self, stored: LedgerSnapshot, app: str) -> int | None:
+    def txn_number(self, stored: LedgerSnapshot, app: str) -> int | None:
         if app in stored.txns:
             return stored.txns[app]
         with self._lock:
-            number, version = self._marks.get(app, (None, 0))
+            number, version = self._txns.get(app, (None, 0))
             if version > stored.token:
-                raise CommitConflict(f"{app} has been marked since")
+                raise CommitConflict(f"{app} was committed since")
             return number
 
     def known_horizon(self) -> int:

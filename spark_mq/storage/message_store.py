@@ -28,7 +28,7 @@ __all__ = [
     "LogPlan",
     "MessageStore",
     "PublishReceipt",
-    "check_mark",
+    "check_txn",
     "producer_txn",
     "tables_disagree",
 ]
@@ -119,13 +119,13 @@ class MessageStore(ABC):
         self,
         table: pa.Table,
         *,
-        mark: tuple[str, int] | None = None,
+        txn: tuple[str, int] | None = None,
         note: Mapping[str, Any] | None = None,
     ) -> PublishReceipt:
         """Publish a table of messages as one durable commit. Errors as :meth:`commit`."""
         written = write_file(self.files, table, sync=False, lanes=self.lanes)
         try:
-            return self.commit([written], mark=mark, note=note).placed(written)
+            return self.commit([written], txn=txn, note=note).placed(written)
         except (DuplicatePublish, TablesDisagree):
             self.discard(written)
             raise
@@ -146,7 +146,7 @@ class MessageStore(ABC):
         self,
         written: Iterable[WrittenFile],
         *,
-        mark: tuple[str, int] | None = None,
+        txn: tuple[str, int] | None = None,
         after: int | None = None,
         note: Mapping[str, Any] | None = None,
     ) -> PublishReceipt:
@@ -156,7 +156,7 @@ class MessageStore(ABC):
         ----------
         written
             The files, from :func:`write_file`.
-        mark
+        txn
             Producer id and number. DuplicatePublish: it has published that or a higher number.
         after
             The producer's last number, 0 for none. ProducerFenced: it is another number.
@@ -169,7 +169,7 @@ class MessageStore(ABC):
         self,
         draft: Draft,
         *,
-        mark: tuple[str, int] | None = None,
+        txn: tuple[str, int] | None = None,
         after: int | None = None,
         note: Mapping[str, Any] | None = None,
     ) -> PublishReceipt:
@@ -310,13 +310,13 @@ class MessageStore(ABC):
             yield piece, reader.read(piece)
 
 
-def check_mark(last: int | None, mark: tuple[str, int], after: int | None = None) -> None:
+def check_txn(last: int | None, txn: tuple[str, int], after: int | None = None) -> None:
     """Raise DuplicatePublish if a producer's new number is not new.
 
     It is new if it is above `last`. Raise ProducerFenced if `after` is given, and is not `last`.
     """
     if after is not None and after != (last or 0):
-        producer = mark[0].rpartition(":")[2]
+        producer = txn[0].rpartition(":")[2]
         raise ProducerFenced(
             f"another publisher has published as producer {producer!r}: its last number is {last}, "
             f"not {after}. Stop one of them, and make another publisher",
@@ -324,10 +324,10 @@ def check_mark(last: int | None, mark: tuple[str, int], after: int | None = None
             last_sequence=last,
             expected=after,
         )
-    if last is not None and last >= mark[1]:
-        producer = mark[0].rpartition(":")[2]
+    if last is not None and last >= txn[1]:
+        producer = txn[0].rpartition(":")[2]
         raise DuplicatePublish(
-            f"producer {producer!r} has published number {last} already, so {mark[1]} is not "
+            f"producer {producer!r} has published number {last} already, so {txn[1]} is not "
             f"published again",
             producer_id=producer,
             last_sequence=last,

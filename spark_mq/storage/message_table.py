@@ -31,7 +31,7 @@ from spark_mq.storage.message_store import (
     LogPlan,
     MessageStore,
     PublishReceipt,
-    check_mark,
+    check_txn,
     tables_disagree,
 )
 from spark_mq.storage.message_trim import TRIMMED, drop_files
@@ -166,12 +166,12 @@ class MessageTable(MessageStore):
         self,
         written: Iterable[WrittenFile],
         *,
-        mark: tuple[str, int] | None = None,
+        txn: tuple[str, int] | None = None,
         after: int | None = None,
         note: Mapping[str, Any] | None = None,
     ) -> PublishReceipt:
         files = [file for file in written if file.rows]
-        change = publish_change(files, note, () if mark is None else (mark,))
+        change = publish_change(files, note, () if txn is None else (txn,))
         tries = 0
 
         def compute(state: TableState) -> tuple[Change | None, int | None]:
@@ -180,8 +180,8 @@ class MessageTable(MessageStore):
             self._check_expected(state.version)
             if tries > 1 and (landed := self._version_of(files)) is not None:
                 return None, landed  # the reply was lost, and the log was cleaned since
-            if mark is not None:
-                check_mark(state.txns.get(mark[0]), mark, after)
+            if txn is not None:
+                check_txn(state.txns.get(txn[0]), txn, after)
             return change, None
 
         with wrap_store_errors(self.path, "publishing to"):
@@ -211,7 +211,7 @@ class MessageTable(MessageStore):
         self,
         draft: Draft,
         *,
-        mark: tuple[str, int] | None = None,
+        txn: tuple[str, int] | None = None,
         after: int | None = None,
         note: Mapping[str, Any] | None = None,
     ) -> PublishReceipt:
@@ -221,7 +221,7 @@ class MessageTable(MessageStore):
             draft,
             version_of=lambda path: self.published().version_of(path),
             check=self._check_expected,
-            mark=mark,
+            txn=txn,
             after=after,
             note=note,
         )

@@ -15,7 +15,7 @@ from spark_mq.ledger.dedup import IdWindow
 from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.draft import Draft
 from spark_mq.storage.id_files import DEDUP_APP, IdFiles, block_path, new_name
-from spark_mq.storage.message_store import PublishReceipt, check_mark
+from spark_mq.storage.message_store import PublishReceipt, check_txn
 
 __all__ = ["UniqueCommit", "publish_change"]
 
@@ -38,7 +38,7 @@ class UniqueCommit:
         Returns the version that published a file, or None.
     check
         Raises an error if a version of the log cannot be the queue's.
-    mark, after, note
+    txn, after, note
         As for :meth:`MessageStore.commit`.
     """
 
@@ -50,13 +50,13 @@ class UniqueCommit:
         *,
         version_of: Callable[[str], int | None],
         check: Callable[[int], None],
-        mark: tuple[str, int] | None,
+        txn: tuple[str, int] | None,
         after: int | None,
         note: Mapping[str, Any] | None,
     ) -> None:
         self._log, self._ids, self._draft = log, ids, draft
         self._version_of, self._check = version_of, check
-        self._mark, self._after = mark, after
+        self._txn, self._after = txn, after
         self._note = note
         self._window: IdWindow | None = None  # written by the last try
         self._wrote_at = 0.0
@@ -80,23 +80,22 @@ class UniqueCommit:
         if (landed := self._landed()) is not None:
             return None, landed  # the reply was lost
         self._forget_try()
-        if self._mark is not None:
-            check_mark(state.txns.get(self._mark[0]), self._mark, self._after)
-        marks = () if self._mark is None else (self._mark,)
+        if self._txn is not None:
+            check_txn(state.txns.get(self._txn[0]), self._txn, self._after)
+        txns = () if self._txn is None else (self._txn,)
         window = self._load(state)
         duplicates = window.duplicates(draft.ids, draft.since)
         files = draft.files(duplicates)
         if not files:
-            change = publish_change((), self._note, marks) if marks else None
+            change = publish_change((), self._note, txns) if txns else None
             return change, PublishReceipt(None, range(0), True, duplicates)
         fresh = draft.fresh(duplicates)
         companions: list[str] = []
-        txns = marks
         if fresh:  # else only messages without an id are left
             self._window = window.with_ids(new_name(), fresh, draft.now, draft.since)
             self._wrote_at = time.monotonic()
             companions.append(self._ids.write(self._window))
-            txns = (*marks, (DEDUP_APP, self._window.blocks[0].ref.name))
+            txns = (*txns, (DEDUP_APP, self._window.blocks[0].ref.name))
         draft.tried.append((files, duplicates))
         return publish_change(files, self._note, txns, companions), None
 

@@ -118,4 +118,4 @@ def exclude_from_auto_ack(group: GroupLedger, stream: str, n: int) -> int:
 
 def auto_ack_excluded_up_to(ledgers: LedgerStore, snapshot: LedgerSnapshot, stream: str) -> int:
     """Return the last excluded batch of a stream, or 0. Raises CommitConflict."""
-    return ledgers.mark(snapshot, auto_ack_app_id(stream)) or 0
+    return ledgers.txn_number(snapshot, auto_ack_app_id(stream)) or 0

@@ -19,7 +19,7 @@ def check_fence(
     None: it has none yet. Raises StreamFenced if the number is above `highest`. Then another driver
     has leased or replayed batch n, or a later one.
     """
-    number = group.ledgers.mark(view.snapshot, app)
+    number = group.ledgers.txn_number(view.snapshot, app)
     if number is not None and number > highest:
         raise StreamFenced(
             f"batch {n} of stream {stream} is fenced: another driver has leased batch "

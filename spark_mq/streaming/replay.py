@@ -71,7 +71,7 @@ def take_over_batch(
     app, prefix = fence_app_id(stream), f"{stream}/{n}/"
 
     def compute(view: GroupView) -> Update[tuple[list[Range], int, bool, GroupSettings, int]]:
-        mark = check_fence(group, view, app, stream, n, highest=2 * n + 2)
+        number = check_fence(group, view, app, stream, n, highest=2 * n + 2)
         rows = rows_held_by_batch(view.ledger, prefix)
         held = {r.lease_id for r in view.ledger.ranges_at(rows) if r.lease_id}
         ordered = view.settings.order == "key"
@@ -80,7 +80,7 @@ def take_over_batch(
         after, granted = replay_batch(
             before, view.now, view.settings, prefix, lease_id=prefix + runner,
             worker_id=worker_id, expires_at=expires_at(view),
-            granted_before=mark == 2 * n + 2, index=index,
+            granted_before=number == 2 * n + 2, index=index,
         )  # fmt: skip
         info = {
             "operation": "replay",
@@ -89,7 +89,7 @@ def take_over_batch(
             "messages": sum(r.message_count for r in granted),
         }
         done = acks.get("messages", 0)
-        return after, (granted, expires_at(view), mark != 2 * n + 2, view.settings, done), info
+        return after, (granted, expires_at(view), number != 2 * n + 2, view.settings, done), info
 
     def signals(result: Any) -> list[Signal]:
         if isinstance(result, Exception):

@@ -239,7 +239,7 @@ class Rig:
     def queue(self) -> Queue:
         """A handle as a process has one: new for each run of an operation."""
         leases, logs = (
-            (("read", "mark", "groups"), ("write",)),
+            (("read", "txn_number", "groups"), ("write",)),
             (("index", "last_number"), ("commit", "drop")),
         )
         if not self.fine:
@@ -278,7 +278,7 @@ class Rig:
         self.clock.now, self.clock.tape = store.now, tape
         self._load(self.leases, store.books, store.version, store.changed)
         self._load(self.dead_leases, store.dead_books, store.dead_version, store.dead_changed)
-        self.leases._marks = dict(store.marks)
+        self.leases._txns = dict(store.marks)
         for log, held in ((self.log, store.log), (self.dead_log, store.dead)):
             if held not in self._indexes:
                 self._indexes[held] = MessageIndex(held.files, held.version, lanes=log.lanes)
@@ -306,7 +306,7 @@ class Rig:
             self._saved(self.dead_leases, store.dead_books),
         )
         log, dead = self._taken(self.log, store.log), self._taken(self.dead_log, store.dead)
-        marks = self.leases._marks
+        marks = self.leases._txns
         if not self.fine:  # nobody holds anything that may be out of date
             marks = {app: (number, 0) for app, (number, _) in marks.items()}
         store = store._replace(

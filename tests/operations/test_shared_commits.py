@@ -195,7 +195,7 @@ def numbered(queue: Queue, app: str, number: int) -> int | None:
     ledger = queue.group()._ledger
 
     def compute(view: GroupView) -> Update[int | None]:
-        return view.ledger, ledger.ledgers.mark(view.snapshot, app), {"operation": "number"}
+        return view.ledger, ledger.ledgers.txn_number(view.snapshot, app), {"operation": "number"}
 
     return ledger.update(compute, txn=lambda _: (app, number))
 
@@ -214,7 +214,7 @@ def test_a_commit_keeps_the_transactions_of_all_its_operations(
     assert [one.result(30) for one in calls] == [None, SettleResult(1), None]
     assert version(queue) == before + 1
     store = again(queue)._context.ledgers
-    assert [store.mark(store.read("default"), app) for app in ("one", "two", "three")] == [
+    assert [store.txn_number(store.read("default"), app) for app in ("one", "two", "three")] == [
         3,
         5,
         None,
@@ -232,7 +232,7 @@ def test_an_operation_sees_the_transaction_of_one_before_it(
     assert [one.result(30) for one in calls] == [1, 2]
     assert version(queue) == before + 1
     store = again(queue)._context.ledgers
-    assert store.mark(store.read("default"), "app") == 3
+    assert store.txn_number(store.read("default"), "app") == 3
 
 
 # -- races and errors of the store
@@ -329,7 +329,7 @@ def test_a_transaction_of_a_lost_attempt_is_not_committed(
     assert (results[0][0].settled, results[1]) == (1, 2)
     assert operations(queue, before) == ["ack"]
     store = again(queue)._context.ledgers
-    assert store.mark(store.read("default"), "app") is None
+    assert store.txn_number(store.read("default"), "app") is None
 
 
 @pytest.mark.parametrize("fails", [False, True])

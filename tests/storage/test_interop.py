@@ -630,7 +630,7 @@ def test_a_checkpoint_that_another_process_writes_once_more_under_an_open_handle
             file.unlink()
         else:
             pq.write_table(pq.read_table(file), file, compression=how)
-    assert queue._context.ledgers.mark(stored, "nobody") is None
+    assert queue._context.ledgers.txn_number(stored, "nobody") is None
     assert queue.last_producer_sequence("p") == 7
     with pytest.raises(errors.DuplicatePublish):
         queue.publish(["a"], producer_id="p", producer_sequence=7)

@@ -246,7 +246,7 @@ def test_a_handle_that_another_thread_moved_on_still_commits_at_what_was_read(qu
     seen = one.read("slow")
     two.write(two.read("fast"), Ledger(LedgerHeader(revision=2)), operation_id="rival", note=note())
     one.read("fast")  # moves the handle on
-    assert one.mark(seen, "nobody") is None
+    assert one.txn_number(seen, "nobody") is None
     one.write(seen, Ledger(LedgerHeader(revision=3)), operation_id="mine", note=note())
     with pytest.raises(errors.CommitConflict):
         one.write(seen, Ledger(LedgerHeader(revision=4)), operation_id="again", note=note())
@@ -387,8 +387,8 @@ def test_a_raced_mark_of_the_ledger_is_refused_even_by_another_group(queue: Queu
             note=note(),
             txns=[("stream", 3)],
         )
-    assert one.mark(one.read("g"), "stream") == 3
-    assert one.mark(one.read("g"), "other stream") is None
+    assert one.txn_number(one.read("g"), "stream") == 3
+    assert one.txn_number(one.read("g"), "other stream") is None
 
 
 # -- housekeeping in between

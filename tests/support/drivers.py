@@ -112,7 +112,7 @@ def deliveries(plan: BatchPlan) -> set[int]:
 
 def mark(runner: Runner) -> int | None:
     leases = runner.group._context.ledgers
-    return leases.mark(
+    return leases.txn_number(
         leases.read(runner.group.name), fence_app_id(runner.checkpoint.offsets[-1]["stream"])
     )
 
