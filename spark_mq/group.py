@@ -377,8 +377,8 @@ class ConsumerGroup(GroupViews):
         """Raise GroupBlocked if only a change lets the group lease again."""
         if acquired.blocked_because and not acquired.blocked_for_now:
             raise GroupBlocked(
-                f"group {self.name!r} may lease nothing: {acquired.blocked_because}. Settle what "
-                f"is leased, or {RAISE_CAP}; what blocks needs {UNBLOCK_GROUP}",
+                f"group {self.name!r} may lease nothing: {acquired.blocked_because}. Settle "
+                f"leased messages, or {RAISE_CAP}. For blocked messages, use {UNBLOCK_GROUP}",
                 advice=[RAISE_CAP, UNBLOCK_GROUP],
                 group=self.name,
                 blocked_because=acquired.blocked_because,

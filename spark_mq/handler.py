@@ -155,7 +155,7 @@ def parse_result(returned: Any, lease_id: str, held: Iterable[Interval]) -> list
     if unknown := subtract(named, held):
         first = unknown[0][0]
         raise InvalidHandlerResult(
-            f"message {first} is none of this lease's", option="sequence", value=first
+            f"message {first} does not belong to this lease", option="sequence", value=first
         )
     return [
         verdict(lease_id, (row["sequence"], row["sequence"]),
@@ -183,7 +183,7 @@ def _rows(returned: Any) -> list[Mapping[str, Any]]:
         if "sequence" not in row or not set(row) <= set(COLUMNS):
             raise InvalidHandlerResult(
                 f"the handler returned a row with {', '.join(map(str, row))}: give sequence, and "
-                f"no other but {', '.join(COLUMNS[1:])}",
+                f"only these other columns: {', '.join(COLUMNS[1:])}",
                 option="handler",
                 value=list(row),
             )
@@ -269,11 +269,11 @@ def describe_held(deliveries: Mapping[int, int], max_delivery_attempts: int | No
     The text has their delivery counts.
     """
     if not deliveries:
-        return "no message left in its lease"
+        return "no unsettled message"
     low, high = min(deliveries), max(deliveries)
     delivery = str(low) if low == high else f"{low} to {high}"
     limit = f" of {max_delivery_attempts}" if max_delivery_attempts else ""
-    return f"{_messages(sum(deliveries.values()))} in hand (delivery {delivery}{limit})"
+    return f"{_messages(sum(deliveries.values()), 'unsettled ')} (delivery {delivery}{limit})"
 
 
 def log_outcomes(group: str, now: int, done: Iterable[tuple[SettleCommand, SettleOutcome]]) -> None:
@@ -306,5 +306,5 @@ def _due(at: int | None, now: int) -> str:
     return " at once" if at <= now else f" from {to_datetime(at):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _messages(count: int) -> str:
-    return "1 message" if count == 1 else f"{count} messages"
+def _messages(count: int, kind: str = "") -> str:
+    return f"1 {kind}message" if count == 1 else f"{count} {kind}messages"

@@ -214,7 +214,7 @@ class BufferedPublisher:
             if self._stopped is not None:
                 raise PublisherClosed(
                     f"this publisher has stopped: {self._stopped}. Make another with the same "
-                    f"producer_id, and go on after its last_number"
+                    f"producer_id, and continue after its last_number"
                 )
             batch = self._batch
             self._handed += 1

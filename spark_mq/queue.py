@@ -651,8 +651,8 @@ class Queue(QueueViews):
         if not found:
             name = "key" if message_id is None else "message_id"
             raise InvalidOption(
-                f"{name}={short_repr(given[name])}: no message that {self.path} still has has it. "
-                "Give the sequence of a message that was trimmed",
+                f"{name}={short_repr(given[name])}: no retained message of {self.path} has it. "
+                "For a trimmed message, give its sequence",
                 option=name,
                 value=given[name],
             )
@@ -725,8 +725,7 @@ def _open_created(context: QueueContext, wanted: stored_queue.QueueSettings) -> 
     """Warn if a queue was there with other settings. Create its dead-letter queue."""
     if context.settings != wanted:
         _log.warning(
-            "the queue at %s is there already, with settings of its own: these stay (a "
-            "group's: %s)",
+            "the queue at %s exists, and keeps its own settings (those of a group: %s)",
             context.path,
             CONFIGURE_GROUP,
         )

@@ -326,7 +326,7 @@ class WorkerLoop:
         try:
             summarize([lease.lease_id] * len(outcomes), outcomes)
         except LeaseLost as lost:
-            _log.warning("some messages of this lease come again, to another worker: %s", lost)
+            _log.warning("a lease lost messages, which are redelivered: %s", lost)
 
     def _take_next(self, granted: Sequence[Acquired | Exception]) -> Lease | None:
         """Return the lease of a settle. After an error :meth:`_next` tries again."""

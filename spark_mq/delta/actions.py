@@ -255,7 +255,7 @@ def check_protocol(path: str, protocol: Mapping[str, Any], since: int | None = N
         raise UnsupportedTable(
             f"the Delta table at {path} has features that spark_mq does not support: {named}"
             + (f", since commit {since}. " if since is not None else ". ")
-            + f"A queue's tables must stay as {CREATE_QUEUE} makes them: publish into a new queue",
+            + f"Do not change the tables that {CREATE_QUEUE} makes. Publish into a new queue",
             advice=[CREATE_QUEUE],
             path=path,
             features=features,
@@ -278,7 +278,7 @@ def restore_hint(path: str, version: int) -> str:
     """Return how to repair a missing or broken commit of a table."""
     if version == 0:  # the table's schema and settings are there
         return f"Restore {log_path(version)} from a backup"
-    hint = f"Restore {log_path(version)} from a backup; without one, "
+    hint = f"Restore {log_path(version)} from a backup. Without one, "
     table = path.rstrip("/").rpartition("/")[2]
     if table == "messages":
         line = '{"commitInfo":{}}'
@@ -299,7 +299,7 @@ def restore_hint(path: str, version: int) -> str:
 def missing_commit_error(path: str, version: int) -> CorruptLog:
     """Return the error for a commit that should be there."""
     return CorruptLog(
-        f"commit {version} of {path} is gone from its log ({log_path(version)}). "
+        f"commit {version} of {path} is missing from its log ({log_path(version)}). "
         f"{restore_hint(path, version)}",
         path=path,
         version=version,

@@ -284,7 +284,7 @@ class LogFollower:
         commit.check_features(self.path)
         if self._state is not None and not commit.follows(state.operation_id):
             raise LogReplaced(
-                f"commit {commit.version} of {self.path} follows another one than was read"
+                f"commit {commit.version} of {self.path} does not follow the commit before it"
             )
         if commit.metadata is not None and state.version >= 0:
             check_same_table(self.path, commit, state.table_id)

@@ -23,7 +23,7 @@ def check_same_table(path: str, commit: Commit, table_id: str) -> None:
     """Raise NotAQueue if a commit makes another table of the known one."""
     if str((commit.metadata or {}).get("id")) != table_id:
         raise NotAQueue(
-            f"commit {commit.version} of {path} makes another table of it. Open the queue again",
+            f"commit {commit.version} of {path} replaced the table. Open the queue again",
             path=path,
         )
 
@@ -31,7 +31,7 @@ def check_same_table(path: str, commit: Commit, table_id: str) -> None:
 def remade_table_error(path: str) -> NotAQueue:
     """Return the error for a table made again under a handle."""
     return NotAQueue(
-        f"the Delta table at {path} was made again since this handle was opened. Open the queue "
+        f"the Delta table at {path} was created again after this handle was opened. Open the queue "
         "again",
         path=path,
     )

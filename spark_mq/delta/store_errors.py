@@ -82,19 +82,17 @@ def to_storage_error(
     if isinstance(error, SparkMQError):
         return error
     text, code = one_line(error), getattr(error, "errno", None)
-    outcome = (
-        "nothing was changed" if landed is False else "it is unknown for now if the change landed"
-    )
+    outcome = "nothing was changed" if landed is False else "it is unknown if the change landed"
     if _NO_CREDENTIALS.search(text):
         advice = _credentials_advice(path)
     elif code in _FULL_CODES or _FULL.search(text):
-        advice = "The disk, or its quota, is full: free some space and do it again"
+        advice = "The disk or its quota is full. Free some space and retry"
     elif code in _REFUSED_CODES or isinstance(error, PermissionError) or _REFUSED.search(text):
-        advice = "The store refuses it: make it readable and writable for this user and do it again"
+        advice = "The store refuses access. Make it readable and writable for this user and retry"
     elif isinstance(error, TimeoutError | ConnectionError) or _UNREACHABLE.search(text):
-        advice = "The store is out of reach: do it again"
+        advice = "The store is out of reach. Retry"
     else:
-        advice = "Do it again; if it goes on, look at the store"
+        advice = "Retry. If it fails again, check the store"
     return StorageError(
         f"{operation} {path} failed, {outcome}: {text}. {advice}", path=path, landed=landed
     )

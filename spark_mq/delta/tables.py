@@ -178,7 +178,7 @@ def _checkpoint(store: ObjectStore, version: int) -> None:
         write_checkpoint(store)
     except Exception as error:
         _logger.warning(
-            "checkpoint %d of %s was not written, a later one will be: %s",
+            "checkpoint %d of %s was not written. A later commit writes one: %s",
             version,
             store.root,
             error,

@@ -154,7 +154,7 @@ class _ChoreRunner:
                 return chore(*args)
         except Exception as error:
             if not any(str(error) == str(before) for before in self._failed):
-                _log.error("a chore of the sweep failed, the others go on: %s", error)
+                _log.error("a chore of the sweep failed. The others continue: %s", error)
                 self._failed.append(error)
             return default
 

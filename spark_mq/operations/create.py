@@ -84,8 +84,8 @@ def _check_begun(root: str, messages: TableState | None, settings: QueueSettings
         )
     if found != settings:
         raise NotAQueue(
-            f"a queue was begun at {root} with other settings, and never completed. Create it "
-            f"with those, or remove {root} first",
+            f"creating a queue at {root} began with other settings, and was not completed. Use "
+            f"those settings, or remove {root} first",
             path=root,
         )
 

@@ -104,11 +104,11 @@ class GroupLedger(SharedLedger):
         others = (name for name in names if _without_digits(name) != stem)
         if alike := suggest(self.name, others):
             _log.warning(
-                "group %r is made in %s, at %s: is %r meant, which is there? If so, %s",
+                "group %r is created in %s, at %s. There is a group %r. If you meant it, use %s",
                 self.name, self.queue_path, self.start, alike, drop_group(self.name),
             )  # fmt: skip
         else:
-            _log.info("group %r is made in %s, at %s", self.name, self.queue_path, self.start)
+            _log.info("group %r is created in %s, at %s", self.name, self.queue_path, self.start)
 
     def seek(self, target: StartPosition) -> None:
         """Move the group to a target.

@@ -186,8 +186,8 @@ class GroupReader:
         """Raise TablesDisagree if a ledger is of another log than an index."""
         agreed, messages = agreed_up_to(ledger, index), self._messages
         if agreed is not None:
-            reason = f"the ledger of group {self.name!r} knows messages after {agreed} that "
-            raise tables_disagree(messages.path, reason + "messages/ lacks, or has as others")
+            reason = f"the ledger of group {self.name!r} has messages after {agreed} that "
+            raise tables_disagree(messages.path, reason + "messages/ lacks, or that differ there")
         trimmed = messages.trimmed
         if ledger.head.ack_floor >= trimmed or self._ledgers.known_horizon() >= trimmed:
             return

@@ -92,7 +92,7 @@ def dead_letter_place(root: str, settings: QueueSettings) -> str:
     if settings.home not in (None, canonical_path(root)):
         raise CopiedQueue(
             f"the queue at {root} is a copy, or was moved: it was created at {settings.home}. Its "
-            f"dead letters go to {place}, where the other queue's may go as well. Call "
+            f"dead letters go to {place}, and the other queue may use the same place. Call "
             "Queue.rehome(copy=True) if it is a copy, or Queue.rehome(copy=False) if it was moved",
             path=root,
             home=settings.home,

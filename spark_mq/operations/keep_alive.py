@@ -69,8 +69,8 @@ class LeaseKeepAlive:
             left = round((self._end - time.monotonic()) * SECOND)
             if left <= 0:
                 _log.warning(
-                    "a lease reached its longest duration; what is not settled in time goes to "
-                    "someone else"
+                    "a lease reached its longest duration. Its unsettled messages expire and are "
+                    "redelivered"
                 )
                 return
             try:

@@ -156,7 +156,7 @@ class PayloadFiles:
         end = time.monotonic() + REACH_SECONDS
         for check in self.check(index, ranges, {}, end):
             if check.started and not check.has_ended(end):
-                text = f"reading messages of {self._messages.path} takes too long. Do it again"
+                text = f"reading messages of {self._messages.path} takes too long. Retry"
                 raise StorageError(text, path=self._messages.path, landed=False)
             if check.error is not None:
                 raise check.error

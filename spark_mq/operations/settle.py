@@ -308,7 +308,7 @@ def _result(
     if empty:
         named = ", ".join(empty)
         raise LeaseLost(
-            f"lease {_brief(named)} holds nothing any more, or never was",
+            f"lease {_brief(named)} holds no messages: it has ended, or it never existed",
             lease_id=named, lost=[], message_ids=[], result=result,
         )  # fmt: skip
     return result

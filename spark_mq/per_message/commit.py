@@ -76,7 +76,7 @@ class FeedCommits:
         try:
             summarize([command.lease_id for command in commands], done[0])
         except LeaseLost as lost:
-            _log.warning("some messages come again, to another worker: %s", lost)
+            _log.warning("some leases lost messages, which are redelivered: %s", lost)
         return done
 
     def _before_retry(self, granted: Sequence[Any]) -> None:

@@ -187,8 +187,8 @@ def end_of_result(result: object) -> MessageEnd:
         result.close()  # so that Python does not warn of it, too
     if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
         raise InvalidHandlerResult(
-            f"the handler returned a {type(result).__name__}, which nobody runs: declare the "
-            "handler with async def, or return the result itself",
+            f"the handler returned a {type(result).__name__}, and spark_mq does not run it: "
+            "declare the handler with async def, or return the result itself",
             option="handler",
             value=type(result).__name__,
         )

@@ -99,7 +99,9 @@ class LeaseKeeper:
         for one in kept:
             one.due = now + one.timeout / 3
             if one.end <= now:
-                _log.warning("lease %s has its longest duration: it may expire", one.lease.lease_id)
+                _log.warning(
+                    "lease %s reached its longest duration, and may expire", one.lease.lease_id
+                )
                 self.remove(one.lease.lease_id)
         try:
             self._extend([one for one in kept if one.end >= now + one.timeout])

@@ -313,7 +313,7 @@ class ForEachBatch:
         try:
             summarize([s.lease_id for s in settles], outcomes)
         except LeaseLost as lost:
-            _log.warning("some messages of this batch are delivered again elsewhere: %s", lost)
+            _log.warning("a batch lost messages, which are redelivered: %s", lost)
         if not lease.settled or any(o.lost for o in outcomes):
             self._owners.check(lease.lease_ids)
         return outcomes

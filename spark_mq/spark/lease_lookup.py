@@ -134,7 +134,7 @@ class LeaseLookup:
         try:
             scans = batch_scans(query) if query is not None else []
         except Exception as error:
-            _log.debug("the batch's plan cannot be read, so its rows are asked: %s", error)
+            _log.debug("the batch's plan cannot be read. Its rows name the leases: %s", error)
             return None
         shown = {scan.stream for scan in scans}
         return (
@@ -169,9 +169,7 @@ class LeaseLookup:
             if not scan.pays_for_files(1) or not is_output_of(query, batch):
                 return None
         except Exception as error:
-            _log.debug(
-                "the batch's plan cannot be read, so its rows come through Python: %s", error
-            )
+            _log.debug("the batch's plan cannot be read. Python reads its rows: %s", error)
             self._source_only = False
             return None
         return scan
@@ -191,7 +189,7 @@ class LeaseLookup:
         try:
             return {} if query is None else dict(_offsets(query))
         except Exception as error:
-            _log.debug("the batch's offsets cannot be read, so its rows are asked: %s", error)
+            _log.debug("the batch's offsets cannot be read. Its rows name the leases: %s", error)
             return {}
 
     def _query(self, spark: Any) -> Any:
@@ -219,7 +217,7 @@ class LeaseLookup:
             self._known = query
             return query
         except Exception as error:
-            _log.debug("the batch's query cannot be seen, so its rows are asked: %s", error)
+            _log.debug("the batch's query is not visible. Its rows name the leases: %s", error)
             return None
 
 

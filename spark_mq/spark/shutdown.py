@@ -137,8 +137,7 @@ def stop_query(query: Any, each: ForEachBatch, timeout: float = GRACE) -> bool:
     """
     if type(query).__module__.startswith("pyspark.sql.connect."):
         _log.warning(
-            "over Spark Connect a running batch cannot be waited for; it runs again at the next "
-            "start"
+            "Spark Connect cannot wait for a running batch. The batch runs again at the next start"
         )
         query.stop()
         return True
@@ -168,7 +167,9 @@ def _committed(query: Any, batch_id: int) -> bool:
 
 
 def _give_up(timeout: float) -> None:
-    _log.error("not stopped after %.0f s: the process ends now, and its batch runs again", timeout)
+    _log.error(
+        "the query did not stop in %.0f s. The process ends now. Its batch runs again", timeout
+    )
     os._exit(_EXIT_CODE)
 
 

@@ -120,7 +120,7 @@ def _read(spark: SparkSession, root: str, files: Mapping[str, Any]) -> DataFrame
         return spark.read.options(**_STRICT_READ_OPTIONS).schema(_PAYLOAD).parquet(*paths)
     except Exception as error:  # Spark's, or the JVM's
         raise StorageError(
-            f"Spark cannot read {root}: {one_line(error)}. Its own settings count here, not "
+            f"Spark cannot read {root}: {one_line(error)}. Spark uses its own settings, not "
             f"storageOptions.*: set fs.s3a.* (and for s3:// fs.s3.impl), or use the batch instead "
             f"of lease.read()",
             path=root,

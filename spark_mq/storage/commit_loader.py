@@ -65,9 +65,9 @@ class CommitLoader:
             return  # cleaned
         if not same:
             raise CorruptLog(
-                f"commit {version} of {self.path} is another one than was read before: its "
-                "messages have the sequences of others. Open the queue again; groups that had "
-                "settled the others do not get these",
+                f"commit {version} of {self.path} was replaced after it was read: its messages "
+                "have the sequences of other messages. Open the queue again. Groups that have "
+                "settled the other messages do not get these",
                 path=self.path,
                 version=version,
             )
@@ -108,5 +108,5 @@ class CommitLoader:
         except FileNotFoundError:
             return  # cleaned
         if not commit_matches(rows, commit):
-            reason = f"version {upto} of messages/ is another one than commits/ has"
+            reason = f"version {upto} of messages/ differs from the one in commits/"
             raise tables_disagree(self._commits.path, reason)

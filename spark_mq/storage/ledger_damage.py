@@ -30,9 +30,9 @@ def unreadable_ledger_error(
     drop = drop_group(group)
     return CorruptLog(
         f"the ledger of group {group!r} cannot be read: {', '.join(files)} of {path}: "
-        f"{one_line(error)}. Restore the file from a backup; or drop the group with "
-        f"{drop}: it then starts again, and gets all messages that are still there. Other "
-        "groups go on",
+        f"{one_line(error)}. Restore the file from a backup. Or drop the group with "
+        f"{drop}: then it starts again, and gets all messages that the queue still has. Other "
+        "groups continue",
         advice=[drop],
         path=path,
         version=version,

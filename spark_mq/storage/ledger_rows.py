@@ -208,7 +208,7 @@ def _from_many(rows: pa.Table) -> Ledger:
 def _only_head(floors: Sequence[Mapping[str, Any]]) -> LedgerHeader:
     if len(floors) != 1:
         raise NotAQueue(
-            f"a consumer group has {len(floors)} floor rows in leases/, not one; something else "
+            f"leases/ has {len(floors)} header rows for a consumer group, not one: another program "
             f"has written there",
             path="leases",
         )
@@ -216,8 +216,8 @@ def _only_head(floors: Sequence[Mapping[str, Any]]) -> LedgerHeader:
         return _head(floors[0])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise NotAQueue(
-            f"the floor row of a consumer group in leases/ says what spark_mq never wrote "
-            f"({type(error).__name__}: {error})",
+            f"leases/ contains an invalid header row for a consumer group: "
+            f"{type(error).__name__}: {error}",
             path="leases",
         ) from error
 
@@ -249,7 +249,7 @@ def _head(floor: Mapping[str, Any]) -> LedgerHeader:
     if not isinstance(head.settings, dict) or not all(
         isinstance(count, int) for count in head.counters.values()
     ):
-        raise TypeError("settings or counters are none")
+        raise TypeError("settings or counters have the wrong type")
     return head
 
 

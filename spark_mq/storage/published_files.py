@@ -149,10 +149,9 @@ class PublishedFiles:
         files = [] if removes or restored else self._publishes(commit, fresh)
         if any(remove.get("dataChange", True) for remove in removes):
             _log.warning(
-                "commit %d of %s rewrites messages, or deletes some (%s): what it adds is not "
-                "published, and what it removes is delivered "
-                "as it was, as long as its files are there. A message is taken out of a queue by "
-                "a group that acks or rejects it",
+                "commit %d of %s rewrites messages, or deletes some (%s). The messages that it "
+                "adds are not published. The messages that it removes are delivered while their "
+                "files exist. To take a message out of a queue, ack or reject it in a group",
                 version,
                 self._path,
                 commit.info.get("operation"),
@@ -218,7 +217,7 @@ class PublishedFiles:
         """Raise CorruptLog if a commit adds a file outside of the table."""
         for add in commit.adds:
             if not is_data_path(add["path"]):
-                raise self._lying(commit.version, f"it adds {add['path']!r}, a file outside of it")
+                raise self._lying(commit.version, f"it adds {add['path']!r}, outside the table")
 
     def _lying(self, version: int, reason: str) -> CorruptLog:
         return CorruptLog(
@@ -251,9 +250,9 @@ class PublishedFiles:
             if count is not None:
                 raise self._lying(version, f"{path} claims {count} rows, and {why}") from error
             raise CorruptLog(
-                f"{why}; and its writer left no statistics in commit {version} of {self._path}: "
-                f"what lies behind it cannot be numbered. "
-                "Restore the file from a backup; without one, give its messages up: put a "
+                f"{why}, and commit {version} of {self._path} has no statistics of it: later "
+                f"messages cannot get a sequence. "
+                "Restore the file from a backup. Without one, give its messages up: put a "
                 "Parquet file without rows in its place",
                 path=self._path,
                 version=version,

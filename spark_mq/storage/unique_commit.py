@@ -115,9 +115,9 @@ class UniqueCommit:
         except FileNotFoundError as error:
             path = f"{self._log.path}/{block_path(latest or 0)}"
             raise CorruptLog(
-                f"{path} is gone, or a file that it names ({error}): it has the dedup ids of the "
-                f"last publishes. Restore it from a backup. Without one, put an empty file in its "
-                f"place: the ids are then forgotten",
+                f"the dedup ids of the last publishes cannot be read: {path}, or a file that it "
+                f"names, is missing ({error}). Restore it from a backup. Without one, put an empty "
+                f"file in its place: the ids are then forgotten",
                 path=self._log.path,
                 version=None,
             ) from error

@@ -136,7 +136,9 @@ class MultiQueueSource:
             try:
                 plan = source.lease(self._in(source, stream), n, (share, size))
             except StorageError as error:  # the other queues' messages are leased and counted
-                _log.warning("a batch goes on without %s: %s", source.ledger.queue_path, error)
+                _log.warning(
+                    "a batch continues without queue %s: %s", source.ledger.queue_path, error
+                )
                 out_of_reach.append(error)
             else:
                 plans.append((source.ledger, plan))

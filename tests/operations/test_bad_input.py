@@ -247,7 +247,7 @@ def test_messages_made_anew(queue: Queue) -> None:
     shutil.rmtree(queue._context.messages.path)
     MessageTable(queue._context.messages.path).create(queue._context.settings.to_json())
     refused(queue.path, errors.NotAQueue, lambda: Queue.open(queue.path), "another messages/ table")
-    with pytest.raises(errors.NotAQueue, match="made again"):
+    with pytest.raises(errors.NotAQueue, match="created again after"):
         held.publish("x")
     assert DeltaTable(queue._context.messages.path).version() == 0
 
@@ -264,10 +264,10 @@ def test_a_queue_made_anew_under_a_handle(queue: Queue) -> None:
         queue.path,
         errors.NotAQueue,
         lambda: held.ack(lease_id),
-        "made again",
+        "created again after",
         "Open the queue again",
     )
-    refused(queue.path, errors.NotAQueue, lambda: held.lease("w"), "made again")
+    refused(queue.path, errors.NotAQueue, lambda: held.lease("w"), "created again after")
 
 
 @pytest.mark.parametrize("table", ["messages", "leases"])

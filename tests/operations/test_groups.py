@@ -84,10 +84,10 @@ def test_a_group_that_is_made_is_reported_once_and_warned_of_if_it_looks_misspel
         queue.group(f"nightly-{number}").ensure()
     reported = [(r.levelname, r.getMessage()) for r in caplog.records]
     assert [level for level, _ in reported] == ["INFO", "INFO", "WARNING", "INFO", "INFO"]
-    assert reported[0][1] == f"group 'billing' is made in {queue.path}, at earliest"
+    assert reported[0][1] == f"group 'billing' is created in {queue.path}, at earliest"
     assert "'biling'" in reported[2][1]
     assert "latest" in reported[2][1]
-    assert "is 'billing' meant" in reported[2][1]
+    assert "There is a group 'billing'. If you meant it" in reported[2][1]
 
 
 def test_what_has_finished_in_no_group_is_an_error_and_of_a_dropped_one_history_tells(
@@ -657,4 +657,4 @@ def test_settings_that_an_existing_queue_does_not_take_are_reported(
     assert not caplog.records
     again = delta_queue(visibility_timeout="40s", exist_ok=True)
     assert again.settings == first.settings
-    assert "settings of its own" in caplog.text
+    assert "keeps its own settings" in caplog.text

@@ -84,13 +84,13 @@ def test_the_log_tells_what_failed_and_what_has_become_of_it(
     drain(queue, fail, max_messages=2)
     due = f"{clock() + timedelta(seconds=10):%Y-%m-%d %H:%M:%S} UTC"
     assert reported() == [
-        "group default: the handler failed with 2 messages in hand (delivery 1 of 2)",
+        "group default: the handler failed with 2 unsettled messages (delivery 1 of 2)",
         f"group default: 2 messages nacked: 2 due again from {due}",
     ]
     clock.advance("10s")
     drain(queue, fail)
     assert reported()[:2] == [
-        "group default: the handler failed with 1 message in hand (delivery 2 of 2)",
+        "group default: the handler failed with 1 unsettled message (delivery 2 of 2)",
         "group default: 1 message nacked: 1 dead",
     ]
     queue.publish("c")

@@ -95,7 +95,7 @@ def test_executors_write_and_read_there_and_batches_are_settled(
 
     def process(batch: Any, lease: Any) -> Any:
         seen.extend(values(batch))
-        with pytest.raises(errors.StorageError, match="Its own settings count here"):
+        with pytest.raises(errors.StorageError, match="Spark uses its own settings"):
             lease.read()
         lease.reject(batch.where("CAST(value AS STRING) = '007'"), error="never")
         return batch.where("CAST(value AS STRING) = '030'").selectExpr(

@@ -256,7 +256,7 @@ def test_a_queue_that_was_made_anew_is_noticed(delta_queue: Make, longer: bool) 
     new = delta_queue()
     for value in "abcd" if longer else "":
         new.publish(value)
-    with pytest.raises(errors.NotAQueue, match="made again"):
+    with pytest.raises(errors.NotAQueue, match="created again after"):
         old._context.messages.index()
 
 
@@ -271,7 +271,7 @@ def test_a_publisher_whose_queue_was_made_anew_is_reported_and_does_no_harm(
         Path(old.path, name).rename(Path(old.path).parent / f"old-{name}")
     new = delta_queue()
     new.publish("new")
-    with pytest.raises(errors.NotAQueue, match="made again"):
+    with pytest.raises(errors.NotAQueue, match="created again after"):
         old.publish("d")
     assert json_versions(new) == [0, 1]
     assert again(new).stats()["published"] == 1

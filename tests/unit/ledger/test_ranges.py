@@ -250,7 +250,7 @@ def test_rows_without_just_one_floor_are_no_ledger(floors):
         rows.filter(pc.equal(rows["state"], "floor")),
         rows.filter(pc.not_equal(rows["state"], "floor")),
     )
-    with pytest.raises(NotAQueue, match=f"has {floors} floor rows"):
+    with pytest.raises(NotAQueue, match=f"has {floors} header rows"):
         from_rows(pa.concat_tables([ranges, *[floor] * floors]))
 
 

@@ -49,7 +49,7 @@ def test_the_log_tells_what_failed_and_what_has_become_of_it(
     lease_id = taken.lease_id
     assert (
         first
-        == "group default: a batch failed with 2 messages in hand (delivery 1 of 5); its lease "
+        == "group default: a batch failed with 2 unsettled messages (delivery 1 of 5); its lease "
         f"{lease_id} is nacked"
     )
     assert second.startswith("group default: 2 messages nacked: 2 due again from ")
