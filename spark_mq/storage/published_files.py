@@ -217,9 +217,9 @@ class PublishedFiles:
         """Raise CorruptLog if a commit adds a file outside of the table."""
         for add in commit.adds:
             if not is_data_path(add["path"]):
-                raise self._lying(commit.version, f"it adds {add['path']!r}, outside the table")
+                raise self._refused(commit.version, f"it adds {add['path']!r}, outside the table")
 
-    def _lying(self, version: int, reason: str) -> CorruptLog:
+    def _refused(self, version: int, reason: str) -> CorruptLog:
         return CorruptLog(
             f"commit {version} of {self._path} is refused: {reason}. "
             f"{restore_hint(self._path, version)}",
@@ -240,7 +240,7 @@ class PublishedFiles:
         try:
             found = _footer_rows(self._files, path)
             if count is not None and found < count:
-                raise self._lying(version, f"{path} has {found} rows, and claims {count}")
+                raise self._refused(version, f"{path} has {found} rows, and claims {count}")
             return found if count is None else int(count)
         except (OSError, pa.ArrowException) as error:
             again = partial(_footer_rows, path=path)
@@ -248,7 +248,7 @@ class PublishedFiles:
             if isinstance(error, FileNotFoundError) and not self._active(path):
                 return int(count or 0)  # trimmed with its whole commit, so nobody reads it any more
             if count is not None:
-                raise self._lying(version, f"{path} claims {count} rows, and {why}") from error
+                raise self._refused(version, f"{path} claims {count} rows, and {why}") from error
             raise CorruptLog(
                 f"{why}, and commit {version} of {self._path} has no statistics of it: later "
                 f"messages cannot get a sequence. "
