@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TextIO
@@ -207,7 +207,7 @@ def track(what: str, total: int | None = None, stream: TextIO | None = None) -> 
         if time.monotonic() - shown >= _PROGRESS_SECONDS:
             shown = time.monotonic()
             of = "" if total is None else f" of {total:,}"
-            print(f"{what}: {done:,}{of} messages", file=stream)
+            _write_line(f"{what}: {done:,}{of} messages", stream)
 
     yield update
 
@@ -236,7 +236,7 @@ def busy(what: str, stream: TextIO | None = None) -> Iterator[None]:
 
     def report() -> None:
         while not ended.wait(_PROGRESS_SECONDS):
-            print(f"{at}: {time.monotonic() - started:.0f} s", file=stream, flush=True)
+            _write_line(f"{at}: {time.monotonic() - started:.0f} s", stream)
 
     thread = threading.Thread(target=report, name="spark_mq progress", daemon=True)
     thread.start()
@@ -246,6 +246,12 @@ def busy(what: str, stream: TextIO | None = None) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
+
+
+def _write_line(text: str, stream: TextIO) -> None:
+    """Write a line of progress. If nobody reads it, the work goes on without it."""
+    with suppress(OSError, ValueError):
+        print(text, file=stream, flush=True)
 
 
 _SHOWN: Final[tuple[tuple[type, Callable[[Any], str]], ...]] = (

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.handles import until
 
+from spark_mq import Message
 from spark_mq.cli import output, workers
 from spark_mq.testing import memory_queue
 from spark_mq.util.steps import showing_steps, step
@@ -138,3 +139,51 @@ def test_a_worker_that_ends_counts_its_messages(
         group.work(counted, max_messages=2, until_empty=True)
     assert len(handled) == 2
     assert shown == ([2, 3] if until_empty else [])
+
+
+class Unread(io.StringIO):
+    """A pipe that nobody reads."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def test_a_handler_does_not_fail_if_nobody_reads_the_progress(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise good messages were nacked, and a failure was recorded as a broken pipe."""
+    monkeypatch.setattr(output, "_PROGRESS_SECONDS", 0)
+    monkeypatch.setattr(output.sys, "stderr", Unread())
+    queue = memory_queue()
+    queue.publish(["good", "bad"])
+    group = queue.group()
+    group.configure(max_delivery_attempts=2, retry_delay=0)
+
+    def handle(message: Message) -> None:
+        if message.text == "bad":
+            raise ValueError("no customer")
+
+    with workers._progress(handle, True, lambda: workers._waiting(queue, group)) as counted:
+        summary = group.work(counted, each="message", until="settled")
+    assert (summary.acked, summary.nacked) == (1, 2)
+    queue.sweep()
+    (error,) = queue.list_dead_letters()["error"].to_pylist()
+    assert "no customer" in error
+
+
+def test_a_busy_command_goes_on_if_nobody_reads_the_progress(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(output, "_PROGRESS_SECONDS", 0.001)
+    monkeypatch.setattr(threading, "excepthook", lambda args: failed.append(args.exc_value))
+    failed: list[Any] = []
+    tried = threading.Event()
+
+    class Tried(Unread):
+        def write(self, text: str) -> int:
+            tried.set()
+            return super().write(text)
+
+    with output.busy("sweeping", Tried()):
+        assert tried.wait(10)
+    assert failed == []
