@@ -16,6 +16,7 @@ import typer
 from typer.exceptions import TyperException
 
 from spark_mq.cli import (
+    changes,
     dead_letters,
     groups,
     health,
@@ -46,7 +47,7 @@ app = typer.Typer(
         "4 the store failed, 130 interrupted."
     ),
 )
-for part in (messages, lanes, workers, top, throughput, health, metrics, web):
+for part in (messages, lanes, workers, top, throughput, changes, health, metrics, web):
     part.register(app)
 app.add_typer(queues.app, name="queue")
 app.add_typer(groups.app, name="group")

@@ -58,13 +58,17 @@ class ChangeRecord(Record):
     detail: str | None = None
 
 
-def list_changes(context: QueueContext, n: int, since: Duration) -> list[ChangeRecord]:
+def list_changes(
+    context: QueueContext, n: int, since: Duration, group: str | None = None
+) -> list[ChangeRecord]:
     """Return people's changes, newest first, see :meth:`spark_mq.Queue.changes`."""
     start = context.now() - validate_duration("since", since)
     found = list(_changes(context, start, False))
     dead = context.existing_dead_letters()
     if dead is not None and dead.path != context.path:
         found += _changes(dead, start, True)
+    if group is not None:
+        found = [one for one in found if one.group == group]
     return sorted(found, key=lambda one: one.at, reverse=True)[:n]
 
 

@@ -219,7 +219,9 @@ class QueueViews:
         """
         return count_reasons(self._context, None if n is None else validate_count("n", n))
 
-    def changes(self, n: int = 100, *, since: Duration = "1d") -> Records[ChangeRecord]:
+    def changes(
+        self, n: int = 100, *, since: Duration = "1d", group: str | None = None
+    ) -> Records[ChangeRecord]:
         """Return the changes that people made to the queue, the newest first.
 
         Parameters
@@ -228,8 +230,10 @@ class QueueViews:
             The most changes to return. Default: 100.
         since
             How far to look back. Default: 1 day.
+        group
+            Only changes of this group. Default: of all groups, and of the queue itself.
         """
-        return Records(list_changes(self._context, validate_count("n", n), since))
+        return Records(list_changes(self._context, validate_count("n", n), since, group))
 
     def throughput(
         self, *, since: Duration = "1h", every: Duration = "1m", group: str | None = None

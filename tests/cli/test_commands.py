@@ -737,6 +737,27 @@ def keyed(run: Run, path: Path) -> Queue:
     return Queue.open(path)
 
 
+def test_changes_show_who_changed_what(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "changed"
+    run("queue", "create", path)
+    for name in ("billing", "other"):
+        run("group", "create", name, "-q", path)
+        run("group", "configure", name, "--set", "retry_delay=30s", "-q", path)
+    run("sweep", "-q", path)
+    rows = run("changes", "-q", path, "-o", "json").rows
+    assert [row["at"] for row in rows] == sorted((row["at"] for row in rows), reverse=True)
+    configured = [row for row in rows if row["operation"] == "configure"]
+    assert [row["group"] for row in configured] == ["other", "billing"]
+    assert all("retry_delay" in row["detail"] and "@" in row["user"] for row in configured)
+    only = run("changes", "-q", path, "-g", "billing", "-o", "json").rows
+    assert {row["group"] for row in only} == {"billing"}
+    table = run("changes", "-q", path, "-n", "1").out.splitlines()
+    assert table[0].split()[:4] == ["AT", "CHANGE", "GROUP", "USER"]
+    assert "configure" in table[1]
+    assert len(table) == 2
+    assert run("changes", "-q", path, "-g", "nobody", expect=3).err
+
+
 def test_lanes_show_what_holds_them_and_their_keys(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "keyed"
     queue = keyed(run, path)
