@@ -171,6 +171,8 @@ def _is_number(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
 
 def make_cell(value: Any) -> str:
     """Return a value as the text of a cell."""
+    if value in ([], (), {}):
+        return "-"
     for kind, show in _SHOWN:
         if isinstance(value, kind):
             return show(value)

@@ -743,7 +743,8 @@ def test_changes_show_who_changed_what(run: Run, tmp_path: Path) -> None:
     for name in ("billing", "other"):
         run("group", "create", name, "-q", path)
         run("group", "configure", name, "--set", "retry_delay=30s", "-q", path)
-    run("sweep", "-q", path)
+    swept = run("sweep", "-q", path).out
+    assert re.search(r"^trim_blocked_by +-$", swept, re.M), "an empty list shows as nothing"
     rows = run("changes", "-q", path, "-o", "json").rows
     assert [row["at"] for row in rows] == sorted((row["at"] for row in rows), reverse=True)
     configured = [row for row in rows if row["operation"] == "configure"]
