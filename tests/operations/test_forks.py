@@ -113,6 +113,7 @@ def test_a_forked_process_may_open_the_queue_again(queue: Queue) -> None:
 
 
 def test_a_forked_process_may_read_while_a_thread_of_the_parent_reads(queue: Queue) -> None:
+    row_groups.reset()
     queue.publish([b"%d" % number for number in range(10)])
 
     def read_two() -> list[bytes]:

@@ -253,15 +253,15 @@ def test_a_ledger_out_of_reach_is_not_taken_for_damage(
     queue = delta_queue()
     queue.publish(["a", "b"])
     held = lease(queue, 1)
-    real = ObjectStore.read_parquet
+    real = ObjectStore.read
 
-    def read(store: ObjectStore, path: str, *args: Any) -> Any:
-        if store.root.endswith("/leases"):
+    def read(store: ObjectStore, path: str) -> bytes:
+        if store.root.endswith("/leases") and path.endswith(".parquet"):
             raise PermissionError(13, "Permission denied", f"{store.root}/{path}")
-        return real(store, path, *args)
+        return real(store, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ObjectStore, "read_parquet", read)
+        patch.setattr(ObjectStore, "read", read)
         with pytest.raises(errors.StorageError, match="readable and writable"):
             again(queue).group().lease("w")
     held.ack()
