@@ -429,17 +429,21 @@ def test_a_ledger_file_cleaned_under_a_read_is_read_anew(
     queue.publish([str(n) for n in range(10)])
     mine, reader, rival = lease(queue, 2), again(queue), again(queue)
 
-    def replaced() -> None:
-        rival.group().extend(mine.lease_id)
-        churn(rival)
-
     assert isinstance(reader._context.ledgers, LedgerTable)
-    monkeypatch.setattr(
-        reader._context.ledgers.files,
-        "read_parquet",
-        Injected(reader._context.ledgers.files.read_parquet, before=replaced),
-    )
+    files = reader._context.ledgers.files
+    real, read = files.read, list[str]()
+
+    def replaced(path: str) -> bytes:
+        if path.endswith(".parquet"):
+            read.append(path)
+            if len(read) == 1:
+                rival.group().extend(mine.lease_id)
+                churn(rival)
+        return real(path)
+
+    monkeypatch.setattr(files, "read", replaced)
     assert reader.group().stats().in_flight == 2
+    assert len(set(read)) == 2, "the file was replaced under the first read"
 
 
 # -- threads and processes
