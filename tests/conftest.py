@@ -15,6 +15,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from support.s3_endpoint import moto, storage_options
 
+from spark_mq.parquet.row_groups import row_groups
+
 HERE = Path(__file__).parent
 
 settings.register_profile(
@@ -112,6 +114,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (wanted if there else others).append(item)
     items[:] = wanted
     config.hook.pytest_deselected(items=others)
+
+
+@pytest.fixture(autouse=True)
+def _no_kept_row_groups() -> Iterator[None]:
+    """No test sees the row groups of another one. Some come from a memory pool that ends."""
+    yield
+    row_groups.reset()
 
 
 @pytest.fixture(scope="session")
