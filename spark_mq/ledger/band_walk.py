@@ -107,6 +107,7 @@ class BandWalk:
             Whether to take from any number of lanes.
         """
         shares, spares = self._shares, self._ordered and not all_lanes
+        begun = len(self.taken)
         if all_lanes:
             self._shares, self._block, self._allowed = 1, 0, self._index.layout.everything
         # A hot key would fill the lease, and the other keys of its block would wait for it.
@@ -118,9 +119,10 @@ class BandWalk:
                 break
             self._quota, self._from = None, start
             self._visit(1 << band, rows, reads=reads)
+        if self._deferred:  # Pieces of a higher priority stay in front.
+            self.taken[begun:] = sorted(self.taken[begun:], key=_first_of_piece)
         self._shares, self._quota, self._from = shares, None, 0
         self._deferred.clear()
-        self.taken.sort(key=_first_of_piece)
 
     def _visit(self, is_open: int, rows: Sequence[int], *, reads: bool) -> None:
         priority = self._index.layout.priorities_in(is_open).bit_length() - 1

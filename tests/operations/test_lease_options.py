@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from spark_mq import Queue
+from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption
 
 
@@ -91,3 +92,15 @@ def test_a_size_that_is_none_is_refused(queue: Queue) -> None:
     for size in sizes:
         with pytest.raises(InvalidOption, match=r"max_bytes=.* is not a size"):
             queue.group().lease(max_bytes=size)
+
+
+def test_a_limit_of_bytes_takes_the_highest_priority_first(
+    delta_queue: Callable[..., Queue],
+) -> None:
+    """The pieces of a lease were sorted by sequence, and the limit dropped the later ones."""
+    queue = delta_queue(lanes=2)
+    queue.publish([Message("later", key="a", priority=0) for _ in range(3)])
+    queue.publish([Message("first", key="b", priority=1)])
+    taken = queue.group().lease("w", max_messages=10, max_bytes=1)
+    assert taken is not None
+    assert [message.text for message in taken.messages] == ["first"]
