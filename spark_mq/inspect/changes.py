@@ -63,17 +63,17 @@ def list_changes(
 ) -> list[ChangeRecord]:
     """Return people's changes, newest first, see :meth:`spark_mq.Queue.changes`."""
     start = context.now() - validate_duration("since", since)
-    found = list(_changes(context, start, False))
+    found = list(_changes(context, start, group, False))
     dead = context.existing_dead_letters()
     if dead is not None and dead.path != context.path:
-        found += _changes(dead, start, True)
-    if group is not None:
-        found = [one for one in found if one.group == group]
+        found += _changes(dead, start, group, True)
     return sorted(found, key=lambda one: one.at, reverse=True)[:n]
 
 
-def _changes(context: QueueContext, start: int, dead: bool) -> Iterator[ChangeRecord]:
-    rows = read_history(context, since=start, columns=[*_KEYS, "message_count"])
+def _changes(
+    context: QueueContext, start: int, group: str | None, dead: bool
+) -> Iterator[ChangeRecord]:
+    rows = read_history(context, group=group, since=start, columns=[*_KEYS, "message_count"])
     named = pc.match_substring_regex(rows["operation"], rf"(^|\+)({'|'.join(_OPERATIONS)})")
     rows = rows.filter(pc.or_(pc.is_valid(rows["user"]), pc.fill_null(named, False)))
     step = pc.equal(rows["operation"], "freeze redrive")  # of a redrive, which follows
