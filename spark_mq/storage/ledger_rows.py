@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from spark_mq.errors import NotAQueue, UnsupportedTable
 from spark_mq.ledger.breaker import Breaker
-from spark_mq.ledger.message_range import INSTANTS
+from spark_mq.ledger.message_range import to_ranges
 from spark_mq.ledger.ranges import (
     EVENT,
     FLOOR,
@@ -50,10 +50,6 @@ _DETAILS: Final = frozenset(json.loads(LedgerHeader().to_json()))
 """The fields in the detail of a floor row. A newer version may write more."""
 _FILE_SCHEMA: Final = pa.schema([f for f in LEASES_SCHEMA if f.name != "consumer_group"])
 """The columns of a data file. Delta keeps a partition's value in the log."""
-_FIRST: Final = LEASES_SCHEMA.names.index(RANGE_SCHEMA.names[0])
-_END: Final = _FIRST + len(RANGE_SCHEMA.names)
-"""The columns of a range stand together."""
-_STATE: Final = LEASES_SCHEMA.names.index("state")
 _SMALL_FILE: Final = SmallFileEncoder(_FILE_SCHEMA)
 _SMALL_ROWS: Final = 200
 """Up to this many rows, pyarrow's set-up of a file takes longer than its rows."""
@@ -176,18 +172,17 @@ def from_rows(rows: pa.Table) -> Ledger:
 
 
 def _from_few(rows: pa.Table) -> Ledger:
-    """Return the ledger in a few rows. Each call of Arrow would take longer than a row."""
-    plain = [
-        (column.cast(pa.int64()) if name in INSTANTS else column).to_pylist()
-        for name, column in zip(rows.schema.names, rows.columns, strict=True)
-    ]
-    found: dict[str, list[tuple[Any, ...]]] = {}
-    for values in zip(*plain, strict=True):
-        found.setdefault(values[_STATE], []).append(values)
-    floors = [dict(zip(rows.schema.names, floor, strict=True)) for floor in found.pop(FLOOR, ())]
-    head = _only_head(floors)
-    found.pop(EVENT, None)
-    ranges = [Range(*values[_FIRST:_END]) for some in found.values() for values in some]
+    """Return the ledger in a few rows. Each filter of Arrow would take longer than a row."""
+    found = list(to_ranges(rows))
+    rest = zip(found, rows["revision"].to_pylist(), rows["detail"].to_pylist(), strict=True)
+    head = _only_head(
+        [
+            {**r._asdict(), "revision": revision, "detail": detail}
+            for r, revision, detail in rest
+            if r.state == FLOOR
+        ]
+    )
+    ranges = [r for r in found if r.state not in (FLOOR, EVENT)]
     if any(r.first is None for r in ranges):
         raise NotAQueue(
             "a range of a consumer group in leases/ has no first sequence; something else has "
