@@ -10,7 +10,7 @@ import pyarrow as pa
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Range
 from spark_mq.parquet.bands import effective_priorities
-from spark_mq.parquet.reader import repeat_values, sequences_of
+from spark_mq.parquet.reader import cast_column, repeat_values, sequences_of
 from spark_mq.parquet.schema import INSTANT
 
 __all__ = ["to_delivery_table"]
@@ -40,7 +40,9 @@ def to_delivery_table(
     def column(field: pa.Field) -> Any:
         if payload is not None and field.name in payload.schema.names:
             column = payload[field.name]
-            return _cast(_priority(column) if field.name == "priority" else column, field.type)
+            return cast_column(
+                _priority(column) if field.name == "priority" else column, field.type
+            )
         if field.name == "sequence":
             return sequences_of(piece for piece, _ in pieces)
         if field.name in constants:
@@ -62,8 +64,3 @@ def _repeated(values: Sequence[Any], rows: Sequence[int], kind: pa.DataType) -> 
     if pa.types.is_timestamp(kind):
         return repeat_values(values, rows, pa.int64()).cast(INSTANT).cast(kind)
     return repeat_values(values, rows, kind)
-
-
-def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    same = column.type == kind and not pa.types.is_nested(kind)
-    return column if same else column.cast(kind)

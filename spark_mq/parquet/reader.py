@@ -27,6 +27,7 @@ from spark_mq.parquet.sequential import SequentialReader
 
 __all__ = [
     "MessageReader",
+    "cast_column",
     "repeat_values",
     "sequences_of",
     "verify_slice",
@@ -172,7 +173,8 @@ class MessageReader:
         The cast is not safe: it cuts the nanoseconds of a foreign writer off.
         """
         columns = [
-            _cast(rows[name], self._schema.field(name).type, safe=False) for name in self._present
+            cast_column(rows[name], self._schema.field(name).type, safe=False)
+            for name in self._present
         ]
         return pa.table(columns, names=self._present)
 
@@ -295,7 +297,10 @@ def _read_piece(
     return MessageReader(files, columns).try_read(piece).validate(full=True)
 
 
-def _cast(column: pa.ChunkedArray, kind: pa.DataType, *, safe: bool) -> pa.ChunkedArray:
+def cast_column(
+    column: pa.ChunkedArray, kind: pa.DataType, *, safe: bool = True
+) -> pa.ChunkedArray:
+    """Return a column in another type. Nested types are always cast."""
     same = column.type == kind and not pa.types.is_nested(kind)
     return column if same else column.cast(kind, safe=safe)
 
