@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from spark_mq.delta.file_info import FileInfo
 from spark_mq.delta.local_folders import LocalFolders
+from spark_mq.util.process import call_in_forks
 
 __all__ = ["LocalBackend", "LocalFiles"]
 
@@ -299,8 +300,7 @@ class LocalBackend:
 
 _syncing: list[ThreadPoolExecutor] = []
 """The threads that wait for the disk. They are made when the first commit needs them."""
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_syncing.clear)  # a child has no threads
+call_in_forks(_syncing.clear)  # a child has no threads
 
 
 def _in_background(call: Callable[[str], None], path: str) -> Future[None]:

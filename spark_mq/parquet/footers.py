@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from spark_mq.parquet.claims import MAX_EXPANDED_BYTES, largest_size
 from spark_mq.parquet.pages import PageIndex
+from spark_mq.util.process import call_in_forks
 
 __all__ = ["Footer", "FooterCache", "expanding_columns", "footers", "open_file", "read_footer"]
 
@@ -102,8 +103,7 @@ class FooterCache:
 
 footers: Final = FooterCache()
 """The footers that this process keeps."""
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=footers.reset)
+call_in_forks(footers.reset)
 
 
 def open_file(

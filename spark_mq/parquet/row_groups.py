@@ -6,7 +6,6 @@ whole row group costs about as much as two small parts of it.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import OrderedDict
@@ -14,6 +13,8 @@ from collections.abc import Callable, Hashable
 from typing import Final
 
 import pyarrow as pa
+
+from spark_mq.util.process import call_in_forks
 
 __all__ = ["MAX_GROUP_BYTES", "RowGroupCache", "row_groups"]
 
@@ -168,5 +169,4 @@ class RowGroupCache:
 
 row_groups: Final = RowGroupCache()
 """The row groups that this process keeps."""
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=row_groups.reset)
+call_in_forks(row_groups.reset)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Final
+from collections.abc import Callable
 
 from spark_mq.errors import UsedAfterFork
 
-__all__ = ["ForkGuard", "ForkSafeLock"]
+__all__ = ["ForkGuard", "ForkSafeLock", "call_in_forks"]
 
 _forks = 0
 """Forks between the first process and this one."""
@@ -23,9 +23,13 @@ def _count_fork() -> None:
     _forks += 1
 
 
-_CAN_FORK: Final = hasattr(os, "register_at_fork")
-if _CAN_FORK:
-    os.register_at_fork(after_in_child=_count_fork)
+def call_in_forks(action: Callable[[], object]) -> None:
+    """Call a function in each process that is forked from now on."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=action)
+
+
+call_in_forks(_count_fork)
 
 
 class ForkGuard:
@@ -66,8 +70,7 @@ class ForkSafeLock:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        if _CAN_FORK:
-            os.register_at_fork(after_in_child=self._renew)
+        call_in_forks(self._renew)
 
     def _renew(self) -> None:
         self._lock = threading.Lock()
