@@ -497,7 +497,7 @@ def _hammer_apart(path: str, group: str, stop: Any) -> int:
     return _hammer(path, group, stop)
 
 
-def _plod(path: str, name: str, times: int, stop: Any) -> float:
+def _plod(path: str, name: str, times: int, stop: Any, timeout: float = 20) -> float:
     """Commits `times` times with 100 ms between read and write, against the others.
 
     Returns how long it took.
@@ -517,7 +517,7 @@ def _plod(path: str, name: str, times: int, stop: Any) -> float:
 
     try:
         for _ in range(times):
-            update_ledger(group._context.ledgers, name, step, timeout=20)
+            update_ledger(group._context.ledgers, name, step, timeout=timeout)
     finally:
         stop.set()
     return time.monotonic() - started
@@ -563,7 +563,7 @@ def test_a_slow_worker_is_not_starved_by_fast_ones_of_another_group(
 
 def _plod_apart(path: str, name: str, times: int, stop: Any) -> float:
     fair_lock.fcntl = None  # type: ignore[assignment]
-    return _plod(path, name, times, stop)
+    return _plod(path, name, times, stop, timeout=60)
 
 
 @pytest.fixture
@@ -593,7 +593,7 @@ def test_a_slow_worker_is_not_starved_by_fast_ones_of_its_own_group(
         try:
             took = pool.apply_async(
                 _plod_apart if apart else _plod, (queue.path, "g", 8, stop)
-            ).get(timeout=90)
+            ).get(timeout=150)
         finally:
             stop.set()
         hammered = [result.get(timeout=60) for result in fast]
@@ -601,9 +601,9 @@ def test_a_slow_worker_is_not_starved_by_fast_ones_of_its_own_group(
     assert ledger is not None
     assert ledger.head.counters["steps"] == 8
     assert min(hammered) > 4, hammered  # nor the fast ones by each other
-    # A starved one ends with ContentionTimeout. Measured: 22 s apart, with other work on both
-    # cores.
-    assert took < (45 if apart else 20), f"{took:.1f} s beside {hammered} commits of the others"
+    # A starved one ends with ContentionTimeout. Measured apart, with four busy processes on two
+    # cores: 6 to 28 s. Without the pauses of the others it starves.
+    assert took < (120 if apart else 20), f"{took:.1f} s beside {hammered} commits of the others"
 
 
 @pytest.mark.slow
