@@ -24,7 +24,7 @@ BANDS_TAG: Final = "spark_mq.bands"
 ROW_GROUP_ROWS: Final = 20_000
 """Row groups are small because a lease reads slices from anywhere in a file."""
 PAGE_BYTES: Final = 128 * 2**10
-PAGE_ROWS: Final = 2_000
+PAGE_ROWS: Final = 1_000
 """Rows of a page. Pages are small, because a lease reads each page that it touches."""
 _MAX_BATCH_ROWS: Final = 1_024
 """pyarrow's default."""
