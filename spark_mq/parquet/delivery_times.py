@@ -79,6 +79,12 @@ def clamp_instants(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
     A foreign writer may have written any instant in any unit.
     """
-    at = column.cast(INSTANT, safe=False).cast(pa.int64())
+    instants = column if column.type == INSTANT else column.cast(INSTANT, safe=False)
+    if instants.null_count == len(instants):
+        return instants
+    limits = pc.min_max(instants)
+    if limits["min"].value >= EARLIEST and limits["max"].value <= LATEST:
+        return instants
+    at = instants.cast(pa.int64())
     late = pc.max_element_wise(at, EARLIEST, skip_nulls=False)
     return pc.min_element_wise(late, LATEST, skip_nulls=False).cast(INSTANT)
