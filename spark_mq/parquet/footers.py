@@ -13,7 +13,7 @@ from typing import Any, Final
 import pyarrow.parquet as pq
 
 from spark_mq.parquet.claims import MAX_EXPANDED_BYTES, largest_size
-from spark_mq.parquet.pages import PageIndex
+from spark_mq.parquet.page_index import PageIndex
 from spark_mq.util.process import call_in_forks
 
 __all__ = ["Footer", "FooterCache", "expanding_columns", "footers", "open_file", "read_footer"]

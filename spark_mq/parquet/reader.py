@@ -19,7 +19,8 @@ from spark_mq.parquet.claims import check_file, check_group
 from spark_mq.parquet.delivery_times import clamp_instants
 from spark_mq.parquet.files import FileStore
 from spark_mq.parquet.footers import expanding_columns, footers, open_file, read_footer
-from spark_mq.parquet.pages import PageIndex, PageReader
+from spark_mq.parquet.page_index import PageIndex
+from spark_mq.parquet.pages import PageReader
 from spark_mq.parquet.read_errors import row_count_error, unreadable_error, unreadable_reason
 from spark_mq.parquet.row_groups import MAX_GROUP_BYTES, row_groups
 from spark_mq.parquet.schema import FILE_SCHEMA, INSTANT
@@ -218,8 +219,7 @@ class MessageReader:
 
     def _paged(self, group: int, first: int, end: int) -> pa.Table:
         try:
-            reader = self._page_reader()
-            found = {name: reader.column(group, name, first, end) for name in self._present}
+            found = self._page_reader().columns(group, self._present, first, end)
         except ValueError as error:
             if isinstance(error, pa.ArrowException):
                 raise
@@ -301,6 +301,8 @@ def cast_column(
     column: pa.ChunkedArray, kind: pa.DataType, *, safe: bool = True
 ) -> pa.ChunkedArray:
     """Return a column in another type. Nested types are always cast."""
+    if pa.types.is_null(column.type):
+        return pa.chunked_array([pa.nulls(len(column), kind)])
     same = column.type == kind and not pa.types.is_nested(kind)
     return column if same else column.cast(kind, safe=safe)
 

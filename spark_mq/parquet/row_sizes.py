@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from spark_mq.parquet.files import FileStore
 from spark_mq.parquet.footers import read_footer
-from spark_mq.parquet.pages import DAMAGE, PageIndex
+from spark_mq.parquet.page_index import DAMAGE, PageIndex
 from spark_mq.parquet.thrift import Struct, decode, get, read_range
 
 __all__ = ["RowSizes"]

@@ -114,15 +114,22 @@ def _integer(data: bytes, at: int) -> tuple[int, int]:
     return (found >> 1) ^ -(found & 1), at
 
 
-def encode(fields: Struct) -> bytes:
-    """Return a struct in bytes."""
+def encode(fields: Struct, *, after: int = 0) -> bytes:
+    """Return a struct in bytes.
+
+    Parameters
+    ----------
+    fields
+        The fields. A struct among them may be in bytes already.
+    after
+        The last field that stands in front of these. Default: these are all fields.
+    """
     out = bytearray()
-    _put_struct(out, fields)
+    _put_struct(out, fields, after)
     return bytes(out)
 
 
-def _put_struct(out: bytearray, fields: Struct) -> None:
-    last = 0
+def _put_struct(out: bytearray, fields: Struct, last: int = 0) -> None:
     for number, (kind, found) in sorted(fields.items()):
         if 0 < number - last < 16:
             out.append((number - last) << 4 | kind)
@@ -139,7 +146,10 @@ def _put(out: bytearray, kind: int, found: Any) -> None:
     if kind in _INTEGERS:
         _put_integer(out, found)
     elif kind == STRUCT:
-        _put_struct(out, found)
+        if isinstance(found, bytes):
+            out += found
+        else:
+            _put_struct(out, found)
     elif kind in (TRUE, FALSE, BYTE):
         out.append(found)
     elif kind == DOUBLE:

@@ -219,7 +219,9 @@ def test_headers_that_nobody_set_are_not_read(
     headers = pa.array([None] * (rows - 1) + [last], pa.map_(pa.string(), pa.string()))
     write_deltalake(tmp_path, pa.table({"value": pa.array([b"x"] * rows), "headers": headers}))
     name = next(p.name for p in tmp_path.glob("*.parquet"))
-    column = PageReader(pa.OSFile(str(tmp_path / name))).column(0, "headers", rows - 2, rows)
+    column = PageReader(pa.OSFile(str(tmp_path / name))).columns(0, ["headers"], rows - 2, rows)[
+        "headers"
+    ]
     assert (column is not None) == reported
     found = (
         MessageReader(ObjectStore(str(tmp_path)))
@@ -261,7 +263,7 @@ def test_what_lies_before_a_slice_costs_nothing(tmp_path: Path) -> None:
     cost = {}
     for at in (0, 200_000, 399_000):
         raw = Counted(pa.OSFile(str(tmp_path / "f")))
-        column = PageReader(raw).column(0, "value", at, at + 1_000)
+        column = PageReader(raw).columns(0, ["value"], at, at + 1_000)["value"]
         assert column is not None
         assert column.to_pylist() == values["value"].slice(at, 1_000).to_pylist()
         cost[at] = raw.bytes
@@ -350,3 +352,45 @@ def test_a_footer_comes_back_as_it_was(written: Written) -> None:
     found, at = thrift.decode(footer)
     assert at == size
     assert thrift.encode(found) == footer
+
+
+@pytest.mark.parametrize("split", [1, 3])
+def test_parts_of_a_footer_may_be_in_bytes_already(written: Written, split: int) -> None:
+    data = written.files.read(written.path)
+    found, _ = thrift.decode(data, len(data) - 8 - int.from_bytes(data[-8:-4], "little"))
+    head = thrift.encode({number: field for number, field in found.items() if number <= split})
+    rest = {number: field for number, field in found.items() if number > split}
+    whole = head[:-1] + thrift.encode(rest, after=split)
+    assert whole == thrift.encode(found)
+    assert thrift.encode({1: (thrift.STRUCT, whole)}) == thrift.encode({1: (thrift.STRUCT, found)})
+
+
+@pytest.mark.parametrize(("size", "files"), [(20, 1), (3_000, 2)])
+def test_columns_with_equal_pages_are_read_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, files: int
+) -> None:
+    """Pages of large values have fewer rows than those of ids and keys."""
+    table = messages(10_000)
+    values = [random.Random(n).randbytes(size) for n in range(table.num_rows)]
+    table = table.set_column(2, "value", pa.array(values, pa.binary()))
+    store = ObjectStore(str(tmp_path))
+    name = write_file(store, table.drop_columns(["headers"])).path
+    opened = []
+    open_parquet = pq.ParquetFile
+
+    def count(*args: Any, **given: Any) -> pq.ParquetFile:
+        opened.append(args)
+        return open_parquet(*args, **given)
+
+    pages = PageReader(pa.OSFile(str(tmp_path / name)))
+    monkeypatch.setattr(pq, "ParquetFile", count)
+    names = ["message_id", "key", "value", "published_at", "deliver_at"]
+    found = pages.columns(0, names, 4_321, 4_400)
+    assert len(opened) == files
+    for column in names[:-1]:
+        rows = found[column]
+        assert rows is not None
+        assert rows.to_pylist() == table[column].slice(4_321, 79).to_pylist()
+    empty = found["deliver_at"]
+    assert empty is not None
+    assert empty.null_count == 79

@@ -29,9 +29,9 @@ def test_pages_are_small(tmp_path: Path, size: int) -> None:
     ] * (meta.num_row_groups - 1)
     reader = PageReader(pa.OSFile(str(file)))
     for name in ("value", "message_id"):
-        column = reader.column(0, name, 0, 1)
+        column = reader.columns(0, [name], 0, 1)[name]
         assert column is not None
-        chunk = reader.index.chunks[0, name]
+        chunk = reader.index.chunk(None, 0, name)
         assert chunk is not None
         counts = [end - first for first, end in zip(chunk.first, chunk.first[1:], strict=False)]
         assert max(counts) <= PAGE_ROWS
