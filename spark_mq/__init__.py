@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from spark_mq.message import Message, ReceivedMessage
     from spark_mq.operations.public_settings import GroupSettings, QueueSettings
     from spark_mq.operations.settle import SettleResult
-    from spark_mq.operations.trace import Trace, TraceEvent
+    from spark_mq.operations.trace import MessageOutcome, Trace, TraceEvent
     from spark_mq.per_message.decisions import Reject, Retry, Snooze
     from spark_mq.publisher import BufferedPublisher, PendingMessage
     from spark_mq.queue import Queue
@@ -39,6 +39,7 @@ __all__ = [
     "GroupStats",
     "Lease",
     "Message",
+    "MessageOutcome",
     "PendingMessage",
     "PublishReceipt",
     "PurgeResult",
@@ -68,6 +69,7 @@ _MODULES = {
     "GroupStats": "ledger.stats",
     "Lease": "lease",
     "Message": "message",
+    "MessageOutcome": "operations.trace",
     "PendingMessage": "publisher",
     "PublishReceipt": "storage.message_store",
     "PurgeResult": "maintenance.retention",

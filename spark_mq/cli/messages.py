@@ -48,8 +48,9 @@ _LEASE_COLUMNS = [
     ("SEQUENCES", "sequences"),
 ]  # fmt: skip
 _PLACE_COLUMNS = [
-    ("SEQUENCE", "sequence"), ("GROUP", "group"), ("STATE", "state"), ("WORKER", "worker_id"),
-    ("LEASE", "lease_id"), ("UNTIL", "leased_until"), ("DUE", "available_at"),
+    ("SEQUENCE", "sequence"), ("GROUP", "group"), ("STATE", "state"), ("OUTCOME", "outcome"),
+    ("WORKER", "worker_id"), ("LEASE", "lease_id"), ("UNTIL", "leased_until"),
+    ("DUE", "available_at"),
     ("DELIVERIES", "delivery_count"), ("FAILURES", "failure_count"), ("REASON", "reason"),
     ("ERROR", "error"),
 ]  # fmt: skip
@@ -186,7 +187,7 @@ def locate(
     storage_option: StorageOptions = None,
     output: Output = OutputFormat.table,
 ) -> None:
-    """Show the state and the worker of a message in each group."""
+    """Show the state and the worker or the outcome of a message in each group."""
     given = None if sequence is None else parse_sequence(sequence, "a sequence")
     if (given is None) == (message_id is None):
         raise InvalidOption(
@@ -213,7 +214,7 @@ def trace(
     storage_option: StorageOptions = None,
     output: Output = OutputFormat.table,
 ) -> None:
-    """Show a message's whole life, and its state in each group."""
+    """Show a message's whole life, and its state or outcome in each group."""
     opened = open_queue(queue, storage_option)
     if sequence is not None:
         sequences = [parse_sequence(sequence, "a sequence")]
@@ -243,15 +244,18 @@ def _print_trace(queue: Any, sequence: int, output: OutputFormat) -> set[int]:
     """Print a message and those of its redrives. Return their sequences."""
     found = queue.trace(sequence)
     chain = found.chain()
-    places = {one.sequence: queue.locate(one.sequence) for one in chain}
+    places = {one.sequence: queue._locate_traced(one) for one in chain}
     if output is OutputFormat.json:
         print(json_line(_with_groups(found, places)))
         return set(places)
     now = datetime.now(UTC)
     for number, one in enumerate(chain):
         lines = one.lines() if number == 0 else ["redriven as", *one.lines()]
-        here = places[one.sequence]
-        lines += [f"  now  {place.group}  {_standing(place, now)}" for place in here]
+        ends = {end.group: end for end in one.outcomes}
+        lines += [
+            f"  now  {place.group}  {_standing(place, ends.get(place.group), now)}"
+            for place in places[one.sequence]
+        ]
         for line in lines:
             print(printable(line))
     return set(places)
@@ -268,11 +272,13 @@ def _with_groups(trace: Any, places: dict[int, Any]) -> dict[str, Any]:
     }
 
 
-def _standing(one: Any, now: Any) -> str:
+def _standing(one: Any, end: Any, now: Any) -> str:
     if one.state == "leased":
         left = (one.leased_until - now).total_seconds()
         until = f"{show_age(left)} left" if left > 0 else "expired"
         return f"leased by {one.worker_id}, lease {one.lease_id}, {until}"
     if one.state == "delayed":
         return f"delayed until {show_time(one.available_at)}"
+    if one.outcome:
+        return f"settled: {end if end and end.outcome == one.outcome else one.outcome}"
     return f"{one.state}: {one.reason}" if one.reason else str(one.state)

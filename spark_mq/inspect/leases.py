@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby
 from operator import attrgetter
@@ -13,9 +14,11 @@ from spark_mq.inspect.peek import find_sequences
 from spark_mq.inspect.positions import label_ranges
 from spark_mq.ledger.intervals import normalise
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import LEASED, Range
+from spark_mq.ledger.ranges import LEASED, SETTLED, Range
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.life import MessageOutcome
+from spark_mq.operations.outcomes import find_outcomes
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.records import Record
 from spark_mq.util.validation import short_repr, validate_count
@@ -78,7 +81,13 @@ class MessagePosition(Record):
     delivery_count, failure_count
         Its deliveries and failures.
     reason, error
-        Why it is dead or blocked, and the text of its last failure.
+        Why it is dead, blocked or dropped, and the text of its last failure.
+    outcome
+        How it ended, if it is settled: "acked", "dead_lettered", "dropped", "expired", "skipped",
+        "lost" or "redriven". None if it is not settled, and if the history lacks its end.
+    settled_at
+        When it was settled. None without a known outcome, and before a commit settles a message
+        that has expired.
     """
 
     sequence: int
@@ -92,6 +101,8 @@ class MessagePosition(Record):
     failure_count: int
     reason: str | None
     error: str | None
+    outcome: str | None = None
+    settled_at: datetime | None = None
 
 
 def list_leases(group: GroupLedger) -> list[LeaseInfo]:
@@ -150,11 +161,47 @@ def named_sequences(
     return found
 
 
-def locate(context: QueueContext, sequence: int) -> list[MessagePosition]:
-    """Return the state of a message in each group, by group."""
+def locate(
+    context: QueueContext, sequence: int, known: Iterable[MessageOutcome] | None = None
+) -> list[MessagePosition]:
+    """Return the state of a message in each group, by group.
+
+    Parameters
+    ----------
+    context
+        The queue.
+    sequence
+        The message.
+    known
+        Its outcomes by a trace. Default: the history has them. It is read if a group has settled
+        the message.
+    """
     index = context.messages.index(sequence)
     groups = context.groups()
-    return [found for group in groups if (found := _position(group, index, sequence))]
+    found = [one for group in groups if (one := _position(group, index, sequence))]
+    if known is None and any(_lacks_outcome(one) for one in found):
+        known = find_outcomes(context, sequence)
+    ends = {end.group: end for end in known or ()}
+    return [
+        _with_outcome(one, ends[one.group]) if _lacks_outcome(one) and one.group in ends else one
+        for one in found
+    ]
+
+
+def _lacks_outcome(one: MessagePosition) -> bool:
+    return one.state == SETTLED and one.outcome is None
+
+
+def _with_outcome(one: MessagePosition, end: MessageOutcome) -> MessagePosition:
+    return replace(
+        one,
+        outcome=end.outcome,
+        settled_at=end.settled_at,
+        delivery_count=end.delivery_count,
+        failure_count=end.failure_count,
+        reason=end.reason,
+        error=end.error if end.batch_size is None else end.batch_error,
+    )
 
 
 def _position(group: GroupLedger, index: MessageIndex, sequence: int) -> MessagePosition | None:
@@ -175,5 +222,6 @@ def _position(group: GroupLedger, index: MessageIndex, sequence: int) -> Message
             failure_count=r.failure_count,
             reason=r.reason,
             error=r.error,
+            outcome=one.outcome,
         )
     return None

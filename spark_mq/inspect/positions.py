@@ -34,6 +34,8 @@ class LabelledRange:
 
     state: str
     range: Range
+    outcome: str | None = None
+    """How it has ended, if no commit has settled it yet."""
 
 
 def validate_state(state: str | None) -> str | None:
@@ -62,7 +64,8 @@ def label_ranges(
     for r in _ranges(ledger, index, first):
         for name, piece in _split(r, index, now):
             if _matches(name, piece, state):
-                yield LabelledRange(name, piece)
+                expired = name == SETTLED and r.state != SETTLED
+                yield LabelledRange(name, piece, "expired" if expired else None)
 
 
 def _ranges(ledger: Ledger, index: MessageIndex, first: int) -> Iterator[Range]:

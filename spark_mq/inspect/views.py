@@ -17,6 +17,7 @@ from spark_mq.inspect.sweeps import SweepState, sweep_state
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.maintenance.redrive import letter_schema, redrive
 from spark_mq.operations.context import QueueContext
+from spark_mq.operations.life import Trace
 from spark_mq.util.clock import Duration
 from spark_mq.util.records import Records
 from spark_mq.util.validation import validate_count
@@ -149,7 +150,9 @@ class QueueViews:
     def locate(
         self, sequence: int | None = None, *, message_id: str | None = None, n: int = 10
     ) -> Records[MessagePosition]:
-        """Return the state of a message in each group, with its lease.
+        """Return the state of a message in each group, with its lease or its outcome.
+
+        It reads the history only if a group has settled the message.
 
         Parameters
         ----------
@@ -178,6 +181,10 @@ class QueueViews:
         validate_count("n", n)
         sequences = named_sequences(self._context, sequence, message_id, n)
         return Records([found for one in sequences for found in locate(self._context, one)])
+
+    def _locate_traced(self, trace: Trace) -> list[MessagePosition]:
+        """Return the state of a traced message in each group. It reads no history again."""
+        return locate(self._context, trace.sequence, trace.outcomes)
 
     def list_dead_letters(self, *, where: str | None = None, limit: int | None = None) -> pa.Table:
         """Return the dead letters that were not redriven, without a commit.

@@ -10,7 +10,7 @@ from typing import Final
 from spark_mq.util.html import rows_html
 from spark_mq.util.records import Record
 
-__all__ = ["Trace", "TraceEvent"]
+__all__ = ["MessageOutcome", "Trace", "TraceEvent"]
 
 _BY_OWNER: Final = ("discarded", "made_dead", "retried", "unblocked")
 """The events that the owner of a group makes. A worker only held the message before."""
@@ -63,22 +63,24 @@ class TraceEvent(Record):
         parts = [
             _moment(self.at),
             self.group,
-            self.event if self.event == self.state else f"{self.event} -> {self.state}",
+            self.event if self.event == self.state else f"{self.event} -> {self.shown_state}",
         ]
         parts += [self.shown_worker] if self.shown_worker else []
         parts += [f"user {self.user}"] if self.user else []
         parts += [f"lease {self.lease_id}"] if self.lease_id else []
         parts += [f"delivery {self.delivery_count}, failures {self.failure_count}"]
-        parts += [
-            f"{name}: {text}"
-            for name, text in (
-                ("reason", self.reason),
-                ("error", self.shown_error),
-                ("detail", None if self.detail == self.reason else self.detail),
-            )
-            if text
-        ]
+        detail = None if self.detail == self.reason else self.detail
+        parts += _named(reason=self.reason, error=self.shown_error, detail=detail)
         return "  ".join(parts)
+
+    @property
+    def shown_state(self) -> str:
+        """Return the state after the event as a text for people.
+
+        The text has the outcome, unless the event has the same name.
+        """
+        ended = self.outcome not in (None, self.event)
+        return f"{self.state}: {self.outcome}" if ended else self.state
 
     @property
     def shown_worker(self) -> str:
@@ -97,10 +99,53 @@ class TraceEvent(Record):
 
         The text shows whether a whole batch failed.
         """
-        if self.batch_size is None:
-            return self.error
-        why = f": {self.batch_error}" if self.batch_error else ""
-        return f"its batch of {self.batch_size:,} failed{why}"
+        return _error_text(self.error, self.batch_error, self.batch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageOutcome(Record):
+    """How a message ended in one group. Print it to read it.
+
+    Attributes
+    ----------
+    group
+        The name of the group.
+    outcome
+        "acked", "dead_lettered", "dropped", "expired", "skipped", "lost" or "redriven".
+    settled_at
+        When the commit settled it (aware, UTC).
+    delivery_count, failure_count
+        Its deliveries and failures.
+    reason
+        Why it was dead or dropped. None if it was neither.
+    error
+        The text of its own last failure, or None.
+    batch_error, batch_size
+        The text and the size, if its last failure was that of its whole lease.
+    """
+
+    group: str
+    outcome: str
+    settled_at: datetime
+    delivery_count: int
+    failure_count: int
+    reason: str | None
+    error: str | None
+    batch_error: str | None = None
+    batch_size: int | None = None
+
+    def __str__(self) -> str:
+        # An acked message may have failed before. That is not why it ended.
+        error = None if self.outcome == "acked" else self.shown_error
+        return "  ".join([self.outcome, *_named(reason=self.reason, error=error)])
+
+    @property
+    def shown_error(self) -> str | None:
+        """Return the error as a text for people.
+
+        The text shows whether a whole batch failed.
+        """
+        return _error_text(self.error, self.batch_error, self.batch_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +180,11 @@ class Trace(Record):
     priority: int = 0
     lane: int | None = None
     """The lane of its key. None without a key, or if the queue has no lanes."""
+    outcomes: tuple[MessageOutcome, ...] = ()
+    """How it ended in each group that settled it, by group. Empty where the history lacks it."""
 
     def __str__(self) -> str:
-        blocks = ["\n".join(one.lines()) for one in self.chain()]
+        blocks = ["\n".join([*one.lines(), *one._ends()]) for one in self.chain()]
         return "\nredriven as\n".join(blocks)
 
     def chain(self) -> tuple[Trace, ...]:
@@ -149,10 +196,13 @@ class Trace(Record):
         return (*before, self, *(found for one in self.later for found in one.chain()))
 
     def lines(self) -> list[str]:
-        """Return the text of this message alone, without those of its redrives."""
+        """Return the text of this message's life, without redrives and outcomes."""
         lines = [str(event) for event in self.events]
         lines += [f"group {group} leases nothing now: {why}" for group, why in self.blocked]
         return [self._head(), *(f"  {line}" for line in lines)]
+
+    def _ends(self) -> list[str]:
+        return [f"  group {one.group} settled it: {one}" for one in self.outcomes]
 
     def _head(self) -> str:
         named = self.message_id if self.retained else "payload trimmed"
@@ -172,7 +222,21 @@ class Trace(Record):
 
     def _own_html(self) -> str:
         blocked = [{"group": group, "leases nothing": why} for group, why in self.blocked]
-        return rows_html(self.events, title=self._head()) + (rows_html(blocked) if blocked else "")
+        ends = rows_html(self.outcomes, title="Outcome in each group") if self.outcomes else ""
+        events = rows_html(self.events, title=self._head())
+        return events + (rows_html(blocked) if blocked else "") + ends
+
+
+def _named(**texts: str | None) -> list[str]:
+    """Return texts with their names. Those that are empty are left out."""
+    return [f"{name}: {text}" for name, text in texts.items() if text]
+
+
+def _error_text(error: str | None, of_batch: str | None, batch_size: int | None) -> str | None:
+    if batch_size is None:
+        return error
+    why = f": {of_batch}" if of_batch else ""
+    return f"its batch of {batch_size:,} failed{why}"
 
 
 def _moment(at: datetime) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any, Final
 
@@ -15,18 +15,22 @@ from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.log_marks import REWOUND
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import SETTLED, Range
-from spark_mq.operations.history import read_group_history
+from spark_mq.operations.context import QueueContext
+from spark_mq.operations.history import read_group_history, read_history
+from spark_mq.operations.life import MessageOutcome
 from spark_mq.operations.shared_ledger import SharedLedger
+from spark_mq.storage.history_rows import FAILURES
 
-__all__ = ["OUTCOMES", "last_ends", "show_outcomes"]
+__all__ = ["OUTCOMES", "find_outcomes", "last_ends", "outcomes_in", "show_outcomes"]
 
 OUTCOMES: Final = (*END_REASONS.values(), "dropped")
 """The outcomes of settled messages."""
-_UNDOING: Final = pa.array(["sought", REWOUND])
+_UNDOING: Final = ("sought", REWOUND)
 """Events that make messages unread again."""
 _KEPT: Final = ("delivery_count", "failure_count", "reason", "error")
 """The columns of an ended message that a read shows. Holder and deadlines ended with it."""
 _END: Final = ("version", "first", "last", "outcome", *_KEPT)
+_OF_MESSAGE: Final = ("consumer_group", "event", "outcome", "committed_at", "batch_size", *_KEPT)
 _last_of: Final = attrgetter("last")
 _kind: Final = attrgetter("state", *_KEPT)
 
@@ -43,7 +47,7 @@ def last_ends(rows: pa.Table, low: int, high: int) -> Iterator[tuple[dict[str, A
     """
     sought = [
         (r["version"], (r["first"], r["last"]))
-        for r in rows.filter(pc.is_in(rows["event"], value_set=_UNDOING)).to_pylist()
+        for r in rows.filter(pc.is_in(rows["event"], value_set=pa.array(_UNDOING))).to_pylist()
     ]
     for end in rows.filter(pc.is_valid(rows["outcome"])).to_pylist():
         within = (max(low, end["first"]), min(high, end["last"]))
@@ -52,6 +56,52 @@ def last_ends(rows: pa.Table, low: int, high: int) -> Iterator[tuple[dict[str, A
         undone = normalise(interval for version, interval in sought if version > end["version"])
         for interval in subtract([within], undone):
             yield end, interval
+
+
+def find_outcomes(context: QueueContext, sequence: int) -> tuple[MessageOutcome, ...]:
+    """Return how a message ended in each group, by group, from the history."""
+    rows = read_history(context, sequence=sequence, columns=_OF_MESSAGE)
+    return outcomes_in(rows.to_pylist())
+
+
+def outcomes_in(rows: Iterable[Mapping[str, Any]]) -> tuple[MessageOutcome, ...]:
+    """Return how a message ended in each group, by group.
+
+    Parameters
+    ----------
+    rows
+        The events of one message in all groups, in order. The last end of a group counts. An event
+        that makes the message unread again undoes it.
+    """
+    ends: dict[str, MessageOutcome] = {}
+    failures: dict[str, Mapping[str, Any]] = {}
+    for row in rows:
+        group = row["consumer_group"]
+        if row["event"] in _UNDOING:
+            ends.pop(group, None)
+        if row["event"] in FAILURES:
+            failures[group] = row
+        if row["outcome"] is not None:
+            ends[group] = _outcome(row, failures.get(group))
+    return tuple(ends[group] for group in sorted(ends))
+
+
+def _outcome(end: Mapping[str, Any], failure: Mapping[str, Any] | None) -> MessageOutcome:
+    """Return the outcome in an event. A ledger keeps only the text of the last failure."""
+    error, size = end["error"], None
+    if failure is not None and failure["error"] == error:
+        size = failure["batch_size"]
+    return MessageOutcome(
+        group=end["consumer_group"],
+        outcome=end["outcome"],
+        settled_at=end["committed_at"],
+        delivery_count=end["delivery_count"],
+        failure_count=end["failure_count"],
+        reason=end["reason"],
+        error=error if size is None else None,
+        batch_error=None if size is None else error,
+        batch_size=size,
+    )
 
 
 def show_outcomes(

@@ -22,8 +22,8 @@ from spark_mq.ledger.ranges import FLOOR, SETTLED, UNREAD
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_names import group_not_found
 from spark_mq.operations.history import read_history
-from spark_mq.operations.life import Trace, TraceEvent
-from spark_mq.operations.outcomes import OUTCOMES, last_ends
+from spark_mq.operations.life import MessageOutcome, Trace, TraceEvent
+from spark_mq.operations.outcomes import OUTCOMES, last_ends, outcomes_in
 from spark_mq.operations.redrives import (
     dead_letter_of,
     died_in,
@@ -36,7 +36,7 @@ from spark_mq.storage.history_rows import FAILURES
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.validation import validate_choice, validate_count, validate_name
 
-__all__ = ["FINISHED_SCHEMA", "Trace", "TraceEvent", "finished", "trace"]
+__all__ = ["FINISHED_SCHEMA", "MessageOutcome", "Trace", "TraceEvent", "finished", "trace"]
 
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
 FINISHED_SCHEMA: Final = pa.schema(
@@ -89,7 +89,8 @@ def _trace(
     names = ["message_id", "published_at", "headers"]
     ((piece, payload),) = _payload(context, index, sequence, sequence, names)
     row = payload.to_pylist()[0]
-    events = _own_events(context, sequence)
+    past = _of_this_message(read_history(context, sequence=sequence).to_pylist())
+    events = _events(past)
     earlier, later, letter = None, list[int](), dead_letter_of(row["headers"])
     if back and letter is not None and row["message_id"] is not None:
         earlier = find_earlier(context, sequence, row["message_id"], letter)
@@ -120,10 +121,11 @@ def _trace(
         redriven_at=None if redriven is None else redriven.at,
         priority=index.layout.priority(band),
         lane=index.layout.lane_of(band),
+        outcomes=outcomes_in(past),
     )
 
 
-def _own_events(context: QueueContext, sequence: int) -> list[TraceEvent]:
+def _events(rows: list[dict[str, Any]]) -> list[TraceEvent]:
     """Return the events of a message in its groups, in order."""
     return [
         TraceEvent(
@@ -131,9 +133,7 @@ def _own_events(context: QueueContext, sequence: int) -> list[TraceEvent]:
             group=r["consumer_group"],
             **{name: r[name] for name in TraceEvent.__slots__ if name in r},
         )
-        for r in _with_own_errors(
-            _of_this_message(read_history(context, sequence=sequence).to_pylist())
-        )
+        for r in _with_own_errors(rows)
     ]
 
 

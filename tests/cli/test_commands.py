@@ -346,6 +346,10 @@ def test_locate_says_where_a_message_stands(run: Run, queue: Queue) -> None:
     ]  # fmt: skip
     assert run("locate", leased, *here, "-o", "json").rows == rows
     assert "worker-7" in run("locate", leased, *here).out.splitlines()[2]
+    assert [row["outcome"] for row in rows] == ["acked", None]
+    heading, audit, billing = run("locate", leased, *here).out.splitlines()
+    assert heading.split()[2:4] == ["STATE", "OUTCOME"]
+    assert (audit.split()[2:4], billing.split()[2:4]) == (["settled", "acked"], ["leased", "-"])
     assert run("locate", "--message-id", "none", *here, expect=3).out == ""
     assert "--message-id" in run("locate", *here, expect=2).err
     assert "--message-id" in run("locate", leased, "--message-id", "x", *here, expect=2).err
@@ -357,12 +361,44 @@ def test_a_trace_tells_the_life_of_a_message(run: Run, queue: Queue) -> None:
     assert {one["group"]: one["state"] for one in row["groups"]} == {
         "billing": "delayed", "audit": "settled",
     }  # fmt: skip
+    assert {one["group"]: one["outcome"] for one in row["groups"]} == {
+        "billing": None, "audit": "acked",
+    }  # fmt: skip
+    assert [(one["group"], one["outcome"]) for one in row["outcomes"]] == [("audit", "acked")]
     text = run("trace", "--key", "key-leased", "-q", queue.path).out
     assert "leased by worker-7" in text
     assert run("trace", "--message-id", "none", "-q", queue.path, expect=3).out == ""
     assert "--message-id" in run("trace", "-q", queue.path, expect=2).err
     assert "12" in run("trace", 12, "-q", queue.path, expect=2).err
     assert "--message-id id-bad" in run("trace", "id-bad", "-q", queue.path, expect=2).err
+
+
+def test_a_trace_ends_with_the_outcome_in_each_group(run: Run, queue: Queue) -> None:
+    here, bad = ("-q", queue.path), sequence_of(queue, "bad")
+    queue.group("late").ensure()
+    assert run("trace", bad, *here).out.splitlines()[-3:] == [
+        "  now  audit  settled: acked", "  now  billing  dead: rejected", "  now  late  ready",
+    ]  # fmt: skip
+    queue.sweep()
+    queue.group("new", start="latest").ensure()
+    assert run("trace", bad, *here).out.splitlines()[-4:] == [
+        "  now  audit  settled: acked",
+        "  now  billing  settled: dead_lettered  reason: rejected  error: bad",
+        "  now  late  ready",
+        "  now  new  settled",
+    ]
+    row = run("trace", "--message-id", "id-bad", *here, "-o", "json").row
+    ends = {one["group"]: one for one in row["groups"]}
+    assert [ends["billing"][name] for name in ("state", "outcome", "reason", "error")] == [
+        "settled", "dead_lettered", "rejected", "bad",
+    ]  # fmt: skip
+    assert ends["billing"]["settled_at"] == row["outcomes"][1]["settled_at"]
+    (table,) = [line for line in run("locate", bad, *here).out.splitlines() if "billing" in line]
+    assert table.split()[2:4] == ["settled", "dead_lettered"]
+    assert table.split()[-2:] == ["rejected", "bad"]
+    life = run("trace", bad, *here).out
+    assert "routed -> settled: dead_lettered" in life
+    assert life.count("settled: dead_lettered") == 2
 
 
 def test_messages_are_changed_without_a_lease(run: Run, queue: Queue) -> None:

@@ -88,6 +88,10 @@ def test_stats_a_trace_a_sweep_and_a_redrive_show_themselves(
     assert "no &lt;customer&gt;" in life
     assert "worker-1" in life
     assert "routed</th>" in queue.sweep()._repr_html_()
+    ended = queue.trace(lease.messages[0].sequence)._repr_html_().split("Outcome in each group")[1]
+    for text in ("billing", "dead_lettered", "rejected", "no &lt;customer&gt;"):
+        assert text in ended
+    assert "Outcome in each group" not in life
     dry = queue.redrive(dry_run=True)
     assert "&lt;b&gt;first&lt;/b&gt;" in dry._repr_html_()
     assert "2 messages to redrive" in dry._repr_html_()

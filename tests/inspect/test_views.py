@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from spark_mq import GroupNotFound, InvalidOption, Message, Queue, QueueNotFound, SparkMQError
+from spark_mq.delta.actions import Change
+from spark_mq.operations import outcomes
+from spark_mq.storage.history_table import HistoryTable
 from spark_mq.testing import ManualClock, memory_queue
 
 
@@ -136,6 +139,86 @@ def test_locate_says_where_a_message_stands_in_each_group(queue: Queue) -> None:
     assert {one.group: one.state for one in queue.locate(first)} == {
         "one": "settled", "two": "ready",
     }  # fmt: skip
+
+
+def test_locate_shows_how_a_message_ended(queue: Queue, clock: ManualClock) -> None:
+    acked, dead = queue.publish(["a", "b"]).sequences
+    group = queue.group("g")
+    lease = group.lease("w", max_messages=2)
+    lease.nack([acked], error="once", delay=0)
+    lease.reject([dead], error="no customer")
+    queue.sweep()
+    group.lease("w").ack()
+    queue.group("late", start="latest").ensure()
+    (end, unknown) = queue.locate(acked)
+    assert (end.outcome, end.delivery_count, end.failure_count) == ("acked", 2, 1)
+    assert end.settled_at == queue.trace(acked).events[-1].at
+    assert (unknown.group, unknown.state, unknown.outcome) == ("late", "settled", None)
+    assert unknown.settled_at is None
+    (end, _) = queue.locate(dead)
+    assert (end.outcome, end.reason, end.error) == ("dead_lettered", "rejected", "no customer")
+    queue.sweep()
+    assert queue.locate(dead)[0] == end
+    assert queue._locate_traced(queue.trace(dead)) == queue.locate(dead)
+    group.seek("earliest")
+    assert (queue.locate(dead)[0].state, queue.locate(dead)[0].outcome) == ("ready", None)
+
+
+def test_a_message_past_its_time_has_expired_before_a_commit_settles_it(
+    queue: Queue, clock: ManualClock
+) -> None:
+    (sequence,) = queue.publish(Message("a", expires_at=clock() + timedelta(seconds=5))).sequences
+    queue.group("g").ensure()
+    clock.advance("10s")
+    (place,) = queue.locate(sequence)
+    assert (place.state, place.outcome, place.settled_at) == ("settled", "expired", None)
+    queue.group("g").expire()
+    (place,) = queue.locate(sequence)
+    assert (place.state, place.outcome) == ("settled", "expired")
+    assert place.settled_at is not None
+
+
+def test_a_failed_batch_is_the_error_of_each_message_that_died_with_it(queue: Queue) -> None:
+    first, _ = queue.publish(["a", "b"]).sequences
+
+    def fail(_: Any) -> None:
+        raise ValueError("bad")
+
+    queue.group("g").work(fail, max_messages=2, on_error="reject", until_empty=True)
+    queue.sweep()
+    (place,) = queue.locate(first)
+    assert (place.outcome, place.error) == ("dead_lettered", "ValueError: bad")
+    last = str(queue.trace(first)).splitlines()[-1]
+    assert "error: its batch of 2 failed: ValueError: bad" in last
+
+
+def test_an_end_that_the_history_lost_stays_settled(delta_queue: Callable[..., Queue]) -> None:
+    queue = delta_queue()
+    (sequence,) = queue.publish("a").sequences
+    queue.group("g").lease("w").ack()
+    queue.sweep()
+    assert [one.outcome for one in queue.locate(sequence)] == ["acked"]
+    history = queue._context.history
+    assert isinstance(history, HistoryTable)
+    history._log.transact(lambda state: (Change("x", {}, removes=state.files()), None))
+    fresh = Queue.open(queue.path)
+    (place,) = fresh.locate(sequence)
+    assert (place.state, place.outcome, place.settled_at) == ("settled", None, None)
+    assert fresh.trace(sequence).outcomes == ()
+
+
+def test_locate_reads_no_history_for_a_message_that_is_not_settled(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise AssertionError("the history was read")
+
+    held, acked = queue.publish(["a", "b"]).sequences
+    queue.group("g").lease("w", max_messages=2).ack([acked])
+    monkeypatch.setattr(outcomes, "read_history", fail)
+    assert [one.state for one in queue.locate(held)] == ["leased"]
+    with pytest.raises(AssertionError, match="was read"):
+        queue.locate(acked)
 
 
 def test_locate_finds_messages_by_their_id(queue: Queue) -> None:

@@ -503,6 +503,15 @@ def test_a_message_has_its_whole_life_in_its_trace(queue: Queue, clock: ManualCl
     printed = str(trace)
     for part in ("id-1", "leased", "rejected -> dead", "by w", "error: no", "reason: rejected"):
         assert part in printed
+    last = "  group default settled it: dead_lettered  reason: rejected  error: no"
+    assert printed.splitlines()[-1] == last
+    assert "routed -> settled: dead_lettered" in printed
+    queue.sweep()
+    assert str(again(queue).trace(s + 1)) == printed
+    first = str(queue.trace(s)).splitlines()
+    assert "acked -> settled  by w" in first[-2]
+    assert first[-1] == "  group default settled it: acked"
+    assert queue.trace(s + 2).outcomes == ()
 
 
 def test_each_trace_knows_who_is_paused_now(queue: Queue) -> None:
@@ -602,6 +611,10 @@ def test_every_end_has_its_outcome(
     end(queue, lease(queue, 1))
     assert queue.finished()["outcome"].to_pylist() == [outcome]
     assert queue.finished(outcome=outcome).num_rows == 1
+    sequence = queue.finished()["sequence"][0].as_py()
+    assert [one.outcome for one in queue.trace(sequence).outcomes] == [outcome]
+    (place,) = queue.locate(sequence)
+    assert (place.state, place.outcome) == ("settled", outcome)
     assert queue.finished(outcome="lost").num_rows == 0
     assert queue.group().stats().in_flight == 0
 
@@ -703,6 +716,12 @@ def test_a_copy_shows_its_redrive_as_an_event(queue: Queue, clock: ManualClock) 
     queue = again(queue)
     copy = queue.trace(after)
     redriven, *_, acked = copy.events
+    assert [one.outcome for one in copy.outcomes] == ["acked"]
+    assert copy.earlier is not None
+    assert [one.outcome for one in copy.earlier.outcomes] == ["dead_lettered"]
+    (letter,) = queue.dead_letters.peek()
+    ends = queue.dead_letters.trace(letter.sequence).outcomes
+    assert [one.outcome for one in ends] == ["redriven"]
     assert (redriven.event, redriven.state, redriven.user) == ("redriven", "unread", "alice")
     assert redriven.version == after >> 32
     (piece,) = queue._context.messages.index(after).slices(after, after)

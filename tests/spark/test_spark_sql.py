@@ -71,6 +71,10 @@ def test_the_table_functions_say_what_the_python_api_says(spark: Any, busy: Queu
     query = f"SELECT outcome, sum(message_count) AS n FROM spark_mq_history('{busy.path}')"
     found = rows(spark, query + " WHERE outcome IS NOT NULL GROUP BY outcome ORDER BY outcome")
     assert found == [{"outcome": "acked", "n": 1}, {"outcome": "dead_lettered", "n": 1}]
+    trace = rows(spark, f"SELECT * FROM spark_mq_trace('{busy.path}', {first}) ORDER BY version")
+    assert [trace[-1][name] for name in ("state", "outcome", "reason")] == [
+        "settled", "dead_lettered", "rejected",
+    ]  # fmt: skip
     last = busy.peek(20)[-1].sequence
     busy.group("billing").discard(last, reason="a test")
     queries = (

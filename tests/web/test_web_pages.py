@@ -190,6 +190,16 @@ def test_a_message_shows_its_value_and_whole_life(visit: Visit, queue: Queue) ->
     assert get(client, "/message/orders", 400)
 
 
+def test_a_message_shows_how_it_ended_in_each_group(visit: Visit, queue: Queue) -> None:
+    client, bad = visit(), sequence_of(queue, "bad")
+    queue.sweep()
+    life = get(client, "/message/orders", sequence=bad, part="life")
+    now = life.text.split("Events")[0]
+    assert "settled" not in now
+    for text in ("billing dead_lettered", "rejected", "bad customer", "audit acked"):
+        assert text in now
+
+
 def test_a_message_links_to_its_redrives_in_both_directions(visit: Visit, queue: Queue) -> None:
     client, old = visit(), sequence_of(queue, "bad")
     queue.sweep()

@@ -141,7 +141,7 @@ def _message(one: PeekedMessage) -> Html:
 def _life(view: View, sequence: int) -> Html:
     """Return a message's events, and its state in each group."""
     trace = view.queue.trace(sequence)
-    positions = view.queue.locate(sequence)
+    positions = view.queue._locate_traced(trace)
     published = f"Published by version {trace.version} of messages/."
     events = trace.events[:MAX_EVENTS]
     headings = ("At", "Group", "What", "State", "Deliveries", "Failures", "By", "Lease", "Error")
@@ -173,8 +173,8 @@ def _position(view: View, one: MessagePosition) -> list[Child]:
     at = one.leased_until or one.available_at
     return [
         el("a", one.group, href=href("group", view.name, group=one.group)),
-        one.state, one.worker_id or "", when(at, view.now) if at else None, one.delivery_count,
-        one.failure_count, one.reason or "", one.error or "",
+        one.outcome or one.state, one.worker_id or "", when(at, view.now) if at else None,
+        one.delivery_count, one.failure_count, one.reason or "", one.error or "",
     ]  # fmt: skip
 
 
