@@ -179,6 +179,11 @@ def make_cell(value: Any) -> str:
     return printable(json.dumps(_plain(value)))
 
 
+def _show_number(value: float) -> str:
+    """Return a number for people. A small rate must not look like none."""
+    return f"{value:.1f}" if abs(value) >= 1 or not value else f"{value:.2g}"
+
+
 def _show_flag(value: bool) -> str:
     return "yes" if value else "no"
 
@@ -260,7 +265,7 @@ _SHOWN: Final[tuple[tuple[type, Callable[[Any], str]], ...]] = (
     (type(None), lambda _: "-"),
     (bool, _show_flag),  # before int, because True is an int
     (int, str),
-    (float, "{:.1f}".format),
+    (float, _show_number),
     (datetime, show_time),
     (timedelta, show_duration),
     (bytes, show_value),

@@ -22,7 +22,8 @@ __all__ = ["register"]
 _COLUMNS: Final[list[Column]] = [
     ("AT", "at"), ("GROUP", "consumer_group"), ("PUBLISHED", "published"), ("LEASED", "leased"),
     ("FAILED", "failed"), ("ACKED", "acked"), ("DEAD LETTERED", "dead_lettered"),
-    ("DROPPED", "dropped"), ("EXPIRED", "expired"),
+    ("DROPPED", "dropped"), ("EXPIRED", "expired"), ("PUBLISHED/S", "published_per_second"),
+    ("SETTLED/S", "settled_per_second"),
 ]  # fmt: skip
 
 
@@ -41,7 +42,8 @@ def throughput(
 ) -> None:
     """Show the throughput of a queue in each interval.
 
-    It counts messages that were published, leased, failed and settled.
+    It counts messages that were published, leased, failed and settled. The rates are those of
+    publishes, and of messages that were acked, dead-lettered, dropped or expired.
     """
     opened = open_queue(queue, storage_option)
     if group is not None:

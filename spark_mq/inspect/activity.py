@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -14,26 +14,33 @@ from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.states import UNSETTLED
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.history import read_history
-from spark_mq.util.clock import Duration, to_datetime
+from spark_mq.util.clock import SECOND, Duration, to_datetime
 from spark_mq.util.records import Record
 from spark_mq.util.validation import validate_choice, validate_count, validate_duration
 
-__all__ = ["THROUGHPUT_SCHEMA", "MessageRecord", "notable_messages", "throughput"]
+__all__ = ["THROUGHPUT_SCHEMA", "MessageRecord", "notable_messages", "throughput", "with_rates"]
 
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
 _FAILURES: Final = ("nacked", "rejected", "lease_expired", "exhausted", "given_back")
 _EVENT_COLUMNS: Final = ("committed_at", "consumer_group", "event", "outcome", "message_count")
-_COUNTS: Final = ("published", "leased", "failed", "acked", "dead_lettered", "dropped", "expired")
+_ENDS: Final = ("acked", "dead_lettered", "dropped", "expired")
+_COUNTS: Final = ("published", "leased", "failed", *_ENDS)
+_LEAST_SECONDS: Final = 1.0
+"""A rate over less time says little. A shorter interval counts in full."""
 THROUGHPUT_SCHEMA: Final = pa.schema(
     [
         pa.field("at", _INSTANT),
         pa.field("consumer_group", pa.string()),
         *(pa.field(name, pa.int64()) for name in _COUNTS),
+        pa.field("published_per_second", pa.float64()),
+        pa.field("settled_per_second", pa.float64()),
     ]
 )
 """One row for each interval and group. ``failed`` counts nacks, rejects and expired leases.
 
-``consumer_group`` is null in the rows that count ``published``.
+``consumer_group`` is null in the rows that count ``published``. ``settled_per_second`` is the rate
+of ``acked``, ``dead_lettered``, ``dropped`` and ``expired`` together. An interval that has not
+ended has the rates of its time so far, of one second at least.
 """
 
 BY: Final = ("slowest", "failing")
@@ -86,7 +93,8 @@ def throughput(
     length = validate_duration("every", every)
     span = validate_duration("since", since)
     validate_count("since/every", -(-span // length), most=MAX_BUCKETS)
-    start = (context.now() - span) // length * length
+    now = context.now()
+    start = (now - span) // length * length
     counts: dict[tuple[int, str | None], dict[str, int]] = {}
     for file in reversed(context.messages.index().files):
         if file.committed_at >= start:
@@ -100,12 +108,36 @@ def throughput(
         if row["event"] in _FAILURES and name != "failed":
             _count(counts, row["bucket"], row["consumer_group"], "failed", row["message_count_sum"])
     rows = [
-        {"at": to_datetime(at), "consumer_group": name, **dict.fromkeys(_COUNTS, 0), **found}
+        {"at": to_datetime(at), "consumer_group": name, **with_rates(found, at, length, now)}
         for (at, name), found in sorted(
             counts.items(), key=lambda one: (one[0][0], one[0][1] or "")
         )
     ]
     return pa.Table.from_pylist(rows, schema=THROUGHPUT_SCHEMA)
+
+
+def with_rates(
+    counts: Mapping[str, int], start: int, length: int, now: int
+) -> dict[str, int | float]:
+    """Return the counts of an interval with their rates.
+
+    Parameters
+    ----------
+    counts
+        Messages by event or outcome. A missing name counts zero.
+    start, length
+        The interval, in microseconds.
+    now
+        The current time in microseconds. An interval that has not ended has lasted until now.
+    """
+    full = length / SECOND
+    seconds = min(full, max(_LEAST_SECONDS, (now - start) / SECOND))
+    found = dict.fromkeys(_COUNTS, 0) | dict(counts)
+    return {
+        **found,
+        "published_per_second": found["published"] / seconds,
+        "settled_per_second": sum(found[name] for name in _ENDS) / seconds,
+    }
 
 
 def _count(

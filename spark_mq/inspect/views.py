@@ -245,7 +245,9 @@ class QueueViews:
     def throughput(
         self, *, since: Duration = "1h", every: Duration = "1m", group: str | None = None
     ) -> pa.Table:
-        """Return counts of published, leased, failed and settled messages over time.
+        """Return counts and rates of messages over time.
+
+        They are published, leased, failed and settled messages.
 
         Parameters
         ----------
@@ -260,6 +262,8 @@ class QueueViews:
         -------
         pyarrow.Table
             The columns of ``inspect.THROUGHPUT_SCHEMA``. Intervals without events are left out.
+            ``published_per_second`` and ``settled_per_second`` are the rates of an interval. The
+            last one may not have ended. Its rates are those of its time so far.
         """
         return throughput(self._context, since=since, every=every, group=group)
 

@@ -76,16 +76,7 @@ def _trace(
 
     ``seen`` are the messages of this chain. Anybody can write a header, so it may lead in circles.
     """
-    index = context.messages.index(sequence)
-    if sequence <= index.forgotten_to:
-        index = context.messages.full_index(sequence)
-    if index.first_at_or_after(sequence) != sequence:
-        raise InvalidOption(
-            f"sequence={sequence}: no message of {context.path} has it; the last one published "
-            f"is {index.last_sequence}",
-            option="sequence",
-            value=sequence,
-        )
+    index = _index_with(context, sequence)
     names = ["message_id", "published_at", "headers"]
     ((piece, payload),) = _payload(context, index, sequence, sequence, names)
     row = payload.to_pylist()[0]
@@ -123,6 +114,21 @@ def _trace(
         lane=index.layout.lane_of(band),
         outcomes=outcomes_in(past),
     )
+
+
+def _index_with(context: QueueContext, sequence: int) -> MessageIndex:
+    """Return an index that knows a message. Raises InvalidOption if there is none."""
+    index = context.messages.index(sequence)
+    if sequence <= index.forgotten_to:
+        index = context.messages.full_index(sequence)
+    if index.first_at_or_after(sequence) != sequence:
+        raise InvalidOption(
+            f"sequence={sequence}: no message of {context.path} has it; the last one published "
+            f"is {index.last_sequence}",
+            option="sequence",
+            value=sequence,
+        )
+    return index
 
 
 def _events(rows: list[dict[str, Any]]) -> list[TraceEvent]:

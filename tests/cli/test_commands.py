@@ -605,6 +605,15 @@ def test_throughput_counts_in_intervals(run: Run, queue: Queue) -> None:
     assert sum(row["failed"] for row in own) == 2
     table = run(*here).out.splitlines()
     assert table[0].split()[:5] == ["AT", "GROUP", "PUBLISHED", "LEASED", "FAILED"]
+    assert table[0].split()[-2:] == ["PUBLISHED/S", "SETTLED/S"]
+    day = run(*here, "--every", "365d", "--since", "1h", "-o", "json").rows
+    rates = {row["consumer_group"]: row["settled_per_second"] for row in day}
+    assert 0 < rates["billing"] * 4 < rates["audit"] < 1e-3
+    assert rates[None] == 0
+    (published,) = [row["published_per_second"] for row in day if row["published"]]
+    assert published == pytest.approx(rates["audit"], rel=0.01)
+    shown = run(*here, "--every", "365d", "--since", "1h").out.splitlines()
+    assert 0 < float(shown[1].split()[-2]) < 1e-3
     assert len(table) > 2
     assert "billing" in run(*here, "-g", "biling", expect=3).err
     assert "never" in run(*here, "--since", "never", expect=2).err
