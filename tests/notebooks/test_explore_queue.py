@@ -73,6 +73,7 @@ def test_the_cells_of_the_notebook_run_in_a_session_that_is_there(
     assert len(names["figure"].axes) == 1
     (life,) = [text for source, text in shown.items() if "Counter(queue.finished" in source]
     assert "'dead_lettered': 60" in life
+    assert "group billing settled it: dead_lettered  reason: rejected  error: no such" in life
 
 
 def assert_states(printed: str) -> None:
