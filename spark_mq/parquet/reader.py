@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, groupby
@@ -128,7 +128,7 @@ class MessageReader:
         try:
             spans = [span for piece in pieces for span in self._spans(piece)]
             parts = [
-                self._typed(self._rows(group, [(first, end) for _, first, end in those]))
+                self._rows(group, [(first, end) for _, first, end in those])
                 for group, those in groupby(spans if self._present else (), key=itemgetter(0))
             ]
         except (OSError, pa.ArrowException) as error:
@@ -168,19 +168,21 @@ class MessageReader:
             if (first := max(piece.offset - starts[group], 0)) < upto:
                 yield group, first, upto
 
-    def _typed(self, rows: pa.Table) -> pa.Table:
-        """Return the rows in the types of FILE_SCHEMA.
+    def _typed(self, rows: pa.Table, later: Collection[str] = ()) -> pa.Table:
+        """Return the rows in the types of FILE_SCHEMA, except for some columns.
 
         The cast is not safe: it cuts the nanoseconds of a foreign writer off.
         """
         columns = [
-            cast_column(rows[name], self._schema.field(name).type, safe=False)
+            rows[name]
+            if name in later
+            else cast_column(rows[name], self._schema.field(name).type, safe=False)
             for name in self._present
         ]
         return pa.table(columns, names=self._present)
 
     def _rows(self, group: int, spans: list[tuple[int, int]]) -> pa.Table:
-        """Return spans of rows of one row group."""
+        """Return spans of rows of one row group, in the types of FILE_SCHEMA."""
         meta = self._footer.metadata.row_group(group)
         wanted = sum(end - first for first, end in spans)
         if meta.num_rows > _MAX_WHOLE_ROWS or meta.total_byte_size > _MAX_WHOLE_BYTES:
@@ -191,13 +193,18 @@ class MessageReader:
             if table is None:
                 return self._pages_of(group, spans)
             self._table, self._group, self._shared = table, group, few
-        if len(spans) == 1 and not self._shared:
-            return self._table.slice(spans[0][0], wanted)
-        # A slice would keep the whole row group in memory as long as its reader holds it.
-        return self._table.take(pa.concat_arrays([pa.arange(*span) for span in spans]))
+        rows = pa.concat_tables([self._table.slice(first, end - first) for first, end in spans])
+        if self._shared or len(spans) > 1:
+            # A slice would keep the whole row group in memory as long as its reader holds it.
+            # combine_chunks would return a single slice as it is.
+            copies = [pa.concat_arrays(column.chunks) for column in rows.columns]
+            rows = pa.table(copies, names=rows.schema.names)
+        return self._typed(rows) if any(map(pa.types.is_dictionary, rows.schema.types)) else rows
 
     def _pages_of(self, group: int, spans: list[tuple[int, int]]) -> pa.Table:
-        return pa.concat_tables([self._paged(group, first, end) for first, end in spans])
+        return pa.concat_tables(
+            [self._typed(self._paged(group, first, end)) for first, end in spans]
+        )
 
     def _kept(self, group: int, meta: pq.RowGroupMetaData, wanted: int) -> pa.Table | None:
         """Return a row group that readers of this process share, or None."""
@@ -215,7 +222,8 @@ class MessageReader:
         # Equal large values of these columns are held once, until they are read.
         names = expanding_columns(meta, self._present)
         file = open_file(self._raw, self.files.root, metadata, names)
-        return file.read_row_group(group, self._present, use_threads=False)
+        rows = file.read_row_group(group, self._present, use_threads=False)
+        return self._typed(rows, later=names)
 
     def _paged(self, group: int, first: int, end: int) -> pa.Table:
         try:
