@@ -138,15 +138,19 @@ class TraceTable:
 class HistoryTable:
     """The table ``spark_mq_history(path)`` with the events of all ledger commits.
 
-    It goes back as far as history.
+    A change that a person made is a row, too. It goes back as far as history.
     """
 
     def eval(self, path: str) -> Iterator[Row]:
-        """Yield the events of all groups, in order."""
+        """Yield the events and changes of all groups, in order."""
+        import pyarrow.compute as pc
+
         from spark_mq.operations.history import read_history
 
         table = read_history(_open(path)._context)
-        for batch in table.filter(table["event"].is_valid()).to_batches(max_chunksize=10_000):
+        # A pause or a new setting moves no message, so it has no event.
+        kept = pc.or_(table["event"].is_valid(), table["user"].is_valid())
+        for batch in table.filter(kept).to_batches(max_chunksize=10_000):
             for row in batch.to_pylist():
                 yield _pick(row, HISTORY_SCHEMA.names)
 

@@ -86,6 +86,15 @@ def test_the_table_functions_say_what_the_python_api_says(spark: Any, busy: Queu
         assert end == {"user": own_user(), "detail": "a test", "outcome": "dropped"}
 
 
+def test_the_history_has_changes_that_move_no_message(spark: Any, busy: Queue) -> None:
+    register(spark)
+    busy.group("billing").pause("repairs")
+    query = f"SELECT operation, user, detail FROM spark_mq_history('{busy.path}')"
+    changes = rows(spark, query + " WHERE user IS NOT NULL")
+    assert changes == [{"operation": "pause", "user": own_user(), "detail": "repairs"}]
+    assert len(changes) == len([one for one in busy.changes() if one.user is not None])
+
+
 def test_stats_have_every_count() -> None:
     names = {one.name for one in fields(GroupStats)} - {"tail_version"}
     assert names == set(STATS_SCHEMA.names[1:])
