@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -20,8 +21,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 """The type of the text format."""
 
 
-def _timestamp(overview: QueueOverview) -> float | None:
-    at = overview.sweeps.last_change_at
+def _timestamp(at: datetime | None) -> float | None:
     return None if at is None else at.timestamp()
 
 
@@ -69,7 +69,11 @@ _QUEUE_GAUGES: Final[Mapping[str, tuple[str, Callable[[QueueOverview], float | N
     ),
     "spark_mq_last_sweep_timestamp_seconds": (
         "When a sweep last changed the queue.",
-        _timestamp,
+        lambda overview: _timestamp(overview.sweeps.last_change_at),
+    ),
+    "spark_mq_sweep_waiting_since_timestamp_seconds": (
+        "When the oldest commit that waits for a sweep was made.",
+        lambda overview: _timestamp(overview.sweeps.waiting_since),
     ),
 }
 """The gauges of a queue."""

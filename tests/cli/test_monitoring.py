@@ -105,6 +105,22 @@ def test_the_board_has_its_panels_apart_and_shows_every_gauge(served: Served) ->
     assert {name for name in served if not name.endswith("_created")} <= shown
 
 
+def test_the_alert_for_sweeps_knows_a_queue_that_was_never_swept(tmp_path: Path) -> None:
+    queue = Queue.create(tmp_path / "orders", durable=False)
+    queue.publish("a")
+    assert queue.group("billing").lease("w") is not None
+    (rule,) = [one for one in alerts() if one["alert"] == "SparkMQNotSwept"]
+    text = exposition({queue.path: queue.describe()}).decode()
+    served = dict(line.rsplit(" ", 1) for line in text.splitlines())
+    ((metric, _),) = _METRIC.findall(rule["expr"])
+    assert rule["expr"] == f"time() - {metric} > 3600"
+    since = queue.sweep_state().waiting_since
+    assert since is not None
+    assert float(served[f'{metric}{{queue="{queue.path}"}}']) == since.timestamp()
+    queue.sweep()
+    assert metric not in exposition({queue.path: queue.describe()}).decode()
+
+
 def test_the_text_is_what_prometheus_client_makes_of_the_collector(tmp_path: Path) -> None:
     client = pytest.importorskip("prometheus_client")
     parser = pytest.importorskip("prometheus_client.parser")
