@@ -20,7 +20,7 @@ from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.records import Record
-from spark_mq.util.validation import validate_count
+from spark_mq.util.validation import validate_count, validate_text
 
 __all__ = ["PeekedMessage", "find_sequences", "peek_group", "peek_queue"]
 
@@ -161,10 +161,14 @@ def _first(context: QueueContext, after: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A key and an id to look for. None matches all."""
+    """A key and an id to look for. None matches all. Raises InvalidOption for no text."""
 
     key: str | None
     message_id: str | None
+
+    def __post_init__(self) -> None:
+        for name in self.columns:
+            validate_text(name, getattr(self, name))
 
     @property
     def columns(self) -> list[str]:

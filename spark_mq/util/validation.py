@@ -32,6 +32,7 @@ __all__ = [
     "validate_position",
     "validate_rate",
     "validate_size",
+    "validate_text",
 ]
 
 RESERVED_PREFIX: Final = "__"
@@ -152,6 +153,15 @@ def validate_name(option: str, value: Any) -> str:
             f"'.', '_' or '-', not starting with '{RESERVED_PREFIX}'",
             option=option,
             value=value,
+        )
+    return value
+
+
+def validate_text(option: str, value: Any) -> str:
+    """Validate that a value is text."""
+    if not isinstance(value, str):
+        raise InvalidOption(
+            f"{option}={short_repr(value)} is not text: give a str", option=option, value=value
         )
     return value
 
