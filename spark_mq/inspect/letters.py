@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -18,6 +18,8 @@ from spark_mq.maintenance.letter_tables import letter_schema, letter_tables
 from spark_mq.maintenance.redrive import REDRIVE
 from spark_mq.operations.context import QueueContext
 from spark_mq.parquet.reader import MessageReader
+from spark_mq.util.html import rows_html
+from spark_mq.util.records import Converts, Record
 
 __all__ = ["DeadLetterReason", "DeadLetterReasons", "count_reasons", "newest_letters"]
 
@@ -27,7 +29,7 @@ _KEYS: Final = ["reason", "consumer_group"]
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetterReason:
+class DeadLetterReason(Record):
     """Dead letters of one group that died for one reason.
 
     Attributes
@@ -50,7 +52,7 @@ class DeadLetterReason:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetterReasons:
+class DeadLetterReasons(Converts):
     """Dead letters by reason.
 
     Attributes
@@ -66,6 +68,13 @@ class DeadLetterReasons:
     counted: int
     complete: bool
     reasons: tuple[DeadLetterReason, ...]
+
+    def _rows(self) -> Sequence[DeadLetterReason]:
+        return self.reasons
+
+    def _repr_html_(self) -> str:
+        which = "" if self.complete else "the newest "
+        return rows_html(self.reasons, title=f"{which}{self.counted:,} dead letters by reason")
 
 
 def count_reasons(context: QueueContext, n: int | None) -> DeadLetterReasons:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -10,18 +9,13 @@ from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import SparkMQError
 from spark_mq.inspect.lanes import list_lanes, list_priorities
 from spark_mq.inspect.leases import list_leases
-from spark_mq.inspect.overview import QueueOverview
-from spark_mq.ledger.stats import GroupStats
+from spark_mq.inspect.overview import groups_html
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.util.html import object_html, rows_html
 
-__all__ = ["NOTEBOOK_ERRORS", "QueueStats", "failed_html", "group_html", "overview_html"]
+__all__ = ["NOTEBOOK_ERRORS", "QueueStats", "failed_html", "group_html"]
 
 NOTEBOOK_ERRORS: Final = (SparkMQError, *STORE_ERRORS)
-_GROUP_COLUMNS: Final = (
-    "group", "ready", "delayed", "in_flight", "dead", "blocked", "acked", "dead_lettered",
-    "oldest_unsettled_age", "blocked_because",
-)  # fmt: skip
 _LANE_COLUMNS: Final = (
     "lane", "messages", "share", "ready", "in_flight", "head", "head_age", "held_back", "because",
 )  # fmt: skip
@@ -33,29 +27,6 @@ class QueueStats(dict[str, Any]):
     def _repr_html_(self) -> str:
         counts = {name: value for name, value in self.items() if name != "groups"}
         return object_html(counts, "Queue") + groups_html(self["groups"])
-
-
-def groups_html(groups: Mapping[str, GroupStats]) -> str:
-    """Return the stats of groups as a table."""
-    rows = [{"group": name, **asdict(stats)} for name, stats in groups.items()]
-    return rows_html(rows, _GROUP_COLUMNS, "Groups")
-
-
-def overview_html(overview: QueueOverview) -> str:
-    """Return an overview of a queue."""
-    sweeps = overview.sweeps
-    facts = {
-        "path": overview.path,
-        "published": overview.published,
-        "retained": overview.retained,
-        "last published": overview.last_published_at,
-        "dead letters": overview.dead_letters,
-        "last sweep": sweeps.last_change_at,
-        "commits that wait for a sweep": sweeps.unarchived_commits,
-    }
-    damaged = [{"group": name, "damaged": why} for name, why in overview.damaged.items()]
-    more = rows_html(damaged, title="Damaged groups") if damaged else ""
-    return object_html(facts, f"Queue {overview.name}") + groups_html(overview.groups) + more
 
 
 def group_html(group: GroupLedger) -> str:

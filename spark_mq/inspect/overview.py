@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -18,16 +18,30 @@ from spark_mq.maintenance.redrive import REDRIVE
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.public_settings import QueueSettings, public_queue_settings
 from spark_mq.util.clock import Duration, to_datetime
+from spark_mq.util.html import object_html, rows_html
 from spark_mq.util.records import Record
 from spark_mq.util.validation import validate_count, validate_duration
 
-__all__ = ["Health", "Problem", "QueueOverview", "check_health", "count_dead_letters", "describe"]
+__all__ = [
+    "Health",
+    "Problem",
+    "QueueOverview",
+    "check_health",
+    "count_dead_letters",
+    "describe",
+    "groups_html",
+    "overview_html",
+]
 
 
 MAX_SUMMARIES: Final = 20
 """Groups whose lanes one look counts."""
 _BUSY: Final = "max_in_flight"
 """The cap that a busy group reaches. It is no problem."""
+_GROUP_COLUMNS: Final = (
+    "group", "ready", "delayed", "in_flight", "dead", "blocked", "acked", "dead_lettered",
+    "oldest_unsettled_age", "blocked_because",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +94,9 @@ class QueueOverview(Record):
     sweeps: SweepState
     lanes: Mapping[str, LaneSummary] = field(default_factory=dict)
 
+    def _repr_html_(self) -> str:
+        return overview_html(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Problem(Record):
@@ -114,6 +131,29 @@ class Health(Record):
 
     healthy: bool
     problems: tuple[Problem, ...]
+
+
+def groups_html(groups: Mapping[str, GroupStats]) -> str:
+    """Return the stats of groups as a table."""
+    rows = [{"group": name, **asdict(stats)} for name, stats in groups.items()]
+    return rows_html(rows, _GROUP_COLUMNS, "Groups")
+
+
+def overview_html(overview: QueueOverview) -> str:
+    """Return an overview of a queue."""
+    sweeps = overview.sweeps
+    facts = {
+        "path": overview.path,
+        "published": overview.published,
+        "retained": overview.retained,
+        "last published": overview.last_published_at,
+        "dead letters": overview.dead_letters,
+        "last sweep": sweeps.last_change_at,
+        "commits that wait for a sweep": sweeps.unarchived_commits,
+    }
+    damaged = [{"group": name, "damaged": why} for name, why in overview.damaged.items()]
+    more = rows_html(damaged, title="Damaged groups") if damaged else ""
+    return object_html(facts, f"Queue {overview.name}") + groups_html(overview.groups) + more
 
 
 def describe(

@@ -9,8 +9,14 @@ from spark_mq.inspect.blockers import Blocker, find_blockers
 from spark_mq.inspect.changes import ChangeRecord, list_changes
 from spark_mq.inspect.leases import MessagePosition, locate, named_sequences
 from spark_mq.inspect.letters import DeadLetterReasons, count_reasons, newest_letters
-from spark_mq.inspect.notebook import NOTEBOOK_ERRORS, failed_html, overview_html
-from spark_mq.inspect.overview import Health, QueueOverview, check_health, describe
+from spark_mq.inspect.notebook import NOTEBOOK_ERRORS, failed_html
+from spark_mq.inspect.overview import (
+    Health,
+    QueueOverview,
+    check_health,
+    describe,
+    overview_html,
+)
 from spark_mq.inspect.peek import PeekedMessage, find_sequences, peek_queue
 from spark_mq.inspect.stats import StatsReader
 from spark_mq.inspect.sweeps import SweepState, sweep_state

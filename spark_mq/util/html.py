@@ -31,7 +31,7 @@ def show(value: Any) -> str:
     elif isinstance(value, datetime):
         text = f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
     elif isinstance(value, timedelta):
-        text = show_duration(value)
+        text = show_duration(_rounded(value))
     elif isinstance(value, float):
         text = f"{value:,.1f}"
     elif isinstance(value, bool):
@@ -40,6 +40,8 @@ def show(value: Any) -> str:
         text = str(value)
     elif isinstance(value, Mapping):
         text = ", ".join(f"{name}: {show(one)}" for name, one in value.items())
+    elif _is_interval(value):
+        text = f"{value[0]} to {value[1]}"
     elif isinstance(value, list | tuple):
         text = ", ".join(map(show, value))
     else:
@@ -47,7 +49,18 @@ def show(value: Any) -> str:
     return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "…"
 
 
-def rows_html(rows: Iterable[Any], columns: Sequence[str] | None = None, title: str = "") -> str:
+def _rounded(duration: timedelta) -> timedelta:
+    """Return a duration in whole seconds from a minute on, below that in milliseconds."""
+    step = timedelta(seconds=1) if duration >= timedelta(minutes=1) else timedelta(milliseconds=1)
+    return round(duration / step) * step
+
+
+def _is_interval(value: Any) -> bool:
+    """Return whether a value is a pair of sequences."""
+    return isinstance(value, tuple) and len(value) == 2 and all(type(one) is int for one in value)
+
+
+def rows_html(rows: Iterable[Any], columns: Sequence[str] | None = None, title: str = "") -> Html:
     """Return rows as a table.
 
     Parameters
@@ -69,7 +82,7 @@ def rows_html(rows: Iterable[Any], columns: Sequence[str] | None = None, title: 
     return join(_caption(title), table if found else el("p", "none"))
 
 
-def object_html(value: Any, title: str = "") -> str:
+def object_html(value: Any, title: str = "") -> Html:
     """Return a dataclass or a mapping as a table of two columns."""
     rows = [
         el("tr", el("th", str(name), style=_LEFT), _cell(one))
@@ -79,7 +92,20 @@ def object_html(value: Any, title: str = "") -> str:
 
 
 def _cell(value: Any) -> Html:
-    return el("td", show(value), style=_LEFT)
+    return el("td", _inner(value) or show(value), style=_LEFT)
+
+
+def _inner(value: Any) -> Html | None:
+    """Return a value that is itself a table. None: it is a text."""
+    if _is_record(value):
+        return object_html(value)
+    if isinstance(value, list | tuple) and value and all(map(_is_record, value)):
+        return rows_html(value)
+    return None
+
+
+def _is_record(value: Any) -> bool:
+    return is_dataclass(value) and not isinstance(value, type)
 
 
 def _caption(title: str) -> Html | None:
@@ -94,7 +120,7 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _mapping(row: Any) -> Mapping[str, Any]:
-    if is_dataclass(row) and not isinstance(row, type):
+    if _is_record(row):
         return {one.name: getattr(row, one.name) for one in fields(row)}
     mapping: Mapping[str, Any] = row
     return mapping

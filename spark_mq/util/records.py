@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from spark_mq.util.html import object_html, rows_html
 
-__all__ = ["Record", "Records", "to_table"]
+__all__ = ["Converts", "Record", "Records", "to_table"]
 
 T = TypeVar("T")
 

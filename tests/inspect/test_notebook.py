@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,12 @@ def test_text_is_shown_as_text_and_bytes_as_digits() -> None:
     assert show(None) == "-"
     assert show(datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)) == "2026-01-02 03:04:05 UTC"
     assert show("x" * 300) == "x" * 200 + "…"
+
+
+def test_durations_and_intervals_are_short() -> None:
+    assert show(timedelta(minutes=5, seconds=17, microseconds=49_741)) == "5m 17s"
+    assert show(timedelta(seconds=1, microseconds=500_400)) == "1.5s"
+    assert show(((1, 5), (8, 8))) == "1 to 5, 8 to 8"
 
 
 def test_values_and_titles_are_escaped() -> None:
@@ -105,6 +112,25 @@ def test_lists_of_results_show_as_tables(queue: Queue, lease: Any) -> None:
     assert "worker-1" in group.workers()._repr_html_()
     assert "none" in group.last_errors()._repr_html_()
     assert "and 10 more" in Records([{"n": n} for n in range(60)])._repr_html_()
+
+
+def test_an_overview_settings_health_and_reasons_show_no_python(
+    queue: Queue, lease: Any, clock: ManualClock
+) -> None:
+    lease.reject(error="no <customer>")
+    queue.sweep()
+    queue.group("billing").pause("repairs")
+    reasons = queue.dead_letter_reasons()
+    shown = [queue.describe(), queue.settings, queue.health(), reasons]
+    html = [one._repr_html_() for one in shown]
+    for text in html:
+        assert not re.search(r"\w+\(\w+=", text), text
+    assert html[0] == queue._repr_html_()
+    assert "visibility_timeout</th>" in html[1]
+    assert "leases nothing: paused" in html[2]
+    assert "2 dead letters by reason" in html[3]
+    assert "no &lt;customer&gt;" in html[3]
+    assert reasons.to_arrow()["messages"].to_pylist() == [2]
 
 
 def test_results_convert_to_arrow(queue: Queue, lease: Any) -> None:
