@@ -92,7 +92,8 @@ def object_html(value: Any, title: str = "") -> Html:
 
 
 def _cell(value: Any) -> Html:
-    return el("td", _inner(value) or show(value), style=_LEFT)
+    style = f"{_LEFT};white-space:nowrap" if isinstance(value, datetime) else _LEFT
+    return el("td", _inner(value) or show(value), style=style)
 
 
 def _inner(value: Any) -> Html | None:

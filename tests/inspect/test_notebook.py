@@ -39,6 +39,12 @@ def test_durations_and_intervals_are_short() -> None:
     assert show(((1, 5), (8, 8))) == "1 to 5, 8 to 8"
 
 
+def test_a_time_stays_in_one_line() -> None:
+    html = rows_html([{"at": datetime(2026, 1, 2, tzinfo=UTC), "error": "long"}])
+    assert 'style="text-align:left;white-space:nowrap">2026-01-02 00:00:00 UTC' in html
+    assert html.count("nowrap") == 1
+
+
 def test_values_and_titles_are_escaped() -> None:
     for html in (
         object_html({"<i>": "<script>"}, "<title>"),
