@@ -226,8 +226,8 @@ def count_dead_letters(context: QueueContext) -> int | None:
 
 
 def check_health(
-    context: QueueContext,
     overview: QueueOverview,
+    now: datetime,
     *,
     max_unswept: Duration | None = "1h",
     max_age: Duration | None = None,
@@ -242,20 +242,18 @@ def check_health(
         Problem("unreadable", name, f"the ledger of group {name!r} cannot be read: {why}")
         for name, why in overview.damaged.items()
     ]
-    problems += _sweep_problems(context, overview, unswept)
+    problems += _sweep_problems(overview, now, unswept)
     for name, stats in overview.groups.items():
         problems += _group_problems(name, stats, age)
     problems += _dead_problems(overview, max_dead)
     return Health(not problems, tuple(problems))
 
 
-def _sweep_problems(
-    context: QueueContext, overview: QueueOverview, limit: int | None
-) -> list[Problem]:
+def _sweep_problems(overview: QueueOverview, now: datetime, limit: int | None) -> list[Problem]:
     since = overview.sweeps.waiting_since
     if limit is None or since is None:
         return []
-    waited = to_datetime(context.now()) - since
+    waited = now - since
     if waited <= timedelta(microseconds=limit):
         return []
     commits = overview.sweeps.unarchived_commits

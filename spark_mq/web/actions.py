@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from spark_mq.errors import InvalidOption, SparkMQError
-from spark_mq.util.markup import Child, Html, el
+from spark_mq.util.markup import Child, Html, el, join
+from spark_mq.util.show import show_some
 from spark_mq.util.user import acting_as
 from spark_mq.util.validation import validate_choice
 from spark_mq.web.group_changes import (
@@ -20,7 +21,7 @@ from spark_mq.web.group_changes import (
     seek,
     seek_trial,
 )
-from spark_mq.web.layout import field, href, page
+from spark_mq.web.layout import button, field, href, page
 from spark_mq.web.pages.letters import limit_of, trial
 from spark_mq.web.view import View
 
@@ -40,13 +41,16 @@ class Forbidden(SparkMQError):
 class _Action:
     """A change with its question.
 
-    ``run`` makes the change. ``more`` is the rest of the form. ``ask`` is a form for missing input.
+    ``run`` makes the change. It may return counts for the page ``then``, which shows the change.
+    ``more`` is the rest of the form, or None if there is nothing to change. ``ask`` is a form for
+    missing input.
     """
 
     question: Callable[[View], str]
     run: Callable[[View], object]
-    more: Callable[[View], Child] = lambda _: None
+    more: Callable[[View], Child] = lambda _: ""
     ask: Callable[[View], Child] = lambda _: None
+    then: str = "changes"
 
 
 def _of_group(text: str) -> Callable[[View], str]:
@@ -62,8 +66,23 @@ def _unblock(to: str) -> _Action:
     return _Action(_of_group(texts[to]), lambda view: view.group()[0].unblock(to))
 
 
-def _redrive(view: View) -> int:
-    return view.queue.redrive(where=_where(view), limit=limit_of(view)).messages
+def _redrive(view: View) -> Mapping[str, int]:
+    found = view.queue.redrive(where=_where(view), limit=limit_of(view))
+    return {"redriven": found.messages}
+
+
+def _redrive_trial(view: View) -> Child:
+    """Return the letters and the groups of a redrive. None if no letter matches."""
+    letters = trial(view, _where(view), limit_of(view), offer=False)
+    if letters is None:
+        return None
+    groups = show_some(list(view.overview.groups), 10)
+    text = f"Every group gets them again, as new messages: {groups}."
+    return join(letters, el("p", text, class_="warn") if groups else None)
+
+
+def _sweep(view: View) -> Mapping[str, int]:
+    return {"routed": view.queue.sweep().routed}
 
 
 def _where(view: View) -> str:
@@ -104,13 +123,15 @@ _ACTIONS: Final[Mapping[str, _Action]] = {
     "redrive": _Action(
         lambda view: f"Publish these dead letters of {view.name} again?",
         _redrive,
-        lambda view: trial(view, _where(view), limit_of(view), offer=False),
+        _redrive_trial,
     ),
-    "sweep": _Action(lambda view: f"Sweep {view.name} now?", lambda view: view.queue.sweep()),
+    "sweep": _Action(lambda view: f"Sweep {view.name} now?", _sweep, then="sweeps"),
 }
 """The changes that the page offers, by name."""
 _INPUTS: Final = ("do", "group", "where", "limit", "to", "setting", "value")
 """Parameters of its address that a form repeats."""
+_PLACES: Final = {"redrive": "letters", "sweep": "sweeps"}
+"""The page that offers a change, for those of no group."""
 
 
 def _action(view: View) -> _Action:
@@ -125,18 +146,25 @@ def confirmation(view: View) -> Html:
     question, asked = action.question(view), action.ask(view)
     if asked is not None:
         return page("Change", _question(view, asked), queue=view.name)
+    if (more := action.more(view)) is None:
+        return page("Nothing to change", _nothing(view), queue=view.name)
     form = el(
         "form",
         _hidden(view, _INPUTS),
         el("input", type="hidden", name="csrf", value=view.csrf_token),
         el("p", question, class_="result"),
-        action.more(view),
+        more,
         el("p", f"The change is recorded under the name {view.user}.", class_="note"),
         _buttons(view, "Yes, do it", "danger"),
         method="post",
         action=href("change", view.name),
     )
     return page("Please confirm", form, queue=view.name)
+
+
+def _nothing(view: View) -> Html:
+    text = "No dead letter matches the condition. They may have been redriven already."
+    return join(el("p", text, class_="result"), el("p", _back(view, "Back"), class_="buttons"))
 
 
 def _question(view: View, asked: Child) -> Html:
@@ -161,9 +189,18 @@ def _hidden(view: View, names: Sequence[str]) -> list[Html]:
 
 
 def _buttons(view: View, text: str, kind: str | None = None) -> Html:
-    back = href("group", view.name, group=view.text("group")) if view.text("group") else None
-    no = el("a", "No", href=back or href("queue", view.name), class_="button")
-    return el("p", el("button", text, class_=kind), no, class_="buttons")
+    return el("p", el("button", text, class_=kind), _back(view, "No"), class_="buttons")
+
+
+def _back(view: View, text: str) -> Html:
+    """Return a link to the page from which the change was asked for."""
+    if view.text("group"):
+        address = href("group", view.name, group=view.text("group"))
+    elif view.text("do") in _PLACES:
+        address = href(_PLACES[view.text("do") or ""], view.name)
+    else:
+        address = href("queue", view.name)
+    return button(text, address)
 
 
 def change(view: View, given_token: str) -> str:
@@ -179,7 +216,8 @@ def change(view: View, given_token: str) -> str:
         raise Forbidden("the form is out of date: load the page again, and confirm again")
     action.question(view)  # refuses a group that does not exist
     with acting_as(view.user):
-        action.run(view)
+        made = action.run(view)
     view.looks.forget(view.name)
     _log.info("user %r: %s in %s", view.user, view.text("do"), view.name)
-    return href("changes", view.name, done=1)
+    counts = made if isinstance(made, Mapping) else {}
+    return href(action.then, view.name, done=1, **counts)

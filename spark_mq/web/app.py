@@ -32,8 +32,8 @@ from spark_mq.web.layout import page
 from spark_mq.web.looks import Looks
 from spark_mq.web.pages.group import group_page
 from spark_mq.web.pages.home import home
-from spark_mq.web.pages.letters import letters_page
-from spark_mq.web.pages.messages import message_page, messages_page
+from spark_mq.web.pages.letters import letters_form, letters_page
+from spark_mq.web.pages.messages import message_page, messages_form, messages_page
 from spark_mq.web.pages.queue import queue_page
 from spark_mq.web.pages.sweeps import changes_page, health_of, sweeps_page
 from spark_mq.web.security import Access, Guard
@@ -66,6 +66,11 @@ _PAGES: Final[Mapping[str, Callable[[View], Html]]] = {
     "change": confirmation,
 }
 """The pages of a queue by the first part of their address."""
+_FORMS: Final[Mapping[Callable[[View], Html], Callable[[View], Html]]] = {
+    letters_page: letters_form,
+    messages_page: messages_form,
+}
+"""The forms of pages that take free text. An error shows them again."""
 _STATUS: Final = (
     (Forbidden, 403), (QueueNotFound, 404), (GroupNotFound, 404), (InvalidOption, 400),
     (SparkMQError, 503), (OSError, 503),
@@ -134,8 +139,8 @@ class _Pages:
         """Return the endpoint of a page."""
 
         async def endpoint(request: Request) -> Response:
-            view = self._view(request, dict(request.query_params))
-            return await run_in_threadpool(_answer, view, lambda: HTMLResponse(show(view)))
+            view = self._view(request, _query(request))
+            return await run_in_threadpool(_answer, view, lambda: HTMLResponse(show(view)), show)
 
         return endpoint
 
@@ -162,7 +167,7 @@ class _Pages:
             for name in self._looks.queues():
                 view = View(self._looks, name, {}, self._health, False, "", "")
                 try:
-                    problems += len(health_of(view).problems)
+                    problems += len(health_of(view, view.overview).problems)
                 except SparkMQError:
                     problems += 1
         except (SparkMQError, OSError):
@@ -176,8 +181,19 @@ class _Pages:
         return Response(content, headers={"Content-Type": CONTENT_TYPE})
 
 
-def _answer(view: View, make: Callable[[], Response]) -> Response:
-    """Make an answer. An error becomes a page that explains it."""
+def _query(request: Request) -> dict[str, str]:
+    """Return the parameters, the last of each name. Commas separate ticked letters."""
+    given = dict(request.query_params)
+    return {**given, "pick": ",".join(request.query_params.getlist("pick"))}
+
+
+def _answer(
+    view: View, make: Callable[[], Response], show: Callable[[View], Html] | None = None
+) -> Response:
+    """Make an answer. An error becomes a page that explains it.
+
+    If the page has a form, it is shown again with its input.
+    """
     try:
         return make()
     except (SparkMQError, OSError) as error:
@@ -185,11 +201,28 @@ def _answer(view: View, make: Callable[[], Response]) -> Response:
         if status >= 500:
             _log.error("a page failed: %s", error)
             view.looks.close(view.name)
-        return _error(status, str(error) or type(error).__name__)
+        return _error(status, str(error) or type(error).__name__, *_around(view, status, show))
 
 
-def _error(status: int, text: str) -> Response:
-    content = page(f"Error {status}", el("p", text, class_="bad result"))
+def _around(
+    view: View, status: int, show: Callable[[View], Html] | None
+) -> tuple[str | None, Html | None]:
+    """Return the queue and the form of the page of an error.
+
+    They let the visitor go on. A queue that cannot be read has neither.
+    """
+    if status >= 500 or not view.name:
+        return None, None
+    try:
+        view.overview  # noqa: B018
+        form = _FORMS.get(show) if show is not None and status == 400 else None
+        return view.name, form and form(view)
+    except (SparkMQError, OSError):
+        return None, None
+
+
+def _error(status: int, text: str, queue: str | None = None, form: Html | None = None) -> Response:
+    content = page(f"Error {status}", el("p", text, class_="bad result"), form, queue=queue)
     return HTMLResponse(content, status)
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "field",
     "href",
     "lazy",
+    "number_of",
     "page",
     "payload",
     "size",
@@ -101,7 +102,8 @@ def table(
     found = list(rows)
     if not found:
         return el("p", empty, class_="note")
-    kinds = ["number" if _is_number(value) else None for value in found[0]]
+    columns = zip(*found, strict=True)
+    kinds = ["number" if any(map(_is_number, column)) else None for column in columns]
     top = el("tr", [el("th", one, scope="col", class_=kind)
                     for one, kind in zip(headings, kinds, strict=True)])  # fmt: skip
     lines = [el("tr", [_cell(value) for value in row]) for row in found]
@@ -125,6 +127,11 @@ def count(value: int | float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+
+
+def number_of(number: int, what: str) -> str:
+    """Return a number of things for people, such as "1 letter" or "2 letters"."""
+    return f"{count(number)} {what}" + ("" if number == 1 else "s")
 
 
 def size(value: int) -> str:

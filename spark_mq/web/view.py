@@ -40,7 +40,7 @@ class View:
     name
         The queue's name on the page. Empty on the first page.
     query
-        The parameters.
+        The parameters. Commas separate the ticked letters.
     health
         When a queue counts as unhealthy.
     allow_changes
@@ -78,9 +78,18 @@ class View:
         """Return a parameter, or None if it is missing or empty."""
         return self.query.get(name, "").strip() or None
 
-    def number(self, name: str, *, least: int = 0, most: int = MAX_NUMBER) -> int | None:
-        """Return a parameter that is a number, or None without it. Raises InvalidOption."""
-        text = self.text(name)
+    def several(self, name: str) -> list[str]:
+        """Return the values of a parameter that may be repeated."""
+        return [one for one in self.query.get(name, "").split(",") if one]
+
+    def number(
+        self, name: str, *, least: int = 0, most: int = MAX_NUMBER, text: str | None = None
+    ) -> int | None:
+        """Return a parameter that is a number, or None without it. Raises InvalidOption.
+
+        ``text`` is one of its values, if it may be repeated.
+        """
+        text = text or self.text(name)
         if text is None:
             return None
         if not (text.isascii() and text.isdigit() and len(text) <= 19):

@@ -116,7 +116,8 @@ def test_a_change_is_confirmed_and_recorded(open_page: Open, queue: Queue, addre
     page.click("td >> text=rejected")
     page.click("text=Redrive them")
     page.click("text=Yes, do it")
-    page.wait_for_url("**/changes/orders?done=1")
+    page.wait_for_url("**/changes/orders?done=1&redriven=1")
+    assert "Redriven: 1 dead letter." in page.inner_text("main")
     assert queue.describe().dead_letters == 0
 
 

@@ -192,16 +192,61 @@ def test_dead_letters_are_redriven_after_a_dry_run(visit: Visit, queue: Queue) -
     queue.sweep()
     client = visit(allow_changes=True)
     query = {"do": "redrive", "where": "reason = 'rejected'", "limit": 5}
-    assert "1 letters would be redriven" in client.get("/change/orders", params=query).text
+    assert "1 letter would be redriven" in client.get("/change/orders", params=query).text
     assert queue.describe().dead_letters == 1
     data = form_of(client, **query)
     data["where"] = query["where"]
-    assert client.post("/change/orders", data=data).status_code == 303
+    done = client.post("/change/orders", data=data)
+    assert done.status_code == 303
+    assert "Redriven: 1 dead letter." in client.get(done.headers["location"]).text
     assert queue.describe().dead_letters == 0
     assert ("redriven", "alice") in who(queue)
     assert queue.describe().published == 6
     missing = client.post("/change/orders", data={**data, "where": ""})
     assert missing.status_code == 400
+
+
+def test_a_redrive_names_the_groups_that_get_the_letters_again(visit: Visit, queue: Queue) -> None:
+    queue.sweep()
+    client = visit(allow_changes=True)
+    text = client.get("/change/orders", params={"do": "redrive", "where": "true"}).text
+    assert "Every group gets them again, as new messages: audit, billing." in text
+
+
+def test_a_redrive_of_nothing_is_not_offered_and_says_so(visit: Visit, queue: Queue) -> None:
+    queue.sweep()
+    client = visit(allow_changes=True)
+    query = {"do": "redrive", "where": "true"}
+    form = {**form_of(client, **query), "where": "true"}
+    assert queue.redrive().messages == 1
+    asked = client.get("/change/orders", params=query).text
+    assert "No dead letter matches the condition." in asked
+    assert "csrf" not in asked
+    assert '<a href="/letters/orders" class="button">Back</a>' in asked
+    late = client.post("/change/orders", data=form)
+    assert "Redriven: 0 dead letters." in client.get(late.headers["location"]).text
+
+
+def test_ticked_letters_are_redriven(visit: Visit, queue: Queue) -> None:
+    group = queue.group("billing")
+    group.lease("w", max_messages=9).reject(error="too")
+    queue.publish([f"{n}" for n in range(4)])
+    group.lease("w", max_messages=9).reject(error="too")
+    queue.sweep()
+    letters = queue.newest_dead_letters()["dead_letter_sequence"].to_pylist()
+    assert len(letters) > 3
+    client = visit(allow_changes=True)
+    boxes = re.findall(r'<input type="checkbox" name="pick" value="(\d+)"',
+                       client.get("/letters/orders").text)  # fmt: skip
+    assert [int(one) for one in boxes] == letters
+    assert "checkbox" not in visit().get("/letters/orders").text
+    trial = client.get("/letters/orders", params={"pick": boxes[:2]}).text
+    assert "2 letters would be redriven." in trial
+    (where,) = re.findall(r'name="where" value="([^"]*)"', trial)
+    assert where == f"dead_letter_sequence IN ({boxes[0]}, {boxes[1]})"
+    form = form_of(client, do="redrive", where=where)
+    client.post("/change/orders", data={**form, "where": where})
+    assert queue.newest_dead_letters()["dead_letter_sequence"].to_pylist() == letters[2:]
 
 
 def test_a_group_is_moved_after_a_dry_run(visit: Visit, queue: Queue) -> None:
@@ -293,8 +338,11 @@ def test_a_move_or_a_setting_of_no_group_is_refused(visit: Visit, queue: Queue) 
 
 def test_a_sweep_and_an_unblock_are_offered(visit: Visit, queue: Queue) -> None:
     client = visit(allow_changes=True)
-    client.post("/change/orders", data=form_of(client, do="sweep"))
+    done = client.post("/change/orders", data=form_of(client, do="sweep"))
     assert queue.describe().dead_letters == 1
+    assert done.headers["location"] == "/sweeps/orders?done=1&routed=1"
+    shown = client.get(done.headers["location"]).text
+    assert "The sweep is done. It routed 1 dead message." in shown
     assert {user for operation, user in who(queue) if "rout" in operation} == {"alice"}
     group = queue.group("stuck")
     group.configure(max_delivery_attempts=1, on_exhausted="block")

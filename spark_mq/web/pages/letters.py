@@ -7,18 +7,31 @@ from typing import Any, Final
 from spark_mq.inspect import DeadLetterReason
 from spark_mq.util.markup import Child, Html, el, join
 from spark_mq.util.show import show_value
-from spark_mq.web.layout import button, count, facts, field, href, page, payload, table, when
+from spark_mq.web.layout import (
+    button,
+    count,
+    facts,
+    field,
+    href,
+    number_of,
+    page,
+    payload,
+    table,
+    when,
+)
 from spark_mq.web.view import View
 
-__all__ = ["MAX_REDRIVE", "letters_page", "limit_of", "trial"]
+__all__ = ["MAX_REDRIVE", "letters_form", "letters_page", "limit_of", "trial"]
 
 ROWS: Final = 50
 COUNTED: Final = 10_000
 """Letters that the page counts by reason, from the newest on."""
 MAX_REDRIVE: Final = 10_000
 """Letters that one redrive from the page publishes."""
+DEFAULT_REDRIVE: Final = 1_000
 _HEADINGS: Final = (
-    "Letter", "Message", "Group", "Deliveries", "Reason", "Error", "Key", "Published", "Value",
+    "Letter", "Error", "Reason", "Message", "Id", "Key", "Group", "Deliveries", "Value",
+    "Published",
 )  # fmt: skip
 
 
@@ -26,22 +39,30 @@ def letters_page(view: View) -> Html:
     """Show dead letters, one of them, or those that a condition selects."""
     if (sequence := view.number("letter")) is not None:
         return _one(view, sequence)
-    where = view.text("where")
+    where = _picked(view) or view.text("where")
     content = trial(view, where, limit_of(view)) if where else _all(view)
-    return page("Dead letters", _form(view, where), content, queue=view.name, view="letters")
+    form = letters_form(view, where)
+    return page("Dead letters", form, content, queue=view.name, view="letters")
+
+
+def _picked(view: View) -> str | None:
+    """Return SQL that selects the ticked letters. None without any. Raises InvalidOption."""
+    picked = [view.number("pick", text=one) for one in view.several("pick")]
+    return f"dead_letter_sequence IN ({', '.join(map(str, picked))})" if picked else None
 
 
 def limit_of(view: View) -> int:
     """Return the most letters of a redrive. Raises InvalidOption."""
-    return view.number("limit", least=1, most=MAX_REDRIVE) or 1_000
+    return view.number("limit", least=1, most=MAX_REDRIVE) or DEFAULT_REDRIVE
 
 
-def _form(view: View, where: str | None) -> Html:
+def letters_form(view: View, where: str | None = None) -> Html:
+    """Return the form for a condition. Its input need not be valid."""
     hint = "SQL over the columns, such as reason = 'rejected' AND error LIKE '%timeout%'."
     return el(
         "form",
-        field("Condition", "where", where),
-        field("At most", "limit", limit_of(view)),
+        field("Condition", "where", where or view.text("where")),
+        field("At most", "limit", view.text("limit") or DEFAULT_REDRIVE),
         el("button", "Dry run"),
         el("p", hint, class_="note"),
         action=href("letters", view.name),
@@ -61,8 +82,18 @@ def _all(view: View) -> Html:
         table(("Reason", "Group", "Messages", "Newest", "Error of the newest"), rows),
         None if found.complete else _count_all(view, found.counted),
         el("h2", "Newest"),
-        _table(view, newest),
+        _choice(view, newest) if view.allow_changes and newest else _table(view, newest),
         _more(view, newest),
+    )
+
+
+def _choice(view: View, letters: list[dict[str, Any]]) -> Html:
+    """Return the letters with boxes to tick, and the dry run of those that are ticked."""
+    return el(
+        "form",
+        _table(view, letters, tick=True),
+        el("p", el("button", "Dry run of the ticked letters"), class_="buttons"),
+        action=href("letters", view.name),
     )
 
 
@@ -92,21 +123,24 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _table(view: View, letters: list[dict[str, Any]]) -> Html:
+def _table(view: View, letters: list[dict[str, Any]], *, tick: bool = False) -> Html:
     rows: list[list[Child]] = [
         [
-            _letter(view, one["dead_letter_sequence"]), _origin(view, one["sequence"]),
-            one["consumer_group"] or "", one["delivery_count"], one["reason"] or "",
-            one["error"] or "", one["key"] or "", when(one["published_at"]),
-            show_value(one["value"]),
+            _letter(view, one["dead_letter_sequence"], tick=tick), one["error"] or "",
+            one["reason"] or "", _origin(view, one["sequence"]), one["message_id"] or "",
+            one["key"] or "", one["consumer_group"] or "", one["delivery_count"],
+            show_value(one["value"]), when(one["published_at"]),
         ]
         for one in letters
     ]  # fmt: skip
     return table(_HEADINGS, rows, empty="No dead letter.")
 
 
-def _letter(view: View, sequence: int) -> Html:
-    return el("a", str(sequence), href=href("letters", view.name, letter=sequence))
+def _letter(view: View, sequence: int, *, tick: bool = False) -> Html:
+    label = f"Letter {sequence}"
+    box = el("input", type="checkbox", name="pick", value=sequence, aria_label=label)
+    link = el("a", str(sequence), href=href("letters", view.name, letter=sequence))
+    return join(box, " ", link) if tick else link
 
 
 def _origin(view: View, sequence: int | None) -> Child:
@@ -122,8 +156,10 @@ def _more(view: View, letters: list[dict[str, Any]]) -> Child:
     return el("p", el("a", "Older", href=address), class_="turn")
 
 
-def trial(view: View, where: str, limit: int, *, offer: bool = True) -> Html:
+def trial(view: View, where: str, limit: int, *, offer: bool = True) -> Html | None:
     """Return the letters that a redrive would publish. It publishes nothing.
+
+    Without ``offer`` the result is None if there is no letter.
 
     Parameters
     ----------
@@ -135,7 +171,9 @@ def trial(view: View, where: str, limit: int, *, offer: bool = True) -> Html:
         Whether to offer the redrive. Default: yes.
     """
     found = view.queue.list_dead_letters(where=where, limit=limit)
-    text = f"{count(found.num_rows)} letters would be redriven"
+    if not offer and not found.num_rows:
+        return None
+    text = f"{number_of(found.num_rows, 'letter')} would be redriven"
     text += f": the limit is {count(limit)}." if found.num_rows == limit else "."
     redrive = href("change", view.name, do="redrive", where=where, limit=limit)
     return join(
@@ -156,6 +194,7 @@ def _one(view: View, sequence: int) -> Html:
     letter = rows[0]
     value, headers = letter.pop("value"), dict(letter.pop("headers") or ())
     letter["sequence"] = _origin(view, letter["sequence"])
+    letter["dead_letter_sequence"] = str(sequence)
     pairs = [
         (name.replace("_", " "), when(shown) if hasattr(shown, "isoformat") else shown)
         for name, shown in letter.items()

@@ -12,11 +12,13 @@ from spark_mq.util.show import show_time, show_value
 from spark_mq.web.layout import facts, field, href, lazy, page, payload, table, when
 from spark_mq.web.view import View
 
-__all__ = ["message_page", "messages_page"]
+__all__ = ["message_page", "messages_form", "messages_page"]
 
 ROWS: Final = 50
 MAX_EVENTS: Final = 500
 MAX_GROUPS: Final = 200
+MAX_CHOICES: Final = 50
+"""Groups that the form offers. With more, the name is typed."""
 
 
 def messages_page(view: View) -> Html:
@@ -39,7 +41,7 @@ def messages_page(view: View) -> Html:
         found = view.queue.peek(ROWS, key=key, message_id=message_id, after=after)
     return page(
         "Messages",
-        _form(view),
+        messages_form(view),
         _table(view, found),
         _more(view, found) if sequence is None else None,
         queue=view.name,
@@ -53,13 +55,17 @@ def _at(view: View, sequence: int) -> list[PeekedMessage]:
     return [one for one in found if one.sequence == sequence]
 
 
-def _form(view: View) -> Html:
+def messages_form(view: View) -> Html:
+    """Return the form for a search. Its input need not be valid."""
+    names = list(view.overview.groups)
+    given = view.text("group")
+    offered = ("", *names) if len(names) <= MAX_CHOICES and given in (None, *names) else ()
     return el(
         "form",
         field("Sequence", "sequence", view.text("sequence")),
         field("Message id", "id", view.text("id")),
         field("Key", "key", view.text("key")),
-        field("Group", "group", view.text("group")),
+        field("Group", "group", given, options=offered),
         field("State", "state", view.text("state"), options=("", *STATE_NAMES)),
         el("button", "Find"),
         action=href("messages", view.name),

@@ -16,6 +16,7 @@ from spark_mq.util.show import show_age
 from spark_mq.web.charts import Series, line_chart, state_bar
 from spark_mq.web.layout import count, facts, field, href, lazy, page, size, table, when
 from spark_mq.web.looks import Sample
+from spark_mq.web.pages.sweeps import health_link
 from spark_mq.web.view import View
 
 __all__ = ["charts", "lag_of", "queue_page", "states_of"]
@@ -73,6 +74,7 @@ def _live(view: View) -> Html:
 def _sizes(view: View, overview: QueueOverview) -> Html:
     sweeps = overview.sweeps
     return facts([
+        ("Health", health_link(view, view.name, overview)),
         ("Published", overview.published),
         ("Retained", f"{count(overview.retained)} ({size(overview.retained_bytes)})"),
         ("Last publish", when(overview.last_published_at, view.now)),

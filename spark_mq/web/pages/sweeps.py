@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
-from spark_mq.inspect import Health
+from spark_mq.inspect import Health, QueueOverview
+from spark_mq.inspect.overview import check_health
 from spark_mq.util.markup import Child, Html, el, join
-from spark_mq.web.layout import button, count, facts, field, href, page, table, when
+from spark_mq.web.layout import button, count, facts, field, href, number_of, page, table, when
 from spark_mq.web.view import View
 
-__all__ = ["changes_page", "health_of", "sweeps_page"]
+__all__ = ["changes_page", "health_link", "health_of", "sweeps_page"]
 
 MAX_PROBLEMS: Final = 200
 MAX_CHANGES: Final = 200
@@ -18,29 +20,45 @@ _CHANGES: Final = {"redriven": "redrive"}
 PERIODS: Final = ("1h", "1d", "7d", "30d")
 
 
-def health_of(view: View) -> Health:
-    """Return the queue's health under the server's limits."""
+def health_of(view: View, overview: QueueOverview) -> Health:
+    """Return a queue's health under the server's limits."""
     limits = view.health
-    return view.queue.health(
-        max_unswept=limits.max_unswept, max_age=limits.max_age, max_dead=limits.max_dead
+    return check_health(
+        overview,
+        view.now,
+        max_unswept=limits.max_unswept,
+        max_age=limits.max_age,
+        max_dead=limits.max_dead,
     )
+
+
+def health_link(view: View, name: str, overview: QueueOverview) -> Html:
+    """Return a queue's health in a few words, with a link to its problems."""
+    checks = Counter(one.check.replace("_", " ") for one in health_of(view, overview).problems)
+    if not checks:
+        return el("a", "healthy", href=href("sweeps", name), class_="good")
+    text = ", ".join(one if number == 1 else f"{number} {one}" for one, number in checks.items())
+    kind = "bad" if "unreadable" in checks else "warn"
+    return el("a", text, href=href("sweeps", name), class_=kind)
 
 
 def sweeps_page(view: View) -> Html:
     """Show the last sweep, the work that waits, and the problems."""
-    overview, health = view.overview, health_of(view)
-    sweeps = overview.sweeps
+    overview = view.overview
+    health, sweeps = health_of(view, overview), overview.sweeps
     rows: list[list[Child]] = [
         [one.check.replace("_", " "), one.group or "", el("span", one.text, class_="bad")]
         for one in health.problems[:MAX_PROBLEMS]
     ]
-    word = el("span", "healthy", class_="good")
+    word = el("span", "The queue is healthy.", class_="good")
     if not health.healthy:
-        word = el("span", f"{len(health.problems)} problems", class_="bad")
+        text = f"The queue has {number_of(len(health.problems), 'problem')}."
+        word = el("span", text, class_="bad")
     sweep = button("Sweep now", href("change", view.name, do="sweep"))
     return page(
         "Sweeps and health",
-        el("p", "The queue is ", word, ".", class_="result"),
+        _swept(view),
+        el("p", word, class_="result"),
         table(("Problem", "Group", "Reason"), rows, empty="Nothing is wrong."),
         el("h2", "Sweeps"),
         facts([
@@ -55,6 +73,14 @@ def sweeps_page(view: View) -> Html:
         queue=view.name,
         view="sweeps",
     )  # fmt: skip
+
+
+def _swept(view: View) -> Child:
+    """Return what a sweep from this page did. None without one."""
+    if (routed := view.number("routed")) is None:
+        return None
+    text = f"The sweep is done. It routed {number_of(routed, 'dead message')}."
+    return el("p", text, class_="result good")
 
 
 def _words(operation: str) -> str:
@@ -82,11 +108,18 @@ def changes_page(view: View) -> Html:
         class_="row",
     )
     headings = ("Time", "Change", "Group", "User", "Detail", "Messages", "Made in")
-    done = el("p", "Done.", class_="result good") if view.text("done") else None
     return page(
         "Changes",
-        done,
+        _done(view),
         join(form, table(headings, rows, empty="Nobody changed anything in this time.")),
         queue=view.name,
         view="changes",
     )
+
+
+def _done(view: View) -> Child:
+    """Return what a change from this page did. None without one."""
+    if (redriven := view.number("redriven")) is not None:
+        text = f"Redriven: {number_of(redriven, 'dead letter')}."
+        return el("p", text, class_="result good" if redriven else "result warn")
+    return el("p", "Done.", class_="result good") if view.text("done") else None
