@@ -9,7 +9,7 @@ from typing import Final
 
 from spark_mq.util.markup import Html, el, join
 
-__all__ = ["LaneCell", "Series", "lane_strip", "line_chart", "state_bar"]
+__all__ = ["LaneCell", "Series", "lane_strip", "line_chart", "nice_age", "state_bar"]
 
 WIDTH: Final = 420
 HEIGHT: Final = 150
@@ -23,16 +23,25 @@ MAX_POINTS: Final = 400
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A line of a chart. Its points are seconds since 1970 and values."""
+    """A line of a chart. Its points are seconds since 1970 and values.
+
+    ``colour`` is 1 to 4. What means the same has the same one in every chart.
+    """
 
     name: str
     points: Sequence[tuple[float, float]]
+    colour: int
 
 
-def line_chart(title: str, series: Sequence[Series], show: Callable[[float], str]) -> Html:
+def line_chart(
+    title: str,
+    series: Sequence[Series],
+    show: Callable[[float], str],
+    *,
+    scale: Callable[[float], float] | None = None,
+    total: str | None = None,
+) -> Html:
     """Return a chart of lines over time, with a legend.
-
-    The legend has the last values.
 
     Parameters
     ----------
@@ -42,6 +51,10 @@ def line_chart(title: str, series: Sequence[Series], show: Callable[[float], str
         The lines, four at most.
     show
         Shows a value to people.
+    scale
+        Returns the top of the scale for the largest value. Default: a round decimal number.
+    total
+        The legend has the sums of the lines, after this text. Default: it has the last values.
     """
     head = el("h3", title)
     times = [at for one in series for at, _ in one.points]
@@ -49,37 +62,41 @@ def line_chart(title: str, series: Sequence[Series], show: Callable[[float], str
         note = el("p", "The page looks every 5 seconds. A line needs three looks.", class_="note")
         return el("figure", head, note, class_="chart")
     low, high = min(times), max(times)
-    top = _nice(max(value for one in series for _, value in one.points))
-    lines = [_line(number, one, low, high, top) for number, one in enumerate(series, 1)]
-    last = ", ".join(f"{one.name} {show(one.points[-1][1])}" for one in series if one.points)
+    top = (scale or _nice)(max(value for one in series for _, value in one.points))
+    shown = [(one, _summed(one, show) if total else _last(one, show)) for one in series]
+    label = ", ".join(f"{one.name} {value}" for one, value in shown)
     picture = el(
         "svg",
         _grid(low, high, top, show),
-        lines,
+        [_line(one, low, high, top) for one in series],
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         role="img",
-        aria_label=f"{title}: {last}",
+        aria_label=f"{title}: {total or ''} {label}",
     )
-    return el("figure", head, picture, _legend(series, show), class_="chart")
+    return el("figure", head, picture, _legend(shown, total), class_="chart")
 
 
-def _legend(series: Sequence[Series], show: Callable[[float], str]) -> Html:
+def _legend(shown: Sequence[tuple[Series, str]], total: str | None) -> Html:
     items = [
-        el("li", el("b", class_=f"dot s{number}"), one.name, " ", el("strong", _last(one, show)))
-        for number, one in enumerate(series, 1)
+        el("li", el("b", class_=f"dot s{one.colour}"), one.name, " ", el("strong", value))
+        for one, value in shown
     ]
-    return el("ul", items, class_="legend")
+    return el("ul", el("li", total) if total else None, items, class_="legend")
 
 
 def _last(one: Series, show: Callable[[float], str]) -> str:
     return show(one.points[-1][1]) if one.points else "-"
 
 
-def _line(number: int, one: Series, low: float, high: float, top: float) -> Html:
+def _summed(one: Series, show: Callable[[float], str]) -> str:
+    return show(sum(value for _, value in one.points))
+
+
+def _line(one: Series, low: float, high: float, top: float) -> Html:
     step = max(1, -(-len(one.points) // MAX_POINTS))
     points = [*one.points[:-1:step], *one.points[-1:]]
     path = " ".join(f"{_x(at, low, high):.1f},{_y(value, top):.1f}" for at, value in points)
-    return el("polyline", points=path, class_=f"line s{number}")
+    return el("polyline", points=path, class_=f"line s{one.colour}")
 
 
 def _grid(low: float, high: float, top: float, show: Callable[[float], str]) -> Html:
@@ -116,6 +133,13 @@ def _nice(value: float) -> float:
     while power / 10 >= value:
         power /= 10
     return next(power * part for part in (0.2, 0.5, 1.0) if power * part >= value)
+
+
+def nice_age(value: float) -> float:
+    """Return a round age that is not smaller. It is the top of a scale of seconds."""
+    day = 86_400
+    steps = (2, 10, 20, 60, 120, 600, 1200, 3600, 7200, day / 4, day / 2, day)
+    return next((float(one) for one in steps if one >= value), _nice(value / day) * day)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from starlette.testclient import TestClient
 
 from spark_mq import Message, Queue
 from spark_mq.maintenance.dead_letters import HEADER_PREFIX
-from spark_mq.web import Health, Looks
-from spark_mq.web.layout import table
+from spark_mq.util.show import show_age
+from spark_mq.web import Health, Looks, layout
+from spark_mq.web.charts import Series, line_chart, nice_age
 
 Visit = Callable[..., TestClient]
 EVIL = "<script>alert(1)</script>\"'&\u202e"
@@ -117,6 +118,42 @@ def test_a_queue_shows_states_rates_groups_workers_and_blockers(visit: Visit, qu
     assert "published" in get(client, "/queue/orders", part="past").text
     whole = get(client, "/queue/orders")
     assert any(attrs.get("hx-trigger") == "every 5s" for _, attrs in whole.tags)
+
+
+def test_the_last_hour_has_sums_and_a_colour_means_the_same_in_each_chart(
+    visit: Visit, queue: Queue
+) -> None:
+    client = visit()
+    for _ in range(3):
+        live = client.get("/queue/orders", params={"part": "live"}).text
+    past = get(client, "/queue/orders", part="past")
+    text = client.get("/queue/orders", params={"part": "past"}).text
+    assert "In this hour:" in past.text
+    sums = dict(re.findall(r"</b>([a-z-]+) <strong>([^<]*)</strong>", text))
+    assert sums == {"published": "5", "leased": "9", "acked": "6", "failed": "2"}
+    colours = r'<b class="dot (s\d)"></b>([a-z-]+) '
+    one, other = (
+        {name: colour for colour, name in re.findall(colours, page)} for page in (live, text)
+    )
+    for names in (one, other):
+        assert len(set(names.values())) == len(names)
+    assert {name: one[name] for name in one if name in other} == {
+        name: other[name] for name in one if name in other
+    }
+    assert one["dead-lettered"] == other["failed"]
+
+
+@pytest.mark.parametrize(
+    ("age", "top"),
+    [(0, "2s"), (1.5, "2s"), (21, "1m00s"), (250, "10m00s"), (1_300, "1h00m"), (90_000, "2d00h"),
+     (86_400 * 30, "50d00h")],
+)  # fmt: skip
+def test_an_axis_of_ages_has_round_ages(age: float, top: str) -> None:
+    series = [Series("oldest", [(0.0, 0.0), (10.0, float(age))], 1)]
+    text = line_chart("Ages", series, show_age, scale=nice_age)
+    half, highest = re.findall(r'class="right">([^<]*)</text>', text)[1:3]
+    assert highest == top
+    assert half not in ("0s", top)
 
 
 def test_groups_are_shown_in_pages_and_searched(visit: Visit, queue: Queue) -> None:
@@ -292,7 +329,7 @@ def test_a_search_offers_the_groups_if_they_are_few(visit: Visit, queue: Queue) 
 
 
 def test_a_column_of_numbers_is_one_although_its_first_row_has_none() -> None:
-    text = table(("a", "b"), [[None, "x"], [1, "y"]])
+    text = layout.table(("a", "b"), [[None, "x"], [1, "y"]])
     assert '<th scope="col" class="number">a</th><th scope="col">b</th>' in text
 
 

@@ -13,7 +13,7 @@ from spark_mq.inspect import QueueOverview
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.util.markup import Child, Html, el, join
 from spark_mq.util.show import show_age
-from spark_mq.web.charts import Series, line_chart, state_bar
+from spark_mq.web.charts import Series, line_chart, nice_age, state_bar
 from spark_mq.web.layout import count, facts, field, href, lazy, page, size, table, when
 from spark_mq.web.looks import Sample
 from spark_mq.web.pages.sweeps import health_link
@@ -26,6 +26,8 @@ ROWS: Final = 50
 BUSY: Final = 10
 """Groups whose workers are listed, the busiest."""
 MAX_BLOCKERS: Final = 50
+_COLOURS: Final = {"published": 1, "acked": 2, "dead-lettered": 3, "failed": 3, "leased": 4}
+"""The colours of lines."""
 _HEADINGS: Final = (
     "Group", "Lag", "Ready", "Delayed", "In flight", "Dead", "Acked", "Oldest", "Oldest lease",
     "Stopped because",
@@ -96,13 +98,13 @@ def charts(samples: Sequence[Sample], *, published: bool) -> Html:
     names = ["published"] if published else []
     rates = [_rate(samples, name) for name in (*names, "acked", "dead")]
     ages = [
-        Series("oldest unsettled", [(one.at, one.age) for one in samples]),
-        Series("oldest lease", [(one.at, one.lease_age) for one in samples]),
+        Series("oldest unsettled", [(one.at, one.age) for one in samples], 1),
+        Series("oldest lease", [(one.at, one.lease_age) for one in samples], 4),
     ]
     return el(
         "div",
         line_chart("Messages a second", rates, _short),
-        line_chart("Ages", ages, show_age),
+        line_chart("Ages", ages, show_age, scale=nice_age),
         class_="charts",
     )
 
@@ -122,7 +124,8 @@ def _rate(samples: Sequence[Sample], name: str) -> Series:
         for before, after in pairwise(samples)
         if after.at > before.at
     ]
-    return Series("dead-lettered" if name == "dead" else name, points)
+    name = "dead-lettered" if name == "dead" else name
+    return Series(name, points, _COLOURS[name])
 
 
 def _damaged(overview: QueueOverview) -> Child:
@@ -253,5 +256,9 @@ def _past(view: View) -> Html:
     last = int(view.now.timestamp()) // 60 * 60
     minutes = range(last - 3600, last + 60, 60)
     nothing = dict.fromkeys(names, 0)
-    series = [Series(name, [(at, sums.get(at, nothing)[name]) for at in minutes]) for name in names]
-    return el("div", line_chart("Messages a minute", series, _short), class_="charts")
+    series = [
+        Series(name, [(at, sums.get(at, nothing)[name]) for at in minutes], _COLOURS[name])
+        for name in names
+    ]
+    chart = line_chart("Messages a minute", series, _short, total="In this hour:")
+    return el("div", chart, class_="charts")
