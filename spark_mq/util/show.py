@@ -9,9 +9,11 @@ __all__ = [
     "printable",
     "show_age",
     "show_duration",
+    "show_moment",
     "show_position",
     "show_some",
     "show_time",
+    "show_took",
     "show_value",
 ]
 
@@ -19,6 +21,12 @@ __all__ = [
 def show_time(at: datetime | None) -> str:
     """Return a time for people."""
     return "-" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
+
+
+def show_moment(at: datetime) -> str:
+    """Return a time with milliseconds, for events that follow each other."""
+    shown = at.astimezone(UTC).isoformat(sep=" ", timespec="milliseconds")
+    return shown.replace("+00:00", "Z")
 
 
 def show_position(position: str | int | datetime) -> str:
@@ -39,6 +47,14 @@ def show_age(age: timedelta | float | None) -> str:
     if whole >= 3600:
         return f"{hours}h{minutes:02}m"
     return f"{minutes}m{whole % 60:02}s" if minutes else f"{whole}s"
+
+
+def show_took(duration: timedelta) -> str:
+    """Return how long something took, in milliseconds if that is below ten seconds."""
+    seconds = duration.total_seconds()
+    if seconds >= 10:
+        return show_age(seconds)
+    return f"{seconds:.3f}".rstrip("0").rstrip(".") + "s"
 
 
 def show_duration(duration: timedelta | None) -> str:

@@ -179,8 +179,20 @@ def test_a_group_shows_leases_workers_errors_and_settings(visit: Visit, queue: Q
     assert f"sequence={sequence_of(queue, 'leased')}" in " ".join(page.links())
     notable = get(client, "/group/orders", group="billing", part="notable")
     assert "Most failing" in notable.text
+    assert re.search(r"\b\d\.\d+s\b", notable.text), "a short time is not 0s"
     assert "no group" in get(client, "/group/orders", 404, group="nope").text
     assert get(client, "/group/orders", group="billing", part="live")
+
+
+def test_a_group_without_errors_leads_to_its_dead_letters(visit: Visit, queue: Queue) -> None:
+    group = queue.group("billing")
+    group.seek("latest")
+    queue.publish("x")
+    group.lease("w").reject(error="broken")
+    queue.sweep()
+    page = get(visit(), "/group/orders", group="billing", part="live")
+    assert "No unsettled message has an error." in page.text
+    assert "/letters/orders" in page.links()
 
 
 def test_messages_are_found_by_sequence_id_key_and_state(visit: Visit, queue: Queue) -> None:
@@ -222,6 +234,9 @@ def test_a_message_shows_its_value_and_whole_life(visit: Visit, queue: Queue) ->
     life = get(client, "/message/orders", sequence=sequence, part="life")
     for text in ("leased", "nacked", "no luck", "worker-7", "delayed", "audit"):
         assert text in life.text
+    times = [one.at.isoformat(sep=" ", timespec="milliseconds")[:23] + "Z"
+             for one in queue.trace(sequence).events]  # fmt: skip
+    assert [one for one in life.texts if one in times] == times
     leased = get(client, "/message/orders", sequence=sequence_of(queue, "leased"), part="life")
     assert "worker-7" in leased.text
     assert "not in the queue" in get(client, "/message/orders", sequence=3).text

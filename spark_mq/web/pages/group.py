@@ -9,7 +9,7 @@ from typing import Any, Final
 from spark_mq.inspect import STATE_NAMES
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.util.markup import Child, Html, el, join
-from spark_mq.util.show import show_age, show_duration
+from spark_mq.util.show import show_age, show_duration, show_took
 from spark_mq.web.charts import state_bar
 from spark_mq.web.layout import button, count, facts, href, lazy, page, table, when
 from spark_mq.web.pages.lanes import lane_page, lanes_part
@@ -57,7 +57,7 @@ def _live(view: View) -> Html:
         facts([
             ("Lag", lag_of(stats)),
             ("Acked", stats.acked),
-            ("Dead-lettered", stats.dead_lettered),
+            ("Dead-lettered", _letters(view, stats)),
             ("Dropped, skipped, expired, lost",
              count(stats.dropped + stats.skipped + stats.expired + stats.lost)),
             ("Oldest unsettled", show_age(stats.oldest_unsettled_age)),
@@ -79,6 +79,13 @@ def _live(view: View) -> Html:
         hx_trigger="every 5s",
         hx_swap="outerHTML",
     )  # fmt: skip
+
+
+def _letters(view: View, stats: GroupStats) -> Child:
+    """Return the number of dead-lettered messages, with a link to the dead letters."""
+    if not stats.dead_lettered:
+        return 0
+    return el("a", count(stats.dead_lettered), href=href("letters", view.name))
 
 
 def _buttons(view: View, name: str, stats: GroupStats) -> Child:
@@ -146,7 +153,11 @@ def _errors(view: View) -> Html:
          when(one.at, view.now)]
         for one in group.last_errors(10)
     ]  # fmt: skip
-    return table(("Error", "State", "Messages", "First", "Last seen"), rows, empty="No error.")
+    return table(
+        ("Error", "State", "Messages", "First", "Last seen"),
+        rows,
+        empty="No unsettled message has an error.",
+    )
 
 
 def _notable(view: View) -> Html:
@@ -155,7 +166,7 @@ def _notable(view: View) -> Html:
     for title, found in (("Slowest", group.slowest(5)), ("Most failing", group.most_failing(5))):
         rows: list[list[Child]] = [
             [el("a", str(one.first), href=href("message", view.name, sequence=one.first)),
-             one.messages, show_age(one.duration), one.delivery_count, one.failure_count,
+             one.messages, show_took(one.duration), one.delivery_count, one.failure_count,
              one.state, one.worker_id or "", one.error or ""]
             for one in found
         ]  # fmt: skip

@@ -8,7 +8,7 @@ from spark_mq.errors import InvalidOption
 from spark_mq.inspect import STATE_NAMES, MessagePosition, PeekedMessage
 from spark_mq.operations.trace import Trace, TraceEvent
 from spark_mq.util.markup import Child, Html, el, join
-from spark_mq.util.show import show_time, show_value
+from spark_mq.util.show import show_moment, show_value
 from spark_mq.web.layout import facts, field, href, lazy, page, payload, table, when
 from spark_mq.web.view import View
 
@@ -188,7 +188,7 @@ def _event(one: TraceEvent) -> list[Child]:
     who = ", ".join(filter(None, (_worker(one), one.user and f"user {one.user}")))
     error = ": ".join(filter(None, (one.reason, one.shown_error)))
     return [
-        show_time(one.at), one.group, one.event, one.outcome or one.state, one.delivery_count,
+        show_moment(one.at), one.group, one.event, one.outcome or one.state, one.delivery_count,
         one.failure_count, who, el("code", (one.lease_id or "")[:8], title=one.lease_id), error,
     ]  # fmt: skip
 
