@@ -113,6 +113,10 @@ def test_a_change_is_confirmed_and_recorded(open_page: Open, queue: Queue, addre
     assert "alice" in row
     assert "repairs" in queue.group("billing").blocked_because
     page.goto(f"{address}/letters/orders", wait_until="networkidle")
+    page.check("input[name=pick]")
+    page.click("text=Dry run of the ticked letters")
+    assert "1 letter would be redriven." in page.inner_text("main")
+    page.goto(f"{address}/letters/orders", wait_until="networkidle")
     page.click("td >> text=rejected")
     page.click("text=Redrive them")
     page.click("text=Yes, do it")
