@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.errors import InvalidHandlerResult, InvalidSchema
+from spark_mq.errors import InvalidHandlerResult, InvalidOption, InvalidSchema
 from spark_mq.group import ConsumerGroup
 from spark_mq.handler import HandlerPolicy, MessageVerdict, commands_for, verdict
 from spark_mq.ledger.intervals import normalise
@@ -154,6 +154,17 @@ def _settle(group: ConsumerGroup | LeaseRouter, verdicts: Sequence[MessageVerdic
     return summarize([one.lease_id for one in commands], settler.settle(commands))
 
 
+def _check_frame(df: Any) -> None:
+    """Raise InvalidOption if the rows are no DataFrame, such as a list of sequences."""
+    if not hasattr(df, "withColumn"):
+        raise InvalidOption(
+            f"the rows cannot be settled: they are a {type(df).__name__}. Give a DataFrame with "
+            "the columns lease_id and sequence, such as batch.where(...)",
+            option="df",
+            value=type(df).__name__,
+        )
+
+
 def check_columns(df: DataFrame) -> None:
     """Raise InvalidSchema if the rows of a DataFrame could not be settled."""
     columns = df.columns
@@ -191,11 +202,14 @@ def verdicts_of(df: DataFrame, lease_id: str | None = None) -> list[MessageVerdi
 
     Raises
     ------
+    InvalidOption
+        The rows are no DataFrame.
     InvalidSchema
         A column is missing, or null.
     InvalidHandlerResult
         An outcome or a delay is invalid.
     """
+    _check_frame(df)
     from pyspark.sql import functions as F
     from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
 

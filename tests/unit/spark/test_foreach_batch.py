@@ -5,13 +5,16 @@ given.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from spark_mq import Queue
 from spark_mq.errors import InvalidOption, StorageError
+from spark_mq.spark import ack, nack, reject
 from spark_mq.spark.lease_lookup import BatchLeases
 from spark_mq.streaming.offset import stream_id_in_queue
 from spark_mq.streaming.options import StreamOptions
@@ -30,6 +33,15 @@ def test_a_function_of_the_wrong_signature_is_refused_before_any_batch_comes(que
     wrong: Any = lambda batch: None  # noqa: E731
     with pytest.raises(InvalidOption, match=r"^process=.*process\(batch, lease\)"):
         queue.group().for_each_batch(wrong)
+
+
+@pytest.mark.parametrize("settle", [ack, nack, reject])
+@pytest.mark.parametrize("rows", [[4294967296], pa.table({"sequence": [4294967296]})])
+def test_rows_that_are_no_dataframe_are_refused_with_a_hint(
+    queue: Queue, settle: Callable[..., Any], rows: Any
+) -> None:
+    with pytest.raises(InvalidOption, match=r"they are a (list|Table). Give a DataFrame with"):
+        settle(rows, queue.group())
 
 
 def test_the_log_tells_what_failed_and_what_has_become_of_it(
