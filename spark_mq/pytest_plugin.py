@@ -7,12 +7,15 @@ only by hand.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
+    from spark_mq.inspect import PeekedMessage
     from spark_mq.message import ReceivedMessage
     from spark_mq.queue import Queue
     from spark_mq.testing import ManualClock
@@ -94,11 +97,12 @@ def assert_published(mq_queue: Queue) -> Callable[..., list[Any]]:
 
     ``assert_published(value=None, key=None, headers=None, message_id=None, count=None,
     queue=None)``: messages that match all arguments. `headers` need only contain the given ones.
-    Without `count` one match is enough. Pass ``queue=mq_queue.dead_letters`` for dead letters.
+    A `value` that is a dict or a list is compared as JSON. Without `count` one match is enough.
+    Pass ``queue=mq_queue.dead_letters`` for dead letters.
     """
 
     def check(
-        value: bytes | str | None = None,
+        value: Any = None,
         *,
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
@@ -106,20 +110,36 @@ def assert_published(mq_queue: Queue) -> Callable[..., list[Any]]:
         count: int | None = None,
         queue: Queue | None = None,
     ) -> list[Any]:
-        there = (queue or mq_queue).peek(2**31 - 1, key=key, message_id=message_id)
-        wanted = value.encode() if isinstance(value, str) else value
+        there = queue or mq_queue
         found = [
             one
-            for one in there
-            if wanted in (None, one.value) and dict(headers or {}).items() <= one.headers.items()
+            for one in there.peek(2**31 - 1, key=key, message_id=message_id)
+            if _has_value(one, value) and dict(headers or {}).items() <= one.headers.items()
         ]
         right = bool(found) if count is None else len(found) == count
         expected = "one at least" if count is None else str(count)
-        values = [one.value for one in there[:10]]
-        assert right, f"{len(found)} messages match, not {expected}; published: {values}"
+        shown = "\n".join(_shown(one) for one in there.peek(10)) or "nothing"
+        assert right, f"{len(found)} messages match, not {expected}; published:\n{shown}"
         return found
 
     return check
+
+
+def _has_value(message: PeekedMessage, wanted: Any) -> bool:
+    """Return whether a message has a value. A dict or a list is compared as JSON."""
+    if wanted is None:
+        return True
+    if isinstance(wanted, dict | list):
+        with suppress(ValueError):
+            return bool(json.loads(message.value or b"") == wanted)
+        return False
+    return message.value == (wanted.encode() if isinstance(wanted, str) else wanted)
+
+
+def _shown(message: PeekedMessage) -> str:
+    """Return a message in one line."""
+    named = {"key": message.key, "headers": message.headers, "message_id": message.message_id}
+    return f"{message.value!r} " + " ".join(f"{name}={one!r}" for name, one in named.items() if one)
 
 
 @pytest.fixture

@@ -51,6 +51,10 @@ def test_publishing(mq_queue, assert_published):
     (one,) = assert_published(key="k", headers={"x": "1"}, count=1)
     assert one.value == b"a"
     assert_published(count=2)
+    mq_queue.publish([Message.json({"id": 1, "b": [2]}), Message.json([1])])
+    assert_published({"b": [2], "id": 1}, count=1)
+    assert_published([1], count=1)
+    assert_published({"id": 1}, count=0)
 
 def test_a_batch(mq_queue, run_batch, assert_settled):
     mq_queue.publish(["good", "bad", "again"])
@@ -64,9 +68,15 @@ def test_a_batch(mq_queue, run_batch, assert_settled):
     assert (stats.acked, stats.dead, stats.delayed) == (1, 1, 1)
 """
 FAILING = """
+from spark_mq import Message
+
 def test_not_published(mq_queue, assert_published):
     mq_queue.publish("a")
     assert_published("b")
+
+def test_another_key(mq_queue, assert_published):
+    mq_queue.publish(Message("a", key="k", headers={"x": "1"}, message_id="i"))
+    assert_published("a", key="other")
 
 def test_too_many(mq_queue, assert_published):
     mq_queue.publish(["a", "a"])
@@ -110,8 +120,9 @@ def test_the_fixtures_serve_a_users_tests(tmp_path: Path) -> None:
 def test_the_assertions_fail_if_they_do_not_hold(tmp_path: Path) -> None:
     code, output = run(tmp_path, FAILING)
     assert code == 1
-    assert "5 failed" in output
+    assert "6 failed" in output
     for text in ("0 messages match, not one at least", "2 messages match, not 1",
+                 "b'a' key='k' headers={'x': '1'} message_id='i'",
                  "has messages left: {'ready': 1}", "has {'acked': 1}, not {'acked': 2}",
                  "seen by the test"):  # fmt: skip
         assert text in output
