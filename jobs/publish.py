@@ -14,6 +14,7 @@ user, or user.id in an object.
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 from _common import Parser, pair, run, session
@@ -196,10 +197,26 @@ def main() -> None:
     found, counted = messages(spark, args), Observation()
     check_dataframe(found.schema, overwrite=False, options=WriteOptions(queue.path, storage))
     options = {f"storageOptions.{name}": value for name, value in storage.items()}
-    found.observe(counted, F.count(F.lit(1)).alias("messages")).write.format("spark_mq").mode(
-        "append"
-    ).options(**options).save(queue.path)
+    given = {"key": args.key_column, "priority": args.priority_column,
+             "message_id": args.message_id_column}  # fmt: skip
+    given = {name: column for name, column in given.items() if column}
+    counts = [F.count(name).alias(name) for name in given]
+    observed = found.observe(counted, F.count(F.lit(1)).alias("messages"), *counts)
+    observed.write.format("spark_mq").mode("append").options(**options).save(queue.path)
     print(f"published {counted.get['messages']:,} messages to {queue.path}")
+    warn_of_empty(given, counted.get)
+
+
+def warn_of_empty(given: dict[str, str], counts: dict[str, int]) -> None:
+    """Warn of a column that is null in all rows. Its name may be wrong."""
+    for name, column in given.items():
+        if counts["messages"] and not counts[name]:
+            option = name.replace("_", "-")
+            print(
+                f"publish.py: warning: --{option}-column {column} is null in all rows, so no "
+                f"message has this {option}. Check the name",
+                file=sys.stderr,
+            )
 
 
 if __name__ == "__main__":

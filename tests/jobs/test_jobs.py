@@ -256,14 +256,27 @@ def test_the_jobs_publish_process_and_sweep_in_a_session_that_is_there(
     (tmp_path / "in.jsonl").write_text('{"no": 1}\n{"no": 2}\n{"no": 3}\n')
     (tmp_path / "rejecting.py").write_text(REJECTING)
 
+    errors: list[str] = []
+
     def job(name: str, *arguments: str) -> str:
         given = ["--queue", str(tmp_path / "queue"), *arguments]
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *given])
         importlib.import_module(name).main()
-        return capsys.readouterr().out
+        found = capsys.readouterr()
+        errors.append(found.err)
+        return found.out
 
     lines = str(tmp_path / "in.jsonl")
     assert "published 3 messages to" in job("publish", "--create", "--key-column", "no", lines)
+    assert "warning" not in errors.pop()
+    other = ["--key-column", "no", "--message-id-column", "nope"]
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(sys, "argv", ["publish.py", "--queue", str(tmp_path / "other"),
+                                        "--create", *other, lines])  # fmt: skip
+        importlib.import_module("publish").main()
+    said = capsys.readouterr().err
+    assert "--message-id-column nope is null in all rows" in said
+    assert "--key-column" not in said
     worker = ("--group", "g", "--handler", f"{tmp_path}/rejecting.py:process")
     available = ("--trigger", "available-now")
     said = job("worker", *worker, "--checkpoint", str(tmp_path / "c"), *available)
