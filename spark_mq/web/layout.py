@@ -37,8 +37,8 @@ TABS: Final = (
 """The pages of a queue, each with the first part of its path and its name."""
 MAX_SHOWN: Final = 64 * 1024
 """Bytes of a payload that a page shows."""
-_LONG: Final = 30
-"""Characters from which a text of a table may break within a word."""
+_LONG: Final = 36
+"""Longer texts of a table may break within a word. A message id that was made has 36."""
 _HTMX: Final = json.dumps(
     {"includeIndicatorStyles": False, "allowEval": False, "selfRequestsOnly": True,
      "historyCacheSize": 0}

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from starlette.testclient import TestClient
@@ -89,6 +90,7 @@ def test_an_empty_queue_has_a_page(visit: Visit, tmp_path: Path) -> None:
     Queue.create(tmp_path / "queues" / "empty", durable=False)
     client = visit(allow_changes=True)
     assert "No message waits." in get(client, "/queue/empty").text
+    assert "-1" not in get(client, "/sweeps/empty").texts
     for page in ("messages", "letters", "sweeps", "changes"):
         assert get(client, f"/{page}/empty")
     for part in ("work", "past", "live"):
@@ -341,6 +343,11 @@ def test_a_search_offers_the_groups_if_they_are_few(visit: Visit, queue: Queue) 
     page = get(visit(), "/messages/orders")
     assert "audit" not in [one.get("value") for tag, one in page.tags if tag == "option"]
     assert ("input", "group") in [(tag, one.get("name")) for tag, one in page.tags]
+
+
+def test_a_message_id_that_was_made_stays_in_one_line() -> None:
+    text = layout.table(("id",), [[str(uuid4())], ["x" * 37]])
+    assert re.findall(r'<td( class="text")?>', text) == ["", ' class="text"']
 
 
 def test_a_column_of_numbers_is_one_although_its_first_row_has_none() -> None:

@@ -66,13 +66,17 @@ def sweeps_page(view: View) -> Html:
             ("Oldest commit that waits", when(sweeps.waiting_since, view.now)),
             ("Commits of leases/ that wait", sweeps.unarchived_commits),
             ("Commits of messages/ that wait", sweeps.unindexed_commits),
-            ("Trim horizon", str(overview.horizon)),
-            ("Last sequence", str(overview.tail)),
+            ("Trim horizon", _sequence(overview.horizon)),
+            ("Last sequence", _sequence(overview.tail)),
         ]),
         el("p", sweep, class_="buttons") if view.allow_changes else None,
         queue=view.name,
         view="sweeps",
     )  # fmt: skip
+
+
+def _sequence(number: int) -> str:
+    return str(number) if number >= 0 else "-"
 
 
 def _swept(view: View) -> Child:
