@@ -129,7 +129,7 @@ def _table(view: View, letters: list[dict[str, Any]], *, tick: bool = False) -> 
             _letter(view, one["dead_letter_sequence"], tick=tick), one["error"] or "",
             one["reason"] or "", _origin(view, one["sequence"]), one["message_id"] or "",
             one["key"] or "", one["consumer_group"] or "", one["delivery_count"],
-            show_value(one["value"]), when(one["published_at"]),
+            el("bdi", show_value(one["value"])), when(one["published_at"]),
         ]
         for one in letters
     ]  # fmt: skip
