@@ -45,8 +45,9 @@ class ChangeRecord(Record):
     in_dead_letters
         Whether the commit is one of the dead-letter queue.
     detail
-        The reason of a pause, discard or dead letter, the settings that a configure changed, or
-        the target of a seek. None for other changes and in history of older versions.
+        The reason of a pause, discard or dead letter, the settings that a configure changed, the
+        target of a seek, or the condition of a redrive. None for other changes, in history of
+        older versions, and for a redrive that another process had to finish.
     """
 
     at: datetime

@@ -35,7 +35,12 @@ from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.util.advice import SWEEP
 from spark_mq.util.html import MAX_ROWS, object_html, rows_html
 from spark_mq.util.records import Record
-from spark_mq.util.validation import RESERVED_PREFIX, validate_count, validate_rate
+from spark_mq.util.validation import (
+    RESERVED_PREFIX,
+    truncate_error,
+    validate_count,
+    validate_rate,
+)
 
 __all__ = ["COLUMNS", "REDRIVE", "Redrive", "RedriveResult", "letter_schema", "redrive"]
 
@@ -101,7 +106,8 @@ def redrive(
             total += table.num_rows
         elif table.num_rows:
             time.sleep(pause)
-            total += _redrive(context, from_sequences(table["dead_letter_sequence"].to_pylist()))
+            chosen = from_sequences(table["dead_letter_sequence"].to_pylist())
+            total += _redrive(context, chosen, where)
             pause = 0.0 if rate is None else table.num_rows / rate
         if left == 0:
             break
@@ -109,9 +115,9 @@ def redrive(
     return RedriveResult(total, pa.concat_tables([empty, *found]) if dry_run else None)
 
 
-def _redrive(context: QueueContext, intervals: Sequence[Interval]) -> int:
+def _redrive(context: QueueContext, intervals: Sequence[Interval], where: str | None) -> int:
     """Redrive dead letters that were not redriven meanwhile. Return their number."""
-    transfer = Redrive(context, intervals)
+    transfer = Redrive(context, intervals, where)
     transfer_id = transfer.freeze()
     return 0 if transfer_id is None else transfer.finish(transfer_id)
 
@@ -247,8 +253,14 @@ class Redrive(Transfer):
     operation = "redrive"
     event = "redriven"
 
-    def __init__(self, context: QueueContext, intervals: Sequence[Interval] = ()) -> None:
+    def __init__(
+        self,
+        context: QueueContext,
+        intervals: Sequence[Interval] = (),
+        where: str | None = None,
+    ) -> None:
         super().__init__(context.dead_letters().group(REDRIVE), context.messages)
+        self.detail = where and truncate_error(where)
         self._context = context
         self._intervals = intervals
         self._messages = 0

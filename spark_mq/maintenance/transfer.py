@@ -42,6 +42,8 @@ class Transfer(ABC):
     """The operation in the note of the publish."""
     event: str
     """The messages' event in the ledger, "routed" or "redriven"."""
+    detail: str | None = None
+    """What was asked for, in the note of the last commit."""
 
     def __init__(self, source: GroupLedger, target: MessageStore) -> None:
         self.source = source
@@ -104,6 +106,7 @@ class Transfer(ABC):
         def compute(snapshot: LedgerSnapshot) -> Update[int]:
             after, messages = settle_routed(self._ledger(snapshot), transfer_id, self.event)
             info = {"operation": self.event, "lease_id": transfer_id, "messages": messages}
+            info |= {"detail": self.detail} if self.detail else {}
             return after if messages else None, messages, info
 
         return self._update(compute)

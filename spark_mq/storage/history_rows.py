@@ -45,8 +45,8 @@ partition. ``state`` is the state after the event. ``outcome`` is how the messag
 dead_lettered, dropped, expired, skipped, lost, redriven. ``user`` is the person who made the
 change, if a person made it. ``batch_size`` is the size of the lease that failed as a whole, on
 the event of such a failure. Then ``error`` belongs to the lease, not to each message. ``detail``
-is the request of a person: the reason, the changed settings, or the target. Files of older
-versions lack the last two columns.
+is the request of a person: the reason, the changed settings, the target of a seek, or the
+condition of a redrive. Files of older versions lack the last two columns.
 """
 FAILURES: Final = ("nacked", "rejected", "lease_expired", "given_back")
 """The events of a delivery that failed."""

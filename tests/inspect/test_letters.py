@@ -147,6 +147,21 @@ def test_changes_show_what_was_asked_for(queue: Queue) -> None:
         queue.sweep()  # the archive has the same
 
 
+def test_a_redrive_shows_its_condition(queue: Queue) -> None:
+    with_letters(queue)
+    conditions = ["consumer_group = 'audit'", "error <> '" + "x" * 9_000 + "'"]
+    for where in conditions:
+        assert queue.redrive(where=where, rate=1_000).messages
+    for _ in range(2):
+        made = [one.detail or "" for one in queue.changes() if one.operation == "redriven"]
+        short, cut = sorted(made, key=len)
+        assert short == conditions[0]
+        assert len(cut) < len(conditions[1])
+        assert conditions[1].startswith(cut)
+        queue.sweep()
+        queue.dead_letters.sweep()  # the archive has the same
+
+
 def test_each_change_names_the_user_of_this_process(queue: Queue) -> None:
     with_letters(queue)
     group = queue.group("billing")

@@ -198,7 +198,10 @@ def test_dead_letters_are_redriven_after_a_dry_run(visit: Visit, queue: Queue) -
     data["where"] = query["where"]
     done = client.post("/change/orders", data=data)
     assert done.status_code == 303
-    assert "Redriven: 1 dead letter." in client.get(done.headers["location"]).text
+    shown = client.get(done.headers["location"]).text
+    assert "Redriven: 1 dead letter." in shown
+    assert "reason = &#x27;rejected&#x27;" in shown
+    assert "__redrive" not in shown
     assert queue.describe().dead_letters == 0
     assert ("redriven", "alice") in who(queue)
     assert queue.describe().published == 6

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from spark_mq.inspect import Health, QueueOverview
+from spark_mq.inspect import ChangeRecord, Health, QueueOverview
 from spark_mq.inspect.overview import check_health
 from spark_mq.util.markup import Child, Html, el, join
+from spark_mq.util.validation import RESERVED_PREFIX
 from spark_mq.web.layout import button, count, facts, field, href, number_of, page, table, when
 from spark_mq.web.view import View
 
@@ -92,13 +93,19 @@ def _words(operation: str) -> str:
     return ", ".join(_CHANGES.get(one, one.replace("_", " ")) for one in operation.split("+"))
 
 
+def _group(change: ChangeRecord) -> str:
+    """Return the group of a change. That of all redrives is no group of the user."""
+    name = change.group or ""
+    return "" if name.startswith(RESERVED_PREFIX) else name
+
+
 def changes_page(view: View) -> Html:
     """Show the changes that people made, for an audit."""
     asked = view.text("since")
     since = asked if asked in PERIODS else "1d"
     rows: list[list[Child]] = [
         [
-            when(one.at, view.now), _words(one.operation), one.group or "", one.user or "",
+            when(one.at, view.now), _words(one.operation), _group(one), one.user or "",
             one.detail or "", count(one.messages) if one.messages else "",
             "dead-letter queue" if one.in_dead_letters else "queue",
         ]
