@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Final
 
 from spark_mq.errors import SparkMQError
@@ -20,6 +21,7 @@ from spark_mq.operations.public_settings import QueueSettings, public_queue_sett
 from spark_mq.util.clock import Duration, to_datetime
 from spark_mq.util.html import object_html, rows_html
 from spark_mq.util.records import Record
+from spark_mq.util.show import show_age, show_time
 from spark_mq.util.validation import validate_count, validate_duration
 
 __all__ = [
@@ -38,10 +40,12 @@ MAX_SUMMARIES: Final = 20
 """Groups whose lanes one look counts."""
 _BUSY: Final = "max_in_flight"
 """The cap that a busy group reaches. It is no problem."""
-_GROUP_COLUMNS: Final = (
-    "group", "ready", "delayed", "in_flight", "dead", "blocked", "acked", "dead_lettered",
-    "oldest_unsettled_age", "blocked_because",
+_COUNTS: Final = (
+    "ready", "delayed", "in_flight", "dead", "blocked", "acked", "dead_lettered",
 )  # fmt: skip
+_GROUP_COLUMNS: Final = ("group", *_COUNTS, "oldest_unsettled_age", "blocked_because")
+MAX_LINES: Final = 50
+"""Groups in the text of an overview."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,9 @@ class QueueOverview(Record):
     sweeps: SweepState
     lanes: Mapping[str, LaneSummary] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        return "\n".join(_overview_lines(self))
+
     def _repr_html_(self) -> str:
         return overview_html(self)
 
@@ -131,6 +138,29 @@ class Health(Record):
 
     healthy: bool
     problems: tuple[Problem, ...]
+
+    def __str__(self) -> str:
+        return "healthy" if self.healthy else "\n".join(one.text for one in self.problems)
+
+
+def _overview_lines(overview: QueueOverview) -> Iterator[str]:
+    """Yield an overview as text, with a line for each group."""
+    sweeps, letters = overview.sweeps, overview.dead_letters
+    yield (
+        f"{overview.name}: {overview.published:,} published, {overview.retained:,} retained, "
+        f"{'unknown' if letters is None else f'{letters:,}'} dead letters, "
+        f"last sweep {show_time(sweeps.last_change_at)}, "
+        f"{sweeps.unarchived_commits:,} commits wait for a sweep"
+    )
+    for name, stats in islice(overview.groups.items(), MAX_LINES):
+        counts = ", ".join(f"{count} {getattr(stats, count):,}" for count in _COUNTS)
+        oldest = f", oldest {show_age(stats.oldest_unsettled_age)}"
+        stopped = f", leases nothing: {stats.blocked_because}" if stats.blocked_because else ""
+        yield f"  {name}: {counts}{oldest}{stopped}"
+    if (more := len(overview.groups) - MAX_LINES) > 0:
+        yield f"  and {more:,} more groups"
+    for name, why in overview.damaged.items():
+        yield f"  {name} is damaged: {why}"
 
 
 def groups_html(groups: Mapping[str, GroupStats]) -> str:

@@ -328,6 +328,32 @@ def test_health_names_what_is_wrong(delta_queue: Callable[..., Queue], clock: Ma
     assert checks(max_dead=0, max_unswept="1d") == []
 
 
+def test_an_overview_and_a_health_print_as_text(queue: Queue, clock: ManualClock) -> None:
+    queue.publish(["a", "b", "c"])
+    queue.group("audit").ensure()
+    group = queue.group("billing")
+    lease = group.lease("w", max_messages=2)
+    assert lease is not None
+    lease.reject([lease.messages[0].sequence])
+    assert str(queue.health()) == "healthy"
+    group.pause("repairs")
+    head, audit, billing = str(queue.describe()).splitlines()
+    assert head == (
+        f"{queue.name}: 3 published, 3 retained, 0 dead letters, last sweep -, "
+        f"{queue.sweep_state().unarchived_commits} commits wait for a sweep"
+    )
+    assert audit.startswith(
+        "  audit: ready 3, delayed 0, in_flight 0, dead 0, blocked 0, acked 0, dead_lettered 0, "
+        "oldest "
+    )
+    assert billing.startswith("  billing: ready 1, delayed 0, in_flight 1, dead 1, ")
+    assert ", leases nothing: paused since" in billing
+    assert str(queue.health()).startswith("group 'billing' leases nothing: paused since")
+    for number in range(60):
+        queue.group(f"g{number:02}").ensure()
+    assert str(queue.describe()).splitlines()[-1] == "  and 12 more groups"
+
+
 def test_a_busy_group_is_healthy_and_a_full_ledger_is_not(queue: Queue) -> None:
     queue.publish(["a", "b", "c"])
     queue.group("busy").configure(max_in_flight=1)
