@@ -126,11 +126,20 @@ class LeasesTable:
 
 
 class TraceTable:
-    """The table ``spark_mq_trace(path, sequence)`` with one message's events."""
+    """The table ``spark_mq_trace(path, sequence)`` with one message's events.
 
-    def eval(self, path: str, sequence: int) -> Iterator[Row]:
+    Instead of the sequence, ``message_id =>`` or ``key =>`` names the newest such message.
+    """
+
+    def eval(
+        self,
+        path: str,
+        sequence: int | None = None,
+        message_id: str | None = None,
+        key: str | None = None,
+    ) -> Iterator[Row]:
         """Yield the events of a message."""
-        for event in _open(path).trace(sequence).events:
+        for event in _open(path).trace(sequence, message_id=message_id, key=key).events:
             head = _pick(event, TRACE_SCHEMA.names[:2])
             yield (*head, event.group, *_pick(event, TRACE_SCHEMA.names[3:]))
 

@@ -67,6 +67,9 @@ def test_the_table_functions_say_what_the_python_api_says(spark: Any, busy: Queu
     trace = rows(spark, f"SELECT * FROM spark_mq_trace('{busy.path}', {first}) ORDER BY version")
     assert [one["event"] for one in trace] == [one.event for one in busy.trace(first).events]
     assert trace[-1]["error"] == "no customer"
+    wanted = f"message_id => '{busy.peek(1)[0].message_id}'"
+    named = rows(spark, f"SELECT * FROM spark_mq_trace('{busy.path}', {wanted}) ORDER BY version")
+    assert named == trace
     busy.sweep()
     query = f"SELECT outcome, sum(message_count) AS n FROM spark_mq_history('{busy.path}')"
     found = rows(spark, query + " WHERE outcome IS NOT NULL GROUP BY outcome ORDER BY outcome")
