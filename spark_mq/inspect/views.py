@@ -23,6 +23,7 @@ from spark_mq.inspect.sweeps import SweepState, sweep_state
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.maintenance.redrive import letter_schema, redrive
 from spark_mq.operations.context import QueueContext
+from spark_mq.operations.life import Trace
 from spark_mq.util.clock import Duration, to_datetime
 from spark_mq.util.records import Records
 from spark_mq.util.validation import validate_count
