@@ -22,6 +22,7 @@ from spark_mq.parquet.footers import expanding_columns, footers, open_file, read
 from spark_mq.parquet.page_index import PageIndex
 from spark_mq.parquet.pages import PageReader
 from spark_mq.parquet.read_errors import row_count_error, unreadable_error, unreadable_reason
+from spark_mq.parquet.read_slots import read_slots
 from spark_mq.parquet.row_groups import MAX_GROUP_BYTES, row_groups
 from spark_mq.parquet.schema import FILE_SCHEMA, INSTANT
 from spark_mq.parquet.sequential import SequentialReader
@@ -101,13 +102,23 @@ class MessageReader:
 
     def try_read(self, *pieces: FileSlice) -> pa.Table:
         """Return the rows as :meth:`read`. Raises OSError and pyarrow's errors unchanged."""
-        grouped = groupby(pieces, key=attrgetter("path"))
-        parts = [self._file_rows(path, list(group)) for path, group in grouped]
-        if not parts:
+        if not pieces:
             return self._schema.empty_table()
+        if "://" in self.files.root:
+            parts = list(self._read_files(pieces))  # Most of the time goes into the network.
+        else:
+            with read_slots.turn() as offer:
+                parts = []
+                for rows in self._read_files(pieces):
+                    parts.append(rows)
+                    offer()
         table = pa.concat_tables(parts)
         columns = [_filled(table[field.name], field, pieces) for field in self._schema]
         return pa.table(columns, schema=self._schema)
+
+    def _read_files(self, pieces: Iterable[FileSlice]) -> Iterator[pa.Table]:
+        for path, group in groupby(pieces, key=attrgetter("path")):
+            yield self._file_rows(path, list(group))
 
     def row_count(self, path: str) -> int:
         """Return the rows of a data file by its footer."""

@@ -1,0 +1,147 @@
+"""Few threads decode at the same time, in the order in which they asked."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from support.processes import until
+
+from spark_mq.delta.object_store import ObjectStore
+from spark_mq.ledger.message_index import FileSlice
+from spark_mq.parquet import read_slots as module
+from spark_mq.parquet import reader
+from spark_mq.parquet.read_slots import ReadSlots, read_slots
+from spark_mq.parquet.reader import MessageReader
+from spark_mq.parquet.writer import write_file
+
+
+class Reader(threading.Thread):
+    """Holds a turn until it may end."""
+
+    def __init__(self, slots: ReadSlots, order: list[int], number: int = 0) -> None:
+        super().__init__(daemon=True)
+        self.slots, self.order, self.number = slots, order, number
+        self.may_end = threading.Event()
+
+    def run(self) -> None:
+        with self.slots.turn():
+            self.order.append(self.number)
+            self.may_end.wait(30)
+
+
+def start(slots: ReadSlots, order: list[int], number: int) -> Reader:
+    """Start a reader, and wait until it has a slot or waits for one."""
+    found = Reader(slots, order, number)
+    before = len(order), len(slots._waiting)
+    found.start()
+    until(lambda: (len(order), len(slots._waiting)) != before)
+    return found
+
+
+def test_no_more_threads_than_slots_read_and_the_first_that_waits_is_next() -> None:
+    slots, order = ReadSlots(2, patience=30), list[int]()
+    readers = [start(slots, order, number) for number in range(5)]
+    assert order == [0, 1]
+    readers[1].may_end.set()
+    until(lambda: len(order) == 3)
+    assert order == [0, 1, 2]
+    for one in readers:
+        one.may_end.set()
+        one.join(30)
+    assert sorted(order) == [0, 1, 2, 3, 4]
+    assert order[:3] == [0, 1, 2]
+    assert (slots._free, len(slots._waiting)) == (2, 0)
+
+
+def test_a_long_turn_is_offered_to_those_that_wait() -> None:
+    now = [0.0]
+    slots, order = ReadSlots(1, patience=30, clock=lambda: now[0]), list[int]()
+    with slots.turn() as offer:
+        now[0] = 1
+        offer()  # nobody waits
+        other = start(slots, order, 7)
+        now[0] = 0.01
+        offer()  # it has just begun
+        assert order == []
+        other.may_end.set()
+        now[0] = 2
+        offer()
+        assert order == [7]
+    other.join(30)
+    assert slots._free == 1
+
+
+def test_after_its_patience_a_thread_reads_without_a_slot() -> None:
+    slots = ReadSlots(1, patience=0.01)
+    with slots.turn():
+        with slots.turn() as offer:
+            offer()
+        assert (slots._free, len(slots._waiting)) == (0, 0)
+    assert slots._free == 1
+
+
+def test_an_interrupt_while_waiting_leaves_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = ReadSlots(1, patience=30)
+
+    class Interrupted:
+        def acquire(self, timeout: float = -1) -> bool:
+            if timeout > 0:
+                raise KeyboardInterrupt
+            return True
+
+    with slots.turn():
+        with monkeypatch.context() as patched:
+            patched.setattr(module.threading, "Lock", Interrupted)
+            with pytest.raises(KeyboardInterrupt), slots.turn():
+                pass
+        assert not slots._waiting
+    assert slots._free == 1
+
+
+def _take_all(number: int) -> int:
+    for _ in range(number):
+        assert read_slots._take()
+    return read_slots._free
+
+
+def test_a_forked_process_begins_with_free_slots() -> None:
+    number = read_slots._number
+    with read_slots.turn(), multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.apply(_take_all, (number,)) == 0
+        assert read_slots._free == number - 1
+
+
+def test_only_reads_of_local_files_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most of a read from an object store is waiting."""
+    turns = []
+
+    class Counted(ReadSlots):
+        @contextmanager
+        def turn(self) -> Iterator[Any]:
+            turns.append(threading.get_ident())
+            with super().turn() as offer:
+                yield offer
+
+    class Remote:
+        root = "memory://queue/messages"
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(files, name)
+
+    monkeypatch.setattr(reader, "read_slots", Counted(1))
+    files: Any = ObjectStore(str(tmp_path))
+    written = write_file(files, pa.table({"value": pa.array([b"a", b"b"])}))
+    piece = FileSlice(written.path, 0, 2, 0, 0, written.size)
+    for store, expected in ((files, 1), (Remote(), 1), (files, 2)):
+        rows = MessageReader(store).read(piece)
+        assert rows["value"].to_pylist() == [b"a", b"b"]
+        assert len(turns) == expected
