@@ -1,34 +1,44 @@
 """Measure how much looking slows a worker down.
 
-    python benchmarks/look_overhead.py --pairs 45
+    python benchmarks/look_overhead.py --minutes 5
 
 A worker leases and acks without a pause. Beside it run ``spark-mq top``, which refreshes every 2
-seconds, and ``spark-mq metrics``, which is scraped every 15 seconds of looks. Short slices with and
-without looks take turns. So other work on the machine meets both alike. A look that is off is a
-process that was stopped by a signal. It catches up afterwards, which counts against it.
+seconds, and ``spark-mq metrics``, which is scraped every 15 seconds. The worker's rate around each
+look is compared with its rate shortly before and after it. So slow changes of the machine meet both
+alike. Windows between two looks are compared in the same way. They show the noise.
 """
 
 from __future__ import annotations
 
 import argparse
+import bisect
 import json
 import random
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
 from typing import Any
 from urllib.request import urlopen
 
 from large import ROOT
 
-SLICE_SECONDS = 2.5
-SCRAPE_EVERY = 6
-"""Slices with looks from one scrape to the next: 15 seconds."""
+BEFORE, AFTER = 0.35, 0.1
+"""Seconds around the end of a look that count as the look."""
+SCRAPE_SECONDS = 15.0
+_STAMP = "import sys, time\nfor _ in sys.stdin: print(time.monotonic(), flush=True)"
+_SCRAPE = """
+import sys, time
+from urllib.request import urlopen
+while True:
+    urlopen(sys.argv[1]).read()
+    print(time.monotonic(), flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
 
 
 def main() -> None:
@@ -39,95 +49,119 @@ def main() -> None:
     parser.add_argument("--ranges", type=int, default=10_000)
     parser.add_argument("--groups", type=int, default=100)
     parser.add_argument("--batch", type=int, default=10)
-    parser.add_argument("--pairs", type=int, default=45)
+    parser.add_argument("--minutes", type=float, default=5)
     args = parser.parse_args()
     from support.large_queue import build_large_queue
 
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "queue"
         queue = build_large_queue(
-            path, messages=args.messages, files=10, groups=args.groups, ranges=args.ranges
-        )
-        print(json.dumps({**vars(args), **_measure(queue, args)}, indent=1))
+            Path(folder) / "queue",
+            messages=args.messages, files=10, groups=args.groups, ranges=args.ranges,
+        )  # fmt: skip
+        print(json.dumps({**vars(args), **_measure(queue, args, Path(folder))}, indent=1))
 
 
-def _measure(queue: Any, args: argparse.Namespace) -> dict[str, object]:
-    top = _start("top", queue.path, "-o", "json", out=subprocess.DEVNULL)
-    metrics = _start("metrics", queue.path, "--port", "0", out=subprocess.PIPE)
-    try:
-        address = metrics.stderr.readline().split()[-1]
-        urlopen(address).read()  # the first look reads all ledgers
-        time.sleep(2)
-        pairs = []
-        for number in range(-1, args.pairs):
-            scraped = address if number % SCRAPE_EVERY == 0 else None
-            order = (True, False) if number % 2 else (False, True)
-            found = {on: _slice(queue, args.batch, scraped, (top, metrics), on) for on in order}
-            if number >= 0:  # the first pair warms up
-                pairs.append(found)
-    finally:
-        for process in (top, metrics):
-            process.send_signal(signal.SIGCONT)
-            process.terminate()
-            process.wait()
-    return _summary(pairs)
-
-
-def _summary(pairs: list[dict[bool, dict[str, float]]]) -> dict[str, object]:
-    alone = statistics.median(one[False]["seconds"] for one in pairs)
+def _measure(queue: Any, args: argparse.Namespace, folder: Path) -> dict[str, object]:
+    group = queue.group("worker")
+    with _looks(queue.path, folder) as (times, cpu):
+        before, started = cpu(), time.monotonic()
+        ends = _work(group, args.batch, 60 * args.minutes)
+        used = (cpu() - before) / (time.monotonic() - started)
+    refreshes = [at for at in times("top") if started < at < ends[-1]]
+    scrapes = [at for at in times("scrapes") if started < at < ends[-1]]
+    # A refresh near a scrape counts with the scrape.
+    alone = [at for at in refreshes if not any(abs(at - one) < 1.5 for one in scrapes)]
+    between = [at - 0.9 for at in alone]
     return {
-        "ms of a lease and its ack, without looks": round(1000 * alone, 2),
-        "slower, percent of wall time": _slowdown(pairs, "seconds"),
-        "slower, percent of the worker's CPU": _slowdown(pairs, "cpu"),
-        "CPU of the looks, percent of a core": round(
-            100 * statistics.mean(one[True]["looks"] for one in pairs), 1
-        ),
+        "ms of a lease and its ack": round(1000 * (ends[-1] - ends[0]) / (len(ends) - 1), 2),
+        "refreshes, scrapes": [len(refreshes), len(scrapes)],
+        "slower by top, percent": _slowdown(ends, alone, 2),
+        "slower by metrics, percent": _slowdown(ends, scrapes, SCRAPE_SECONDS),
+        "windows without a look, percent": _slowdown(ends, between, 2, beside=0.45),
+        "CPU of the looks, percent of a core": round(100 * used, 1),
     }
 
 
-def _slowdown(pairs: list[dict[bool, dict[str, float]]], name: str) -> dict[str, object]:
-    """Return the median slowdown of the pairs, and where 90 % of resampled medians lie."""
-    ratios = [100 * (one[True][name] / one[False][name] - 1) for one in pairs]
-    draw = random.Random(1)
-    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(2_000))
-    return {
-        "median": round(statistics.median(ratios), 2),
-        "90 % interval": [round(medians[100], 2), round(medians[-100], 2)],
-    }
-
-
-def _start(command: str, path: str, *options: str, out: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "spark_mq", command, "-q", path, *options],
-        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=out, text=True,
-    )  # fmt: skip
-
-
-def _slice(
-    queue: Any, batch: int, address: str | None, looks: tuple[subprocess.Popen[str], ...], on: bool
-) -> dict[str, float]:
-    """Work for a while. Return seconds and CPU seconds of one lease and its ack."""
-    for process in looks:
-        process.send_signal(signal.SIGCONT if on else signal.SIGSTOP)
-    scrape = Thread(target=lambda: urlopen(str(address)).read())
-    scraped = on and address is not None
-    if scraped:
-        scrape.start()
-    group, leases = queue.group("worker"), 0
-    before = sum(_cpu(process.pid) for process in looks)
-    started, cpu = time.perf_counter(), time.process_time()
-    while (seconds := time.perf_counter() - started) < SLICE_SECONDS:
+def _work(group: Any, batch: int, seconds: float) -> list[float]:
+    """Lease and ack for a while, or until the queue is empty. Return when each ack ended."""
+    ends = [time.monotonic()]
+    until = ends[0] + seconds
+    while ends[-1] < until:
         lease = group.lease("bench", max_messages=batch)
-        assert lease
+        if lease is None:
+            break  # the queue is empty
         lease.ack()
-        leases += 1
-    if scraped:
-        scrape.join()
+        ends.append(time.monotonic())
+    return ends
+
+
+def _slowdown(
+    ends: Sequence[float], looks: Sequence[float], period: float, beside: float = 1.0
+) -> dict[str, object]:
+    """Return the share of its time that a worker loses, if a look comes once in a period.
+
+    The seconds `beside` a look, on each side of it, show the worker's rate without the look.
+    """
+    lost = []
+    for at in looks:
+        start, end = at - BEFORE, at + AFTER
+        if start - beside < ends[0] or end + beside > ends[-1]:
+            continue
+        done = _done(ends, end) - _done(ends, start)
+        around = _done(ends, end + beside) - _done(ends, start - beside) - done
+        lost.append(100 * (end - start - done * 2 * beside / around) / period)
+    draw = random.Random(1)
+    means = sorted(statistics.mean(draw.choices(lost, k=len(lost))) for _ in range(2_000))
     return {
-        "seconds": seconds / leases,
-        "cpu": (time.process_time() - cpu) / leases,
-        "looks": (sum(_cpu(process.pid) for process in looks) - before) / seconds,
+        "mean": round(statistics.mean(lost), 2),
+        "90 % interval": [round(means[100], 2), round(means[-100], 2)],
+        "windows": len(lost),
     }
+
+
+def _done(ends: Sequence[float], at: float) -> float:
+    """Return how much work was done until a time. An unfinished piece counts in part."""
+    n = bisect.bisect_right(ends, at)
+    return n + (at - ends[n - 1]) / (ends[n] - ends[n - 1]) if 0 < n < len(ends) else float(n)
+
+
+@contextmanager
+def _looks(
+    path: str, folder: Path
+) -> Iterator[tuple[Callable[[str], list[float]], Callable[[], float]]]:
+    """Run the looks. Yield when each ended, and the CPU seconds they have used."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*command: str, **given: Any) -> subprocess.Popen[str]:
+        started.append(subprocess.Popen([sys.executable, *command], cwd=ROOT, text=True, **given))
+        return started[-1]
+
+    def times(name: str) -> list[float]:
+        lines = (folder / name).read_text().splitlines()
+        return [float(line) for line in lines[:-1]]  # the last one may be cut
+
+    spark_mq = ("-m", "spark_mq")
+    with open(folder / "top", "w") as tops, open(folder / "scrapes", "w") as scrapes:
+        try:
+            quiet = subprocess.DEVNULL
+            top = start(
+                *spark_mq, "top", "-q", path, "-o", "json", stdout=subprocess.PIPE, stderr=quiet
+            )
+            start("-c", _STAMP, stdin=top.stdout, stdout=tops)
+            metrics = start(
+                *spark_mq, "metrics", "-q", path, "--port", "0",
+                stdout=quiet, stderr=subprocess.PIPE,
+            )  # fmt: skip
+            assert metrics.stderr
+            address = metrics.stderr.readline().split()[-1]
+            urlopen(address).read()  # the first look reads all ledgers
+            start("-c", _SCRAPE, address, str(SCRAPE_SECONDS), stdout=scrapes)
+            time.sleep(3)
+            yield times, lambda: _cpu(top.pid) + _cpu(metrics.pid)
+        finally:
+            for process in reversed(started):  # the scraper before the server
+                process.terminate()
+                process.wait()
 
 
 def _cpu(pid: int) -> float:
