@@ -187,7 +187,7 @@ def locate(
     storage_option: StorageOptions = None,
     output: Output = OutputFormat.table,
 ) -> None:
-    """Show the state and the worker or the outcome of a message in each group."""
+    """Show a message's state in each group, with its worker or outcome."""
     given = None if sequence is None else parse_sequence(sequence, "a sequence")
     if (given is None) == (message_id is None):
         raise InvalidOption(
@@ -214,7 +214,7 @@ def trace(
     storage_option: StorageOptions = None,
     output: Output = OutputFormat.table,
 ) -> None:
-    """Show a message's whole life, and its state or outcome in each group."""
+    """Show a message's life, and its state or outcome by group."""
     opened = open_queue(queue, storage_option)
     if sequence is not None:
         sequences = [parse_sequence(sequence, "a sequence")]

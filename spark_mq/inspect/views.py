@@ -156,7 +156,7 @@ class QueueViews:
     def locate(
         self, sequence: int | None = None, *, message_id: str | None = None, n: int = 10
     ) -> Records[MessagePosition]:
-        """Return the state of a message in each group, with its lease or its outcome.
+        """Return a message's state in each group, with its lease or outcome.
 
         It reads the history only if a group has settled the message.
 

@@ -1,4 +1,4 @@
-"""Walk over the unsettled messages of a group in order, and take those of open bands.
+"""Take the unsettled messages of open bands, in order.
 
 A band is open if no earlier message of it must be delivered first, and if no other lease holds its
 lane.
@@ -147,7 +147,7 @@ class BandWalk:
         return is_open
 
     def visited(self, rows: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Yield each row that a walk visits, and the set of its bands.
+        """Yield each row that a walk visits, and its bands.
 
         In an ordered group these are all rows that close their bands. Otherwise they are `rows`.
         """
@@ -161,7 +161,7 @@ class BandWalk:
             yield from zip(some, known[at : at + _CHUNK], strict=True)
 
     def _closed(self, is_open: int, bands: int) -> int:
-        """Return what is open after messages of some bands that are not taken."""
+        """Return the open bands after messages that are not taken."""
         return is_open & ~(bands & ~self._no_lane) if self._ordered else is_open
 
     def _take_range(self, row: int | None, first: int, last: int, is_open: int) -> int:
@@ -208,10 +208,10 @@ class BandWalk:
         return found
 
     def _admitted(self, wanted: int, bands: FileBands) -> int:
-        """Return those of some bands whose lanes the lease may take from, and note that it does.
+        """Return the bands whose lanes the lease may take from.
 
         A lease takes neighbouring lanes, because each gap between its lanes costs a range of each
-        file. If its first file has few lanes, it takes any.
+        file. If its first file has few lanes, it takes any. The walk notes the lanes that it takes.
         """
         layout = self._index.layout
         more, most = layout.lanes_in(wanted) & ~self.lanes, -(-layout.lanes // self._shares)
@@ -244,7 +244,7 @@ class BandWalk:
         return is_open
 
     def _add(self, row: int | None, begins: int, first: int, last: int) -> None:
-        """Add a run, joined with the last piece if nothing lies between them.
+        """Add a run. Join it with the last piece if they touch.
 
         `begins` is the first sequence of its file.
         """

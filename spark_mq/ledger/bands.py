@@ -71,7 +71,7 @@ class BandLayout:
         return self.of_lanes(1 << self.lanes)
 
     def lane(self, key: str | None) -> int | None:
-        """Return the lane of a key, or None without a key or without lanes."""
+        """Return a key's lane. None without a key or lanes."""
         return None if key is None or not self.lanes else crc32(key.encode()) % self.lanes
 
     def number(self, priority: int, lane: int | None) -> int:
@@ -92,7 +92,7 @@ class BandLayout:
         return ((1 << self.width) - 1) << (MAX_PRIORITY - priority) * self.width
 
     def of_lanes(self, lanes: int) -> int:
-        """Return the set of the bands of a set of lanes, in all priorities."""
+        """Return the bands of a set of lanes, in all priorities."""
         return lanes * _each_priority(self.width)
 
     def lanes_in(self, bands: int) -> int:
@@ -109,7 +109,7 @@ class BandLayout:
         return (1 << self.lanes) - 1
 
     def block_of(self, lanes: int, blocks: int) -> int:
-        """Return the block of neighbouring lanes with the lowest lane of a set.
+        """Return the block of lanes with the lowest lane of a set.
 
         Parameters
         ----------
@@ -155,7 +155,7 @@ def _each_priority(width: int) -> int:
 
 
 class FileBands:
-    """The bands of a file's rows, as runs of rows in one band.
+    """Hold the bands of a file's rows, as runs.
 
     Parameters
     ----------
@@ -189,7 +189,7 @@ class FileBands:
         return self._below is not None
 
     def between(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
-        """Yield ``(band, first, last)`` of the runs in some rows, counted from 0."""
+        """Yield ``(band, first, last)`` of the runs in some rows, from 0."""
         starts, at = self.starts, bisect_right(self.starts, first) - 1
         while at < len(self.numbers) and starts[at] <= last:
             yield self.numbers[at], max(first, starts[at]), min(last, starts[at + 1] - 1)
@@ -206,7 +206,7 @@ class FileBands:
         return reduce(or_, (1 << number for number, _, _ in self.between(first, last)), 0)
 
     def stretches(self, first: int, last: int, bands: int) -> Iterator[tuple[int, int]]:
-        """Yield the first and last row of neighbouring bands of a set, within some rows.
+        """Yield the first and last row of each stretch of bands.
 
         The file must be sorted, and the rows must have all bands of the set.
         """
@@ -229,7 +229,7 @@ class FileBands:
 
 
 def encode_bands(lanes: int, runs: Iterable[tuple[int, int]]) -> str:
-    """Return runs of ``(band, rows)`` as text, for the commit of a file.
+    """Return runs of ``(band, rows)`` as text for a commit.
 
     Examples
     --------
@@ -257,7 +257,7 @@ def decode_bands(text: str) -> FileBands:
 
 
 def priorities_of(text: str) -> int:
-    """Return the set of the priorities of a file by its text, or 0 if it has only priority 0."""
+    """Return the set of a file's priorities. Only priority 0 gives 0."""
     lanes, steps, _ = text.split("|")
     layout = BandLayout(int(lanes))
     lowest = layout.number(0, 0) if layout.lanes else layout.number(0, None)
@@ -268,7 +268,7 @@ def priorities_of(text: str) -> int:
 
 
 def valid_bands(text: object, layout: BandLayout, rows: int) -> bool:
-    """Return whether a text describes the bands of a file of the queue with so many rows."""
+    """Return whether a text describes the bands of so many rows."""
     if not isinstance(text, str) or not text.startswith(f"{layout.lanes}|"):
         return False
     try:

@@ -59,7 +59,7 @@ def last_ends(rows: pa.Table, low: int, high: int) -> Iterator[tuple[dict[str, A
 
 
 def find_outcomes(context: QueueContext, sequence: int) -> tuple[MessageOutcome, ...]:
-    """Return how a message ended in each group, by group, from the history."""
+    """Return a message's outcomes by group, from the history."""
     rows = read_history(context, sequence=sequence, columns=_OF_MESSAGE)
     return outcomes_in(rows.to_pylist())
 

@@ -24,7 +24,7 @@ _MAX_BYTES: Final = 2**20
 
 
 def expanding_columns(group: pq.RowGroupMetaData, names: Sequence[str]) -> list[str]:
-    """Return the columns that may decode to much more than they take in the file.
+    """Return the columns that may decode to much more memory.
 
     A dictionary holds a value once, however many rows have it.
     """
@@ -127,7 +127,7 @@ def open_file(
 
 
 def read_footer(root: str, path: str, raw: Any) -> tuple[Footer, Hashable]:
-    """Return the footer of a data file, and its key in the cache."""
+    """Return a data file's footer, and its key in the cache."""
     key = _key(root, path, raw)
     footer = None if key is None else footers.get(key)
     if footer is None:
@@ -137,7 +137,7 @@ def read_footer(root: str, path: str, raw: Any) -> tuple[Footer, Hashable]:
 
 
 def _key(root: str, path: str, raw: Any) -> Hashable:
-    """Return what identifies a file's content, or None if only its bytes do."""
+    """Return the identity of a file's content, or None."""
     try:
         stat = os.fstat(raw.fileno())
         return root, path, stat.st_size, stat.st_mtime_ns, stat.st_ino

@@ -49,7 +49,7 @@ class Chunk:
     first: list[int]
 
     def pages(self, first: int, end: int) -> tuple[int, int]:
-        """Return the numbers of the first page of some rows, and of the page after the last."""
+        """Return the first page of some rows, and the page after them."""
         low = min(bisect_right(self.first, first), len(self.at)) - 1
         return low, max(low + 1, bisect_left(self.first, end))
 
@@ -76,7 +76,7 @@ class PageIndex:
             raise ValueError("the metadata is damaged") from error
 
     def chunk(self, raw: Any, group: int, name: str) -> Chunk | None:
-        """Locate the pages of a column in a row group of the file. None if that is impossible.
+        """Locate the pages of a column in a row group, if possible.
 
         Raises one of DAMAGE, or ValueError, if the index is damaged.
         """

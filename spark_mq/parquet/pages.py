@@ -113,7 +113,7 @@ class PageReader:
         return rows.slice(first - start, end - first) if within else None
 
     def _decoded(self, chunks: Sequence[tuple[str, Chunk]], start: int, upto: int) -> pa.Table:
-        """Return columns whose pages begin with row `start` and end before row `upto`."""
+        """Decode pages with the rows `start` up to `upto`."""
         at, parts, schema, columns, repeated = len(_MAGIC), [_MAGIC], [], [], []
         for name, chunk in chunks:
             try:
@@ -139,7 +139,7 @@ class PageReader:
         return file.read(use_threads=False)
 
     def _bytes(self, chunk: Chunk, name: str, start: int, upto: int) -> tuple[bytes, bytes]:
-        """Return the dictionary and the pages of some rows, if their headers are plausible."""
+        """Return dictionary and pages of some rows. Check their headers."""
         low, high = chunk.pages(start, upto)
         dictionary = read_range(self._raw, *chunk.dictionary) if chunk.dictionary else b""
         begin = chunk.at[low]
@@ -171,7 +171,7 @@ class PageReader:
 
 
 def _column(chunk: Chunk, rows: int, at: int, dictionary: int, pages: int) -> Struct:
-    """Return the metadata of a column whose dictionary and pages begin at a byte."""
+    """Return the metadata of a column that begins at a byte."""
     size = dictionary + pages
     meta: Struct = {_VALUES: (I64, rows), _BYTES: (I64, size), _PACKED_BYTES: (I64, size)}
     meta[_DATA_AT] = (I64, at + dictionary)

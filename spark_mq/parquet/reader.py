@@ -172,7 +172,7 @@ class MessageReader:
         self._path = path
 
     def _spans(self, piece: FileSlice) -> Iterator[tuple[int, int, int]]:
-        """Return the row groups of a slice, each with its first row and the end."""
+        """Yield the row groups of a slice, with first row and end."""
         starts, end = self._footer.starts, piece.offset + piece.rows
         for group in range(bisect_right(starts, piece.offset) - 1, bisect_left(starts, end)):
             upto = min(end - starts[group], self._footer.rows[group])
@@ -193,7 +193,7 @@ class MessageReader:
         return pa.table(columns, names=self._present)
 
     def _rows(self, group: int, spans: list[tuple[int, int]]) -> pa.Table:
-        """Return spans of rows of one row group, in the types of FILE_SCHEMA."""
+        """Return rows of one row group, in the types of FILE_SCHEMA."""
         meta = self._footer.metadata.row_group(group)
         wanted = sum(end - first for first, end in spans)
         if meta.num_rows > _MAX_WHOLE_ROWS or meta.total_byte_size > _MAX_WHOLE_BYTES:

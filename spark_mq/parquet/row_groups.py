@@ -29,7 +29,7 @@ _SURE: Final = 4
 
 
 class _Kept:
-    """A row group, how many of its rows nobody has read yet, and if it was read again."""
+    """Hold a row group, its unread rows, and its use."""
 
     __slots__ = ("again", "left", "lock", "size", "table", "used_at")
 
@@ -40,12 +40,12 @@ class _Kept:
 
 
 class RowGroupCache:
-    """Keep row groups from the second read of a part until all rows were read. Thread-safe.
+    """Keep row groups that are read in parts. Thread-safe.
 
-    If most row groups are read again, it keeps them from their first read. A message is mostly
-    read once. So the cache drops a row group after as many rows were read as
-    it has. If the cache is full, it takes no other row group: leases that walk over more files
-    than fit in would otherwise drop each one before its next use.
+    It keeps a row group from the second read of a part. If most row groups are read again, it keeps
+    them from their first read. A message is mostly read once. So the cache drops a row group after
+    as many rows were read as it has. If the cache is full, it takes no other row group. Leases that
+    walk over more files than fit in would otherwise drop each one before its next use.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class RowGroupCache:
     def table(
         self, key: Hashable, wanted: int, rows: int, size: int, decode: Callable[[], pa.Table]
     ) -> pa.Table | None:
-        """Return a whole row group, or None if the caller should read its part alone.
+        """Return a whole row group, or None to read a part alone.
 
         Parameters
         ----------
@@ -143,7 +143,7 @@ class RowGroupCache:
             self._count(again=False)
 
     def _has_room(self, size: int, now: float) -> bool:
-        """Return whether a row group fits in, and drop idle ones if it does not."""
+        """Return whether a row group fits in. Drop idle ones if needed."""
         if self._bytes + size > self._max_bytes:
             idle = [k for k, kept in self._kept.items() if now - kept.used_at >= _IDLE_SECONDS]
             for key in idle:

@@ -155,7 +155,7 @@ def _settle(group: ConsumerGroup | LeaseRouter, verdicts: Sequence[MessageVerdic
 
 
 def _check_frame(df: Any) -> None:
-    """Raise InvalidOption if the rows are no DataFrame, such as a list of sequences."""
+    """Raise InvalidOption if the rows are no DataFrame."""
     if not hasattr(df, "withColumn"):
         raise InvalidOption(
             f"the rows cannot be settled: they are a {type(df).__name__}. Give a DataFrame with "

@@ -169,7 +169,7 @@ class RequestTurn:
         self._latency = time.monotonic() - began
 
     def _wait_for_commit(self, until: float) -> None:
-        """Wait until there is a commit, or until the wait for one writer ends."""
+        """Wait for a commit, or until the wait for one writer ends."""
         version, started = self._log.state.version, time.monotonic()
         pause = POLL_SECONDS if self._is_behind else REQUESTS_OF_A_COMMIT * self._latency
         self._is_behind = True  # if the first look finds a commit, there may be more

@@ -50,7 +50,7 @@ def show(value: Any) -> str:
 
 
 def _rounded(duration: timedelta) -> timedelta:
-    """Return a duration in whole seconds from a minute on, below that in milliseconds."""
+    """Return a duration in whole seconds, below a minute in milliseconds."""
     step = timedelta(seconds=1) if duration >= timedelta(minutes=1) else timedelta(milliseconds=1)
     return round(duration / step) * step
 

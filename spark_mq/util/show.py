@@ -50,7 +50,7 @@ def show_age(age: timedelta | float | None) -> str:
 
 
 def show_took(duration: timedelta) -> str:
-    """Return how long something took, in milliseconds if that is below ten seconds."""
+    """Return a duration, below ten seconds in milliseconds."""
     seconds = duration.total_seconds()
     if seconds >= 10:
         return show_age(seconds)

@@ -193,7 +193,7 @@ def _buttons(view: View, text: str, kind: str | None = None) -> Html:
 
 
 def _back(view: View, text: str) -> Html:
-    """Return a link to the page from which the change was asked for."""
+    """Return a link to the page that asked for the change."""
     if view.text("group"):
         address = href("group", view.name, group=view.text("group"))
     elif view.text("do") in _PLACES:

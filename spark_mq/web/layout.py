@@ -130,7 +130,7 @@ def count(value: int | float | None) -> str:
 
 
 def number_of(number: int, what: str) -> str:
-    """Return a number of things for people, such as "1 letter" or "2 letters"."""
+    """Return a counted noun, such as "1 letter" or "2 letters"."""
     return f"{count(number)} {what}" + ("" if number == 1 else "s")
 
 

@@ -82,7 +82,7 @@ def _live(view: View) -> Html:
 
 
 def _letters(view: View, stats: GroupStats) -> Child:
-    """Return the number of dead-lettered messages, with a link to the dead letters."""
+    """Return the number of dead-lettered messages, with a link."""
     if not stats.dead_lettered:
         return 0
     return el("a", count(stats.dead_lettered), href=href("letters", view.name))

@@ -88,7 +88,7 @@ def _all(view: View) -> Html:
 
 
 def _choice(view: View, letters: list[dict[str, Any]]) -> Html:
-    """Return the letters with boxes to tick, and the dry run of those that are ticked."""
+    """Return the letters with boxes, and the dry run of ticked ones."""
     return el(
         "form",
         _table(view, letters, tick=True),

@@ -34,7 +34,7 @@ def health_of(view: View, overview: QueueOverview) -> Health:
 
 
 def health_link(view: View, name: str, overview: QueueOverview) -> Html:
-    """Return a queue's health in a few words, with a link to its problems."""
+    """Return a queue's health in brief, with a link to its problems."""
     checks = Counter(one.check.replace("_", " ") for one in health_of(view, overview).problems)
     if not checks:
         return el("a", "healthy", href=href("sweeps", name), class_="good")
