@@ -160,10 +160,11 @@ def test_the_history_says_who_did_it(delta_queue: Make) -> None:
     assert (last.reason, last.error) == ("requested", "test data")
     row = queue.finished(outcome="dropped").to_pylist()[0]
     assert (row["sequence"], row["error"]) == (s[0], "test data")
-    *_, fenced, discarded = str(queue.trace(s[0])).splitlines()
+    *_, fenced, discarded, outcome = str(queue.trace(s[0])).splitlines()
     assert "fenced -> waiting  from w  user alice" in fenced
-    assert "discarded -> settled  user alice" in discarded, "the worker did not discard it"
+    assert "discarded -> settled: dropped  user alice" in discarded, "the worker did not do it"
     assert "reason: requested  error: test data" in discarded
+    assert "group default settled it: dropped  reason: requested  error: test data" in outcome
     (made_dead,) = queue.trace(s[1]).events
     assert made_dead.event == "made_dead"
     assert "@" in str(made_dead.user), "the user and the host of this process"
