@@ -62,7 +62,9 @@ class PageIndex:
 
     def __init__(self, data: bytes) -> None:
         self.meta, _ = decode(data)
-        self.leaves, self._nested = _leaves(get(self.meta, _SCHEMA))
+        schema = get(self.meta, _SCHEMA)
+        self.root: Struct = dict(schema[0])
+        self.leaves, self._nested = _leaves(schema)
         self._chunks: dict[tuple[int, str], Chunk | None] = {}
 
     @classmethod

@@ -9,7 +9,7 @@ a small file in memory. Columns whose pages cover the same rows share a file. py
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -39,6 +39,15 @@ _COLUMNS, _META = 1, 3  # RowGroup, ColumnChunk
 _VALUES, _BYTES, _PACKED_BYTES, _DATA_AT, _DICTIONARY_AT = 5, 6, 7, 9, 11  # ColumnMetaData
 _CHILDREN: Final = 5  # SchemaElement
 _PAGE_V1, _PAGE_V2 = 5, 8  # PageHeader
+
+
+class _Part(NamedTuple):
+    """The dictionary and the pages of one column for some rows."""
+
+    name: str
+    chunk: Chunk
+    dictionary: bytes
+    pages: bytes
 
 
 class PageReader:
@@ -79,28 +88,24 @@ class PageReader:
             If a page is damaged, or claims too much memory.
         """
         found: dict[str, pa.ChunkedArray | None] = {}
-        together: dict[tuple[int, int], list[tuple[str, Chunk]]] = {}
+        together: dict[tuple[int, int], list[_Part]] = {}
         for name in names:
-            found[name] = None
             try:
+                found[name] = self._known(name, group, first, end)
                 chunk = self.index.chunk(self._raw, group, name)
-                if chunk is None:
-                    continue
-                if not chunk.at:
-                    found[name] = pa.chunked_array([pa.nulls(end - first)])
-                elif (known := self._known(name, group, first, end)) is not None:
-                    found[name] = known
-                else:
-                    low, high = chunk.pages(first, end)
-                    span = chunk.first[low], chunk.first[high]
-                    together.setdefault(span, []).append((name, chunk))
+                if found[name] is None and chunk is not None:
+                    if chunk.at:
+                        span, part = self._part(chunk, name, first, end)
+                        together.setdefault(span, []).append(part)
+                    else:
+                        found[name] = pa.chunked_array([pa.nulls(end - first)])
             except DAMAGE as error:
                 raise ValueError(f"the page index of column {name} is damaged") from error
-        for (start, upto), chunks in together.items():
-            rows = self._decoded(chunks, start, upto)
-            for name, _ in chunks:
-                self._last[name] = group, start, rows[name]
-                found[name] = rows[name].slice(first - start, end - first)
+        for (start, upto), parts in together.items():
+            rows = self._decoded(parts, upto - start)
+            for part in parts:
+                self._last[part.name] = group, start, rows[part.name]
+                found[part.name] = rows[part.name].slice(first - start, end - first)
         return found
 
     def _known(self, name: str, group: int, first: int, end: int) -> pa.ChunkedArray | None:
@@ -112,35 +117,10 @@ class PageReader:
         within = start <= first <= end <= start + len(rows)
         return rows.slice(first - start, end - first) if within else None
 
-    def _decoded(self, chunks: Sequence[tuple[str, Chunk]], start: int, upto: int) -> pa.Table:
-        """Decode pages with the rows `start` up to `upto`."""
-        at, parts, schema, columns, repeated = len(_MAGIC), [_MAGIC], [], [], []
-        for name, chunk in chunks:
-            try:
-                dictionary, pages = self._bytes(chunk, name, start, upto)
-                schema.append(self.index.leaves[name][1])
-                columns.append(_column(chunk, upto - start, at, len(dictionary), len(pages)))
-                if dictionary and chunk.is_text:
-                    repeated.append(name)
-            except DAMAGE as error:
-                raise ValueError(f"the page index of column {name} is damaged") from error
-            parts += (dictionary, pages)
-            at += len(dictionary) + len(pages)
-        footer = self._footer(schema, columns, upto - start, at)
-        parts += (footer, len(footer).to_bytes(4, "little"), _MAGIC)
-        file = pq.ParquetFile(
-            pa.BufferReader(b"".join(parts)),
-            # A page may hold a large value once for thousands of rows.
-            read_dictionary=repeated or None,
-            coerce_int96_timestamp_unit="us",
-            page_checksum_verification=True,
-            pre_buffer=False,
-        )
-        return file.read(use_threads=False)
-
-    def _bytes(self, chunk: Chunk, name: str, start: int, upto: int) -> tuple[bytes, bytes]:
-        """Return dictionary and pages of some rows. Check their headers."""
-        low, high = chunk.pages(start, upto)
+    def _part(self, chunk: Chunk, name: str, first: int, end: int) -> tuple[tuple[int, int], _Part]:
+        """Read the pages of some rows, and check their headers. Return their first row and end."""
+        low, high = chunk.pages(first, end)
+        start, upto = chunk.first[low], chunk.first[high]
         dictionary = read_range(self._raw, *chunk.dictionary) if chunk.dictionary else b""
         begin = chunk.at[low]
         pages = read_range(self._raw, begin, chunk.at[high - 1] + chunk.size[high - 1] - begin)
@@ -149,13 +129,34 @@ class PageReader:
         values = sum(_value_count(pages, at - begin, name) for at in chunk.at[low:high])
         if values != upto - start:
             raise ValueError(f"the index and the pages of column {name} disagree on their rows")
-        return dictionary, pages
+        return (start, upto), _Part(name, chunk, dictionary, pages)
+
+    def _decoded(self, parts: Sequence[_Part], rows: int) -> pa.Table:
+        """Decode pages that cover the same rows, as one file."""
+        at, content, columns = len(_MAGIC), [_MAGIC], []
+        for part in parts:
+            columns.append(_column(part, rows, at))
+            content += (part.dictionary, part.pages)
+            at += len(part.dictionary) + len(part.pages)
+        schema = [self.index.leaves[part.name][1] for part in parts]
+        repeated = [part.name for part in parts if part.dictionary and part.chunk.is_text]
+        footer = self._footer(schema, columns, rows, at)
+        content += (footer, len(footer).to_bytes(4, "little"), _MAGIC)
+        file = pq.ParquetFile(
+            pa.BufferReader(b"".join(content)),
+            # A page may hold a large value once for thousands of rows.
+            read_dictionary=repeated or None,
+            coerce_int96_timestamp_unit="us",
+            page_checksum_verification=True,
+            pre_buffer=False,
+        )
+        return file.read(use_threads=False)
 
     def _footer(
         self, schema: Sequence[bytes], columns: Sequence[Struct], rows: int, size: int
     ) -> bytes:
         """Return the footer of a file with one row group."""
-        root: Struct = {**get(self.index.meta, _SCHEMA)[0], _CHILDREN: (I32, len(schema))}
+        root: Struct = {**self.index.root, _CHILDREN: (I32, len(schema))}
         group: Struct = {
             _COLUMNS: (LIST, (STRUCT, columns)),
             2: (I64, size - len(_MAGIC)),
@@ -170,14 +171,15 @@ class PageReader:
         })  # fmt: skip
 
 
-def _column(chunk: Chunk, rows: int, at: int, dictionary: int, pages: int) -> Struct:
+def _column(part: _Part, rows: int, at: int) -> Struct:
     """Return the metadata of a column that begins at a byte."""
-    size = dictionary + pages
+    dictionary = len(part.dictionary)
+    size = dictionary + len(part.pages)
     meta: Struct = {_VALUES: (I64, rows), _BYTES: (I64, size), _PACKED_BYTES: (I64, size)}
     meta[_DATA_AT] = (I64, at + dictionary)
     if dictionary:
         meta[_DICTIONARY_AT] = (I64, at)
-    return {2: (I64, at), _META: (STRUCT, chunk.head + encode(meta, after=LAST_OF_HEAD))}
+    return {2: (I64, at), _META: (STRUCT, part.chunk.head + encode(meta, after=LAST_OF_HEAD))}
 
 
 def _value_count(pages: bytes, at: int, name: str) -> int:
