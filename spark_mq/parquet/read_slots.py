@@ -54,7 +54,7 @@ class ReadSlots:
     def turn(self) -> Iterator[Callable[[], None]]:
         """Wait for a slot. Yield a function that offers it to others from time to time.
 
-        The reader calls the function between two files. It waits for the next turn if this one has
+        The reader calls the function before each file. It waits for the next turn if this one has
         lasted 50 ms and others wait.
         """
         owned, began = False, 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, groupby
@@ -40,6 +41,10 @@ _MAX_WHOLE_BYTES: Final = 32 * 2**20
 """A reader reads only pages of larger row groups. It holds its slice, not the row group."""
 _FEW_SPANS: Final = 4
 """Each span costs the pages it touches. With more spans, one read of the row group is cheaper."""
+
+
+def _go_on() -> None:
+    """Offer no slot to others. The reader has none."""
 
 
 def sequences_of(pieces: Iterable[FileSlice]) -> pa.Array:
@@ -104,21 +109,16 @@ class MessageReader:
         """Return the rows as :meth:`read`. Raises OSError and pyarrow's errors unchanged."""
         if not pieces:
             return self._schema.empty_table()
-        if "://" in self.files.root:
-            parts = list(self._read_files(pieces))  # Most of the time goes into the network.
-        else:
-            with read_slots.turn() as offer:
-                parts = []
-                for rows in self._read_files(pieces):
-                    parts.append(rows)
-                    offer()
+        # Most of a read from a store is waiting for the network.
+        turn = nullcontext(_go_on) if "://" in self.files.root else read_slots.turn()
+        parts = []
+        with turn as offer:
+            for path, group in groupby(pieces, key=attrgetter("path")):
+                offer()
+                parts.append(self._file_rows(path, list(group)))
         table = pa.concat_tables(parts)
         columns = [_filled(table[field.name], field, pieces) for field in self._schema]
         return pa.table(columns, schema=self._schema)
-
-    def _read_files(self, pieces: Iterable[FileSlice]) -> Iterator[pa.Table]:
-        for path, group in groupby(pieces, key=attrgetter("path")):
-            yield self._file_rows(path, list(group))
 
     def row_count(self, path: str) -> int:
         """Return the rows of a data file by its footer."""
