@@ -117,9 +117,12 @@ def assert_published(mq_queue: Queue) -> Callable[..., list[Any]]:
             if _has_value(one, value) and dict(headers or {}).items() <= one.headers.items()
         ]
         right = bool(found) if count is None else len(found) == count
-        expected = "one at least" if count is None else str(count)
-        shown = "\n".join(_shown(one) for one in there.peek(10)) or "nothing"
-        assert right, f"{len(found)} messages match, not {expected}; published:\n{shown}"
+        if not right:
+            expected = "one at least" if count is None else str(count)
+            shown = "\n".join(map(_shown, there.peek(10))) or "nothing"
+            raise AssertionError(
+                f"{len(found)} messages match, not {expected}; published:\n{shown}"
+            )
         return found
 
     return check
