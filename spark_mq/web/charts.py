@@ -25,7 +25,7 @@ MAX_POINTS: Final = 400
 class Series:
     """A line of a chart. Its points are seconds since 1970 and values.
 
-    ``colour`` is 1 to 4. What means the same has the same one in every chart.
+    ``colour`` is 1 to 4. Lines of the same meaning have the same colour in every chart.
     """
 
     name: str
