@@ -12,7 +12,7 @@ from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.validation import validate_count, validate_duration
 
-__all__ = ["QUEUE_DURATIONS", "QueueOptions", "QueueSettings"]
+__all__ = ["ITSELF", "QUEUE_DURATIONS", "QueueOptions", "QueueSettings"]
 
 QUEUE_DURATIONS: Final = (
     "retention",
@@ -25,6 +25,8 @@ QUEUE_DURATIONS: Final = (
 )
 """The settings of a queue that are stored in microseconds."""
 _GROUP_DEFAULTS: Final = GroupSettings()
+ITSELF: Final = "."
+"""The ``dead_letter_path`` of a dead-letter queue."""
 
 
 class QueueOptions(TypedDict, total=False):
@@ -70,10 +72,15 @@ class QueueSettings:
     def for_dead_letters(cls, durable: bool = True) -> QueueSettings:
         """Return the settings of a dead-letter queue.
 
-        It has no attempt limit, so it has no dead letters itself. Nothing is trimmed.
+        It has no attempt limit and no dead-letter queue of its own. Nothing is trimmed.
         """
         group = GroupSettings(max_delivery_attempts=None)
-        return cls(group, 36500 * 86_400 * SECOND, dead_letter_path=".", durable=durable)
+        return cls(group, 36500 * 86_400 * SECOND, dead_letter_path=ITSELF, durable=durable)
+
+    @property
+    def is_dead_letter_queue(self) -> bool:
+        """Return whether the queue was created for dead letters, so that it has none itself."""
+        return self.dead_letter_path == ITSELF
 
     @classmethod
     def validated(

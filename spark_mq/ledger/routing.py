@@ -1,4 +1,4 @@
-"""Freeze ranges for a copy to another queue, and settle them.
+"""Freeze ranges for a copy to another queue, and settle them. Drop dead ranges.
 
 A routing id identifies one copy. Only the routing id gives the right to settle its ranges.
 """
@@ -13,7 +13,7 @@ from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import DEAD, ROUTING, UNREAD, WAITING, Ledger, Range
 
-__all__ = ["freeze", "freeze_dead", "settle_routed"]
+__all__ = ["drop_dead", "freeze", "freeze_dead", "settle_routed"]
 
 
 def freeze_dead(
@@ -112,5 +112,20 @@ def settle_routed(ledger: Ledger, routing_id: str, event: str = "routed") -> tup
     own = ("lease_id", "=", routing_id)
     for r in editor.remove(ledger.find((ROUTING,), own)):
         editor.add(r.as_settled(), r, event)
+        total += r.message_count
+    return editor.build(), total
+
+
+def drop_dead(ledger: Ledger) -> tuple[Ledger, int]:
+    """Settle the dead ranges of a group that has no dead-letter queue.
+
+    Returns
+    -------
+    tuple of Ledger and int
+        The next ledger and the number of dropped messages.
+    """
+    editor, total = LedgerEditor(ledger), 0
+    for r in editor.remove(ledger.find((DEAD,))):
+        editor.add(r.as_settled(), r, "dropped")
         total += r.message_count
     return editor.build(), total

@@ -9,11 +9,12 @@ import pyarrow as pa
 
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Range
-from spark_mq.ledger.routing import freeze_dead
+from spark_mq.ledger.routing import drop_dead, freeze_dead
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.maintenance.transfer import Frozen, Transfer
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.group_reader import GroupView
 from spark_mq.parquet.bounded import cut_slices, join_tables
 from spark_mq.parquet.read_errors import unreadable_reason
 from spark_mq.parquet.reader import MessageReader
@@ -21,6 +22,7 @@ from spark_mq.parquet.schema import FILE_SCHEMA, TIME_COLUMNS
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.message_store import MessageStore
+from spark_mq.storage.update import Priority, Update
 from spark_mq.util.clock import to_datetime
 
 __all__ = [
@@ -86,12 +88,29 @@ def route_dead_letters(context: QueueContext, group: GroupLedger, copy: Copy | N
     Return their number. It is safe to kill, to repeat, and to run twice at the same time.
     ``copy(messages, dead_messages, slices)`` writes the files of the dead-letter queue. The default
     writes them here, one after the other. The Spark job writes them in parallel.
+
+    A dead-letter queue has no dead-letter queue of its own. Its dead messages are dropped, because
+    a copy in the same queue would reach the group again.
     """
-    routing = Routing(group, context.dead_letters().messages, copy or copy_dead)
+    dead = context.dead_letters()
+    if dead.path == context.path:
+        _drop_dead(group)
+        return 0
+    routing = Routing(group, dead.messages, copy or copy_dead)
     total = routing.finish_all()
     while (transfer_id := routing.freeze()) is not None:
         total += routing.finish(transfer_id)
     return total
+
+
+def _drop_dead(group: GroupLedger) -> int:
+    def compute(view: GroupView) -> Update[int]:
+        ledger = expire_leases(view.ledger, view.now, view.settings)
+        after, messages = drop_dead(ledger)
+        info = {"operation": "drop dead", "messages": messages}
+        return after if messages else None, messages, info
+
+    return group.update(compute, priority=Priority.LEASE)
 
 
 def _headers(group: GroupLedger, r: Range) -> dict[str, str]:

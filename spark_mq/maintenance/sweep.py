@@ -109,6 +109,8 @@ def _sweep_dead_letters(chores: _ChoreRunner, dead: QueueContext) -> None:
     chores.run(index_commits, dead, default=0)
     for group in chores.run(_groups, dead, default=[]):
         chores.run(group.expire, default=0)
+        if dead.settings.is_dead_letter_queue:
+            chores.run(route_dead_letters, dead, group, default=0)
     _archive_and_clean(chores, dead)
 
 

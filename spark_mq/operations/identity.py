@@ -7,12 +7,11 @@ from dataclasses import replace
 
 from spark_mq.delta.object_store import canonical_path, join
 from spark_mq.errors import CopiedQueue, InvalidOption
-from spark_mq.ledger.queue_settings import QueueSettings
+from spark_mq.ledger.queue_settings import ITSELF, QueueSettings
 
 __all__ = ["dead_letter_place", "identified", "is_own_place", "rehomed", "relative_place"]
 
 _OWN_DEAD_LETTERS = "./dead_letters"
-ITSELF = "."
 
 
 def identified(settings: QueueSettings, root: str) -> QueueSettings:
@@ -85,7 +84,7 @@ def dead_letter_place(root: str, settings: QueueSettings) -> str:
         They go to another place, and the queue is not where it was created.
     """
     place = settings.dead_letter_path or _OWN_DEAD_LETTERS
-    if place == ITSELF:
+    if settings.is_dead_letter_queue:
         return root
     if place.startswith("./"):
         return join(root, place[2:])

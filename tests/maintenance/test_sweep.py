@@ -314,6 +314,32 @@ def test_dead_letters_can_go_to_a_queue_of_ones_own(tmp_path: Path, clock: Manua
     assert lease(shared).messages[0].headers["spark_mq.queue"] == str(tmp_path / "q")
 
 
+@pytest.mark.parametrize("sweeper", ["queue", "dead letters"])
+def test_a_dead_message_of_the_dead_letter_queue_is_dropped_and_never_copied(
+    make: Make, sweeper: str
+) -> None:
+    """A reader of the dead letters rejects one, and rejects all that follows."""
+    queue = with_dead(make(), 2)
+    queue.sweep()
+    letters = queue.dead_letters
+    swept = queue if sweeper == "queue" else letters
+    group = letters.group("fixer")
+    lease(letters, 1, group="fixer").reject(error="not mine")
+    for _ in range(5):
+        assert swept.sweep().routed == 0
+        if (more := group.lease("w", max_messages=1)) is not None:
+            more.reject(error="not mine")
+    stats = group.stats()
+    assert (letters.stats()["published"], stats.dropped, stats.dead, stats.routing) == (2, 2, 0, 0)
+    finished = letters.finished("fixer")
+    assert finished["outcome"].to_pylist() == ["dropped"] * 2
+    assert finished["error"].to_pylist() == ["not mine"] * 2
+    assert dead_values(queue) == [b"0", b"1"], "other groups still read them"
+    assert queue.redrive().messages == 2
+    swept.sweep()
+    assert letters.stats()["published"] == 2
+
+
 def test_expire_folds_every_group(make: Make, clock: ManualClock) -> None:
     queue = make()
     queue.publish(["a", "b"])
