@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -113,7 +114,12 @@ def _clean_log(log: DeltaLog, listing: _Listing, base: int, live: set[str] | Non
     Each commit goes after the files that it removed.
     """
     deleted = 0
-    for version in sorted(version for version in listing.commits if version < base):
+    old = sorted(version for version in listing.commits if version < base)
+    if old:
+        for path in listing.checkpoints[base]:  # other engines do not sync theirs
+            with contextlib.suppress(FileNotFoundError):  # another sweep keeps less by now
+                log.store.sync(path)
+    for version in old:
         gone = [] if live is None else _removed_files(log, version, live)
         deleted += _delete(log.store, [*gone, log_path(version)])
     for found in (listing.checkpoints, listing.others):

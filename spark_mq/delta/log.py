@@ -179,19 +179,30 @@ class DeltaLog(LogFollower):
         except OSError:
             raise to_storage_error(self.path, error, "committing to", landed=None) from error
 
-    def _winner(self, version: int, change: Change) -> Commit | None:
-        """Return the foreign commit that took a number, or None.
+    def foreign_commit(self, version: int, operation_id: str) -> Commit | None:
+        """Return the commit that has a number, or None if it is that of an operation.
 
-        None: the commit is the change's own.
+        Then it is durable. Raises FileNotFoundError if there is none, StorageError.
         """
         try:
-            winner = self.read_commit(version)
+            found = self.read_commit(version)
+            if found.operation_id != operation_id:
+                return found
+            self.store.sync(log_path(version))  # the put has failed, perhaps at its own sync
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise to_storage_error(self.path, error, "committing to", landed=None) from error
+        return None
+
+    def _winner(self, version: int, change: Change) -> Commit | None:
+        """Return the foreign commit that took a number, or None if it is the change's own."""
+        try:
+            winner = self.foreign_commit(version, change.operation_id)
         except FileNotFoundError:
             self.forget()
             raise CommitConflict(f"commit {version} of {self.path} was cleaned meanwhile") from None
-        except OSError as error:
-            raise to_storage_error(self.path, error, "committing to", landed=None) from error
-        if winner.operation_id == change.operation_id:
+        if winner is None:
             return None
         with self._lock:
             if self._state is not None and self._state.version == version - 1:

@@ -113,7 +113,7 @@ def create_table(
         ]
     )
     log = DeltaLog(store, track_files=False)
-    return log.put(0, data) or log.read_commit(0).operation_id == operation
+    return log.put(0, data) or log.foreign_commit(0, operation) is None
 
 
 def write_checkpoint(store: ObjectStore) -> int:

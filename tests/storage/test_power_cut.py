@@ -4,19 +4,26 @@ on.
 
 from __future__ import annotations
 
+import errno
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from support.power_cut import Effects, RecordedFiles, disk_after, left_after
 
-from spark_mq import Queue
+from spark_mq import Queue, errors
 from spark_mq.delta import object_store
-from spark_mq.delta.tables import wait_for_checkpoints
+from spark_mq.delta.actions import Change
+from spark_mq.delta.cleanup import Keep, clean_table
+from spark_mq.delta.log import DeltaLog
+from spark_mq.delta.object_store import ObjectStore
+from spark_mq.delta.tables import create_table, wait_for_checkpoints
 
 
 @dataclass
@@ -41,9 +48,9 @@ class Run:
 
 
 @contextmanager
-def recorded(run: Run) -> Iterator[None]:
+def recorded(run: Run, files: type[RecordedFiles] = RecordedFiles) -> Iterator[None]:
     real = object_store.LocalFiles
-    object_store.LocalFiles = lambda: RecordedFiles(run.effects)  # type: ignore[assignment,misc]
+    object_store.LocalFiles = lambda: files(run.effects)  # type: ignore[assignment,misc]
     try:
         yield
     finally:
@@ -213,3 +220,95 @@ def test_a_queue_that_is_not_durable_syncs_nothing(run: Run) -> None:
         lease.ack()
     assert queue.settings.durable is False
     assert len([e for e in run.effects.done if e.kind.startswith("sync")]) == before
+
+
+# -- a disk that fails to sync
+
+
+class FailingSyncs(RecordedFiles):
+    """A disk on which the next syncs of some folder fail."""
+
+    folder = ""
+    left = 0
+
+    def sync_folder(self, path: str) -> None:
+        if FailingSyncs.left and path.endswith(FailingSyncs.folder):
+            FailingSyncs.left -= 1
+            raise OSError(errno.EIO, "Input/output error", path)
+        super().sync_folder(path)
+
+    @classmethod
+    def fail(cls, folder: str, times: int) -> None:
+        cls.folder, cls.left = folder, times
+
+
+@pytest.fixture
+def failing() -> Iterator[type[FailingSyncs]]:
+    yield FailingSyncs
+    FailingSyncs.left = 0
+
+
+def left_of(run: Run) -> Queue:
+    """Cut the power now, and open what is left of the queue."""
+    shutil.rmtree(run.root)
+    disk_after(run.effects, len(run.effects.done), run.root, run.root, keeps_names=False)
+    return Queue.open(run.root / "q")
+
+
+COMMITS: dict[str, tuple[str, Callable[[Queue], object]]] = {
+    "a publish": ("messages/_delta_log", lambda queue: queue.publish(["a"])),
+    "a group": ("leases/_delta_log", lambda queue: queue.group().ensure()),
+}
+
+
+@pytest.mark.parametrize("commit", COMMITS)
+def test_a_failed_sync_of_the_logs_folder_is_repeated_before_the_commit_is_reported(
+    run: Run, failing: type[FailingSyncs], commit: str
+) -> None:
+    folder, call = COMMITS[commit]
+    with recorded(run, failing):
+        queue = Queue.create(run.root / "q")
+        failing.fail(folder, 1)
+        call(queue)
+    assert not failing.left
+    left = left_of(run)
+    assert left.stats()["published"] == (commit == "a publish")
+    assert left.groups() == ["default"] * (commit == "a group")
+
+
+@pytest.mark.parametrize("commit", COMMITS)
+def test_a_commit_whose_folder_cannot_be_synced_is_not_reported_as_durable(
+    run: Run, failing: type[FailingSyncs], commit: str
+) -> None:
+    folder, call = COMMITS[commit]
+    with recorded(run, failing):
+        queue = Queue.create(run.root / "q")
+        failing.fail(folder, 100)
+        with pytest.raises(errors.StorageError, match="it is unknown if") as caught:
+            call(queue)
+    assert caught.value.landed is None
+    assert left_of(run).stats()["published"] == 0
+
+
+def test_a_table_whose_folder_cannot_be_synced_is_not_reported_as_created(
+    run: Run, failing: type[FailingSyncs]
+) -> None:
+    with recorded(run, failing):
+        failing.fail("leases/_delta_log", 100)
+        with pytest.raises(errors.StorageError, match="it is unknown if"):
+            Queue.create(run.root / "q")
+
+
+def test_a_checkpoint_of_another_engine_is_durable_before_the_commits_below_it_go(run: Run) -> None:
+    root = str(run.root / "table")
+    store = ObjectStore(root, local_files=RecordedFiles(run.effects))
+    create_table(store, pa.schema([("value", pa.int64())]), description="d")
+    log = DeltaLog(store)
+    for name in ("one", "two"):
+        log.commit(Change(name, {}), log.refresh().version)
+    DeltaTable(root).create_checkpoint()
+    assert clean_table(log, Keep(0, 0.0), data_files=False) == 2
+    log.commit(Change("three", {}), log.refresh().version)
+    shutil.rmtree(run.root)
+    disk_after(run.effects, len(run.effects.done), run.root, run.root, keeps_names=False)
+    assert DeltaLog(ObjectStore(root)).refresh().version == 3
