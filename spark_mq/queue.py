@@ -106,9 +106,10 @@ class Queue(QueueViews):
         max_delivery_attempts
             Deliveries of a message before it is dead. Default: 5. None: no limit.
         retention
-            How long messages stay once every group has settled them. Default: 7 days.
+            How long messages stay after their publish, and until every group has settled them.
+            Default: 7 days.
         hard_retention
-            How long messages stay at most, settled or not. Default: no limit.
+            How long messages stay after their publish at most, settled or not. Default: no limit.
         history_retention
             How long ``history/`` says what was done. Default: 30 days.
         delivery_delay, message_ttl

@@ -87,7 +87,9 @@ def create(
     max_delivery_attempts: Annotated[
         str, option("--max-delivery-attempts", help="Deliveries of a message, or none.")
     ] = "5",
-    retention: Annotated[str, option("--retention", help="How long settled messages stay.")] = "7d",
+    retention: Annotated[
+        str, option("--retention", help="How long settled messages stay after their publish.")
+    ] = "7d",
     dead_letter_path: Annotated[
         str | None, option("--dead-letter-path", help="Another queue for dead letters.")
     ] = None,

@@ -98,12 +98,13 @@ class QueueSettings(Record):
     group
         The defaults of new groups.
     retention
-        How long settled messages are kept. Default 7 days.
+        How long messages are kept after their publish, if all groups have settled them. Default
+        7 days.
     dead_letter_path
         The path of the dead-letter queue. None for ``dead_letters/`` below the queue. "." is the
         queue itself, and "./name" a folder below it. Such a path stays right if the queue moves.
     hard_retention
-        How long any message is kept at most. None for no limit, the default.
+        How long any message is kept after its publish at most. None for no limit, the default.
     delivery_delay
         The default deliver_at, counted from the publish. None for no delay, the default.
     message_ttl

@@ -389,6 +389,19 @@ def test_what_is_younger_than_the_retention_stays(make: Make, clock: ManualClock
     assert trim(queue) == 1
 
 
+def test_the_retention_counts_from_the_publish_not_from_the_settle(
+    make: Make, clock: ManualClock
+) -> None:
+    """What is settled after that time goes with the next sweep, and nothing goes unsettled."""
+    queue = make(retention="1d")
+    queue.publish("a")
+    held = lease(queue)
+    clock.advance("2d")
+    assert trim(queue) == 0
+    held.ack()
+    assert trim(queue) == 1
+
+
 def test_a_queue_without_groups_has_settled_nothing(make: Make, clock: ManualClock) -> None:
     queue = make(retention=0)
     queue.publish("a")
