@@ -14,6 +14,7 @@ from typing import Any, Final
 from spark_mq.delta.parse import Action, parse
 from spark_mq.errors import CorruptLog, UnsupportedTable
 from spark_mq.util.advice import CREATE_QUEUE
+from spark_mq.util.json_text import parse_foreign
 
 __all__ = [
     "AddFile",
@@ -183,7 +184,7 @@ class Commit:
         It is empty if spark_mq did not write the commit.
         """
         try:
-            note = json.loads(self.info.get("userMetadata") or "{}")
+            note = parse_foreign(self.info.get("userMetadata") or "{}")
         except (ValueError, TypeError, RecursionError):
             return {}
         return note if isinstance(note, dict) else {}

@@ -30,7 +30,8 @@ _NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EOPNOTSUPP}
 _NO_FOLDER_SYNC: Final = {errno.EINVAL, errno.ENOTSUP}
 _Syncs: TypeAlias = list[Future[None]]
 _SYNC_THREADS: Final = 8
-_NOT_A_FILE: Final = (IsADirectoryError, NotADirectoryError)
+_NO_FILE: Final = {errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
+"""Errors of a name without a file. A commit may name what no disk can hold."""
 
 
 class LocalFiles:
@@ -100,27 +101,17 @@ class LocalBackend:
         """Return the content of a file. A data file behind a link that leads out is missing."""
         full = self._full(path)
         if not path.startswith("_delta_log/") and self._leads_out(path):
-            raise _missing(full)
-        try:
-            with io.FileIO(full) as file:
-                return file.readall()
-        except _NOT_A_FILE as error:
-            raise _missing(full) from error
+            raise FileNotFoundError(errno.ENOENT, "a link leads out of the table", full)
+        with _no_file_is_missing(full), io.FileIO(full) as file:
+            return file.readall()
 
     def open(self, path: str) -> Any:
         """Open a file for random access. A link that leads out of the root counts as missing."""
         full = self._full(path)
         if self._leads_out(path):
             raise FileNotFoundError(errno.ENOENT, "a link leads out of the table", full)
-        try:
+        with _no_file_is_missing(full):
             return pa.OSFile(full)
-        except _NOT_A_FILE as error:
-            raise _missing(full) from error
-        except OSError as error:
-            # pyarrow reports a folder as a plain OSError.
-            if os.path.isdir(full):
-                raise _missing(full) from error
-            raise
 
     def open_whole(self, path: str) -> Any:
         """Open a file that the caller will read to its end."""
@@ -128,11 +119,10 @@ class LocalBackend:
 
     def stat(self, path: str) -> FileInfo | None:
         """Return size and time of a file, or None without one."""
-        try:
+        with _ignore_no_file():
             found = os.stat(self._full(path))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        return _info(path, found) if _is_file(found) else None
+            return _info(path, found) if _is_file(found) else None
+        return None
 
     def list(self, folder: str) -> Iterator[FileInfo]:
         """Yield the files directly in a folder."""
@@ -223,7 +213,7 @@ class LocalBackend:
         """Delete a file, if it exists."""
         if self._leads_out(path.rpartition("/")[0]):
             return
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        with _ignore_no_file():
             self._files.unlink(self._full(path))
 
     def delete_many(self, paths: Sequence[str]) -> None:
@@ -252,21 +242,20 @@ class LocalBackend:
             if os.path.islink(at):
                 root = os.path.realpath(self.root)
                 return os.path.commonpath([root, os.path.realpath(self._full(path))]) != root
+            if not os.path.exists(at):
+                return False  # so there is nothing below
         return False
 
     def _entries(self, folder: str, temporary: bool = False) -> Iterator[os.DirEntry[str]]:
-        try:
-            entries = os.scandir(self._full(folder))
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        with entries:  # not as a list: a folder may have a million files
+        # Not as a list, because a folder may have a million files.
+        with _ignore_no_file(), os.scandir(self._full(folder)) as entries:
             for entry in entries:
                 if (_TEMPORARY.fullmatch(entry.name) is not None) == temporary:
                     yield entry
 
     def _found(self, folder: str, entry: os.DirEntry[str]) -> Iterator[FileInfo]:
         # Another process may delete the file between the listing and this call.
-        with contextlib.suppress(FileNotFoundError):
+        with _ignore_no_file():
             found = entry.stat()
             if _is_file(found):
                 yield _info(_below(folder, entry.name), found)
@@ -332,8 +321,24 @@ def _info(path: str, found: os.stat_result) -> FileInfo:
     return FileInfo(path, found.st_size, found.st_mtime_ns / 1e9, etag)
 
 
-def _missing(full: str) -> FileNotFoundError:
-    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), full)
+@contextlib.contextmanager
+def _ignore_no_file() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+
+
+@contextlib.contextmanager
+def _no_file_is_missing(full: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        # pyarrow's error for a folder has no number.
+        if error.errno in _NO_FILE or os.path.isdir(full):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), full) from error
+        raise
 
 
 def _explained_link(error: OSError, full: str) -> OSError:

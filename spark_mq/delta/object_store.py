@@ -327,7 +327,7 @@ def _checked_uri(uri: str, option: str) -> str:
 def _checked(path: str) -> str:
     # A damaged log must not make a reader leave the root.
     if _NO_NAME.search(path):
-        raise OSError(errno.EINVAL, "The path is not a file below the root", path)
+        raise FileNotFoundError(errno.EINVAL, "The path is not a file below the root", path)
     return path
 
 

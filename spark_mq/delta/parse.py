@@ -5,9 +5,10 @@ Another engine may have written a commit, so nothing in it is taken for granted.
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 from urllib.parse import unquote
+
+from spark_mq.util.json_text import parse_foreign
 
 __all__ = ["Action", "parse"]
 
@@ -32,7 +33,7 @@ def parse(text: bytes) -> list[Action]:
     # may hold them.
     for line in text.decode("utf-8").split("\n"):
         if line.strip():
-            action = json.loads(line)
+            action = parse_foreign(line)
             if not isinstance(action, dict):
                 raise ValueError(f"an action is a {type(action).__name__}, not an object")
             given = ((name, value) for name, value in action.items() if value is not None)
@@ -100,7 +101,7 @@ def _checked(name: str, value: Any) -> Any:
 
 
 def _stats(text: str) -> dict[str, Any]:
-    stats: dict[str, Any] = json.loads(text)
+    stats: dict[str, Any] = parse_foreign(text)
     _expect(isinstance(stats, dict), "add.stats", "an object")
     rows = stats.get("numRecords")
     counted = rows is None or (isinstance(rows, int) and not isinstance(rows, bool) and rows >= 0)

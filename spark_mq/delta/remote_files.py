@@ -34,6 +34,9 @@ _TAIL: Final = 256 * 1024
 _PART: Final = 16 * 1024 * 1024
 """Bytes of one request that writes. A smaller file takes one request."""
 
+_MOST: Final = 1024
+"""Length of a name that S3, Google and Azure take: bytes, and on Azure characters."""
+
 _REFUSED: Final = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
 _EXISTS: Final = (exceptions.AlreadyExistsError, exceptions.PreconditionError)
 _KINDS: Final[tuple[tuple[Any, type[OSError], int], ...]] = (
@@ -62,6 +65,7 @@ class RemoteBackend:
         # Decoded, because delta-rs decodes the path of a root, too.
         self._prefix = unquote(parts.path).strip("/")
         self._store = _open_store(f"{parts.scheme}://{parts.netloc}", options, self._secrets)
+        self._counts_characters = PROVIDERS[parts.scheme.lower()] == "azure"
         self._place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
     def child(self, name: str) -> RemoteBackend:
@@ -91,7 +95,10 @@ class RemoteBackend:
 
     def list(self, folder: str) -> Iterator[FileInfo]:
         """Yield the files directly in a folder."""
-        found = self._call(folder, lambda s, full: obstore.list_with_delimiter(s, full or None))
+        try:
+            found = self._call(folder, lambda s, full: obstore.list_with_delimiter(s, full or None))
+        except FileNotFoundError:
+            return iter(())
         return (self._info(meta) for meta in found["objects"])
 
     def folders(self, folder: str) -> Sequence[str]:
@@ -174,6 +181,9 @@ class RemoteBackend:
         """Call obstore. Raise its errors as kinds of OSError, without secrets."""
         full = self._full(path)
         _Process.check(f"{self._place}/{full}")
+        if len(full) > _MOST or (len(full.encode()) > _MOST and not self._counts_characters):
+            text = f"The store has no names of more than {_MOST} bytes"
+            raise FileNotFoundError(errno.ENAMETOOLONG, text, f"{self._place}/{full}")
         try:
             return function(self._store, full)
         except BaseException as error:

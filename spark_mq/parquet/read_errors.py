@@ -12,6 +12,7 @@ from spark_mq.delta.store_errors import one_line, to_storage_error
 from spark_mq.errors import CorruptLog, SparkMQError
 from spark_mq.ledger.message_index import ORDINAL_BITS, FileSlice
 from spark_mq.parquet.files import FileStore
+from spark_mq.util.show import show_name
 
 __all__ = ["Read", "row_count_error", "unreadable_error", "unreadable_reason"]
 
@@ -44,17 +45,18 @@ def unreadable_reason(files: FileStore, path: str, error: Exception, read: Read)
     MemoryError
         This process has too little memory. That is no damage either.
     """
+    name = show_name(path)
     try:
         data = files.read(path)
     except FileNotFoundError:
-        return f"data file {path} is missing"
+        return f"data file {name} is missing"
     try:
         read(_FileBytes(path, data))
     except MemoryError:  # pyarrow's is an ArrowException, too
         raise
     except (OSError, pa.ArrowException) as damage:
-        return f"data file {path} is not readable: {one_line(damage)}"
-    text = f"data file {path} could not be read, and its bytes are sound: {one_line(error)}"
+        return f"data file {name} is not readable: {one_line(damage)}"
+    text = f"data file {name} could not be read, and its bytes are sound: {one_line(error)}"
     raise OSError(errno.EIO, text) from error
 
 

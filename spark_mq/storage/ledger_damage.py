@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from spark_mq.delta.store_errors import one_line
 from spark_mq.errors import CorruptLog
 from spark_mq.util.advice import drop_group
+from spark_mq.util.show import show_name
 
 __all__ = ["unreadable_ledger_error"]
 
@@ -27,9 +28,9 @@ def unreadable_ledger_error(
     error
         Why they cannot be read.
     """
-    drop = drop_group(group)
+    names, drop = ", ".join(map(show_name, files)), drop_group(group)
     return CorruptLog(
-        f"the ledger of group {group!r} cannot be read: {', '.join(files)} of {path}: "
+        f"the ledger of group {group!r} cannot be read: {names} of {path}: "
         f"{one_line(error)}. Restore the file from a backup. Or drop the group with "
         f"{drop}: then it starts again, and gets all messages that the queue still has. Other "
         "groups continue",

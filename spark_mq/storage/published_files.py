@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from spark_mq.delta.actions import Commit, restore_hint
+from spark_mq.delta.actions import Commit, log_path, restore_hint
 from spark_mq.delta.object_store import ObjectStore, is_data_path
 from spark_mq.errors import CorruptLog
 from spark_mq.ledger.bands import valid_bands
@@ -38,6 +38,8 @@ from spark_mq.storage.commit_rows import (
     rewrite_rows,
 )
 from spark_mq.storage.path_lookup import PathLookup
+from spark_mq.util.show import show_name
+from spark_mq.util.validation import short_repr
 
 __all__ = ["COMMITS_SCHEMA", "PublishedFiles", "commit_matches"]
 
@@ -217,7 +219,8 @@ class PublishedFiles:
         """Raise CorruptLog if a commit adds a file outside of the table."""
         for add in commit.adds:
             if not is_data_path(add["path"]):
-                raise self._refused(commit.version, f"it adds {add['path']!r}, outside the table")
+                path = short_repr(add["path"])
+                raise self._refused(commit.version, f"it adds {path}, outside the table")
 
     def _refused(self, version: int, reason: str) -> CorruptLog:
         return CorruptLog(
@@ -236,11 +239,11 @@ class PublishedFiles:
         count = add["stats"].get("numRecords")
         if count is not None and not check:
             return int(count)
-        path = add["path"]
+        path, name = add["path"], show_name(add["path"])
         try:
             found = _footer_rows(self._files, path)
             if count is not None and found < count:
-                raise self._refused(version, f"{path} has {found} rows, and claims {count}")
+                raise self._refused(version, f"{name} has {found} rows, and claims {count}")
             return found if count is None else int(count)
         except (OSError, pa.ArrowException) as error:
             again = partial(_footer_rows, path=path)
@@ -248,12 +251,13 @@ class PublishedFiles:
             if isinstance(error, FileNotFoundError) and not self._active(path):
                 return int(count or 0)  # trimmed with its whole commit, so nobody reads it any more
             if count is not None:
-                raise self._refused(version, f"{path} claims {count} rows, and {why}") from error
+                raise self._refused(version, f"{name} claims {count} rows, and {why}") from error
             raise CorruptLog(
                 f"{why}, and commit {version} of {self._path} has no statistics of it: later "
                 f"messages cannot get a sequence. "
                 "Restore the file from a backup. Without one, give its messages up: put a "
-                "Parquet file without rows in its place",
+                "Parquet file without rows in its place. To give up the whole commit, put a file "
+                f'with the line {{"commitInfo":{{}}}} in the place of {log_path(version)}',
                 path=self._path,
                 version=version,
             ) from error

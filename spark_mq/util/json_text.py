@@ -1,13 +1,28 @@
-"""Write and parse the JSON of a payload. No error shows its contents."""
+"""Write and parse the JSON of payloads and of files that others have written."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
+from typing import Any, Final
 
 from spark_mq.errors import InvalidOption, InvalidPayload
 
-__all__ = ["decode_text", "parse_json", "to_json"]
+__all__ = ["decode_text", "parse_foreign", "parse_json", "to_json"]
+
+_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def parse_foreign(text: str) -> Any:
+    """Return the value of JSON by any writer. Raises ValueError and RecursionError.
+
+    Half of a character becomes a question mark, because no file or table can hold it.
+    """
+    value = json.loads(text)
+    if _SURROGATE.search(text):
+        whole = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+        value = json.loads(whole)
+    return value
 
 
 def to_json(value: Any) -> str:

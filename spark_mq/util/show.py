@@ -10,6 +10,7 @@ __all__ = [
     "show_age",
     "show_duration",
     "show_moment",
+    "show_name",
     "show_position",
     "show_some",
     "show_time",
@@ -83,6 +84,11 @@ def show_value(value: bytes | None, limit: int = 60) -> str:
     text = value[: 4 * limit].decode("utf-8", "replace")
     shown = printable(text)[:limit]
     return shown if len(text) <= limit and len(value) <= 4 * limit else shown + "…"
+
+
+def show_name(name: str, limit: int = 200) -> str:
+    """Return the start of a name that others chose."""
+    return printable(name) if len(name) <= limit else printable(name[:limit]) + "…"
 
 
 def printable(text: str) -> str:

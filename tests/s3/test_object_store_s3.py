@@ -55,12 +55,21 @@ def test_create_refuses_a_name_that_exists(store: ObjectStore) -> None:
 
 def test_a_missing_file_is_reported_in_each_method(store: ObjectStore) -> None:
     store.write("folder/file", b"")
-    for path in ("missing", "missing/file", "folder"):
+    # The root counts, too. moto would take longer names, but S3 does not.
+    too_long = ("x" * 1_000, "é" * 500, "a/" * 5_000 + "f")
+    for path in ("missing", "missing/file", "folder", *too_long):
         for method in (store.read, store.open):
             with pytest.raises(FileNotFoundError):
                 method(path)
         assert not store.exists(path)
         assert store.stat(path) is None
+    for path in too_long:
+        assert store.list(path) == []
+        store.delete(path)
+        with pytest.raises(OSError, match="no names of more than 1024 bytes"):
+            store.write(path, b"")
+    store.write("x" * 980, b"fits")
+    assert store.read("x" * 980) == b"fits"
     store.delete("missing")
     store.delete("folder/file")
     assert not store.exists("folder/file")

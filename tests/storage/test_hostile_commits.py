@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,9 @@ from support.handles import again, lease
 
 from spark_mq import Message, Queue
 from spark_mq.delta.actions import log_path
+from spark_mq.delta.tables import write_checkpoint
 from spark_mq.errors import CorruptLog
+from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
 
@@ -24,10 +26,11 @@ def messages_of(queue: Queue) -> Path:
     return Path(queue._context.messages.path)
 
 
-def append(queue: Queue, *adds: dict[str, Any]) -> int:
+def append(queue: Queue, *adds: dict[str, Any], more: Sequence[dict[str, Any]] = ()) -> int:
     """Write a commit that adds files, as any writer can. Returns its version."""
     version = again(queue)._context.messages.log.refresh().version + 1  # type: ignore[attr-defined]
     lines = [{"add": {**add, "partitionValues": {}, "modificationTime": 1}} for add in adds]
+    lines += more
     text = "\n".join(json.dumps(line) for line in lines)
     (messages_of(queue) / log_path(version)).write_text(text)
     return int(version)
@@ -77,6 +80,85 @@ def test_only_files_inside_the_table_count(tmp_path: Path, delta_queue: Make, pa
     # The hint of the error: give the commit up.
     (messages_of(queue) / log_path(version)).write_text('{"commitInfo":{}}')
     assert [m.value for m in lease(again(queue)).messages] == [b"after"]
+
+
+NOWHERE = {
+    "a long name": "x" * 5_000,
+    "a name of 300 bytes": "x" * 300,
+    "names of 200 bytes": "/".join(["x" * 200] * 25),
+    "thousands of folders": "a/" * 2_000 + "f.parquet",
+    "a hundred thousand": "a/" * 100_000 + "f.parquet",
+    "half a character": "a\ud800.parquet",
+    "the other half": "a\udc80.parquet",
+    "half a folder": "\udfff/f.parquet",
+}
+"""Names that no store can hold."""
+
+
+@pytest.mark.parametrize("path", NOWHERE.values(), ids=NOWHERE)
+def test_a_name_that_no_store_can_hold_is_a_missing_file(
+    delta_queue: Make, clock: ManualClock, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    """Each of them stopped the queue, also for messages before it."""
+    queue = delta_queue(retention=0)
+    queue.group().ensure()
+    queue.publish(["before"])
+    version = append(queue, add_of(path))
+    queue.publish(["after"])
+    held = lease(again(queue))
+    assert [m.value for m in held.messages] == [b"before", b"after"]
+    held.ack()
+    clock.advance(60)
+    swept = again(queue).sweep()
+    assert (swept.routed, swept.trimmed_files) == (1, 3), "no chore stops at the name"
+    (letter,) = lease(queue.dead_letters).messages
+    assert letter.headers["spark_mq.sequence"] == str(version << 32)
+    assert "missing" in letter.headers["spark_mq.error"]
+    assert max(map(len, caplog.messages)) < 1_000
+    write_checkpoint(again(queue)._context.messages.files)
+    queue.publish(["more"])
+    assert [m.value for m in lease(again(queue)).messages] == [b"more"]
+
+
+@pytest.mark.parametrize(
+    "path", ["x" * 5_000, "a\ud800", "/etc/passwd", "../../x", "a\0b"], ids=ascii
+)
+def test_a_hostile_name_in_leases_breaks_its_group_alone(delta_queue: Make, path: str) -> None:
+    queue = delta_queue()
+    queue.publish(["a"])
+    for name in ("hurt", "well"):
+        queue.group(name).ensure()
+    ledgers = queue._context.ledgers
+    version = ledgers.version() + 1
+    add = {**add_of(path), "partitionValues": {"consumer_group": "hurt"}, "modificationTime": 1}
+    Path(ledgers.path, log_path(version)).write_text(json.dumps({"add": add}))
+    fresh = again(queue)
+    with pytest.raises(CorruptLog, match="ledger of group 'hurt' cannot be read") as caught:
+        fresh.group("hurt").lease("w")
+    assert len(str(caught.value)) < 1_500
+    assert lease(fresh, group="well").ack().settled == 1
+    fresh.drop_group("hurt")
+    again(queue).group("hurt").ensure()
+    assert lease(again(queue), group="hurt").ack().settled == 1
+
+
+def test_half_characters_stop_no_checkpoint(delta_queue: Make) -> None:
+    """Those of numbers, tags and values of partitions, too."""
+    queue, half = delta_queue(), "a\ud800"
+    parquet(messages_of(queue) / "f.parquet")
+    stats = {"numRecords": 1, "minValues": {"key": half}, "maxValues": {"key": half}}
+    append(
+        queue,
+        {**add_of("f.parquet"), "tags": {half: half}, "stats": json.dumps(stats)},
+        more=[
+            {"txn": {"appId": half, "version": 1}},
+            {"commitInfo": {"operation": half, "userMetadata": json.dumps({half: half})}},
+        ],
+    )
+    fresh = again(queue)
+    assert [m.value for m in lease(fresh).messages] == [b"secret"]
+    write_checkpoint(fresh._context.messages.files)
+    fresh.sweep()
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])

@@ -59,12 +59,18 @@ def test_create_refuses_a_name_that_exists_and_keeps_its_content(store: ObjectSt
 
 def test_a_missing_file_is_reported_in_each_method(store: ObjectStore) -> None:
     store.write("folder/file", b"")
-    for path in ("missing", "missing/file", "folder", "folder/file/below"):
+    os.symlink("loop", Path(store.root, "loop"))
+    too_long = ("x" * 300, "x" * 5_000, "a/" * 3_000 + "f")
+    for path in ("missing", "missing/file", "folder", "folder/file/below", "loop", *too_long):
         for method in (store.read, store.open):
             with pytest.raises(FileNotFoundError):
                 method(path)
         assert not store.exists(path)
         assert store.stat(path) is None
+        if path != "folder":
+            assert store.list(path) == []
+            store.delete(f"{path}/below")
+    assert names(store) == ["folder/file"]
     store.delete("missing")
     store.delete("missing/file")
     store.delete("folder/file/below")
