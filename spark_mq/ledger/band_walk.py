@@ -7,6 +7,7 @@ lane.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from typing import Final, NamedTuple
 
 from spark_mq.ledger.bands import FileBands, lowest_of
@@ -123,6 +124,17 @@ class BandWalk:
             self.taken[begun:] = sorted(self.taken[begun:], key=_first_of_piece)
         self._shares, self._quota, self._from = shares, None, 0
         self._deferred.clear()
+
+    def leaves(self, bands: int, rows: Sequence[int], *, reads: bool) -> bool:
+        """Return whether messages are due in lanes that the lease does not take from.
+
+        The parameters are those of the :meth:`take` before, which has filled its own lanes.
+        """
+        rest = copy(self)
+        rest.taken, rest.limit = [], 1
+        own = self._index.layout.of_lanes(self.lanes) | self._no_lane
+        rest.take(bands & ~own, rows, reads=reads, all_lanes=True)
+        return bool(rest.taken)
 
     def _visit(self, is_open: int, rows: Sequence[int], *, reads: bool) -> None:
         priority = self._index.layout.priorities_in(is_open).bit_length() - 1

@@ -53,6 +53,11 @@ class _Level:
     alone: bool
     """Whether no message of another kind is due."""
 
+    @property
+    def mixes(self) -> bool:
+        """Return whether a lease may hold its messages together with other priorities."""
+        return self.head is None or self.head.kind == AcquireKind.REST
+
 
 class BandedAcquisition(Acquisition):
     """One acquisition by bands, with due messages by priority and limits."""
@@ -112,19 +117,27 @@ class BandedAcquisition(Acquisition):
     def acquire(self) -> tuple[Ledger, Grant] | None:
         """Lease the messages whose turn it is, or return None."""
         priorities = self.index.priorities_after(self.ledger.head.ack_floor)
-        passes_over = False
+        passes_over, above = False, None
         for priority in range(priorities.bit_length() - 1, -1, -1):
-            if self._walk.full:
+            if not priorities >> priority & 1:
+                continue
+            if self._walk.full or (above is not None and self._leaves(above)):
                 break
-            if priorities >> priority & 1:
-                level = self._level(priority)
-                mixes = level.head is None or level.head.kind == AcquireKind.REST
-                if self._walk.taken and not mixes:
-                    break
-                passes_over |= self._take(level)
-                if self._walk.taken and not (mixes and level.alone):
-                    break
+            level = self._level(priority)
+            if self._walk.taken and not level.mixes:
+                break
+            passes_over |= self._take(level)
+            above = level
         return self._finish(passes_over) if self._walk.taken else None
+
+    def _leaves(self, level: _Level) -> bool:
+        """Return whether a lease with messages leaves some of a priority to other leases."""
+        if not self._walk.taken:
+            return False
+        if not (level.mixes and level.alone):
+            return True
+        reads = self.may_read and not self.full
+        return self._ordered and self._walk.leaves(level.bands, level.rows, reads=reads)
 
     def nothing(self, blocked: str) -> Grant:
         """Return a grant without messages.
@@ -159,6 +172,7 @@ class BandedAcquisition(Acquisition):
         if isolates and self.ledger.head.passed_over >= MAX_PASSED_OVER:
             self._walk.take(level.bands, fresh, reads=reads, all_lanes=False)
             if self._walk.taken:
+                level.alone = False  # the head stays behind
                 return False
         if level.head.kind == AcquireKind.SUSPECT:
             self._isolate(level)

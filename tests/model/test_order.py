@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from spark_mq.ledger import admin
 from spark_mq.ledger.acquire import AcquireRequest, acquire
+from spark_mq.ledger.band_walk import BandWalk
 from spark_mq.ledger.bands import BandLayout, encode_bands
 from spark_mq.ledger.delivery_times import DeliveryTimes
 from spark_mq.ledger.extend import extend
@@ -173,8 +175,7 @@ class Order(RuleBasedStateMachine):
             self._judge(before, granted)
         else:
             self._judge_nothing(before, grant)
-        if not self.ordered:
-            self._judge_priority(before, granted)
+        self._judge_priority(before, granted)
 
     def _judge(self, before, granted):
         by_seq = {m.seq: m for m in self.messages}
@@ -211,24 +212,24 @@ class Order(RuleBasedStateMachine):
                 yield m
             closed.add(band)
 
+    def _due_heads(self, before):
+        """Those before a blocked message, which stops an unordered group."""
+        heads, stop = self._heads(before), 1 << 63
+        if not self.ordered:
+            stop = min((s for s, (state, *_) in before.items() if state == "blocked"), default=stop)
+        return [m for m in heads if m.seq < stop]
+
     def _judge_nothing(self, before, grant):
         cap = self.rules.max_in_flight
         if cap is not None and sum(state == "leased" for state, *_ in before.values()) >= cap:
             return
-        heads = list(self._heads(before))
-        if not self.ordered:  # what is blocked stops all behind it
-            stop = min(
-                (s for s, (state, *_) in before.items() if state == "blocked"), default=1 << 63
-            )
-            heads = [m for m in heads if m.seq < stop]
+        heads = self._due_heads(before)
         assert not heads, f"nothing is leased, though {heads} are due ({grant})"
 
     def _judge_priority(self, before, granted):
         """No lower priority goes while a higher one is left."""
         by_seq = {m.seq: m for m in self.messages}
-        stop = min((s for s, (state, *_) in before.items() if state == "blocked"), default=1 << 63)
-        due = [m for m in self._heads(before) if m.seq < stop]
-        left = [m.priority for m in due if m.seq not in granted]
+        left = [m.priority for m in self._due_heads(before) if m.seq not in granted]
         lowest = min((by_seq[seq].priority for seq in granted), default=10)
         assert max(left, default=0) <= lowest, f"{granted} go before a higher priority"
 
@@ -417,3 +418,14 @@ class Order(RuleBasedStateMachine):
 
 
 TestOrder = Order.TestCase
+
+
+def test_the_judge_finds_a_lease_that_takes_a_lower_priority_too_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(BandWalk, "leaves", lambda *_, **__: False)
+    world = Order()
+    world.begin(lanes=2, n=None, ordered=True, exhausted="drop", in_flight=None)
+    world.publish([(key, priority, 0) for key in "abcde" for priority in (0, 9)], foreign=False)
+    with pytest.raises(AssertionError, match="before a higher priority"):
+        world.lease(100, max_bytes=None, stream=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.ledger_group import Group
 
@@ -169,6 +171,31 @@ def test_a_higher_priority_comes_first_and_fills_up_with_lower_ones() -> None:
     assert rows_of(group, "a") == [(2, 0)]
     group.lease("b", 3)
     assert rows_of(group, "b") == [(1, 0), (1, 1), (3, 0)]
+
+
+def test_a_lease_takes_no_lower_priority_while_a_higher_one_is_due_in_other_lanes() -> None:
+    each = [(9, lane, 1) for lane in range(LANES)]
+    group = ordered(file_of(1, (8, 0, 1), (0, 0, 5)), file_of(2, *each))
+    group.lease("a", 100)
+    assert rows_of(group, "a") == [(2, 0), (2, 1)], "its share of the lanes"
+    group.lease("b", 100)
+    assert rows_of(group, "b") == [(2, 2), (2, 3)]
+    group.settle("ack", "a")
+    group.lease("c", 100)
+    assert rows_of(group, "c") == [(1, row) for row in range(6)], "no lane with a 9 is free"
+
+
+def test_a_turn_of_fresh_messages_ends_before_a_lower_priority() -> None:
+    """A message without a limit has failed five times, and lets others go first."""
+    group = ordered(file_of(1, (9, 0, 1)), max_delivery_attempts=None)
+    for n in range(8):
+        if n == 5:
+            group.index.extend([file_of(2, (9, 1, 1), (0, 1, 1))], 2)
+        assert group.lease(f"a{n}", 1) == [sequence(1, 0)]
+        group.settle("nack", f"a{n}", delay=0)
+    group.rules = replace(group.rules, order="none")
+    group.lease("b", 10)
+    assert rows_of(group, "b") == [(2, 0)]
 
 
 def test_a_higher_priority_of_a_key_waits_for_the_lease_of_its_lane() -> None:
