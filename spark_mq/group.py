@@ -31,7 +31,7 @@ from spark_mq.util.validation import (
     validate_count,
     validate_duration,
     validate_error,
-    validate_name,
+    validate_group,
     validate_position,
     validate_size,
 )
@@ -58,7 +58,7 @@ class ConsumerGroup(GroupViews):
         start: str | int | datetime = "earliest",
         create: bool = True,
     ) -> None:
-        self.name = validate_name("group", name)
+        self.name = validate_group("group", name)
         self._context = context
         self._start = validate_position("start", start)
         self._ledger: GroupLedger = context.group(self.name, self._start, create=create)

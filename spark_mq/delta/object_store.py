@@ -33,6 +33,7 @@ _SCHEME: Final = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):/")
 _SAME_SCHEMES: Final = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "azure": "az", "adl": "az"}
 _NO_LOCAL_PATH: Final = re.compile(r"[\[\]^|\\\x00-\x1f\x7f]|%[0-9A-Fa-f]{2}")
 _NO_URI: Final = re.compile(r"[\x00-\x1f\x7f?#]|(?<=[^:/])//|/\.\.?(?=/|$)")
+_NO_URIS: Final = {"azure": re.compile(rf"{_NO_URI.pattern}|\.(?:/|$)")}  # no folder ends with "."
 _NO_NAME: Final = re.compile(r"[\x00-\x1f\x7f]|(?:^|/)\.{0,2}(?:/|$)")
 
 
@@ -270,8 +271,7 @@ def absolute_path(path: Any, option: str = "path") -> str:
     InvalidOption
         The scheme is not supported, or delta-rs does not find a local table at the path.
     """
-    text = os.fspath(path)
-    text = _FILE.sub("", text)
+    text = _FILE.sub("", os.fspath(path))
     if _SCHEME.match(text):
         return _checked_uri(text, option).rstrip("/")
     local = os.path.abspath(text)
@@ -315,7 +315,7 @@ def _checked_uri(uri: str, option: str) -> str:
             f"bucket is missing. Use one of these: {_SUPPORTED}. hdfs is not supported.",
             option=option,
         )
-    if wrong := _NO_URI.search(uri.rstrip("/")):
+    if wrong := _NO_URIS.get(PROVIDERS[scheme], _NO_URI).search(uri.rstrip("/")):
         raise InvalidOption(
             f"Using {option}={shown!r} failed: a root must not have {wrong[0]!r} in its path. "
             "Use another folder, or remove what follows the path.",

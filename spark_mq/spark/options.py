@@ -28,6 +28,7 @@ from spark_mq.util.validation import (
     validate_choice,
     validate_count,
     validate_duration,
+    validate_group,
     validate_name,
     validate_position,
     validate_size,
@@ -95,7 +96,7 @@ class ReadOptions:
             paths=paths,
             several=several,
             storage_options=storage,
-            group=validate_name("consumerGroup", own.get("consumergroup", "default")),
+            group=validate_group("consumerGroup", own.get("consumergroup", "default")),
             group_named="consumergroup" in own,
             create_group=validate_choice(
                 "createGroup", own.get("creategroup", "true"), ("true", "false")

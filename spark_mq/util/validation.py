@@ -27,6 +27,7 @@ __all__ = [
     "validate_duration",
     "validate_error",
     "validate_fraction",
+    "validate_group",
     "validate_lease_id",
     "validate_name",
     "validate_position",
@@ -155,6 +156,19 @@ def validate_name(option: str, value: Any) -> str:
             value=value,
         )
     return value
+
+
+def validate_group(option: str, value: Any) -> str:
+    """Validate the name of a group. It names folders, so it must not end with a dot."""
+    name = validate_name(option, value)
+    if name.endswith("."):
+        raise InvalidOption(
+            f"{option}={name!r} ends with a dot. A group names folders, and object stores refuse "
+            "or rename such folders: give it a name with another end",
+            option=option,
+            value=name,
+        )
+    return name
 
 
 def validate_text(option: str, value: Any) -> str:

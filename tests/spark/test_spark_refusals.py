@@ -29,6 +29,7 @@ OPTIONS = {
         {"visibilityTimeout": "2h", "maxLeaseDuration": "1h"},
         ("visibilityTimeout='2h'", "maxLeaseDuration='1h'"),
     ),
+    "a group name that ends with a dot": ({"consumerGroup": ".."}, ("consumerGroup='..'", "a dot")),
     "a bad group name": ({"consumerGroup": "a b"}, ("consumerGroup='a b'", "letters")),
     "a bad worker name": ({"workerId": "w/1"}, ("workerId='w/1'", "letters")),
     "a limit of zero": (

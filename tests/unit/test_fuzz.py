@@ -102,6 +102,7 @@ def test_options(options: dict[str, str]) -> None:
             "validate_rate",
             "validate_fraction",
             "validate_name",
+            "validate_group",
         ]
     ),
     anything,

@@ -593,6 +593,10 @@ def test_absolute_path_makes_local_paths_absolute(
         assert absolute_path(uri) == "/a b"
 
 
+def test_a_dot_at_the_end_of_a_folder_is_part_of_its_name_elsewhere() -> None:
+    assert absolute_path("s3://bucket/a./b.") == "s3://bucket/a./b."
+
+
 @pytest.mark.parametrize("scheme", ["s3", "s3a", "gs", "az", "abfs", "abfss", "adl", "azure", "S3"])
 def test_absolute_path_keeps_supported_uris(scheme: str) -> None:
     assert absolute_path(f"{scheme}://bucket/a b/ü/") == f"{scheme}://bucket/a b/ü"
@@ -612,7 +616,9 @@ def test_absolute_path_refuses_other_schemes_and_lists_the_supported(uri: str) -
 AMBIGUOUS = ["/a?token=hush", "/a#x", "//a", "/a//c", "/a/../c", "/.", "/a\n"]
 
 
-@pytest.mark.parametrize("uri", [f"s3://b{end}" for end in AMBIGUOUS])
+@pytest.mark.parametrize(
+    "uri", [*(f"s3://b{end}" for end in AMBIGUOUS), "az://b/a.", "abfss://c@d/a./b", "adl://b/a../"]
+)
 def test_a_uri_that_names_another_place_is_refused(uri: str) -> None:
     for use in (absolute_path, ObjectStore):
         with pytest.raises(InvalidOption) as caught:
