@@ -217,7 +217,8 @@ class StorageError(SparkMQError, OSError):
     path : str
         The path of the table.
     landed : bool or None
-        False if nothing changed, None if that is unknown.
+        Whether the commit that failed has changed the table. None if that is unknown: it may still
+        do so.
     """
 
 

@@ -19,7 +19,7 @@ from spark_mq.delta.encode import encode
 from spark_mq.delta.follower import LogFollower, LogReplaced
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState, TrackFiles
-from spark_mq.delta.store_errors import to_storage_error
+from spark_mq.delta.store_errors import REFUSALS, to_storage_error, wrap_store_errors
 from spark_mq.errors import CommitConflict
 from spark_mq.util.backoff import Backoff, too_many_conflicts
 
@@ -130,7 +130,8 @@ class DeltaLog(LogFollower):
                     winner = self._winner(version, change)
                 unsynced = []
             if winner is None:
-                self._landed(Commit.of(version, change, now), change, started)
+                with wrap_store_errors(self.path, "committing to", landed=None):
+                    self._landed(Commit.of(version, change, now), change, started)
                 return version
             if reason := winner.conflict_with(change):
                 raise CommitConflict(reason)
@@ -156,8 +157,10 @@ class DeltaLog(LogFollower):
         Local files in `unsynced` are synced first.
 
         If not, the caller reads the commit that has the number: it may be its own. Raises
-        StorageError.
+        StorageError. Its ``landed`` is False only if each put was refused: a store may still apply
+        one that failed otherwise, and then the number is the only one that it can take.
         """
+        refused = True
         for attempt in range(_CREATE_ATTEMPTS):
             try:
                 self.store.create(log_path(version), data, after=unsynced)
@@ -167,9 +170,13 @@ class DeltaLog(LogFollower):
             except OSError as error:
                 if self._number_is_taken(error, version):
                     return False
+                refused = refused and (self._local or isinstance(error, REFUSALS))
                 # The put may still be on its way, so only the same number may be tried again.
                 if self._local or attempt + 1 == _CREATE_ATTEMPTS:
-                    raise to_storage_error(self.path, error, "committing to") from error
+                    landed = False if refused else None
+                    raise to_storage_error(
+                        self.path, error, "committing to", landed=landed
+                    ) from error
         raise AssertionError("unreachable")
 
     def _number_is_taken(self, error: OSError, version: int) -> bool:

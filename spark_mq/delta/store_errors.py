@@ -15,10 +15,23 @@ import pyarrow as pa
 
 from spark_mq.errors import SparkMQError, StorageError
 
-__all__ = ["STORE_ERRORS", "one_line", "to_storage_error", "wrap_store_errors"]
+__all__ = ["REFUSALS", "STORE_ERRORS", "one_line", "to_storage_error", "wrap_store_errors"]
 
 STORE_ERRORS: Final = (OSError, pa.ArrowException)
 """Errors that reading or writing a table may raise, from any layer."""
+
+REFUSALS: Final = (PermissionError, FileNotFoundError)
+"""Errors of a put that a store has certainly not applied: no right, or no bucket."""
+
+_OUTCOMES: Final = {
+    False: ("nothing was changed", ""),
+    None: (
+        "it is unknown if the change landed",
+        ". It may also land later, so repeat a publish with the same producer number or dedup ids",
+    ),
+    True: ("but the change landed", ". Do not repeat it"),
+}
+"""What is known of a change that failed, and the end of the advice."""
 
 _FULL_CODES: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _REFUSED_CODES: Final = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -28,7 +41,7 @@ _FULL: Final = re.compile(
 )
 _REFUSED: Final = re.compile(
     r"read-only|os error 30|permission denied|os error 13|not permitted|access "
-    r"?denied|forbidden|403|unauthenticated|401",
+    r"?denied|forbidden|unauthenticated|\b40[13]\b",
     re.IGNORECASE,
 )
 _UNREACHABLE: Final = re.compile(
@@ -77,12 +90,12 @@ def to_storage_error(
     operation
         For the text, such as "publishing to".
     landed
-        False if nothing was changed, None if that is unknown.
+        False if nothing was changed, None if that is unknown, True if the change landed.
     """
     if isinstance(error, SparkMQError):
         return error
     text, code = one_line(error), getattr(error, "errno", None)
-    outcome = "nothing was changed" if landed is False else "it is unknown if the change landed"
+    outcome, repeat = _OUTCOMES[landed]
     if _NO_CREDENTIALS.search(text):
         advice = _credentials_advice(path)
     elif code in _FULL_CODES or _FULL.search(text):
@@ -94,7 +107,7 @@ def to_storage_error(
     else:
         advice = "Retry. If it fails again, check the store"
     return StorageError(
-        f"{operation} {path} failed, {outcome}: {text}. {advice}", path=path, landed=landed
+        f"{operation} {path} failed, {outcome}: {text}. {advice}{repeat}", path=path, landed=landed
     )
 
 
@@ -109,15 +122,19 @@ def _credentials_advice(path: str) -> str:
 
 @contextlib.contextmanager
 def wrap_store_errors(
-    path: str, operation: str, only: tuple[type[Exception], ...] = STORE_ERRORS
+    path: str,
+    operation: str,
+    only: tuple[type[Exception], ...] = STORE_ERRORS,
+    *,
+    landed: bool | None = False,
 ) -> Iterator[None]:
     """Convert storage errors raised in the block to StorageError.
 
-    `only` names the kinds to convert.
+    `only` names the kinds to convert. The others are as for :func:`to_storage_error`.
     """
     try:
         yield
     except SparkMQError:
         raise
     except only as error:
-        raise to_storage_error(path, error, operation) from error
+        raise to_storage_error(path, error, operation, landed=landed) from error

@@ -32,7 +32,7 @@ def find_outage(owners: LeaseRouter, failure: Exception, lease: BatchLease) -> E
     if is_outage(failure):
         return failure
     if found := _REMOTE_OUTAGE.search(str(failure)):
-        return StorageError(f"a task failed: {found[0][:400]}", path=None, landed=False)
+        return StorageError(f"a task failed: {found[0][:400]}", path=None, landed=None)
     try:
         for lease_id in lease.lease_ids:
             owners.of(lease_id)._ledger.check_payloads(lease_id)

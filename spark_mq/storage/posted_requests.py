@@ -11,6 +11,7 @@ group conflict. A writer runs a request only if it knows all commits since the r
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import threading
@@ -25,7 +26,8 @@ from urllib.parse import quote
 from spark_mq.delta.actions import Commit
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import FileInfo, ObjectStore
-from spark_mq.delta.store_errors import STORE_ERRORS, wrap_store_errors
+from spark_mq.delta.store_errors import STORE_ERRORS, one_line, wrap_store_errors
+from spark_mq.errors import StorageError
 
 __all__ = ["SERVED", "PostedRequest", "RequestTurn", "delete_old_requests"]
 
@@ -163,9 +165,9 @@ class RequestTurn:
         if self._posted:
             return
         began = time.monotonic()
+        self._posted = True  # also if the write fails: a store may apply it all the same
         with wrap_store_errors(self._files.root, "posting a request in"):
             self._files.write(f"{self._folder}/{self._request.name}", self._request.encode())
-        self._posted = True
         self._latency = time.monotonic() - began
 
     def _wait_for_commit(self, until: float) -> None:
@@ -277,11 +279,27 @@ class RequestTurn:
         return [one for one in known if one.request_id not in self._ran]
 
     def outcome(self) -> Any | None:
-        """Return the outcome of the own request, or None.
-
-        None: no known commit ran it.
-        """
+        """Return the outcome of the own request, or None if no known commit ran it."""
         return self._ran.get(self.request_id)
+
+    def outcome_after(self, error: Exception) -> Any:
+        """Return the outcome of the own request in the commit of another writer, after an error.
+
+        Raise an error if there is none: another writer may have read the request, and run it yet.
+        """
+        if not self._posted:
+            raise error
+        with contextlib.suppress(*STORE_ERRORS):
+            self._follow()
+        if (outcome := self.outcome()) is not None:
+            return outcome
+        raise StorageError(
+            f"an operation in {self._files.root} failed: {one_line(error.__cause__ or error)}. It "
+            "was posted, so other workers may still run it. Retry: a settle may be repeated, and a "
+            "lease that nobody got expires",
+            path=self._files.root,
+            landed=None,
+        ) from error
 
     def _read(self, path: str) -> PostedRequest | None:
         try:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from spark_mq.delta.actions import AddFile, Change
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.state import TableState
+from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.errors import CorruptLog
 from spark_mq.ledger.dedup import IdWindow
 from spark_mq.parquet.writer import WrittenFile
@@ -70,7 +71,8 @@ class UniqueCommit:
         self._draft.landed = files
         if self._window is not None:
             if time.monotonic() - self._wrote_at > _SLOW_SECONDS:
-                self._ids.restore(self._window)
+                with wrap_store_errors(self._log.path, "keeping dedup ids in", landed=True):
+                    self._ids.restore(self._window)
             self._ids.landed(self._window)
         return PublishReceipt.of_commit(version, _rows(files), duplicates)
 

@@ -16,6 +16,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Concatenate, Final, Literal, ParamSpec, Protocol, TypeVar
 
+from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import CommitConflict
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.storage.ledger_store import PAUSE, LedgerSnapshot, LedgerStore
@@ -186,6 +187,10 @@ class _Updating:
         """Repeat until a commit lands. Return its result."""
         try:
             return self._run(timeout)
+        except STORE_ERRORS as error:
+            if self._turn is None or self._share is None:
+                raise
+            return self._share.accept(self._turn.outcome_after(error))
         finally:
             if self._turn is not None:
                 self._turn.close(self._ran)

@@ -302,6 +302,23 @@ def test_a_slow_publisher_writes_its_ids_again(
     assert again(queue).publish([message("a"), message("b")]).duplicate
 
 
+def test_a_slow_publish_whose_ids_cannot_be_written_again_says_that_it_landed(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = delta_queue(dedup_window="1h")
+
+    def restore(*_: Any) -> None:
+        raise OSError("the disk is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("spark_mq.storage.unique_commit._SLOW_SECONDS", -1.0)
+        patch.setattr(id_files.IdFiles, "restore", restore)
+        with pytest.raises(StorageError, match="but the change landed") as raised:
+            queue.publish(message("a"))
+    assert raised.value.landed is True
+    assert published(again(queue)) == ["value of a"]
+
+
 # -- damage
 
 

@@ -8,9 +8,10 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
-from support.faulty_s3 import AFTER, BEFORE, RESET, SLOW, FaultyS3
+from support.faulty_s3 import AFTER, BEFORE, REFUSED, RESET, SLOW, FaultyS3
 
 from spark_mq import Queue
+from spark_mq.errors import StorageError
 from spark_mq.testing import ManualClock
 
 FAULTS = [BEFORE, AFTER, RESET, SLOW]
@@ -52,6 +53,23 @@ def test_a_publish_lands_once(
     assert [(m.sequence, m.value) for m in lease.messages] == list(
         zip(receipt.sequences, (b"a", b"b"), strict=True)
     )
+
+
+@pytest.mark.parametrize("fault", [BEFORE, REFUSED])
+def test_only_a_refused_publish_says_that_nothing_was_changed(
+    other: Queue, faulty: FaultyS3, fault: str
+) -> None:
+    options = {
+        **other._context.storage_options,
+        "AWS_ENDPOINT_URL": faulty.url,
+        "max_retries": "1",
+        "backoff_config.init_backoff": "1ms",
+    }
+    queue = Queue.open(other.path, storage_options=options)
+    faulty.always(fault, "PUT", "messages/_delta_log")
+    with pytest.raises(StorageError) as raised:
+        queue.publish("a")
+    assert raised.value.landed is (False if fault == REFUSED else None)
 
 
 @pytest.mark.parametrize("fault", FAULTS)

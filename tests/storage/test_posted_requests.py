@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,16 @@ from support.handles import again, housekeep, on_commit, until
 from support.handles import lease as leased
 
 from spark_mq import Lease, Queue, errors
+from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.settle import ACK, SettleCommand
+from spark_mq.operations import shared_ledger
 from spark_mq.operations.acquire import Acquired, LeaseOptions, lease_operation
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.shared_ledger import LedgerOperation
 from spark_mq.storage import posted_requests
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.posted_requests import FOLDER, SERVED, RequestTurn, delete_old_requests
+from spark_mq.storage.update import update_ledger
 from spark_mq.util.backoff import Backoff
 from spark_mq.util.fair_lock import FairLock
 from spark_mq.util.user import acting_as
@@ -325,6 +329,87 @@ def test_an_interrupted_writer_withdraws_its_request(
             leased(queue, 5)
     assert deleted(queue)
     assert len(sequences(leased(queue, 5))) == 5
+
+
+# -- an outage of a writer whose operations are posted
+
+
+def on_look(patch: pytest.MonkeyPatch, of: Queue, then: Callable[[], object]) -> None:
+    """Let the first look of a handle for requests do something, and fail."""
+    log, look, looked = of._context.ledgers.log, RequestTurn._look, list[int]()
+
+    def failing(turn: RequestTurn) -> Any:
+        if turn._log is not log or looked:
+            return look(turn)
+        looked.append(1)
+        then()
+        raise errors.StorageError("503", path="p", landed=False)
+
+    patch.setattr(RequestTurn, "_look", failing)
+
+
+def test_what_another_writer_has_run_is_reported_although_the_store_failed(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = again(queue)
+    held = leased(other, 5)
+    on_look(monkeypatch, sharing(other), lambda: leased(queue, 1))
+    assert held.ack().settled == 5
+
+
+@pytest.mark.parametrize("verb", ["ack", "lease"])
+def test_an_outage_after_the_post_does_not_claim_that_nothing_was_changed(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    other = again(queue)
+    held = leased(other, 5)
+    on_look(monkeypatch, sharing(other), lambda: None)
+    monkeypatch.setattr(RequestTurn, "_delete", lambda *_: None)  # it fails, too
+    with pytest.raises(errors.StorageError, match="other workers may still run it") as raised:
+        held.ack() if verb == "ack" else leased(other, 5)
+    assert raised.value.landed is None
+    leased(queue, 1)
+    stats = queue.group().stats()
+    assert (stats.acked, stats.in_flight) == ((5, 1) if verb == "ack" else (0, 11))
+    if verb == "ack":
+        assert held.ack().settled == 0, "a repeated settle is no error"
+
+
+def test_an_operation_whose_post_failed_may_be_run_by_others(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = again(queue)
+    held, write = leased(other, 5), ObjectStore.write
+    sharing(other)
+
+    def lost_reply(store: ObjectStore, path: str, *args: Any, **options: Any) -> None:
+        write(store, path, *args, **options)
+        if path.startswith(FOLDER):
+            raise OSError("503")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectStore, "write", lost_reply)
+        patch.setattr(RequestTurn, "_delete", lambda *_: None)
+        with pytest.raises(errors.StorageError) as raised:
+            held.ack()
+    assert raised.value.landed is None
+    leased(queue, 1)
+    assert queue.group().stats().acked == 5
+
+
+def test_a_writer_that_lost_all_races_does_not_claim_that_nothing_was_changed(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = again(queue)
+    held = leased(other, 5)
+    sharing(other)
+    on_commit(monkeypatch, "leases", fail=FileExistsError("412"), before=lambda: leased(queue, 1))
+    monkeypatch.setattr(RequestTurn, "requests_to_run", lambda *_: [])
+    monkeypatch.setattr(RequestTurn, "_delete", lambda *_: None)
+    monkeypatch.setattr(shared_ledger, "update_ledger", partial(update_ledger, timeout=0))
+    with pytest.raises(errors.StorageError, match="other workers may still run it") as raised:
+        held.ack()
+    assert raised.value.landed is None
 
 
 def test_a_sweep_deletes_old_requests(queue: Queue) -> None:

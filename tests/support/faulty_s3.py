@@ -21,12 +21,13 @@ from typing import Any, ClassVar, Final
 
 from .s3_endpoint import Relay, relay
 
-__all__ = ["AFTER", "BEFORE", "RESET", "SLOW", "FaultyS3"]
+__all__ = ["AFTER", "BEFORE", "REFUSED", "RESET", "SLOW", "FaultyS3"]
 
 BEFORE: Final = "500 before"
 AFTER: Final = "500 after"
 RESET: Final = "reset after"
 SLOW: Final = "slow"
+REFUSED: Final = "403 before"
 
 CONTROL: Final = "/__faults"
 
@@ -60,6 +61,10 @@ class FaultyS3:
         All others pass.
         """
         self._tell({"fault": fault, "method": method, "part": part})
+
+    def always(self, fault: str, method: str, part: str) -> None:
+        """Each request with this method and `part` in its path meets the fault."""
+        self._tell({"fault": fault, "method": method, "part": part, "always": True})
 
     def often(self, chance: float, seed: int) -> None:
         """Each request meets one of the faults with this chance."""
@@ -107,7 +112,7 @@ class _Faults:
                     else None
                 )
             elif plan and plan["method"] == method and plan["part"] in path:
-                fault, self._plan = plan["fault"], {}
+                fault, self._plan = plan["fault"], plan if "always" in plan else {}
             else:
                 fault = None
             self.met += fault is not None
@@ -131,8 +136,8 @@ class _Handler(Relay):
         fault = self.faults.next(self.command, self.path)
         if fault == SLOW:
             time.sleep(0.5)  # the slowness itself
-        if fault == BEFORE:
-            self.answer(500, b"", {})
+        if fault in (BEFORE, REFUSED):
+            self.answer(500 if fault == BEFORE else 403, b"", {})
             return
         reply = self.forward(body)
         if fault == RESET:

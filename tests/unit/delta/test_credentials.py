@@ -86,3 +86,8 @@ def test_the_options_that_the_error_names_exist(tmp_path: Path) -> None:
         assert names
         for name in names:
             assert store_options(scheme, {name: "x"}).config
+
+
+def test_a_403_inside_a_name_is_no_refusal() -> None:
+    error = OSError(5, "GET http://host/66e2d231af9f403d8991b8 - status code: 500 Internal Error")
+    assert "out of reach" in str(to_storage_error("s3://b/q", error, "reading"))

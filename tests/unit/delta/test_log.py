@@ -65,6 +65,9 @@ class InjectedStore(ObjectStore):
         found: bool = self._call("exists", path)
         return found
 
+    def delete(self, path: str) -> None:
+        self._call("delete", path)
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> InjectedStore:
@@ -479,6 +482,85 @@ def test_a_put_whose_fate_cannot_be_read_is_unknown(store: InjectedStore, log: D
         log.commit(change("mine"), base)
     assert raised.value.data["landed"] is None
     assert log.refresh().operation_id == "mine"
+
+
+REFUSED = PermissionError("403")
+LOST = [OSError("503"), ConnectionResetError("reset"), TimeoutError("timeout")]
+
+
+@pytest.mark.parametrize(
+    "failures",
+    [LOST, [LOST[0], REFUSED, REFUSED], [REFUSED, REFUSED, LOST[1]]],
+    ids=["never refused", "refused later", "refused first"],
+)
+def test_a_put_that_a_store_did_not_refuse_may_land_after_its_error(
+    store: InjectedStore, failures: Sequence[OSError]
+) -> None:
+    remote = RemoteStore(store.root)
+    log, late = DeltaLog(remote), list[Callable[[], None]]()
+
+    def create(error: OSError) -> Callable[..., None]:
+        def call(real: Callable[[], None], *_: Any) -> None:
+            late.append(real)  # the store applies it when nobody waits for it
+            raise error
+
+        return call
+
+    base = log.refresh().version
+    remote.injected["create"] = [create(error) for error in failures]
+    with pytest.raises(StorageError, match="it is unknown if the change landed") as raised:
+        log.commit(change("mine"), base)
+    assert raised.value.data["landed"] is None
+    late[0]()
+    assert log.refresh().operation_id == "mine"
+
+
+@pytest.mark.parametrize("refusal", [REFUSED, FileNotFoundError("no such bucket")])
+def test_a_put_that_a_store_refuses_changes_nothing(store: InjectedStore, refusal: OSError) -> None:
+    remote = RemoteStore(store.root)
+    log = DeltaLog(remote)
+    base = log.refresh().version
+    remote.injected["create"] = 3 * [fails(refusal)]
+    with pytest.raises(StorageError, match="nothing was changed") as raised:
+        log.commit(change("mine"), base)
+    assert raised.value.data["landed"] is False
+
+
+def test_a_lost_put_is_refused_for_certain_once_its_number_is_taken(store: InjectedStore) -> None:
+    remote = RemoteStore(store.root)
+    log, late = DeltaLog(remote), list[Callable[[], None]]()
+
+    def lost(real: Callable[[], None], *_: Any) -> None:
+        late.append(real)
+        other(store, change("theirs"))
+        raise OSError("503")
+
+    base = log.refresh().version
+    remote.injected["create"] = [lost]
+    with pytest.raises(CommitConflict):
+        log.commit(change("mine", partition={"part": "a"}), base)
+    with pytest.raises(FileExistsError):
+        late[0]()
+
+
+@pytest.mark.parametrize("step", ["exists", "delete"])
+def test_a_commit_that_cannot_be_checked_after_its_put_is_unknown(
+    store: InjectedStore, log: DeltaLog, step: str
+) -> None:
+    base = log.refresh().version
+
+    def down(real: Callable[[], None], *_: Any) -> None:
+        if step == "delete":
+            other(store, *(change(f"theirs-{n}") for n in range(5)))
+            write_checkpoint(store)
+            clean_to(store, 5)
+        store.injected[step] = [fails(OSError("down"))]
+        real()
+
+    store.injected["create"] = [down]
+    with pytest.raises(StorageError, match="it is unknown if the change landed") as raised:
+        log.commit(change("mine"), base)
+    assert raised.value.data["landed"] is None
 
 
 def test_a_failed_put_on_a_number_that_another_writer_took_is_a_race(
