@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
-from collections.abc import Iterable
+import uuid
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
-from spark_mq.delta.actions import LOG_FOLDER, checkpoint_path, log_path
+from spark_mq.delta.actions import LOG_FOLDER, Change, checkpoint_path, log_path
 from spark_mq.delta.log import DeltaLog
-from spark_mq.delta.object_store import ObjectStore
+from spark_mq.delta.object_store import FileInfo, ObjectStore
 from spark_mq.delta.state import TableState
 
-__all__ = ["CLOCK_MARGIN_SECONDS", "Keep", "clean_table"]
+__all__ = ["FIND_ORPHANS", "Keep", "clean_table", "delete_orphans", "is_stale"]
 
-CLOCK_MARGIN_SECONDS: Final = 60.0
-"""Times of two files must differ by this much for one to count as older."""
+FIND_ORPHANS: Final = {"operation": "find orphans"}
+"""The note of the commit after which no writer can name the orphans that a sweep has found."""
 _STALE_SECONDS: Final = 3600.0
-"""A temporary file this old belongs to a writer that died."""
+"""A file this old that no commit names belongs to a writer that died."""
+_FOUND: Final = "_orphans.json"
+"""The orphans that the last sweep has found. VACUUM leaves names with an underscore alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +98,8 @@ def clean_table(log: DeltaLog, keep: Keep, *, data_files: bool) -> int:
     keep
         How much stays.
     data_files
-        Whether to delete data files that the deleted commits removed. Also deletes data files of
-        commits that lost their race. The data files of ``messages/`` have rules of their own.
+        Whether to delete data files that the deleted commits removed, and those that no commit
+        names. The data files of ``messages/`` have rules of their own.
     """
     store, state = log.store, log.refresh()
     store.delete_stale_temporaries(LOG_FOLDER, _STALE_SECONDS)
@@ -103,9 +108,7 @@ def clean_table(log: DeltaLog, keep: Keep, *, data_files: bool) -> int:
     deleted = _clean_log(
         log, listing, base, {file.path for file in state.files()} if data_files else None
     )
-    if data_files and base >= 0:
-        deleted += _clean_orphans(log, state, listing, base)
-    return deleted
+    return deleted + (_clean_data(log, base) if data_files else 0)
 
 
 def _clean_log(log: DeltaLog, listing: _Listing, base: int, live: set[str] | None) -> int:
@@ -120,7 +123,7 @@ def _clean_log(log: DeltaLog, listing: _Listing, base: int, live: set[str] | Non
             with contextlib.suppress(FileNotFoundError):  # another sweep keeps less by now
                 log.store.sync(path)
     for version in old:
-        gone = [] if live is None else _removed_files(log, version, live)
+        gone = [] if live is None else sorted(_removed_files(log, version) - live)
         deleted += _delete(log.store, [*gone, log_path(version)])
     for found in (listing.checkpoints, listing.others):
         for version in sorted(version for version in found if version < base):
@@ -128,65 +131,98 @@ def _clean_log(log: DeltaLog, listing: _Listing, base: int, live: set[str] | Non
     return deleted
 
 
-def _removed_files(log: DeltaLog, version: int, live: set[str]) -> list[str]:
+def _removed_files(log: DeltaLog, version: int) -> set[str]:
+    if version < 0:
+        return set()
     try:
-        commit = log.read_commit(version)
+        return {remove["path"] for remove in log.read_commit(version).removes}
     except FileNotFoundError:
-        return []  # another sweep has cleaned it
-    return sorted({remove["path"] for remove in commit.removes} - live)
+        return set()  # another sweep has cleaned it
 
 
-def _clean_orphans(log: DeltaLog, state: TableState, listing: _Listing, base: int) -> int:
-    """Delete the data files of commits that lost their race.
+def _clean_data(log: DeltaLog, base: int) -> int:
+    """Delete the old data files that no kept version needs.
 
-    Such a file is in no kept version, and older than the newest file of its folder. Its writer,
-    however slow, read the table before that file landed, so its commit is a conflict.
+    They are of commits that lost their race, of writers that died, and of the commit `base`.
     """
-    store = log.store
-    needed = _kept_files(log, base, state.version)
-    if needed is None:
+    live = {file.path for file in log.state.files()}
+    old = [
+        info.path
+        for info in log.store.iterate_all("")
+        if info.path.endswith(".parquet")
+        and not info.path.startswith(LOG_FOLDER + "/")
+        and info.path not in live
+        and is_stale(info)
+    ]
+    if not old:
         return 0
-    base_time = listing.commits.get(base, 0.0)
-    live = {file.path for file in state.files()}
-    newest: dict[str, float] = {}
-    orphans: list[tuple[str, float]] = []
-    for info in store.iterate_all(""):
-        if info.path.startswith(LOG_FOLDER + "/") or not info.path.endswith(".parquet"):
-            continue
-        if info.path in live:
-            folder = _folder(info.path)
-            newest[folder] = max(newest.get(folder, 0.0), info.modified)
-        elif info.path not in needed:
-            orphans.append((info.path, info.modified))
-
-    def limit(path: str) -> float:
-        return min(newest.get(_folder(path), 0.0), base_time) - CLOCK_MARGIN_SECONDS
-
-    return _delete(store, sorted(path for path, at in orphans if at < limit(path)))
+    try:
+        # The look comes after the listing, because a commit may have landed meanwhile.
+        needed = _kept_files(log, base, log.refresh().version)
+    except FileNotFoundError:
+        return 0  # another sweep keeps less by now
+    removed = _removed_files(log, base) - needed
+    deleted = _delete(log.store, sorted(removed.intersection(old)))
+    orphans = set(old) - needed - removed
+    return deleted + delete_orphans(log, orphans, _conflict_with_all)
 
 
-def _folder(path: str) -> str:
-    return path.rpartition("/")[0]
-
-
-def _kept_files(log: DeltaLog, base: int, latest: int) -> set[str] | None:
+def _kept_files(log: DeltaLog, base: int, latest: int) -> set[str]:
     """Return the data files of all versions from a checkpoint on.
 
-    None: another sweep keeps less by now.
+    Raise FileNotFoundError if a version is gone.
     """
     state = TableState()
-    try:
-        file = log.store.open(checkpoint_path(base))
-        try:
+    if base >= 0:
+        with log.store.open(checkpoint_path(base)) as file:
             state.load_checkpoint([file], base, log.path)
-        finally:
-            file.close()
-        needed = {file.path for file in state.files()}
-        for version in range(base + 1, latest + 1):
-            needed |= {add["path"] for add in log.read_commit(version).adds}
-    except FileNotFoundError:
-        return None
+    needed = {file.path for file in state.files()}
+    for version in range(base + 1, latest + 1):
+        needed |= {add["path"] for add in log.read_commit(version).adds}
     return needed
+
+
+def _conflict_with_all(state: TableState) -> Change:
+    """Return a commit that changes nothing, and conflicts with every other one."""
+    return Change(uuid.uuid4().hex, FIND_ORPHANS, metadata=state.metadata)
+
+
+def is_stale(info: FileInfo) -> bool:
+    """Return whether a file is so old that its writer has committed it, or died."""
+    return info.modified < time.time() - _STALE_SECONDS
+
+
+def delete_orphans(
+    log: DeltaLog, orphans: AbstractSet[str], conflict: Callable[[TableState], Change]
+) -> int:
+    """Delete the orphans that an earlier sweep has found, too. Return their number.
+
+    The others are written down for the next sweep, after a commit that conflicts with the commits
+    of all writers that read the table before. Each writes its file after it read the table, so
+    nobody can name these files any more. This does not depend on clocks.
+
+    Parameters
+    ----------
+    log
+        The table.
+    orphans
+        The paths of stale files that no commit names, by a look after they were listed.
+    conflict
+        Returns the commit.
+    """
+    found = _found_before(log.store) if orphans else set()
+    deleted = _delete(log.store, sorted(orphans & found))
+    if new := sorted(orphans - found):
+        log.transact(lambda state: (conflict(state), None))
+        log.store.write(_FOUND, json.dumps(new).encode())
+    return deleted
+
+
+def _found_before(store: ObjectStore) -> set[str]:
+    try:
+        return set(json.loads(store.read(_FOUND)))
+    except (FileNotFoundError, ValueError, TypeError, RecursionError):
+        return set()  # the file may be broken, and the next sweep finds them again
 
 
 def _delete(store: ObjectStore, paths: Iterable[str]) -> int:

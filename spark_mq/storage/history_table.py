@@ -214,24 +214,23 @@ class HistoryTable:
         Return the number of commits. If another sweep has archived some of them meanwhile, nothing
         is appended. The next sweep continues.
         """
-        written = list(self._write(rows))
-        change = Change(
-            uuid.uuid4().hex,
-            {"operation": "archive"},
-            adds=written,
-            txns=self._txns(up_to),
-            partition=None,
-        )
+        written: list[AddFile] = []
 
         def compute(state: TableState) -> tuple[Change | None, int]:
-            fresh = state.txns.get(app, -1) == archived
-            return (change, up_to - archived) if fresh else (None, 0)
+            while written:  # of a try that lost its race
+                self.files.delete(written.pop().path)
+            if state.txns.get(app, -1) != archived:
+                return None, 0
+            written.extend(self._write(rows))
+            change = Change(
+                uuid.uuid4().hex,
+                {"operation": "archive"},
+                adds=list(written),
+                txns=self._txns(up_to),
+            )
+            return change, up_to - archived
 
-        _, commits = self._log.transact(compute)
-        if not commits:
-            for file in written:
-                self.files.delete(file.path)
-        return commits
+        return self._log.transact(compute)[1]
 
     def _create(self) -> None:
         """Create the table, or add the columns that it lacks.

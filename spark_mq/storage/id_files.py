@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
+from spark_mq.delta.file_info import FileInfos
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import CorruptLog
 from spark_mq.ledger.dedup import NO_IDS, BlockRef, IdBlock, IdWindow
@@ -27,8 +28,6 @@ ID_BYTES: Final = 16
 """Bytes of the hash of an id."""
 _FOLDER: Final = "_dedup"  # Delta's VACUUM leaves folders with an underscore alone.
 _FORMAT: Final = 1
-_KEEP_SECONDS: Final = 600.0
-"""A file that no block names may be of a publish that still runs."""
 
 
 def block_path(name: int) -> str:
@@ -88,35 +87,13 @@ class IdFiles:
         """Delete the newest block's file after its commit lost a race."""
         self._files.delete(block_path(window.blocks[0].ref.name))
 
-    def restore(self, window: IdWindow) -> None:
-        """Write the newest block again, if a sweep has deleted it.
+    def listed(self) -> FileInfos:
+        """Return the files of all blocks."""
+        return self._files.list(_FOLDER)
 
-        A sweep may take a slow publisher for a dead one.
-        """
-        path = block_path(window.blocks[0].ref.name)
-        if not self._files.exists(path):
-            self._files.write(path, _encoded(window), sync=True)
-
-    def clean(self, head: int | None, now: float) -> int:
-        """Delete the files that the newest block does not name. Return their number.
-
-        Parameters
-        ----------
-        head
-            The name of the newest block.
-        now
-            The time in seconds since 1970.
-        """
-        listed = self._files.list(_FOLDER)
-        if not listed:
-            return 0
-        named = {block_path(block.ref.name) for block in self.load(head).blocks}
-        old = [
-            one for one in listed if one.path not in named and one.modified < now - _KEEP_SECONDS
-        ]
-        for one in old:
-            self._files.delete(one.path)
-        return len(old)
+    def named(self, head: int | None) -> set[str]:
+        """Return the paths of the blocks that the newest one names, with its own."""
+        return {block_path(block.ref.name) for block in self.load(head).blocks}
 
     def _read(self, name: int) -> tuple[IdBlock, list[BlockRef]]:
         path = block_path(name)

@@ -8,7 +8,6 @@ a publisher.
 from __future__ import annotations
 
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -25,7 +24,7 @@ from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.commit_loader import CommitLoader
 from spark_mq.storage.commits_table import CommitsTable
 from spark_mq.storage.draft import Draft
-from spark_mq.storage.id_files import DEDUP_APP, IdFiles
+from spark_mq.storage.id_files import IdFiles
 from spark_mq.storage.log_recovery import plan_recovery, publish_again, rewrite_commits
 from spark_mq.storage.message_store import (
     LogPlan,
@@ -36,7 +35,7 @@ from spark_mq.storage.message_store import (
 )
 from spark_mq.storage.message_trim import TRIMMED, drop_files
 from spark_mq.storage.published_files import PublishedFiles
-from spark_mq.storage.table_cleanup import clean_messages
+from spark_mq.storage.table_cleanup import clean_ids, clean_messages
 from spark_mq.storage.unique_commit import UniqueCommit, publish_change
 from spark_mq.util.notifier import notifier_for
 
@@ -232,8 +231,7 @@ class MessageTable(MessageStore):
 
     def clean_ids(self) -> int:
         with wrap_store_errors(self.path, "cleaning"):
-            head = self.log.refresh().txns.get(DEDUP_APP)
-            return 0 if head is None else self.ids.clean(head, time.time())
+            return clean_ids(self.log, self.ids)
 
     def note(self, version: int) -> dict[str, Any]:
         with wrap_store_errors(self.path, "reading"):

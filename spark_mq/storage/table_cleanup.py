@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Final
 
-from spark_mq.delta.cleanup import Keep, clean_table
+from spark_mq.delta.actions import Change
+from spark_mq.delta.cleanup import FIND_ORPHANS, Keep, clean_table, delete_orphans, is_stale
 from spark_mq.delta.log import DeltaLog
+from spark_mq.delta.state import TableState
 from spark_mq.delta.tables import checkpoint_if_due, write_checkpoint
 from spark_mq.storage.commits_table import CommitsTable
+from spark_mq.storage.id_files import DEDUP_APP, IdFiles
 
-__all__ = ["clean_ledgers", "clean_messages"]
+__all__ = ["clean_ids", "clean_ledgers", "clean_messages"]
 
 MESSAGE_VERSIONS: Final = 2_000
 MESSAGE_SECONDS: Final = 600.0
@@ -42,6 +46,24 @@ def clean_messages(
     covered = commits.covered(log.state.table_id)
     cleaned = clean_table(log, Keep(versions, seconds, covered), data_files=False)
     return cleaned + commits.clean(Keep(INDEX_VERSIONS, MESSAGE_SECONDS))
+
+
+def clean_ids(log: DeltaLog, ids: IdFiles) -> int:
+    """Delete the files of ids that no publish needs any more. Return their number.
+
+    ``log`` is the log of ``messages/``.
+    """
+    stale = {info.path for info in ids.listed() if is_stale(info)}
+    # The look comes after the listing, because a commit may have landed meanwhile.
+    head = log.refresh().txns.get(DEDUP_APP) if stale else None
+    if head is None:
+        return 0
+    return delete_orphans(log, stale - ids.named(head), _conflict_with_ids)
+
+
+def _conflict_with_ids(state: TableState) -> Change:
+    """Return a commit that publishes nothing, and conflicts with all that have ids."""
+    return Change(uuid.uuid4().hex, FIND_ORPHANS, txns=[(DEDUP_APP, state.txns[DEDUP_APP])])
 
 
 def clean_ledgers(

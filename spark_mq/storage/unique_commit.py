@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from spark_mq.delta.actions import AddFile, Change
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.state import TableState
-from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.errors import CorruptLog
 from spark_mq.ledger.dedup import IdWindow
 from spark_mq.parquet.writer import WrittenFile
@@ -19,9 +17,6 @@ from spark_mq.storage.id_files import DEDUP_APP, IdFiles, block_path, new_name
 from spark_mq.storage.message_store import PublishReceipt, check_txn
 
 __all__ = ["UniqueCommit", "publish_change"]
-
-_SLOW_SECONDS: Final = 60.0
-"""After a slower commit, a sweep may have deleted the file of its ids."""
 
 
 class UniqueCommit:
@@ -60,7 +55,6 @@ class UniqueCommit:
         self._txn, self._after = txn, after
         self._note = note
         self._window: IdWindow | None = None  # written by the last try
-        self._wrote_at = 0.0
 
     def run(self, timeout: float) -> PublishReceipt:
         """Publish the messages that are no duplicates. Each lost race is computed again."""
@@ -70,9 +64,6 @@ class UniqueCommit:
         files, duplicates = self._draft.tried[-1]
         self._draft.landed = files
         if self._window is not None:
-            if time.monotonic() - self._wrote_at > _SLOW_SECONDS:
-                with wrap_store_errors(self._log.path, "keeping dedup ids in", landed=True):
-                    self._ids.restore(self._window)
             self._ids.landed(self._window)
         return PublishReceipt.of_commit(version, _rows(files), duplicates)
 
@@ -95,7 +86,6 @@ class UniqueCommit:
         companions: list[str] = []
         if fresh:  # else only messages without an id are left
             self._window = window.with_ids(new_name(), fresh, draft.now, draft.since)
-            self._wrote_at = time.monotonic()
             companions.append(self._ids.write(self._window))
             txns = (*txns, (DEDUP_APP, self._window.blocks[0].ref.name))
         draft.tried.append((files, duplicates))

@@ -17,7 +17,18 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from support.handles import Injected, again, expire, housekeep, lease, on_commit, route, trim
+from support.handles import (
+    Injected,
+    again,
+    archive,
+    expire,
+    history,
+    housekeep,
+    lease,
+    on_commit,
+    route,
+    trim,
+)
 
 from spark_mq import Message, Queue, errors
 from spark_mq.delta import cleanup, tables
@@ -720,6 +731,7 @@ def test_two_sweepers_clean_at_once(
     queue = delta_queue()
     queue.publish("a")
     cycle(queue, 6)
+    make_old(*files_of(queue, "leases"))
     one, two = again(queue), again(queue)
     files = delta_leases(one).files
     injected = Injected(getattr(files, step), before=lambda: clean(two, 0, 0), at=at)
@@ -733,7 +745,7 @@ def test_two_sweepers_clean_at_once(
 @pytest.mark.parametrize(
     ("place", "step", "at"),
     [(tables, "DeltaLog", 1), (tables, "find_start", 1), (tables, "encode_checkpoint", 1),
-     (DeltaLog, "read_commit", 1), (cleanup, "checkpoint_path", 1), (cleanup, "_clean_orphans", 1),
+     (DeltaLog, "read_commit", 1), (cleanup, "checkpoint_path", 1), (cleanup, "_clean_data", 1),
      (ObjectStore, "list", 1), (ObjectStore, "iterate_all", 1),
      *((ObjectStore, "read", at) for at in (1, 2, 5)),
      (ObjectStore, "open", 1), *((ObjectStore, "delete", at) for at in (2, 6))],
@@ -748,6 +760,7 @@ def test_a_sweeper_stops_anywhere_and_another_one_cleans_all_that_it_has_seen(
         cycle(queue, 4)
         write_checkpoint(delta_leases(queue).files)
     cycle(queue, 2)
+    make_old(*files_of(queue, "leases"))
     one, two = again(queue), again(queue)
     seen = DeltaTable(queue._context.ledgers.path).version()
 
@@ -833,12 +846,25 @@ def files_of_default(queue: Queue) -> int:
     return len(delta_leases(queue).files.list("consumer_group=default"))
 
 
+def make_old(*paths: Path) -> None:
+    """Let the files seem two hours old, as those of a clock that stepped back do."""
+    then = time.time() - 7_200
+    for path in paths:
+        os.utime(path, (then, then))
+
+
+def files_of(queue: Queue, table: str) -> set[Path]:
+    """The data files of a table that are on the disk."""
+    found = Path(queue.path, table).rglob("*.parquet")
+    return {path for path in found if "_delta_log" not in path.parts}
+
+
 def test_files_of_lost_races_are_cleaned_away(
     delta_queue: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer that died before its commit leaves its data file behind.
 
-    Those that may still be committed are left alone.
+    The first sweep finds those that are old, and the second deletes them.
     """
     queue = delta_queue()
     queue.publish([str(n) for n in range(10)])
@@ -855,20 +881,81 @@ def test_files_of_lost_races_are_cleaned_away(
             with pytest.raises(Killed):
                 lease(queue, 1)
         lease(queue, 1)
-    folder = "consumer_group=default"
-    assert len(delta_leases(queue).files.list(folder)) > len(loadable(queue)) - 1
+    for _ in range(2):
+        housekeep(queue, keep_versions=0, keep_seconds=0)
+    young = files_of(queue, "leases")
+    assert len(young) == 5  # two of the group's last commit, and those of the dead
+    make_old(*young)
     housekeep(queue, keep_versions=0, keep_seconds=0)
-    young = len(delta_leases(queue).files.list(folder))
-    for name in os.listdir(Path(queue._context.ledgers.path, folder)):
-        os.utime(Path(queue._context.ledgers.path, folder, name), (1e9, 1e9))
+    assert len(files_of(queue, "leases")) == 4  # the dead may be alive
+    assert housekeep(queue, keep_versions=0, keep_seconds=0) >= 3
+    assert len(files_of(queue, "leases")) == 1
+    latest = delta_leases(queue).log.refresh().version
     housekeep(queue, keep_versions=0, keep_seconds=0)
-    assert (
-        len(delta_leases(queue).files.list(folder)) == young
-    )  # older than nothing: the file that the group has now is as old
-    lease(queue, 1)
+    assert delta_leases(queue).log.refresh().version == latest  # nothing more to find
+    assert again(queue).group().stats().in_flight == 6
+
+
+def test_a_ledger_that_lands_while_a_sweep_lists_stays_whatever_its_time(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = delta_queue()
+    queue.publish([str(n) for n in range(10)])
+    cycle(queue, 5)
+    sweeper = again(queue)
+
+    def land() -> None:
+        before = files_of(queue, "leases")
+        lease(queue, 1)
+        make_old(*files_of(queue, "leases") - before)
+
+    files = delta_leases(sweeper).files
+    listing = Injected(files.iterate_all, before=land)
+    monkeypatch.setattr(files, "iterate_all", listing)
+    for _ in range(3):
+        clean(sweeper, keep_versions=0, keep_seconds=0)
+    assert listing.calls > 0
+    assert again(queue).group().stats().in_flight == 1
+    assert lease(queue, 9).ack().settled == 9
+
+
+@pytest.mark.parametrize("table", ["leases", "commits", "history"])
+def test_what_two_sweeps_took_for_an_orphan_is_never_committed(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch, table: str
+) -> None:
+    """Its writer froze before its commit. It wakes up after the file is gone."""
+    queue = delta_queue()
+    queue.publish([str(n) for n in range(10)])
+    cycle(queue, 5)
     housekeep(queue, keep_versions=0, keep_seconds=0)
-    assert len(delta_leases(queue).files.list(folder)) == 1
-    assert again(queue).group().stats().in_flight == 7
+    cycle(queue, 3)
+    queue.publish(["last"])
+    write = {
+        "leases": lambda: lease(queue, 1),
+        "commits": queue._context.messages.index_commits,
+        "history": lambda: archive(queue),
+    }[table]
+    before, other = files_of(queue, table), again(queue)
+    gone = []
+
+    def freeze() -> None:
+        (mine,) = files_of(queue, table) - before
+        make_old(mine)
+        for _ in range(2):
+            housekeep(other, keep_versions=0, keep_seconds=0)
+        gone.append(not mine.exists())
+
+    with monkeypatch.context() as patch:
+        on_commit(patch, table, before=freeze)
+        write()
+    assert gone == [True]
+    fresh = again(queue)
+    assert fresh.group().stats().in_flight == (table == "leases")
+    assert history(fresh).num_rows > 0
+    assert fresh.sweep() is not None
+    found = DeltaTable(f"{queue.path}/{table}").file_uris()
+    assert found
+    assert all(Path(uri.removeprefix("file://")).exists() for uri in found)
 
 
 def test_what_a_restore_brought_back_is_not_deleted(delta_queue: Make) -> None:

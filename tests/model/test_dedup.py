@@ -118,10 +118,8 @@ def sweep(state: State) -> State:
         for p in state.publishers
         if p.step == WRITTEN and p.window is not None
     }
-    ids, held = ids_in(state)
-    kept = {path: data for path, data in held._held.items() if path in young}
-    ids.clean(state.head, now=10**12)
-    return replace(state, files=tuple(sorted({**held._held, **kept}.items())))
+    kept = ids_in(state)[0].named(state.head) | young
+    return replace(state, files=tuple(one for one in state.files if one[0] in kept))
 
 
 def next_states(state: State) -> Iterator[tuple[str, State]]:
@@ -182,7 +180,7 @@ MUTANTS = [
     Mutant("dedup", "larger blocks stay", IdWindow.with_ids, "*older))", "))", ""),
     Mutant("dedup", "a block stays until its newest id has expired", IdWindow.with_ids,
            "block.ref.newest > since", "block.ref.newest > since + 1", ""),
-    Mutant("dedup", "a sweep keeps every block that the newest one names", IdFiles.clean,
+    Mutant("dedup", "a sweep keeps every block that the newest one names", IdFiles.named,
            "self.load(head).blocks", "self.load(head).blocks[:1]", ""),
 ]  # fmt: skip
 

@@ -518,7 +518,7 @@ def test_a_queue_made_anew_does_not_believe_what_was_written_down_of_the_old_one
 
 
 def test_commits_keeps_few_files(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cleanup, "CLOCK_MARGIN_SECONDS", 0)
+    monkeypatch.setattr(cleanup, "_STALE_SECONDS", 0.0)
     monkeypatch.setattr(commit_files, "SMALL_FILES", 4)
     for n in range(12):
         queue.publish(str(n))
@@ -533,7 +533,7 @@ def test_commits_keeps_few_files(queue: Queue, monkeypatch: pytest.MonkeyPatch) 
 def test_a_handle_that_reads_while_files_are_rewritten_reads_again(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cleanup, "CLOCK_MARGIN_SECONDS", 0)
+    monkeypatch.setattr(cleanup, "_STALE_SECONDS", 0.0)
     monkeypatch.setattr(commit_files, "SMALL_FILES", 2)
     for value in "abc":
         queue.publish(value)
