@@ -32,12 +32,14 @@ class Keep:
 
     ``versions`` is the number of latest versions. ``seconds`` keeps all younger versions by the
     store's clock. ``after`` keeps all versions after this one, if it is given. A cleaner keeps
-    everything from the newest checkpoint that all of these need.
+    everything from the newest checkpoint that all of these need. But it deletes data files whose
+    path sorts before ``first_path``, unless the latest version needs them.
     """
 
     versions: int
     seconds: float
     after: int | None = None
+    first_path: str = ""
 
 
 @dataclass(slots=True)
@@ -108,7 +110,7 @@ def clean_table(log: DeltaLog, keep: Keep, *, data_files: bool) -> int:
     deleted = _clean_log(
         log, listing, base, {file.path for file in state.files()} if data_files else None
     )
-    return deleted + (_clean_data(log, base) if data_files else 0)
+    return deleted + (_clean_data(log, base, keep.first_path) if data_files else 0)
 
 
 def _clean_log(log: DeltaLog, listing: _Listing, base: int, live: set[str] | None) -> int:
@@ -140,7 +142,7 @@ def _removed_files(log: DeltaLog, version: int) -> set[str]:
         return set()  # another sweep has cleaned it
 
 
-def _clean_data(log: DeltaLog, base: int) -> int:
+def _clean_data(log: DeltaLog, base: int, first_path: str) -> int:
     """Delete the old data files that no kept version needs.
 
     They are of commits that lost their race, of writers that died, and of the commit `base`.
@@ -158,7 +160,7 @@ def _clean_data(log: DeltaLog, base: int) -> int:
         return 0
     try:
         # The look comes after the listing, because a commit may have landed meanwhile.
-        needed = _kept_files(log, base, log.refresh().version)
+        needed = _kept_files(log, base, log.refresh().version, first_path)
     except FileNotFoundError:
         return 0  # another sweep keeps less by now
     removed = _removed_files(log, base) - needed
@@ -167,10 +169,11 @@ def _clean_data(log: DeltaLog, base: int) -> int:
     return deleted + delete_orphans(log, orphans, _conflict_with_all)
 
 
-def _kept_files(log: DeltaLog, base: int, latest: int) -> set[str]:
-    """Return the data files of all versions from a checkpoint on.
+def _kept_files(log: DeltaLog, base: int, latest: int, first_path: str) -> set[str]:
+    """Return the data files of all versions from a checkpoint on, and of the latest.
 
-    Raise FileNotFoundError if a version is gone.
+    Files before `first_path` count only in the latest version. Raise FileNotFoundError if a version
+    is gone.
     """
     state = TableState()
     if base >= 0:
@@ -179,7 +182,8 @@ def _kept_files(log: DeltaLog, base: int, latest: int) -> set[str]:
     needed = {file.path for file in state.files()}
     for version in range(base + 1, latest + 1):
         needed |= {add["path"] for add in log.read_commit(version).adds}
-    return needed
+    live = {file.path for file in log.state.files()}
+    return live | {path for path in needed if path >= first_path}
 
 
 def _conflict_with_all(state: TableState) -> Change:

@@ -171,12 +171,13 @@ class HistoryTable:
                 raise tables_disagree(self.path, reason)
             archived = self._append_new()
             if self._log.open() is not None:
-                self._drop_old_days(retention)
+                first_day = self._drop_old_days(retention)
                 self._log.transact(self._compaction)
                 # Without a checkpoint nothing can be cleaned, and a day of few files has none.
                 if self._log.state.version - last_checkpoint(self.files) >= CHECKPOINT_VERSIONS:
                     write_checkpoint(self.files)
-                clean_table(self._log, Keep(KEEP_VERSIONS, KEEP_SECONDS), data_files=True)
+                keep = Keep(KEEP_VERSIONS, KEEP_SECONDS, first_path=first_day)
+                clean_table(self._log, keep, data_files=True)
             return archived
 
     def _append_new(self) -> Archived:
@@ -270,9 +271,10 @@ class HistoryTable:
         day = date.fromisoformat(file.partition["day"] or "")
         return rows.set_column(0, HISTORY_SCHEMA.field(0), pa.repeat(pa.scalar(day), rows.num_rows))
 
-    def _drop_old_days(self, retention: int) -> None:
+    def _drop_old_days(self, retention: int) -> str:
+        """Drop the files of days before the retention. Return where those of later days begin."""
         if retention >= 10_000 * 86_400 * SECOND:
-            return
+            return ""
         oldest = (datetime.now(UTC) - timedelta(microseconds=retention)).date().isoformat()
 
         def compute(state: TableState) -> tuple[Change | None, None]:
@@ -284,6 +286,7 @@ class HistoryTable:
             ), None
 
         self._log.transact(compute)
+        return f"day={oldest}"
 
     def _compaction(self, state: TableState) -> tuple[Change | None, None]:
         """Return the change that merges many small files of a day.

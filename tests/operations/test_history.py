@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -479,6 +480,39 @@ def test_the_files_of_a_dropped_day_are_deleted_also_if_they_were_few(
         archive(queue)
     assert not old.exists()
     assert len(reported(queue)) > 0
+
+
+def test_nothing_of_a_dropped_day_stays_on_the_disk_of_a_queue_that_stands_still(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither its own files nor that of a sweep that was killed before its commit."""
+    queue = delta_queue(history_retention="2d")
+    queue.publish(["a"])
+    lease(queue).release()
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        on_commit(patch, "history", before=die)
+        with pytest.raises(KeyboardInterrupt):
+            archive(queue)
+    archive(again(queue))
+    old = list(Path(queue.path, "history").glob("day=*/*.parquet"))
+    assert len(old) == 2
+    for path in old:
+        os.utime(path, (1e9, 1e9))
+
+    class Later(history_of.datetime):  # type: ignore[name-defined, misc]
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return super().now(tz) + timedelta(days=4)
+
+    monkeypatch.setattr(history_of, "datetime", Later)
+    for _ in range(2):
+        archive(again(queue))
+    assert not list(Path(queue.path, "history").glob("day=*/*.parquet"))
+    assert DeltaTable(f"{queue.path}/history").to_pyarrow_table().num_rows == 0
 
 
 # -- one message
