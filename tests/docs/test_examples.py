@@ -10,16 +10,23 @@ from __future__ import annotations
 import ast
 import doctest
 import json
+import os
+import re
 import subprocess
+import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from support.blocks import ROOT, Block, blocks_of, pages
 
-CHECKED = {"python", "pycon", "sh", "sql", "json", "toml", "text", "xml", "{eval-rst}", "{toctree}"}
+CHECKED = {
+    *("python", "pycon", "sh", "sql", "json", "toml", "yaml", "dockerfile", "text"),
+    *("{eval-rst}", "{toctree}"),
+}
 
 
 def _needs_spark(page: Path) -> bool:
@@ -123,5 +130,51 @@ def test_blocks_that_do_not_run_are_well_formed(page: Path) -> None:
             json.loads(block.text)
         elif block.language == "toml":
             tomllib.loads(block.text)
+        elif block.language == "yaml":
+            yaml.safe_load(block.text)
         elif block.language == "python":
             compile(block.text, f"{_name(page)}:{block.line}", "exec")
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_the_code_of_the_readme_runs_as_pasted(tmp_path: Path) -> None:
+    """In a new process without settings for Spark, whose ``python3`` has no spark_mq."""
+    code = "".join(b.text for b in blocks_of(ROOT / "README.md") if b.language == "python")
+    env = {name: text for name, text in os.environ.items() if not name.startswith(("PYS", "SPARK"))}
+    own = str(Path(sys.executable).parent)
+    env["PATH"] = os.pathsep.join(p for p in env["PATH"].split(os.pathsep) if p != own)
+    ran = subprocess.run(
+        [sys.executable, "-c", code.replace("/tmp/", f"{tmp_path}/")],
+        env=env, cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-3_000:]
+
+
+def test_no_page_installs_from_an_index_that_does_not_have_the_package() -> None:
+    """In an environment that has it, a page may add an extra, but no block has to come first."""
+    for page in pages():
+        for block in blocks_of(page):
+            wanted = re.findall(r"pip install .*?spark[-_]mq(?!.*(?:@ file:|\.whl))", block.text)
+            assert not wanted, f"{_name(page)}:{block.line}"
+
+
+def test_no_page_sends_a_token_over_plain_http() -> None:
+    scrapes = [
+        job
+        for page in pages()
+        for block in blocks_of(page)
+        if block.language == "yaml"
+        for job in yaml.safe_load(block.text).get("scrape_configs", ())
+    ]
+    assert [job["scheme"] for job in scrapes if "authorization" in job] == ["https"]
+
+
+def test_images_in_the_docs_have_a_python_that_is_new_enough() -> None:
+    blocks = [block for page in pages() for block in blocks_of(page)]
+    built = [block.text for block in blocks if block.language == "dockerfile"]
+    assert built
+    for image in re.findall(r"^FROM (\S+)", "\n".join(built), re.M):
+        version = re.match(r"python:3\.(\d+)-", image)
+        assert version is not None, f"{image}: which Python does it have?"
+        assert int(version[1]) >= 11

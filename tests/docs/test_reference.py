@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 
@@ -39,6 +40,13 @@ def test_every_error_has_its_place() -> None:
 
 def test_every_statistic_has_its_place() -> None:
     assert {f.name for f in fields(GroupStats)} <= in_code("states.md")
+
+
+def test_every_extra_for_users_has_its_place() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    internal = {"bench", "browser", "dev", "docs", "lint", "peers"}
+    page = words_in_code(ROOT / "docs" / "howto" / "install.md")
+    assert project["optional-dependencies"].keys() - internal <= page
 
 
 def test_every_option_of_the_source_and_the_sink_has_its_place() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -134,3 +135,23 @@ def test_nothing_above_storage_asks_for_the_class_of_a_store() -> None:
                 assert _room(name) == "storage" or not named & STORES, (
                     f"{name}: {ast.unparse(node)}"
                 )
+
+
+def test_contributors_read_these_layers() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (listed,) = re.findall(r"^```text\n(__main__ .*?)^```", page, re.M | re.S)
+    assert [set(re.findall(r"\w+", layer)) for layer in listed.split("->")] == LAYERS
+
+
+def test_the_design_names_each_package() -> None:
+    page = (ROOT / "docs" / "explanation" / "design.md").read_text(encoding="utf-8")
+    section = page.partition("\n## The code\n")[2].partition("\n## ")[0]
+    packages = {path.parent.name for path in ROOT.glob("spark_mq/*/__init__.py")}
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.M)) == packages
+
+
+def test_modules_are_short() -> None:
+    """Those that are longer are mostly docstrings of the public API."""
+    paths = [*ROOT.glob("spark_mq/**/*.py"), *ROOT.glob("jobs/*.py")]
+    long = {_name(path) for path in paths if len(path.read_text().splitlines()) > 350}
+    assert long == {"spark_mq.queue", "spark_mq.group", "spark_mq.errors"}

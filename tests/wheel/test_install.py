@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import tomllib
 import venv
@@ -54,8 +55,10 @@ def test_without_an_extra_a_queue_works_and_the_command_names_what_it_needs(
         "queue.group().lease('w').ack(); queue.sweep(); print(queue.stats()['published'])"
     )
     assert run(python, "-c", program.format(path=str(tmp_path / "q"))).strip() == "1"
-    error = run(python.with_name("spark-mq"), "--version", expect=2)
-    assert "pip install 'spark-mq[cli]'" in error
+    command = python.with_name("spark-mq")
+    assert "pip install 'spark-mq[cli]'" in run(command, "--version", expect=2)
+    run(python, "-m", "pip", "install", "--quiet", "spark-mq[cli]")  # it is on no index
+    assert PROJECT["version"] in run(command, "--version")
     assert run(python, "-m", "spark_mq_jobs").strip().endswith("spark_mq_jobs")
 
 
@@ -71,6 +74,8 @@ def test_the_package_works_with_each_extra(wheel: Path, tmp_path: Path, extra: s
         run_commands(python.with_name("spark-mq"), tmp_path)
     if extra == "test":
         run_plugin(python, tmp_path)
+    if extra == "otel":
+        run_with_opentelemetry(python, tmp_path)
     if extra == "spark":
         run(python, "-c", "import pyspark_mq, spark_mq.spark")
 
@@ -91,6 +96,23 @@ def run_commands(command: Path, tmp_path: Path) -> None:
     for words in (["peek"], ["top"], ["dlq", "list"], ["group", "list"], ["trace", str(1 << 32)]):
         assert run(command, *words, "-q", queue)
     run(command, "queue", "drop", queue, "--yes")
+
+
+def run_with_opentelemetry(python: Path, tmp_path: Path) -> None:
+    """Run the command with what the page on telemetry installs."""
+    page = (ROOT / "docs" / "howto" / "telemetry.md").read_text()
+    (packages,) = re.findall(r"^pip install (.*)$", page, re.M)
+    run(python, "-m", "pip", "install", "--quiet", "spark-mq[cli]", *packages.split())
+    queue = tmp_path / "orders"
+    run(python.with_name("spark-mq"), "publish", "-q", queue, "--create", stdin="{}\n")
+    (tmp_path / "handler.py").write_text("def handle(lease):\n    return None\n")
+    out = run(
+        python.with_name("opentelemetry-instrument"), "--traces_exporter", "console",
+        "--metrics_exporter", "none", "--logs_exporter", "none",
+        python.with_name("spark-mq"), "work", f"{tmp_path}/handler.py:handle", "-q", queue,
+        "--until-empty",
+    )  # fmt: skip
+    assert '"name": "ack orders"' in out
 
 
 def run_plugin(python: Path, tmp_path: Path) -> None:
