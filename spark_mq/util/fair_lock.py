@@ -77,7 +77,8 @@ class FileLock:
     def release(self) -> None:
         """Release the lock and close its file. Without the lock this does nothing."""
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # a network disk: the file is closed all the same
+                self._file.close()
             self._file = None
 
     def _lock(self, file: int, deadline: float, poll: float) -> bool:
