@@ -70,15 +70,23 @@ test-spark: setup ## the part of make test that needs Spark; daily= adds the tes
 KILLS := 200
 OUTAGES := 8
 SPARK := 1
+TRIES := 40
 
 .PHONY: fault
-fault: setup ## kill everything at random and interrupt each line, then check that nothing is lost or owned twice; KILLS=200 SPARK=1 workers of Spark OUTAGES=8 of the storage
+fault: setup ## kill everything at random, interrupt each line and fail system calls, then check that nothing is lost or owned twice; KILLS=200 SPARK=1 workers of Spark OUTAGES=8 of the storage TRIES=40 calls of each operation
 	@$(with_spark) PYTHONPATH="$(CURDIR)/tests" $(python) -m chaos.run --kills $(KILLS) --spark $(SPARK) --outages $(OUTAGES)
 	@INTERRUPTS=all $(python) -m pytest tests/operations/test_interrupts.py -q
+	@TRIES=$(TRIES) $(python) -m pytest tests/acceptance/test_failing_calls.py -q -o faulthandler_timeout=0
 
 .PHONY: fault-order
 fault-order: setup ## kill eight workers of an ordered group at random, then check the order of keys; KILLS=200 OUTAGES=8
 	@PYTHONPATH="$(CURDIR)/tests" $(python) -m chaos.run --kills $(KILLS) --spark 0 --outages $(OUTAGES) --order key
+
+MINUTES := 120
+
+.PHONY: soak
+soak: setup ## eight processes for hours under kills and outages: memory, descriptors, disk and latency must not grow; MINUTES=120
+	@mkdir -p build && PYTHONPATH="$(CURDIR)/tests" $(python) -m chaos.soak --minutes $(MINUTES) --out build/soak.json
 
 .venv/.s3: .venv/.installed
 	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[s3]'

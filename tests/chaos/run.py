@@ -98,6 +98,10 @@ class Forked:
         self._process = FORKS.Process(target=as_actor, args=(target, *args), daemon=True)
         self._process.start()
 
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
     def poll(self) -> int | None:
         return self._process.exitcode
 
