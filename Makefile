@@ -50,7 +50,7 @@ daily := and not slow
 side_by_side = $(MAKE) --no-print-directory --jobs=2 --keep-going log=.venv/test-core.log test-core test-spark
 
 .PHONY: test
-test: setup ## run the tests of daily work: each feature, in at most 6 minutes on 2 cores
+test: setup ## run the tests of daily work, all but those marked slow: at most 6 minutes on 2 cores
 	@$(side_by_side)
 
 # The installations come first: none may change .venv while a test runs.

@@ -10,7 +10,7 @@ as failed (--on-error). lease.reject(df), lease.nack(df) and lease.ack(df) settl
 lease.delta_options a Delta table takes the append of a batch only once, also if the batch runs
 again.
 
-Start as many workers of a group as you like, each with its own checkpoint. After SIGTERM the worker
+Start several workers of a group, each with its own checkpoint. After SIGTERM the worker
 finishes and settles the running batch, gives later ones back, and ends. After any other death start
 it again on its checkpoint: it repeats the running batch.
 """

@@ -1,7 +1,7 @@
 """Keep the messages of a queue in a Delta table, ``messages/``.
 
 A publish is an ``add`` with ``dataChange=true``, in a commit that removes nothing, of a path never
-seen before. So compaction, trims and RESTORE publish nothing, and any Delta writer that appends is
+seen before. So compaction, trims and RESTORE publish nothing, and each Delta writer that appends is
 a publisher.
 """
 

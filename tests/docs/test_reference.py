@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from dataclasses import fields
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 from deltalake import DeltaTable
@@ -17,6 +19,7 @@ REFERENCE = ROOT / "docs" / "reference"
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 _FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
 _OPTION = re.compile(r"--[a-z][a-z-]*")
+NOT_IN_MAKE_TEST = {"browser", "chaos", "cluster", "connect", "s3", "wheel"}
 _AVOIDED = re.compile(r"\b(told|tells?|whatever|whoever|anew|besides)\b", re.IGNORECASE)
 
 
@@ -134,13 +137,32 @@ def test_every_header_of_a_dead_letter_has_its_place(swept: Path) -> None:
     assert headers <= in_code("tables.md")
 
 
+def left_out(path: Path, tree: ast.Module, test: ast.FunctionDef) -> bool:
+    """Return whether ``make test`` leaves a test out with all of its parameters."""
+    module = next((ast.unparse(n.value) for n in tree.body if _sets_marks(n)), "")
+    marks = [module, *map(ast.unparse, test.decorator_list)]
+    elsewhere = path.relative_to(ROOT / "tests").parts[0] in NOT_IN_MAKE_TEST
+    return elsewhere or any("pytest.mark.slow" in re.split(r"[][, ]+", mark) for mark in marks)
+
+
+def _sets_marks(node: ast.stmt) -> TypeGuard[ast.Assign]:
+    return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+
+
 @pytest.mark.parametrize(("page", "least"), [("guarantees.md", 20), ("threat-model.md", 5)])
-def test_every_test_that_shows_a_guarantee_exists(page: str, least: int) -> None:
-    words = words_in_code(ROOT / "docs" / "explanation" / page)
-    named = {word for word in words if word.startswith("test_")}
-    tests = "\n".join(p.read_text(encoding="utf-8") for p in (ROOT / "tests").rglob("test_*.py"))
+def test_each_test_that_shows_a_guarantee_exists_and_is_marked_if_it_is_slow(
+    page: str, least: int
+) -> None:
+    text = (ROOT / "docs" / "explanation" / page).read_text(encoding="utf-8")
+    named = dict(re.findall(r"`(test_\w+)`( \(slow\))?", text))
     assert len(named) > least
-    assert named <= set(re.findall(r"def (test_\w+)\(", tests))
+    slow: dict[str, bool] = {}
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and node.name in named:
+                slow[node.name] = left_out(path, tree, node)
+    assert {name: bool(mark) for name, mark in named.items()} == slow
 
 
 def test_the_readme_has_at_most_150_lines() -> None:

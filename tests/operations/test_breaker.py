@@ -165,6 +165,17 @@ def test_on_error_reject_opens_it_too(queue: Queue) -> None:
     assert (stats.breaker, stats.dead) == ("open", 5)
 
 
+@pytest.mark.parametrize("on_error", ["reject", "ack"])
+def test_on_error_reject_and_ack_end_the_leases_that_open_the_breaker(
+    queue: Queue, on_error: str
+) -> None:
+    """A nack retries them. These end them at once, so a bug costs five whole leases."""
+    numbers(queue, 200)
+    queue.group().work(typo, on_error=on_error, max_messages=20, until_empty=True)
+    stats = queue.group().stats()
+    assert (stats.breaker, stats.unread, stats.dead + stats.acked) == ("open", 100, 100)
+
+
 def test_another_group_goes_on(queue: Queue) -> None:
     broken(queue)
     assert len(lease(queue, 50, group="other")) == 50
