@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.ledger.settle import SettleCommand, SettleOutcome
 from spark_mq.storage.ledger_store import LedgerSnapshot
-from spark_mq.storage.posted_requests import PostedRequest
+from spark_mq.storage.request_files import PostedRequest
 
 __all__ = [
     "Posted",

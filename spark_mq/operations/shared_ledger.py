@@ -33,7 +33,7 @@ from spark_mq.operations.posted_work import Posted, RequestRunner, post_settles
 from spark_mq.operations.signals import destination_of, settle_signals
 from spark_mq.storage.history_store import HistoryStore
 from spark_mq.storage.ledger_store import LedgerSnapshot
-from spark_mq.storage.posted_requests import PostedRequest
+from spark_mq.storage.request_files import PostedRequest
 from spark_mq.storage.update import Priority, Update, update_ledger
 from spark_mq.telemetry.watch import Watch, watched
 from spark_mq.util.call_batcher import CallBatcher

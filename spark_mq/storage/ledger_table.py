@@ -29,7 +29,8 @@ from spark_mq.storage.ledger_rows import LEASES_SCHEMA, encode_ledger, from_rows
 from spark_mq.storage.ledger_scan import read_rows, scan_ledgers
 from spark_mq.storage.ledger_store import PAUSE, LedgerCommit, LedgerSnapshot
 from spark_mq.storage.pause_request import commit_pause_request
-from spark_mq.storage.posted_requests import SERVED, RequestTurn, delete_old_requests
+from spark_mq.storage.posted_requests import SERVED, RequestTurn
+from spark_mq.storage.request_files import delete_old_requests
 from spark_mq.storage.table_cleanup import clean_ledgers
 from spark_mq.util.backoff import Backoff
 from spark_mq.util.fair_lock import FairLock, fair_lock_for

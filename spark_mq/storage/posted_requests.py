@@ -12,14 +12,12 @@ group conflict. A writer runs a request only if it knows all commits since the r
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -28,21 +26,26 @@ from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import FileInfo, ObjectStore
 from spark_mq.delta.store_errors import STORE_ERRORS, one_line, wrap_store_errors
 from spark_mq.errors import StorageError
+from spark_mq.storage.request_files import (
+    FOLDER,
+    MAX_BYTES,
+    PostedRequest,
+    base_of,
+    id_of,
+    is_request,
+)
+from spark_mq.util.recent import RecentSet
 
-__all__ = ["SERVED", "PostedRequest", "RequestTurn", "delete_old_requests"]
+__all__ = ["SERVED", "RequestTurn"]
 
 _log = logging.getLogger(__name__)
 
 SERVED: Final = "served"
 """Key in a commit's note. Its value is the outcomes of the requests that it ran, by id."""
-FOLDER: Final = "_requests"
-FORMAT: Final = 1
 MAX_REQUESTS: Final = 64
 """Requests of others in one commit, at most."""
 STALE_SECONDS: Final = 20.0
 """A request that is this much older than another is from a dead writer. No writer runs it."""
-OLD_SECONDS: Final = 3600.0
-"""A sweep deletes requests of this age. Clocks of machines may differ."""
 WAIT_PER_WRITER_SECONDS: Final = 1.0
 """How long a writer waits for each writer before it."""
 REQUESTS_OF_A_COMMIT: Final = 5
@@ -53,41 +56,8 @@ _THREADS: Final = 32
 _FREQUENT_POLL_LIMIT: Final = 32
 """With more requests than this, each writer looks less often."""
 
-
-@dataclass(frozen=True, slots=True)
-class PostedRequest:
-    """The operations that one writer has posted."""
-
-    request_id: str
-    base: int
-    """The version of the table that the writer knew."""
-    operations: Sequence[Mapping[str, Any]]
-
-    @property
-    def name(self) -> str:
-        """Return the name of the file. Older requests come first."""
-        return f"{self.base:020d}-{self.request_id}.json"
-
-    def encode(self) -> bytes:
-        """Return the content of the file."""
-        data = {"format": FORMAT, "operations": list(self.operations)}
-        return json.dumps(data, separators=(",", ":")).encode()
-
-    @classmethod
-    def decode(cls, name: str, data: bytes) -> PostedRequest | None:
-        """Return the request in a file. None if it is of another version of spark_mq."""
-        try:
-            found = json.loads(data)
-            operations = found["operations"]
-            if found["format"] != FORMAT or not isinstance(operations, list):
-                return None
-            return cls(_id_in(name), int(name[:20]), operations)
-        except (ValueError, TypeError, KeyError):
-            return None
-
-
-def _id_in(name: str) -> str:
-    return name[21:].removesuffix(".json")
+_left: Final[RecentSet[tuple[str, str]]] = RecentSet(10_000)
+"""The requests that this process could not run, by root and path. Their own writers run them."""
 
 
 class RequestTurn:
@@ -192,7 +162,11 @@ class RequestTurn:
         ):
             listing = pool.submit(self._files.list, self._folder)
             self._follow()
-            return list(listing.result())
+            try:
+                return [one for one in listing.result() if is_request(one.path)]
+            except OSError as error:  # also a name that the store's client cannot read
+                _log.debug("requests in %s were not listed: %s", self._files.root, error)
+                return []
 
     def _follow(self) -> None:
         """Read the notes of new commits."""
@@ -213,20 +187,22 @@ class RequestTurn:
 
     def _is_turn(self, listed: Sequence[FileInfo], waited: float) -> bool:
         """Return whether this writer must commit. Then note the requests to run."""
-        own = next((one for one in listed if one.path.endswith(self._request.name)), None)
+        own_path = f"{self._folder}/{self._request.name}"
+        own = next((one for one in listed if one.path == own_path), None)
         now = time.time() if own is None else own.modified
         known_after, self._names, self._stale = self._known_after(), [], []
         self._waiting = len(listed)
         before = 0
         for info in listed:
-            name = info.path.rpartition("/")[2]
-            if name == self._request.name or _id_in(name) in self._ran:
+            if id_of(info.path) == self.request_id or id_of(info.path) in self._ran:
                 continue  # the writer that ran it deletes it
-            if now - info.modified > STALE_SECONDS or not name[:20].isdigit():
+            if now - info.modified > STALE_SECONDS:
                 self._stale.append(info.path)
-            elif known_after <= int(name[:20]) <= self._log.state.version:
+            elif info.size > MAX_BYTES or (self._files.root, info.path) in _left:
+                continue
+            elif known_after <= base_of(info.path) <= self._log.state.version:
                 self._names.append(info.path)
-                before += name < self._request.name
+                before += info.path < own_path
         return waited >= WAIT_PER_WRITER_SECONDS * before
 
     def _known_after(self) -> int:
@@ -259,7 +235,7 @@ class RequestTurn:
         meanwhile
             Called at the same time. Its errors are ignored: it only fills a cache.
         """
-        names = [name for name in self._names if _id_in(name.rpartition("/")[2]) not in self._ran]
+        names = [path for path in self._names if id_of(path) not in self._ran]
         names = names[:MAX_REQUESTS]
         if not names:
             return []
@@ -303,9 +279,17 @@ class RequestTurn:
 
     def _read(self, path: str) -> PostedRequest | None:
         try:
-            return PostedRequest.decode(path.rpartition("/")[2], self._files.read(path))
+            found = PostedRequest.decode(path, self._files.read(path))
         except OSError:
             return None  # its writer withdrew it, or will run it itself
+        if found is None:
+            _left.add((self._files.root, path))
+        return found
+
+    def leave(self, requests: Iterable[PostedRequest]) -> None:
+        """Leave requests to their own writers, because a commit could not run them."""
+        for request in requests:
+            _left.add((self._files.root, f"{self._folder}/{request.name}"))
 
     def close(self, ran: Sequence[PostedRequest] = ()) -> None:
         """Delete the own request, and those that the own commit ran."""
@@ -326,19 +310,3 @@ class RequestTurn:
             self._files.delete_many(paths)
         except STORE_ERRORS as error:
             _log.debug("requests in %s were not deleted: %s", self._files.root, error)
-
-
-def delete_old_requests(files: ObjectStore, older_than_seconds: float = OLD_SECONDS) -> int:
-    """Delete the requests of killed writers. Return the number of files.
-
-    Parameters
-    ----------
-    files
-        The files of ``leases/``.
-    older_than_seconds
-        Least age by this machine's clock. Default: an hour.
-    """
-    before = time.time() - older_than_seconds
-    old = [info.path for info in files.list_all(FOLDER) if info.modified < before]
-    files.delete_many(old)
-    return len(old)

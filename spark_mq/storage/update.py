@@ -20,7 +20,8 @@ from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import CommitConflict
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.storage.ledger_store import PAUSE, LedgerSnapshot, LedgerStore
-from spark_mq.storage.posted_requests import SERVED, PostedRequest, RequestTurn
+from spark_mq.storage.posted_requests import SERVED, RequestTurn
+from spark_mq.storage.request_files import PostedRequest
 from spark_mq.util.backoff import Backoff, too_many_conflicts
 from spark_mq.util.user import with_user
 
@@ -297,6 +298,8 @@ class _Updating:
             whole_table=self._whole_table,
         )
         self._ran = [one for one in self._requests if one.request_id in note.get(SERVED, ())]
+        if self._turn is not None:
+            self._turn.leave(one for one in self._requests if one not in self._ran)
         if backoff is not None:
             backoff.won(time.monotonic() - began)
             if self._ran:

@@ -28,7 +28,8 @@ from spark_mq.delta.tables import write_checkpoint
 from spark_mq.errors import CommitConflict
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
 from spark_mq.storage.ledger_table import LedgerTable
-from spark_mq.storage.posted_requests import SERVED, PostedRequest, RequestTurn
+from spark_mq.storage.posted_requests import SERVED, RequestTurn
+from spark_mq.storage.request_files import PostedRequest
 
 GROUP = "g"
 WRITERS = st.integers(0, 2)

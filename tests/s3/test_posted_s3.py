@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import threading
 import uuid
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import pytest
 from support.faulty_s3 import AFTER, BEFORE, RESET, FaultyS3
@@ -13,7 +15,8 @@ from support.handles import again
 from spark_mq import Lease, Queue
 from spark_mq.storage import posted_requests
 from spark_mq.storage.ledger_table import LedgerTable
-from spark_mq.storage.posted_requests import FOLDER, PostedRequest, RequestTurn
+from spark_mq.storage.posted_requests import RequestTurn
+from spark_mq.storage.request_files import FOLDER, PostedRequest
 from spark_mq.util.backoff import Backoff
 from spark_mq.util.fair_lock import FairLock
 
@@ -121,3 +124,20 @@ def test_a_request_has_a_small_file(queue: Queue) -> None:
     )
     assert read is not None
     assert read.request_id == turn.request_id
+
+
+@pytest.mark.parametrize("name", ["/x", "./x", "../default/./x"])
+def test_a_foreign_name_that_hides_the_requests_stops_nobody(
+    queue: Queue, s3: dict[str, str], name: str
+) -> None:
+    """Then the store's client can list nothing in the folder."""
+    path = f"{queue.path.removeprefix('s3://')}/leases/{FOLDER}/default/{name}"
+    endpoint = http.client.HTTPConnection(urlsplit(s3["AWS_ENDPOINT_URL"]).netloc)
+    endpoint.request("PUT", f"/{path}", body=b"x")
+    assert endpoint.getresponse().status == 200
+    endpoint.close()
+    with pytest.raises(OSError, match="invalid path"):
+        queue._context.ledgers.files.list(f"{FOLDER}/default")
+    lease = queue.group().lease("w", max_messages=5)
+    assert lease is not None
+    assert lease.ack().settled == 5

@@ -27,13 +27,21 @@ from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.shared_ledger import LedgerOperation
 from spark_mq.storage import posted_requests
 from spark_mq.storage.ledger_table import LedgerTable
-from spark_mq.storage.posted_requests import FOLDER, SERVED, RequestTurn, delete_old_requests
+from spark_mq.storage.posted_requests import SERVED, RequestTurn
+from spark_mq.storage.request_files import (
+    FOLDER,
+    MAX_BYTES,
+    PostedRequest,
+    delete_old_requests,
+)
 from spark_mq.storage.update import update_ledger
 from spark_mq.util.backoff import Backoff
 from spark_mq.util.fair_lock import FairLock
 from spark_mq.util.user import acting_as
 
 MINUTE = 60.0
+LEASE = "the id of a lease"
+"""Stands for a lease that exists."""
 
 
 @pytest.fixture(autouse=True)
@@ -233,6 +241,21 @@ def test_a_commit_that_is_lost_withdraws_nothing_of_others(
         [{"settle": [{"verb": "burn", "lease_id": "x"}]}],
         [{"settle": [{"verb": "ack", "lease_id": "x", "intervals": [["a", "b"]]}]}],
         [{"extend": {"targets": [["x", None]], "timeout": "soon"}}],
+        [{"lease": {"worker_id": "w", "max_messages": 1, "timeout": 2**63}}],
+        [{"lease": {"worker_id": "w", "max_messages": 1, "max_bytes": "much"}}],
+        [{"lease": {"worker_id": "a/b", "max_messages": 1}}],
+        [{"lease": {"worker_id": None, "max_messages": 1}}],
+        [{"lease": {"worker_id": "w", "max_messages": 1, "fail_on_data_loss": []}}],
+        [{"extend": {"targets": [[LEASE, None]], "timeout": 2**63}}],
+        [{"extend": {"targets": [[LEASE, None]], "timeout": -1}}],
+        [{"extend": {"targets": [[LEASE, None]], "timeout": [[1]]}}],
+        [{"extend": {"targets": [[LEASE, [[0, 2**70]]]], "timeout": None}}],
+        [{"settle": [{"verb": "nack", "lease_id": LEASE, "delay": 2**63}]}],
+        [{"settle": [{"verb": "nack", "lease_id": LEASE, "jitter": "much"}]}],
+        [{"settle": [{"verb": "reject", "lease_id": LEASE, "reason": 5}]}],
+        [{"settle": [{"verb": "reject", "lease_id": LEASE, "error": ["e"]}]}],
+        [{"settle": [{"verb": "ack", "lease_id": LEASE, "intervals": [[9, 1]]}]}],
+        [{"settle": [{"verb": "ack", "lease_id": LEASE, "intervals": "all"}]}],
         [{"lease": {}, "settle": []}],
         [{}],
         ["lease"],
@@ -242,23 +265,126 @@ def test_a_commit_that_is_lost_withdraws_nothing_of_others(
     ],
 )
 def test_a_request_that_makes_no_sense_runs_nothing(queue: Queue, operations: Any) -> None:
-    ledgers = queue._context.ledgers
-    turn = RequestTurn(ledgers.files, ledgers.log, "default", [])
-    name = turn._request.name
-    data = {"format": 1, "operations": operations}
-    ledgers.files.write(f"{FOLDER}/default/{name}", json.dumps(data).encode())
+    held = leased(again(queue), 2).lease_id
+    text = json.dumps({"format": 1, "operations": operations}).replace(LEASE, held)
+    put_request(queue, text.encode())
     own = leased(queue, 5)
     assert len(sequences(own)) == 5
     stats = queue.group().stats()
-    assert (stats.in_flight, stats.dead, stats.ready) == (5, 0, 15)
+    assert (stats.in_flight, stats.dead, stats.ready) == (7, 0, 13)
+    leased(sharing(again(queue)), 5).ack()
+    assert {one.worker_id for one in queue.group().leases()} == {"w"}
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"format":2,"operations":[]}', b"\xff"])
-def test_a_file_that_is_no_request_is_ignored(queue: Queue, data: bytes) -> None:
+def put_request(queue: Queue, data: bytes, name: str | None = None) -> str:
+    """Write a file into the folder of requests. By default, its name is that of a request."""
     ledgers = queue._context.ledgers
-    for name in ("0" * 20 + "-x.json", "x.json", "9" * 20 + "-y.json"):
-        ledgers.files.write(f"{FOLDER}/default/{name}", data)
+    ledgers.version()
+    turn = RequestTurn(ledgers.files, ledgers.log, "default", [])
+    path = f"{FOLDER}/default/{name or turn._request.name}"
+    ledgers.files.write(path, data)
+    return path
+
+
+def reads_of(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the list of the paths that a handle reads from now on."""
+    files, seen = queue._context.ledgers.files, list[str]()
+    real = files.read
+
+    def read(path: str) -> bytes:
+        seen.append(path)
+        return real(path)
+
+    monkeypatch.setattr(files, "read", read)
+    return seen
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x.json",
+        "0" * 20 + "-x.json",
+        "9" * 20 + "-y.json",
+        "\N{SUPERSCRIPT TWO}" * 20 + "-" + "a" * 32 + ".json",
+        "\N{ARABIC-INDIC DIGIT ZERO}" * 20 + "-" + "a" * 32 + ".json",
+        "0" * 20 + "-" + "a" * 32 + ".v2",
+        "0" * 20 + "-" + "a" * 32 + ".json.json",
+        "0" * 20 + "-" + "a" * 32 + ".json/below.json",
+        "-" * 57 + "\x9b",
+    ],
+    ids=ascii,
+)
+def test_a_file_with_another_name_is_neither_read_nor_waited_for(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(posted_requests, "WAIT_PER_WRITER_SECONDS", 3600.0)
+    path = put_request(queue, b"{}", name)
+    seen = reads_of(queue, monkeypatch)
     assert len(sequences(leased(queue, 5))) == 5
+    assert path not in seen
+
+
+NO_REQUESTS = {
+    "nothing": b"",
+    "half": b"{",
+    "a list": b"[]",
+    "a newer format": b'{"format":2,"operations":[{"lease":{"worker_id":"w","max_messages":1}}]}',
+    "no text": b"\xff",
+    "many digits": b'{"format":1,"operations":[{"lease":{"max_messages":' + b"9" * 10_000 + b"}}]}",
+    "deep": b'{"format":1,"operations":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "an unknown operation": b'{"format":1,"operations":[{"burn":{}}]}',
+    "a settle of nobody's lease": json.dumps(
+        {"format": 1, "operations": [{"settle": [{"verb": "ack", "lease_id": "x"}]}]}
+    ).encode(),
+}
+
+
+@pytest.mark.parametrize("data", NO_REQUESTS.values(), ids=NO_REQUESTS)
+def test_a_request_that_cannot_run_is_remembered_and_left_to_its_writer(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    path = put_request(queue, data)
+    seen = reads_of(queue, monkeypatch)
+    assert len(sequences(leased(queue, 5))) == 5
+    assert seen.count(path) == 1
+    monkeypatch.setattr(posted_requests, "WAIT_PER_WRITER_SECONDS", 3600.0)
+    assert len(sequences(leased(queue, 5))) == 5
+    assert len(sequences(leased(queue, 5))) == 5
+    assert seen.count(path) == 1, "nobody reads it again, or waits for it"
+
+
+def test_a_request_without_end_is_not_read(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(posted_requests, "WAIT_PER_WRITER_SECONDS", 3600.0)
+    path = put_request(queue, b" " * (MAX_BYTES + 1))
+    seen = reads_of(queue, monkeypatch)
+    assert len(sequences(leased(queue, 5))) == 5
+    assert path not in seen
+
+
+def test_a_writer_whose_requests_nobody_can_run_commits_itself(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is of a newer version, and works beside older ones."""
+    encode = PostedRequest.encode
+
+    def newer(request: PostedRequest) -> bytes:
+        data = encode(request)
+        return data.replace(b'"format":1', b'"format":2') if b'"newer"' in data else data
+
+    monkeypatch.setattr(PostedRequest, "encode", newer)
+    got: list[Lease | None] = []
+    other = sharing(again(queue))
+    on_commit(
+        monkeypatch,
+        "leases",
+        before=lambda: got.append(other.group().lease("newer", max_messages=3)),
+    )
+    own = leased(queue, 5)
+    assert got[0] is not None
+    assert len(sequences(got[0])) == 3
+    assert not sequences(got[0]) & sequences(own)
+    assert {one.worker_id for one in queue.group().leases()} == {"w", "newer"}
+    assert deleted(queue)
 
 
 def test_an_outcome_that_cannot_be_read_is_an_error(
@@ -416,10 +542,15 @@ def test_a_sweep_deletes_old_requests(queue: Queue) -> None:
     other = again(queue)
     post(other, lease_of(other))
     (file,) = files(queue)
+    foreign = [Path(file.parent, name) for name in ("x.json", "below/\x9b", "a\nb")]
+    for one in foreign:
+        one.parent.mkdir(exist_ok=True)
+        one.write_bytes(b"")
     assert delete_old_requests(queue._context.ledgers.files) == 0
-    os.utime(file, (time.time() - 7200, time.time() - 7200))
-    assert delete_old_requests(queue._context.ledgers.files) == 1
-    assert not files(queue)
+    for one in (file, *foreign):
+        os.utime(one, (time.time() - 7200, time.time() - 7200))
+    assert delete_old_requests(queue._context.ledgers.files) == 3
+    assert [one for one in file.parent.rglob("*") if one.is_file()] == foreign[2:], "no valid name"
 
 
 def test_a_writer_waits_for_the_commit_of_the_one_before_it(

@@ -1,0 +1,99 @@
+"""Name, write and read the files of posted requests.
+
+Anyone who may write the folder may put other files there. They are neither read nor waited for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from spark_mq.delta.object_store import ObjectStore, is_data_path
+from spark_mq.util.json_text import parse_foreign
+
+__all__ = [
+    "FOLDER",
+    "MAX_BYTES",
+    "PostedRequest",
+    "base_of",
+    "delete_old_requests",
+    "id_of",
+    "is_request",
+]
+
+FOLDER: Final = "_requests"
+FORMAT: Final = 1
+"""The format of a request. Another one needs other names, because nobody waits for those."""
+_NAME: Final = re.compile(r"[0-9]{20}-[0-9a-f]{32}\.json")
+MAX_BYTES: Final = 2**20
+"""The size of a request that others run, at most."""
+OLD_SECONDS: Final = 3600.0
+"""A sweep deletes requests of this age. Clocks of machines may differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class PostedRequest:
+    """The operations that one writer has posted."""
+
+    request_id: str
+    base: int
+    """The version of the table that the writer knew."""
+    operations: Sequence[Mapping[str, Any]]
+
+    @property
+    def name(self) -> str:
+        """Return the name of the file. Older requests come first."""
+        return f"{self.base:020d}-{self.request_id}.json"
+
+    def encode(self) -> bytes:
+        """Return the content of the file."""
+        data = {"format": FORMAT, "operations": list(self.operations)}
+        return json.dumps(data, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, path: str, data: bytes) -> PostedRequest | None:
+        """Return the request in a file, or None if it cannot be read."""
+        try:
+            found = parse_foreign(data.decode())
+            operations = found["operations"]
+            if found["format"] != FORMAT or not isinstance(operations, list):
+                return None
+            return cls(id_of(path), base_of(path), operations)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+
+
+def is_request(path: str) -> bool:
+    """Return whether a file has the name of a request."""
+    return _NAME.fullmatch(path.rpartition("/")[2]) is not None
+
+
+def id_of(path: str) -> str:
+    """Return the id of a request by the path of its file."""
+    return path[-37:-5]
+
+
+def base_of(path: str) -> int:
+    """Return the version that the writer of a request knew."""
+    return int(path[-58:-38])
+
+
+def delete_old_requests(files: ObjectStore, older_than_seconds: float = OLD_SECONDS) -> int:
+    """Delete the requests of killed writers, and other old files. Return the number of files.
+
+    Parameters
+    ----------
+    files
+        The files of ``leases/``.
+    older_than_seconds
+        Least age by this machine's clock. Default: an hour.
+    """
+    before = time.time() - older_than_seconds
+    old = [one.path for one in files.list_all(FOLDER) if one.modified < before]
+    old = [path for path in old if is_data_path(path)]  # others can be deleted by hand only
+    files.delete_many(old)
+    return len(old)
