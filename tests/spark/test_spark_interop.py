@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.delta_readers import TABLES, by_protocol, make_tables, normal
 from support.harness import Stream, configured, make_queue, until, values
 
 from spark_mq import Queue, errors
@@ -194,3 +195,11 @@ def test_a_page_that_no_task_can_read_ends_the_query_once_and_is_dead_at_its_res
     queue.sweep()
     (letter,) = take(queue.dead_letters).messages
     assert path.name in letter.headers["spark_mq.payload"]
+
+
+@pytest.mark.slow
+def test_spark_reads_each_table_as_it_is(spark: Any, tmp_path: Path) -> None:
+    path = make_tables(tmp_path / "tables").path
+    for name in TABLES[:5]:  # of the dead letters, the messages: the rest is as in the queue
+        found = spark.read.format("delta").load(f"{path}/{name}").toArrow()
+        assert normal(found) == normal(by_protocol(Path(path, name))), name
