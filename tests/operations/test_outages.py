@@ -8,19 +8,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from support.disks import SizeLimit
 from support.handles import again, lease, route, until
+from support.marks import slow
+from support.outage import READS, WRITES, Outage
 
 from spark_mq import Lease, Message, Queue, errors
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.operations import outages, payloads
-from spark_mq.storage.memory import MemoryFiles
 from spark_mq.streaming.multi_source import MultiQueueSource
 from spark_mq.streaming.source import StreamOptions, StreamSource
 from spark_mq.testing import ManualClock, memory_queue
@@ -28,39 +30,6 @@ from spark_mq.testing import ManualClock, memory_queue
 Make = Callable[..., Queue]
 TRIES = 60
 """How often one tries in an outage of a month, at a try each half a day."""
-
-
-class Outage:
-    """The payload files of all queues, or some of them, while nobody can read them."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.on = False
-        self.only: set[str] | None = None
-        self.failed = 0
-        self.error: type[OSError] = PermissionError
-        for store in (ObjectStore, MemoryFiles):
-            for verb in ("open", "read"):
-                if verb in vars(store):
-                    patch.setattr(store, verb, self._failing(getattr(store, verb)))
-
-    def _failing(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(store: Any, path: str) -> Any:
-            payload = path.endswith(".parquet") and "leases" not in store.root
-            hit = payload and "_delta_log" not in path and "commits" not in store.root
-            if self.on and hit and (self.only is None or path in self.only):
-                self.failed += 1
-                raise self.error(13, "out of reach", path)
-            return real(store, path)
-
-        return call
-
-    @contextmanager
-    def __call__(self, *only: str) -> Iterator[None]:
-        self.on, self.only = True, set(only) or None
-        try:
-            yield
-        finally:
-            self.on = False
 
 
 @pytest.fixture
@@ -281,6 +250,71 @@ def test_a_lease_that_was_acked_first_may_be_read_again_after_an_outage(
     assert [m.value for m in taken.messages] == [b"b"]
 
 
+# -- ledgers and logs
+
+
+BOTH = (*READS, *WRITES)
+OTHER_OUTAGES = [
+    pytest.param((part, verbs), id=f"{name} of {part}")
+    for part in ("leases", "logs", "everything")
+    for name, verbs in (("reads", READS), ("writes", WRITES), ("reads and writes", BOTH))
+]
+
+
+@pytest.mark.parametrize("where", OTHER_OUTAGES)
+@pytest.mark.parametrize("handle", [again, lambda queue: queue], ids=["a new one", "the same"])
+def test_an_outage_of_ledgers_and_logs_counts_nothing(
+    delta_queue: Make, clock: ManualClock, outage: Outage, where: Any, handle: Any
+) -> None:
+    queue = delta_queue(visibility_timeout="60d", max_delivery_attempts=2)
+    queue.publish(["a", "b", "c"])
+    held = lease(queue, 1)
+    with outage.of(*where):
+        for _ in range(20):
+            clock.advance("1d")
+            with pytest.raises(errors.StorageError, match="out of reach"):
+                handle(queue).group().lease("w", max_messages=10)
+            for settle in (held.ack, held.nack, held.release, held.extend):
+                with pytest.raises(errors.StorageError, match="out of reach"):
+                    settle()
+            with suppress(errors.StorageError):  # what it finds to write, it cannot
+                handle(queue).sweep()
+    assert outage.failed >= 4 * 20
+    assert held.release().settled == 1
+    assert drained(queue) == [(b"a", 1), (b"b", 1), (b"c", 1)]
+
+
+@pytest.mark.parametrize("part", ["leases", slow("logs"), slow("everything")])
+def test_an_outage_that_begins_at_any_call_counts_one_delivery_at_most(
+    delta_queue: Make, clock: ManualClock, outage: Outage, part: str
+) -> None:
+    """Also of the lease that landed while nobody could read that it did."""
+    queue = delta_queue(max_delivery_attempts=2)
+    queue.publish(["a", "b"])
+    for after in range(100):
+        group, before = queue.group(f"g{after}"), outage.failed
+        with outage.of(part, after=after):
+            with suppress(errors.StorageError):
+                taken = group.lease("w", max_messages=1)
+                assert taken is not None
+                assert len(taken.messages) == 1
+                taken.ack()
+            ended = outage.failed == before
+            for _ in range(0 if ended else 5):
+                clock.advance("12h")
+                with suppress(errors.StorageError):
+                    again(queue).group(group.name).lease("w", max_messages=10)
+        clock.advance("12h")
+        while (left := group.lease("w", max_messages=10)) is not None:
+            assert {m.delivery_count for m in left.messages} <= {1, 2}
+            left.ack()
+        assert (group.stats().acked, group.stats().dead) == (2, 0), f"after {after} calls"
+        if ended:
+            break
+    assert ended, "the last one never began"
+    assert after > 5
+
+
 # -- the worker loop
 
 
@@ -319,7 +353,7 @@ def test_workers_wait_out_any_outage(
     def handle(taken: Lease) -> None:
         seen.extend((m.value, m.delivery_count) for m in taken.messages)
 
-    outage.on = True
+    outage.begin()
     with working(queue, handle, threads=threads, on_error=on_error, max_messages=2):
         for _ in range(24):
             before = outage.failed
@@ -329,6 +363,40 @@ def test_workers_wait_out_any_outage(
         outage.on = False
         until(lambda: clock.advance("10s") or len(seen) == 8)
     assert sorted(seen) == sorted((f"{n}{x}".encode(), 1) for n in range(4) for x in "ab")
+    assert queue.group().stats().acked == 8
+
+
+@pytest.mark.parametrize("where", OTHER_OUTAGES)
+def test_workers_wait_out_an_outage_of_ledgers_and_logs(
+    delta_queue: Make,
+    clock: ManualClock,
+    outage: Outage,
+    where: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first one meets a worker that leases, the second one a handler that runs."""
+    monkeypatch.setattr(outages, "FIRST_PAUSE", 0.0)
+    queue = delta_queue(visibility_timeout="30d", max_delivery_attempts=2)
+    queue.publish([str(n) for n in range(8)])
+    seen: list[tuple[bytes, int]] = []
+
+    def handle(taken: Lease) -> None:
+        seen.extend((m.value, m.delivery_count) for m in taken.messages)
+        if len(seen) == 2:
+            outage.begin(*where)
+
+    outage.begin(*where)
+    with working(queue, handle, on_error="reject", max_messages=2):
+        for handled in (0, 2):
+            until(lambda: clock.advance("10s") or outage.on)
+            for _ in range(12):
+                until(lambda: outage.failed)
+                clock.advance("1d")
+                outage.failed = 0
+            assert len(seen) == handled
+            outage.on = False
+        until(lambda: clock.advance("10s") or len(seen) == 8)
+    assert sorted(seen) == [(str(n).encode(), 1) for n in range(8)]
     assert queue.group().stats().acked == 8
 
 
@@ -352,7 +420,7 @@ def test_a_handler_that_meets_the_outage_is_not_the_messages_failure(
         taken.ack()
 
     seen: list[tuple[bytes, int]] = []
-    outage.on = True
+    outage.begin()
     with working(queue, handle, on_error=on_error, ack=ack, max_messages=2):
         assert began.wait(30)
         for _ in range(24):
@@ -546,6 +614,22 @@ def test_a_replay_in_an_outage_counts_nothing(
     assert [(r.message_count, r.delivery_count) for _, r in plan.slices] == [(2, 2)]
 
 
+@pytest.mark.parametrize("where", OTHER_OUTAGES)
+def test_a_stream_restarted_in_an_outage_of_ledgers_and_logs_counts_nothing(
+    delta_queue: Make, clock: ManualClock, outage: Outage, where: Any
+) -> None:
+    queue, offsets = delta_queue(visibility_timeout="60d", max_delivery_attempts=3), list[Any]()
+    queue.publish(["a", "b"])
+    for count in (1, 2):  # a new batch, and its replay
+        with outage.of(*where):
+            for _ in range(TRIES):
+                clock.advance("1h")
+                with pytest.raises(errors.StorageError, match="out of reach"):
+                    restarted(queue, offsets)
+        plan = restarted(queue, offsets)
+        assert [(r.message_count, r.delivery_count) for _, r in plan.slices] == [(2, count)]
+
+
 def test_what_spark_has_committed_is_acked_in_an_outage(make: Make, outage: Outage) -> None:
     queue = make()
     queue.publish("a")
@@ -608,6 +692,30 @@ def test_dead_letters_are_routed_and_redriven_only_once_they_can_be_read(
                 queue.redrive()
     assert queue.redrive().messages == 2
     assert drained(queue) == [(b"a", 1), (b"b", 1)]
+
+
+@pytest.mark.parametrize("step", [pytest.param(41, id="some"), slow(3)])
+def test_an_outage_at_any_call_routes_and_redrives_each_dead_letter_once(
+    tmp_path: Path, clock: ManualClock, outage: Outage, step: int
+) -> None:
+    after = step // 2
+    while True:
+        queue = Queue.create(tmp_path / str(after), clock=clock, durable=False)
+        queue.publish(["a", "b"])
+        lease(queue).reject(error="no")
+        before = outage.failed
+        with outage.of("everything", after=after), suppress(OSError):
+            queue.sweep()
+            queue.redrive()
+        clock.advance("1h")
+        queue.sweep()
+        queue.redrive()
+        assert drained(queue) == [(b"a", 1), (b"b", 1)], f"after {after} calls"
+        assert queue.dead_letters.stats()["published"] == 2
+        if outage.failed == before:
+            break
+        after += step
+    assert after > 80
 
 
 # -- damage
