@@ -193,9 +193,10 @@ bench-peers: .venv/.bench
 	  || echo "not all peers could be installed"
 
 .PHONY: bench
-bench: setup bench-peers ## run the benchmarks, beside PostgreSQL, Valkey and plain Delta, and draw their curves: an hour and more
+bench: setup bench-peers ## run the benchmarks, beside PostgreSQL, Valkey and plain Delta, draw their curves, and write the figures into the documents: an hour and more
 	@$(with_spark) $(python) benchmarks/bench.py
 	@$(python) benchmarks/plots.py
+	@$(python) benchmarks/write_figures.py
 
 .PHONY: bench-short
 bench-short: setup bench-peers ## small sizes: whether all figures of the benchmarks are still produced

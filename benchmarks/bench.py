@@ -135,6 +135,10 @@ def main() -> int:
         )
         keep(given.curves, points, reported)
         print(f"    {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+    if not given.only:  # what no part measures any more goes
+        every = merged(given.out, results, reported)
+        left = [r for r in every if r["name"] in {result.name for result in results}]
+        given.out.write_text(json.dumps({"results": left}, indent=2) + "\n")
     print(f"\n{machine}; {rounds} rounds\n")
     show(results)
     print("\nthe targets, by all figures of the file:\n")
