@@ -63,8 +63,8 @@ class HandlerPolicy:
         The effect of an exception or a returned failure. "nack" (default): retry after the group's
         backoff. "reject": to the dead letters. "ack": drop the messages. The error is only logged
         and counts for the breaker. "raise": end the loop or the query. The lease expires, or its
-        batch runs again. An error of a store is no such exception. It releases the lease,
-        uncounted.
+        batch runs again. An outage of the queue's own store is no such exception. It releases the
+        lease, uncounted.
     ack
         When the lease is acked. "after" (default): when the handler has returned, at least once.
         "first": before it is called, at most once. A worker that dies then loses messages.

@@ -22,7 +22,7 @@ from spark_mq.message import ReceivedMessage, to_received
 from spark_mq.operations.acquire import Acquired, find_damage, reject_damaged
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.keep_alive import LeaseKeepAlive
-from spark_mq.operations.outages import OUTAGES
+from spark_mq.operations.outages import OUTAGES, find_store_failure, is_outage
 from spark_mq.operations.settle import HeldLease, SettleResult, extend, settle
 from spark_mq.parquet.delivery_table import to_delivery_table
 from spark_mq.parquet.reader import MessageReader
@@ -52,6 +52,7 @@ class Lease:
         self._delivered = False
         self._outage: StorageError | None = None
         """Why nothing of the lease was delivered."""
+        self._store_failed = False
 
     def __repr__(self) -> str:
         expires_at = self.expires_at.isoformat()
@@ -178,7 +179,7 @@ class Lease:
         LeaseLost
             Some messages are not held any more. The rest is settled.
         """
-        return settle(self._ledger, self._held, ACK, sequences=sequences, message_ids=message_ids)
+        return self._settle(ACK, sequences, message_ids)
 
     def nack(
         self,
@@ -205,16 +206,7 @@ class Lease:
         LeaseLost
             Some messages are not held any more. The rest is settled.
         """
-        return settle(
-            self._ledger,
-            self._held,
-            NACK,
-            sequences=sequences,
-            message_ids=message_ids,
-            delay=None if delay is None else validate_duration("delay", delay, zero=True),
-            error=validate_error(error),
-            jitter=random.random(),
-        )
+        return self._settle(NACK, sequences, message_ids, delay, error)
 
     def reject(
         self,
@@ -232,14 +224,7 @@ class Lease:
         error
             The reason, for people. Default: none.
         """
-        return settle(
-            self._ledger,
-            self._held,
-            REJECT,
-            sequences=sequences,
-            message_ids=message_ids,
-            error=validate_error(error),
-        )
+        return self._settle(REJECT, sequences, message_ids, error=error)
 
     def release(
         self,
@@ -262,13 +247,30 @@ class Lease:
         LeaseLost
             Some messages are not held any more. The rest is released.
         """
-        return settle(
-            self._ledger,
-            self._held,
-            RELEASE,
-            sequences=sequences,
-            message_ids=message_ids,
-            delay=None if delay is None else validate_duration("delay", delay, zero=True),
+        return self._settle(RELEASE, sequences, message_ids, delay)
+
+    def _settle(
+        self, verb: str, sequences: Iterable[int] | None, message_ids: Iterable[str] | None,
+        delay: Duration | None = None, error: str | None = None,
+    ) -> SettleResult:  # fmt: skip
+        pause = None if delay is None else validate_duration("delay", delay, zero=True)
+        try:
+            return settle(
+                self._ledger, self._held, verb, sequences=sequences, message_ids=message_ids,
+                delay=pause, error=validate_error(error), jitter=random.random(),
+            )  # fmt: skip
+        except OUTAGES:
+            self._store_failed = True
+            raise
+
+    def _met_outage(self, error: Exception) -> bool:
+        """Return whether a handler failed because the queue's store does.
+
+        A handler may raise an error of another store, for ever. So its error alone is no proof.
+        """
+        return self._outage is not None or (
+            is_outage(error)
+            and (self._store_failed or find_store_failure(self._ledger, self.lease_id) is not None)
         )
 
     def extend(

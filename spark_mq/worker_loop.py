@@ -27,7 +27,7 @@ from spark_mq.ledger.settle import ACK, RELEASE, SettleCommand, SettleOutcome
 from spark_mq.operations.acquire import Acquired, LeaseOptions, lease_operation, wait_for_lease
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.keep_alive import LeaseKeepAlive
-from spark_mq.operations.outages import OUTAGES, is_outage, outage_pause, settle_with_retry
+from spark_mq.operations.outages import OUTAGES, outage_pause, settle_with_retry
 from spark_mq.operations.settle import summarize
 from spark_mq.operations.shared_ledger import LedgerOperation
 from spark_mq.operations.verdict_log import VerdictLog
@@ -208,7 +208,7 @@ class WorkerLoop:
         except InvalidHandlerResult:
             raise
         except Exception as error:
-            if lease._outage is not None or is_outage(error):
+            if lease._met_outage(error):
                 self._wait_out(lease, error)
                 return None
             self._note_failure(lease, error)

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from spark_mq.delta.store_errors import STORE_ERRORS
-from spark_mq.errors import ContentionTimeout, StorageError
+from spark_mq.errors import ContentionTimeout, SparkMQError, StorageError
 from spark_mq.ledger.settle import SettleCommand, SettleOutcome
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.shared_ledger import LedgerOperation
 
-__all__ = ["OUTAGES", "is_outage", "outage_pause", "settle_with_retry"]
+__all__ = ["OUTAGES", "find_store_failure", "is_outage", "outage_pause", "settle_with_retry"]
 
 _log = logging.getLogger(__name__)
 
@@ -32,9 +32,10 @@ def outage_pause(failures: int, most: float = MAX_PAUSE) -> float:
 
 
 def is_outage(error: BaseException | None) -> bool:
-    """Return whether a handler failed because of a store or of contention.
+    """Return whether a handler failed with an error of a store or of contention.
 
-    An error that was raised from such an error, or while one was handled, counts too.
+    An error that was raised from such an error, or while one was handled, counts too. It may be
+    about another store, or the handler's own.
     """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -43,6 +44,17 @@ def is_outage(error: BaseException | None) -> bool:
         seen.add(id(error))
         error = error.__cause__ or error.__context__
     return False
+
+
+def find_store_failure(ledger: GroupLedger, lease_id: str) -> Exception | None:
+    """Return why the ledger of a lease or a payload file of it is out of reach, or None."""
+    try:
+        ledger.check_payloads(lease_id)
+    except OUTAGES as error:
+        return error
+    except SparkMQError as error:
+        _log.warning("the files of lease %s could not be checked: %s", lease_id, error)
+    return None
 
 
 def settle_with_retry(

@@ -169,6 +169,8 @@ class MessageEnd:
     error: str | None = None
     handler_failed: bool = False
     """The handler failed, and the policy rejects or acks such messages."""
+    doubt: Exception | None = None
+    """The error of a store that the handler met. Its message ends so only in an outage."""
 
 
 def end_of_result(result: object) -> MessageEnd:

@@ -177,8 +177,7 @@ class GroupFeed:
             messages = lease.messages
         except OUTAGES as error:  # the lease was released, uncounted
             self.keeper.remove(lease.lease_id)
-            self._ends.note_outage(error)
-            self.state.stop.wait(self._ends.pause)
+            self.state.stop.wait(self._ends.note_outage(error))
             return
         if not messages:
             self.keeper.remove(lease.lease_id)
@@ -270,6 +269,7 @@ class GroupFeed:
         """Settle what is done, and lease more in the same commit."""
         with self._changed:
             done, self._done = self._done, []
+        done = self._ends.resolve_doubts(done)
         first = self.options.policy.ack == "first"
         ended = [(task.lease_id, task.message.sequence, end) for task, end in done]
         commands = [] if first else commands_for_ends(ended)

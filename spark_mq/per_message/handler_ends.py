@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 from spark_mq.handler import HandlerPolicy
@@ -35,21 +36,20 @@ class HandlerEnds:
         self._ledger, self._policy, self._state = ledger, policy, state
         self._outages = 0  # in a row
 
-    @property
-    def pause(self) -> float:
-        """Return the seconds to pause after the outages in a row."""
-        return outage_pause(self._outages)
-
     def count_outage(self) -> float:
         """Count an outage. Return the seconds to pause."""
-        pause, self._outages = self.pause, self._outages + 1
+        pause, self._outages = outage_pause(self._outages), self._outages + 1
         return pause
 
     def note_outage(self, error: Exception) -> float:
-        """Log and count an outage that a handler met. Return the seconds to pause."""
+        """Log and count an outage. Return the seconds to pause."""
+        self.log_outage(error)
+        return self.count_outage()
+
+    def log_outage(self, error: Exception) -> None:
+        """Log an outage that a handler met."""
         text = "group %s: a handler met a failing store. Its message is released, uncounted: %s"
         _log.warning(text, self._ledger.name, error)
-        return self.count_outage()
 
     def end_of(
         self, task: MessageTask, result: Any, error: BaseException | None
@@ -61,7 +61,7 @@ class HandlerEnds:
         InvalidHandlerResult
             The result is no decision, and looks like one.
         BaseException
-            The handler's own error, if it ends the work.
+            The handler's own error, if it is no Exception.
         """
         if error is None:
             self._outages = 0
@@ -71,13 +71,35 @@ class HandlerEnds:
         elif isinstance(error, Decision):
             end = end_of_error(error, self._policy)
         elif is_outage(error):
-            return MessageEnd(RELEASE), self.note_outage(error)
+            return MessageEnd(RELEASE, doubt=error), self.count_outage()
         else:
-            self._note_failure(task, error)
-            end = end_of_error(error, self._policy)
-            if end.verb is None:
-                raise error
+            end = self._end_of_failure(task, error)
         return end, 0.0
+
+    def resolve_doubts(
+        self, done: Iterable[tuple[MessageTask, MessageEnd]]
+    ) -> list[tuple[MessageTask, MessageEnd]]:
+        """Return messages with their ends. Look at the store if a handler met an error of one."""
+        resolved, met = [], dict[str, bool]()
+        for task, end in done:
+            if (error := end.doubt) is not None:
+                if task.lease_id not in met:
+                    met[task.lease_id] = task.held.lease._met_outage(error)
+                if met[task.lease_id]:
+                    self.log_outage(error)
+                    end = MessageEnd(RELEASE)
+                else:
+                    end = self._end_of_failure(task, error)
+            resolved.append((task, end))
+        return resolved
+
+    def _end_of_failure(self, task: MessageTask, error: Exception) -> MessageEnd:
+        """Return the end of a message whose handler failed. The policy may end the work."""
+        self._note_failure(task, error)
+        end = end_of_error(error, self._policy)
+        if end.verb is None:
+            self._state.fail(error)
+        return end
 
     def _note_failure(self, task: MessageTask, error: Exception) -> None:
         with self._state.lock:

@@ -7,11 +7,11 @@ import re
 from collections import Counter
 from typing import Final
 
-from spark_mq.errors import SparkMQError, StorageError
+from spark_mq.errors import StorageError
 from spark_mq.group import ConsumerGroup
 from spark_mq.handler import describe_held
 from spark_mq.ledger.settle import RELEASE, SettleCommand
-from spark_mq.operations.outages import OUTAGES, is_outage
+from spark_mq.operations.outages import OUTAGES, find_store_failure, is_outage
 from spark_mq.spark.batch_lease import BatchLease
 from spark_mq.spark.lease_router import LeaseRouter
 
@@ -24,22 +24,21 @@ _REMOTE_OUTAGE: Final = re.compile(r"spark_mq\.errors\.(?:StorageError|Contentio
 
 
 def find_outage(owners: LeaseRouter, failure: Exception, lease: BatchLease) -> Exception | None:
-    """Return the store's error behind a failed function, or None.
+    """Return the error of the queue's store behind a failed function, or None.
 
-    The function is the user's. A Spark job that failed in an executor names its cause only as text.
-    Spark's own reader has other errors. So the batch's files are checked too.
+    The function is the user's, and may raise an error of another store, for ever. So only a failed
+    settle of the batch is proof. A Spark job that failed in an executor names the queue in its
+    text. Otherwise the batch's ledgers and files are checked.
     """
-    if is_outage(failure):
+    if owners.outage is not None and is_outage(failure):
         return failure
-    if found := _REMOTE_OUTAGE.search(str(failure)):
+    ledgers = [(lease_id, owners.of(lease_id)._ledger) for lease_id in lease.lease_ids]
+    found = _REMOTE_OUTAGE.search(str(failure))
+    if found and any(ledger.queue_path in found[0] for _, ledger in ledgers):
         return StorageError(f"a task failed: {found[0][:400]}", path=None, landed=None)
-    try:
-        for lease_id in lease.lease_ids:
-            owners.of(lease_id)._ledger.check_payloads(lease_id)
-    except OUTAGES as error:
-        return error
-    except SparkMQError as error:
-        _log.warning("the files of lease %s could not be checked: %s", lease.lease_id, error)
+    for lease_id, ledger in ledgers:
+        if (outage := find_store_failure(ledger, lease_id)) is not None:
+            return outage
     return None
 
 

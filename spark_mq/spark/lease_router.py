@@ -16,6 +16,7 @@ from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.replay import rows_held_by_batch
 from spark_mq.ledger.settle import SettleCommand, SettleOutcome
 from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.outages import OUTAGES
 from spark_mq.operations.work_report import reported_work
 from spark_mq.streaming.offset import fence_app_id, parse_lease_id
 
@@ -29,6 +30,8 @@ class LeaseRouter:
         self.groups = tuple(groups)
         self._of: dict[str, ConsumerGroup] = {}  # by stream
         self._numbers: dict[str, int] = {}  # by lease id, the last number of its stream
+        self.outage: Exception | None = None
+        """Why the last settle failed, if a store failed."""
 
     def of(self, lease_id: str) -> ConsumerGroup:
         """Return the group of a lease.
@@ -45,13 +48,17 @@ class LeaseRouter:
 
     def settle(self, wanted: Sequence[SettleCommand]) -> list[SettleOutcome]:
         """Settle in one commit for each group. Return the outcomes in the order of `wanted`."""
+        self.outage = None
         groups = [self.of(one.lease_id) for one in wanted]
         outcomes: dict[int, SettleOutcome] = {}
         for group in dict.fromkeys(groups):
             mine = [at for at, owner in enumerate(groups) if owner is group]
-            outcomes.update(
-                zip(mine, group._ledger.settle([wanted[at] for at in mine]), strict=True)
-            )
+            try:
+                settled = group._ledger.settle([wanted[at] for at in mine])
+            except OUTAGES as error:
+                self.outage = error
+                raise
+            outcomes.update(zip(mine, settled, strict=True))
         return [outcomes[at] for at in range(len(wanted))]
 
     def reported_work(self, lease_ids: Sequence[str]) -> AbstractContextManager[Callable[..., Any]]:

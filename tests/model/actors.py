@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from spark_mq import Queue
-from spark_mq.errors import GroupBlocked, LeaseLost, SparkMQError, StorageError, StreamFenced
+from spark_mq.errors import GroupBlocked, LeaseLost, SparkMQError, StreamFenced
 from spark_mq.group import ConsumerGroup
 from spark_mq.handler import HandlerPolicy, MessageVerdict
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, SettleOutcome
@@ -295,7 +295,8 @@ OUTAGES: Final = 12
 def unreachable(ctx: Context, batch: Frame, lease: BatchLease) -> None:
     """Cannot read its messages, in the first batches of a stream."""
     if ctx.local["i"] < OUTAGES:
-        raise StorageError("the store is out of reach", path=None, landed=False)
+        path = ctx.group()._ledger.queue_path
+        raise RuntimeError(f"a task: spark_mq.errors.StorageError: reading messages of {path}")
     write(ctx, batch, lease, batch.sequences)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow.parquet as pq
 import pytest
@@ -23,6 +23,7 @@ from support.outage import READS, WRITES, Outage
 from spark_mq import Lease, Message, Queue, errors
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.operations import outages, payloads
+from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.streaming.multi_source import MultiQueueSource
 from spark_mq.streaming.source import StreamOptions, StreamSource
 from spark_mq.testing import ManualClock, memory_queue
@@ -433,30 +434,87 @@ def test_a_handler_that_meets_the_outage_is_not_the_messages_failure(
     assert seen == [(b"1", 1), (b"2", 1)]
 
 
+def raise_storage_error(how: str) -> None:
+    """As a handler does that publishes to another queue."""
+    error = errors.StorageError("publishing failed", path="/other", landed=False)
+    if how == "plain":
+        raise error
+    try:
+        raise error
+    except errors.StorageError as cause:
+        if how == "from":
+            raise ValueError("no") from cause
+        raise ValueError("no")  # noqa: B904
+
+
+@pytest.mark.parametrize("each", ["lease", "message"])
 @pytest.mark.parametrize("how", ["plain", "from", "while handling"])
-def test_an_error_of_another_queues_store_is_not_the_messages_failure(
-    make: Make, monkeypatch: pytest.MonkeyPatch, how: str
+def test_an_error_of_another_store_counts_as_any_failure_of_a_handler(
+    make: Make, monkeypatch: pytest.MonkeyPatch, how: str, each: Literal["lease", "message"]
+) -> None:
+    monkeypatch.setattr(outages, "FIRST_PAUSE", 0.0)
+    queue = make(max_delivery_attempts=3, retry_delay=0)
+    queue.publish("a")
+    tries: list[int] = []
+
+    def handle(given: Any) -> None:
+        tries.extend(m.delivery_count for m in getattr(given, "messages", [given]))
+        if len(tries) < 10:
+            raise_storage_error(how)
+
+    summary = queue.group().work(handle, each=each, until_empty=True)
+    assert tries == [1, 2, 3]
+    assert (summary.failed, queue.group().stats().dead) == (3, 1)
+
+
+@pytest.mark.parametrize("each", ["lease", "message"])
+@pytest.mark.parametrize("how", ["plain", "from", "while handling"])
+def test_an_error_of_any_store_counts_nothing_while_the_queues_own_store_fails_too(
+    make: Make, monkeypatch: pytest.MonkeyPatch, how: str, each: Literal["lease", "message"]
 ) -> None:
     monkeypatch.setattr(outages, "FIRST_PAUSE", 0.0)
     queue = make(max_delivery_attempts=2)
     queue.publish("a")
     tries: list[int] = []
 
+    def out_of_reach(_: Any, lease_id: str) -> None:
+        raise PermissionError(13, "out of reach", lease_id)
+
+    monkeypatch.setattr(GroupLedger, "check_payloads", out_of_reach)
+
+    def handle(given: Any) -> None:
+        tries.extend(m.delivery_count for m in getattr(given, "messages", [given]))
+        if len(tries) < 10:
+            raise_storage_error(how)
+
+    summary = queue.group().work(handle, each=each, until_empty=True)
+    assert tries == [1] * 10
+    assert (summary.failed, queue.group().stats().acked) == (0, 1)
+
+
+@pytest.mark.parametrize("error", [errors.StorageError, errors.ContentionTimeout])
+def test_a_settle_of_the_handler_that_fails_counts_nothing(
+    make: Make, monkeypatch: pytest.MonkeyPatch, error: type[errors.SparkMQError]
+) -> None:
+    """The store works again before anybody looks."""
+    monkeypatch.setattr(outages, "FIRST_PAUSE", 0.0)
+    queue = make(max_delivery_attempts=2)
+    queue.publish("a")
+    tries: list[int] = []
+    real = GroupLedger.settle
+
+    def failing(self: GroupLedger, commands: Any) -> Any:
+        if len(tries) < 10:
+            raise error("no", path="p", landed=False, group="default", attempts=9)
+        return real(self, commands)
+
+    monkeypatch.setattr(GroupLedger, "settle", failing)
+
     def handle(taken: Lease) -> None:
         tries.append(taken.messages[0].delivery_count)
-        if len(tries) == 10:
-            return
-        error = errors.StorageError("publishing failed", path="/other", landed=False)
-        if how == "plain":
-            raise error
-        try:
-            raise error
-        except errors.StorageError as cause:
-            if how == "from":
-                raise ValueError("no") from cause
-            raise ValueError("no")  # noqa: B904
+        taken.ack()
 
-    queue.group().work(handle, until_empty=True)
+    queue.group().work(handle, ack="manual", until_empty=True)
     assert tries == [1] * 10
     assert queue.group().stats().acked == 1
 

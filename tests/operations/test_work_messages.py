@@ -24,7 +24,6 @@ from spark_mq import (
     errors,
 )
 from spark_mq.errors import InvalidHandlerResult, InvalidOption
-from spark_mq.operations import outages
 from spark_mq.testing import ManualClock, memory_queue
 
 Make = Callable[..., Queue]
@@ -524,25 +523,6 @@ def test_a_message_whose_lease_has_expired_reaches_no_handler(
     assert len(seen) + len(elsewhere) - len(both) == 100
     # Those that were finished and not settled yet, and that in the handler.
     assert both <= set(seen[:10])
-
-
-def test_an_outage_that_a_handler_meets_is_no_failure(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(outages, "FIRST_PAUSE", 0.0)
-    queue = make(max_delivery_attempts=2)
-    queue.publish("a")
-    tries: list[int] = []
-
-    def handle(message: ReceivedMessage) -> None:
-        tries.append(message.delivery_count)
-        if len(tries) < 6:
-            raise errors.StorageError("publishing failed", path="/other", landed=False)
-
-    summary = drain(queue, handle)
-    assert tries == [1] * 6
-    assert summary.failed == 0
-    assert counts(queue) == {"acked": 1}
 
 
 def test_a_settle_waits_out_contention(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

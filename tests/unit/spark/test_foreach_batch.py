@@ -14,6 +14,8 @@ import pytest
 
 from spark_mq import Queue
 from spark_mq.errors import InvalidOption, StorageError
+from spark_mq.ledger.settle import RELEASE, SettleCommand
+from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.spark import ack, nack, reject
 from spark_mq.spark.lease_lookup import BatchLeases
 from spark_mq.streaming.offset import stream_id_in_queue
@@ -125,7 +127,7 @@ class Away:
 
 
 @pytest.mark.parametrize("on_error", ["nack", "reject", "raise"])
-@pytest.mark.parametrize("how", ["error of the store", "text of a task", "files"])
+@pytest.mark.parametrize("how", ["settle", "error of a store", "text of a task", "files"])
 def test_a_batch_that_meets_an_outage_is_released_uncounted(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, how: str, on_error: str
 ) -> None:
@@ -133,12 +135,20 @@ def test_a_batch_that_meets_an_outage_is_released_uncounted(
     queue.publish(["a", "b"])
     away = Away(queue, monkeypatch)
 
+    def failing(*_: Any) -> None:
+        raise StorageError("no space", path=queue.path, landed=False)
+
     def process(batch: Any, lease: Any) -> None:
-        if how == "error of the store":
-            raise StorageError("publishing failed", path="/other", landed=False)
+        if how == "settle":
+            with monkeypatch.context() as patch:
+                patch.setattr(GroupLedger, "settle", failing)
+                each._owners.settle([SettleCommand(RELEASE, lease.lease_ids[0])])
         if how == "text of a task":
-            raise RuntimeError("Job aborted: spark_mq.errors.StorageError: reading messages failed")
+            place = f"{queue.path}/messages"
+            raise RuntimeError(f"Job: spark_mq.errors.StorageError: reading messages of {place}")
         away.on = True
+        if how == "error of a store":
+            raise StorageError("publishing failed", path="/other", landed=False)
         raise ValueError("Spark could not read a file")
 
     each: Any = queue.group().for_each_batch(process, on_error=on_error)
@@ -162,13 +172,21 @@ def test_a_batch_that_meets_an_outage_is_released_uncounted(
         assert left.lease_id is None
 
 
-def test_a_batch_that_fails_by_itself_is_no_outage(queue: Queue) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionError("of the handler's own service"),
+        StorageError("publishing failed", path="/other", landed=False),
+        RuntimeError("Job: spark_mq.errors.StorageError: publishing to /other failed"),
+    ],
+)
+def test_a_batch_that_fails_by_itself_is_no_outage(queue: Queue, error: Exception) -> None:
     queue.publish("a")
     taken = queue.group().lease("w")
     assert taken is not None
 
     def process(batch: Any, lease: Any) -> None:
-        raise ConnectionError("of the handler's own service")
+        raise error
 
     each: Any = queue.group().for_each_batch(process)
     each._finder = SimpleNamespace(find=lambda batch: BatchLeases([taken.lease_id], True))
