@@ -545,7 +545,8 @@ class Queue(QueueViews):
         ----------
         where
             SQL over the columns of ``redrive.COLUMNS``, such as
-            ``"reason = 'rejected' AND error LIKE '%timeout%'"``. Default: all.
+            ``"reason = 'rejected' AND error LIKE '%timeout%'"``. Default: all. It may compute for
+            30 seconds.
         limit
             The most messages to redrive. Default: no limit.
         dry_run
@@ -556,7 +557,7 @@ class Queue(QueueViews):
         Raises
         ------
         InvalidOption
-            The condition cannot be run. Nothing was redriven.
+            The condition cannot be run. Nothing was redriven, unless it computed for too long.
         """
         return redrive(self._context, where, limit, dry_run, rate)
 

@@ -7,7 +7,6 @@ redriven letters in its ledger.
 from __future__ import annotations
 
 import logging
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,16 +15,16 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.errors import InvalidOption, SparkMQError
+from spark_mq.errors import SparkMQError
 from spark_mq.ledger import admin
 from spark_mq.ledger.intervals import Interval, from_sequences, subtract
 from spark_mq.ledger.ranges import DEAD, ROUTING, Range
 from spark_mq.ledger.routing import freeze
+from spark_mq.maintenance.condition import Condition
 from spark_mq.maintenance.dead_letters import HEADER_PREFIX
 from spark_mq.maintenance.letter_headers import is_own_letter
 from spark_mq.maintenance.letter_tables import COLUMNS, letter_schema, letter_tables
 from spark_mq.maintenance.transfer import Frozen, Transfer
-from spark_mq.maintenance.where_errors import invalid_where, is_about_condition, may_fail_at_a_row
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.redrives import REDRIVEN_FROM
@@ -54,10 +53,6 @@ _MAX_NAMED: Final = 10
 
 CHUNK: Final = 10_000
 """Messages looked at, and redriven, by one round of commits."""
-
-_SELECT: Final = "SELECT dead_letter_sequence FROM dead WHERE (\n{}\n)"
-_SELECT_BYTES: Final = 8 * 2**20
-"""Bytes that a condition is run on in one piece. delta-rs holds them several times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +85,14 @@ def redrive(
     """Redrive a queue's dead letters, see :meth:`spark_mq.Queue.redrive`."""
     left = None if limit is None else validate_count("limit", limit, most=2**63 - 1)
     chunk = CHUNK if rate is None else max(1, min(CHUNK, int(validate_rate("rate", rate))))
-    checked = _check_where(where)
+    condition = None if where is None else Condition(where)
     _warn_unrouted(context)
-    if not (checked or dry_run):
-        _try_condition(context, where, left)
+    if condition is not None and condition.may_fail and not dry_run:
+        _try_condition(context, condition, left)
     pause = 0.0
     total = 0 if dry_run else Redrive(context).finish_all()
     found: list[pa.Table] = []
-    for table in _candidates(context, where, chunk):
+    for table in _candidates(context, condition, chunk):
         if left is not None:
             table = table.slice(0, left)
             left -= table.num_rows
@@ -156,71 +151,20 @@ def _unrouted(group: GroupLedger) -> int:
     return ledger.count((DEAD, ROUTING))
 
 
-def _check_where(where: str | None) -> bool:
-    """Check a condition without letters. Raises InvalidOption.
-
-    Returns whether it can be run on all letters. Only a try shows whether a cast can.
-    """
-    if where is not None and not (isinstance(where, str) and where.strip()):
-        raise InvalidOption(
-            f"where={where!r} is not a condition: give SQL like \"reason = 'rejected'\"",
-            option="where",
-            value=where,
-        )
-    if where is None:
-        return True
-    empty = letter_schema().empty_table()
-    _select_part(empty, where)
-    plan = _run(empty, f"EXPLAIN {_SELECT.format(where)}", where)
-    return not any(may_fail_at_a_row(text) for text in plan["plan"].to_pylist())
-
-
-def _try_condition(context: QueueContext, where: str | None, limit: int | None) -> None:
+def _try_condition(context: QueueContext, condition: Condition, limit: int | None) -> None:
     """Run a condition on the letters that a redrive will meet. Raises InvalidOption.
 
     Otherwise the redrive would stop midway, at the first letter that the condition does not fit.
     """
     left = limit
-    for table in _candidates(context, where, CHUNK):
+    for table in _candidates(context, condition, CHUNK):
         if left is not None and (left := left - table.num_rows) <= 0:
             return
 
 
-def _select(table: pa.Table, where: str | None) -> pa.Table:
-    """Return the rows for which a condition holds."""
-    if where is None:
-        return table
-    rows = max(1, _SELECT_BYTES * table.num_rows // max(1, table.nbytes))
-    starts = range(0, max(1, table.num_rows), rows)
-    return pa.concat_tables([_select_part(table.slice(at, rows), where) for at in starts])
-
-
-def _select_part(table: pa.Table, where: str) -> pa.Table:
-    """Return the rows by DataFusion, which comes with delta-rs. It sees only this table."""
-    found = _run(table, _SELECT.format(where), where)["dead_letter_sequence"].combine_chunks()
-    return table.filter(pc.is_in(table["dead_letter_sequence"], value_set=found))
-
-
-def _run(table: pa.Table, query: str, where: str) -> pa.Table:
-    """Run a query of the table "dead". Raises InvalidOption about its condition."""
-    # Here, because deltalake is slow to load and no other operation needs it.
-    from deltalake import DeltaTable, QueryBuilder, write_deltalake
-    from deltalake.exceptions import DeltaError
-
-    with tempfile.TemporaryDirectory(prefix="spark_mq-redrive-") as directory:
-        write_deltalake(directory, table)
-        try:
-            engine = QueryBuilder().register("dead", DeltaTable(directory))
-            return pa.table(engine.execute(query).read_all())
-        except Exception as error:
-            if not (isinstance(error, DeltaError) or is_about_condition(error)):
-                raise
-            problem = invalid_where(where, str(error))
-    # Outside the except block. Inside it, a traceback would show the engine's text.
-    raise problem
-
-
-def _candidates(context: QueueContext, where: str | None, chunk: int) -> Iterator[pa.Table]:
+def _candidates(
+    context: QueueContext, condition: Condition | None, chunk: int
+) -> Iterator[pa.Table]:
     """Yield the queue's dead letters that a redrive must move.
 
     They meet the condition and were not redriven. They come in order, in tables of up to `chunk`
@@ -237,8 +181,8 @@ def _candidates(context: QueueContext, where: str | None, chunk: int) -> Iterato
     log = redriven.messages
     for table in letter_tables(log, intervals, chunk, skip=True):
         # One without a payload has nothing to be published.
-        wanted = pc.and_(_is_own(context, table), pc.is_valid(table["value"]))
-        yield _select(table.filter(wanted), where)
+        wanted = table.filter(pc.and_(_is_own(context, table), pc.is_valid(table["value"])))
+        yield wanted if condition is None else condition.select(wanted)
 
 
 def _is_own(context: QueueContext, table: pa.Table) -> pa.Array:

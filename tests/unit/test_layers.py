@@ -45,7 +45,7 @@ NOT_TOGETHER = {
     ("lease", "publisher"),
 }
 IMPORTS = {
-    "deltalake": {"delta.tables", "maintenance.redrive"},  # redrive selects by SQL
+    "deltalake": {"delta.tables"},
     "obstore": {"delta.remote_files"},
 }
 """The only modules that import these packages."""
