@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from spark_mq.errors import InvalidOption, SparkMQError
+from spark_mq.errors import InvalidOption
 from spark_mq.util.markup import Child, Html, el, join
 from spark_mq.util.show import show_some
 from spark_mq.util.user import acting_as
@@ -23,18 +22,11 @@ from spark_mq.web.group_changes import (
 )
 from spark_mq.web.layout import button, field, href, page
 from spark_mq.web.pages.letters import limit_of, trial
-from spark_mq.web.view import View
+from spark_mq.web.view import Forbidden, View
 
-__all__ = ["Forbidden", "change", "confirmation"]
+__all__ = ["change", "confirmation"]
 
 _log = logging.getLogger(__name__)
-
-
-class Forbidden(SparkMQError):
-    """The error for a refused change.
-
-    The server offers no changes, or a form does not belong to this visitor.
-    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +78,7 @@ def _sweep(view: View) -> Mapping[str, int]:
 
 
 def _where(view: View) -> str:
-    if (where := view.text("where")) is None:
+    if (where := view.condition()) is None:
         raise InvalidOption(
             "where is missing: give a condition, such as reason = 'rejected'",
             option="where",
@@ -203,7 +195,7 @@ def _back(view: View, text: str) -> Html:
     return button(text, address)
 
 
-def change(view: View, given_token: str) -> str:
+def change(view: View) -> str:
     """Make a change. Returns the address of the page that shows it.
 
     Raises
@@ -212,8 +204,7 @@ def change(view: View, given_token: str) -> str:
         The server offers no changes, or the form is not one of this visitor.
     """
     action = _action(view)
-    if not hmac.compare_digest(given_token.encode(), view.csrf_token.encode()):
-        raise Forbidden("the form is out of date: load the page again, and confirm again")
+    view.check_form()
     action.question(view)  # refuses a group that does not exist
     with acting_as(view.user):
         made = action.run(view)

@@ -27,7 +27,7 @@ from starlette.routing import Route
 from spark_mq.errors import GroupNotFound, InvalidOption, QueueNotFound, SparkMQError
 from spark_mq.inspect.prometheus import CONTENT_TYPE, exposition
 from spark_mq.util.markup import Html, el
-from spark_mq.web.actions import Forbidden, change, confirmation
+from spark_mq.web.actions import change, confirmation
 from spark_mq.web.layout import page
 from spark_mq.web.looks import Looks
 from spark_mq.web.pages.group import group_page
@@ -37,7 +37,7 @@ from spark_mq.web.pages.messages import message_page, messages_form, messages_pa
 from spark_mq.web.pages.queue import queue_page
 from spark_mq.web.pages.sweeps import changes_page, health_of, sweeps_page
 from spark_mq.web.security import Access, Guard
-from spark_mq.web.view import Health, View
+from spark_mq.web.view import Forbidden, Health, View
 
 __all__ = ["Health", "create_app"]
 
@@ -48,6 +48,7 @@ THREADS: Final = 8
 """Pages that are made at the same time. Others wait, so that memory stays bounded."""
 MAX_FORM: Final = 64 * 1024
 """Bytes of a form."""
+MAX_FIELDS: Final = 20
 _FILES: Final = {
     "style.css": "text/css",
     "icon.svg": "image/svg+xml",
@@ -133,6 +134,7 @@ class _Pages:
             self._access.allow_changes,
             user,
             self._access.csrf_token(request.state.session, user),
+            request.headers.get("sec-fetch-site", "none") in ("same-origin", "none"),
         )
 
     def shows(self, show: Callable[[View], Html]) -> Callable[[Request], Awaitable[Response]]:
@@ -146,18 +148,18 @@ class _Pages:
 
     async def change(self, request: Request) -> Response:
         """Make a change that a form confirms."""
-        if request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
-            return _error(403, "The form comes from another site.")
         body = b""
         async for part in request.stream():
             body += part
             if len(body) > MAX_FORM:
                 return _error(413, "The form is too large.")
-        given = dict(parse_qsl(body.decode("utf-8", "replace"), max_num_fields=20))
+        try:
+            given = dict(parse_qsl(body.decode("utf-8", "replace"), max_num_fields=MAX_FIELDS))
+        except ValueError:
+            return _error(400, f"The form has more than {MAX_FIELDS} fields.")
         view = self._view(request, given)
-        token = given.get("csrf", "")
         return await run_in_threadpool(
-            _answer, view, lambda: RedirectResponse(change(view, token), status_code=303)
+            _answer, view, lambda: RedirectResponse(change(view), status_code=303)
         )
 
     def healthz(self, request: Request) -> Response:
@@ -215,7 +217,7 @@ def _around(
         return None, None
     try:
         view.overview  # noqa: B018
-        form = _FORMS.get(show) if show is not None and status == 400 else None
+        form = _FORMS.get(show) if show is not None and status in (400, 403) else None
         return view.name, form and form(view)
     except (SparkMQError, OSError):
         return None, None

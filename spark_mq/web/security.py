@@ -142,7 +142,7 @@ class Guard:
                 added.update(_HEADERS)
                 if "cache-control" not in added:
                     added["Cache-Control"] = "no-store"
-                if is_new and self._access.allow_changes and not refused:
+                if is_new and not refused:
                     cookie = f"{COOKIE}={session}; Path=/; HttpOnly; SameSite=Strict"
                     added.append("Set-Cookie", cookie)
             await send(message)

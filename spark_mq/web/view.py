@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
-from spark_mq.errors import GroupNotFound, InvalidOption
+from spark_mq.errors import GroupNotFound, InvalidOption, SparkMQError
 from spark_mq.group import ConsumerGroup
 from spark_mq.inspect import QueueOverview
 from spark_mq.ledger.stats import GroupStats
@@ -15,7 +16,7 @@ from spark_mq.queue import Queue
 from spark_mq.util.clock import Duration
 from spark_mq.web.looks import Looks
 
-__all__ = ["Health", "View"]
+__all__ = ["Forbidden", "Health", "View"]
 
 MAX_NUMBER: Final = 2**63 - 1
 
@@ -27,6 +28,13 @@ class Health:
     max_unswept: Duration | None = "1h"
     max_age: Duration | None = None
     max_dead: int | None = None
+
+
+class Forbidden(SparkMQError):
+    """The error for a refused request.
+
+    The server offers no changes, or a form does not belong to this visitor.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +57,8 @@ class View:
         The visitor.
     csrf_token
         The token that a form must carry.
+    from_page
+        Whether the browser says that the request comes from a page of this server.
     """
 
     looks: Looks
@@ -58,6 +68,7 @@ class View:
     allow_changes: bool
     user: str
     csrf_token: str = field(repr=False)
+    from_page: bool = True
 
     @property
     def queue(self) -> Queue:
@@ -102,6 +113,22 @@ class View:
                 f"{name}={value} is out of range: give {least} to {most}", option=name, value=value
             )
         return value
+
+    def check_form(self) -> None:
+        """Raise Forbidden, unless the request comes from a form or a link of this visitor."""
+        given = (self.text("csrf") or "").encode()
+        if not (self.from_page and hmac.compare_digest(given, self.csrf_token.encode())):
+            raise Forbidden(
+                "the form is out of date, or comes from another site: load the page again, and "
+                "confirm again"
+            )
+
+    def condition(self) -> str | None:
+        """Return the condition for dead letters, or None without one. Raises Forbidden."""
+        where = self.text("where")
+        if where is not None:  # another site must not start a search of all letters
+            self.check_form()
+        return where
 
     def group(self) -> tuple[ConsumerGroup, GroupStats]:
         """Return the group that the parameters name, and its stats. Raises GroupNotFound."""

@@ -14,7 +14,7 @@ from spark_mq import Message, Queue
 
 Open = Callable[..., Any]
 PAGES = ("/", "/queue/orders", "/group/orders?group=billing", "/messages/orders",
-         "/letters/orders", "/letters/orders?where=true", "/sweeps/orders", "/changes/orders",
+         "/letters/orders", "/letters/orders?pick=4294967296", "/sweeps/orders", "/changes/orders",
          "/change/orders?do=pause&group=billing")  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import pytest
 from starlette.testclient import TestClient
+from support.forms import with_token
 
 from spark_mq import Message, Queue
 from spark_mq.maintenance.dead_letters import HEADER_PREFIX
@@ -303,11 +304,14 @@ def test_dead_letters_are_shown_by_reason_and_a_dry_run_changes_nothing(
     trial = client.get(link)
     assert "1 letter would be redriven." in trial.text
     assert "Redrive them" not in trial.text
-    none = get(client, "/letters/orders", where="reason = 'x'' or 1=1'")
-    assert "0 letters" in none.text
-    assert "nope" in get(client, "/letters/orders", 400, where="nope = 1").text
-    assert "different types" in get(client, "/letters/orders", 400, where="key = 7").text
-    assert get(client, "/letters/orders", 400, where="true", limit=10_001)
+
+    def select(where: str, expect: int = 200, **query: Any) -> Page:
+        return get(client, "/letters/orders", expect, **with_token(client, where=where, **query))
+
+    assert "0 letters" in select("reason = 'x'' or 1=1'").text
+    assert "nope" in select("nope = 1", 400).text
+    assert "different types" in select("key = 7", 400).text
+    assert select("true", 400, limit=10_001)
     (letter,) = queue.newest_dead_letters()["dead_letter_sequence"].to_pylist()
     assert '"name": "bad"' in get(client, "/letters/orders", letter=letter).text
     assert "not there" in get(client, "/letters/orders", letter=letter + 1).text
@@ -325,7 +329,7 @@ def test_a_wrong_input_keeps_the_form_and_the_queue(visit: Visit, queue: Queue) 
         ("/messages/orders", {"sequence": "x", "key": "k"}, ("key", "k")),
         ("/messages/orders", {"state": "ready", "id": "7"}, ("id", "7")),
     ):
-        page = get(client, address, 400, **query)
+        page = get(client, address, 400, **with_token(client, **query))
         fields = [(one.get("name"), one.get("value")) for tag, one in page.tags if tag == "input"]
         assert field in fields, page.text
         assert "/sweeps/orders" in page.links()
@@ -451,7 +455,8 @@ def test_values_are_escaped_on_every_page(visit: Visit, queue: Queue) -> None:
         ("/group/orders", {"group": EVIL}),
         (f"/queue/{EVIL}", {}),
     ):
-        answer = client.get(address, params=query)
+        given = with_token(client, **query) if "where" in query else query
+        answer = client.get(address, params=given)
         page = Page(answer.text)
         scripts = [attrs for tag, attrs in page.tags if tag == "script"]
         assert all(one == {"src": "/static/htmx.min.js", "defer": ""} for one in scripts)
@@ -472,7 +477,7 @@ def test_looking_changes_no_file(visit: Visit, queue: Queue) -> None:
     for address in ("/", "/metrics", "/healthz", *(f"/{page}/orders" for page in (
         "queue", "messages", "letters", "sweeps", "changes"))):  # fmt: skip
         assert client.get(address).status_code == 200
-    get(client, "/letters/orders", where="true")
+    get(client, "/letters/orders", **with_token(client, where="true"))
     get(client, "/change/orders", do="sweep")
     get(client, "/change/orders", do="pause", group="billing")
     assert files() == before

@@ -39,7 +39,7 @@ def letters_page(view: View) -> Html:
     """Show dead letters, one of them, or those that a condition selects."""
     if (sequence := view.number("letter")) is not None:
         return _one(view, sequence)
-    where = _picked(view) or view.text("where")
+    where = _picked(view) or view.condition()
     content = trial(view, where, limit_of(view)) if where else _all(view)
     form = letters_form(view, where)
     return page("Dead letters", form, content, queue=view.name, view="letters")
@@ -62,6 +62,7 @@ def letters_form(view: View, where: str | None = None) -> Html:
     return el(
         "form",
         field("Condition", "where", where or view.text("where")),
+        el("input", type="hidden", name="csrf", value=view.csrf_token),
         field("At most", "limit", view.text("limit") or DEFAULT_REDRIVE),
         el("button", "Dry run"),
         el("p", hint, class_="note"),
@@ -103,7 +104,7 @@ def _count_all(view: View, counted: int) -> Html:
 
 
 def _reason(view: View, one: DeadLetterReason) -> list[Child]:
-    address = href("letters", view.name, where=_condition(one))
+    address = href("letters", view.name, where=_condition(one), csrf=view.csrf_token)
     return [
         el("a", one.reason or "unknown", href=address), one.group or "", one.messages,
         _letter(view, one.newest), one.error or "",
@@ -175,7 +176,7 @@ def trial(view: View, where: str, limit: int, *, offer: bool = True) -> Html | N
         return None
     text = f"{number_of(found.num_rows, 'letter')} would be redriven"
     text += f": the limit is {count(limit)}." if found.num_rows == limit else "."
-    redrive = href("change", view.name, do="redrive", where=where, limit=limit)
+    redrive = _redrive(view, where, limit)
     return join(
         el("p", text, class_="result"),
         _table(view, found.slice(0, ROWS).to_pylist()),
@@ -184,6 +185,12 @@ def trial(view: View, where: str, limit: int, *, offer: bool = True) -> Html | N
         if offer and view.allow_changes and found.num_rows
         else None,
     )
+
+
+def _redrive(view: View, where: str, limit: int) -> str:
+    """Return the address that asks whether to redrive letters."""
+    token = view.csrf_token
+    return href("change", view.name, do="redrive", where=where, limit=limit, csrf=token)
 
 
 def _one(view: View, sequence: int) -> Html:
@@ -199,9 +206,7 @@ def _one(view: View, sequence: int) -> Html:
         (name.replace("_", " "), when(shown) if hasattr(shown, "isoformat") else shown)
         for name, shown in letter.items()
     ]
-    redrive = href(
-        "change", view.name, do="redrive", where=f"dead_letter_sequence = {sequence}", limit=1
-    )
+    redrive = _redrive(view, f"dead_letter_sequence = {sequence}", 1)
     return page(
         f"Dead letter {sequence}",
         el("p", button("Redrive it", redrive), class_="buttons") if view.allow_changes else None,
