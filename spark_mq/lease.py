@@ -331,10 +331,7 @@ class Lease:
             keep_alive.stop()
 
     def _start_keep_alive(self, limit: int) -> LeaseKeepAlive:
-        """Start to extend the lease in the background.
-
-        It ends after `limit` microseconds.
-        """
+        """Extend the lease in the background, for `limit` microseconds at most."""
         first = self._ranges[0]
         timeout = min(limit, (first.expires_at or 0) - (first.leased_at or 0))
         return LeaseKeepAlive(lambda wanted: self.extend(wanted / SECOND), timeout, limit)

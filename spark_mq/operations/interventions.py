@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from spark_mq.errors import CorruptLog, InvalidOption, MessagesHeld
+from spark_mq.errors import InvalidOption, MessagesHeld
 from spark_mq.ledger.intervals import Interval, format_intervals, from_sequences
 from spark_mq.ledger.interventions import Intervention, intervene
 from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.group_ledger import GroupLedger
-from spark_mq.parquet.reader import MessageReader
+from spark_mq.operations.message_search import find_values
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.update import Update, update_ledger
 from spark_mq.util.advice import FORCE, NAME_MESSAGES
@@ -66,31 +63,24 @@ def _checked(ledger: GroupLedger, intervals: list[Interval]) -> list[Interval]:
 
 
 def _search(ledger: GroupLedger, column: str, wanted: object) -> list[Interval]:
-    """Return the messages above the ack floor with given ids or keys."""
+    """Return the messages with given ids or keys, those above the ack floor if there are any."""
     values = [wanted] if isinstance(wanted, str) else wanted
     if not isinstance(values, Sequence) or not all(isinstance(one, str) for one in values):
         raise InvalidOption(
             f"{column}={wanted!r} is not text: give one, or a list", option=column, value=wanted
         )
-    chosen = pa.array(values, pa.string())
-    index, floor = ledger.messages.index(), ledger.current().head.ack_floor
-    reader = MessageReader(ledger.messages.files, [column])
-    found: list[int] = []
-    for piece in index.slices(max(floor, ledger.horizon()) + 1, index.last_sequence):
-        try:
-            rows = reader.read(piece)[column]
-        except CorruptLog:
-            continue  # a damaged file has no ids
-        mask = pc.is_in(rows, value_set=chosen)
-        found += [piece.first + row for row in pc.indices_nonzero(mask).to_pylist()]
+    messages, low = ledger.messages, ledger.horizon() + 1
+    floor = max(ledger.current().head.ack_floor + 1, low)
+    found = find_values(messages, column, values, [(floor, messages.index().last_sequence)])
+    # What is settled already stays as it is, as a change by sequence leaves it.
+    found = found or find_values(messages, column, values, [(low, floor - 1)])
     if not found:
         raise InvalidOption(
-            f"{column}={wanted!r}: no message of {ledger.queue_path} has it, or group "
-            f"{ledger.name!r} has settled it and all before it",
+            f"{column}={wanted!r}: {ledger.queue_path} has no message with it",
             option=column,
             value=wanted,
         )
-    return from_sequences(found)
+    return from_sequences(sequence for sequence, _ in found)
 
 
 def change_messages(

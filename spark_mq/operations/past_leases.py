@@ -1,22 +1,22 @@
-"""Find the messages that a past lease did not settle."""
+"""Find the messages that a past lease was granted."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import SparkMQError
-from spark_mq.ledger.intervals import Interval, subtract
+from spark_mq.ledger.intervals import Interval
 from spark_mq.operations.shared_ledger import SharedLedger
 from spark_mq.storage.history_rows import history_rows
 from spark_mq.util.clock import SECOND, to_datetime
 
-__all__ = ["find_unsettled"]
+__all__ = ["PastLease", "find_past_lease"]
 
 _log = logging.getLogger(__name__)
 
@@ -28,23 +28,28 @@ _GRANTS: Final = ("leased", "replayed")
 _SETTLES: Final = ("acked", "nacked", "rejected", "released")
 
 
-def find_unsettled(group: SharedLedger, lease_id: str) -> list[Interval] | None:
-    """Return a past lease's messages that it did not settle itself.
+class PastLease(NamedTuple):
+    """The messages that a past lease was granted, and those that it settled itself."""
+
+    granted: list[Interval]
+    settled: list[Interval]
+
+
+def find_past_lease(group: SharedLedger, lease_id: str) -> PastLease | None:
+    """Return what a lease was granted and has settled.
 
     Returns
     -------
-    list of tuple or None
-        Intervals. Empty if the lease has settled all of its messages. None if no commit of the
-        last day granted such a lease.
+    PastLease or None
+        None if no commit of the last day granted such a lease.
     """
-    granted: list[Interval] = []
-    settled: list[Interval] = []
+    found = PastLease([], [])
     try:
         for rows in _past(group, lease_id):
-            granted += _intervals(rows, _GRANTS)
-            settled += _intervals(rows, _SETTLES)
-            if granted:  # by one commit, and all settles came later
-                return subtract(granted, settled)
+            found.granted.extend(_intervals(rows, _GRANTS))
+            found.settled.extend(_intervals(rows, _SETTLES))
+            if found.granted:  # by one commit, and all settles came later
+                return found
     except (SparkMQError, *STORE_ERRORS) as error:
         _log.debug("lease %s was not looked up: %s", lease_id, error)
     return None

@@ -6,9 +6,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-
-import pyarrow as pa
-import pyarrow.compute as pc
+from itertools import chain
 
 from spark_mq.errors import InvalidOption, LeaseLost
 from spark_mq.ledger.extend import extend as extend_lease
@@ -17,7 +15,8 @@ from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.settle import SettleCommand, SettleOutcome
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.group_ledger import GroupLedger, GroupView
-from spark_mq.operations.past_leases import find_unsettled
+from spark_mq.operations.message_search import check_ids, find_values
+from spark_mq.operations.past_leases import find_past_lease
 from spark_mq.operations.posted_work import Posted, decode_outcomes, encode_outcomes
 from spark_mq.operations.shared_ledger import LedgerOperation
 from spark_mq.storage.update import Update
@@ -52,7 +51,8 @@ class HeldLease:
 
     def __init__(self, lease_id: str, intervals: Iterable[Interval]) -> None:
         self.lease_id = lease_id
-        self._unsettled = list(intervals)
+        self.granted = list(intervals)
+        self._unsettled = list(self.granted)
         self._lock = threading.Lock()
 
     def unsettled(self) -> list[Interval]:
@@ -135,13 +135,12 @@ def _without_repeats(
     kept: list[_Asked] = []
     found: list[SettleOutcome] = []
     for (one, command), outcome in zip(asked, outcomes, strict=True):
-        if one.held is None and one.intervals is None and not outcome.settled:
-            unsettled = find_unsettled(ledger, one.lease_id)
-            if unsettled == []:
+        seeks_past = one.held is None and one.intervals is None and not outcome.settled
+        if seeks_past and (past := find_past_lease(ledger, one.lease_id)) is not None:
+            if not (unsettled := subtract(*past)):
                 continue
-            if unsettled is not None:
-                command = replace(command, intervals=unsettled, whole=True)
-                outcome = ledger.settle([command])[0]
+            command = replace(command, intervals=unsettled, whole=True)
+            outcome = ledger.settle([command])[0]
         kept.append((one, command))
         found.append(outcome)
     return kept, found
@@ -262,33 +261,31 @@ def _select(lease: str | HeldLease, sequences: Iterable[int] | None) -> _Selecti
 def _by_message_id(
     ledger: GroupLedger, selected: Sequence[_Selection], message_ids: Iterable[str]
 ) -> tuple[list[_Selection], list[str]]:
-    wanted = pa.array(_check_ids(message_ids), pa.string())
-    current, messages = ledger.current(), ledger.messages
-    found: list[_Selection] = []
-    seen = pa.array([], pa.string())
-    for one in selected:
-        sequences: list[int] = []
-        pieces = (
-            piece
-            for r in current.held(one.lease_id)
-            for piece in messages.index(r.last).slices(r.first, r.last)
-        )
-        for piece, rows in messages.read(pieces, ["message_id"]):
-            hits = pc.is_in(rows["message_id"], value_set=wanted)
-            sequences += [piece.first + row for row in pc.indices_nonzero(hits).to_pylist()]
-            seen = pa.concat_arrays([seen, *rows["message_id"].filter(hits).chunks])
-        found.append(_Selection(one.lease_id, from_sequences(sequences), one.held))
-    return found, sorted(set(wanted.to_pylist()) - set(seen.to_pylist()))
+    """Return the held messages with some ids, by lease.
+
+    An id that no lease holds may be of a message that one has settled before. So what the leases
+    were granted is searched, too.
+    """
+    missing, current = set(check_ids(message_ids)), ledger.current()
+    held = [[(r.first, r.last) for r in current.held(one.lease_id)] for one in selected]
+    found = [find_values(ledger.messages, "message_id", missing, intervals) for intervals in held]
+    missing -= {message_id for _, message_id in chain(*found)}
+    for one, intervals, more in zip(selected, held, found, strict=True):
+        if missing:
+            rest = subtract(_granted(ledger, one), intervals)
+            more += find_values(ledger.messages, "message_id", missing, rest)
+            missing -= {message_id for _, message_id in more}
+    return [
+        _Selection(one.lease_id, from_sequences(sequence for sequence, _ in some), one.held)
+        for one, some in zip(selected, found, strict=True)
+    ], sorted(missing)
 
 
-def _check_ids(ids: Iterable[str]) -> list[str]:
-    if not isinstance(ids, str | bytes) and isinstance(ids, Iterable):
-        given = list(ids)
-        if all(isinstance(one, str) for one in given):
-            return given
-    raise InvalidOption(
-        f"message_ids={ids!r} is not a list of message ids", option="message_ids", value=ids
-    )
+def _granted(ledger: GroupLedger, one: _Selection) -> list[Interval]:
+    if one.held is not None:
+        return one.held.granted
+    past = find_past_lease(ledger, one.lease_id)
+    return [] if past is None else past.granted
 
 
 def _result(

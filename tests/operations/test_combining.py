@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -238,6 +239,34 @@ def test_an_id_that_is_not_held_is_reported_after_the_rest_is_settled(queue: Que
     assert caught.value.data["message_ids"] == ["id-3"]
     assert queue.group().stats().dead == 1
     assert a.ack() == SettleResult(1)
+
+
+def result_of(call: Callable[[], SettleResult]) -> SettleResult | str:
+    """What a settle returns, or why it raises."""
+    try:
+        return call()
+    except LeaseLost as lost:
+        return f"{lost.data['result']} {[why for *_, why in lost.data['lost']]}"
+
+
+@pytest.mark.parametrize("by", ["the lease", "its id", "its id later"])
+@pytest.mark.parametrize("first", ["ack", "reject", "nack", "release"])
+def test_a_repeated_settle_by_message_id_does_the_same_as_by_sequence(
+    queue: Queue, first: str, by: str
+) -> None:
+    queue.publish([Message(str(n), message_id=f"id-{n}") for n in range(2)])
+    held = lease(queue, 2)
+    message = held.messages[0]
+    getattr(held, first)(message_ids=[message.message_id])
+    if by == "its id later":
+        held.ack()  # so that it holds nothing
+    for verb in ("ack", "reject", "nack", "release", "extend"):
+        settle = getattr(held if by == "the lease" else queue.group(), verb)
+        settle = settle if by == "the lease" else partial(settle, held.lease_id)
+        by_id = result_of(lambda settle=settle: settle(message_ids=[message.message_id]))
+        assert by_id == result_of(lambda settle=settle: settle(sequences=[message.sequence]))
+        if first == "ack":
+            assert by_id == SettleResult(0, already_settled=1)
 
 
 def test_no_ids_are_nothing_to_do(queue: Queue) -> None:

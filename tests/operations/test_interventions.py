@@ -55,6 +55,22 @@ def test_messages_are_named_by_id_or_key(queue: Queue) -> None:
     assert errors == {"wrong customer"}
 
 
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("floor", ["below it", "at it"])
+def test_a_change_of_a_settled_message_changes_nothing_however_it_is_named(
+    queue: Queue, change: str, floor: str
+) -> None:
+    """It is below the ack floor, or above it."""
+    names = ["one", "two"] if floor == "at it" else ["two", "one"]
+    s = queue.publish([Message("a", key=name, message_id=name) for name in names]).sequences
+    group = queue.group().ensure()
+    assert group.discard(message_id="one") == 1
+    named = {"message_id": "one"}, {"key": "one"}, {"sequences": s[names.index("one")]}
+    assert [getattr(group, change)(**one) for one in named] == [0, 0, 0]
+    with pytest.raises(InvalidOption, match="no message"):
+        getattr(group, change)(message_id="three")
+
+
 def test_a_dead_lettered_message_is_routed_with_its_reason(queue: Queue) -> None:
     s = queue.publish(["a", "b"]).sequences
     group = queue.group().ensure()
