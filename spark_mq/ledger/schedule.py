@@ -11,15 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from spark_mq.ledger.editor import LedgerEditor
+from spark_mq.ledger.intervals import subtract
 from spark_mq.ledger.message_index import DeliveryTimes, MessageIndex
 from spark_mq.ledger.message_range import range_between
 from spark_mq.ledger.ranges import LEASED, SETTLED, UNREAD, WAITING, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.transitions import expired, is_late, record_expired_leases
 
 __all__ = [
     "TimeSplit",
     "add_scheduled",
     "next_due_at",
+    "settle_expired_held",
     "settle_expired_unread",
     "split_by_time",
     "split_due",
@@ -211,6 +214,47 @@ def settle_expired_unread(ledger: Ledger, index: MessageIndex, now: int) -> Ledg
             if not found.due or r.last < found.due[0].first:
                 add_scheduled(editor, r, unread)
         first = None if found.due else index.first_at_or_after(last + 1)
+    return editor.build()
+
+
+def settle_expired_held(
+    ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, lease_id: str
+) -> Ledger:
+    """Settle the expired messages of a lease that has ended, as any other operation does.
+
+    Parameters
+    ----------
+    ledger
+        The group's ledger.
+    index
+        The message index.
+    now
+        The current time in microseconds.
+    rules
+        The group's settings.
+    lease_id
+        The lease. Its messages are kept until its own deadline has passed.
+    """
+    if not index.has_times_after(ledger.head.ack_floor):
+        return ledger
+    editor, late = LedgerEditor(ledger), list[Range]()
+    rows = _rows_with_times(ledger, index, ledger.rows_held(lease_id))
+    for row, r in zip(rows, ledger.ranges_at(rows), strict=True):
+        if r.state == LEASED and not is_late(r, now, rules):
+            continue
+        back = expired(r, rules) if r.state == LEASED else r
+        if back.state != WAITING or (back.available_at or 0) > now:
+            continue
+        ended = split_by_time(back, index, now, now).expired
+        if not ended:
+            continue
+        editor.mark_removed(row)
+        late += [r] if r.state == LEASED else []
+        for piece in ended:
+            add_scheduled(editor, piece, r)
+        for first, last in subtract([(r.first, r.last)], [(one.first, one.last) for one in ended]):
+            editor.add(r.slice(first, last, index), r)
+    record_expired_leases(editor, late, rules)
     return editor.build()
 
 

@@ -12,6 +12,7 @@ from spark_mq.errors import InvalidOption, LeaseLost
 from spark_mq.ledger.extend import extend as extend_lease
 from spark_mq.ledger.intervals import Interval, from_sequences, subtract
 from spark_mq.ledger.key_order import is_ordered
+from spark_mq.ledger.schedule import settle_expired_held
 from spark_mq.ledger.settle import SettleCommand, SettleOutcome
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.group_ledger import GroupLedger, GroupView
@@ -194,11 +195,11 @@ def extend_operation(
     def compute(view: GroupView) -> Update[tuple[list[SettleOutcome], int]]:
         after = expire_leases(view.ledger, view.now, view.settings, view.held)
         deadline = view.now + (timeout or view.settings.visibility_timeout)
-        index = ledger.messages.known()
-        if named:
-            index = ledger.index_for(after, max(after.tracked_up_to, *named))
+        held = (after.last_sequences[row] for one in lease_ids for row in after.rows_held(one))
+        index = ledger.index_for(after, max([*named, *held], default=-1))
         outcomes = []
         for lease_id, intervals in targets:
+            after = settle_expired_held(after, index, view.now, view.settings, lease_id)
             after, outcome = extend_lease(
                 after, index, lease_id, deadline, intervals,
                 ordered_at=view.now if is_ordered(index, view.settings) else None,

@@ -24,6 +24,7 @@ from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.log_marks import with_mark
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import Ledger
+from spark_mq.ledger.schedule import settle_expired_held
 from spark_mq.ledger.settle import SettleCommand, SettleOutcome
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.breaker_log import log_breaker_change
@@ -201,6 +202,8 @@ class SharedLedger(GroupReader):
         # A caller that names later messages than this process knows may know more.
         named = (last for command in commands for _, last in command.intervals or ())
         index = self.index_for(ledger, max([ledger.tracked_up_to, *named]))
+        for lease_id in dict.fromkeys(command.lease_id for command in commands):
+            ledger = settle_expired_held(ledger, index, view.now, view.settings, lease_id)
         if view.settings.order == "key" and is_ordered(index, view.settings):
             return _settle_in_order(ledger, index, view, commands)
         outcomes = []

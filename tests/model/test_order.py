@@ -77,6 +77,8 @@ class Order(RuleBasedStateMachine):
         self.version, self.now, self.ids = 0, 1_000 * SECOND, 0
         self.leases: list[str] = []
         self._known: tuple = (None, {})
+        self.published: dict[int, int] = {}  # when each message is due, as published
+        self.due: dict[int, int] = {}  # the same, or 0 if the owner made it due
         self.overtaken: set[int] = set()  # put back by the owner, after later ones had gone on
         self.publish([("a", 0, 0), ("b", 0, 0), ("a", 0, 0)], foreign=False)
 
@@ -104,7 +106,8 @@ class Order(RuleBasedStateMachine):
             for row, (_, key, priority, _) in enumerate(of)
         ]
         self._known = None, {}
-        self.due = getattr(self, "due", {}) | {first + row: due or 0 for row, due in enumerate(at)}
+        self.published |= {first + row: due or 0 for row, due in enumerate(at)}
+        self.due |= {first + row: due or 0 for row, due in enumerate(at)}
 
     @rule(passed=st.sampled_from([1, 6, 25, 61]))
     def wait(self, passed):
@@ -369,6 +372,7 @@ class Order(RuleBasedStateMachine):
     def seek(self, at):
         m = self.messages[at % len(self.messages)]
         self.ledger = admin.seek(self.ledger, self.index, m.seq)
+        self.due |= self.published  # an owner's retry is forgotten
         self.overtaken.clear()
 
     # -- always

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from support.handles import again
 
-from spark_mq import Queue, SettleResult
+from spark_mq import Message, Queue, SettleResult
 from spark_mq.errors import InvalidOption, LeaseLost
 from spark_mq.testing import ManualClock
 
@@ -137,3 +138,35 @@ def test_a_delay_that_is_none_is_refused(queue: Queue, delay: object) -> None:
         lease.release(delay=delay)  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match="delay"):
         queue.group().release(lease, delay=delay)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("looked", ["nobody", "a sweep", "a lease", "a sweep before that"])
+@pytest.mark.parametrize("verb", ["ack", "reject", "nack", "release", "extend"])
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "named"])
+def test_a_late_settle_of_an_expired_message_does_the_same_whoever_looked_before(
+    make: Make, clock: ManualClock, verb: str, looked: str, whole: bool
+) -> None:
+    """Its lease and then its time to live have ended."""
+    queue = make(visibility_timeout="10s", clock_skew=0)
+    queue.publish([Message("a", expires_at="20s"), "b"])
+    held = queue.group().lease("w")
+    assert held is not None
+    if looked == "a sweep before that":
+        clock.advance("15s")
+        again(queue).sweep()
+    clock.advance("30s")
+    if looked == "a sweep":
+        again(queue).sweep()
+    if looked == "a lease":
+        other = again(queue).group().lease("other", max_messages=5)
+        assert other is not None
+        assert [m.value for m in other.messages] == [b"b"]
+    named = {} if whole else {"sequences": [held.messages[0].sequence]}
+    if whole and verb == "extend":
+        with pytest.raises(LeaseLost):
+            held.extend()
+    else:
+        assert getattr(held, verb)(**named) == SettleResult(0, already_settled=1)
+    again(queue).sweep()
+    stats = queue.group().stats()
+    assert (stats.expired, stats.acked, stats.dead) == (1, 0, 0)
