@@ -31,7 +31,7 @@ from spark_mq.cli.options import (
 from spark_mq.cli.output import emit, json_line, printable, show_age, show_time, show_value
 from spark_mq.errors import InvalidOption
 from spark_mq.util.clock import SECOND
-from spark_mq.util.validation import validate_duration
+from spark_mq.util.validation import validate_count, validate_duration
 
 __all__ = ["register"]
 
@@ -137,8 +137,8 @@ def _start(queue: Any, text: str) -> int | None:
     if text in ("earliest", "latest"):
         tail = queue.describe().tail
         return tail if text == "latest" and tail >= 0 else None
-    if text.isdigit():
-        return int(text)
+    if text.isdecimal():
+        return validate_count("--from", text, least=0, most=2**63 - 1)
     raise InvalidOption(
         f"--from {text!r} is not a position: give earliest, latest or a sequence",
         option="--from",

@@ -7,6 +7,7 @@ commit, so each field that spark_mq uses is checked before it is used.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -26,6 +27,7 @@ __all__ = [
     "missing_commit_error",
     "parse_commit",
     "restore_hint",
+    "version_of",
 ]
 
 LOG_FOLDER: Final = "_delta_log"
@@ -45,9 +47,16 @@ _WRITER_FEATURES: Final = {
 
 
 log_path: Final = f"{LOG_FOLDER}/{{:020d}}.json".format
+_VERSION: Final = re.compile("[0-9]{20}")
 """Function from a version to the path of its commit, relative to the table."""
 checkpoint_path: Final = f"{LOG_FOLDER}/{{:020d}}.checkpoint.parquet".format
 """Function from a version to the path of its single-file checkpoint."""
+
+
+def version_of(path: str) -> int:
+    """Return the version in the name of a file of a log, or -1 if the name has none."""
+    found = _VERSION.match(path.rpartition("/")[2])
+    return int(found[0]) if found else -1
 
 
 @dataclass(frozen=True, slots=True)

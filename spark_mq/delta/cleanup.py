@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
-from spark_mq.delta.actions import LOG_FOLDER, Change, checkpoint_path, log_path
+from spark_mq.delta.actions import LOG_FOLDER, Change, checkpoint_path, log_path, version_of
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import FileInfo, ObjectStore
 from spark_mq.delta.state import TableState
@@ -57,9 +57,9 @@ class _Listing:
         listing = cls()
         for info in store.iterate(LOG_FOLDER):
             name = info.path.rpartition("/")[2]
-            if not name[:20].isdigit():
+            version = version_of(name)
+            if version < 0:
                 continue
-            version = int(name[:20])
             if name[20:] == ".json":
                 listing.commits[version] = info.modified
             elif ".checkpoint." in name:

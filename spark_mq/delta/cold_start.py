@@ -8,12 +8,18 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from spark_mq.delta.actions import LOG_FOLDER, checkpoint_path, log_path, missing_commit_error
+from spark_mq.delta.actions import (
+    LOG_FOLDER,
+    checkpoint_path,
+    log_path,
+    missing_commit_error,
+    version_of,
+)
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState, TrackFiles
 from spark_mq.errors import CorruptLog
 
-__all__ = ["check_start", "find_start", "listed_checkpoint", "starting_state", "version_of"]
+__all__ = ["check_start", "find_start", "listed_checkpoint", "starting_state"]
 
 _logger = logging.getLogger(__name__)
 
@@ -65,10 +71,11 @@ def _newest_checkpoint(store: ObjectStore) -> tuple[list[str] | None, bool]:
     any_commit = False
     for info in store.list(LOG_FOLDER):
         name = info.path.rpartition("/")[2]
-        if not name[:20].isdigit():
+        version = version_of(name)
+        if version < 0:
             continue
         if ".checkpoint." in name and name.endswith(".parquet"):
-            found.setdefault(int(name[:20]), []).append(info.path)
+            found.setdefault(version, []).append(info.path)
         any_commit |= name[20:] == ".json"
     complete = [version for version, paths in found.items() if _is_complete(paths)]
     return (found[max(complete)] if complete else None), any_commit
@@ -83,7 +90,7 @@ def _is_complete(paths: list[str]) -> bool:
     if any(len(part) == 3 for part in parts):  # version.checkpoint.parquet
         return True
     numbered = [part for part in parts if len(part) == 5]  # version.checkpoint.part.parts.parquet
-    return bool(numbered) and len(numbered) == int(numbered[0][3])
+    return bool(numbered) and numbered[0][3] == f"{len(numbered):010d}"
 
 
 def starting_state(store: ObjectStore, files: Sequence[str], track_files: TrackFiles) -> TableState:
@@ -139,11 +146,6 @@ def _unreadable(store: ObjectStore, path: str, error: Exception) -> CorruptLog:
     )
 
 
-def version_of(path: str) -> int:
-    """Return the version in the name of a commit or a checkpoint."""
-    return int(path.rpartition("/")[2][:20])
-
-
 def _loaded(store: ObjectStore, files: Sequence[str], track_files: TrackFiles) -> TableState:
     state = TableState(track_files)
     opened = [store.open(path) for path in files]
@@ -162,7 +164,7 @@ def _older_start(store: ObjectStore, path: str, track_files: TrackFiles) -> Tabl
     """
     broken = version_of(path)
     names = [info.path.rpartition("/")[2] for info in store.list(LOG_FOLDER)]
-    numbered = [(int(name[:20]), name[20:]) for name in names if name[:20].isdigit()]
+    numbered = [(version_of(name), name[20:]) for name in names if version_of(name) >= 0]
     commits = {version for version, kind in numbered if kind == ".json"}
     older = {
         version for version, kind in numbered if kind == ".checkpoint.parquet" and version < broken

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_mq.delta.actions import LOG_FOLDER, Commit, log_path, missing_commit_error
+from spark_mq.delta.actions import LOG_FOLDER, Commit, log_path, missing_commit_error, version_of
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import NotAQueue
 
@@ -12,9 +12,7 @@ __all__ = ["check_for_gap", "check_same_table", "remade_table_error"]
 def check_for_gap(store: ObjectStore, version: int) -> None:
     """Raise CorruptLog if only the commit after `version` is missing."""
     names = (info.path.rpartition("/")[2] for info in store.list(LOG_FOLDER))
-    beyond = any(
-        n[20:] == ".json" and n[:20].isdigit() and int(n[:20]) > version + 1 for n in names
-    )
+    beyond = any(name[20:] == ".json" and version_of(name) > version + 1 for name in names)
     if beyond and not store.exists(log_path(version + 1)) and store.exists(log_path(version)):
         raise missing_commit_error(store.root, version + 1)
 

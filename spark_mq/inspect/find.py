@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from spark_mq.delta.object_store import ObjectStore, join
+from spark_mq.delta.object_store import ObjectStore, absolute_path, join
 from spark_mq.delta.store_errors import wrap_store_errors
+from spark_mq.errors import InvalidOption
 from spark_mq.util.validation import validate_count
 
 __all__ = ["find_queues"]
@@ -20,7 +21,8 @@ def find_queues(
     """Return the paths of the queues under an absolute path, in order.
 
     A folder with the tables ``messages/`` and ``leases/`` is a queue. The search does not look
-    below a queue, so it leaves out dead-letter queues inside of one.
+    below a queue, so it leaves out dead-letter queues inside of one. It leaves out names that no
+    queue can have.
 
     Parameters
     ----------
@@ -44,5 +46,13 @@ def _find(store: ObjectStore, folder: str, depth: int) -> Iterator[str]:
         yield folder
     elif depth and "_delta_log" not in names:
         for name in names:
-            if not name.startswith((".", "_")):
+            if not name.startswith((".", "_")) and _is_name(join(store.root, name)):
                 yield from _find(store, f"{folder}/{name}" if folder else name, depth - 1)
+
+
+def _is_name(path: str) -> bool:
+    try:
+        absolute_path(path)
+    except InvalidOption:
+        return False
+    return True

@@ -198,4 +198,5 @@ class _Parser:
         return t.DecimalType(precision, scale)
 
     def _number(self) -> int:
-        return int(self._take()) if self._peek().isdigit() else self.fail()
+        is_number = re.fullmatch("[0-9]{1,9}", self._peek())
+        return int(self._take()) if is_number else self.fail()

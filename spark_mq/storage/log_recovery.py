@@ -7,7 +7,7 @@ import uuid
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.delta.actions import LOG_FOLDER, AddFile, Change, log_path
+from spark_mq.delta.actions import LOG_FOLDER, AddFile, Change, log_path, version_of
 from spark_mq.delta.log import DeltaLog
 from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.message_index import sequence
@@ -72,7 +72,7 @@ def _gap(log: DeltaLog, covered: int, latest: int) -> Interval | None:
     if covered >= latest or log.store.exists(log_path(covered + 1)):
         return None
     names = (info.path.rpartition("/")[2] for info in log.store.list(LOG_FOLDER))
-    versions = (int(name[:20]) for name in names if name[20:] == ".json" and name[:20].isdigit())
+    versions = (version_of(name) for name in names if name[20:] == ".json")
     return covered + 1, min(version for version in versions if version > covered) - 1
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -407,6 +409,8 @@ def test_queues_under_a_path_are_found(tmp_path: Path) -> None:
     for name in ("b/two", "a", "deep/er/and/deeper"):
         Queue.create(tmp_path / name)
     (tmp_path / "other").mkdir()
+    for name in (b"no text\xff", b"escape\x1b[31m", b"bracket["):  # no queue can have them
+        shutil.copytree(os.fsencode(tmp_path / "a"), os.fsencode(tmp_path) + b"/" + name)
     found = Queue.find_all(tmp_path)
     assert found == [
         str(tmp_path / "a"),

@@ -80,7 +80,9 @@ def test_texts_come_through_all_of_a_message_s_life(make: Make, text: str) -> No
     assert queue.finished(payload=True).num_rows == 2
 
 
-@pytest.mark.parametrize("name", ["a [b]", "a^b", "a|b", "a\\b", "a\nb", "a\x00b", "a%41b"])
+@pytest.mark.parametrize(
+    "name", ["a [b]", "a^b", "a|b", "a\\b", "a\nb", "a\x00b", "a%41b", "a\udcff"]
+)
 def test_paths_that_delta_rs_would_not_find_again_are_refused_before_anything_is_made(
     tmp_path: Path, name: str
 ) -> None:

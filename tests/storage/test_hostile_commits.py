@@ -15,6 +15,8 @@ from support.handles import again, lease
 
 from spark_mq import Message, Queue
 from spark_mq.delta.actions import log_path
+from spark_mq.delta.cold_start import listed_checkpoint
+from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.tables import write_checkpoint
 from spark_mq.errors import CorruptLog
 from spark_mq.testing import ManualClock
@@ -287,3 +289,34 @@ def test_giant_headers_go_to_the_dead_letter_queue_and_back(delta_queue: Make) -
     (back,) = lease(again(queue)).messages
     assert back.headers["large"] == headers["large"]
     assert not {"spark_mq.delivery_count", "spark_mq.error"} & set(back.headers)
+
+
+@pytest.mark.parametrize(
+    "digits", ["²" * 20, "٣" * 20, "0" * 19 + "٣"], ids=["superscript", "arabic", "one"]
+)
+@pytest.mark.parametrize("kind", [".json", ".crc", ".checkpoint.parquet"])
+def test_a_file_whose_name_has_other_digits_is_none_of_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, digits: str, kind: str
+) -> None:
+    """int() refuses some digits, and reads others as a version far ahead."""
+    queue = Queue.create(tmp_path / "queue", durable=False)
+    queue.publish(["a", "b"])
+    lease(queue, 1).reject(error="no")
+    for log in (tmp_path / "queue").rglob("_delta_log"):
+        (log / f"{digits}{kind}").write_text("{}\n")
+    for _ in range(2):
+        again(queue).sweep()
+    again(queue).publish("c")
+    assert again(queue).redrive().messages == 1
+    assert [m.value for m in lease(again(queue), 9).messages] == [b"b", b"c", b"a"]
+    assert not again(queue).describe().damaged
+    assert not caplog.records, "no chore failed"
+
+
+@pytest.mark.parametrize("parts", ["x", "²", "-1", "9" * 50])
+def test_a_checkpoint_with_odd_parts_is_no_checkpoint(tmp_path: Path, parts: str) -> None:
+    (tmp_path / "_delta_log").mkdir()
+    for name in (f"{7:020d}.json", f"{6:020d}.checkpoint.{1:010d}.{parts}.parquet"):
+        (tmp_path / "_delta_log" / name).write_text("{}")
+    with pytest.raises(CorruptLog, match="commit 0"):
+        listed_checkpoint(ObjectStore(str(tmp_path)))

@@ -626,7 +626,14 @@ AMBIGUOUS = ["/a?token=hush", "/a#x", "//a", "/a//c", "/a/../c", "/.", "/a\n"]
 
 
 @pytest.mark.parametrize(
-    "uri", [*(f"s3://b{end}" for end in AMBIGUOUS), "az://b/a.", "abfss://c@d/a./b", "adl://b/a../"]
+    "uri",
+    [
+        *(f"s3://b{end}" for end in AMBIGUOUS),
+        "s3://b/\udcff",
+        "az://b/a.",
+        "abfss://c@d/a./b",
+        "adl://b/a../",
+    ],
 )
 def test_a_uri_that_names_another_place_is_refused(uri: str) -> None:
     for use in (absolute_path, ObjectStore):

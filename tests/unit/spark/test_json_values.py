@@ -54,6 +54,7 @@ def test_a_schema_is_columns_or_one_type() -> None:
         ("m MAP<INT, STRING>", "it cannot have 'int' there"),
         ("d DECIMAL(39)", "precision of 1 to 38"),
         ("ARRAY<INTT>", "did you mean 'int'"),
+        ("d DECIMAL(²)", "it cannot have '²' there"),
         ("id INT,", "it ends early"),
     ],
 )
