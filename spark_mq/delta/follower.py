@@ -6,8 +6,8 @@ notice a log that was cleaned past the follower, a table that was made again, an
 
 from __future__ import annotations
 
+import logging
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -17,9 +17,12 @@ from spark_mq.delta.log_guards import check_for_gap, check_same_table, remade_ta
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.read_ahead import read_ahead
 from spark_mq.delta.state import TableState, TrackFiles
-from spark_mq.errors import NotAQueue
+from spark_mq.errors import CorruptLog, NotAQueue
+from spark_mq.util.clock import ElapsedClock, Instant
 
 __all__ = ["LogFollower", "LogReplaced"]
+
+_log = logging.getLogger(__name__)
 
 GAP_CHECK_SECONDS: Final = 30.0
 """A follower that finds nothing new lists the log this often, to notice a missing commit."""
@@ -32,23 +35,13 @@ _READ_AHEAD: Final = 16
 
 
 class LogReplaced(Exception):
-    """Say that the log is not the one that was read.
-
-    The handle must open the table again.
-    """
+    """Say that the log is not the one that was read. The handle must open the table again."""
 
 
 class LogFollower:
     """Follow the log of one table, and keep its state. Thread-safe.
 
-    Parameters
-    ----------
-    store
-        The files of the table.
-    track_files
-        Whether the state has the table's data files, or which of them.
-    replaceable
-        Whether the table may be deleted and made again under this handle.
+    The parameters are those of :class:`~spark_mq.delta.log.DeltaLog`.
     """
 
     def __init__(
@@ -69,28 +62,32 @@ class LogFollower:
         self._highest = -1  # the highest version that this handle has seen
         self._commits: dict[int, Commit] = {}  # the last ones, parsed
         self._base_tag: tuple[int, str | None] | None = None  # the commit that the state stands on
-        self._base_checked = self._gap_checked = time.monotonic()
+        self.clock = ElapsedClock()  # a test replaces it
+        self._base_checked: Instant | None = None
+        self._gap_checked: Instant | None = None
         self.generation = 0
         """How often the table was opened: more than once if it was not as it was left."""
         self._own_streak = 0  # commits of this handle in a row, with no other commit between them
         # When the state was certainly the latest, before any cleaning.
-        self._sure_at = float("-inf")
+        self._sure_at: Instant | None = None
 
     # -- reading
 
     @property
     def alone(self) -> bool:
-        """Return whether the last commits are this handle's own.
+        """Return whether the last commits are this handle's own, so nobody else seems to commit.
 
-        Then nobody else seems to commit. Not if the last one is some time ago: a cleaner may be
-        beyond it.
+        Not if the last one is some time ago: a cleaner may be beyond it. Not for long either: all
+        clocks of a paused machine may have missed the pause.
         """
-        return self._own_streak >= 2 and time.monotonic() - self._sure_at < BASE_CHECK_SECONDS
+        known = self.seconds_since_look < BASE_CHECK_SECONDS
+        checked = self.clock.since(self._gap_checked) < GAP_CHECK_SECONDS
+        return self._own_streak >= 2 and known and checked
 
     @property
     def seconds_since_look(self) -> float:
-        """Return the seconds since the state was certainly the latest."""
-        return time.monotonic() - self._sure_at
+        """Return the seconds since the state was certainly the latest. They may be infinite."""
+        return self.clock.since(self._sure_at)
 
     @property
     def state(self) -> TableState:
@@ -122,7 +119,7 @@ class LogFollower:
             The store does not answer.
         """
         with self._lock:
-            started = time.monotonic()
+            started = self.clock.now()
             if self._state is not None and not self._base_is_there():
                 self.forget()
             if self._state is None or not self._catch_up(self._state):
@@ -207,7 +204,7 @@ class LogFollower:
     def forget(self) -> None:
         """Forget the state: the next look opens the table again."""
         with self._lock:
-            self._state = None
+            self._state, self._sure_at, self._own_streak = None, None, 0
             self._commits.clear()
             if self._replaceable:
                 self._table_id, self._highest = None, -1
@@ -233,7 +230,7 @@ class LogFollower:
         if self._table_id not in (None, state.table_id):
             raise remade_table_error(self.path)
         self._table_id = state.table_id
-        self._base_tag = None
+        self._base_tag, self._base_checked = None, self.clock.now()
         self.generation += 1
         return state
 
@@ -244,7 +241,7 @@ class LogFollower:
 
     def _catch_up(self, state: TableState) -> bool:
         """Apply the commits after a known state. Return False if the table must be opened again."""
-        known_for = time.monotonic() - self._sure_at
+        known_for = self.seconds_since_look
         try:
             self._follow(state)
         except LogReplaced:
@@ -283,15 +280,13 @@ class LogFollower:
     def _apply(self, state: TableState, commit: Commit) -> None:
         commit.check_features(self.path)
         if self._state is not None and not commit.follows(state.operation_id):
-            raise LogReplaced(
-                f"commit {commit.version} of {self.path} does not follow the commit before it"
-            )
+            raise self._replaced(f"commit {commit.version} does not follow the commit before it")
         if commit.metadata is not None and state.version >= 0:
             check_same_table(self.path, commit, state.table_id)
         self._take_in(state, commit)
         self._own_streak = 0
 
-    def _take_own(self, commit: Commit, started: float) -> None:
+    def _take_own(self, commit: Commit, started: Instant) -> None:
         """Apply a commit of this handle. Its put began at `started`."""
         with self._lock:
             if self._state is not None and self._state.version == commit.version - 1:
@@ -318,15 +313,12 @@ class LogFollower:
     # -- guards
 
     def _base_is_there(self) -> bool:
-        """Return whether the state's last commit is there as it was.
-
-        If not, the log was cleaned beyond it, or the table was made again.
-        """
+        """Return whether the last commit was neither cleaned nor made again with its table."""
         assert self._state is not None
-        version, now = self._state.version, time.monotonic()
-        if not self._local and now - self._base_checked < BASE_CHECK_SECONDS:
+        version = self._state.version
+        if not self._local and self.clock.since(self._base_checked) < BASE_CHECK_SECONDS:
             return True
-        self._base_checked = now
+        self._base_checked = self.clock.now()
         info = self.store.stat(log_path(version))
         if info is None:
             return False
@@ -338,9 +330,21 @@ class LogFollower:
 
     def _check_gap(self, version: int) -> None:
         """Look for a gap after `version`, but not often."""
-        if time.monotonic() - self._gap_checked >= GAP_CHECK_SECONDS:
+        if self.clock.since(self._gap_checked) < GAP_CHECK_SECONDS:
+            return
+        try:
             self._look_for_gap(version)
+        except CorruptLog as error:
+            if self._local or not self._own_streak:
+                raise
+            # This machine was paused, no clock has noticed, and a cleaner went beyond its commits.
+            raise self._replaced(str(error)) from error
+
+    def _replaced(self, why: str) -> LogReplaced:
+        if self._own_streak:
+            _log.error("the last commits of this process to %s may be lost: %s", self.path, why)
+        return LogReplaced(f"the log of {self.path} is another one: {why}")
 
     def _look_for_gap(self, version: int) -> None:
         check_for_gap(self.store, version)
-        self._gap_checked = time.monotonic()
+        self._gap_checked = self.clock.now()

@@ -22,6 +22,7 @@ from spark_mq.delta.state import TableState, TrackFiles
 from spark_mq.delta.store_errors import REFUSALS, to_storage_error, wrap_store_errors
 from spark_mq.errors import CommitConflict
 from spark_mq.util.backoff import Backoff, too_many_conflicts
+from spark_mq.util.clock import Instant
 
 __all__ = ["CHECKPOINT_INTERVAL", "DeltaLog"]
 
@@ -117,12 +118,13 @@ class DeltaLog(LogFollower):
         StorageError
             The store failed. ``landed`` is False if nothing was changed, None if that is unknown.
         """
-        version, previous = base, self._operation_id(base)
+        with self._lock:  # another thread may look while this one puts
+            version, previous, sure_at = base, self._operation_id(base), self._sure_at
         unsynced = [file.path for file in change.adds] if change.unsynced else []
         unsynced += change.companions
         while True:
             version += 1
-            started, now = time.monotonic(), int(time.time() * 1000)
+            started, now = self.clock.now(), int(time.time() * 1000)
             winner = self._known_winner(version, change)
             if winner is None:
                 data = encode(change, previous, operation, now)
@@ -131,7 +133,10 @@ class DeltaLog(LogFollower):
                 unsynced = []
             if winner is None:
                 with wrap_store_errors(self.path, "committing to", landed=None):
-                    self._landed(Commit.of(version, change, now), change, started)
+                    self._check_place(version, change, sure_at)
+                    self._take_own(Commit.of(version, change, now), started)
+                if version % CHECKPOINT_INTERVAL == 0 and self._on_checkpoint is not None:
+                    self._on_checkpoint(self.store, version)
                 return version
             if reason := winner.conflict_with(change):
                 raise CommitConflict(reason)
@@ -221,15 +226,14 @@ class DeltaLog(LogFollower):
                 self._highest = max(self._highest, version)
         return winner
 
-    def _landed(self, commit: Commit, change: Change, started: float) -> None:
-        """Check an own commit, and apply it to the state."""
-        version = commit.version
-        slow = time.monotonic() - self._sure_at > SLOW_COMMIT_SECONDS
+    def _check_place(self, version: int, change: Change, sure_at: Instant | None) -> None:
+        """Withdraw an own commit if the log was cleaned beyond it since a look.
+
+        Raise CommitConflict then.
+        """
+        slow = self.clock.since(sure_at) > SLOW_COMMIT_SECONDS
         if (self._local or slow) and not self.store.exists(log_path(version - 1)):
             self._delete_unread_commit(version, change)
-        self._take_own(commit, started)
-        if version % CHECKPOINT_INTERVAL == 0 and self._on_checkpoint is not None:
-            self._on_checkpoint(self.store, version)
 
     def _delete_unread_commit(self, version: int, change: Change) -> None:
         """Delete an own commit that nobody will read. Its writer was slower than the cleaner.

@@ -29,7 +29,6 @@ _OUTCOMES: Final = {
         "it is unknown if the change landed",
         ". It may also land later, so repeat a publish with the same producer number or dedup ids",
     ),
-    True: ("but the change landed", ". Do not repeat it"),
 }
 """What is known of a change that failed, and the end of the advice."""
 
@@ -90,7 +89,7 @@ def to_storage_error(
     operation
         For the text, such as "publishing to".
     landed
-        False if nothing was changed, None if that is unknown, True if the change landed.
+        False if nothing was changed, None if that is unknown.
     """
     if isinstance(error, SparkMQError):
         return error

@@ -17,13 +17,16 @@ __all__ = ["clean_ids", "clean_ledgers", "clean_messages"]
 
 MESSAGE_VERSIONS: Final = 2_000
 MESSAGE_SECONDS: Final = 600.0
-"""How much of the log of messages/ stays."""
+"""How much of the log of messages/ stays, and of leases/ in an object store.
+
+A writer over a store looks each 5 to 10 s if the log was cleaned. The rest is for a pause of its
+machine that none of its clocks has noticed.
+"""
 INDEX_VERSIONS: Final = 100
 """How much of the log of commits/ stays: nobody asks for its past."""
 LEDGER_VERSIONS: Final = 500
 LEDGER_SECONDS: Final = 15.0
-"""How much of leases/ stays for time travel. Not less than 10 s: a writer over a store looks only
-that often if the log was cleaned."""
+"""How much of leases/ stays on a local disk, for time travel."""
 
 
 def clean_messages(
@@ -81,7 +84,8 @@ def clean_ledgers(
         The last version that ``history/`` has.
     """
     versions = LEDGER_VERSIONS if keep_versions is None else keep_versions
-    seconds = LEDGER_SECONDS if keep_seconds is None else keep_seconds
+    kept = LEDGER_SECONDS if log.store.is_local else MESSAGE_SECONDS
+    seconds = kept if keep_seconds is None else keep_seconds
     _checkpoint(log, now=keep_versions is not None)
     return clean_table(log, Keep(versions, seconds, archived), data_files=True)
 

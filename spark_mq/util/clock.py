@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final
 
 from spark_mq.errors import InvalidOption
@@ -14,6 +18,8 @@ __all__ = [
     "SECOND",
     "Clock",
     "Duration",
+    "ElapsedClock",
+    "Instant",
     "system_clock",
     "to_datetime",
     "to_micros",
@@ -33,6 +39,9 @@ Clock = Callable[[], datetime]
 
 Duration = float | int | str | timedelta
 """Seconds, a timedelta, or text such as "30s", "5m" and "7d"."""
+
+_AGREEMENT_SECONDS: Final = 1.0
+"""Two clocks that differ by more in what they measured disagree."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -84,3 +93,54 @@ def to_datetime(instant: int) -> datetime:
 def to_seconds(duration: timedelta | None) -> float | None:
     """Convert a duration to seconds. None stays None."""
     return None if duration is None else duration.total_seconds()
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """A time by two clocks, in seconds."""
+
+    running: float
+    wall: float
+
+
+class ElapsedClock:
+    """Measure the time since an instant, also if the machine was suspended since.
+
+    ``time.monotonic()`` stops in a suspend. So two other clocks are read, and they must agree.
+
+    Parameters
+    ----------
+    running
+        A clock that is never set, and that counts a suspend if the system has such a clock.
+    wall
+        The wall clock.
+    """
+
+    def __init__(
+        self, running: Callable[[], float] | None = None, wall: Callable[[], float] = time.time
+    ) -> None:
+        self._running, self._wall = running or _running_clock(), wall
+
+    def now(self) -> Instant:
+        """Return the current instant."""
+        return Instant(self._running(), self._wall())
+
+    def since(self, instant: Instant | None) -> float:
+        """Return the seconds since an instant, or infinity if nobody knows.
+
+        Nobody knows without an instant, and if the two clocks disagree: one of them was set, or did
+        not count a pause.
+        """
+        if instant is None:
+            return float("inf")
+        running, wall = self._running() - instant.running, self._wall() - instant.wall
+        return max(running, wall) if abs(running - wall) < _AGREEMENT_SECONDS else float("inf")
+
+
+def _running_clock() -> Callable[[], float]:
+    for name in ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC"):  # macOS has the second: it counts a sleep
+        with contextlib.suppress(AttributeError, OSError):
+            clock = partial(time.clock_gettime, getattr(time, name))
+            clock()
+            return clock
+    return time.monotonic

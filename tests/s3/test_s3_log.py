@@ -15,9 +15,12 @@ from datetime import timedelta
 
 import pytest
 from support.checker import check_queue
+from support.clocks import MachineClocks
 from support.faulty_s3 import AFTER, RESET, FaultyS3
+from support.handles import housekeep, index_commits
 
 from spark_mq import Queue
+from spark_mq.delta.tables import write_checkpoint
 
 
 @pytest.fixture
@@ -223,3 +226,33 @@ def test_workers_over_a_failing_store_own_nothing_twice_and_lose_nothing(
         queue.path, queue._context.storage_options, skew=timedelta(0), drained=["default"]
     )
     assert found.wrong == []
+
+
+def test_a_machine_that_slept_while_the_logs_were_cleaned_loses_nothing(
+    queue: Queue, late: Queue
+) -> None:
+    clocks, tables = MachineClocks(), (late._context.messages, late._context.ledgers)
+    for table in tables:
+        table.log.clock = clocks.elapsed  # type: ignore[attr-defined]
+    for value in "abc":
+        late.publish(value)
+    held = late.group().lease("w", max_messages=1)
+    assert held is not None
+    for _ in range(3):
+        held.extend()
+    for number in range(6):
+        queue.publish(f"theirs {number}")
+        other = queue.group("other").lease("w", max_messages=1)
+        assert other is not None
+        other.ack()
+    index_commits(queue)
+    for table in tables:
+        write_checkpoint(table.files)  # type: ignore[arg-type]
+    housekeep(queue, keep_versions=0, keep_seconds=0.0)
+    clocks.move(3600.0, 3600.0)
+    assert late.publish("mine").version == 10
+    assert held.ack().settled == 1
+    assert queue.group().stats().acked == 1
+    fresh = queue.group("fresh").lease("w", max_messages=100)
+    assert fresh is not None
+    assert fresh.messages[-1].value == b"mine"

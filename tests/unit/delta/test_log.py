@@ -8,7 +8,6 @@ import json
 import os
 import pickle
 import threading
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from support.clocks import PAUSES, MachineClocks
 
 from spark_mq.delta import follower
 from spark_mq.delta.actions import AddFile, Change, log_path
@@ -671,24 +671,37 @@ class RemoteStore(InjectedStore):
     def is_local(self, _: bool) -> None: ...
 
 
-def others_commit_and_clean(store: ObjectStore) -> None:
-    other(store, *(change(f"theirs-{n}", "b") for n in range(5)))
+def others_commit_and_clean(store: ObjectStore, count: int = 5) -> None:
+    other(store, *(change(f"theirs-{n}", "b") for n in range(count)))
     clean_to(store, write_checkpoint(store))
 
 
+def put(log: DeltaLog, name: str) -> int:
+    return log.transact(lambda _: (change(name), None))[0]
+
+
+def on_clocks(store: InjectedStore) -> tuple[DeltaLog, RemoteStore, MachineClocks]:
+    """A log over a store, whose last commits are its own, and the clocks of its machine."""
+    remote, clocks = RemoteStore(store.root), MachineClocks()
+    log = DeltaLog(remote)
+    log.clock = clocks.elapsed
+    for name in "abc":
+        put(log, name)
+    assert log.alone
+    return log, remote, clocks
+
+
+@pytest.mark.parametrize("pause", PAUSES)
 @pytest.mark.parametrize("when", ["before the look", "after the look"])
 def test_a_writer_over_a_store_that_slept_across_a_cleaning_commits_at_the_end(
-    store: InjectedStore, monkeypatch: pytest.MonkeyPatch, when: str
+    store: InjectedStore, when: str, pause: str
 ) -> None:
-    log, now = DeltaLog(RemoteStore(store.root)), time.monotonic
-    for name in "abc":
-        log.transact(lambda _, name=name: (change(name), None))
-    assert log.alone
+    log, _, clocks = on_clocks(store)
     slept: list[int] = []
 
     def sleep() -> None:
         others_commit_and_clean(store)
-        monkeypatch.setattr(time, "monotonic", lambda: now() + 30)
+        clocks.move(*PAUSES[pause])
         slept.append(1)
 
     def compute(state: Any) -> tuple[Change, None]:
@@ -703,14 +716,80 @@ def test_a_writer_over_a_store_that_slept_across_a_cleaning_commits_at_the_end(
     assert "part=a/mine.parquet" in paths(DeltaLog(store))
 
 
-def test_a_follower_over_a_store_that_a_cleaner_overtakes_opens_the_table_again(
-    store: InjectedStore, monkeypatch: pytest.MonkeyPatch
+def test_a_wall_clock_that_is_set_costs_a_look_and_no_more(store: InjectedStore) -> None:
+    log, remote, clocks = on_clocks(store)
+    looks: list[float] = []
+    for step in (3600.0, -3600.0):
+        clocks.move(0.1, step)
+        remote.injected["read"] = [lambda real, *_: (looks.append(1), real())[1]]
+        put(log, "after the step")
+        put(log, "next")
+        assert log.alone
+    assert len(looks) == 2
+    assert DeltaLog(store).refresh().version == 7
+
+
+def test_a_look_of_another_thread_does_not_hide_that_a_writer_slept(store: InjectedStore) -> None:
+    log, remote, clocks = on_clocks(store)
+
+    def frozen(real: Callable[[], None], *_: Any) -> None:
+        others_commit_and_clean(store)
+        clocks.move(3600.0, 3600.0)
+        assert log.refresh().version == 8, "this is the other thread"
+        real()
+
+    remote.injected["create"] = [frozen]
+    with pytest.raises(CommitConflict, match="cleaned beyond"):
+        log.commit(change("mine"), 3)
+    assert not store.exists(log_path(4))
+
+
+def test_a_look_of_another_thread_that_was_forgotten_hides_no_sleep(store: InjectedStore) -> None:
+    log, _, clocks = on_clocks(store)
+    others_commit_and_clean(store)
+    clocks.move(3600.0, 3600.0)
+    assert log.refresh().version == 8
+    log.forget()
+    with pytest.raises(CommitConflict):
+        log.commit(change("mine"), 3)
+    assert not store.exists(log_path(4))
+
+
+def test_a_gap_after_own_commits_over_a_store_is_refused(store: InjectedStore) -> None:
+    log, _, clocks = on_clocks(store)
+    write_checkpoint(store)
+    other(store, change("one"), change("two"))
+    store.delete(log_path(4))
+    clocks.move(60.0, 60.0)
+    with pytest.raises(CorruptLog, match=r"commit 4 .* is missing from its log"):
+        log.refresh()
+
+
+@pytest.mark.parametrize("count", [5, 40], ids=["at the next number", "at its next look"])
+def test_a_writer_whose_clocks_missed_a_pause_finds_the_present_again(
+    store: InjectedStore, caplog: pytest.LogCaptureFixture, count: int
 ) -> None:
-    remote, now = RemoteStore(store.root), time.monotonic
+    """What it commits until then is lost, so it says so."""
+    log, _, clocks = on_clocks(store)
+    others_commit_and_clean(store, count)
+    seconds = 0
+    while put(log, f"after {seconds}") < 3 + count:
+        clocks.move(1.0, 1.0)
+        seconds += 1
+    assert seconds <= follower.GAP_CHECK_SECONDS
+    assert "may be lost" in caplog.text
+    assert f"part=a/after {seconds}.parquet" in paths(DeltaLog(store))
+
+
+def test_a_follower_over_a_store_that_a_cleaner_overtakes_opens_the_table_again(
+    store: InjectedStore,
+) -> None:
+    remote, clocks = RemoteStore(store.root), MachineClocks()
     log = DeltaLog(remote)
+    log.clock = clocks.elapsed
     log.refresh()
     other(store, change("one"))
-    monkeypatch.setattr(time, "monotonic", lambda: now() + 6)
+    clocks.move(6.0, 6.0)
 
     def overtaken(real: Callable[[], bytes], *_: Any) -> bytes:
         found = real()

@@ -1,0 +1,137 @@
+"""Machines that sleep while others work and a sweep cleans the logs.
+
+The queue lies on a local disk here, and the handle that sleeps takes it for an object store.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.clocks import PAUSES, MachineClocks
+from support.handles import again, housekeep, index_commits, lease, on_commit
+
+from spark_mq import Message, Queue
+from spark_mq.delta.actions import LOG_FOLDER
+from spark_mq.delta.tables import write_checkpoint
+
+Make = Callable[..., Queue]
+
+
+@pytest.fixture
+def clocks() -> MachineClocks:
+    return MachineClocks()
+
+
+@pytest.fixture
+def queue(delta_queue: Make) -> Queue:
+    return delta_queue(dedup_window="1h", visibility_timeout="12h")
+
+
+def over_a_store(queue: Queue, clocks: MachineClocks | None = None) -> Queue:
+    """Another handle, for which the queue is in an object store."""
+    handle = again(queue)
+    for table in (handle._context.messages, handle._context.ledgers):
+        table.files.is_local = table.log._local = False
+        if clocks is not None:
+            table.log.clock = clocks.elapsed
+    return handle
+
+
+def others_work_and_a_sweep_cleans(queue: Queue) -> None:
+    for number in range(6):
+        queue.publish(Message(f"theirs {number}", dedup_id=f"theirs {number}"))
+    for _ in range(6):
+        lease(queue, 1, "other").ack()
+    index_commits(queue)
+    for table in (queue._context.messages, queue._context.ledgers):
+        write_checkpoint(table.files)
+    housekeep(queue, keep_versions=0, keep_seconds=0.0)
+
+
+def values(queue: Queue) -> list[bytes | None]:
+    return [m.value for m in lease(again(queue), 100, "fresh").messages]
+
+
+@pytest.mark.parametrize("pause", PAUSES)
+@pytest.mark.parametrize("dedup_id", [None, "mine"], ids=["plain", "with an id"])
+def test_a_publish_after_a_suspend_across_a_cleaning_is_delivered(
+    queue: Queue, clocks: MachineClocks, pause: str, dedup_id: str | None
+) -> None:
+    mine = over_a_store(queue, clocks)
+    for value in "abc":
+        mine.publish(Message(value, dedup_id=dedup_id and value))
+    assert mine._context.messages.log.alone, "so it does not look before each commit"
+    others_work_and_a_sweep_cleans(queue)
+    clocks.move(*PAUSES[pause])
+    receipt = mine.publish(Message("mine", dedup_id=dedup_id))
+    assert receipt.version == 10
+    assert values(queue)[-1] == b"mine"
+
+
+@pytest.mark.parametrize("pause", PAUSES)
+def test_an_ack_after_a_suspend_across_a_cleaning_is_kept(
+    queue: Queue, clocks: MachineClocks, pause: str
+) -> None:
+    mine = over_a_store(queue, clocks)
+    mine.publish("a")
+    held = lease(mine, 1)
+    for _ in range(3):
+        held.extend()
+    assert mine._context.ledgers.log.alone, "so it does not look before each commit"
+    others_work_and_a_sweep_cleans(queue)
+    clocks.move(*PAUSES[pause])
+    assert held.ack().settled == 1
+    stats = again(queue).group().stats()
+    assert (stats.acked, stats.in_flight) == (1, 0)
+
+
+@pytest.mark.parametrize("pause", PAUSES)
+@pytest.mark.parametrize("dedup_id", [None, "mine"], ids=["plain", "with an id"])
+def test_a_publish_that_sleeps_before_its_commit_is_delivered_once(
+    queue: Queue,
+    clocks: MachineClocks,
+    monkeypatch: pytest.MonkeyPatch,
+    pause: str,
+    dedup_id: str | None,
+) -> None:
+    mine, message = over_a_store(queue, clocks), Message("mine", dedup_id=dedup_id)
+    mine.publish(Message("a", dedup_id="a"))
+
+    def sleep() -> None:
+        others_work_and_a_sweep_cleans(queue)
+        clocks.move(*PAUSES[pause])
+
+    on_commit(monkeypatch, "messages", before=sleep)
+    assert mine.publish(message).version == 8
+    assert values(queue)[-1] == b"mine"
+    assert again(queue).publish(message).duplicate == (dedup_id is not None)
+
+
+@pytest.mark.parametrize("remote", [False, True], ids=["local", "store"])
+def test_a_sweep_keeps_ledger_commits_of_a_store_for_ten_minutes(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, remote: bool
+) -> None:
+    """A machine may be paused for so long without any of its clocks noticing it."""
+    monkeypatch.setattr("spark_mq.storage.table_cleanup.LEDGER_VERSIONS", 0)
+    queue.publish([str(n) for n in range(9)])
+    for _ in range(3):
+        lease(queue, 1)
+    write_checkpoint(queue._context.ledgers.files)
+    lease(queue, 1)
+    log, sweeper = Path(queue.path, "leases", LOG_FOLDER), queue
+    if remote:
+        sweeper = over_a_store(queue)
+
+    def kept_after(seconds: float) -> int:
+        *older, latest = sorted(log.glob("*.json"))
+        for commit in older:
+            os.utime(commit, 2 * (latest.stat().st_mtime - seconds,))
+        housekeep(sweeper)
+        return len(list(log.glob("*.json")))
+
+    assert kept_after(10) == 6
+    assert kept_after(500) == (6 if remote else 2)
+    assert kept_after(700) == 2
