@@ -31,9 +31,8 @@ _SUPPORTED: Final = "a local path, file, s3, s3a, gs, az, abfs, abfss, adl, azur
 _FILE: Final = re.compile(r"^file:(?://(?=/)|(?=/(?!/)))", re.IGNORECASE)
 _SCHEME: Final = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):/")
 _SAME_SCHEMES: Final = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "azure": "az", "adl": "az"}
-_NO_TEXT: Final = "\ud800-\udfff"  # a name that is no UTF-8
-_NO_LOCAL_PATH: Final = re.compile(rf"[\[\]^|\\\x00-\x1f\x7f{_NO_TEXT}]|%[0-9A-Fa-f]{{2}}")
-_NO_URI: Final = re.compile(rf"[\x00-\x1f\x7f?#{_NO_TEXT}]|(?<=[^:/])//|/\.\.?(?=/|$)")
+_NO_LOCAL_PATH: Final = re.compile(r"[\[\]^|\\\x00-\x1f\x7f\ud800-\udfff]|%[0-9A-Fa-f]{2}")
+_NO_URI: Final = re.compile(r"[\x00-\x1f\x7f?#\ud800-\udfff]|(?<=[^:/])//|/\.\.?(?=/|$)")
 _NO_URIS: Final = {"azure": re.compile(rf"{_NO_URI.pattern}|\.(?:/|$)")}  # no folder ends with "."
 _NO_NAME: Final = re.compile(r"[\x00-\x1f\x7f]|(?:^|/)\.{0,2}(?:/|$)")
 
