@@ -107,10 +107,12 @@ def clean_table(log: DeltaLog, keep: Keep, *, data_files: bool) -> int:
     store.delete_stale_temporaries(LOG_FOLDER, _STALE_SECONDS)
     listing = _Listing.of(store)
     base = listing.base(state.version, keep)
-    deleted = _clean_log(
-        log, listing, base, {file.path for file in state.files()} if data_files else None
-    )
-    return deleted + (_clean_data(log, base, keep.first_path) if data_files else 0)
+    live = {file.path for file in state.files()} if data_files else None
+    deleted = _clean_log(log, listing, base, live)
+    # Only orphans could go while no old checkpoint is there. They can wait, and save a listing.
+    if live is not None and (base >= 0 or keep.first_path):
+        deleted += _clean_data(log, base, live, keep.first_path)
+    return deleted
 
 
 def _clean_log(log: DeltaLog, listing: _Listing, base: int, live: set[str] | None) -> int:
@@ -142,12 +144,11 @@ def _removed_files(log: DeltaLog, version: int) -> set[str]:
         return set()  # another sweep has cleaned it
 
 
-def _clean_data(log: DeltaLog, base: int, first_path: str) -> int:
+def _clean_data(log: DeltaLog, base: int, live: set[str], first_path: str) -> int:
     """Delete the old data files that no kept version needs.
 
     They are of commits that lost their race, of writers that died, and of the commit `base`.
     """
-    live = {file.path for file in log.state.files()}
     old = [
         info.path
         for info in log.store.iterate_all("")

@@ -39,6 +39,7 @@ from spark_mq.maintenance import dead_letters
 from spark_mq.maintenance.dead_letters import copy_dead
 from spark_mq.maintenance.sweep import SweepReport
 from spark_mq.parquet.reader import verify_slice
+from spark_mq.storage import table_cleanup
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.testing import ManualClock
 
@@ -924,10 +925,14 @@ def test_what_two_sweeps_took_for_an_orphan_is_never_committed(
     delta_queue: Make, monkeypatch: pytest.MonkeyPatch, table: str
 ) -> None:
     """Its writer froze before its commit. It wakes up after the file is gone."""
+    monkeypatch.setattr(table_cleanup, "INDEX_VERSIONS", 0)
+    monkeypatch.setattr(table_cleanup, "MESSAGE_SECONDS", 0.0)
     queue = delta_queue()
     queue.publish([str(n) for n in range(10)])
     cycle(queue, 5)
     housekeep(queue, keep_versions=0, keep_seconds=0)
+    queue._context.messages.index_commits()
+    write_checkpoint(ObjectStore(f"{queue.path}/commits"))
     cycle(queue, 3)
     queue.publish(["last"])
     write = {
