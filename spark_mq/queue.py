@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -18,8 +17,7 @@ from spark_mq.inspect.notebook import QueueStats
 from spark_mq.inspect.views import QueueViews
 from spark_mq.ledger import queue_settings as stored_queue
 from spark_mq.ledger import settings as stored
-from spark_mq.ledger.queue_settings import QueueOptions
-from spark_mq.ledger.settings import GroupOptions
+from spark_mq.ledger.queue_settings import CreateOptions, NewQueueOptions, QueueOptions
 from spark_mq.maintenance.dead_letters import Copy
 from spark_mq.maintenance.drop import drop_queue
 from spark_mq.maintenance.recover import RecoveryReport, recover
@@ -37,14 +35,11 @@ from spark_mq.operations.trace import Trace, finished, trace
 from spark_mq.operations.trimming import find_held_back
 from spark_mq.publisher import BufferedPublisher
 from spark_mq.storage.message_store import PublishReceipt, producer_txn
-from spark_mq.util.advice import CONFIGURE_GROUP
 from spark_mq.util.clock import Clock, Duration
 from spark_mq.util.user import acting_by_default
 from spark_mq.util.validation import short_repr, validate_name
 
 __all__ = ["Queue"]
-
-_log = logging.getLogger(__name__)
 
 Path: TypeAlias = str | os.PathLike[str]
 Messages: TypeAlias = bytes | str | Message | Iterable[bytes | str | Message] | pa.Table
@@ -75,31 +70,27 @@ class Queue(QueueViews):
         cls,
         path: Path,
         *,
-        visibility_timeout: Duration = "60s",
-        max_delivery_attempts: int | None = 5,
-        retention: Duration = "7d",
-        hard_retention: Duration | None = None,
-        history_retention: Duration = "30d",
-        delivery_delay: Duration | None = None,
-        message_ttl: Duration | None = None,
-        dead_letter_path: Path | None = None,
-        durable: bool = True,
-        dedup_window: Duration | None = None,
-        lanes: int = 0,
-        group_expiry: Duration | None = None,
         storage_options: Mapping[str, str] | None = None,
         clock: Clock | None = None,
         exist_ok: bool = False,
-        **group_settings: Unpack[GroupOptions],
+        **settings: Unpack[CreateOptions],
     ) -> Queue:
         """Create a queue with its dead-letter queue.
 
-        Run again, it completes a create that crashed.
+        Run again, it completes a create that crashed. So does an open. Of several processes that
+        create a queue at the same time, one gets it and the others get ``QueueExists``.
 
         Parameters
         ----------
         path
             Where the queue lies: a path or a URI.
+        storage_options
+            Options of the object store.
+        clock
+            Returns the time as an aware datetime, for tests.
+        exist_ok
+            Open the queue if it exists and has the given settings. Default: False. To use it
+            whatever its settings are, give none, or call :meth:`open`.
         visibility_timeout
             How long a lease lasts. Default: 60 seconds. After ``clock_skew`` more, by default 1
             second, its messages are due again.
@@ -127,49 +118,26 @@ class Queue(QueueViews):
             ``order="key"``. Default: 0, none.
         group_expiry
             How long a group without any activity holds back the trim. Default: for ever.
-        storage_options
-            Options of the object store.
-        clock
-            Returns the time as an aware datetime, for tests.
-        exist_ok
-            Open the queue if it exists.
-        **group_settings
+        **settings
             More defaults for groups: see :class:`~spark_mq.GroupSettings`.
 
         Raises
         ------
         QueueExists
-            There is a queue at the path.
+            There is a queue at the path, and ``exist_ok`` is False or it has other settings, which
+            the error lists.
         NotAQueue
             Something else is at the path.
         InvalidOption
             A setting is unknown or its value is invalid.
         """
-        group = stored.GroupSettings.validated(
-            visibility_timeout=visibility_timeout,
-            max_delivery_attempts=max_delivery_attempts,
-            **group_settings,
-        )
-        root, options = absolute_path(path), dict(storage_options or {})
-        dead_letters = None
-        if dead_letter_path is not None:
-            place = absolute_path(dead_letter_path, "dead_letter_path")
-            dead_letters = relative_place(root, place)
-        settings = stored_queue.QueueSettings.validated(
-            group,
-            retention=retention,
-            hard_retention=hard_retention,
-            history_retention=history_retention,
-            delivery_delay=delivery_delay,
-            message_ttl=message_ttl,
-            dead_letter_path=dead_letters,
-            durable=durable,
-            dedup_window=dedup_window,
-            lanes=lanes,
-            group_expiry=group_expiry,
-        )
-        create_queue_tables(root, settings, options, exist_ok=exist_ok)
-        return cls(_open_created(open_context(root, options, clock), settings))
+        given, root, options = tuple(settings), absolute_path(path), dict(storage_options or {})
+        wanted = _new_settings(root, dict(settings))
+        create_queue_tables(root, wanted, options, exist_ok=exist_ok, given=given)
+        context = open_context(root, options, clock)
+        if is_own_place(context.settings):
+            context.dead_letters()
+        return cls(context)
 
     @classmethod
     def open(
@@ -195,7 +163,7 @@ class Queue(QueueViews):
         QueueNotFound
             There is no queue at the path.
         NotAQueue
-            Something else is there, or a queue that was never completed.
+            Something else is there, or ``leases/`` is missing.
         UnsupportedTable
             One of its tables has a feature that is not supported.
         """
@@ -723,14 +691,9 @@ class Queue(QueueViews):
         )
 
 
-def _open_created(context: QueueContext, wanted: stored_queue.QueueSettings) -> QueueContext:
-    """Warn if a queue was there with other settings. Create its dead-letter queue."""
-    if context.settings != wanted:
-        _log.warning(
-            "the queue at %s exists, and keeps its own settings (those of a group: %s)",
-            context.path,
-            CONFIGURE_GROUP,
-        )
-    if is_own_place(context.settings):
-        context.dead_letters()
-    return context
+def _new_settings(root: str, given: dict[str, Any]) -> stored_queue.QueueSettings:
+    """Return the settings of a new queue at a path. Raises InvalidOption."""
+    own = {name: given.pop(name) for name in NewQueueOptions.__annotations__ if name in given}
+    if (place := own.get("dead_letter_path")) is not None:
+        own["dead_letter_path"] = relative_place(root, absolute_path(place, "dead_letter_path"))
+    return stored_queue.QueueSettings.validated(stored.GroupSettings.validated(**given), **own)

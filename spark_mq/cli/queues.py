@@ -82,44 +82,60 @@ def list_queues(
 def create(
     queue: QueuePathArgument,
     visibility_timeout: Annotated[
-        str, option("--visibility-timeout", help="How long a lease lasts.")
-    ] = "60s",
+        str | None,
+        option("--visibility-timeout", help="How long a lease lasts.", show_default="60s"),
+    ] = None,
     max_delivery_attempts: Annotated[
-        str, option("--max-delivery-attempts", help="Deliveries of a message, or none.")
-    ] = "5",
+        str | None,
+        option(
+            "--max-delivery-attempts", help="Deliveries of a message, or none.", show_default="5"
+        ),
+    ] = None,
     retention: Annotated[
-        str, option("--retention", help="How long settled messages stay after their publish.")
-    ] = "7d",
+        str | None,
+        option(
+            "--retention",
+            help="How long settled messages stay after their publish.",
+            show_default="7d",
+        ),
+    ] = None,
     dead_letter_path: Annotated[
         str | None, option("--dead-letter-path", help="Another queue for dead letters.")
     ] = None,
     lanes: Annotated[
-        int, option("--lanes", min=0, help="Lanes for the order of keys. 0: none. Fixed.")
-    ] = 0,
+        int | None,
+        option(
+            "--lanes", min=0, help="Lanes for the order of keys. 0: none. Fixed.", show_default="0"
+        ),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         option("--set", metavar="NAME=VALUE", help="Another setting of the queue. Repeatable."),
     ] = None,
-    exist_ok: Annotated[bool, option("--exist-ok", help="A queue may be there.")] = False,
+    exist_ok: Annotated[
+        bool, option("--exist-ok", help="A queue with these settings may be there.")
+    ] = False,
     storage_option: StorageOptions = None,
     output: Output = OutputFormat.table,
 ) -> None:
     """Create a queue."""
     from spark_mq.queue import Queue
 
-    others = {name: parse_setting(text) for name, text in parse_pairs("--set", settings).items()}
-    attempts = parse_setting(max_delivery_attempts)
-    given: dict[str, Any] = {"max_delivery_attempts": attempts, "retention": retention}
-    given |= {"lanes": lanes, **others}
+    given: dict[str, Any] = {
+        "visibility_timeout": visibility_timeout,
+        "max_delivery_attempts": max_delivery_attempts,
+        "retention": retention,
+        "dead_letter_path": dead_letter_path,
+        "lanes": lanes,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if max_delivery_attempts is not None:
+        given["max_delivery_attempts"] = parse_setting(max_delivery_attempts)
+    given |= {name: parse_setting(text) for name, text in parse_pairs("--set", settings).items()}
     if "durable" in given:
         given["durable"] = str(given["durable"]).lower() in ("true", "1", "yes")
     created = Queue.create(
-        queue,
-        visibility_timeout=visibility_timeout,
-        dead_letter_path=dead_letter_path,
-        storage_options=as_options(storage_option),
-        exist_ok=exist_ok,
-        **given,
+        queue, storage_options=as_options(storage_option), exist_ok=exist_ok, **given
     )
     emit_one({"queue": created.path, "name": created.name}, output)
 

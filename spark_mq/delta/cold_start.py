@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from typing import Final
 
 import pyarrow as pa
 
@@ -23,6 +24,7 @@ __all__ = ["check_start", "find_start", "listed_checkpoint", "starting_state"]
 
 _logger = logging.getLogger(__name__)
 
+_LOOKS: Final = 2
 _UNREADABLE = (pa.ArrowException, ValueError, FileNotFoundError)
 
 
@@ -30,13 +32,23 @@ def find_start(store: ObjectStore) -> Sequence[str] | None:
     """Return the files of the newest checkpoint.
 
     An empty result means that the log starts at version 0. None means that there is no table.
+
+    Raises
+    ------
+    CorruptLog
+        There are commits, but neither a checkpoint nor version 0.
     """
-    hint = _hinted_checkpoint(store)
-    if hint is not None:
-        return [hint]
-    if store.exists(log_path(0)):
-        return ()
-    return listed_checkpoint(store)
+    for _ in range(_LOOKS):
+        hint = _hinted_checkpoint(store)
+        if hint is not None:
+            return [hint]
+        if store.exists(log_path(0)):
+            return ()
+        files, any_commit = _newest_checkpoint(store)
+        if files is not None or not any_commit:
+            return files
+        # The table may have been created, or cleaned, between the looks.
+    raise missing_commit_error(store.root, 0)
 
 
 def _hinted_checkpoint(store: ObjectStore) -> str | None:

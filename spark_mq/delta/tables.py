@@ -76,11 +76,12 @@ def create_table(
     description: str,
     partition_by: Sequence[str] = (),
     configuration: Mapping[str, str] | None = None,
+    operation_id: str | None = None,
 ) -> bool:
-    """Create a table by its commit 0. Return False if somebody else has created it.
+    """Create a table by its commit 0. Return False if another operation has created it.
 
     Features stay plain (reader version 1, writer version 2), so that every engine can read and
-    append.
+    append. Several processes may do one operation, which has an id then.
     """
     from deltalake import Schema  # here, because it is slow to load and few processes create tables
 
@@ -94,7 +95,7 @@ def create_table(
         "createdTime": int(time.time() * 1000),
         "configuration": dict(configuration or {}),
     }
-    operation = uuid.uuid4().hex
+    operation = operation_id or uuid.uuid4().hex
     info = {
         "timestamp": metadata["createdTime"],
         "operation": "CREATE TABLE",

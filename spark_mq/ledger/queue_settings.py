@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Final, TypedDict
 
 from spark_mq.errors import InvalidOption, UnsupportedTable
 from spark_mq.ledger.bands import MAX_LANES
-from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.settings import GroupSettings, GroupSettingsOptions
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.validation import validate_count, validate_duration
 
-__all__ = ["ITSELF", "QUEUE_DURATIONS", "QueueOptions", "QueueSettings"]
+__all__ = [
+    "ITSELF",
+    "QUEUE_DURATIONS",
+    "CreateOptions",
+    "NewQueueOptions",
+    "QueueOptions",
+    "QueueSettings",
+]
 
 QUEUE_DURATIONS: Final = (
     "retention",
@@ -39,6 +47,18 @@ class QueueOptions(TypedDict, total=False):
     history_retention: Duration
     dedup_window: Duration | None
     group_expiry: Duration | None
+
+
+class NewQueueOptions(QueueOptions, total=False):
+    """All settings of a queue, as a user gives them."""
+
+    dead_letter_path: str | os.PathLike[str] | None
+    durable: bool
+    lanes: int
+
+
+class CreateOptions(NewQueueOptions, GroupSettingsOptions, total=False):
+    """All settings of a queue and the defaults of its groups, as a user gives them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,12 @@ from spark_mq.delta.object_store import ObjectStore, join
 from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.errors import InvalidOption, NotAQueue, QueueNotFound
 from spark_mq.ledger.queue_settings import QueueSettings
+from spark_mq.operations.create import DROP_MARK
 
 __all__ = ["drop_queue"]
 
 _PARTS: Final = ("leases", "commits", "history", "dead_letters", "_locks", "messages")
 """The parts in the order of their deletion. Without ``leases/`` nobody can open the queue."""
-_MARK: Final = "messages/_spark_mq_drop"
-"""A file for a drop that was begun. It is written first and deleted last."""
 
 
 def drop_queue(root: str, name: str, options: Mapping[str, str] | None = None) -> int:
@@ -52,13 +51,13 @@ def drop_queue(root: str, name: str, options: Mapping[str, str] | None = None) -
     _require_queue(root, options)
     store, deleted = ObjectStore(root, options), 0
     with wrap_store_errors(root, "dropping"):
-        store.write(_MARK, b"{}")
+        store.write(DROP_MARK, b"{}")
         for part in _PARTS:
             for info in store.list_all(part):
-                if info.path != _MARK:
+                if info.path != DROP_MARK:
                     store.delete(info.path)
                     deleted += 1
-        store.delete(_MARK)
+        store.delete(DROP_MARK)
         store.delete_empty_folders(_PARTS)
     return deleted
 
@@ -66,7 +65,7 @@ def drop_queue(root: str, name: str, options: Mapping[str, str] | None = None) -
 def _require_queue(root: str, options: Mapping[str, str] | None) -> None:
     """Raise an error unless ``messages/`` describes a queue."""
     with wrap_store_errors(root, "opening"):
-        if ObjectStore(root, options).exists(_MARK):
+        if ObjectStore(root, options).exists(DROP_MARK):
             return  # a drop was killed
         table = DeltaLog(ObjectStore(join(root, "messages"), options)).open()
     if table is None:

@@ -1,13 +1,13 @@
 """Create the tables of a queue, and open them.
 
-A create that crashed is completed by the next one. It never replaces anything else.
+A create that crashed is completed by the next one, or by an open. Nothing else is replaced.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from spark_mq.delta.object_store import ObjectStore, join
@@ -17,77 +17,100 @@ from spark_mq.errors import NotAQueue, QueueExists, QueueNotFound
 from spark_mq.ledger.queue_settings import QueueSettings
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.identity import dead_letter_place, identified, rehomed
+from spark_mq.operations.public_settings import settings_refused
 from spark_mq.storage.history_table import HistoryTable
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.message_table import MessageTable
-from spark_mq.util.advice import CREATE_QUEUE, OPEN_QUEUE
+from spark_mq.util.advice import CONFIGURE_QUEUE, CREATE_QUEUE, OPEN_QUEUE, USE_AS_IT_IS
 from spark_mq.util.clock import Clock
 from spark_mq.util.show import show_some
 
-__all__ = ["create_queue_tables", "open_context"]
+__all__ = ["DROP_MARK", "create_queue_tables", "open_context"]
+
+DROP_MARK: Final = "messages/_spark_mq_drop"
+"""A file for a drop that was begun. It is written first and deleted last."""
 
 _OWN: Final = ("messages", "leases", "commits", "history", "dead_letters", "lost+found")
 """The names under a queue's path, and the files in the root of a volume."""
 
 
 def create_queue_tables(
-    root: str, settings: QueueSettings, options: Mapping[str, str], *, exist_ok: bool
+    root: str,
+    settings: QueueSettings,
+    options: Mapping[str, str],
+    *,
+    exist_ok: bool,
+    given: Collection[str] = (),
 ) -> None:
     """Create the missing tables of a queue.
 
-    A crash may have left some of them out. Nothing is created if something else is in the way.
+    Commit 0 of ``messages/`` decides on the settings. Commit 0 of ``leases/`` completes the queue
+    and decides whose queue is new. Between both, nobody can know if the creator crashed or is slow.
+    So others may complete the queue with the settings that they find.
+
+    Parameters
+    ----------
+    root, settings, options
+        The path of the queue, its settings, and the options of the object store.
+    exist_ok
+        Whether the queue may be there.
+    given
+        The names of the settings that a queue which is there must have.
 
     Raises
     ------
     NotAQueue
-        Something else is at the path, or a queue begun with other settings.
+        Something else is at the path.
     QueueExists
-        There is a queue at the path, and `exist_ok` is False.
+        There is a queue at the path, and `exist_ok` is False or its settings are others.
     """
     refuse_delta_table(root, options)
     messages, ledgers, _ = _stores(root, options, settings)
+    complete = ledgers.open() is not None  # before messages/, which is created first
     begun = messages.open()
-    complete = ledgers.open() is not None
     if begun is None and complete:
         raise NotAQueue(
             f"{root} has leases/, but no messages/. Restore messages/, or remove {root} and "
             f"create the queue again",
             path=root,
         )
-    if complete and not exist_ok:
-        raise _exists(root)
+    own = False
     if begun is None:
         refuse_foreign_files(root)
-        messages.create(identified(settings, root).to_json())
+        own = messages.create(identified(settings, root).to_json())
         begun = messages.open()
-    if not complete:
-        _check_begun(root, begun, settings)
-        # The queue is complete once this is there, so it is created last. It names its messages/.
-        if not ledgers.create(leases_description(messages.table_id)) and not exist_ok:
-            raise _exists(root)
-
-
-def _exists(root: str) -> QueueExists:
-    return QueueExists(
-        f"there is a queue at {root} already. {OPEN_QUEUE}", advice=[OPEN_QUEUE], path=root
-    )
-
-
-def _check_begun(root: str, messages: TableState | None, settings: QueueSettings) -> None:
-    """Raise NotAQueue unless ``messages/`` is that of a queue with these settings."""
-    found = None if messages is None else QueueSettings.from_json(messages.description, root)
+    found = None if begun is None else QueueSettings.from_json(begun.description, root)
     if found is None:
         raise NotAQueue(
             f"{root}/messages is a Delta table, but not one of a queue. Use a path of the "
             f"queue's own",
             path=root,
         )
-    if found != settings:
-        raise NotAQueue(
-            f"creating a queue at {root} began with other settings, and was not completed. Use "
-            f"those settings, or remove {root} first",
-            path=root,
-        )
+    refused = settings_refused(found, settings, given if exist_ok else None)
+    if refused or (complete and not exist_ok):
+        raise _exists(root, refused)
+    if not complete and not _complete(ledgers, messages.table_id, own=own) and not exist_ok:
+        raise _exists(root)
+
+
+def _complete(ledgers: LedgerTable, messages_id: str, *, own: bool) -> bool:
+    """Create ``leases/``. Return False if another creator has done so.
+
+    With `own`, this is for the creator of ``messages/``, who may be another process.
+    """
+    return ledgers.create(leases_description(messages_id), messages_id if own else None)
+
+
+def _exists(root: str, refused: str = "") -> QueueExists:
+    if not refused:
+        text = f"there is a queue at {root} already. {OPEN_QUEUE}"
+        return QueueExists(text, advice=[OPEN_QUEUE], path=root)
+    return QueueExists(
+        f"there is a queue at {root} already, with other settings: {refused}. {USE_AS_IT_IS}. "
+        f"Change those that may change with {CONFIGURE_QUEUE}",
+        advice=[USE_AS_IT_IS, CONFIGURE_QUEUE],
+        path=root,
+    )
 
 
 _Stores = tuple[MessageTable, LedgerTable, HistoryTable]
@@ -127,7 +150,10 @@ def open_context(root: str, options: Mapping[str, str], clock: Clock | None = No
         if (found.durable, found.lanes) == (settings.durable, settings.lanes):
             break
         settings = found
-    _check_complete(root, table, ledgers.open())
+    leases = ledgers.open()
+    if leases is None and table.version == 0:
+        leases = _completed(root, messages, ledgers)
+    _check_complete(root, table, leases)
     messages.expect(lambda look: ledgers.reached(look=look))
     return QueueContext(
         root,
@@ -143,19 +169,23 @@ def open_context(root: str, options: Mapping[str, str], clock: Clock | None = No
     )
 
 
+def _completed(root: str, messages: MessageTable, ledgers: LedgerTable) -> TableState | None:
+    """Complete a queue whose creator crashed, or is slow. Return ``leases/``.
+
+    Nobody has used the queue yet. Raise NotAQueue if it is being dropped.
+    """
+    if ObjectStore(root, messages.storage_options).exists(DROP_MARK):
+        raise NotAQueue(f"the queue at {root} is being dropped", path=root)
+    _complete(ledgers, messages.table_id, own=True)
+    return ledgers.open()
+
+
 def _check_complete(root: str, messages: TableState, ledgers: TableState | None) -> None:
-    if ledgers is None and messages.version > 0:
+    if ledgers is None:
         raise NotAQueue(
             f"leases/ of the queue at {root} is missing. Restore it from a backup. Without one, "
             f"run {CREATE_QUEUE} again with the same settings: new groups then get all messages "
             f"that were not trimmed, also those that were settled",
-            advice=[CREATE_QUEUE],
-            path=root,
-        )
-    if ledgers is None:
-        raise NotAQueue(
-            f"the queue at {root} was never completed: run {CREATE_QUEUE} again with the same "
-            f"settings",
             advice=[CREATE_QUEUE],
             path=root,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from typing import Any, Final
@@ -17,6 +18,7 @@ __all__ = [
     "public_group_settings",
     "public_queue_settings",
     "settings_changed",
+    "settings_refused",
 ]
 
 
@@ -171,8 +173,32 @@ def settings_changed(
 ) -> str:
     """Return the settings that changed, with their new values, for people."""
     old, new = asdict(before), asdict(after)
+    return ", ".join(f"{name}={_show(value)}" for name, value in new.items() if value != old[name])
+
+
+def settings_refused(
+    found: stored_queue.QueueSettings,
+    wanted: stored_queue.QueueSettings,
+    given: Collection[str] | None,
+) -> str:
+    """Return the settings that a queue does not have as they were given, for people.
+
+    ``given`` are the names that count. None: all settings but the queue's identity.
+    """
+    old, new = _by_name(found), _by_name(wanted)
     return ", ".join(
-        f"{name}={show_duration(value) if isinstance(value, timedelta) else value}"
+        f"{name}={_show(old[name])}, not {_show(value)}"
         for name, value in new.items()
-        if value != old[name]
+        if value != old[name] and (given is None or name in given)
     )
+
+
+def _by_name(settings: stored_queue.QueueSettings) -> dict[str, Any]:
+    """Return the settings of a queue and of its groups, without the queue's identity."""
+    names = (field.name for field in fields(settings) if field.compare and field.name != "group")
+    public = public_queue_settings(settings)
+    return {**asdict(public.group), **{name: getattr(public, name) for name in names}}
+
+
+def _show(value: object) -> object:
+    return show_duration(value) if isinstance(value, timedelta) else value

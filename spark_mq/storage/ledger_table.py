@@ -87,8 +87,8 @@ class LedgerTable:
         self._last_operation = ""  # the id of the last commit of this handle
         self._lock = threading.RLock()
 
-    def create(self, description: str) -> bool:
-        """Create the table. Return False if somebody else has created it."""
+    def create(self, description: str, operation_id: str | None = None) -> bool:
+        """Create the table. Return False if another operation has created it."""
         with wrap_store_errors(self.path, "creating"):
             return create_table(
                 self.files,
@@ -101,6 +101,7 @@ class LedgerTable:
                     "delta.dataSkippingNumIndexedCols": "0",
                     **KEPT_BY_THE_SWEEP,
                 },
+                operation_id=operation_id,
             )
 
     def open(self) -> TableState | None:

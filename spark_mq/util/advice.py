@@ -23,6 +23,7 @@ __all__ = [
     "SET_DEDUP_WINDOW",
     "SWEEP",
     "UNBLOCK_GROUP",
+    "USE_AS_IT_IS",
     "Advice",
     "drop_group",
 ]
@@ -41,6 +42,10 @@ class Advice(NamedTuple):
 CREATE_QUEUE: Final = Advice("Queue.create", "`spark-mq queue create`")
 OPEN_QUEUE: Final = Advice(
     "Use Queue.open, or exist_ok=True", "Use it as it is, or give --exist-ok"
+)
+USE_AS_IT_IS: Final = Advice(
+    "Use Queue.open, or exist_ok=True without these settings",
+    "Use it as it is, or give --exist-ok without these settings",
 )
 CREATE_WITH_LANES: Final = Advice(
     "Create a queue with lanes=64", "Create a queue with `spark-mq queue create --lanes 64`"

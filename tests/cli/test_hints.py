@@ -33,6 +33,7 @@ def queue(tmp_path: Path) -> Queue:
     [
         ("queue describe {q}-not", 3, "Create it with `spark-mq queue create`"),
         ("queue create {q}", 1, "give --exist-ok"),
+        ("queue create {q} --exist-ok --lanes 4", 1, "give --exist-ok without these settings"),
         ("group describe none -q {q}", 3, "`spark-mq group create` creates a group"),
         ("queue configure {q} --set retry_delay=3s", 2, "Use `spark-mq group configure`"),
         ("group configure billing -q {q} --set retention=3d", 2, "use `spark-mq queue configure`"),

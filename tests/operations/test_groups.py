@@ -647,14 +647,3 @@ def test_stats_tell_the_ages_of_the_oldest_message_and_lease(
     assert stats.tail_version == queue._context.messages.index().version
     taken.ack()
     assert queue.group().stats().oldest_lease_age is None
-
-
-def test_settings_that_an_existing_queue_does_not_take_are_reported(
-    delta_queue: Make, caplog: pytest.LogCaptureFixture
-) -> None:
-    first = delta_queue(visibility_timeout="30s")
-    delta_queue(visibility_timeout="30s", exist_ok=True)
-    assert not caplog.records
-    again = delta_queue(visibility_timeout="40s", exist_ok=True)
-    assert again.settings == first.settings
-    assert "keeps its own settings" in caplog.text

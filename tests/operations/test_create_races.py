@@ -1,0 +1,299 @@
+"""Creating and opening a queue while others create it: at each step, and by real processes."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.handles import again, archive, index_commits, lease
+
+from spark_mq import Queue
+from spark_mq.delta.actions import log_path
+from spark_mq.delta.object_store import ObjectStore
+from spark_mq.errors import QueueExists, QueueNotFound
+
+CALLS = ("read", "open", "stat", "list", "iterate", "write", "create")
+"""What a store is asked for while a queue is created, opened or swept."""
+Place = Callable[[], dict[str, Any]]
+ANYWHERE = pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param(r"(?<!dead_letters)/(messages|leases)$", id="own tables"),
+        pytest.param("", id="all", marks=pytest.mark.slow),
+    ],
+)
+"""The stores whose calls count as steps: without those of the dead letters it is quick."""
+
+
+class Killed(BaseException):
+    """The process dies here."""
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """Return a path without a queue, and the options of its store."""
+    if request.config.getoption("--s3"):
+        options = request.getfixturevalue("s3")
+        return lambda: {"path": f"s3://queues/{uuid.uuid4().hex}", "storage_options": options}
+    return lambda: {"path": str(tmp_path / uuid.uuid4().hex)}
+
+
+def meanwhile(
+    monkeypatch: pytest.MonkeyPatch, at: int, rival: Callable[[], object], where: str
+) -> Callable[[], bool]:
+    """Let a rival act before the n-th call to a store, and return whether it came to that.
+
+    Only calls to stores with such a path count, and none of the rival's own.
+    """
+    calls, done = itertools.count(1), []
+
+    def interrupted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(store: ObjectStore, *args: Any, **options: Any) -> Any:
+            if not done and re.search(where, store.root) and next(calls) == at:
+                done.append(True)
+                rival()
+            return real(store, *args, **options)
+
+        return call
+
+    for name in CALLS:
+        monkeypatch.setattr(ObjectStore, name, interrupted(getattr(ObjectStore, name)))
+    return lambda: bool(done)
+
+
+def each_step(
+    act: Callable[[], Any],
+    rival: Callable[[], object],
+    prepare: Callable[[], None],
+    where: str,
+) -> Iterator[Any]:
+    """Yield what comes of an act for each step of it at which the rival acts."""
+    for at in itertools.count(1):
+        prepare()
+        with pytest.MonkeyPatch.context() as patch:
+            reached = meanwhile(patch, at, rival, where)
+            result = outcome(act)
+        yield result
+        if not reached():
+            assert at > 3
+            return
+
+
+def outcome(act: Callable[[], Any]) -> Any:
+    try:
+        return act()
+    except (QueueExists, QueueNotFound) as error:
+        return error
+
+
+@ANYWHERE
+@pytest.mark.parametrize("exist_ok", [False, True])
+def test_of_creators_with_unlike_settings_one_wins_wherever_they_meet(
+    place: Place, exist_ok: bool, where: str
+) -> None:
+    at, rivals = dict[str, Any](), list[Any]()
+
+    def prepare() -> None:
+        at.update(place())
+        rivals.clear()
+
+    def create(lanes: int) -> Queue:
+        return Queue.create(**at, lanes=lanes, exist_ok=exist_ok)
+
+    for found in each_step(
+        lambda: create(1), lambda: rivals.append(outcome(lambda: create(2))), prepare, where
+    ):
+        both = [found, *rivals]
+        (winner,) = [one for one in both if isinstance(one, Queue)]
+        for error in (one for one in both if one is not winner):
+            assert isinstance(error, QueueExists)
+            assert "remove" not in str(error)
+            assert f"lanes={winner.settings.lanes}, not {3 - winner.settings.lanes}" in str(error)
+        assert Queue.open(**at).settings == winner.settings
+
+
+@ANYWHERE
+@pytest.mark.parametrize("exist_ok", [False, True])
+def test_of_creators_with_the_same_settings_one_wins_or_all_may_use_it(
+    place: Place, exist_ok: bool, where: str
+) -> None:
+    at, rivals = dict[str, Any](), list[Any]()
+
+    def prepare() -> None:
+        at.update(place())
+        rivals.clear()
+
+    def create() -> Queue:
+        return Queue.create(**at, lanes=2, exist_ok=exist_ok)
+
+    for found in each_step(create, lambda: rivals.append(outcome(create)), prepare, where):
+        both = [found, *rivals]
+        queues = [one for one in both if isinstance(one, Queue)]
+        assert len(queues) == (len(both) if exist_ok else 1)
+        assert {queue.settings for queue in queues} == {Queue.open(**at).settings}
+
+
+@ANYWHERE
+def test_a_queue_can_be_opened_at_each_step_of_its_creation(place: Place, where: str) -> None:
+    at, opened = dict[str, Any](), list[Any]()
+
+    def prepare() -> None:
+        at.update(place())
+        opened.clear()
+
+    def use() -> None:
+        opened.append(outcome(lambda: Queue.open(**at)))
+
+    missing = 0
+    for created in each_step(lambda: Queue.create(**at, lanes=2), use, prepare, where):
+        assert isinstance(created, Queue)
+        for queue in opened:
+            missing += isinstance(queue, QueueNotFound)
+            assert isinstance(queue, QueueNotFound) or queue.settings == created.settings
+        created.publish("a")
+        assert lease(Queue.open(**at)).ack().settled == 1
+    assert 0 < missing < 20
+
+
+def test_a_queue_can_be_created_at_each_step_of_an_open(place: Place) -> None:
+    at, created = dict[str, Any](), list[Queue]()
+
+    def prepare() -> None:
+        at.update(place())
+        created.clear()
+
+    def create() -> None:
+        created.append(Queue.create(**at, lanes=2))
+
+    found = list(each_step(lambda: Queue.open(**at), create, prepare, ""))
+    assert all(isinstance(one, Queue | QueueNotFound) for one in found)
+
+
+@pytest.mark.parametrize("finish", ["open", "create", "create with another setting"])
+def test_a_creation_that_died_is_completed_with_its_own_settings(
+    place: Place, monkeypatch: pytest.MonkeyPatch, finish: str
+) -> None:
+    at = place()
+    real = ObjectStore.create
+
+    def die(store: ObjectStore, path: str, *args: Any, **options: Any) -> None:
+        if store.root.endswith("/leases"):
+            raise Killed
+        real(store, path, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectStore, "create", die)
+        with pytest.raises(Killed):
+            Queue.create(**at, lanes=2)
+    if finish == "create with another setting":
+        with pytest.raises(QueueExists, match=r"lanes=2, not 4") as refused:
+            Queue.create(**at, lanes=4)
+        assert "remove" not in str(refused.value)
+    queue = Queue.create(**at, lanes=2) if finish == "create" else Queue.open(**at)
+    assert queue.settings.lanes == 2
+    queue.publish("a")
+    assert lease(again(queue)).ack().settled == 1
+
+
+@pytest.mark.parametrize("table", ["commits", "history"])
+def test_two_sweeps_create_a_table_at_once(place: Place, table: str) -> None:
+    """At each step of the one that comes first."""
+    queues: list[Queue] = []
+
+    def prepare() -> None:
+        queue = Queue.create(**place(), durable=False)
+        queue.publish("a")
+        lease(queue).release()
+        queues[:] = [queue, again(queue)]
+
+    chore = archive if table == "history" else index_commits
+    for _ in each_step(lambda: chore(queues[0]), lambda: chore(queues[1]), prepare, f"/{table}$"):
+        queues[1].sweep()
+        assert again(queues[0]).stats()["published"] == 1
+
+
+# -- settings of a queue that is there
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"lanes": 4}, "lanes=2, not 4"),
+        ({"lanes": 0}, "lanes=2, not 0"),  # also if it is the default
+        ({"visibility_timeout": "40s"}, "visibility_timeout=30s, not 40s"),
+        (
+            {"dedup_window": None, "retention": "2d"},
+            "retention=7d, not 2d, dedup_window=1h, not None",
+        ),
+    ],
+)
+def test_an_existing_queue_refuses_other_settings_and_lists_them(
+    place: Place, given: dict[str, Any], named: str
+) -> None:
+    at = place()
+    queue = Queue.create(**at, lanes=2, visibility_timeout="30s", dedup_window="1h")
+    for exist_ok in (True, False):
+        with pytest.raises(QueueExists, match="with other settings") as refused:
+            Queue.create(**at, **given, exist_ok=exist_ok)
+        if exist_ok:
+            assert f"{named}." in str(refused.value)
+        assert refused.value.path == queue.path
+    assert Queue.open(**at).settings == queue.settings
+
+
+def test_an_existing_queue_is_used_as_it_is_if_only_equal_settings_are_given(place: Place) -> None:
+    at = place()
+    queue = Queue.create(**at, lanes=2, visibility_timeout="30s")
+    for given in ({}, {"lanes": 2}, {"visibility_timeout": 30, "retention": "168h"}):
+        assert Queue.create(**at, **given, exist_ok=True).settings == queue.settings
+
+
+# -- processes
+
+
+def create_all(paths: list[str], who: int, barrier: Any, results: Any) -> None:
+    """Create queues with settings of one's own, each at the same time as the others."""
+    found = []
+    for path in paths:
+        barrier.wait(60)
+        try:
+            queue = Queue.create(path, lanes=who + 1, durable=False, exist_ok=bool(who % 2))
+            found.append(("won", queue.settings.lanes))
+        except QueueExists as error:
+            found.append(("exists", str(error)))
+        except Exception as error:
+            found.append(("failed", f"{type(error).__name__}: {error}"))
+    results.put((who, found))
+
+
+@pytest.mark.parametrize(
+    ("workers", "queues"), [(3, 6), pytest.param(6, 150, marks=pytest.mark.slow)]
+)
+def test_of_processes_that_create_a_queue_one_wins_and_the_others_hear_of_it(
+    tmp_path: Path, workers: int, queues: int
+) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    results, barrier = spawn.Queue(), spawn.Barrier(workers)
+    paths = [str(tmp_path / f"queue{n}") for n in range(queues)]
+    processes = [
+        spawn.Process(target=create_all, args=(paths, who, barrier, results))
+        for who in range(workers)
+    ]
+    for process in processes:
+        process.start()
+    found = dict(results.get(timeout=300) for _ in processes)
+    for process in processes:
+        process.join(60)
+    for n, path in enumerate(paths):
+        ends = [found[who][n] for who in range(workers)]
+        (lanes,) = [one for kind, one in ends if kind == "won"]
+        assert all(f"lanes={lanes}, not" in text for kind, text in ends if kind == "exists")
+        assert not [text for kind, text in ends if kind == "failed"]
+        assert Queue.open(path).settings.lanes == lanes
+        assert (Path(path) / "leases" / log_path(0)).exists()
