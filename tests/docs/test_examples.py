@@ -8,6 +8,7 @@ own for each test. The first line of a block may say more than its language: ``p
 from __future__ import annotations
 
 import ast
+import configparser
 import doctest
 import json
 import os
@@ -24,7 +25,7 @@ import yaml
 from support.blocks import ROOT, Block, blocks_of, pages
 
 CHECKED = {
-    *("python", "pycon", "sh", "sql", "json", "toml", "yaml", "dockerfile", "text"),
+    *("python", "pycon", "sh", "sql", "json", "toml", "yaml", "ini", "dockerfile", "text"),
     *("{eval-rst}", "{toctree}"),
 }
 
@@ -132,6 +133,8 @@ def test_blocks_that_do_not_run_are_well_formed(page: Path) -> None:
             tomllib.loads(block.text)
         elif block.language == "yaml":
             yaml.safe_load(block.text)
+        elif block.language == "ini":
+            configparser.ConfigParser().read_string(block.text)
         elif block.language == "python":
             compile(block.text, f"{_name(page)}:{block.line}", "exec")
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 import tomllib
 from dataclasses import fields
 from pathlib import Path
 from typing import TypeGuard
 
 import pytest
+import yaml
 from deltalake import DeltaTable
-from support.blocks import ROOT, pages
+from support.blocks import ROOT, blocks_of, pages
 
 from spark_mq import GroupSettings, GroupStats, Queue, QueueSettings, WorkSummary, errors
 
@@ -30,6 +32,13 @@ def in_code(page: str) -> set[str]:
 
 def words_in_code(page: Path) -> set[str]:
     return set(re.findall(r"`([^`\n]+)`", _FENCED.sub("", page.read_text(encoding="utf-8"))))
+
+
+def test_the_runbook_has_a_section_for_each_alert() -> None:
+    rules = yaml.safe_load((ROOT / "examples" / "monitoring" / "alerts.yml").read_text())
+    alerts = [rule["alert"] for group in rules["groups"] for rule in group["rules"]]
+    page = (ROOT / "docs" / "howto" / "runbook.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (\w+)$", page, re.M) == alerts
 
 
 def test_every_setting_has_its_place() -> None:
@@ -81,6 +90,30 @@ def test_every_command_and_option_of_the_command_line_has_its_place() -> None:
     assert options <= documented
     for command in _commands():
         assert any(code == command or code.startswith(f"{command} ") for code in words), command
+
+
+@pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in pages()])
+def test_every_command_of_a_page_is_one(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its names, options and arguments are parsed, and it is not run."""
+    typer = pytest.importorskip("typer")
+    from spark_mq.cli.app import app
+
+    parsed: list[str] = []
+    monkeypatch.setattr(
+        typer.core.TyperCommand, "invoke", lambda _, context: parsed.append(context.command_path)
+    )
+    monkeypatch.setenv("SPARK_MQ_QUEUE", "/queues/orders")
+    monkeypatch.setenv("SPARK_MQ_GROUP", "billing")
+    texts = [b.text for b in blocks_of(page) if b.language in ("sh", "ini", "text")]
+    lines = [
+        line
+        for text in texts
+        for line in re.findall(r"(?:^|[\s/])spark-mq ([^-\n].*)", text.replace("\\\n", " "), re.M)
+    ]
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        typer.main.get_command(app).main(words, "spark-mq", standalone_mode=False)
+    assert len(parsed) == len(lines)
 
 
 def test_every_output_of_work_and_publish_has_its_place() -> None:

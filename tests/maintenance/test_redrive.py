@@ -18,7 +18,7 @@ from support.handles import Injected, again, lease
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption
 from spark_mq.maintenance import redrive, transfer
-from spark_mq.testing import ManualClock
+from spark_mq.testing import ManualClock, memory_queue
 
 Make = Callable[..., Queue]
 
@@ -312,6 +312,23 @@ def test_a_purged_dead_letter_queue_is_no_damage(
     with_dead(queue, ["c"])
     assert queue.redrive().messages == 1
     assert not [r for r in caplog.records if r.levelname == "ERROR"]
+
+
+def test_old_letters_go_if_their_queue_has_a_hard_retention_and_is_swept() -> None:
+    clock = ManualClock()
+    queue = memory_queue(clock)
+    for value in ("old", "new"):
+        clock.advance("100d")
+        queue.publish(value)
+        lease(queue).reject()
+        queue.sweep()
+    letters = queue.dead_letters
+    letters.configure(hard_retention="90d")
+    queue.sweep()
+    assert queue.redrive(dry_run=True).messages == 2
+    letters.sweep()
+    assert [letter.value for letter in letters.peek(10)] == [b"new"]
+    assert queue.redrive().messages == 1
 
 
 def test_letters_that_are_purged_during_a_redrive_stop_no_later_one(

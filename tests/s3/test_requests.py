@@ -1,11 +1,16 @@
-"""How many requests each operation takes over S3, with nobody else committing."""
+"""How many requests each operation takes over S3, with nobody else committing.
+
+The page on sizing computes prices with the second test's figures.
+"""
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
+from support.blocks import ROOT
 from support.s3_endpoint import BUCKET, storage_options
 from support.s3_requests import Requests, counting
 
@@ -43,3 +48,47 @@ def test_requests_of_an_operation_alone(counted: tuple[Queue, Requests]) -> None
     assert counts["publish"] <= 2, requests
     assert counts["ack"] <= 2, requests
     assert counts["lease"] <= 3, requests
+
+
+def charged(seen: Requests, operation: Callable[[], object], times: int = 1) -> list[float]:
+    """What a store charges for: writes and listings, and reads. Deletes are free."""
+    before = len(seen)
+    for _ in range(times):
+        operation()
+    made = [(method, path) for method, path, _ in seen[before:] if "delete" not in path]
+    reads = sum(method in ("GET", "HEAD") and "list-type" not in path for method, path in made)
+    return [(len(made) - reads) / times, reads / times]
+
+
+@pytest.mark.slow
+def test_the_page_on_prices_has_the_requests_of_the_code(
+    counted: tuple[Queue, Requests],
+) -> None:
+    queue, seen = counted
+    group = queue.group()
+
+    def open_again() -> Queue:
+        return Queue.open(queue.path, storage_options=queue._context.storage_options)
+
+    other = open_again()
+    other.group().stats()
+
+    def deliver() -> None:
+        lease = group.lease("w", max_messages=100)
+        assert lease is not None
+        assert lease.messages
+        lease.ack()
+
+    found = [charged(seen, lambda: queue.publish(["a"] * 100), 40), charged(seen, deliver, 40)]
+    followed = charged(seen, lambda: other.group().stats())
+    found.append([followed[0], followed[1] / 120])
+    queue.sweep()
+    queue.sweep()
+    found.append(charged(seen, queue.sweep, 3))
+    found.append(charged(seen, lambda: open_again().sweep(), 3))
+    page = (ROOT / "docs" / "howto" / "sizing.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| .* \| (\d+) \| (\d+) \|$", page, re.M)
+    for row, measured in zip(rows, found, strict=False):  # the last rows are of idle seconds
+        assert [round(number) for number in measured] == pytest.approx(
+            [int(number) for number in row], rel=0.1, abs=1
+        )
