@@ -83,6 +83,7 @@ class Change:
     """A commit to make, and its dependencies.
 
     ``partition`` is the partition whose content was read. A commit that changes it is a conflict.
+    So is one that changes the partition ``also_read``.
     ``whole_table`` makes every other commit a conflict. ``data_change`` is False if no row changes.
     ``txns`` are application transactions, ``(app id, version)``. A commit with one of the same app
     is a conflict. ``info`` goes as JSON into ``userMetadata``, which DESCRIBE HISTORY shows.
@@ -94,6 +95,7 @@ class Change:
     removes: Sequence[AddFile] = ()
     txns: Sequence[tuple[str, int]] = ()
     partition: Mapping[str, str] | None = None
+    also_read: Mapping[str, str] | None = None
     whole_table: bool = False
     data_change: bool = True
     metadata: Mapping[str, Any] | None = None
@@ -218,8 +220,9 @@ class Commit:
                 return f"commit {self.version} has a transaction of {app}"
         if change.whole_table and (self.adds or self.removes or self.txns):
             return f"commit {self.version} came first"
-        if change.partition is not None and self._touches(change.partition):
-            return f"commit {self.version} changed {dict(change.partition)}"
+        for partition in (change.partition, change.also_read):
+            if partition is not None and self._touches(partition):
+                return f"commit {self.version} changed {dict(partition)}"
         removed = {file.path for file in change.removes}
         if removed and any(remove["path"] in removed for remove in self.removes):
             return f"commit {self.version} removed the same files"

@@ -16,7 +16,7 @@ from spark_mq.ledger.commit_info import join_commit_info
 from spark_mq.ledger.intervals import subtract
 from spark_mq.ledger.ranges import Ledger, Range
 from spark_mq.ledger.schedule import next_due_at
-from spark_mq.ledger.settle import REJECT, SettleCommand
+from spark_mq.ledger.settle import REJECT, RELEASE, SettleCommand
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.ledger.unreadable import UNREADABLE
 from spark_mq.operations.group_ledger import GroupLedger, GroupView, read_horizon
@@ -142,6 +142,8 @@ def lease_operation(
             now=view.now, rules=view.settings, request=request, seen=checks,
         )  # fmt: skip
         grant = found.grant
+        if found.dead and not view.snapshot.looked:
+            return None, Acquired(lease_id, expires_at), {}  # a trim may have dropped them: look
         if damage is not None and not grant.ranges:
             raise damage
         infos: list[Mapping[str, Any]] = [] if kept is expired else [{"operation": "cut"}]
@@ -273,19 +275,28 @@ def find_damage(ledger: GroupLedger, ranges: Sequence[Range]) -> list[Damage]:
 def reject_damaged(
     ledger: GroupLedger, ranges: Sequence[Range], lease_id: str, damage: Sequence[Damage]
 ) -> tuple[Range, ...]:
-    """Reject the damaged messages of a lease in one commit. Returns the others."""
+    """Reject the damaged messages of a lease in one commit. Returns the others.
+
+    Messages that a trim has dropped since are given back instead. The next lease counts them as
+    lost.
+    """
     commands, good = list[SettleCommand](), list[Range]()
+    horizon = ledger.horizon() if damage else -1
     for r in ranges:
         index = ledger.messages.index(r.last)
         bad = [(max(d[0], r.first), min(d[1], r.last), d[2]) for d in damage]
         bad = [(first, last, why) for first, last, why in bad if first <= last]
         for first, last, why in bad:
+            place, trimmed = [(first, last)], last <= horizon
             _log.error(
-                "group %s: messages %d..%d cannot be read and are dead: %s",
-                ledger.name, first, last, why,
+                "group %s: messages %d..%d %s: %s", ledger.name, first, last,
+                "were trimmed under their lease" if trimmed else "cannot be read and are dead", why,
             )  # fmt: skip
-            place = [(first, last)]
-            commands.append(SettleCommand(REJECT, lease_id, place, error=why, reason=UNREADABLE))
+            commands.append(
+                SettleCommand(RELEASE, lease_id, place)
+                if trimmed
+                else SettleCommand(REJECT, lease_id, place, error=why, reason=UNREADABLE)
+            )
         rest = subtract([(r.first, r.last)], [(first, last) for first, last, _ in bad])
         good += [r.slice(first, last, index) for first, last in rest]
     if commands:

@@ -79,7 +79,7 @@ class FileCheck:
             self._ended.set()
         if self.reason is not None:
             _log.error(
-                "messages %d..%d of %s cannot be read and are dead: %s",
+                "messages %d..%d of %s cannot be read: %s",
                 file.first, file.last, store.root, self.reason,
             )  # fmt: skip
 

@@ -203,6 +203,7 @@ class LedgerTable:
             removes=token.files,
             txns=tuple(txns),
             partition=partition,
+            also_read={_PARTITION: HORIZON},  # or a lease could take what a trim has dropped
             whole_table=whole_table,
             unsynced=True,
         )

@@ -242,7 +242,8 @@ class MemoryLedgers:
     ) -> None:
         with self._lock:
             latest = len(self.notes)
-            if (latest if whole_table else self._changed.get(stored.group, 0)) > stored.token:
+            changed = max(self._changed.get(name, 0) for name in (stored.group, HORIZON))
+            if (latest if whole_table else changed) > stored.token:
                 raise CommitConflict(f"group {stored.group} has changed since it was read")
             for app, _ in txns:
                 if self._txns.get(app, (0, 0))[1] > stored.token:

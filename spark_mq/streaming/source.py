@@ -19,7 +19,12 @@ from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import WAITING, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.stats import compute_stats
-from spark_mq.operations.acquire import Damage, reject_damaged, settle_lost_now
+from spark_mq.operations.acquire import (
+    Damage,
+    reject_damaged,
+    settle_lost_messages,
+    settle_lost_now,
+)
 from spark_mq.operations.group_ledger import GroupLedger, GroupView
 from spark_mq.operations.keep_alive import LeaseKeepAlive
 from spark_mq.operations.payloads import FileCheck, ReadableGrant, acquire_readable
@@ -117,7 +122,9 @@ class StreamSource:
         """End batch n. Return whether messages are due for the next one."""
         self._check()
         self._end_batch()
-        self._settle_lost()
+        known = self.ledger.ledgers.read(self.ledger.name, look=False).ledger
+        if known is not None and self.ledger.may_have_lost(known):
+            settle_lost_now(self.ledger, self.options.fail_on_data_loss)
         return self._available(stream, n)
 
     def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> BatchPlan:
@@ -203,12 +210,6 @@ class StreamSource:
         timeout = self.options.visibility_timeout or settings.visibility_timeout
         return min(timeout, self.options.max_lease_duration)
 
-    def _settle_lost(self) -> None:
-        """Settle messages that the queue's hard limit dropped, or raise DataLossError."""
-        known = self.ledger.ledgers.read(self.ledger.name, look=False).ledger
-        if known is not None and self.ledger.may_have_lost(known):
-            settle_lost_now(self.ledger, self.options.fail_on_data_loss)
-
     def lease(self, stream: str, n: int, limits: LeaseLimits | None = None) -> BatchPlan:
         """Lease batch n, and ack the batches before in the same commit.
 
@@ -226,9 +227,12 @@ class StreamSource:
             request = self._request(lease_id, view, limits)
             acked, info = self._acked(view, stream, n - 1)
             done = info.get("messages", 0)
+            kept = settle_lost_messages(self.ledger, acked, self.options.fail_on_data_loss)
+            if kept is not acked:
+                info = {"operation": "cut", **info}
             index, _ = self.ledger.index_or_damage(view.ledger)
             found = acquire_readable(
-                self.ledger.payloads, acked, index,
+                self.ledger.payloads, kept, index,
                 now=view.now, rules=view.settings, request=request, seen=seen,
             )  # fmt: skip
             if found.dead:
@@ -236,6 +240,8 @@ class StreamSource:
             if found.grant.ranges:
                 info = {**info, **found.grant.commit_info(request)}
             result = (found, request.expires_at, view.settings, done)
+            if found.dead and not view.snapshot.looked:
+                return None, result, {}  # a trim may have dropped them: look
             return found.ledger if info else None, result, info
 
         while True:

@@ -8,13 +8,16 @@ import pickle
 from collections.abc import Callable
 from dataclasses import fields, replace
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.handles import again, lease, trim
+from support.handles import Injected, again, lease, trim
 
 from spark_mq import ConsumerGroup, GroupSettings, PurgeResult, Queue, QueueSettings
 from spark_mq.errors import DataLossError, GroupBlocked, GroupNotFound, InvalidOption, LeaseLost
+from spark_mq.streaming.options import StreamOptions
+from spark_mq.streaming.source import StreamSource
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -533,6 +536,71 @@ def test_a_group_that_a_hard_limit_cut_is_reported_until_it_accepts_the_loss(
     assert queue.group().stats().lost == 2
     found.release()
     assert held(again(queue)) == [b"d"], "reported and accepted once, it is the past"
+
+
+def leased_by_stream(queue: Queue) -> list[bytes]:
+    options = StreamOptions(fail_on_data_loss=False)
+    alive = SimpleNamespace(stop=lambda: None)
+    source = StreamSource(queue.group()._ledger, options, keep_alive=lambda *_: alive)
+    start = source.initial()
+    plan = source.plan(start, source.latest(start))
+    log = queue._context.messages
+    rows = [rows for _, rows in log.read((piece for piece, _ in plan.slices), ["value"])]
+    return [value for table in rows for value in table["value"].to_pylist()]
+
+
+def leased_by_worker(queue: Queue) -> list[bytes]:
+    found = queue.group().lease("w", max_messages=9, fail_on_data_loss=False)
+    return [] if found is None else [m.value for m in found.messages]
+
+
+@pytest.mark.parametrize("knows_file", [True, False])
+@pytest.mark.parametrize("leased", [leased_by_worker, leased_by_stream])
+def test_a_lease_that_meets_a_hard_limit_takes_no_trimmed_message(
+    make: Make,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    leased: Callable[[Queue], list[bytes]],
+    knows_file: bool,
+) -> None:
+    """The trim comes between the look of the lease and its commit."""
+    queue = make()
+    queue.publish(["a", "b"])
+    lease(queue if knows_file else again(queue), 2).release()
+    clock.advance("2h")
+
+    def cut() -> None:
+        other = again(queue)
+        other.configure(hard_retention="1h")
+        assert trim(other) == 1
+        other.publish("c")
+
+    ledgers = queue._context.ledgers
+    monkeypatch.setattr(ledgers, "write", Injected(ledgers.write, before=cut))
+    assert leased(queue) == [b"c"]
+    stats = queue.group().stats()
+    assert (stats.lost, stats.dead, stats.in_flight) == (2, 0, 1)
+
+
+def test_a_message_that_a_hard_limit_drops_under_its_lease_is_lost_and_not_dead(
+    make: Make, clock: ManualClock
+) -> None:
+    """Its holder has not read it yet."""
+    queue = make(hard_retention="1h", visibility_timeout="3h")
+    queue.publish(["a", "b"])
+    held = lease(queue, 2)
+    clock.advance("2h")
+    assert trim(again(queue)) == 1
+    assert held.messages == []
+    assert again(queue).sweep().routed == 0
+    queue.publish("c")
+    with pytest.raises(DataLossError):
+        queue.group().lease("w")
+    found = queue.group().lease("w", fail_on_data_loss=False)
+    assert found is not None
+    assert [m.value for m in found.messages] == [b"c"]
+    stats = queue.group().stats()
+    assert (stats.lost, stats.dead, stats.in_flight) == (2, 0, 1)
 
 
 def test_a_seek_accepts_a_loss(make: Make, clock: ManualClock) -> None:

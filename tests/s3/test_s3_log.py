@@ -17,10 +17,11 @@ import pytest
 from support.checker import check_queue
 from support.clocks import MachineClocks
 from support.faulty_s3 import AFTER, RESET, FaultyS3
-from support.handles import housekeep, index_commits
+from support.handles import again, housekeep, index_commits, lease
 
 from spark_mq import Queue
 from spark_mq.delta.tables import write_checkpoint
+from spark_mq.testing import ManualClock
 
 
 @pytest.fixture
@@ -256,3 +257,28 @@ def test_a_machine_that_slept_while_the_logs_were_cleaned_loses_nothing(
     fresh = queue.group("fresh").lease("w", max_messages=100)
     assert fresh is not None
     assert fresh.messages[-1].value == b"mine"
+
+
+def test_a_lease_without_a_look_takes_nothing_that_a_trim_has_dropped(s3: dict[str, str]) -> None:
+    """A handle that is alone skips the look. The trim of another one must not be missed."""
+    clock = ManualClock()
+    path = f"s3://queues/{uuid.uuid4().hex}/queue"
+    queue = Queue.create(path, storage_options=s3, clock=clock)
+    log = queue._context.ledgers.log  # type: ignore[attr-defined]
+    log.clock = MachineClocks().elapsed  # which stand still, so it looks only if it has to
+    for value in "abcd":
+        queue.publish(value)
+    for _ in range(2):
+        lease(queue, 1).release()
+    assert log.alone
+    clock.advance("2h")
+    other = again(queue)
+    other.configure(hard_retention="1h")
+    assert other.sweep().trimmed_files == 4
+    other.publish("new")
+    assert log.alone, "it has not looked since"
+    found = queue.group().lease("w", max_messages=2, fail_on_data_loss=False)
+    assert found is not None
+    assert [m.value for m in found.messages] == [b"new"]
+    stats = other.group().stats()
+    assert (stats.lost, stats.dead, stats.in_flight) == (4, 0, 1)
