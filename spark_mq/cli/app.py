@@ -32,6 +32,8 @@ from spark_mq.cli import (
 from spark_mq.cli.exits import INTERRUPTED, OK, USAGE, exit_code_of
 from spark_mq.cli.hints import CommandFormatter, text_for_commands
 from spark_mq.cli.options import option
+from spark_mq.cli.output import complain
+from spark_mq.util.show import printable
 
 __all__ = ["app", "run"]
 
@@ -88,7 +90,7 @@ def run(arguments: Sequence[str]) -> int:
         piped = isinstance(end.__context__, BrokenPipeError)
         code = _end_of_pipe() if piped else end.code
     except (KeyboardInterrupt, typer.Abort):
-        _complain("interrupted")
+        complain("interrupted")
         code = INTERRUPTED
     except typer.Exit as error:
         code = error.exit_code
@@ -104,11 +106,12 @@ def _failed(error: Exception, arguments: Sequence[str]) -> int:
         if text.startswith("Usage:"):  # a command without a subcommand
             print(text, file=sys.stderr)
         else:
-            _complain(text)
+            complain(text)
         return error.exit_code
     if "--debug" in arguments or os.environ.get("SPARK_MQ_DEBUG") not in (None, "", "0"):
-        traceback.print_exception(error)
-    _complain(text_for_commands(error))
+        text = "".join(traceback.format_exception(error))
+        print("\n".join(map(printable, text.splitlines())), file=sys.stderr)
+    complain(text_for_commands(error))
     return exit_code_of(error)
 
 
@@ -120,8 +123,3 @@ def _end_of_pipe() -> int:
     # Python flushes stdout again at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return OK
-
-
-def _complain(text: str) -> None:
-    """Print an error as one line."""
-    print(f"spark-mq: error: {' '.join(text.split())}", file=sys.stderr)

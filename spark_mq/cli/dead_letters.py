@@ -18,7 +18,7 @@ from spark_mq.cli.options import (
     option,
     parse_sequence,
 )
-from spark_mq.cli.output import emit, emit_one, track
+from spark_mq.cli.output import complain, emit, emit_one, track
 from spark_mq.errors import InvalidOption
 
 __all__ = ["app"]
@@ -69,7 +69,7 @@ def show(
     where, wanted = _which(letter, message_id)
     rows = opened.list_dead_letters(where=where, limit=1).to_pylist()
     if not rows:
-        typer.echo(f"spark-mq: error: no dead letter has the {wanted}", err=True)
+        complain(f"no dead letter has the {wanted}")
         raise typer.Exit(NOT_FOUND)
     row = {**rows[0], "headers": dict(rows[0]["headers"] or ())}
     emit_one(row, output)

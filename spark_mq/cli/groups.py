@@ -28,6 +28,7 @@ from spark_mq.cli.queues import GROUP_COLUMNS, group_rows
 from spark_mq.cli.settings_table import emit_settings
 from spark_mq.errors import InvalidOption
 from spark_mq.util.setting_text import parse_setting
+from spark_mq.util.show import printable
 
 __all__ = ["app"]
 
@@ -85,7 +86,7 @@ def describe(
         print()
         emit(lane_rows(lanes), LANE_COLUMNS, output)
     for one in blockers:
-        print(f"{one.because} blocks {one.blocks}: messages {one.first} to {one.last}")
+        print(f"{printable(one.because)} blocks {one.blocks}: messages {one.first} to {one.last}")
 
 
 @app.command()

@@ -8,6 +8,7 @@ from typing import Any
 
 from spark_mq.errors import SparkMQError
 from spark_mq.util.advice import Advice
+from spark_mq.util.show import printable
 
 __all__ = ["CommandFormatter", "text_for_commands"]
 
@@ -42,7 +43,9 @@ class CommandFormatter(logging.Formatter):
         if isinstance(record.args, tuple):
             record = logging.makeLogRecord(record.__dict__)
             record.args = tuple(map(_for_commands, record.args or ()))
-        return super().format(record)
+        record = logging.makeLogRecord({**record.__dict__, "msg": printable(record.getMessage())})
+        record.args = ()
+        return "\n".join(map(printable, super().format(record).splitlines()))
 
 
 def _for_commands(value: Any) -> Any:

@@ -127,7 +127,7 @@ def tail(
         if output is OutputFormat.json:
             print(json_line(message), flush=True)
         else:
-            key = "" if message.key is None else f"  {message.key}"
+            key = "" if message.key is None else f"  {printable(message.key)}"
             value = show_value(message.value, 1_000)
             at = show_time(message.published_at)
             print(f"{message.sequence}  {at}{key}  {value}", flush=True)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spark_mq.cli.options import QueuePath, StorageOptions, open_queue, option
+from spark_mq.cli.output import complain
 from spark_mq.cli.workers import stopping
 from spark_mq.errors import SparkMQError
 from spark_mq.inspect.prometheus import CONTENT_TYPE, exposition
@@ -87,5 +88,5 @@ def _look(queue: Any) -> Mapping[str, QueueOverview | None]:
     try:
         return {queue.path: queue.describe(lanes=True)}
     except (SparkMQError, OSError) as error:
-        print(f"spark-mq: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        complain(str(error))
         return {queue.path: None}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spark_mq.errors import InvalidOption, SparkMQError
+from spark_mq.util.show import printable
 
 if TYPE_CHECKING:
     from spark_mq.group import ConsumerGroup
@@ -155,6 +156,7 @@ def confirm(question: str, yes: bool) -> None:
     """Ask before something is destroyed. Raises typer.Abort for a no."""
     if yes:
         return
+    question = printable(question)
     if not sys.stdin.isatty():
         raise InvalidOption(
             f"{question} Nobody can answer here: give --yes", option="--yes", value=False

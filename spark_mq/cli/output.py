@@ -36,6 +36,7 @@ from spark_mq.util.steps import showing_steps
 __all__ = [
     "Column",
     "busy",
+    "complain",
     "emit",
     "emit_one",
     "json_line",
@@ -54,6 +55,12 @@ Column = tuple[str, str]
 _NUMBERS: Final = (int, float)
 _PROGRESS_SECONDS: Final = 3.0
 """Seconds between lines of progress, if stderr is no terminal."""
+
+
+def complain(text: str) -> None:
+    """Print an error as one line on stderr."""
+    line = printable(" ".join(text.split()))
+    print(f"spark-mq: error: {line}", file=sys.stderr, flush=True)
 
 
 def emit(rows: Iterable[Any], columns: Sequence[Column], output: OutputFormat) -> None:
@@ -95,7 +102,11 @@ def json_line(row: Any) -> str:
 
     Times are ISO 8601 in UTC. Durations are numbers of seconds.
     """
-    return json.dumps(_plain(_mapping(row)), ensure_ascii=False)
+    text = json.dumps(_plain(_mapping(row)), ensure_ascii=False)
+    if text.isprintable():
+        return text
+    # A terminal may show the line, so what could steer it is escaped, as JSON allows.
+    return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in text)
 
 
 def _plain(value: Any) -> Any:

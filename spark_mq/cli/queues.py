@@ -24,6 +24,7 @@ from spark_mq.cli.output import busy, emit, emit_one, json_line, show_age, show_
 from spark_mq.cli.settings_table import emit_settings
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.util.setting_text import parse_setting
+from spark_mq.util.show import printable
 
 __all__ = ["GROUP_COLUMNS", "app", "group_rows"]
 
@@ -175,7 +176,7 @@ def describe(
         if len(overview.groups) > groups:
             print(f"... and {len(overview.groups) - groups} more groups: --groups shows them")
     for name, why in overview.damaged.items():
-        print(f"group {name} is damaged: {why}")
+        print(printable(f"group {name} is damaged: {why}"))
 
 
 def group_rows(groups: Mapping[str, GroupStats], most: int) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from spark_mq.cli.options import Output, OutputFormat, QueuePath, StorageOptions
 from spark_mq.cli.output import Column, emit, json_line, make_table, show_age, show_time
 from spark_mq.cli.queues import group_rows
 from spark_mq.util.clock import SECOND
+from spark_mq.util.show import printable
 from spark_mq.util.validation import validate_duration
 
 __all__ = ["register"]
@@ -179,7 +180,7 @@ def _title(frame: Mapping[str, Any]) -> str:
     rate = frame["published_per_second"]
     speed = "" if rate is None else f" ({rate:,.0f}/s)"
     return (
-        f"{frame['queue']}  {show_time(frame['at'])}\n"
+        f"{printable(frame['queue'])}  {show_time(frame['at'])}\n"
         f"published {frame['published']:,}{speed}  dead letters {frame['dead_letters']}  "
         f"groups {frame['group_count']}  last sweep {show_time(frame['last_sweep'])}, "
         f"{frame['commits_waiting']} commits wait"

@@ -26,7 +26,7 @@ from spark_mq.cli.options import (
     open_queue,
     option,
 )
-from spark_mq.cli.output import busy, emit, emit_one, track
+from spark_mq.cli.output import busy, complain, emit, emit_one, track
 from spark_mq.errors import InvalidOption
 from spark_mq.group import ConsumerGroup
 from spark_mq.lease import Lease
@@ -270,7 +270,7 @@ def jobs(output: Output = OutputFormat.table) -> None:
         if paths:
             emit([{"job": p.stem, "path": str(p)} for p in paths], _JOB_COLUMNS, output)
             return
-    typer.echo("spark-mq: error: the jobs are not installed", err=True)
+    complain("the jobs are not installed")
     raise typer.Exit(NOT_FOUND)
 
 

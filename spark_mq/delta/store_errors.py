@@ -14,6 +14,7 @@ from typing import Final
 import pyarrow as pa
 
 from spark_mq.errors import SparkMQError, StorageError
+from spark_mq.util.show import printable
 
 __all__ = ["REFUSALS", "STORE_ERRORS", "one_line", "to_storage_error", "wrap_store_errors"]
 
@@ -72,7 +73,7 @@ def one_line(error: BaseException) -> str:
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).replace("↳", ":")
     text = re.split(r"\s+0: |Backtrace|stack backtrace|Debug source", text)[0]
     text = re.sub(r"\s+", " ", text).replace(" :", ":").strip()
-    return text[:400] or type(error).__name__
+    return printable(text[:400]) or type(error).__name__
 
 
 def to_storage_error(

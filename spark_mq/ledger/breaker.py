@@ -15,6 +15,7 @@ from typing import Any, Final
 from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.clock import to_datetime
+from spark_mq.util.show import printable
 
 __all__ = ["CLOSED", "OPEN", "PAUSED", "Breaker"]
 
@@ -83,7 +84,7 @@ class Breaker:
         A pause or an open breaker stops it.
         """
         if self.paused_at is not None:
-            reason = f": {self.pause_reason}" if self.pause_reason else ""
+            reason = f": {printable(self.pause_reason)}" if self.pause_reason else ""
             return f"paused since {_at(self.paused_at)}{reason}"
         if not self.is_open(rules):
             return ""
@@ -92,7 +93,7 @@ class Breaker:
     def _why_open(self) -> str:
         return (
             f"breaker open since {_at(self.opened_at or 0)}: {len(self.failed)} leases failed "
-            f"in a row, the last with {self.cause or 'no error text'}"
+            f"in a row, the last with {printable(self.cause or 'no error text')}"
         )
 
     def with_failure(

@@ -7,6 +7,7 @@ import logging
 from spark_mq.ledger.breaker import Breaker
 from spark_mq.util.advice import RESUME_GROUP
 from spark_mq.util.clock import to_datetime
+from spark_mq.util.show import printable
 
 __all__ = ["log_breaker_change"]
 
@@ -17,22 +18,23 @@ def log_breaker_change(group: str, before: Breaker, after: Breaker) -> None:
     """Log the change of a group's breaker by a commit."""
     if before == after:
         return
+    cause, reason = after.cause or "no error text", after.pause_reason or "no reason given"
+    cause, reason = printable(cause), printable(reason)
     if after.opened_at is not None and before.opened_at is None:
         _log.error(
             "group %s: the breaker is open: %d leases failed in a row, the last with %s. The next "
             "probe is at %s. Repair the handler, or %s",
-            group, len(after.failed), after.cause or "no error text", _at(after.next_probe_at),
-            RESUME_GROUP,
+            group, len(after.failed), cause, _at(after.next_probe_at), RESUME_GROUP,
         )  # fmt: skip
     elif after.failed_probes > before.failed_probes:
         _log.warning(
             "group %s: the probe failed with %s. The next probe is at %s",
-            group, after.cause or "no error text", _at(after.next_probe_at),
+            group, cause, _at(after.next_probe_at),
         )  # fmt: skip
     elif before.opened_at is not None and after.opened_at is None:
         _log.warning("group %s: the breaker is closed", group)
     if after.paused_at is not None and before.paused_at is None:
-        _log.warning("group %s is paused: %s", group, after.pause_reason or "no reason given")
+        _log.warning("group %s is paused: %s", group, reason)
     elif before.paused_at is not None and after.paused_at is None:
         _log.warning("group %s is resumed", group)
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from spark_mq.ledger.ranges import DEAD, ROUTING
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, SettleOutcome
+from spark_mq.util.show import printable
 
 __all__ = ["VerdictLog", "describe_settled"]
 
@@ -78,6 +79,6 @@ class VerdictLog:
             return
         parts = [f"{counts[verb]} {name}" for verb, name in _PAST.items() if counts[verb]]
         dead = f", {counts[DEAD]} of these dead" if counts[DEAD] else ""
-        error = f". The first error: {self._error[:_MAX_ERROR]}" if self._error else ""
+        error = f". The first error: {printable(self._error[:_MAX_ERROR])}" if self._error else ""
         _log.info("group %s: %s%s%s", self._group, ", ".join(parts), dead, error)
         self._counts, self._error, self._logged_at = Counter(), None, self._clock()

@@ -156,7 +156,7 @@ class PublishedFiles:
                 "files exist. To take a message out of a queue, ack or reject it in a group",
                 version,
                 self._path,
-                commit.info.get("operation"),
+                show_name(str(commit.info.get("operation"))),
             )
         last = self._newest_source(removes) if removes and fresh else None
         if restored and last is None and self.index.forgotten_to >= 0:

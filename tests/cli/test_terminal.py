@@ -1,0 +1,111 @@
+"""Texts of others reach a terminal, JSON and logs without what could steer or fake them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_mq import Message, Queue, Reject
+from spark_mq.cli.app import run
+from spark_mq.cli.hints import CommandFormatter
+
+EVIL = "\x1b]0;owned\x07\x1b[31m\x9b31m\u202egnp.exe\nspark-mq: forged\x85\u2028\ufeff\U000e0041"
+STEERS = [one for one in EVIL if not one.isprintable()]
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Queue:
+    """A queue with the text in everything that a publisher or a worker may choose."""
+    queue = Queue.create(tmp_path / "orders", durable=False)
+    queue.publish([
+        Message(EVIL + name, key=EVIL, message_id=EVIL + name, headers={EVIL: EVIL})
+        for name in ("bad", "nacked", "leased", "unread")
+    ])  # fmt: skip
+    taken = queue.group("billing").lease("w", max_messages=3, visibility_timeout="1h")
+    bad, nacked, _ = (message.sequence for message in taken.messages)
+    taken.reject([bad], error=EVIL)
+    taken.nack([nacked], error=EVIL, delay="1h")
+    queue.sweep()
+    queue.group("billing").pause(EVIL)
+    stuck = queue.group("stuck")
+    stuck.configure(max_delivery_attempts=1, on_exhausted="block", breaker_threshold=1)
+    stuck.lease("w").nack(error=EVIL)
+    return queue
+
+
+def commands(queue: Queue) -> list[list[str]]:
+    path, group = ["-q", queue.path], ["-g", "billing"]
+    (letter,) = queue.newest_dead_letters()["dead_letter_sequence"].to_pylist()
+    return [
+        ["peek", *path], ["tail", *path, "--from", "earliest", "-n", "3"],
+        ["leases", *path, *group],
+        ["trace", *path, "--key", EVIL], ["locate", *path, "--message-id", EVIL + "nacked"],
+        ["lanes", *path, *group], ["changes", *path], ["check", *path], ["top", *path, "-n", "1"],
+        ["queue", "list", str(Path(queue.path).parent)], ["queue", "describe", *path],
+        ["group", "list", *path], ["group", "describe", *path, *group],
+        ["group", "describe", *path, "-g", "stuck"], ["dlq", "list", *path],
+        ["dlq", "show", *path, str(letter)], ["dlq", "show", *path, "--message-id", EVIL],
+        ["dlq", "list", *path, "--where", EVIL], ["dlq", "redrive", *path, "--where", EVIL],
+        ["group", "describe", *path, "-g", EVIL], ["peek", "-q", EVIL],
+        [EVIL], ["peek", "--" + EVIL],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_no_command_prints_what_steers_a_terminal(
+    queue: Queue, capsys: pytest.CaptureFixture[str], output: str
+) -> None:
+    printed = ""
+    for words in commands(queue):
+        run([*words, "-o", output])
+        out, err = capsys.readouterr()
+        printed += out
+        for line in (out + err).split("\n"):
+            assert line.isprintable(), (words, line)
+            assert not line.startswith("spark-mq: forged"), (words, line)
+    assert printed.count("owned") > 10, "the texts are there"
+
+
+def test_json_keeps_each_character(queue: Queue, capsys: pytest.CaptureFixture[str]) -> None:
+    run(["peek", "-q", queue.path, "-o", "json"])
+    rows = [json.loads(line) for line in capsys.readouterr().out.split("\n") if line]
+    assert [row["key"] for row in rows] == [EVIL] * 4
+    assert rows[0]["headers"] == {EVIL: EVIL}
+
+
+def test_the_log_of_a_command_has_one_safe_line_for_each_record() -> None:
+    formatter = CommandFormatter("spark-mq: %(levelname)s: %(message)s")
+    record = logging.makeLogRecord({"msg": "paused: %s %d", "args": (EVIL, 7), "levelname": "INFO"})
+    line = formatter.format(record)
+    assert line.isprintable()
+    assert line.endswith("7")
+    try:
+        raise ValueError(EVIL)
+    except ValueError as error:
+        record.exc_info = (ValueError, error, error.__traceback__)
+    lines = formatter.format(record).split("\n")
+    assert "Traceback" in lines[1]
+    assert all(line.isprintable() for line in lines)
+
+
+def test_no_log_of_the_library_has_what_steers_a_terminal(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="spark_mq")
+    billing, stuck = queue.group("billing"), queue.group("stuck")
+    stuck.configure(on_exhausted="dead_letter")
+
+    def handle(held: Any) -> None:
+        raise Reject(EVIL)
+
+    for group in (billing, stuck):
+        group.work(handle, until="empty")
+        group.pause(EVIL)
+    texts = [record.getMessage() for record in caplog.records]
+    texts += [group.stats().blocked_because for group in (billing, stuck)]
+    assert sum("owned" in text for text in texts) > 3
+    assert [text for text in texts if not text.isprintable()] == []
