@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_mq.delta.store_errors import wrap_store_errors
@@ -164,12 +165,18 @@ def _is_compressible(values: pa.ChunkedArray) -> bool:
     """
     if values.nbytes < _SAMPLE_BYTES:
         return True
-    rows = max(1, len(values) * _SAMPLE_BYTES // values.nbytes // 3)
+    size = _SAMPLE_BYTES // 3
+    rows = max(1, len(values) * size // values.nbytes)
     samples = [
-        values.slice(at, rows).drop_null().to_pylist()
-        for at in (0, (len(values) - rows) // 2, len(values) - rows)
+        # Of a larger value only a part, because a copy of it may not fit in memory.
+        pc.binary_slice(values.slice(at, rows), start, start + size).drop_null().to_pylist()
+        for at, start in zip(
+            (0, (len(values) - rows) // 2, len(values) - rows),
+            (max(0, (values.nbytes // len(values) - size) * part // 2) for part in range(3)),
+            strict=True,
+        )
     ]
     # A page holds the length of each value in front of it.
     pages = [b"".join(len(v).to_bytes(4, "little") + v for v in sample) for sample in samples]
     packed = sum(len(pa.compress(page, "snappy", asbytes=True)) for page in pages)
-    return packed < 0.95 * sum(map(len, pages))
+    return packed < 0.95 * max(1, sum(map(len, pages)))

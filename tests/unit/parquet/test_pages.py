@@ -162,6 +162,7 @@ def same(found: pa.Table, wanted: pa.Table) -> None:
         ("half of each", "SNAPPY"),
         ("few", "SNAPPY"),
         ("one", "UNCOMPRESSED"),
+        ("one, half of each", "SNAPPY"),
         ("short", "SNAPPY"),
         ("empty", "SNAPPY"),
     ],
@@ -175,9 +176,10 @@ def test_values_that_do_not_shrink_are_not_compressed(
         "text": text,
         "random": noise,
         "half of each": noise[:250_000] + text[:250_000],
+        "one, half of each": noise[:250_000] + text[:250_000],
         "few": noise[:10_000],
     }
-    sizes = {"one": len(noise), "short": 4}
+    sizes = {"one": len(noise), "one, half of each": len(noise), "short": 4}
     size, source = sizes.get(kind, 100), many.get(kind, noise)
     values = (
         [b""] * 100_000

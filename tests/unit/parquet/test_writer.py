@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import tracemalloc
 from pathlib import Path
 
 import pyarrow as pa
@@ -44,6 +46,19 @@ def test_a_file_of_no_messages_can_be_written(tmp_path: Path) -> None:
     written = write_file(ObjectStore(str(tmp_path)), pa.table({"value": pa.array([], pa.binary())}))
     assert (written.rows, written.timed) == (0, False)
     assert pq.ParquetFile(tmp_path / written.path).metadata.num_rows == 0
+
+
+def test_a_large_value_is_not_copied_to_see_whether_it_shrinks(tmp_path: Path) -> None:
+    """It was copied six times for that, so a publish of 1 GB took 9 GB."""
+    table = pa.table({"value": pa.array([random.Random(7).randbytes(2**25)], pa.binary())})
+    tracemalloc.start()
+    try:
+        written = write_file(ObjectStore(str(tmp_path), durable=False), table)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert written.size > 2**25
+    assert peak < 2.5 * 2**25, "the bytes of the file, and little more"
 
 
 def test_statistics_say_which_files_have_times(tmp_path: Path) -> None:
