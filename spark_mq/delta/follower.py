@@ -80,9 +80,11 @@ class LogFollower:
         Not if the last one is some time ago: a cleaner may be beyond it. Not for long either: all
         clocks of a paused machine may have missed the pause.
         """
-        known = self.seconds_since_look < BASE_CHECK_SECONDS
-        checked = self.clock.since(self._gap_checked) < GAP_CHECK_SECONDS
-        return self._own_streak >= 2 and known and checked
+        return (
+            self._own_streak >= 2
+            and self.seconds_since_look < BASE_CHECK_SECONDS
+            and self.clock.since(self._gap_checked) < GAP_CHECK_SECONDS
+        )
 
     @property
     def seconds_since_look(self) -> float:
@@ -316,17 +318,15 @@ class LogFollower:
         """Return whether the last commit was neither cleaned nor made again with its table."""
         assert self._state is not None
         version = self._state.version
-        if not self._local and self.clock.since(self._base_checked) < BASE_CHECK_SECONDS:
-            return True
-        self._base_checked = self.clock.now()
+        if not self._local:
+            if self.clock.since(self._base_checked) < BASE_CHECK_SECONDS:
+                return True
+            self._base_checked = self.clock.now()
         info = self.store.stat(log_path(version))
         if info is None:
             return False
-        tag = (version, info.etag)
-        if self._base_tag is not None and self._base_tag[0] == version:
-            return self._base_tag == tag
-        self._base_tag = tag
-        return True
+        known, self._base_tag = self._base_tag, (version, info.etag)
+        return known is None or known[0] != version or known == self._base_tag
 
     def _check_gap(self, version: int) -> None:
         """Look for a gap after `version`, but not often."""

@@ -65,8 +65,7 @@ class GroupLedger(SharedLedger):
     def create_if_missing(self) -> None:
         """Create the group at its start position if it does not exist.
 
-        The commit conflicts with every other commit, so no trim can interleave. Raises
-        GroupNotFound instead if this handle must not create the group.
+        Raises GroupNotFound instead if this handle must not create the group.
         """
         if not self.create:
             self.require_group()
@@ -89,7 +88,7 @@ class GroupLedger(SharedLedger):
                 )
                 return with_mark(Ledger(head), index), True, {"operation": CREATE_GROUP}
 
-            if update_ledger(self.ledgers, self.name, compute, whole_table=True):
+            if update_ledger(self.ledgers, self.name, compute):
                 self._warn_similar_name()
         self._created = True
 
@@ -124,12 +123,7 @@ class GroupLedger(SharedLedger):
             detail = f"to {show_position(target)}"
             return after, None, {"operation": "seek", "ranges": f"{position}-", "detail": detail}
 
-        update_ledger(
-            self.ledgers,
-            self.name,
-            lambda snapshot: compute(self.view(snapshot)),
-            whole_table=True,
-        )
+        update_ledger(self.ledgers, self.name, lambda snapshot: compute(self.view(snapshot)))
 
     def seek_position(self, index: MessageIndex, target: StartPosition) -> int:
         """Return the first sequence that a seek makes unread."""

@@ -194,7 +194,6 @@ class LedgerTable:
         whole_table: bool = False,
     ) -> None:
         token: _Token = stored.token
-        partition = {_PARTITION: stored.group}
         added = None if ledger is None else self._write_file(stored.group, ledger)
         change = Change(
             operation_id,
@@ -202,7 +201,7 @@ class LedgerTable:
             adds=() if added is None else (added,),
             removes=token.files,
             txns=tuple(txns),
-            partition=partition,
+            partition={_PARTITION: stored.group},
             also_read={_PARTITION: HORIZON},  # or a lease could take what a trim has dropped
             whole_table=whole_table,
             unsynced=True,

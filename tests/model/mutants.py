@@ -36,6 +36,7 @@ from spark_mq.operations import settle as operations_settle
 from spark_mq.spark import foreach_batch as foreach
 from spark_mq.spark import lease_router as owners
 from spark_mq.spark.batch_lease import BatchLease
+from spark_mq.storage import memory
 from spark_mq.streaming import auto_ack, replay
 from spark_mq.streaming import source as stream
 
@@ -355,10 +356,10 @@ ALL = [
            "max(-1, ", "trim_and_seek"),
     Mutant(TRIM, "a trim is a compare-and-swap of the whole table", retention.trim,
            "whole_table=True", "whole_table=False", "trim_and_new_group"),
-    Mutant(TRIM, "so is making a group", group_ledger.GroupLedger.create_if_missing,
-           "whole_table=True", "whole_table=False", "trim_and_new_group"),
-    Mutant(TRIM, "so is a seek", group_ledger.GroupLedger.seek, "whole_table=True",
-           "whole_table=False", "trim_and_seek"),
+    Mutant(TRIM, "the commit that makes a group conflicts with a trim", memory.MemoryLedgers.write,
+           "(stored.group, HORIZON)", "(stored.group,)", "trim_and_new_group"),
+    Mutant(TRIM, "that of a seek conflicts with a trim", memory.MemoryLedgers.write,
+           "(stored.group, HORIZON)", "(stored.group,)", "trim_and_seek"),
     Mutant(TRIM, "a new group starts above the horizon", group_ledger.GroupLedger.create_if_missing,
            "max(position - 1, self.horizon())", "_position(index, self.start) - 1",
            "trim_and_new_group"),
