@@ -20,7 +20,7 @@ from spark_mq.delta.follower import LogFollower, LogReplaced
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState, TrackFiles
 from spark_mq.delta.store_errors import REFUSALS, to_storage_error, wrap_store_errors
-from spark_mq.errors import CommitConflict
+from spark_mq.errors import CommitConflict, CorruptLog
 from spark_mq.util.backoff import Backoff, too_many_conflicts
 from spark_mq.util.clock import Instant
 
@@ -119,7 +119,8 @@ class DeltaLog(LogFollower):
             The store failed. ``landed`` is False if nothing was changed, None if that is unknown.
         """
         with self._lock:  # another thread may look while this one puts
-            version, previous, sure_at = base, self._operation_id(base), self._sure_at
+            version, sure_at = base, self._sure_at
+        previous = self._operation_id(base)
         unsynced = [file.path for file in change.adds] if change.unsynced else []
         unsynced += change.companions
         while True:
@@ -142,12 +143,21 @@ class DeltaLog(LogFollower):
                 raise CommitConflict(reason)
             previous = winner.operation_id
 
-    def _operation_id(self, base: int) -> str | None:
+    def _operation_id(self, version: int) -> str | None:
+        """Return the operation of a commit, or None if another engine made it."""
         with self._lock:
-            if self._state is not None and self._state.version == base:
-                return self._state.operation_id
-            commit = self._commits.get(base)
-            return None if commit is None else commit.operation_id
+            state = self._state
+            if state is not None and state.version == version and state.operation_id is not None:
+                return state.operation_id
+        try:
+            commit = self.read_commit(version)  # the state may be from its checkpoint
+        except (FileNotFoundError, CorruptLog):
+            return None
+        except OSError as error:
+            raise to_storage_error(self.path, error, "committing to") from error
+        with self._lock:
+            self._remember(commit)
+        return commit.operation_id
 
     def _known_winner(self, version: int, change: Change) -> Commit | None:
         """Return the commit at a number that this handle has read already."""
@@ -241,13 +251,14 @@ class DeltaLog(LogFollower):
         The commit before it is gone. If the cleaner deleted the number's first commit too, the put
         found a free number in the past. The cleaner came after the put in three cases. It deleted
         this commit as well. Or the number has a checkpoint. Or the next commit names this one as
-        its predecessor.
+        its predecessor. One of another engine names none: then this commit is made again, unless
+        its caller finds that it counts.
         """
         if not self.store.exists(log_path(version)) or self.store.exists(checkpoint_path(version)):
             return
         try:
             following = self.read_commit(version + 1)
-            if following.info.get(PREVIOUS_ID, change.operation_id) == change.operation_id:
+            if following.info.get(PREVIOUS_ID) == change.operation_id:
                 return
         except FileNotFoundError:
             pass

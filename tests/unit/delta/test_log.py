@@ -654,6 +654,41 @@ def test_a_stray_right_below_the_kept_log_is_reported_apart_by_its_successor(
         log.commit(change("mine"), base)
 
 
+def appended(store: ObjectStore) -> None:
+    write_deltalake(
+        store.root, pa.table({"part": ["b"], "value": [1]}, schema=SCHEMA), mode="append"
+    )
+
+
+@pytest.mark.parametrize("store_kind", ["local", "remote"])
+@pytest.mark.parametrize(
+    "following",
+    [lambda store: other(store, change("theirs-1")), appended],
+    ids=["from a checkpoint", "of another engine"],
+)
+def test_a_stray_is_withdrawn_although_its_successor_was_written_without_reading_the_log(
+    store: InjectedStore, following: Callable[[ObjectStore], None], store_kind: str
+) -> None:
+    clocks, writer = MachineClocks(), RemoteStore(store.root) if store_kind == "remote" else store
+    log = DeltaLog(writer)
+    log.clock = clocks.elapsed
+    base = log.refresh().version
+
+    def frozen(real: Callable[[], None], *_: Any) -> None:
+        other(store, change("theirs-0"))
+        clean_to(store, write_checkpoint(store))
+        following(store)
+        clean_to(store, write_checkpoint(store))
+        clocks.move(3600.0, 3600.0)
+        real()
+
+    writer.injected["create"] = [frozen]
+    with pytest.raises(CommitConflict, match="cleaned beyond"):
+        log.commit(change("mine"), base)
+    assert not store.exists(log_path(1))
+    assert "part=a/mine.parquet" not in paths(DeltaLog(store))
+
+
 class RemoteStore(InjectedStore):
     """A local folder that is taken for an object store: looks are requests there, and left out."""
 
