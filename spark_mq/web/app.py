@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -49,6 +50,8 @@ THREADS: Final = 8
 MAX_FORM: Final = 64 * 1024
 """Bytes of a form."""
 MAX_FIELDS: Final = 20
+FORM_SECONDS: Final = 10.0
+"""Seconds until the whole form is there."""
 _FILES: Final = {
     "style.css": "text/css",
     "icon.svg": "image/svg+xml",
@@ -149,10 +152,16 @@ class _Pages:
     async def change(self, request: Request) -> Response:
         """Make a change that a form confirms."""
         body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > MAX_FORM:
-                return _error(413, "The form is too large.")
+        try:
+            async with asyncio.timeout(FORM_SECONDS):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > MAX_FORM:
+                        return _error(413, "The form is too large.")
+        except TimeoutError:
+            answer = _error(408, f"The form did not arrive within {FORM_SECONDS:.0f} seconds.")
+            answer.headers["Connection"] = "close"  # the rest of the form is of no use
+            return answer
         try:
             given = dict(parse_qsl(body.decode("utf-8", "replace"), max_num_fields=MAX_FIELDS))
         except ValueError:

@@ -9,11 +9,13 @@ import base64
 import binascii
 import hashlib
 import hmac
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
 from ipaddress import ip_address
+from time import monotonic
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -29,7 +31,9 @@ MIN_SECRET: Final = 12
 COOKIE: Final = "spark_mq_session"
 _OPEN_PATHS: Final = frozenset({"/healthz"})
 """They need no password, and they name neither queues nor groups."""
-_LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_LOCAL_HOST: Final = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
+MAX_WRONG: Final = 20
+"""Wrong passwords and tokens until each further try has to wait. A second forgives one of them."""
 _HEADERS: Final[Mapping[str, str]] = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -128,6 +132,7 @@ class Guard:
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
         self._access = access
+        self._forgiven_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -156,14 +161,19 @@ class Guard:
         await self._app(scope, receive, send_guarded)
 
     def _refusal(self, scope: Scope, headers: Headers) -> PlainTextResponse | None:
-        host = headers.get("host", "").rpartition("]")
-        name = host[0] + host[1] if host[1] else host[2].partition(":")[0]
-        if self._access.is_open and name.lower() not in _LOCAL_NAMES:
+        if self._access.is_open and not _LOCAL_HOST.fullmatch(headers.get("host", "")):
             text = "This page answers to localhost only. Use http://localhost and the port."
             return PlainTextResponse(text, 400)
         if scope["path"] in _OPEN_PATHS:
             return None
+        tried, now = "authorization" in headers, monotonic()
+        if tried and self._forgiven_at - now > MAX_WRONG - 1:
+            # The right one waits, too: who guesses would not wait for the answer to a wrong one.
+            text = "There were too many wrong passwords or tokens. Try again later."
+            return PlainTextResponse(text, 429, {"Retry-After": "1"})
         if self._access.user_of(headers.get("authorization")) is None:
+            if tried:
+                self._forgiven_at = max(self._forgiven_at, now) + 1
             challenge = {"WWW-Authenticate": 'Basic realm="spark_mq", charset="UTF-8"'}
             return PlainTextResponse("A password or a token is needed.", 401, challenge)
         return None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from typing import Final, cast
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from spark_mq.errors import InvalidOption, SparkMQError
 from spark_mq.inspect import QueueOverview
@@ -18,6 +21,48 @@ from spark_mq.web.security import Access, is_local
 __all__ = ["serve"]
 
 _log = logging.getLogger(__name__)
+
+REQUEST_SECONDS: Final = 10.0
+"""Seconds of a client to send the head of a request, and to take the answer to the one before."""
+MAX_CONNECTIONS: Final = 200
+"""One more closes the oldest without a request. If all have one, it is closed itself."""
+
+
+class BoundedProtocol(H11Protocol):
+    """Closes connections without a request.
+
+    uvicorn has no setting for it: its `timeout_keep_alive` ends with any byte after an answer, and
+    its `limit_concurrency` counts half a request as one, and refuses those of others.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._deadline = self.loop.call_later(REQUEST_SECONDS, self._end_if_idle)
+        if len(self.connections) > MAX_CONNECTIONS:
+            ours = cast("set[BoundedProtocol]", self.connections)
+            idle = [one for one in ours if one._is_idle]
+            min(idle, key=lambda one: one._deadline.when())._end()
+
+    def on_response_complete(self) -> None:
+        self._deadline.cancel()
+        self._deadline = self.loop.call_later(REQUEST_SECONDS, self._end_if_idle)
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._deadline.cancel()
+        super().connection_lost(exc)
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _end_if_idle(self) -> None:
+        if self._is_idle:
+            self._end()
+
+    def _end(self) -> None:
+        self.connections.discard(self)  # others may connect before the loop calls connection_lost
+        self.transport.abort()
 
 
 def serve(
@@ -60,6 +105,7 @@ def serve(
         config = uvicorn.Config(
             create_app(looks, access, health),
             access_log=False,
+            http=BoundedProtocol,
             log_config=None,
             proxy_headers=False,
             server_header=False,

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
 import html
+import queue as queues
 import re
-from collections.abc import Callable
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import uvicorn
+from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 from support.forms import with_token
+from support.handles import until
 
 from spark_mq import InvalidOption, Queue
 from spark_mq.maintenance.condition import Condition
-from spark_mq.web import Access, Looks, serve
+from spark_mq.web import Access, Looks, security, serve, server
+from spark_mq.web import app as app_module
 from spark_mq.web.security import is_local
 
 Visit = Callable[..., TestClient]
@@ -75,6 +85,182 @@ def test_a_password_is_needed_if_there_is_one(visit: Visit, queue: Queue, addres
     assert client.get(address, headers=basic("bob", PASSWORD)).status_code == 200
 
 
+def test_after_twenty_wrong_passwords_each_further_try_waits_a_second(
+    visit: Visit, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1_000.0]
+    monkeypatch.setattr(security, "monotonic", lambda: now[0])
+    client, right = visit(password=PASSWORD, token="a-token-of-prometheus"), basic("bob", PASSWORD)
+    tries = [basic("bob", "wrong"), {"Authorization": "Bearer wrong"}, {"Authorization": "Basic %"}]
+
+    def answers(number: int, *headers: dict[str, str]) -> list[int]:
+        return [client.get("/", headers=headers[n % len(headers)]).status_code
+                for n in range(number)]  # fmt: skip
+
+    assert answers(5, right) == [200] * 5, "only wrong ones count"
+    assert answers(30, {}) == [401] * 30, "a browser asks without one first"
+    assert answers(25, *tries) == [401] * 20 + [429] * 5
+    refused = client.get("/", headers=right)
+    assert refused.status_code == 429, "a guess that is right must not show"
+    assert (refused.headers["retry-after"], "orders" in refused.text) == ("1", False)
+    assert client.get("/healthz").status_code == 200
+    now[0] += 1
+    assert answers(3, right) == [200] * 3
+    assert answers(3, *tries) == [401, 429, 429]
+    now[0] += 3
+    assert answers(9, *tries) == [401] * 3 + [429] * 6
+    now[0] += 60
+    assert answers(25, *tries) == [401] * 20 + [429] * 5
+
+
+Serve = Callable[[Any], int]
+HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+WHOLE = HEAD + b"\r\n"
+FORM = b"POST /change/orders HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000\r\n\r\n"
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """Serves an application as the command does. Returns the port."""
+    with contextlib.ExitStack() as ends:
+
+        def start(app: Any) -> int:
+            made, heard = list[uvicorn.Server](), queues.SimpleQueue[str]()
+            monkeypatch.setattr(server, "create_app", lambda *_: app)
+            monkeypatch.setattr(
+                server.uvicorn, "Server", lambda config: made.append(real(config)) or made[0]
+            )
+            options = {"address": "127.0.0.1", "port": 0, "listening": heard.put}
+            thread = threading.Thread(
+                target=serve, args=[Looks("/nowhere"), Access()], kwargs=options, daemon=True
+            )
+            thread.start()
+            ends.callback(thread.join, PATIENCE)
+            ends.callback(lambda: setattr(made[0], "should_exit", True))
+            return int(heard.get(timeout=PATIENCE).split(":")[-1].strip("/"))
+
+        real = uvicorn.Server
+        yield start
+
+
+def connect(port: int, sent: bytes = b"") -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
+    client.sendall(sent)
+    return client
+
+
+def received(client: socket.socket) -> bytes:
+    """What comes until the server closes the connection."""
+    found = b""
+    with client, contextlib.suppress(ConnectionResetError):
+        while part := client.recv(65_536):
+            found += part
+    return found
+
+
+def dripping(client: socket.socket) -> bool:
+    """Send a byte now and then. Returns whether the server closes the connection in time."""
+    end = time.monotonic() + PATIENCE
+    client.settimeout(0.02)
+    with client, contextlib.suppress(ConnectionError):
+        while time.monotonic() < end:
+            with contextlib.suppress(TimeoutError):
+                client.send(b"x")
+                if not client.recv(65_536):
+                    return True
+        return False
+    return True
+
+
+def test_a_connection_without_a_whole_request_is_closed(
+    visit: Visit, queue: Queue, monkeypatch: pytest.MonkeyPatch, served: Serve
+) -> None:
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(app_module, "FORM_SECONDS", 0.2)
+    port = served(visit(allow_changes=True).app)
+    for sent in (b"", b"GET", HEAD):
+        assert received(connect(port, sent)) == b""
+    for sent in (b"GET", HEAD + b"Cookie: ", FORM):
+        assert dripping(connect(port, sent))
+
+
+def test_half_a_form_is_answered_and_closed(
+    visit: Visit, queue: Queue, monkeypatch: pytest.MonkeyPatch, served: Serve
+) -> None:
+    monkeypatch.setattr(app_module, "FORM_SECONDS", 0.2)
+    client = connect(served(visit(allow_changes=True).app), FORM + b"do=sweep")
+    answer = received(client)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"The form did not arrive" in answer
+
+
+@pytest.mark.parametrize("rest", [b"", b"GET", HEAD], ids=["nothing", "a word", "half a head"])
+def test_after_an_answer_half_a_request_is_closed_too(
+    monkeypatch: pytest.MonkeyPatch, served: Serve, rest: bytes
+) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            monkeypatch.setattr(server, "REQUEST_SECONDS", 0.2)  # from this answer on
+            await PlainTextResponse("served")(scope, receive, send)
+
+    answer = received(connect(served(app), WHOLE + rest))
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert answer.endswith(b"served")
+
+
+def test_an_answer_that_nobody_takes_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, served: Serve
+) -> None:
+    size = 64 * 1024 * 1024  # more than the buffers of a connection hold
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            monkeypatch.setattr(server, "REQUEST_SECONDS", 0.2)
+            await PlainTextResponse(b"x" * size)(scope, receive, send)
+
+    with connect(served(app), WHOLE) as client, pytest.raises(ConnectionError):
+        until(lambda: client.send(b"x") == 0)
+
+
+def test_half_open_connections_make_room_for_others(
+    visit: Visit, queue: Queue, monkeypatch: pytest.MonkeyPatch, served: Serve
+) -> None:
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 3_600.0)
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
+    port = served(visit().app)
+    held = [connect(port, HEAD) for _ in range(3)]
+    with connect(port, WHOLE) as client:
+        assert client.recv(12) == b"HTTP/1.1 200"
+        assert received(held[0]) == b"", "the oldest"
+        for one in held[1:]:
+            with one:
+                one.sendall(b"\r\n")
+                assert one.recv(12) == b"HTTP/1.1 200"
+
+
+def test_requests_that_run_are_not_closed_for_others(
+    monkeypatch: pytest.MonkeyPatch, served: Serve
+) -> None:
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
+    entered, may_answer = threading.Semaphore(0), threading.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            entered.release()
+            await asyncio.to_thread(may_answer.wait, PATIENCE)
+            await PlainTextResponse("served", headers={"Connection": "close"})(scope, receive, send)
+
+    port = served(app)
+    running = [connect(port, WHOLE) for _ in range(3)]
+    for _ in running:
+        assert entered.acquire(timeout=PATIENCE)
+    assert received(connect(port)) == b"", "one more than there may be"
+    may_answer.set()
+    assert [received(one)[-6:] for one in running] == [b"served"] * 3
+    assert received(connect(port, WHOLE))[-6:] == b"served"
+
+
 def test_a_token_lets_a_program_in(visit: Visit, queue: Queue) -> None:
     client = visit(token="a-token-of-prometheus")
     good = {"Authorization": "Bearer a-token-of-prometheus"}
@@ -92,9 +278,13 @@ def test_without_a_password_only_names_of_this_machine_are_answered(
     visit: Visit, queue: Queue
 ) -> None:
     client = visit()
-    for host in ("evil.example", "evil.example:9465", "localhost.evil.example", "", "[::2]:1"):
-        assert client.get("/queue/orders", headers={"Host": host}).status_code == 400
-        assert client.get("/healthz", headers={"Host": host}).status_code == 400
+    for host in (
+        "evil.example", "evil.example:9465", "localhost.evil.example", "", "[::2]:1",
+        "[::1].evil.com", "[::1]evil.com:80", "localhost:80.evil.com", "localhost:80:80",
+        "x@localhost", "localhost:", "localhost:٣", "127.0.0.1 evil.com", "[::1", "::1",
+    ):  # fmt: skip
+        assert client.get("/queue/orders", headers={"Host": host.encode()}).status_code == 400
+        assert client.get("/healthz", headers={"Host": host.encode()}).status_code == 400
     for host in ("localhost", "LOCALHOST:9465", "127.0.0.1:9465", "[::1]:9465"):
         assert client.get("/queue/orders", headers={"Host": host}).status_code == 200
     guarded = visit(password=PASSWORD)
