@@ -47,7 +47,7 @@ class ReadSlots:
     def reset(self) -> None:
         """Begin with free slots. A forked process has no threads that would free them."""
         self._lock = threading.Lock()
-        self._free = self._number
+        self._held: set[threading.Lock] = set()
         self._waiting: deque[threading.Lock] = deque()
 
     @contextmanager
@@ -57,54 +57,49 @@ class ReadSlots:
         The reader calls the function before each file. It waits for the next turn if this one has
         lasted 50 ms and others wait.
         """
-        owned, began = False, 0.0
+        turn, began = threading.Lock(), 0.0
 
         def offer() -> None:
-            nonlocal owned, began
-            if owned and self._waiting and self._clock() - began >= _TURN_SECONDS:
-                owned = False
-                self._give()
-                owned, began = self._take(), self._clock()
+            nonlocal began
+            if turn in self._held and self._waiting and self._clock() - began >= _TURN_SECONDS:
+                self._leave(turn)
+                self._take(turn)
+                began = self._clock()
 
+        # Twice, because Ctrl-C at any line must not keep the slot, also within the first one.
         try:
-            owned, began = self._take(), self._clock()
-            yield offer
+            try:
+                self._take(turn)
+                began = self._clock()
+                yield offer
+            finally:
+                self._leave(turn)
         finally:
-            if owned:
-                self._give()
+            self._leave(turn)
 
-    def _take(self) -> bool:
-        """Wait for a slot. Return False if none became free in time."""
+    def _take(self, turn: threading.Lock) -> None:
+        """Wait for a slot, or for as long as the patience lasts."""
         with self._lock:
-            if self._free:
-                self._free -= 1
-                return True
-            turn = threading.Lock()
-            turn.acquire()
+            if len(self._held) < self._number:
+                self._held.add(turn)
+                return
+            turn.acquire(False)
             self._waiting.append(turn)
-        try:
-            if turn.acquire(timeout=self._patience):
-                return True
-        except BaseException:
-            if not self._leave(turn):
-                self._give()
-            raise
-        return not self._leave(turn)
+        if not turn.acquire(timeout=self._patience):
+            with self._lock:
+                if turn in self._waiting:
+                    self._waiting.remove(turn)
 
-    def _leave(self, turn: threading.Lock) -> bool:
-        """Stop waiting. Return False if a slot was handed over meanwhile."""
+    def _leave(self, turn: threading.Lock) -> None:
+        """Give up a slot, or the place in the line. A second call changes nothing."""
         with self._lock:
             if turn in self._waiting:
                 self._waiting.remove(turn)
-                return True
-        return False
-
-    def _give(self) -> None:
-        with self._lock:
-            if self._waiting:
-                self._waiting.popleft().release()
-            else:
-                self._free += 1
+            self._held.discard(turn)
+            while self._waiting and len(self._held) < self._number:
+                following = self._waiting.popleft()
+                self._held.add(following)
+                following.release()
 
 
 def _cores() -> int:

@@ -25,6 +25,7 @@ from support.marks import slow
 
 import spark_mq
 from spark_mq import Queue
+from spark_mq.parquet.read_slots import read_slots
 from spark_mq.spark import shutdown
 from spark_mq.spark.shutdown import on_sigterm
 from spark_mq.testing import memory_queue
@@ -173,7 +174,7 @@ def works(queue: Queue) -> str:
         use(queue)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    return ""
+    return f"it keeps {len(read_slots._held)} slots" if read_slots._held else ""
 
 
 def interrupt(call: str, fresh: Callable[[], Queue], chosen: Callable[[int, Line], bool]) -> None:
@@ -207,7 +208,10 @@ def on_delta(tmp_path: Path) -> Callable[[], Queue]:
     )
 
 
-SHARED = ("util/call_batcher.py", "util/fair_lock.py", "operations/shared_ledger.py")
+SHARED = (
+    "util/call_batcher.py", "util/fair_lock.py", "operations/shared_ledger.py",
+    "parquet/read_slots.py",
+)  # fmt: skip
 """Where threads share work: make test-all interrupts each line of these."""
 
 

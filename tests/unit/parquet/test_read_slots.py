@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import multiprocessing
 import threading
 from collections.abc import Iterator
@@ -57,7 +59,7 @@ def test_no_more_threads_than_slots_read_and_the_first_that_waits_is_next() -> N
         one.join(30)
     assert sorted(order) == [0, 1, 2, 3, 4]
     assert order[:3] == [0, 1, 2]
-    assert (slots._free, len(slots._waiting)) == (2, 0)
+    assert (len(slots._held), len(slots._waiting)) == (0, 0)
 
 
 def test_a_long_turn_is_offered_to_those_that_wait() -> None:
@@ -75,7 +77,7 @@ def test_a_long_turn_is_offered_to_those_that_wait() -> None:
         offer()
         assert order == [7]
     other.join(30)
-    assert slots._free == 1
+    assert not slots._held
 
 
 def test_after_its_patience_a_thread_reads_without_a_slot() -> None:
@@ -83,8 +85,8 @@ def test_after_its_patience_a_thread_reads_without_a_slot() -> None:
     with slots.turn():
         with slots.turn() as offer:
             offer()
-        assert (slots._free, len(slots._waiting)) == (0, 0)
-    assert slots._free == 1
+        assert (len(slots._held), len(slots._waiting)) == (1, 0)
+    assert not slots._held
 
 
 def test_an_interrupt_while_waiting_leaves_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,20 +104,57 @@ def test_an_interrupt_while_waiting_leaves_the_line(monkeypatch: pytest.MonkeyPa
             with pytest.raises(KeyboardInterrupt), slots.turn():
                 pass
         assert not slots._waiting
-    assert slots._free == 1
+    assert not slots._held
 
 
-def _take_all(number: int) -> int:
-    for _ in range(number):
-        assert read_slots._take()
-    return read_slots._free
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_an_interrupt_between_two_steps_of_a_turn_keeps_no_slot(at: int) -> None:
+    """The clock is read when a turn begins, when it is offered, and when the next one begins."""
+    reads, order = itertools.count(1), list[int]()
+
+    def clock() -> float:
+        if threading.current_thread() is not threading.main_thread():
+            return 0.0
+        if (read := next(reads)) == at:
+            raise KeyboardInterrupt
+        return float(read)
+
+    def read() -> None:
+        with slots.turn() as offer:
+            other = start(slots, order, 7)
+            other.may_end.set()
+            offer()
+
+    slots = ReadSlots(1, patience=30, clock=clock)
+    with pytest.raises(KeyboardInterrupt):
+        read()
+    until(lambda: not slots._held and not slots._waiting)
+
+
+def _held_by_this_turn() -> tuple[int, int]:
+    with read_slots.turn():
+        return len(read_slots._held), read_slots._number
 
 
 def test_a_forked_process_begins_with_free_slots() -> None:
-    number = read_slots._number
-    with read_slots.turn(), multiprocessing.get_context("fork").Pool(1) as pool:
-        assert pool.apply(_take_all, (number,)) == 0
-        assert read_slots._free == number - 1
+    with contextlib.ExitStack() as turns:
+        for _ in range(read_slots._number):
+            turns.enter_context(read_slots.turn())
+        assert len(read_slots._held) == read_slots._number
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            assert pool.apply(_held_by_this_turn) == (1, read_slots._number)
+    until(lambda: not read_slots._held)  # nothing that ran before keeps one
+
+
+def test_a_turn_that_a_fork_has_cut_frees_no_second_slot() -> None:
+    slots, order = ReadSlots(1, patience=30), list[int]()
+    with slots.turn():
+        slots.reset()  # as in the forked process, which leaves the turn later
+    with slots.turn():
+        other = start(slots, order, 7)
+        assert order == []
+    other.may_end.set()
+    other.join(30)
 
 
 def test_only_reads_of_local_files_take_turns(
