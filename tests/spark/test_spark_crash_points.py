@@ -1,0 +1,247 @@
+"""A batch on its way into a Delta table, killed once at any point: each message lands once.
+
+Real processes are killed: the one that leases, and the driver together with its JVM, before and
+after each of their writes. The points are not a list: a run in which nothing dies reports them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.errors import StreamingQueryException
+from support import harness
+from support.harness import (
+    PATIENCE,
+    Stream,
+    finish,
+    forget_last_commit,
+    make_queue,
+    numbered,
+    start,
+    values,
+)
+from support.spark_session import new_session
+
+from spark_mq import Queue
+from spark_mq.delta.local_files import LocalFiles
+from spark_mq.spark import SparkMQDataSource
+from spark_mq.spark.stream_reader import LeaseReader
+
+# These classes go to Spark's Python workers, which cannot import test modules.
+cloudpickle.register_pickle_by_value(__import__(__name__))
+cloudpickle.register_pickle_by_value(harness)
+
+pytestmark = pytest.mark.slow
+SPAWN = multiprocessing.get_context("spawn")
+WRITES = ("write_new", "link", "replace", "unlink")
+STEP = 1 if os.environ.get("CRASHES") == "all" else 13
+"""``make fault`` takes each point. Odd, so that points before and after a write come."""
+SURE = {"driver": "after the sink", "runner": "before partitions"}
+"""The last of these points is always taken."""
+
+
+class Steps:
+    """Counts the steps of a process, in a file beside the queue, and ends it at the chosen one."""
+
+    def __init__(self, path: str, side: str, end: Callable[[], None]) -> None:
+        self.chosen, self.taken = Path(f"{path}.{side}.die"), Path(f"{path}.{side}.steps")
+        self.end = end
+
+    def choose(self, at: int | None) -> None:
+        self.taken.write_text("")
+        self.chosen.write_text("" if at is None else str(at))
+
+    def __call__(self, name: str) -> None:
+        before = self.taken.read_text().splitlines()
+        with self.taken.open("a") as file:
+            file.write(f"{name}\n")
+        if self.chosen.read_text() == str(len(before)):
+            self.end()
+
+    def names(self) -> list[str]:
+        return self.taken.read_text().splitlines()
+
+    def around(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            self(f"before {name}")
+            result = real(*args, **options)
+            self(f"after {name}")
+            return result
+
+        return call
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_session() -> None:
+    os.killpg(0, signal.SIGKILL)
+
+
+class WatchedReader(LeaseReader):
+    """The source's reader, in a process that is killed at the chosen one of its steps."""
+
+    def initialOffset(self) -> Any:
+        self._step("initialOffset")
+        return super().initialOffset()
+
+    def latestOffset(self, start: Any, limit: Any) -> Any:
+        self._step("latestOffset")
+        return super().latestOffset(start, limit)
+
+    def partitions(self, start: Any, end: Any) -> Any:
+        self._step("partitions")
+        return super().partitions(start, end)
+
+    def _step(self, hook: str) -> None:
+        steps = Steps(self.options.paths[0], "runner", kill)
+        if not hasattr(LocalFiles, "watched"):
+            LocalFiles.watched = True  # type: ignore[attr-defined]
+            for name in WRITES:
+                setattr(LocalFiles, name, steps.around(name, getattr(LocalFiles, name)))
+        steps(f"before {hook}")
+
+
+class WatchedSource(SparkMQDataSource):
+    """Under the real one's name, by which a batch's lease is found."""
+
+    def streamReader(self, schema: Any) -> LeaseReader:
+        reader = super().streamReader(schema)
+        reader.__class__ = WatchedReader
+        return reader
+
+
+@pytest.fixture(scope="module")
+def watched_spark(spark: Any) -> Any:
+    """A session in which the process that leases can be killed."""
+    session = spark.newSession()
+    session.dataSource.register(WatchedSource)
+    return session
+
+
+class Crash:
+    """A queue, and a stream into a Delta table that is killed once."""
+
+    def __init__(self, spark: Any, folder: Path) -> None:
+        self.spark, self.folder, self.out = spark, folder, str(folder / "out")
+        self.path = str(folder / "queue")
+        self.runner = Steps(self.path, "runner", kill)
+        self.driver = Steps(self.path, "driver", kill_session)
+
+    def publish(self) -> None:
+        queue = make_queue(self.path)
+        queue.publish(numbered(3))
+        queue.publish(numbered(6)[3:])
+        self.runner.choose(None)
+        self.driver.choose(None)
+
+    def stream(self) -> Stream:
+        """A handle as a new driver has it."""
+        queue = Queue.open(self.path)
+        return Stream(self.spark, queue, self.folder / "checkpoint", maxMessagesPerTrigger="3")
+
+    def into_foreach_batch(self) -> None:
+        """Run the stream until the queue is empty, with foreachBatch and ``delta_options``."""
+        stream = self.stream()
+
+        def save(batch: Any, lease: Any) -> None:
+            writer = batch.select("value").write.format("delta").mode("append")
+            writer.options(**lease.delta_options).save(self.out)
+
+        sink = self.driver.around("the sink", save)
+        settling = stream.group.for_each_batch(sink, on_error="raise")
+        with pytest.MonkeyPatch.context() as patch:
+            for name in WRITES:
+                patch.setattr(LocalFiles, name, self.driver.around(name, getattr(LocalFiles, name)))
+            stream.run(settling)
+
+    def into_plain_sink(self) -> None:
+        """Run the stream until the queue is empty, with Spark's own sink and ``onCommit``."""
+        stream = self.stream()
+        writer = stream.frame().select("value").writeStream.format("delta")
+        finish(start(writer.option("path", self.out), stream.checkpoint))
+
+    def assert_once(self, point: str) -> None:
+        assert values(self.spark.read.format("delta").load(self.out)) == numbered(6), point
+        stats = Queue.open(self.path).group("g").stats()
+        assert (stats.acked, stats.ready, stats.in_flight) == (6, 0, 0), point
+
+
+def points(spark: Any, folder: Path, run: str, side: str) -> list[str]:
+    """Return the steps of a side if nothing dies."""
+    whole = Crash(spark, folder / "whole")
+    whole.publish()
+    getattr(whole, run)()
+    whole.assert_once("nothing dies")
+    found: list[str] = getattr(whole, side).names()
+    assert len(found) >= 20
+    return found
+
+
+def crashed(spark: Any, folder: Path, run: str, side: str, at: int) -> Crash:
+    """Return a queue whose stream was killed at a step."""
+    crash = Crash(spark, folder / str(at))
+    crash.publish()
+    steps: Steps = getattr(crash, side)
+    steps.choose(at)
+    if side == "driver":
+        driver = SPAWN.Process(target=drive, args=(crash.folder, run))
+        driver.start()
+        driver.join(PATIENCE)
+        code = driver.exitcode
+        driver.kill()
+        assert code == -signal.SIGKILL
+    else:
+        with pytest.raises(StreamingQueryException):
+            getattr(crash, run)()
+    assert len(steps.names()) == at + 1, "it died there"
+    steps.choose(None)
+    return crash
+
+
+def drive(folder: Path, run: str) -> None:
+    """Run the stream in a process group that a step kills, with its JVM."""
+    os.setsid()
+    session = new_session(folder / "warehouse")
+    session.dataSource.register(WatchedSource)
+    getattr(Crash(session, folder), run)()
+
+
+@pytest.mark.parametrize(
+    ("run", "side"),
+    [
+        ("into_foreach_batch", "driver"),
+        ("into_foreach_batch", "runner"),
+        ("into_plain_sink", "runner"),
+    ],
+)
+def test_killed_at_any_point_a_batch_lands_once_in_a_delta_table(
+    watched_spark: Any, tmp_path: Path, run: str, side: str
+) -> None:
+    found = points(watched_spark, tmp_path, run, side)
+    sure = max(at for at, name in enumerate(found) if name == SURE[side])
+    for at in range(sure % STEP, len(found), STEP):
+        crash = crashed(watched_spark, tmp_path, run, side, at)
+        getattr(crash, run)()
+        crash.assert_once(f"{found[at]} (number {at} of {side})")
+
+
+def test_killed_between_a_plain_delta_sink_and_sparks_note_of_it_a_batch_lands_once(
+    watched_spark: Any, tmp_path: Path
+) -> None:
+    found = points(watched_spark, tmp_path, "into_plain_sink", "runner")
+    second = [at for at, name in enumerate(found) if name == "before latestOffset"][1]
+    crash = crashed(watched_spark, tmp_path, "into_plain_sink", "runner", second)
+    landed = watched_spark.read.format("delta").load(crash.out).count()
+    assert (landed, Queue.open(crash.path).group("g").stats().in_flight) == (3, 3)
+    forget_last_commit(crash.folder / "checkpoint")
+    crash.into_plain_sink()
+    crash.assert_once("before Spark noted the batch")
