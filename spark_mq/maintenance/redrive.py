@@ -48,6 +48,7 @@ _log = logging.getLogger(__name__)
 REDRIVE: Final = f"{RESERVED_PREFIX}redrive"
 """The reserved group of a dead-letter queue with the redriven letters in its ledger."""
 
+_SEQUENCE: Final = "dead_letter_sequence"
 _MAX_NAMED: Final = 10
 """Groups that a warning names."""
 
@@ -92,7 +93,8 @@ def redrive(
     pause = 0.0
     total = 0 if dry_run else Redrive(context).finish_all()
     found: list[pa.Table] = []
-    for table in _candidates(context, condition, chunk):
+    columns = COLUMNS if dry_run else [_SEQUENCE]
+    for table in _candidates(context, condition, chunk, columns):
         if left is not None:
             table = table.slice(0, left)
             left -= table.num_rows
@@ -101,7 +103,7 @@ def redrive(
             total += table.num_rows
         elif table.num_rows:
             time.sleep(pause)
-            chosen = from_sequences(table["dead_letter_sequence"].to_pylist())
+            chosen = from_sequences(table[_SEQUENCE].to_pylist())
             total += _redrive(context, chosen, where)
             pause = 0.0 if rate is None else table.num_rows / rate
         if left == 0:
@@ -157,15 +159,15 @@ def _try_condition(context: QueueContext, condition: Condition, limit: int | Non
     Otherwise the redrive would stop midway, at the first letter that the condition does not fit.
     """
     left = limit
-    for table in _candidates(context, condition, CHUNK):
+    for table in _candidates(context, condition, CHUNK, [_SEQUENCE]):
         if left is not None and (left := left - table.num_rows) <= 0:
             return
 
 
 def _candidates(
-    context: QueueContext, condition: Condition | None, chunk: int
+    context: QueueContext, condition: Condition | None, chunk: int, columns: Sequence[str]
 ) -> Iterator[pa.Table]:
-    """Yield the queue's dead letters that a redrive must move.
+    """Yield some columns of the queue's dead letters that a redrive must move.
 
     They meet the condition and were not redriven. They come in order, in tables of up to `chunk`
     rows that fit in memory.
@@ -180,9 +182,15 @@ def _candidates(
     intervals = [(max(r.first, kept), r.last) for r in unsettled]
     log = redriven.messages
     for table in letter_tables(log, intervals, chunk, skip=True):
-        # One without a payload has nothing to be published.
-        wanted = table.filter(pc.and_(_is_own(context, table), pc.is_valid(table["value"])))
-        yield wanted if condition is None else condition.select(wanted)
+        # A variable would hold the copy as long as its letters are written.
+        yield _wanted(context, condition, table).select(columns)
+
+
+def _wanted(context: QueueContext, condition: Condition | None, table: pa.Table) -> pa.Table:
+    """Return the letters that the condition chooses and that can be published."""
+    # One without a payload has nothing to be published.
+    found = table.filter(pc.and_(_is_own(context, table), pc.is_valid(table["value"])))
+    return found if condition is None else condition.select(found)
 
 
 def _is_own(context: QueueContext, table: pa.Table) -> pa.Array:
@@ -251,7 +259,7 @@ def _as_messages(table: pa.Table) -> pa.Table:
     rows = zip(
         table["headers"].to_pylist(),
         table["consumer_group"].to_pylist(),
-        table["dead_letter_sequence"].to_pylist(),
+        table[_SEQUENCE].to_pylist(),
         strict=True,
     )
     headers = [

@@ -5,6 +5,7 @@ between.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import traceback
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.arrow_memory import at_most
 from support.handles import Injected, again, lease
 
 from spark_mq import Message, Queue
@@ -380,3 +382,16 @@ def test_a_damaged_letter_is_named_and_the_others_are_redriven(
     (line,) = [r.getMessage() for r in caplog.records if "cannot be redriven" in r.getMessage()]
     assert damaged in line
     assert again(queue).redrive().messages == 0
+
+
+@pytest.mark.parametrize("where", [None, "error = 'boom'"])
+def test_a_large_value_is_held_no_more_often_while_it_is_redriven(
+    delta_queue: Make, where: str | None
+) -> None:
+    """As it is found, read and written. One more copy was held meanwhile, two with a condition."""
+    queue, size = delta_queue(), 2**23
+    queue.publish(os.urandom(size))
+    lease(queue, 1).reject(error="boom")
+    assert queue.sweep().routed == 1
+    with at_most(3.5 * size):
+        assert queue.redrive(where=where).messages == 1

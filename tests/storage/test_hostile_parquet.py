@@ -7,13 +7,13 @@ from __future__ import annotations
 import io
 import zlib
 from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.arrow_memory import at_most
 from support.handles import again
 
 from spark_mq import Queue, errors
@@ -31,8 +31,6 @@ SMALL = pa.table({"value": pa.array([b"x" * 100, b"y" * 50], pa.binary())})
 SHARED = pa.table(
     {"value": pa.DictionaryArray.from_arrays(pa.array([0] * 20_000, pa.int32()), [b"z" * MB])}
 )
-_POOLS: list[pa.MemoryPool] = []
-"""Kept for ever: buffers outlive the test that allocated them."""
 
 
 def forge(
@@ -130,24 +128,11 @@ def understates_nothing(meta: Struct, group: Struct, file: Struct) -> None:
     pass
 
 
-@contextmanager
-def little_memory() -> Any:
-    usual = pa.default_memory_pool()
-    pool = pa.proxy_memory_pool(usual)
-    _POOLS.append(pool)
-    pa.set_memory_pool(pool)
-    try:
-        yield
-    finally:
-        pa.set_memory_pool(usual)
-    assert (pool.max_memory() or 0) < 64 * MB
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_pages_that_claim_gigabytes_are_refused_by_name(tmp_path: Path, name: str) -> None:
     rows = forged(tmp_path / "f", name)
     assert (tmp_path / "f").stat().st_size < MB
-    with little_memory(), pytest.raises(errors.CorruptLog, match=f"data file f .*{REFUSED}"):
+    with at_most(64 * MB), pytest.raises(errors.CorruptLog, match=f"data file f .*{REFUSED}"):
         MessageReader(ObjectStore(str(tmp_path))).read(FileSlice("f", 0, rows, 0, 0, 1))
 
 
@@ -156,7 +141,7 @@ def test_a_large_row_group_is_checked_before_it_is_read_in_steps(tmp_path: Path)
         group[2] = (I64, 10**9)
 
     forge(tmp_path / "f", SMALL, claims_size, overstates, compression="zstd", use_dictionary=False)
-    with little_memory(), pytest.raises(errors.CorruptLog, match=REFUSED):
+    with at_most(64 * MB), pytest.raises(errors.CorruptLog, match=REFUSED):
         MessageReader(ObjectStore(str(tmp_path))).read(FileSlice("f", 0, 2, 0, 0, 1))
 
 
@@ -226,7 +211,7 @@ def test_the_messages_of_a_bomb_are_dead_and_others_go_on(delta_queue: Make, nam
     queue = again(queue)
     queue.publish("after")
     found = []
-    with little_memory():
+    with at_most(64 * MB):
         while (taken := queue.group().lease("w", max_messages=50_000)) is not None:
             found += [m.value for m in taken.messages]
             taken.ack()
