@@ -177,8 +177,12 @@ class GroupReader:
         return max(read_horizon(self.ledgers), self.messages.trimmed)
 
     def index_for(self, ledger: Ledger, reach: int | None = None) -> MessageIndex:
-        """Return the message index. Raises TablesDisagree if the ledger is of another log."""
-        index = self._messages.index(reach)
+        """Return the message index. Raises TablesDisagree if the ledger is of another log.
+
+        `reach` is the last sequence that the caller needs beside those of the ledger. A known index
+        that has them all may be older than the latest commit. Without it, it is the latest.
+        """
+        index = self._messages.index(None if reach is None else max(reach, ledger.tracked_up_to))
         self.check_same_log(ledger, index)
         return index
 

@@ -122,8 +122,7 @@ def change_messages(
     def step(snapshot: LedgerSnapshot) -> Update[Intervention]:
         view = ledger.view(snapshot)
         folded = expire_leases(view.ledger, view.now, view.settings)
-        reach = max(folded.tracked_up_to, *(last for _, last in intervals))
-        index = ledger.index_for(folded, reach)
+        index = ledger.index_for(folded, max(last for _, last in intervals))
         after, done = intervene(
             folded, index, view.now, how, intervals,
             error=reason, force=force, ordered=is_ordered(index, view.settings),

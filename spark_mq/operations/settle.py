@@ -195,8 +195,7 @@ def extend_operation(
     def compute(view: GroupView) -> Update[tuple[list[SettleOutcome], int]]:
         after = expire_leases(view.ledger, view.now, view.settings, view.held)
         deadline = view.now + (timeout or view.settings.visibility_timeout)
-        held = (after.last_sequences[row] for one in lease_ids for row in after.rows_held(one))
-        index = ledger.index_for(after, max([*named, *held], default=-1))
+        index = ledger.index_for(after, max(named, default=-1))
         outcomes = []
         for lease_id, intervals in targets:
             after = settle_expired_held(after, index, view.now, view.settings, lease_id)

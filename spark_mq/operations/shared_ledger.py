@@ -201,7 +201,7 @@ class SharedLedger(GroupReader):
         """Run commands on a ledger whose late leases have expired. Commit nothing."""
         # A caller that names later messages than this process knows may know more.
         named = (last for command in commands for _, last in command.intervals or ())
-        index = self.index_for(ledger, max([ledger.tracked_up_to, *named]))
+        index = self.index_for(ledger, max(named, default=-1))
         for lease_id in dict.fromkeys(command.lease_id for command in commands):
             ledger = settle_expired_held(ledger, index, view.now, view.settings, lease_id)
         if view.settings.order == "key" and is_ordered(index, view.settings):

@@ -119,6 +119,20 @@ def test_one_call_extends_several_leases_in_one_commit(queue: Queue, clock: Manu
     assert group.stats().in_flight == 1
 
 
+def test_a_lease_is_extended_by_a_process_that_knows_none_of_the_later_messages(
+    delta_queue: Make,
+) -> None:
+    queue = delta_queue()
+    queue.publish("a")
+    lease = queue.group().lease("w")
+    assert lease is not None
+    other = Queue.open(queue.path)
+    for value in "bc":
+        other.publish(value)
+        assert other.group().lease("v") is not None
+    assert lease.extend("10m") == SettleResult(1)
+
+
 def test_a_trace_shows_the_release(delta_queue: Make) -> None:
     queue = delta_queue()
     sequence = queue.publish("a").sequences[0]
