@@ -5,11 +5,12 @@
 
 Two publishers, two workers that time their leases and acks, and a sweeper live as long as the run.
 Two workers and a sweeper are killed and frozen. Every ten seconds the run notes the memory and the
-descriptors of those that live, the size of the queue on the disk, and the latency.
+descriptors of those that live, and the size of the queue on the disk. The workers note the latency
+beside that of a synced write of their own, because the machine may be busier at times.
 
 Exit code 1 if a figure of the last third is above that of the first third by more than ``GROWTH``
-allows, or if a message that was reported as published was not delivered. The first tenth is left
-out, because caches fill there.
+allows, if a message that was reported as published was not delivered, or if a process ended by
+itself. The first tenth is left out, because caches fill there.
 """
 
 from __future__ import annotations
@@ -43,9 +44,18 @@ GROWTH = {"memory": 1.1, "descriptors": 1.1, "files": 1.25, "bytes": 1.25, "late
 """By how much the median of the last third may exceed that of the first."""
 
 
+def sweep_at_times(path: str, notes: Path, stop: Flag, name: str) -> None:
+    """Sweep every ten seconds."""
+    queue = opened(path, stop)
+    while not stop.wait(10.0):
+        with suppress(StorageError):
+            queue.sweep()
+
+
 def timed_work(path: str, notes: Path, stop: Flag, name: str) -> None:
-    """Lease and ack without end. Note how long each took."""
+    """Lease and ack without end. Note how long each took, and a synced write beside them."""
     group, done = opened(path, stop).group(GROUP), Journal(notes, "done")
+    beside = notes / f"synced-{name}"
     with (notes / f"latency-{name}").open("a") as latencies:
         while not stop.is_set():
             began = time.perf_counter()
@@ -60,10 +70,17 @@ def timed_work(path: str, notes: Path, stop: Flag, name: str) -> None:
                 acking = time.perf_counter()
                 lease.ack()
                 ended = time.perf_counter()
-                print(
-                    f"{time.time():.1f} {(leased - began) * 1e3:.2f} {(ended - acking) * 1e3:.2f}",
-                    file=latencies, flush=True,
-                )  # fmt: skip
+                write_synced(beside)
+                times = leased - began, ended - acking, time.perf_counter() - ended
+                figures = " ".join(f"{seconds * 1e3:.2f}" for seconds in times)
+                print(f"{time.time():.1f} {figures}", file=latencies, flush=True)
+
+
+def write_synced(file: Path) -> None:
+    with file.open("wb") as stream:
+        stream.write(bytes(4096))
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 class Soak:
@@ -85,7 +102,7 @@ class Soak:
             "publisher 2": self.slot(actors.publish_buffered, self.enough, "buffered"),
             "worker 1": self.slot(timed_work, self.stop, "timed-1"),
             "worker 2": self.slot(timed_work, self.stop, "timed-2"),
-            "sweeper": self.slot(actors.chores, self.stop, "sweeper"),
+            "sweeper": self.slot(sweep_at_times, self.stop, "sweeper"),
         }
         self.victims = [
             self.slot(actors.work, self.stop, "victim-1"),
@@ -94,6 +111,7 @@ class Soak:
         ]
         self.samples: list[dict[str, Any]] = []
         self.kills = self.outages_seen = 0
+        self.ended: list[str] = []
 
     def slot(self, target: Any, stop: Flag, name: str) -> Slot:
         start = lambda: Forked(target, self.queue.path, self.notes, stop, name)  # noqa: E731
@@ -123,6 +141,8 @@ class Soak:
 
     def harm(self, slot: Slot, now: float) -> None:
         if not slot.alive:
+            if slot.process.poll() != -signal.SIGKILL:
+                self.ended.append(f"{slot.kind} ended by itself, {slot.process.poll()}")
             slot.restart()
         elif slot.resume_at is not None:
             if now > slot.resume_at:
@@ -190,20 +210,27 @@ def _sizes(path: Path) -> Iterator[int]:
 
 
 def latency(notes: Path, began: float, seconds: float) -> list[dict[str, Any]]:
-    """Return the medians and the 99th percentiles of each minute."""
-    minutes: dict[int, list[tuple[float, float]]] = {}
+    """Return the medians and the 99th percentiles of each minute, in ms.
+
+    The medians are also given as multiples of a synced write's.
+    """
+    minutes: dict[int, list[tuple[float, ...]]] = {}
     for file in notes.glob("latency-*"):
         for line in file.read_text().splitlines():
-            at, lease, ack = map(float, line.split())
-            minutes.setdefault(int((at - began) // 60), []).append((lease, ack))
+            at, *figures = map(float, line.split())
+            minutes.setdefault(int((at - began) // 60), []).append(tuple(figures))
     points = []
     for minute, found in sorted(minutes.items()):
         if len(found) > 20 and minute * 60 < seconds:
-            leases, acks = sorted(lease for lease, _ in found), sorted(ack for _, ack in found)
+            leases, acks, writes = (sorted(column) for column in zip(*found, strict=True))
+            lease, ack, write = map(statistics.median, (leases, acks, writes))
             points.append({
                 "x": minute * 60,
-                "latency lease p50": statistics.median(leases),
-                "latency ack p50": statistics.median(acks),
+                "latency lease": lease / write,
+                "latency ack": ack / write,
+                "lease p50": lease,
+                "ack p50": ack,
+                "synced write p50": write,
                 "lease p99": leases[len(leases) * 99 // 100],
                 "ack p99": acks[len(acks) * 99 // 100],
             })  # fmt: skip
@@ -241,13 +268,13 @@ def main() -> int:
         latencies = latency(notes, began, soak.seconds)
         counts = {"published": len(journals(notes, "published")), "lost": len(lost)}
     wrong = [f"{len(lost)} messages were not delivered"] if lost else []
+    wrong += soak.ended
     figures: dict[str, Any] = {**counts, "kills": soak.kills, "outages": soak.outages_seen}
     for points in (soak.samples, latencies):
-        for name in sorted({name for point in points for name in point}):
-            if limit := GROWTH.get(name.split()[0]):
-                figures[name] = round(growth(points, name), 3)
-                if figures[name] > limit:
-                    wrong.append(f"{name} grew to {figures[name]} times, over {limit}")
+        for name in sorted({name for point in points for name in point} - {"x"}):
+            figures[name] = round(growth(points, name), 3)
+            if (limit := GROWTH.get(name.split()[0])) and figures[name] > limit:
+                wrong.append(f"{name} grew to {figures[name]} times, over {limit}")
     print(json.dumps(figures, indent=1))
     if args.out:
         curves = {"soak": {"points": soak.samples}, "soak latency": {"points": latencies}}
