@@ -443,7 +443,8 @@ class ConsumerGroup(GroupViews):
         visibility_timeout
             How long a lease lasts without an extension. Default: the group's setting.
         max_lease_duration
-            Extensions of a lease stop after this time. Default: 30 minutes.
+            A lease ends after this time: a coroutine is cancelled, and what a handler decides
+            later is refused. The delivery counts. Default: 30 minutes.
         on_error
             "nack" (default), "reject", "ack" or "raise": see
             :class:`~spark_mq.handler.HandlerPolicy`.

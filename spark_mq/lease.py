@@ -1,7 +1,4 @@
-"""Define a lease, with its messages, its deadline and its settles.
-
-A lease is the right to settle its messages.
-"""
+"""Define a lease, with its messages, its deadline and its settles."""
 
 from __future__ import annotations
 
@@ -46,8 +43,8 @@ class Lease:
         self.worker_id = worker_id
         self._ledger = ledger
         self._ranges = acquired.ranges
-        self._expires_at = acquired.expires_at
-        self._held = HeldLease(acquired.lease_id, ((r.first, r.last) for r in acquired.ranges))
+        granted = ((r.first, r.last) for r in acquired.ranges)
+        self._held = HeldLease(acquired.lease_id, granted, acquired.expires_at)
         self._lock = threading.Lock()
         self._delivered = False
         self._outage: StorageError | None = None
@@ -77,7 +74,7 @@ class Lease:
     @property
     def expires_at(self) -> datetime:
         """Return when the lease ends unless it is extended (aware, UTC)."""
-        return to_datetime(self._expires_at)
+        return to_datetime(self._held.expires_at)
 
     @cached_property
     def messages(self) -> list[ReceivedMessage]:
@@ -120,10 +117,7 @@ class Lease:
         return table
 
     def _give_up(self, error: StorageError) -> StorageError:
-        """Release a lease whose messages cannot be read now.
-
-        A lease that has delivered messages is not released.
-        """
+        """Release a lease that cannot be read now, unless it has delivered messages."""
         self._ledger.payloads.forget(self._ledger.messages.known(), self._ranges)
         if self._delivered or not self._held.unsettled():
             return error
@@ -156,7 +150,7 @@ class Lease:
         pieces = [(piece, r) for r in ranges for piece in index.slices(r.first, r.last)]
         reader = MessageReader(messages.files, DELIVERED_COLUMNS, share=True)
         payload = reader.read(*(piece for piece, _ in pieces))
-        held = {"lease_id": self.lease_id, "lease_expires_at": self._expires_at}
+        held = {"lease_id": self.lease_id, "lease_expires_at": self._held.expires_at}
         return to_delivery_table(payload, pieces, DELIVERY_SCHEMA, held)
 
     # -- settle: each call is one commit at most, and the calls of several threads share one
@@ -300,13 +294,8 @@ class Lease:
             self._ledger, self.lease_id, given, sequences=sequences, message_ids=message_ids
         )
         if sequences is None and message_ids is None:
-            self._move_deadline(deadline)
+            self._held.move_deadline(deadline)
         return result
-
-    def _move_deadline(self, deadline: int) -> None:
-        """Note an extension of the whole lease. The deadline is in microseconds."""
-        with self._lock:
-            self._expires_at = max(self._expires_at, deadline)
 
     @contextlib.contextmanager
     def keep_alive(self, max_lease_duration: Duration = "30m") -> Iterator[Lease]:
@@ -315,7 +304,8 @@ class Lease:
         Parameters
         ----------
         max_lease_duration
-            The extensions stop after this time: seconds, or text. Default: 30 minutes.
+            The extensions stop after this time: seconds, or text. Default: 30 minutes. Once the
+            deadline has passed then, settles by this object raise :class:`LeaseLost`.
 
         Examples
         --------
@@ -332,9 +322,18 @@ class Lease:
 
     def _start_keep_alive(self, limit: int) -> LeaseKeepAlive:
         """Extend the lease in the background, for `limit` microseconds at most."""
-        first = self._ranges[0]
-        timeout = min(limit, (first.expires_at or 0) - (first.leased_at or 0))
+        timeout = self._start_limit(limit)
         return LeaseKeepAlive(lambda wanted: self.extend(wanted / SECOND), timeout, limit)
+
+    def _start_limit(self, limit: int) -> int:
+        """Limit the extensions to some microseconds from now. Return how long each may be."""
+        self._held.ends_at = self._ledger.now() + limit
+        first = self._ranges[0]
+        return min(limit, (first.expires_at or 0) - (first.leased_at or 0))
+
+    def _has_ended(self) -> bool:
+        """Return whether its longest duration is over, and it has expired."""
+        return self._held.has_ended(self._ledger.now())
 
     def _deliveries(self) -> dict[int, int]:
         """Return how many unsettled messages have which delivery count."""

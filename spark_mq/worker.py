@@ -73,7 +73,13 @@ class WorkOptions:
         messages = validate_count(
             "max_messages", most if self.max_messages is None else self.max_messages
         )
-        return LeaseOptions(name, messages, timeout, self.fail_on_data_loss)
+        return LeaseOptions(
+            name, messages, timeout, self.fail_on_data_loss, max_timeout=self.limit()
+        )
+
+    def limit(self) -> int:
+        """Return the longest duration of a lease in microseconds."""
+        return validate_duration("max_lease_duration", self.max_lease_duration)
 
     def end(self) -> str | None:
         """Return when the work ends by itself.
@@ -120,7 +126,7 @@ def _run_for_leases(served: Served, options: WorkOptions) -> WorkSummary:
         refuse_decisions(handler),
         options.lease_options(1),
         options.policy(),
-        validate_duration("max_lease_duration", options.max_lease_duration),
+        options.limit(),
         options.stop or threading.Event(),
         options.seconds("max_poll_interval"),
         options.end(),
@@ -143,7 +149,7 @@ def _run_for_messages(served: Served, options: WorkOptions) -> WorkSummary:
     feeding = FeedOptions(
         options.lease_options(DEFAULT_MAX_MESSAGES),
         policy,
-        validate_duration("max_lease_duration", options.max_lease_duration),
+        options.limit(),
         poll,
         options.seconds("max_settle_delay", zero=True),
         options.end(),

@@ -237,10 +237,7 @@ class WorkerLoop:
         return True
 
     def _wait_out(self, lease: Lease, error: Exception) -> None:
-        """Release a lease after an outage, uncounted, and wait a while.
-
-        Its handler met a failing store.
-        """
+        """Release a lease whose handler met a failing store, and wait a while."""
         text = "group %s: a handler met a failing store. Its messages are released, uncounted: %s"
         _log.warning(text, self.ledger.name, error)
         self._give_back([lease])
@@ -302,6 +299,10 @@ class WorkerLoop:
         commands = commands_for(result, self.policy, unsettled)
         if not commands:
             return None  # the next lease has nothing to share a commit with
+        if lease._has_ended():
+            text = "group %s: lease %s reached max_lease_duration. Its handler's verdict is refused"
+            _log.warning(text, self.ledger.name, lease.lease_id)
+            return None
         done = self._commit([lease], commands, more=True)
         if done is None:
             return None

@@ -60,7 +60,7 @@ _VisibilityTimeout = Annotated[
     str | None, option("--visibility-timeout", help="Default: the group's.")
 ]
 _MaxLeaseDuration = Annotated[
-    str, option("--max-lease-duration", help="Extensions stop after this time.")
+    str, option("--max-lease-duration", help="A lease ends after this time.")
 ]
 _GracefulTimeout = Annotated[
     str, option("--graceful-timeout", help="How long handlers have at the end.")

@@ -52,7 +52,7 @@ FIRST_PAUSE: Final = 0.01
 class LeaseOptions:
     """A worker's request for a lease.
 
-    ``timeout`` is in microseconds. None takes the group's.
+    ``timeout`` is in microseconds. None takes the group's. ``max_timeout`` bounds either.
     """
 
     worker_id: str
@@ -60,6 +60,7 @@ class LeaseOptions:
     timeout: int | None = None
     fail_on_data_loss: bool = True
     max_bytes: int | None = None
+    max_timeout: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,8 @@ def lease_operation(
     def compute(view: GroupView) -> Update[Acquired]:
         # A new id each time, because a failed attempt may have landed.
         lease_id = uuid.uuid4().hex
-        expires_at = view.now + (options.timeout or view.settings.visibility_timeout)
+        timeout = options.timeout or view.settings.visibility_timeout
+        expires_at = view.now + min(timeout, options.max_timeout or timeout)
         request = acquiring.AcquireRequest(
             lease_id, options.worker_id, options.max_messages, expires_at, options.max_bytes
         )

@@ -91,6 +91,7 @@ _CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "worker_id": partial(validate_name, "worker_id"),
     "max_messages": partial(validate_count, "max_messages"),
     "timeout": _or_none(partial(validate_count, "timeout", most=_MOST_MICROSECONDS)),
+    "max_timeout": _or_none(partial(validate_count, "max_timeout", most=_MOST_MICROSECONDS)),
     "fail_on_data_loss": _flag,
     "max_bytes": _or_none(partial(validate_count, "max_bytes", most=2**63 - 1)),
     "verb": partial(validate_choice, "verb", choices=(ACK, NACK, REJECT, RELEASE)),

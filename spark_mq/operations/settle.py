@@ -50,8 +50,11 @@ class SettleResult(Record):
 class HeldLease:
     """The messages of a lease that its holder has not settled yet. Thread-safe."""
 
-    def __init__(self, lease_id: str, intervals: Iterable[Interval]) -> None:
+    def __init__(self, lease_id: str, intervals: Iterable[Interval], expires_at: int) -> None:
         self.lease_id = lease_id
+        self.expires_at = expires_at
+        self.ends_at: int | None = None
+        """When the extensions stop. A later deadline counts. None without a limit."""
         self.granted = list(intervals)
         self._unsettled = list(self.granted)
         self._lock = threading.Lock()
@@ -66,6 +69,15 @@ class HeldLease:
         with self._lock:
             self._unsettled = subtract(self._unsettled, intervals)
 
+    def move_deadline(self, deadline: int) -> None:
+        """Note an extension of the whole lease."""
+        with self._lock:
+            self.expires_at = max(self.expires_at, deadline)
+
+    def has_ended(self, now: int) -> bool:
+        """Return whether its longest duration is over, and it has expired."""
+        return self.ends_at is not None and now > max(self.ends_at, self.expires_at)
+
 
 HeldSelector = str | HeldLease | Iterable[str | HeldLease] | Mapping[str, Iterable[int] | None]
 """One lease or several, or some sequences of each. None stands for all that it holds."""
@@ -73,10 +85,7 @@ HeldSelector = str | HeldLease | Iterable[str | HeldLease] | Mapping[str, Iterab
 
 @dataclass(frozen=True, slots=True)
 class _Selection:
-    """A lease and some intervals. None means all of them.
-
-    A lease object knows all its intervals.
-    """
+    """A lease and some intervals. None means all of them."""
 
     lease_id: str
     intervals: list[Interval] | None
@@ -111,6 +120,8 @@ def settle(
     selected, missing = _resolve(ledger, leases, sequences, message_ids)
     asked = [(one, one.command(verb, delay, error, jitter)) for one in selected]
     asked = [(one, command) for one, command in asked if command.intervals != []]
+    ended = [each for each in asked if _lost_by_end(*each, ledger.now())]
+    asked = [each for each in asked if each not in ended]
     if not asked:
         ledger.require_group()
     outcomes = ledger.settle([command for _, command in asked]) if asked else []
@@ -119,19 +130,28 @@ def settle(
         if one.held is not None:
             one.held.mark_settled([*outcome.ranges, *outcome.returned])
     of = [one.lease_id for one in selected]
-    return _result([one.lease_id for one, _ in asked], outcomes, missing, of=of)
+    outcomes += [SettleOutcome(lost=_lost_by_end(*each, ledger.now())) for each in ended]
+    return _result([one.lease_id for one, _ in [*asked, *ended]], outcomes, missing, of=of)
 
 
 _Asked = tuple[_Selection, SettleCommand]
 
 
+def _lost_by_end(one: _Selection, command: SettleCommand, now: int) -> list[tuple[int, int, str]]:
+    """Return the unsettled messages that a lease has lost at the end of its longest duration."""
+    if one.held is None or not one.held.has_ended(now):
+        return []
+    settled = subtract(one.held.granted, one.held.unsettled())
+    lost = subtract(command.intervals or (), settled)
+    return [(first, last, "since its lease reached max_lease_duration") for first, last in lost]
+
+
 def _without_repeats(
     ledger: GroupLedger, asked: Sequence[_Asked], outcomes: Sequence[SettleOutcome]
 ) -> tuple[list[_Asked], list[SettleOutcome]]:
-    """Treat a lease id like its lease object.
+    """Treat the id of a lease that holds nothing any more like its lease object.
 
-    This is for a lease that holds nothing any more. A lease that has settled all of its messages
-    itself has nothing to do. Otherwise the outcome shows the fate of the others.
+    If it has settled all of its messages, nothing is left to do.
     """
     kept: list[_Asked] = []
     found: list[SettleOutcome] = []
@@ -155,21 +175,9 @@ def extend(
     sequences: Iterable[int] | None = None,
     message_ids: Iterable[str] | None = None,
 ) -> tuple[SettleResult, int]:
-    """Extend leases, or selected messages of them, in one commit.
+    """Extend leases, or selected messages, in one commit. Return the new deadline, too.
 
-    Parameters
-    ----------
-    ledger
-        The group.
-    leases, sequences, message_ids
-        As for :func:`settle`.
-    timeout
-        Microseconds from now. None for the group's visibility timeout.
-
-    Returns
-    -------
-    tuple of SettleResult and int
-        The extended messages, and the new deadline in microseconds.
+    `timeout` is in microseconds from now. None takes the group's visibility timeout.
     """
     selected, missing = _resolve(ledger, leases, sequences, message_ids)
     of = [one.lease_id for one in selected]
@@ -229,10 +237,7 @@ def _resolve(
     sequences: Iterable[int] | None,
     message_ids: Iterable[str] | None,
 ) -> tuple[list[_Selection], list[str]]:
-    """Return the selected messages by lease.
-
-    The second value is the message ids that no lease holds.
-    """
+    """Return the selected messages by lease, and the message ids that no lease holds."""
     if isinstance(leases, Mapping):
         selected = [_select(one, some) for one, some in leases.items()]
     elif isinstance(leases, str | HeldLease) or not isinstance(leases, Iterable):
@@ -318,11 +323,7 @@ def summarize(
     *,
     of: Sequence[str] = (),
 ) -> SettleResult:
-    """Sum up the outcomes of settles. Raises LeaseLost if some messages were not held.
-
-    ``missing`` are message ids that were named and that no lease holds. ``of`` are the leases that
-    were searched for them.
-    """
+    """Sum up outcomes. Raises LeaseLost if messages were not held, or ids not found in ``of``."""
     result = SettleResult(
         sum(outcome.settled for outcome in outcomes),
         sum(outcome.already_settled for outcome in outcomes),

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spark_mq.lease import Lease
-from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.settle import ACK, NACK, RELEASE, SettleCommand, SettleOutcome
 from spark_mq.message import ReceivedMessage
 from spark_mq.operations.acquire import Acquired, LeaseOptions, lease_operation, wait_for_lease
@@ -33,8 +32,6 @@ __all__ = ["GroupFeed"]
 
 _log = logging.getLogger("spark_mq.worker")
 
-_Operations = Callable[[], Sequence[LedgerOperation[Any]]]
-
 
 @dataclass(eq=False)
 class GroupFeed:
@@ -51,9 +48,7 @@ class GroupFeed:
     _commits: FeedCommits = field(init=False)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _wake: Notifier = field(default_factory=Notifier)
-    """Wakes the feed while it waits for messages."""
     _chains: LaneChains[MessageTask] = field(default_factory=LaneChains)
-    """The tasks of a group in order, by lane."""
     _unclaimed: dict[MessageTask, None] = field(default_factory=dict)
     _running: dict[MessageTask, None] = field(default_factory=dict)
     _done: list[tuple[MessageTask, MessageEnd]] = field(default_factory=list)
@@ -62,11 +57,11 @@ class GroupFeed:
     _idle: bool = False
     """No feed had anything to do at the last look."""
     _seen: int = 0
-    """The activity before the last look."""
 
     def __post_init__(self) -> None:
         options = self.options
-        self.keeper = LeaseKeeper(self.ledger, options.limit)
+        self._acks_first = options.policy.ack == "first"
+        self.keeper = LeaseKeeper(self.ledger, options.limit, self._end_lease)
         self._demand = LeaseDemand(options, self.pool)
         self._ends = HandlerEnds(self.ledger, options.policy, self.state)
         self._commits = FeedCommits(self.ledger, options, self.state, self.keeper)
@@ -171,7 +166,7 @@ class GroupFeed:
         with self.state.lock:
             self.state.summary.leases += 1
         self.keeper.add(lease)
-        if self.options.policy.ack == "first" and not self._ack_first(lease):
+        if self._acks_first and not self._ack_first(lease):
             return
         try:
             messages = lease.messages
@@ -184,20 +179,13 @@ class GroupFeed:
             return
         held = HeldLease(lease, len(messages))
         tasks = [MessageTask(self, held, message) for message in messages]
-        lanes = self._lanes_of(acquired)
+        lanes = lanes_of(self.ledger, acquired.ranges)
         with self._changed:
             self._unclaimed.update(dict.fromkeys(tasks))
             for task in tasks:
                 lane = lanes.get(task.message.sequence)
                 if lane is None or self._chains.add(lane, task):
                     self.pool.submit(task)
-
-    def _lanes_of(self, acquired: Acquired) -> dict[int, int]:
-        """Return the lanes of a lease's messages, in an ordered group."""
-        index = self.ledger.messages.index(acquired.ranges[-1].last)
-        if not is_ordered(index, self.ledger.last_settings):
-            return {}
-        return lanes_of(index, acquired.ranges)
 
     def _ack_first(self, lease: Lease) -> bool:
         """Ack before a handler gets the messages. Return whether it may have them."""
@@ -211,14 +199,13 @@ class GroupFeed:
     def claim(self, task: MessageTask) -> bool:
         """Return whether a handler may have a message: its lease lasts, and nobody has it."""
         with self._changed:
-            acked = self.options.policy.ack == "first"
             if task not in self._unclaimed:
                 return False
-            if self.state.stop.is_set() and not acked:
+            if self.state.stop.is_set() and not self._acks_first:
                 self._changed.notify_all()  # the feed releases it
                 return False
             del self._unclaimed[task]
-            if not acked and task.has_expired(self.ledger.now()):
+            if not self._acks_first and task.has_expired(self.ledger.now()):
                 self._add_done(task, MessageEnd(None))
                 self._advance_lane(task)
                 return False
@@ -229,6 +216,10 @@ class GroupFeed:
     def finish(self, task: MessageTask, result: Any, error: BaseException | None) -> float:
         """Note how a handler ended. Returns the seconds that its slot has to pause."""
         seconds, pause = time.monotonic() - task.started, 0.0
+        if not self._acks_first and task.held.lease._has_ended():
+            self._end_lease(task.held.lease)
+        if task not in self._running:
+            return 0.0  # its lease has ended, or it was given back after a second Ctrl-C
         try:
             end, pause = self._ends.end_of(task, result, error)
         except BaseException as wrong:
@@ -236,7 +227,7 @@ class GroupFeed:
             end = MessageEnd(None)
         with self._changed:
             if task not in self._running:
-                return 0.0  # it was given back after a second Ctrl-C
+                return 0.0
             del self._running[task]
             self._demand.note_duration(seconds)
             self._demand.failed = end.verb == NACK or end.handler_failed
@@ -246,6 +237,26 @@ class GroupFeed:
                 self._advance_lane(task)
             self._add_done(task, end)
         return pause
+
+    def _end_lease(self, lease: Lease) -> None:
+        """Let the messages that handlers have of a lease expire, and release those of nobody."""
+        with self._changed:
+            self._take_back(self._unclaimed, RELEASE, lease)
+            running = self._take_back(self._running, None, lease)
+            for task in running:
+                self.pool.give_up(task)
+        self._ends.log_end(lease.lease_id, len(running))
+
+    def _take_back(
+        self, tasks: dict[MessageTask, None], verb: str | None, lease: Lease | None = None
+    ) -> list[MessageTask]:
+        """End tasks, those of one lease or all, without their handlers. Return them."""
+        found = [task for task in tasks if lease is None or task.held.lease is lease]
+        for task in found:
+            del tasks[task]
+            self._advance_lane(task)
+            self._add_done(task, MessageEnd(verb))
+        return found
 
     def _advance_lane(self, task: MessageTask) -> None:
         """Let the next message of a lane run."""
@@ -263,17 +274,14 @@ class GroupFeed:
         if len(self._done) == 1 or self._chains.paused or not self.unfinished():
             self._wake.notify()
 
-    # -- settle
-
     def _settle(self, *, more: bool) -> None:
         """Settle what is done, and lease more in the same commit."""
         with self._changed:
             done, self._done = self._done, []
         done = self._ends.resolve_doubts(done)
-        first = self.options.policy.ack == "first"
         ended = [(task.lease_id, task.message.sequence, end) for task, end in done]
-        commands = [] if first else commands_for_ends(ended)
-        also: _Operations = self._more_leases if more else list
+        commands = [] if self._acks_first else commands_for_ends(ended)
+        also = self._more_leases if more else list[LedgerOperation[Acquired]]
         committed = self._commits.settle(commands, also) if commands else ([], [])
         self.state.note_activity()
         if committed and len(self._chains):
@@ -325,10 +333,8 @@ class GroupFeed:
         if self._chains.paused:
             self._settle(more=False)  # it gives some messages back
         with self._changed:
-            acked = self.options.policy.ack == "first"  # so a handler must get them
-            for task in [] if acked else list(self._unclaimed):
-                del self._unclaimed[task]
-                self._add_done(task, MessageEnd(RELEASE))
+            if not self._acks_first:  # or a handler must get them
+                self._take_back(self._unclaimed, RELEASE)
         while not self.state.over.is_set():
             self._settle(more=False)
             with self._changed:
@@ -337,14 +343,8 @@ class GroupFeed:
                 if not self._done:
                     self._changed.wait(self.options.poll)
         if self.state.hurried:
-            self._give_back_running()
+            with self._changed:
+                self._take_back(self._running, RELEASE)
+            self._settle(more=False)
         elif running := len(self._running):
             _log.warning("%d handlers still run: their messages are left to expire", running)
-
-    def _give_back_running(self) -> None:
-        """Release the messages of running handlers, and settle what else is done."""
-        with self._changed:
-            for task in list(self._running):
-                del self._running[task]
-                self._add_done(task, MessageEnd(RELEASE))
-        self._settle(more=False)

@@ -51,6 +51,13 @@ class HandlerEnds:
         text = "group %s: a handler met a failing store. Its message is released, uncounted: %s"
         _log.warning(text, self._ledger.name, error)
 
+    def log_end(self, lease_id: str, running: int) -> None:
+        """Log that a lease has ended under running handlers."""
+        text = "group %s: lease %s reached max_lease_duration, and %d handlers of it still run. "
+        text += "Their verdicts are refused, and their messages expire"
+        if running:
+            _log.warning(text, self._ledger.name, lease_id, running)
+
     def end_of(
         self, task: MessageTask, result: Any, error: BaseException | None
     ) -> tuple[MessageEnd, float]:

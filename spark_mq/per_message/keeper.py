@@ -9,7 +9,9 @@ import contextlib
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from spark_mq.errors import LeaseLost
 from spark_mq.lease import Lease
@@ -20,6 +22,9 @@ from spark_mq.util.clock import SECOND
 __all__ = ["LeaseKeeper"]
 
 _log = logging.getLogger("spark_mq.worker")
+
+_LOOK_SECONDS: Final = 0.02
+"""Seconds until the next look at a lease that is past its limit, and has not expired yet."""
 
 
 class LeaseKeeper:
@@ -33,10 +38,12 @@ class LeaseKeeper:
         The group.
     limit
         Microseconds. A lease is not extended beyond this time from its start.
+    on_end
+        Called with a lease that has expired after its limit.
     """
 
-    def __init__(self, ledger: GroupLedger, limit: int) -> None:
-        self._ledger, self._limit = ledger, limit
+    def __init__(self, ledger: GroupLedger, limit: int, on_end: Callable[[Lease], None]) -> None:
+        self._ledger, self._limit, self._on_end = ledger, limit, on_end
         self._kept: dict[str, _Kept] = {}
         self._lock = threading.Lock()
         self._changed = threading.Event()
@@ -45,8 +52,7 @@ class LeaseKeeper:
 
     def add(self, lease: Lease) -> None:
         """Extend a lease from now on."""
-        first, now = lease._ranges[0], time.monotonic()
-        timeout = min(self._limit, (first.expires_at or 0) - (first.leased_at or 0)) / SECOND
+        timeout, now = lease._start_limit(self._limit) / SECOND, time.monotonic()
         with self._lock:
             self._kept[lease.lease_id] = _Kept(
                 lease, timeout, now + self._limit / SECOND, now + timeout / 3
@@ -70,7 +76,7 @@ class LeaseKeeper:
         """
         with self._lock:
             for one in self._kept.values():
-                one.end = float("inf")
+                one.end, one.lease._held.ends_at = float("inf"), None
 
     def stop(self) -> None:
         """Stop. No extension starts after this returns."""
@@ -97,12 +103,10 @@ class LeaseKeeper:
         with self._lock:
             kept = list(self._kept.values())
         for one in kept:
-            one.due = now + one.timeout / 3
-            if one.end <= now:
-                _log.warning(
-                    "lease %s reached its longest duration, and may expire", one.lease.lease_id
-                )
+            one.due = min(now + one.timeout / 3, max(one.end, now + _LOOK_SECONDS))
+            if one.end <= now and one.lease._has_ended():
                 self.remove(one.lease.lease_id)
+                self._on_end(one.lease)
         try:
             self._extend([one for one in kept if one.end >= now + one.timeout])
             for one in kept:
@@ -125,7 +129,7 @@ class LeaseKeeper:
                     one.lease.extend(one.timeout)
         else:
             for one in kept:
-                one.lease._move_deadline(deadline)
+                one.lease._held.move_deadline(deadline)
 
 
 @dataclass(slots=True)

@@ -10,8 +10,9 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 from spark_mq.ledger.bands import BandLayout
-from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.ranges import Range
+from spark_mq.operations.group_ledger import GroupLedger
 
 __all__ = ["LaneChains", "lanes_of"]
 
@@ -74,16 +75,11 @@ class LaneChains(Generic[T]):
         return chain[0] if was_first else None
 
 
-def lanes_of(index: MessageIndex, ranges: Sequence[Range]) -> dict[int, int]:
-    """Return the lane of each message of some ranges by sequence. Those without one are left out.
-
-    Parameters
-    ----------
-    index
-        The message index.
-    ranges
-        The ranges of a lease.
-    """
+def lanes_of(ledger: GroupLedger, ranges: Sequence[Range]) -> dict[int, int]:
+    """Return the lanes of a lease's messages by sequence. None has one in a group without order."""
+    index = ledger.messages.index(ranges[-1].last)
+    if not is_ordered(index, ledger.last_settings):
+        return {}
     runs = (run for r in ranges for run in index.band_runs(r.first, r.last))
     return dict(_with_lane(index.layout, runs))
 

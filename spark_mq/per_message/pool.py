@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import threading
 from queue import SimpleQueue
@@ -30,8 +31,9 @@ class Task(Protocol):
 class Pool(Protocol):
     """A caller of handlers."""
 
-    slots: int
-    """How many handlers run at a time."""
+    @property
+    def slots(self) -> int:
+        """Return how many handlers run at a time, besides those given up."""
 
     def start(self) -> None:
         """Start to take tasks."""
@@ -39,11 +41,31 @@ class Pool(Protocol):
     def submit(self, task: Task) -> None:
         """Add a task. Thread-safe."""
 
+    def give_up(self, task: Task) -> None:
+        """Cancel the coroutine of a running task. A thread goes on, and its slot is missing."""
+
     def stop(self) -> None:
         """Take no more tasks. Coroutines are cancelled. Threads end after their handler."""
 
 
-class ThreadPool:
+class _Slots:
+    """Counts the slots without those whose handler was given up and still runs."""
+
+    def __init__(self, slots: int) -> None:
+        self._all = slots
+        self._given_up: set[Task] = set()
+
+    @property
+    def slots(self) -> int:
+        """Return how many handlers run at a time, besides those given up."""
+        return self._all - len(self._given_up)
+
+    def give_up(self, task: Task) -> None:
+        """Give up a running task."""
+        self._given_up.add(task)
+
+
+class ThreadPool(_Slots):
     """Calls handlers in threads.
 
     Parameters
@@ -55,13 +77,13 @@ class ThreadPool:
     """
 
     def __init__(self, slots: int, stopping: threading.Event) -> None:
-        self.slots = slots
+        super().__init__(slots)
         self._stopping = stopping
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
 
     def start(self) -> None:
         """Start the threads."""
-        for n in range(self.slots):
+        for n in range(self._all):
             threading.Thread(target=self._run, name=f"spark_mq handler {n}", daemon=True).start()
 
     def submit(self, task: Task) -> None:
@@ -70,7 +92,7 @@ class ThreadPool:
 
     def stop(self) -> None:
         """End each thread after its handler."""
-        for _ in range(self.slots):
+        for _ in range(self._all):
             self._tasks.put(None)
 
     def _run(self) -> None:
@@ -83,11 +105,12 @@ class ThreadPool:
                 pause = task.finish(error=error)
             else:
                 pause = task.finish(result)
+            self._given_up.discard(task)
             if pause:
                 self._stopping.wait(pause)
 
 
-class CoroutinePool:
+class CoroutinePool(_Slots):
     """Calls ``async def`` handlers in one event loop, in another thread.
 
     Parameters
@@ -97,9 +120,10 @@ class CoroutinePool:
     """
 
     def __init__(self, slots: int) -> None:
-        self.slots = slots
+        super().__init__(slots)
         self._loop = asyncio.new_event_loop()
         self._tasks: asyncio.Queue[Task] = asyncio.Queue()
+        self._running: dict[Task, asyncio.Task[Any]] = {}
         self._stopped = False
         self._thread = threading.Thread(target=self._serve, name="spark_mq handlers", daemon=True)
 
@@ -111,11 +135,21 @@ class CoroutinePool:
         """Add a task."""
         self._loop.call_soon_threadsafe(self._tasks.put_nowait, task)
 
+    def give_up(self, task: Task) -> None:
+        """Cancel the coroutine of a running task."""
+        super().give_up(task)
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._cancel_one, task)
+
     def stop(self) -> None:
         """Cancel the coroutines and end the event loop."""
         self._stopped = True
         self._loop.call_soon_threadsafe(self._cancel)
         self._thread.join(_CANCEL_SECONDS)
+
+    def _cancel_one(self, task: Task) -> None:
+        if (slot := self._running.get(task)) is not None:
+            slot.cancel()
 
     def _cancel(self) -> None:
         for running in asyncio.all_tasks(self._loop):
@@ -131,19 +165,22 @@ class CoroutinePool:
             self._loop.close()
 
     async def _run_all(self) -> None:
-        await asyncio.gather(*(self._run() for _ in range(self.slots)))
+        await asyncio.gather(*(self._run() for _ in range(self._all)))
 
     async def _run(self) -> None:
+        slot = asyncio.current_task()
+        assert slot is not None
         while not self._stopped:
             task = await self._tasks.get()
             if not task.claim():
                 continue
+            self._running[task] = slot
             try:
                 result = await task.call()
             except asyncio.CancelledError as cancelled:
                 if self._stopped:
                     raise
-                # The handler let the cancellation of a task inside it through. Its slot continues.
+                # Of a task inside the handler, or after its lease has ended. The slot continues.
                 error = RuntimeError("the handler was cancelled")
                 error.__cause__ = cancelled
                 pause = task.finish(error=error)
@@ -151,6 +188,10 @@ class CoroutinePool:
                 pause = task.finish(error=error)
             else:
                 pause = task.finish(result)
+            del self._running[task]
+            self._given_up.discard(task)
+            while slot.cancelling():
+                slot.uncancel()  # or a timeout of the next handler would not end it
             if pause:
                 await asyncio.sleep(pause)
 

@@ -50,7 +50,7 @@ class MessageTask:
 
     def has_expired(self, now: int) -> bool:
         """Return whether its lease has expired. `now`: microseconds."""
-        return now > self.held.lease._expires_at
+        return now > self.held.lease._held.expires_at
 
     def is_among(self, places: Iterable[tuple[str, int, int]]) -> bool:
         """Return whether the message is in one of some intervals of leases."""

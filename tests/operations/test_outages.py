@@ -422,7 +422,8 @@ def test_a_handler_that_meets_the_outage_is_not_the_messages_failure(
 
     seen: list[tuple[bytes, int]] = []
     outage.begin()
-    with working(queue, handle, on_error=on_error, ack=ack, max_messages=2):
+    options = {"on_error": on_error, "ack": ack, "max_lease_duration": "30d"}
+    with working(queue, handle, max_messages=2, **options):
         assert began.wait(30)
         for _ in range(24):
             before = outage.failed

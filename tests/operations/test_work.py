@@ -17,7 +17,13 @@ import pytest
 from support.handles import again, lease, trim, until
 
 from spark_mq import Lease, Message, Queue, Reject, Retry, SettleResult, Snooze, WorkSummary
-from spark_mq.errors import DataLossError, GroupBlocked, InvalidHandlerResult, InvalidOption
+from spark_mq.errors import (
+    DataLossError,
+    GroupBlocked,
+    InvalidHandlerResult,
+    InvalidOption,
+    LeaseLost,
+)
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -305,6 +311,74 @@ def test_extensions_end_with_the_longest_duration(tmp_path: Path) -> None:
 
     drain(queue, handle, max_lease_duration="400ms")
     assert others[0] is not None
+
+
+@pytest.mark.parametrize(
+    ("ack", "how"),
+    [
+        ("after", "returns"),
+        ("after", "raises"),
+        ("manual", "settles"),
+        ("manual", "settles by sequence"),
+    ],
+)
+def test_a_verdict_after_max_lease_duration_is_refused(
+    queue: Queue, clock: ManualClock, ack: str, how: str
+) -> None:
+    (sequence,) = queue.publish("slow").sequences
+    seen: list[int] = []
+
+    def handle(taken: Lease) -> None:
+        seen.append(taken.messages[0].delivery_count)
+        if len(seen) > 1:
+            taken.ack()
+            return
+        clock.advance("2s")
+        if how == "raises":
+            raise ValueError("late")
+        if how.startswith("settles"):
+            with pytest.raises(LeaseLost, match="max_lease_duration"):
+                taken.ack([sequence] if "sequence" in how else None)
+
+    # The lease is over before its first extension.
+    summary = drain(queue, handle, ack=ack, max_lease_duration=timedelta(microseconds=1))
+    assert seen == [1, 2]
+    assert (summary.nacked, summary.released, counts(queue)) == (0, 0, {"acked": 1})
+    events = [event.event for event in queue.trace(sequence).events]
+    assert events == ["leased", "lease_expired", "leased", "acked"]
+
+
+def test_after_max_lease_duration_a_settle_of_several_leases_settles_the_others(
+    queue: Queue, clock: ManualClock
+) -> None:
+    queue.publish(["a", "b", "c"])
+    kept, other = lease(queue, 2), lease(queue, 1)
+    kept.ack([kept.messages[0].sequence])
+    with kept.keep_alive(max_lease_duration="30m"):
+        clock.advance("29m")
+        clock.advance("2m")
+        with pytest.raises(LeaseLost, match="max_lease_duration") as lost:
+            queue.group().ack([kept, other])
+    assert lost.value.lease_id == kept.lease_id
+    assert lost.value.result == SettleResult(1)
+    assert counts(queue) == {"acked": 2, "ready": 1}
+
+
+def test_an_own_extension_outlasts_max_lease_duration(queue: Queue, clock: ManualClock) -> None:
+    queue.publish("a")
+    taken = lease(queue)
+    with taken.keep_alive(max_lease_duration="30m"):
+        clock.advance("29m")
+        taken.extend("10m")
+        clock.advance("5m")
+        assert taken.ack().settled == 1
+
+
+def test_a_worker_leases_for_max_lease_duration_at_most(queue: Queue, clock: ManualClock) -> None:
+    queue.publish("a")
+    seen: list[timedelta] = []
+    drain(queue, lambda taken: seen.append(taken.expires_at - clock()), max_lease_duration="10s")
+    assert seen == [timedelta(seconds=10)]
 
 
 def test_asked_to_stop_it_leases_nothing_more_and_lets_the_running_handler_finish(

@@ -29,6 +29,9 @@ from spark_mq.testing import ManualClock, memory_queue
 Make = Callable[..., Queue]
 Handler = Callable[[ReceivedMessage], Any]
 
+MICROSECOND = timedelta(microseconds=1)
+"""A duration that is over before a handler gets a message, so that a lease is not extended."""
+
 
 def drain(queue: Queue, handler: Handler, **options: Any) -> WorkSummary:
     given = {"until": "empty", "each": "message", **options}
@@ -44,6 +47,11 @@ def counts(queue: Queue) -> dict[str, int]:
     stats = again(queue).group().ensure().stats()
     names = ("ready", "delayed", "in_flight", "dead", "acked")
     return {name: value for name in names if (value := getattr(stats, name))}
+
+
+def events(queue: Queue, sequence: int) -> list[str]:
+    """What happened to a message."""
+    return [event.event for event in queue.trace(sequence).events]
 
 
 @contextlib.contextmanager
@@ -523,6 +531,118 @@ def test_a_message_whose_lease_has_expired_reaches_no_handler(
     assert len(seen) + len(elsewhere) - len(both) == 100
     # Those that were finished and not settled yet, and that in the handler.
     assert both <= set(seen[:10])
+
+
+@pytest.mark.parametrize("swallows", [False, True], ids=["ends", "swallows"])
+def test_a_coroutine_is_cancelled_at_max_lease_duration_and_settles_nothing(
+    queue: Queue, clock: ManualClock, swallows: bool
+) -> None:
+    (sequence,) = queue.publish("slow").sequences
+    seen: list[int] = []
+
+    async def handle(message: ReceivedMessage) -> None:
+        seen.append(message.delivery_count)
+        if message.delivery_count > 1:
+            slot = asyncio.current_task()
+            assert slot is not None
+            assert not slot.cancelling(), "the next handler is not cancelled"
+            return
+        clock.advance("2s")
+        try:
+            await asyncio.wait_for(asyncio.Event().wait(), 10)
+        except (asyncio.CancelledError, TimeoutError):
+            if not swallows:
+                raise
+
+    summary = drain(queue, handle, concurrency=1, max_lease_duration=MICROSECOND)
+    assert seen == [1, 2]
+    assert summary == WorkSummary(leases=2, failed=0, settled=1, acked=1)
+    assert events(queue, sequence) == ["leased", "lease_expired", "leased", "acked"]
+
+
+@pytest.mark.parametrize("verdict", [None, Retry(0), Reject("late"), Snooze(0), ValueError("late")])
+def test_a_verdict_after_max_lease_duration_is_refused(
+    queue: Queue, clock: ManualClock, caplog: pytest.LogCaptureFixture, verdict: Any
+) -> None:
+    (sequence,) = queue.publish("slow").sequences
+    seen: list[int] = []
+
+    def handle(message: ReceivedMessage) -> Any:
+        seen.append(message.delivery_count)
+        if message.delivery_count > 1:
+            return None
+        clock.advance("2s")
+        if isinstance(verdict, ValueError):
+            raise verdict
+        return verdict
+
+    summary = drain(queue, handle, max_lease_duration=MICROSECOND)
+    assert seen == [1, 2]
+    assert summary == WorkSummary(leases=2, failed=0, settled=1, acked=1)
+    assert events(queue, sequence) == ["leased", "lease_expired", "leased", "acked"]
+    assert caplog.text.count("max_lease_duration") == 1
+
+
+def test_a_thread_that_outlasts_max_lease_duration_gets_no_messages_until_it_returns(
+    queue: Queue, clock: ManualClock
+) -> None:
+    hung, go_on, seen = threading.Event(), threading.Event(), list[bytes]()
+
+    def handle(message: ReceivedMessage) -> None:
+        seen.append(message.value)
+        if message.value == b"hung":
+            clock.advance("500ms")  # others wait for the clock skew
+            hung.set()
+            assert go_on.wait(60)
+
+    with working(queue, handle, max_lease_duration=MICROSECOND, max_poll_interval="10ms") as done:
+        queue.publish("quick")
+        until(lambda: counts(queue) == {"acked": 1})
+        queue.publish(["hung", "b", "c", "d"])
+        try:
+            assert hung.wait(60)
+            until(lambda: counts(queue) == {"acked": 1, "in_flight": 1, "ready": 3})
+            taken = lease(again(queue))
+            assert [m.delivery_count for m in taken.messages] == [1, 1, 1], "uncounted"
+            taken.ack()
+            clock.advance("2s")
+            taken = lease(again(queue))
+            assert [m.delivery_count for m in taken.messages] == [2]
+            taken.ack()
+        finally:
+            go_on.set()
+        queue.publish("later")
+        until(lambda: counts(queue) == {"acked": 6})
+    assert seen == [b"quick", b"hung", b"later"]
+    assert (done[0].leases, done[0].acked, done[0].released) == (3, 2, 3)
+
+
+def test_in_an_outage_max_lease_duration_ends_no_handler(
+    queue: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A settle of the same lease fails, so its deadline may pass."""
+    queue.publish(["quick", "slow"])
+    ledger, failed = type(queue.group()._ledger), threading.Event()
+    real, seen = ledger.run_together, list[int]()
+
+    def contended(self: Any, *operations: Any) -> list[Any]:
+        if operations[0].lease_ids and not failed.is_set():
+            failed.set()
+            raise errors.ContentionTimeout("lost", group="default", attempts=9)
+        return real(self, *operations)
+
+    monkeypatch.setattr(ledger, "run_together", contended)
+
+    def handle(message: ReceivedMessage) -> None:
+        seen.append(message.delivery_count)
+        if message.value == b"slow":
+            assert failed.wait(60)
+            until(lambda: counts(queue).get("acked") == 1)
+            again(queue).group().pause()  # so that nobody leases it again
+            clock.advance("31m")
+
+    assert drain(queue, handle, threads=2, max_settle_delay=0).acked == 2
+    assert seen == [1, 1]
 
 
 def test_a_settle_waits_out_contention(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
