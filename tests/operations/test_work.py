@@ -333,15 +333,14 @@ def test_a_verdict_after_max_lease_duration_is_refused(
         if len(seen) > 1:
             taken.ack()
             return
-        clock.advance("2s")
+        clock.advance("31m")
         if how == "raises":
             raise ValueError("late")
         if how.startswith("settles"):
             with pytest.raises(LeaseLost, match="max_lease_duration"):
                 taken.ack([sequence] if "sequence" in how else None)
 
-    # The lease is over before its first extension.
-    summary = drain(queue, handle, ack=ack, max_lease_duration=timedelta(microseconds=1))
+    summary = drain(queue, handle, ack=ack)
     assert seen == [1, 2]
     assert (summary.nacked, summary.released, counts(queue)) == (0, 0, {"acked": 1})
     events = [event.event for event in queue.trace(sequence).events]
