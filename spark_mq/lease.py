@@ -43,6 +43,8 @@ class Lease:
         self.worker_id = worker_id
         self._ledger = ledger
         self._ranges = acquired.ranges
+        first = acquired.ranges[0]
+        self._timeout = (first.expires_at or 0) - (first.leased_at or 0)
         granted = ((r.first, r.last) for r in acquired.ranges)
         self._held = HeldLease(acquired.lease_id, granted, acquired.expires_at)
         self._lock = threading.Lock()
@@ -328,8 +330,7 @@ class Lease:
     def _start_limit(self, limit: int) -> int:
         """Limit the extensions to some microseconds from now. Return how long each may be."""
         self._held.ends_at = self._ledger.now() + limit
-        first = self._ranges[0]
-        return min(limit, (first.expires_at or 0) - (first.leased_at or 0))
+        return min(limit, self._timeout)
 
     def _has_ended(self) -> bool:
         """Return whether its longest duration is over, and it has expired."""

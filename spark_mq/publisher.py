@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import chain
 from types import TracebackType
 from typing import Any, Final
 
@@ -199,11 +200,10 @@ class BufferedPublisher:
         row = with_own_context(to_row(message, "the message", self._context.now))
         if "dedup_id" in row:
             check_dedup(self._context.settings.dedup_window)
-        size = len(row["value"]) + (
-            0
-            if len(row) == 1
-            else len(row["key"] or "") + sum(len(k) + len(v) for k, v in row["headers"] or ())
-        )
+        size = len(row["value"])
+        if len(row) > 1:
+            texts = [row.get("key") or "", *chain(*(row.get("headers") or ()))]
+            size += sum(len(text.encode()) for text in texts)
         with self._changed:
             while not self._closing and self._is_full():
                 self._changed.wait()

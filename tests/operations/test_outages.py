@@ -785,6 +785,17 @@ def damage(queue: Queue, path: str) -> None:
     queue._context.messages.files.write(path, b"garbage")
 
 
+def test_a_lease_whose_messages_are_all_damaged_can_be_kept_alive(make: Make) -> None:
+    queue = make()
+    queue.publish("a")
+    found = lease(queue, 1)
+    damage(queue, paths(queue)[0])
+    assert found.table().num_rows == 0
+    with found.keep_alive():
+        assert found.messages == []
+    assert queue.group().stats().dead == 1
+
+
 def test_one_commit_buries_all_messages_of_a_damaged_file(make: Make) -> None:
     queue = make()
     queue.publish([str(n) for n in range(300)])

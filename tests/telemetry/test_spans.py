@@ -196,12 +196,13 @@ def test_the_links_of_a_large_batch_are_capped(queue: Queue, recorded: Any) -> N
     assert len(recorded.span("publish orders").links) == 128
 
 
+@pytest.mark.parametrize("message", ["a", b"a", Message("a", key="k", headers={"h": "ä"})])
 def test_a_buffered_message_carries_the_span_that_published_it(
-    queue: Queue, recorded: Any, tracer: Callable[[], Any]
+    queue: Queue, recorded: Any, tracer: Callable[[], Any], message: Any
 ) -> None:
     with queue.publisher() as publisher:
         with tracer().start_as_current_span("request") as request:
-            publisher.publish("a")
+            publisher.publish(message)
         publisher.publish("b")
     (link,) = recorded.span("publish orders").links
     assert link.context.span_id == request.get_span_context().span_id
