@@ -1,7 +1,4 @@
-"""Lease messages, unless something stops the group.
-
-The breaker, a pause, a cap or a blocked message can stop it.
-"""
+"""Lease messages, unless the breaker, a pause, a cap or a blocked message stops the group."""
 
 from __future__ import annotations
 
@@ -38,25 +35,9 @@ MAX_IN_FLIGHT: Final = "max_in_flight"
 def acquire(
     ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, request: AcquireRequest
 ) -> tuple[Ledger, Grant]:
-    """Lease the messages that the rules allow.
+    """Return the next ledger and the lease's messages, or `ledger` itself without a grant.
 
-    Parameters
-    ----------
-    ledger
-        The group's ledger. The caller has expired leases already.
-    index
-        The message index.
-    now
-        The current time in microseconds.
-    rules
-        The group's settings.
-    request
-        The worker's request.
-
-    Returns
-    -------
-    tuple of Ledger and Grant
-        The next ledger and the lease's messages. The ledger is `ledger` itself without a grant.
+    The caller has expired leases already.
     """
     breaker = ledger.head.breaker
     if why := breaker.blocked_because(rules, now, _is_leased(ledger, breaker.probe)):
@@ -86,17 +67,13 @@ def acquire(
 
 
 def _is_leased(ledger: Ledger, message: int | None) -> bool:
-    """Return whether a message is leased."""
     if message is None:
         return False
     return any(ledger.state_at(row) == LEASED for row in ledger.overlapping(message, message))
 
 
 def _limit_to_unblocked(ledger: Ledger, request: AcquireRequest) -> tuple[AcquireRequest, str]:
-    """Return the request for the messages before the first blocked one.
-
-    The second value is why the request ends there.
-    """
+    """Return the request up to the first blocked message, and why it ends there."""
     blocked = ledger.find((BLOCKED,)) if BLOCKED in ledger.states else []
     if not blocked:
         return request, ""

@@ -1,9 +1,8 @@
-"""Select the messages of a lease.
+"""Select the messages of a lease by their order, the isolation of suspects, and caps.
 
-Their order, the isolation of suspects, and caps decide. A lease holds messages of one kind. The
-first due message that waits decides the kind. Unread messages come after all due messages that
-wait. While suspects are isolated, each fourth lease is of unread messages, so that they do not
-starve.
+A lease holds messages of one kind, which the first due message that waits decides. Unread messages
+come after all due messages that wait. While suspects are isolated, each fourth lease is of unread
+messages, so that they do not starve.
 """
 
 from __future__ import annotations
@@ -61,30 +60,23 @@ class AcquireRequest:
     worker_id: str
     max_messages: int
     expires_at: int
-    max_bytes: int | None = None
-    """Estimated bytes in the data files. None for no limit."""
-    reserved_attempts: int = 0
-    """Attempts to reserve for a replay. The stream source reserves one."""
+    max_bytes: int | None = None  # estimated bytes in the data files
+    reserved_attempts: int = 0  # for a replay; the stream source reserves one
     max_sequence: int | None = None
-    """The last sequence that may be leased. None for no limit."""
-    due_by: int | None = None
-    """Only messages that were due at this time. None for now."""
+    due_by: int | None = None  # only messages that were due at this time; None for now
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
     """The messages of a new lease, or the reason for none."""
 
-    ranges: tuple[Range, ...] = ()
-    """In the order of sequence."""
-    blocked_because: str = ""
-    """The cap, message, pause or breaker that stops the group. Empty if nothing is due."""
+    ranges: tuple[Range, ...] = ()  # in the order of sequence
+    blocked_because: str = ""  # the cap, message, pause or breaker; empty if nothing is due
     blocked_for_now: bool = field(default=False, compare=False)
     """Whether the reason ends without the owner, or is the owner's pause."""
 
     @property
     def message_count(self) -> int:
-        """Return the number of messages."""
         return sum(r.message_count for r in self.ranges)
 
     def commit_info(self, request: AcquireRequest) -> dict[str, Any]:
@@ -99,29 +91,12 @@ class Grant:
 
 
 def isolation_size(limit: int, deliveries: int, attempts: int, failed: int | None = None) -> int:
-    """Return how many suspect messages one lease takes.
+    """Return how many suspects one lease takes, out of messages that failed together.
 
-    The messages failed together. With four attempts or more, the first failure is retried whole.
-    From then on, the size falls with each delivery, to one message on the last. It is
-    ``max(1, floor(limit ** ((n-1-d)/(n-2))))`` after `d` of `n` deliveries. With fewer attempts
-    the divisor is ``n-1``, so the first retry is smaller already.
-
-    Parameters
-    ----------
-    limit
-        The most messages of the lease.
-    deliveries
-        Deliveries so far.
-    attempts
-        The group's attempts before isolation must be complete.
-    failed
-        The size of the lease that failed. A piece of it is smaller in the same measure, also if
-        `limit` is much larger. None if unknown.
-
-    Examples
-    --------
-    >>> [isolation_size(10_000, d, 5) for d in (1, 2, 3, 4)]
-    [10000, 464, 21, 1]
+    After `d` of `n` deliveries that is ``max(1, floor(limit ** ((n-1-d)/(n-2))))``. So with four
+    attempts or more, the first failure is retried whole. With fewer, the divisor is ``n-1``. A
+    piece is also smaller than the lease that `failed`, in the same measure, if `limit` is much
+    larger.
     """
     if attempts <= 1:
         return 1
@@ -158,16 +133,14 @@ class Acquisition:
         self.full = _is_full(ledger, now, rules)
 
     def nothing(self, blocked: str) -> Grant:
-        """Return a grant without messages.
+        """Return a grant without messages, with a reason if only the owner can change that.
 
-        It has a reason if nothing can be leased until the owner acts. `blocked` is the message that
-        stops the group, or empty.
+        `blocked` names the message that stops the group, or is empty.
         """
         full = self.full and self.may_read
         return Grant(blocked_because="max_ledger_ranges" if full else blocked)
 
     def has_due(self) -> bool:
-        """Return whether any message may be leased."""
         return self.may_read or self.due.count > 0
 
     def acquire(self) -> tuple[Ledger, Grant] | None:
@@ -190,10 +163,7 @@ class Acquisition:
     def _lease(
         self, rows: list[int], kind: AcquireKind, limit: int = 0, *, passes_over: bool = False
     ) -> tuple[Ledger, Grant] | None:
-        """Lease the messages of some rows.
-
-        Unread messages are added if it is their turn.
-        """
+        """Lease the messages of some rows, and unread messages if it is their turn."""
         editor, scheduled, reach = LedgerEditor(self.ledger), list[Range](), -1
         taken = take_waiting(editor, rows, limit, self.request.max_sequence, self.index)
         if self._takes_unread(kind, rows):
@@ -211,7 +181,7 @@ class Acquisition:
         editor.head = with_passed_over(self.ledger.head, passed, fresh=fresh)
         granted = add_leased(editor, taken, self.now, self.request)
         for r in scheduled:
-            if r.last <= reach:  # messages behind an unread message that is due stay unread too
+            if r.last <= reach:  # messages after an unread message that is due stay unread too
                 add_scheduled(editor, r, r._replace(state=UNREAD))
         return editor.build(), Grant(granted)
 
@@ -235,10 +205,9 @@ class Acquisition:
 
 
 def with_passed_over(head: LedgerHeader, passed: int | None, *, fresh: bool) -> LedgerHeader:
-    """Return the header with a new count of passed-over leases.
+    """Return the header with a new count of leases that passed over unread messages.
 
-    It counts the leases that passed over unread messages. A lease of messages that were never
-    delivered sets it to zero. None leaves it as it is otherwise.
+    A lease of messages that were never delivered (`fresh`) sets it to zero. None keeps it.
     """
     if fresh:
         return replace(head, passed_over=0)
@@ -263,7 +232,6 @@ def _is_full(ledger: Ledger, now: int, rules: GroupSettings) -> bool:
 
 
 def last_readable(index: MessageIndex, request: AcquireRequest) -> int:
-    """Return the last sequence that a request may read."""
     last = index.last_sequence
     return last if request.max_sequence is None else min(last, request.max_sequence)
 

@@ -1,7 +1,4 @@
-"""Change a ledger for its owner.
-
-The owner may seek, unblock, pause and resume, and settles trimmed messages as lost.
-"""
+"""Change a ledger for its owner: seek, unblock, pause and resume, and settle lost messages."""
 
 from __future__ import annotations
 
@@ -50,12 +47,11 @@ _MAX_SEQUENCE: Final = 2**63 - 1
 
 
 def pause(ledger: Ledger, reason: str | None, now: int) -> Ledger:
-    """Stop new leases until the owner resumes the group."""
     return _with_breaker(ledger, ledger.head.breaker.paused(reason, now))
 
 
 def resume(ledger: Ledger) -> Ledger:
-    """Allow new leases. End a pause, and close the breaker."""
+    """Allow new leases: end a pause, and close the breaker."""
     return _with_breaker(ledger, Breaker())
 
 
@@ -64,19 +60,10 @@ def _with_breaker(ledger: Ledger, breaker: Breaker) -> Ledger:
 
 
 def seek(ledger: Ledger, index: MessageIndex, target: int) -> Ledger:
-    """Move the group to a sequence.
+    """Move the group to a sequence, so that all messages before it are skipped.
 
-    All messages before it are settled as skipped. All messages from it on are unread. No lease
+    All messages from it on are unread, or waiting if a range in routing follows them. No lease
     keeps its messages. Ranges in routing stay.
-
-    Parameters
-    ----------
-    ledger
-        The group's ledger.
-    index
-        The message index.
-    target
-        The first sequence to read.
     """
     routing = ledger.ranges_at(ledger.find((ROUTING,)))
     reach = min([target, *(r.first for r in routing)])
@@ -98,7 +85,6 @@ def seek(ledger: Ledger, index: MessageIndex, target: int) -> Ledger:
 def _record_seek(
     ledger: Ledger, index: MessageIndex, target: int, skipped: Iterable[Range]
 ) -> Ledger:
-    """Return the ledger with the events and counters of a seek."""
     editor = LedgerEditor(ledger)
     for r in skipped:
         editor.record_event("skipped", r._replace(state=SETTLED))
@@ -120,10 +106,7 @@ def _with_skipped(head: LedgerHeader, skipped: Iterable[Range], target: int) -> 
 
 
 def _ranges_after_seek(first: int, last: int, target: int, index: MessageIndex) -> list[Range]:
-    """Return ``first..last`` as settled before the target, waiting after it.
-
-    The target itself waits.
-    """
+    """Return ``first..last`` as settled before the target, and as waiting from it on."""
     pieces = [
         (first, min(last, target - 1), SETTLED, None),
         (max(first, target), last, WAITING, 0),
@@ -138,10 +121,7 @@ def _ranges_after_seek(first: int, last: int, target: int, index: MessageIndex) 
 def unsettled_ranges(
     ledger: Ledger, index: MessageIndex, last: int, but: Sequence[str] = (SETTLED, ROUTING)
 ) -> Iterable[Range]:
-    """Yield the ranges up to `last` that are in no excluded state.
-
-    `but` has the excluded states. The unread messages are one range.
-    """
+    """Yield the ranges up to `last` in no state of `but`, the unread messages as one range."""
     for r in ledger.ranges_at(list(ledger.overlapping(0, last))):
         if r.state not in but:
             piece = r.slice(r.first, min(r.last, last), index)
@@ -158,15 +138,9 @@ def settle_lost(
     event: str = "lost",
     but: Sequence[str] = (SETTLED, ROUTING, LEASED),
 ) -> tuple[Ledger, int]:
-    """Settle the messages up to a trim horizon as lost.
+    """Settle the messages up to a trim horizon as lost, and count them.
 
-    Their data may be gone. Leased messages stay, because their holder may have read them. They are
-    lost if they fail.
-
-    Returns
-    -------
-    tuple of Ledger and int
-        The next ledger and the number of lost messages.
+    Leased messages stay, because their holder may have read them. They are lost if they fail.
     """
     if horizon <= ledger.head.ack_floor:
         return ledger, 0
@@ -187,26 +161,9 @@ def unblock(
     how: str,
     intervals: Sequence[Interval] | None = None,
 ) -> tuple[Ledger, int]:
-    """Decide about blocked messages.
+    """Decide about blocked messages, and count them. None for `intervals` means all.
 
-    Parameters
-    ----------
-    ledger
-        The group's ledger.
-    index
-        The message index.
-    now
-        The current time in microseconds.
-    how
-        RETRY delivers them again with counts from zero. ROUTE sends them to the dead-letter
-        queue. DROP settles them.
-    intervals
-        Sequences, inclusive. None for all blocked messages.
-
-    Returns
-    -------
-    tuple of Ledger and int
-        The next ledger and the number of messages.
+    RETRY delivers them again with counts from zero. ROUTE sends them to the dead-letter queue.
     """
     editor, total = LedgerEditor(ledger), 0
     rows = ledger.find((BLOCKED,))

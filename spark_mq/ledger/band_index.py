@@ -1,7 +1,4 @@
-"""Find the bands of the messages of an index.
-
-Files never change, so each result is remembered.
-"""
+"""Find the bands of messages, and remember them, because files never change."""
 
 from __future__ import annotations
 
@@ -21,15 +18,7 @@ _REMEMBERED_FILES: Final = 1_000
 
 
 class BandIndex:
-    """The bands of files in sequence order.
-
-    Parameters
-    ----------
-    files
-        The files. The list may grow.
-    layout
-        The numbers of the queue's bands.
-    """
+    """The bands of files in sequence order. The list of files may grow."""
 
     def __init__(self, files: FileList, layout: BandLayout) -> None:
         self.files, self.layout = files, layout
@@ -45,7 +34,7 @@ class BandIndex:
 
     def bands_in(self, first: int, last: int) -> int:
         """Return the set of the bands of the messages in ``first..last``."""
-        # Files never change, and each lease needs the same ranges again.
+        # Each lease needs the same ranges again.
         found = self._sets.get((first, last))
         if found is None:
             found = 0
@@ -60,15 +49,7 @@ class BandIndex:
     def bands_of(
         self, firsts: Sequence[int], lasts: Sequence[int], rows: Sequence[int]
     ) -> list[int]:
-        """Return the set of bands of each of some ledger rows.
-
-        Parameters
-        ----------
-        firsts, lasts
-            The first and the last sequence of every row.
-        rows
-            The rows to look at.
-        """
+        """Return the set of bands of each row; `firsts` and `lasts` cover the whole ledger."""
         known, places = self._sets.get, [(firsts[row], lasts[row]) for row in rows]
         found = [known(place) for place in places]
         if None in found:
@@ -76,18 +57,12 @@ class BandIndex:
         return cast(list[int], found)
 
     def banded_pieces(self, first: int, last: int) -> Iterator[tuple[int, FileBands, int, int]]:
-        """Yield each file's first sequence, bands, and its rows in the range.
-
-        The rows are the first and the last one.
-        """
+        """Yield each file's first sequence, bands, and its first and last row in the range."""
         for at, begins, low, high in self._pieces(first, last):
             yield begins, self._bands_at(at), low, high
 
     def _pieces(self, first: int, last: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield each file's place, first sequence, and its rows in the range.
-
-        The rows are the first and the last one.
-        """
+        """Yield each file's place, first sequence, and its first and last row in the range."""
         firsts, rows = self.files.firsts, self.files.rows
         low = max(0, bisect_right(firsts, first) - 1)
         for at in range(low, bisect_left(firsts, last + 1)):
@@ -109,7 +84,7 @@ class BandIndex:
         return found
 
     def priorities_after(self, seq: int) -> int:
-        """Return the priorities of the files that end after a sequence."""
+        """Return the priorities of the files that end after a sequence, and always 0."""
         found = 1
         for at in range(max(0, bisect_right(self.files.prioritised, seq) - 1), self._prioritised()):
             if self.files.last_of(self.files.prioritised[at]) > seq:
@@ -120,10 +95,7 @@ class BandIndex:
         return len(self.files.prioritised)
 
     def files_with(self, priority: int, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Yield the bounds of files in ``first..last`` with a priority.
-
-        The bounds are the first and the last sequence. The files of priority 0 are all files.
-        """
+        """Yield the bounds of files in ``first..last`` with a priority, of all files for 0."""
         if priority:
             files = self.files
             begin = max(0, bisect_right(files.prioritised, first) - 1)

@@ -18,44 +18,24 @@ from spark_mq.ledger.schedule import split_by_time
 
 __all__ = ["MAX_PIECES", "BandWalk", "Piece"]
 
-MAX_PIECES: Final = 1_000
-"""Pieces that a lease may take. More would make its commit large."""
-
-
+MAX_PIECES: Final = 1_000  # more pieces in one lease would make its commit large
 _CHUNK: Final = 500
 
 
 class Piece(NamedTuple):
     """Messages that a lease takes."""
 
-    row: int | None
-    """The row of the ledger that they lie in. None for unread messages."""
+    row: int | None  # of the ledger; None for unread messages
     first: int
     last: int
     messages: int
 
 
 class BandWalk:
-    """Takes the messages of a lease, one priority after the other.
+    """Take the messages of a lease, one priority after the other.
 
-    Parameters
-    ----------
-    ledger
-        The group's ledger.
-    index
-        The message index.
-    now, cutoff
-        The current time, and until when a message must be due. Microseconds.
-    end
-        The last sequence that may be taken.
-    limit
-        The most messages.
-    is_open
-        The set of the bands that are open at the start.
-    ordered
-        Whether a message that is not taken closes its band.
-    shares
-        Into how many blocks of neighbouring lanes the lanes are divided. The lease takes one.
+    In an `ordered` walk, a message that is not taken closes its band. The lanes are divided into
+    `shares` blocks of neighbouring lanes, of which a lease takes one. Instants are microseconds.
     """
 
     def __init__(
@@ -76,8 +56,7 @@ class BandWalk:
         self._ordered, self._shares = ordered, shares
         self._no_lane = index.layout.without_lane
         self.taken: list[Piece] = []
-        self.lanes = 0
-        """The set of the lanes that were taken from."""
+        self.lanes = 0  # the set of the lanes that were taken from
         self._block = 0  # the lanes that the lease may take from
         self._own = self._no_lane  # the bands of the lanes that were taken from
         self._allowed = index.layout.everything  # the bands that the lease may still take from
@@ -90,22 +69,13 @@ class BandWalk:
 
     @property
     def full(self) -> bool:
-        """Return whether the walk may take no more."""
         return self.limit < 1 or len(self.taken) >= MAX_PIECES
 
     def take(self, bands: int, rows: Sequence[int], *, reads: bool, all_lanes: bool) -> None:
-        """Take the messages of some bands, as far as they are open.
+        """Take the messages of some bands of one priority, as far as they are open.
 
-        Parameters
-        ----------
-        bands
-            The set of the bands, all of one priority.
-        rows
-            The waiting rows to take from, in order.
-        reads
-            Whether to go on with unread messages.
-        all_lanes
-            Whether to take from any number of lanes.
+        The waiting rows come first, then unread messages if it `reads`. `all_lanes` lifts the limit
+        to one block of lanes.
         """
         shares, spares = self._shares, self._ordered and not all_lanes
         begun = len(self.taken)
@@ -128,7 +98,7 @@ class BandWalk:
     def leaves(self, bands: int, rows: Sequence[int], *, reads: bool) -> bool:
         """Return whether messages are due in lanes that the lease does not take from.
 
-        The parameters are those of the :meth:`take` before, which has filled its own lanes.
+        The parameters are those of the last :meth:`take`, which has filled its own lanes.
         """
         rest = copy(self)
         rest.taken, rest.limit = [], 1
@@ -143,7 +113,7 @@ class BandWalk:
             self._visit_unread(is_open, priority)
 
     def _visit_rows(self, is_open: int, rows: Sequence[int], *, to_end: bool) -> int:
-        """Take from some rows. The others close their bands. Return what is open."""
+        """Take from some rows. The others close their bands. Return what is open after them."""
         chosen = set(rows)
         last = rows[-1] if rows else -1
         firsts, lasts = self._ledger.first_sequences, self._ledger.last_sequences
@@ -161,7 +131,7 @@ class BandWalk:
     def visited(self, rows: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Yield each row that a walk visits, and its bands.
 
-        In an ordered group these are all rows that close their bands. Otherwise they are `rows`.
+        In an ordered group these are all rows that close their bands, otherwise only `rows`.
         """
         index, known = self._index, self._bands if self._ordered else []
         firsts, lasts = self._ledger.first_sequences, self._ledger.last_sequences
@@ -177,7 +147,7 @@ class BandWalk:
         return is_open & ~(bands & ~self._no_lane) if self._ordered else is_open
 
     def _take_range(self, row: int | None, first: int, last: int, is_open: int) -> int:
-        """Take the runs of a range that are open. Return what is open after it."""
+        """Take the open runs of a range. Return what is open after it."""
         end = min(last, self._end)
         for begins, bands, low, high in self._index.banded_pieces(first, end):
             if self.full or not is_open:
@@ -190,7 +160,7 @@ class BandWalk:
     def _take_piece(
         self, row: int | None, begins: int, bands: FileBands, rows: Interval, is_open: int
     ) -> int:
-        """Take the runs of some rows of a file that are open. Return what is open after them."""
+        """Take the open runs of some rows of a file. Return what is open after them."""
         if not bands.is_sorted:
             return self._take_runs(row, begins, bands, rows, is_open)
         found = bands.mask_of(*rows)
@@ -220,10 +190,10 @@ class BandWalk:
         return found
 
     def _admitted(self, wanted: int, bands: FileBands) -> int:
-        """Return the bands whose lanes the lease may take from.
+        """Return the bands whose lanes the lease may take from, and note these lanes.
 
         A lease takes neighbouring lanes, because each gap between its lanes costs a range of each
-        file. If its first file has few lanes, it takes any. The walk notes the lanes that it takes.
+        file. If its first file has few lanes, it takes any.
         """
         layout = self._index.layout
         more, most = layout.lanes_in(wanted) & ~self.lanes, -(-layout.lanes // self._shares)
@@ -240,7 +210,7 @@ class BandWalk:
     def _take_runs(
         self, row: int | None, begins: int, bands: FileBands, rows: Interval, is_open: int
     ) -> int:
-        """Take the runs of rows of an unsorted file, one by one. Return what is open after them."""
+        """Take the open runs of an unsorted file, one by one. Return what is open after them."""
         for number, low, high in bands.between(*rows):
             if self.full or not is_open:
                 return is_open
@@ -256,10 +226,7 @@ class BandWalk:
         return is_open
 
     def _add(self, row: int | None, begins: int, first: int, last: int) -> None:
-        """Add a run. Join it with the last piece if they touch.
-
-        `begins` is the first sequence of its file.
-        """
+        """Add a run of a file from `begins` on. Join it with the last piece if they touch."""
         count = last - first + 1
         self.limit -= count
         if self.taken and self.taken[-1].row == row:

@@ -1,8 +1,7 @@
 """Select the messages of a lease by priority and order of keys.
 
-The rules of :mod:`spark_mq.ledger.acquisition` hold within each priority: due work first,
-isolation, last attempts. In an ordered group only messages of open bands count as due, see
-:mod:`spark_mq.ledger.band_walk`.
+The rules of :mod:`spark_mq.ledger.acquisition` hold within each priority. In an ordered group only
+messages of open bands count as due, see :mod:`spark_mq.ledger.band_walk`.
 """
 
 from __future__ import annotations
@@ -48,10 +47,8 @@ class _Level:
 
     bands: int
     head: Head | None
-    rows: list[int]
-    """The rows that a lease takes after its head."""
-    alone: bool
-    """Whether no message of another kind is due."""
+    rows: list[int]  # that a lease takes, from its head on
+    alone: bool  # whether no message of another kind is due
 
     @property
     def mixes(self) -> bool:
@@ -60,7 +57,7 @@ class _Level:
 
 
 class BandedAcquisition(Acquisition):
-    """One acquisition by bands, with due messages by priority and limits."""
+    """One acquisition by bands."""
 
     due: BandedRanges
     find_due = BandedRanges
@@ -95,10 +92,7 @@ class BandedAcquisition(Acquisition):
         self._available = self._find_available()
 
     def _find_available(self) -> dict[int, int]:
-        """Return the available bands of each due row.
-
-        A lease could begin with them.
-        """
+        """Return the due rows that a lease could begin with, and their available bands."""
         found, is_open = dict[int, int](), self._is_open
         due = set(self.due.rows())
         if not due:
@@ -115,7 +109,6 @@ class BandedAcquisition(Acquisition):
         return found
 
     def acquire(self) -> tuple[Ledger, Grant] | None:
-        """Lease the messages whose turn it is, or return None."""
         priorities = self.index.priorities_after(self.ledger.head.ack_floor)
         passes_over, above = False, None
         for priority in range(priorities.bit_length() - 1, -1, -1):
@@ -140,10 +133,6 @@ class BandedAcquisition(Acquisition):
         return self._ordered and self._walk.leaves(level.bands, level.rows, reads=reads)
 
     def nothing(self, blocked: str) -> Grant:
-        """Return a grant without messages.
-
-        It has a reason if nothing can be leased until the owner acts.
-        """
         if not self._ordered:
             return super().nothing(blocked)
         ledger = self.ledger
@@ -172,7 +161,7 @@ class BandedAcquisition(Acquisition):
         if isolates and self.ledger.head.passed_over >= MAX_PASSED_OVER:
             self._walk.take(level.bands, fresh, reads=reads, all_lanes=False)
             if self._walk.taken:
-                level.alone = False  # the head stays behind
+                level.alone = False  # the head is left for a later lease
                 return False
         if level.head.kind == AcquireKind.SUSPECT:
             self._isolate(level)
@@ -182,7 +171,7 @@ class BandedAcquisition(Acquisition):
         return isolates
 
     def _isolate(self, level: _Level) -> None:
-        """Take messages that failed together. They have had their lanes together before."""
+        """Take messages that failed together, of all the lanes that their lease had."""
         assert level.head is not None
         r, walk = self.ledger.range_at(level.head.row), self._walk
         attempts, before = self.attempts or ASSUMED_ATTEMPTS, walk.limit
@@ -191,7 +180,6 @@ class BandedAcquisition(Acquisition):
         walk.limit = 0
 
     def _finish(self, passes_over: bool) -> tuple[Ledger, Grant]:
-        """Return the ledger with the lease."""
         editor = LedgerEditor(self.ledger)
         pieces = self._walk.taken
         lost = set(claims_on_lanes(self.ledger, self.index, self._walk.lanes))
@@ -229,7 +217,7 @@ class BandedAcquisition(Acquisition):
                 add_scheduled(editor, piece, skipped)
 
     def _scheduled(self, skipped: Range) -> Iterable[Range]:
-        """Yield skipped messages as waiting until they are due, or as expired."""
+        """Yield skipped messages as waiting, due already or later, or as expired."""
         cutoff = due_cutoff(self.now, self.request)
         found = split_by_time(skipped, self.index, self.now, cutoff)
         for r in found.due:

@@ -28,30 +28,14 @@ __all__ = [
 ]
 
 MAX_LANES: Final = 1_024
-MAX_PRIORITY: Final = 9
-"""The highest priority. The lowest, and the default, is 0."""
+MAX_PRIORITY: Final = 9  # the lowest, and the default, is 0
 _CACHED_FILES: Final = 4_096
-_HEAVY: Final = 2
-"""A band is heavy with so many times the rows of the mean."""
+_HEAVY: Final = 2  # a band is heavy with so many times the rows of the mean
 
 
 @dataclass(frozen=True, slots=True)
 class BandLayout:
-    """The numbers of the bands of a queue.
-
-    Parameters
-    ----------
-    lanes
-        The queue's number of lanes, or 0.
-
-    Examples
-    --------
-    >>> layout = BandLayout(64)
-    >>> layout.lane("customer-7") == crc32(b"customer-7") % 64
-    True
-    >>> layout.number(priority=9, lane=3), layout.number(priority=0, lane=None)
-    (3, 649)
-    """
+    """The numbers of the bands of a queue, which may have no lanes (0)."""
 
     lanes: int
 
@@ -62,7 +46,6 @@ class BandLayout:
 
     @property
     def everything(self) -> int:
-        """Return the set of all bands."""
         return (1 << self.width * (MAX_PRIORITY + 1)) - 1
 
     @property
@@ -71,24 +54,19 @@ class BandLayout:
         return self.of_lanes(1 << self.lanes)
 
     def lane(self, key: str | None) -> int | None:
-        """Return a key's lane. None without a key or lanes."""
         return None if key is None or not self.lanes else crc32(key.encode()) % self.lanes
 
     def number(self, priority: int, lane: int | None) -> int:
-        """Return the number of a band. `lane` is None for messages without one."""
         return (MAX_PRIORITY - priority) * self.width + (self.lanes if lane is None else lane)
 
     def priority(self, number: int) -> int:
-        """Return the priority of a band."""
         return MAX_PRIORITY - number // self.width
 
     def lane_of(self, number: int) -> int | None:
-        """Return the lane of a band, or None."""
         lane = number % self.width
         return None if lane == self.lanes else lane
 
     def of_priority(self, priority: int) -> int:
-        """Return the set of the bands of a priority."""
         return ((1 << self.width) - 1) << (MAX_PRIORITY - priority) * self.width
 
     def of_lanes(self, lanes: int) -> int:
@@ -96,7 +74,6 @@ class BandLayout:
         return lanes * _each_priority(self.width)
 
     def lanes_in(self, bands: int) -> int:
-        """Return the set of the lanes of a set of bands."""
         lanes, whole = 0, (1 << self.lanes) - 1
         while bands:
             lanes |= bands & whole
@@ -105,31 +82,16 @@ class BandLayout:
 
     @property
     def every_lane(self) -> int:
-        """Return the set of all lanes."""
         return (1 << self.lanes) - 1
 
     def block_of(self, lanes: int, blocks: int) -> int:
-        """Return the block of lanes with the lowest lane of a set.
-
-        Parameters
-        ----------
-        lanes
-            A set of lanes, not empty.
-        blocks
-            Into how many blocks of about the same size all lanes are divided.
-
-        Examples
-        --------
-        >>> bin(BandLayout(8).block_of(0b101100, 3))
-        '0b11100'
-        """
+        """Cut all lanes into `blocks`, and return the block with the lowest of `lanes`."""
         lowest = (lanes & -lanes).bit_length() - 1
         at = ((lowest + 1) * blocks - 1) // self.lanes
         first, end = at * self.lanes // blocks, (at + 1) * self.lanes // blocks
         return (1 << end) - (1 << first)
 
     def priorities_in(self, bands: int) -> int:
-        """Return the set of the priorities of a set of bands."""
         found, whole = 0, (1 << self.width) - 1
         for priority in range(MAX_PRIORITY, -1, -1):
             if bands & whole:
@@ -139,7 +101,6 @@ class BandLayout:
 
 
 def lowest_of(numbers: int, most: int) -> int:
-    """Return the lowest numbers of a set, `most` at most."""
     if numbers.bit_count() <= most:
         return numbers
     rest = numbers
@@ -155,33 +116,23 @@ def _each_priority(width: int) -> int:
 
 
 class FileBands:
-    """Hold the bands of a file's rows, as runs.
-
-    Parameters
-    ----------
-    numbers
-        The band of each run.
-    counts
-        The rows of each run.
-    """
+    """The bands of a file's rows, as runs of one band each."""
 
     __slots__ = ("_below", "heavy", "mask", "numbers", "rows", "starts")
 
     def __init__(self, numbers: Sequence[int], counts: Sequence[int]) -> None:
         self.numbers = numbers
-        self.starts = list(accumulate(counts, initial=0))
-        """The first row of each run, and the number of rows."""
+        self.starts = list(accumulate(counts, initial=0))  # first rows, then the number of rows
         self.rows = self.starts[-1]
         self._below: list[int] | None = None
         if all(map(lt, numbers, numbers[1:])):
             # Of a sorted file: the set of the bands before each run.
             self._below = list(accumulate((1 << number for number in numbers), initial=0))
         self.mask = reduce(or_, (1 << number for number in set(numbers)))
-        """The set of the file's bands."""
         most = _HEAVY * self.rows / len(numbers)
         runs = zip(numbers, counts, strict=True) if max(counts) > most else ()
         self.heavy = reduce(or_, (1 << number for number, rows in runs if rows > most), 0)
-        """The bands with far more rows than the mean, as that of a hot key."""
+        """The bands with far more rows than the mean, such as that of a hot key."""
 
     @property
     def is_sorted(self) -> bool:
@@ -196,7 +147,6 @@ class FileBands:
             at += 1
 
     def mask_of(self, first: int, last: int) -> int:
-        """Return the set of the bands of some rows."""
         if first <= 0 and last >= self.rows - 1:
             return self.mask
         if self._below is not None:
@@ -206,7 +156,7 @@ class FileBands:
         return reduce(or_, (1 << number for number, _, _ in self.between(first, last)), 0)
 
     def stretches(self, first: int, last: int, bands: int) -> Iterator[tuple[int, int]]:
-        """Yield the first and last row of each stretch of bands.
+        """Yield the first and last row of each stretch of neighbouring bands.
 
         The file must be sorted, and the rows must have all bands of the set.
         """
@@ -229,10 +179,8 @@ class FileBands:
 
 
 def encode_bands(lanes: int, runs: Iterable[tuple[int, int]]) -> str:
-    """Return runs of ``(band, rows)`` as text for a commit.
+    """Return runs of ``(band, rows)`` as text for a commit: lanes, steps of bands, and rows.
 
-    Examples
-    --------
     >>> encode_bands(64, [(585, 10), (586, 12), (649, 3)])
     '64|585 1 63|10 12 3'
     """
@@ -248,7 +196,7 @@ def _joined(numbers: Iterable[int]) -> str:
 
 @lru_cache(maxsize=_CACHED_FILES)
 def decode_bands(text: str) -> FileBands:
-    """Return the runs of a text. Raises ValueError if it is none."""
+    """Return the runs of a text, or raise ValueError if it has none."""
     _, steps, counts = text.split("|")
     numbers, rows = list(accumulate(map(int, steps.split()))), list(map(int, counts.split()))
     if len(numbers) != len(rows) or not rows or min(rows) < 1:
@@ -257,7 +205,7 @@ def decode_bands(text: str) -> FileBands:
 
 
 def priorities_of(text: str) -> int:
-    """Return the set of a file's priorities. Only priority 0 gives 0."""
+    """Return the set of a file's priorities, or 0 if all rows have priority 0."""
     lanes, steps, _ = text.split("|")
     layout = BandLayout(int(lanes))
     lowest = layout.number(0, 0) if layout.lanes else layout.number(0, None)

@@ -1,9 +1,8 @@
-"""Stop a group whose handler fails for every message.
+"""Stop a group whose handler fails for every message, or that its owner paused.
 
-The breaker opens after several leases of different messages failed in a row. Then the group
-grants one lease of one message at a time, the probe. An ack or a reject of the probe closes the
-breaker. A failure of the probe makes the next wait longer. The owner can stop the group, too, by a
-pause.
+The breaker opens after several leases of different messages failed in a row. Then the group grants
+one lease of one message at a time, the probe. An ack or a reject of the probe closes the breaker. A
+failure of the probe makes the next wait longer.
 """
 
 from __future__ import annotations
@@ -23,33 +22,24 @@ CLOSED: Final = "closed"
 OPEN: Final = "open"
 PAUSED: Final = "paused"
 
-_MAX_CAUSE: Final = 200
-"""Characters of an error that the breaker keeps."""
+_MAX_CAUSE: Final = 200  # characters of an error
 
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
     """The switch of one group. Instants are microseconds."""
 
-    failed: tuple[int, ...] = ()
-    """The first messages of the leases that failed in a row, each once."""
-    cause: str | None = None
-    """The error of the last of them."""
-    opened_at: int | None = None
-    """When the breaker opened. None while it is closed."""
+    failed: tuple[int, ...] = ()  # the first message of each lease that failed in a row
+    cause: str | None = None  # the error of the last of them
+    opened_at: int | None = None  # None while it is closed
     next_probe_at: int | None = None
-    """The earliest time of the next probe."""
-    probe: int | None = None
-    """The message of the last probe."""
-    failed_probes: int = 0
-    """Probes that failed since the breaker opened."""
+    probe: int | None = None  # the message of the last probe
+    failed_probes: int = 0  # since the breaker opened
     paused_at: int | None = None
-    """When the owner paused the group. None if it is not paused."""
     pause_reason: str | None = None
 
     @classmethod
     def from_stored(cls, data: Mapping[str, Any]) -> Breaker:
-        """Create a breaker from the mapping in a ledger's header."""
         return cls(**{**data, "failed": tuple(int(first) for first in data.get("failed", ()))})
 
     def to_stored(self) -> dict[str, Any]:
@@ -67,10 +57,7 @@ class Breaker:
         return self.opened_at is not None and rules.breaker_threshold is not None
 
     def blocked_because(self, rules: GroupSettings, now: int, probing: bool) -> str:
-        """Return why the group grants no lease now, or an empty string.
-
-        ``probing`` is whether the message of the last probe is still leased.
-        """
+        """Return why the group grants no lease now, or an empty string."""
         if self.paused_at is None and self.is_open(rules):
             if probing:
                 return f"{self._why_open()}; message {self.probe} is the probe"
@@ -79,10 +66,7 @@ class Breaker:
         return self.why(rules)
 
     def why(self, rules: GroupSettings) -> str:
-        """Return why the group is stopped, or an empty string.
-
-        A pause or an open breaker stops it.
-        """
+        """Return why a pause or an open breaker stops the group, or an empty string."""
         if self.paused_at is not None:
             reason = f": {printable(self.pause_reason)}" if self.pause_reason else ""
             return f"paused since {_at(self.paused_at)}{reason}"
@@ -99,19 +83,7 @@ class Breaker:
     def with_failure(
         self, first: int, cause: str | None, now: int, rules: GroupSettings
     ) -> Breaker:
-        """Return the breaker after a lease failed as a whole.
-
-        Parameters
-        ----------
-        first
-            The first message of the lease that failed.
-        cause
-            The error as text.
-        now
-            The time of the failure.
-        rules
-            The group's settings.
-        """
+        """Return the breaker after a lease failed as a whole. `first` is its first message."""
         if rules.breaker_threshold is None:
             return self
         cause = cause[:_MAX_CAUSE] if cause else cause
@@ -130,10 +102,7 @@ class Breaker:
         return replace(self, failed=failed, cause=cause, opened_at=now, next_probe_at=at)
 
     def with_success(self, intervals: Iterable[Interval]) -> Breaker:
-        """Return the breaker after messages were processed.
-
-        An open breaker closes only if the probe is one of them.
-        """
+        """Return the breaker after a success. An open one closes only if it has the probe."""
         if self.opened_at is None:
             return replace(self, failed=(), cause=None) if self.failed else self
         probe = -1 if self.probe is None else self.probe
@@ -142,12 +111,10 @@ class Breaker:
         return Breaker(paused_at=self.paused_at, pause_reason=self.pause_reason)
 
     def with_probe(self, message: int, now: int, rules: GroupSettings) -> Breaker:
-        """Return the breaker after a lease of the probe."""
         at = now + _wait(self.failed_probes, rules)
         return replace(self, probe=message, next_probe_at=at)
 
     def paused(self, reason: str | None, now: int) -> Breaker:
-        """Return the breaker as the owner's pause leaves it."""
         at = now if self.paused_at is None else self.paused_at
         return replace(self, paused_at=at, pause_reason=reason)
 

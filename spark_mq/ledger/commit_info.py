@@ -20,16 +20,7 @@ _LISTS: Final = (
 
 
 def join_commit_info(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Join the metadata of several operations, for DESCRIBE HISTORY.
-
-    Examples
-    --------
-    >>> join_commit_info([
-    ...     {"operation": "ack", "messages": 2, "ranges": "ack 1-2"},
-    ...     {"operation": "lease", "messages": 1, "ranges": "3-3"},
-    ... ])
-    {'operation': 'ack+lease', 'messages': 3, 'ranges': 'ack 1-2 lease 3-3'}
-    """
+    """Join the metadata of several operations, for DESCRIBE HISTORY."""
     joined: dict[str, Any] = {}
     for info in infos:
         joined |= info
@@ -45,7 +36,7 @@ def join_commit_info(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _named_ranges(info: Mapping[str, Any]) -> str:
-    """Return the ranges of an operation, with its name. Those of a settle have it already."""
+    """Return the ranges of an operation with its name, which those of a settle have already."""
     ranges = str(info.get("ranges", ""))
     return f"{info['operation']} {ranges}" if ranges[:1].isdigit() else ranges
 

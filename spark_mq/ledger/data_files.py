@@ -1,8 +1,4 @@
-"""Hold the list of published data files in columns.
-
-A file costs about 100 bytes here, most of them for its path. Numbers are in arrays that bisect can
-search. Paths are in one Arrow array, and those of the last files are in a list.
-"""
+"""Hold the list of published data files in columns, at about 100 bytes for each file."""
 
 from __future__ import annotations
 
@@ -28,28 +24,21 @@ _MIN_TAIL: Final = 1_024
 class DataFile:
     """One data file of a publish."""
 
-    first: int
-    """The sequence of the first message."""
+    first: int  # the sequence of the first message
     rows: int
-    path: str
-    """Relative to ``messages/``."""
-    size: int
-    """Bytes."""
-    committed_at: int
-    """Microseconds since 1970."""
-    times: DeliveryTimes | None = None
-    """None if no message has a deliver_at or expires_at."""
-    bands: str = ""
-    """Which rows are in which band, see ``bands.encode_bands``. Empty if all are in the last."""
+    path: str  # relative to ``messages/``
+    size: int  # bytes
+    committed_at: int  # microseconds since 1970
+    times: DeliveryTimes | None = None  # None if no message has a deliver_at or expires_at
+    bands: str = ""  # see ``bands.encode_bands``; empty if all rows are in the last band
 
     @property
     def last(self) -> int:
-        """Return the sequence of the last message."""
         return self.first + self.rows - 1
 
 
 class PathColumn:
-    """A list of strings that only grows."""
+    """A list of strings: an Arrow array, and a Python list of the last ones."""
 
     def __init__(self) -> None:
         # One attribute, because another thread may read while this one grows.
@@ -65,25 +54,21 @@ class PathColumn:
         return path
 
     def append(self, path: str) -> None:
-        """Add a string."""
         sealed, tail = self._parts
         tail.append(path)
         if len(tail) >= max(_MIN_TAIL, len(sealed) // 4):
             self._seal()
 
     def extend(self, paths: pa.Array | pa.ChunkedArray) -> None:
-        """Add the strings of an Arrow column."""
         chunks = paths.chunks if isinstance(paths, pa.ChunkedArray) else [paths]
         parts = [self._seal(), *(chunk.cast(pa.large_string()) for chunk in chunks)]
         self._parts = (pa.concat_arrays(parts), [])
 
     def truncate(self, count: int) -> None:
-        """Drop all strings from a place on."""
         sealed, tail = self._parts
         self._parts = (sealed[:count], tail[: max(0, count - len(sealed))])
 
     def to_arrow(self, start: int, end: int) -> pa.Array:
-        """Return the strings at some places."""
         sealed, tail = self._parts
         begin = len(sealed)
         rest = tail[max(0, start - begin) : max(0, end - begin)]
@@ -103,13 +88,8 @@ class PathColumn:
 class FileList(Sequence[DataFile]):
     """All published files in sequence order. It only grows.
 
-    One thread at a time may add files. Others may read meanwhile. They find a file by its first
-    sequence, so that comes after its other columns.
-
-    Parameters
-    ----------
-    before
-        The number of messages before the first file.
+    One thread at a time may add files, while others read. They find a file by its first sequence,
+    so a file's first sequence is added last.
     """
 
     def __init__(self, before: int = 0) -> None:
@@ -117,29 +97,22 @@ class FileList(Sequence[DataFile]):
         self.rows = array("q")
         self.sizes = array("q")
         self.committed_at = array("q")
-        self.before = array("q")
-        """Messages in all files before this one."""
+        self.before = array("q")  # messages in all files before this one
         self.paths = PathColumn()
         self.total = self._before_all = before
-        self.timed = array("q")
-        """The first sequences of the files with times."""
+        self.timed = array("q")  # the first sequences of the files with times
         self._times = TimeColumns()
         self._run_ends = array("q")
         self._time_bounds: list[array[int]] = [array("q"), array("q"), array("q")]
-        self.banded = array("q")
-        """The first sequences of the files with bands."""
+        self.banded = array("q")  # the first sequences of the files with bands
         self._bands = PathColumn()
-        self.prioritised = array("q")
-        """The first sequences of the files with a priority above 0."""
-        self.priorities = array("H")
-        """The set of the priorities of each of them."""
+        self.prioritised = array("q")  # the first sequences of the files with a priority above 0
+        self.priorities = array("H")  # the set of the priorities of each of them
 
     def last_at(self, at: int) -> int:
-        """Return the sequence of the last message of a file."""
         return self.firsts[at] + self.rows[at] - 1
 
     def last_of(self, first: int) -> int:
-        """Return the last sequence of the file with this first sequence."""
         at = bisect_left(self.firsts, first)
         # Another thread may be about to add the file.
         return self.last_at(at) if at < len(self.firsts) else first
@@ -175,7 +148,6 @@ class FileList(Sequence[DataFile]):
     __hash__ = None  # type: ignore[assignment]  # it grows
 
     def times_of(self, first: int) -> DeliveryTimes | None:
-        """Return the times of the file with this first sequence, or None."""
         at = bisect_left(self.timed, first)
         if at == len(self.timed) or self.timed[at] != first:
             return None
@@ -186,7 +158,6 @@ class FileList(Sequence[DataFile]):
         return DeliveryTimes(self._times, start, self._run_ends[at], rows, bounds)
 
     def bands_of(self, first: int) -> str:
-        """Return the bands of the file that begins at `first`, or ""."""
         at = bisect_left(self.banded, first)
         known = at < len(self.banded) and self.banded[at] == first
         return self._bands[at] if known else ""
@@ -211,7 +182,6 @@ class FileList(Sequence[DataFile]):
         self.total = total
 
     def extend_columns(self, columns: FileColumns) -> None:
-        """Add files that follow all others, all or none."""
         self._drop_partial()
         sums = array("q", accumulate(columns.rows, initial=self.total))
         total = sums.pop()
@@ -247,7 +217,6 @@ class FileList(Sequence[DataFile]):
         self.total = self.before[-1] + self.rows[-1] if count else self._before_all
 
     def tail(self, start: int) -> FileList:
-        """Return the files from a place on as a new list."""
         kept = FileList(self.before[start] if start < len(self) else self.total)
         first = self.firsts[start] if start < len(self) else 0
         low = bisect_left(self.timed, first)
@@ -277,7 +246,7 @@ class FileList(Sequence[DataFile]):
         self.banded.append(first)
 
     def _end_times(self, first: int) -> None:
-        """Note that the last runs are those of a file."""
+        """Note that the runs since the last file are those of this file."""
         start = self._run_ends[-1] if self._run_ends else 0
         bounds = self._times.bounds(start, len(self._times))
         for column, value in zip(self._time_bounds, bounds, strict=True):
@@ -295,7 +264,5 @@ class FileColumns:
     sizes: array[int]
     committed_at: array[int]
     paths: pa.Array | pa.ChunkedArray
-    times: Iterable[tuple[int, Iterable[TimedRun]]] = ()
-    """The place of a file, and its runs. Only files with times."""
-    bands: Iterable[tuple[int, str]] = ()
-    """The place of a file, and its bands. Only files with bands."""
+    times: Iterable[tuple[int, Iterable[TimedRun]]] = ()  # the places and runs of files with times
+    bands: Iterable[tuple[int, str]] = ()  # the places and bands of files with bands

@@ -1,8 +1,7 @@
 """Remember the ids of recent publishes to find duplicates.
 
-Each commit with ids has a block. A block holds the ids of its commit. It also takes over the blocks
-before it that are no larger, without expired ids. So there are few blocks, and each id is written a
-few times only.
+Each commit with ids has a block of them. It also takes over the blocks before it that are no
+larger, without expired ids. So there are few blocks, and each id is written a few times only.
 """
 
 from __future__ import annotations
@@ -16,60 +15,33 @@ __all__ = ["NO_IDS", "BlockRef", "IdBlock", "IdWindow"]
 
 @dataclass(frozen=True, slots=True)
 class BlockRef:
-    """The place and the age of a block.
-
-    Parameters
-    ----------
-    name
-        The number of the block.
-    count
-        Its ids.
-    newest
-        When its latest id was published, in microseconds since 1970.
-    """
+    """The place and the age of a block."""
 
     name: int
     count: int
-    newest: int
+    newest: int  # when its latest id was published, in microseconds since 1970
 
 
 @dataclass(frozen=True, slots=True)
 class IdBlock:
-    """The ids that one commit has written down.
-
-    Parameters
-    ----------
-    ref
-        Its name, size and age.
-    ids
-        When each id was published, in microseconds since 1970.
-    """
+    """The ids that one commit has written down."""
 
     ref: BlockRef
-    ids: Mapping[bytes, int]
+    ids: Mapping[bytes, int]  # when each id was published, in microseconds since 1970
 
     @classmethod
     def of(cls, name: int, ids: Mapping[bytes, int]) -> IdBlock:
-        """Return a block of ids."""
         return cls(BlockRef(name, len(ids), max(ids.values(), default=0)), ids)
 
 
 @dataclass(frozen=True, slots=True)
 class IdWindow:
-    """The blocks of the last commit with ids, the newest first. It never changes."""
+    """The blocks of the last commit with ids, the newest first."""
 
     blocks: tuple[IdBlock, ...] = ()
 
     def duplicates(self, ids: Sequence[bytes | None], since: int) -> tuple[int, ...]:
-        """Return the positions of ids that were published before.
-
-        Parameters
-        ----------
-        ids
-            The ids to publish, in order. None is never a duplicate.
-        since
-            Ids published at this time or before do not count.
-        """
+        """Return the positions of ids that come again, or were published after `since`."""
         found: list[int] = []
         seen: set[bytes] = set()
         for at, one in enumerate(ids):
@@ -88,19 +60,7 @@ class IdWindow:
         return False
 
     def with_ids(self, name: int, fresh: Iterable[bytes], now: int, since: int) -> IdWindow:
-        """Return the window after a publish.
-
-        Parameters
-        ----------
-        name
-            The number of the new block.
-        fresh
-            The ids that are published.
-        now
-            The time of the publish.
-        since
-            Ids published at this time or before are forgotten.
-        """
+        """Return the window with a new block, without blocks that end at `since` or before."""
         own = dict.fromkeys(fresh, now)
         older = [block for block in self.blocks if block.ref.newest > since]
         while older and older[0].ref.count <= len(own):
@@ -110,4 +70,3 @@ class IdWindow:
 
 
 NO_IDS: Final = IdWindow()
-"""The window before the first id."""

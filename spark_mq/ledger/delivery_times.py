@@ -1,7 +1,4 @@
-"""Hold the times of a file's messages in columns.
-
-A message with its own times costs 24 bytes here. Python objects would cost ten times as much.
-"""
+"""Hold the times of messages in columns, at 24 bytes for each, a tenth of Python objects."""
 
 from __future__ import annotations
 
@@ -16,8 +13,7 @@ __all__ = ["NO_TIME", "Bounds", "DeliveryTimes", "TimeColumns", "TimedRun", "opt
 TimedRun = tuple[int, int | None, int | None]
 """Number of rows, their deliver_at and their expires_at, in microseconds or None."""
 
-NO_TIME: Final = -(2**63)
-"""None in a column of times."""
+NO_TIME: Final = -(2**63)  # None in a column of times
 
 Bounds = tuple[int, int, int]
 """The least and the greatest deliver_at, and the least expires_at or NO_TIME."""
@@ -29,8 +25,7 @@ class TimeColumns:
     __slots__ = ("deliver_at", "expires_at", "starts")
 
     def __init__(self) -> None:
-        self.starts = array("q")
-        """The first row of each run, counted from 0 in its file."""
+        self.starts = array("q")  # the first row of each run, from 0 in its file
         self.deliver_at = array("q")
         self.expires_at = array("q")
 
@@ -48,22 +43,16 @@ class TimeColumns:
         return row
 
     def truncate(self, count: int) -> None:
-        """Drop all runs from a place on."""
         for column in (self.starts, self.deliver_at, self.expires_at):
             del column[count:]
 
     def tail(self, start: int) -> TimeColumns:
-        """Return the runs from a place on, in new columns."""
         kept = TimeColumns()
         kept.starts, kept.deliver_at = self.starts[start:], self.deliver_at[start:]
         kept.expires_at = self.expires_at[start:]
         return kept
 
     def bounds(self, start: int, end: int) -> Bounds:
-        """Return the bounds of the times of some runs.
-
-        They are the least and greatest deliver_at and the least expires_at.
-        """
         due = self.deliver_at[start:end]
         if NO_TIME in due:  # a message without one counts as 0
             due = array("q", (0 if at == NO_TIME else at for at in due))
@@ -72,20 +61,9 @@ class TimeColumns:
 
 
 class DeliveryTimes:
-    """The times of a file's messages, in runs of equal times.
+    """The times of a file's messages, in runs of equal times, one at least.
 
-    The object is a view of columns that it may share with other files.
-
-    Parameters
-    ----------
-    columns
-        The runs of this file, and perhaps of others.
-    start, end
-        Which runs are those of this file. There must be one at least.
-    rows
-        The number of rows of the file.
-    bounds
-        The least and the greatest deliver_at and the least expires_at, if they are known.
+    It is a view of columns that it may share with other files.
     """
 
     __slots__ = ("_columns", "_end", "_start", "due_from", "due_to", "expires_from", "rows")
@@ -95,22 +73,17 @@ class DeliveryTimes:
     ) -> None:
         self._columns, self._start, self._end, self.rows = columns, start, end, rows
         due_from, due_to, expires_from = bounds or columns.bounds(start, end)
-        self.due_from = due_from
-        """The least deliver_at. A message without one counts as 0."""
+        self.due_from = due_from  # the least deliver_at; a message without one counts as 0
         self.due_to = due_to
-        """The greatest deliver_at."""
         self.expires_from = optional_time(expires_from)
-        """The least expires_at, or None."""
 
     @classmethod
     def of(cls, runs: Iterable[TimedRun]) -> DeliveryTimes:
-        """Create the times from runs in the order of rows. There must be one run at least."""
         columns = TimeColumns()
         rows = columns.append(runs)
         return cls(columns, 0, len(columns), rows)
 
     def copy_to(self, columns: TimeColumns) -> None:
-        """Add the runs to the end of other columns."""
         own, part = self._columns, slice(self._start, self._end)
         columns.deliver_at.extend(own.deliver_at[part])
         columns.expires_at.extend(own.expires_at[part])
@@ -127,17 +100,13 @@ class DeliveryTimes:
 
     @property
     def runs(self) -> tuple[TimedRun, ...]:
-        """Return all runs in the order of rows."""
         return tuple(
             (last - first + 1, deliver_at, expires_at)
             for first, last, deliver_at, expires_at in self.between(0, self.rows - 1)
         )
 
     def between(self, first: int, last: int) -> Iterator[tuple[int, int, int | None, int | None]]:
-        """Yield ``(first, last, deliver_at, expires_at)`` of runs in some rows.
-
-        Rows count from 0.
-        """
+        """Yield ``(first, last, deliver_at, expires_at)`` of runs in some rows, from 0."""
         columns, starts = self._columns, self._columns.starts
         low = bisect_right(starts, first, self._start, self._end) - 1
         high = bisect_right(starts, last, self._start, self._end)
@@ -161,5 +130,4 @@ class DeliveryTimes:
 
 
 def optional_time(at: int) -> int | None:
-    """Return a time of a column, or None."""
     return None if at == NO_TIME else at

@@ -28,23 +28,20 @@ _OWN_NAMES: Final = ("acked", "skipped", "expired", "lost", "redriven")
 END_REASONS: Final = {name: name for name in _OWN_NAMES} | {"routed": "dead_lettered"}
 """The outcome of messages, by the event that settled them. Any other event dropped them."""
 
-_MANY: Final = 8
-"""For this many added ranges, one look at all their neighbours is faster."""
+_MANY: Final = 8  # for so many added ranges, one look at all their neighbours is faster
 
 _first_of: Final = attrgetter("first")
-_Span = tuple[int, int, int]
-"""First sequence, last sequence, number of messages."""
+_Span = tuple[int, int, int]  # first sequence, last sequence, number of messages
 
 
 def end_reason_of(event: str) -> str:
-    """Return the outcome of messages that an event settled."""
     return END_REASONS.get(event, "dropped")
 
 
 class LedgerEditor:
-    """Collects changes of a ledger and builds the next one.
+    """Collect changes of a ledger and build the next one.
 
-    A lease may take thousands of ranges. So no method here runs a table operation for each range.
+    A lease may take thousands of ranges, so no method runs a table operation for each of them.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -58,12 +55,10 @@ class LedgerEditor:
 
     @property
     def changed(self) -> bool:
-        """Return whether the next ledger differs from this one."""
         edited = self._removed or self._added or self._events
         return bool(edited) or self.head != self.ledger.head
 
     def remove(self, rows: Sequence[int]) -> list[Range]:
-        """Remove the ranges in some rows and return them."""
         self._removed.update(rows)
         return self.ledger.ranges_at(rows)
 
@@ -72,24 +67,10 @@ class LedgerEditor:
         self._removed.add(row)
 
     def add(self, piece: Range, before: Range, event: str = "", *, of_lease: bool = False) -> None:
-        """Add a range. An empty one is ignored.
+        """Add a range that comes from `before`, with its event. Ignore an empty one.
 
-        Parameters
-        ----------
-        piece
-            The range in the next ledger.
-        before
-            The range that the piece comes from. Its place may be larger than the piece's.
-        event
-            The event that happened to the piece, or "" if nothing did.
-        of_lease
-            Whether the event is a failure of the whole lease that held the range. An event that
-            ends the piece then keeps the size of that lease.
-
-        Raises
-        ------
-        IllegalTransition
-            The range may not move from its old state to its new one.
+        If the event is a failure of the whole lease (`of_lease`), it keeps the size of that lease.
+        Raises IllegalTransition.
         """
         if piece.message_count <= 0:
             return
@@ -106,14 +87,10 @@ class LedgerEditor:
             self.record_event(event, happened)
 
     def record_event(self, event: str, r: Range) -> None:
-        """Record an event of some messages."""
         self._events.append((event, r))
 
     def build(self) -> Ledger:
-        """Return the next ledger.
-
-        It is sorted, and equal neighbours are joined.
-        """
+        """Return the next ledger, sorted and with equal neighbours joined."""
         if not self.changed:
             return self.ledger
         merged = self._merge()
@@ -232,10 +209,7 @@ class LedgerEditor:
 
 
 def _as_event(piece: Range, before: Range) -> Range:
-    """Return a range as its event shows it.
-
-    It has the new state, and the lease that the range had or has.
-    """
+    """Return a range with its new state, and the lease that it had or has."""
     if piece.state == SETTLED and piece.reason is None:
         if (before.first, before.last) == (piece.first, piece.last):
             return before._replace(state=SETTLED)

@@ -22,30 +22,11 @@ def extend(
     *,
     ordered_at: int | None = None,
 ) -> tuple[Ledger, SettleOutcome]:
-    """Move the deadline of a lease or of some of its messages.
+    """Move the deadline of a lease or of some of its messages, never to an earlier time.
 
-    It never moves to an earlier time. Expired messages that no other lease took are leased again.
-
-    Parameters
-    ----------
-    ledger
-        The group's ledger.
-    index
-        The message index. Without intervals it is not used.
-    lease_id
-        The lease.
-    expires_at
-        The new deadline in microseconds.
-    intervals
-        Sequences, inclusive. None for all messages that the lease holds.
-    ordered_at
-        The current time in microseconds if the group delivers keys in order. Then no message is
-        revived behind one of its key that has expired. None for other groups.
-
-    Returns
-    -------
-    tuple of Ledger and SettleOutcome
-        The next ledger. ``settled`` counts the extended messages.
+    Expired messages that no other lease took are leased again. `ordered_at` is the current time if
+    the group delivers keys in order, else None. In such a group no message is revived after one of
+    its key that has expired. ``settled`` of the outcome counts the extended messages.
     """
     extension = _Extension(ledger, index, lease_id, expires_at)
     extension.visit(intervals)
@@ -72,16 +53,12 @@ def _common(some: Sequence[Interval], others: Sequence[Interval]) -> list[Interv
 
 
 class _Extension(HeldMessages):
-    """One extension in progress."""
-
     def __init__(self, ledger: Ledger, index: MessageIndex, lease_id: str, expires_at: int) -> None:
         super().__init__(ledger, index, lease_id)
         self._expires_at = expires_at
-        self.revived: list[Interval] = []
-        """The messages that had expired."""
+        self.revived: list[Interval] = []  # the messages that had expired
 
     def apply(self, r: Range) -> None:
-        """Extend a range, and revive it if it has expired."""
         before, expires_at = r, self._expires_at
         if r.state == WAITING:
             r = _revived(r, expires_at)

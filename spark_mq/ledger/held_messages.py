@@ -18,33 +18,23 @@ class SettleOutcome:
     """The outcome of a command."""
 
     settled: int = 0
-    """Messages that the command settled."""
-    already_settled: int = 0
-    """Messages that were settled before, by any lease."""
-    lost: list[tuple[int, int, str]] = field(default_factory=list)
-    """``(first, last, reason)`` of the sequences that the lease did not hold."""
-    ranges: list[Interval] = field(default_factory=list)
-    """The settled sequences."""
+    already_settled: int = 0  # before, by any lease
+    lost: list[tuple[int, int, str]] = field(default_factory=list)  # (first, last, reason)
+    ranges: list[Interval] = field(default_factory=list)  # the settled sequences
     returned: list[Interval] = field(default_factory=list)
     """Sequences that the lease has lost too, because an earlier message of their key waits."""
-    states: dict[str, int] = field(default_factory=dict, compare=False)
-    """How many messages went to which state, for logs."""
-    next_due_at: int | None = field(default=None, compare=False)
-    """When the first of those that wait is due again, in microseconds."""
+    states: dict[str, int] = field(default_factory=dict, compare=False)  # for logs
+    next_due_at: int | None = field(default=None, compare=False)  # of those that wait
     ended: int = field(default=0, compare=False)
     """Messages that the late command did not settle, because their expiry ended them first."""
 
     def add_lost(self, first: int, last: int, reason: str) -> None:
-        """Add lost sequences.
-
-        They are joined with the last ones if the reason is the same.
-        """
+        """Add lost sequences. Join them with the last ones if the reason is the same."""
         if self.lost and self.lost[-1][1] + 1 == first and self.lost[-1][2] == reason:
             first = self.lost.pop()[0]
         self.lost.append((first, last, reason))
 
     def add(self, r: Range, became: Range) -> None:
-        """Count a settled range, and its outcome."""
         self.settled += r.message_count
         self.ranges.append((r.first, r.last))
         self.states[became.state] = self.states.get(became.state, 0) + r.message_count
@@ -54,20 +44,9 @@ class SettleOutcome:
 
 
 class HeldMessages:
-    """The messages that a lease holds, with changes of some.
+    """Change messages that a lease holds, and split ranges at the ends of the intervals.
 
-    It splits the ranges at the ends of the intervals.
-
-    Parameters
-    ----------
-    ledger
-        The group's ledger.
-    index
-        The message index.
-    lease_id
-        The lease.
-    whole
-        Whether the intervals are the whole lease. They may then end in a gap.
+    Intervals that are the `whole` lease may end in a gap.
     """
 
     def __init__(
@@ -98,14 +77,13 @@ class HeldMessages:
             self._visit_intervals(wanted)
 
     def _are(self, rows: Sequence[int], intervals: Sequence[Interval]) -> bool:
-        """Return whether some rows are exactly some intervals. So it is with most whole leases."""
+        """Return whether some rows are exactly some intervals, as in most whole leases."""
         if len(rows) != len(intervals):
             return False
         firsts, lasts = self.ledger.first_sequences, self.ledger.last_sequences
         return [(firsts[row], lasts[row]) for row in rows] == intervals
 
     def _visit_intervals(self, intervals: Sequence[Interval]) -> None:
-        """Visit the messages of some intervals in ascending order."""
         touched = [self.ledger.overlapping(first, last) for first, last in intervals]
         rows = sorted(set().union(*touched))
         self._rest = dict(zip(rows, self.ledger.ranges_at(rows), strict=True))
@@ -146,10 +124,7 @@ class HeldMessages:
                 self.outcome.add_lost(low, high, "skipped")
 
     def _report_gap(self, first: int, last: int) -> None:
-        """Report sequences without a message, unless the intervals are a whole lease.
-
-        The intervals of a whole lease may end in a gap.
-        """
+        """Report sequences without a message, unless they end the intervals of a whole lease."""
         if first <= last and not self._whole:
             self.outcome.add_lost(first, last, "no message")
 
@@ -173,7 +148,6 @@ class HeldMessages:
 
 
 def why_lost(r: Range) -> str:
-    """Return why a lease does not hold a range."""
     if r.state == LEASED:
         return f"leased by {r.lease_id}"
     if r.state == WAITING:

@@ -19,18 +19,11 @@ __all__ = [
 
 Interval = tuple[int, int]
 
-MAX_FORMATTED: Final = 200
-"""Intervals that a formatted list shows."""
+MAX_FORMATTED: Final = 200  # intervals that a text shows
 
 
 class SequenceRange(Sequence[int]):
-    """Consecutive sequences. They behave as a ``range`` that equals a list.
-
-    Examples
-    --------
-    >>> SequenceRange(range(3, 5)) == [3, 4]
-    True
-    """
+    """Consecutive sequences, as a ``range`` that equals a list."""
 
     __slots__ = ("_range",)
 
@@ -68,7 +61,7 @@ class SequenceRange(Sequence[int]):
 
 
 def format_intervals(intervals: Sequence[Interval]) -> str:
-    """Return intervals as text, such as ``1-3,7-7``. The text shows 200 at most."""
+    """Return intervals as text, such as ``1-3,7-7``, 200 of them at most."""
     text = ",".join(f"{first}-{last}" for first, last in intervals[:MAX_FORMATTED])
     if len(intervals) > MAX_FORMATTED:
         text += f",... {len(intervals) - MAX_FORMATTED} more"
@@ -76,23 +69,9 @@ def format_intervals(intervals: Sequence[Interval]) -> str:
 
 
 def from_sequences(sequences: Iterable[Any]) -> list[Interval]:
-    """Return the intervals of some sequences.
+    """Return the intervals of a user's sequences, or raise InvalidOption.
 
-    Parameters
-    ----------
-    sequences
-        Integers of 0 or more, in any order. Repeats are allowed. A ``range`` is an interval: it
-        is not iterated, and gaps between its messages are no error.
-
-    Raises
-    ------
-    InvalidOption
-        A value is not a sequence, or `sequences` is not a list.
-
-    Examples
-    --------
-    >>> from_sequences([3, 1, 2, 7])
-    [(1, 3), (7, 7)]
+    A ``range`` is one interval: it is not iterated, and gaps between its messages are no error.
     """
     if not isinstance(sequences, Iterable) or isinstance(sequences, str | bytes):
         raise InvalidOption(
@@ -133,7 +112,6 @@ def normalise(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def subtract(intervals: Iterable[Interval], less: Iterable[Interval]) -> list[Interval]:
-    """Return the parts of `intervals` that are not in `less`."""
     out: list[Interval] = []
     gone = normalise(less)
     at = 0

@@ -1,7 +1,4 @@
-"""Change single messages for the group's owner, without a lease.
-
-The owner may discard them, retry them or make them dead.
-"""
+"""Discard, retry or make dead single messages for the group's owner, without a lease."""
 
 from __future__ import annotations
 
@@ -41,10 +38,8 @@ _EVENTS: Final = {DISCARD: "discarded", RETRY_NOW: "retried", DEAD_LETTER: "made
 class Intervention:
     """The outcome of an owner's change."""
 
-    changed: int = 0
-    """Messages in another state now, or due earlier."""
-    ranges: list[Interval] = field(default_factory=list)
-    """Their sequences."""
+    changed: int = 0  # messages in another state now, or due earlier
+    ranges: list[Interval] = field(default_factory=list)  # their sequences
     held: list[tuple[int, int, str]] = field(default_factory=list)
     """``(first, last, who)`` of messages that must not change. With any, nothing was changed."""
 
@@ -62,34 +57,10 @@ def intervene(
 ) -> tuple[Ledger, Intervention]:
     """Change the unsettled messages of some intervals, leased ones too.
 
-    Messages that a lease holds are refused, unless it is forced. Then the lease loses them.
-    Messages in routing are always refused.
-
-    Parameters
-    ----------
-    ledger
-        The group's ledger. The caller has expired leases already.
-    index
-        The message index.
-    now
-        The current time in microseconds.
-    how
-        DISCARD settles them. RETRY_NOW makes them due now. Dead and blocked ones then start with
-        counts from zero. DEAD_LETTER makes them dead.
-    intervals
-        Sequences, inclusive.
-    error
-        Why they are dead or discarded.
-    force
-        Whether to take messages from their leases.
-    ordered
-        Whether the group delivers keys in order. A lease then also loses the messages behind one
-        that is due again.
-
-    Returns
-    -------
-    tuple of Ledger and Intervention
-        The next ledger and the outcome.
+    Nothing changes if a lease holds any of them, unless `force` takes them from it, or if any is in
+    routing. RETRY_NOW makes messages due now, dead and blocked ones with counts from zero. In an
+    `ordered` group, a lease then also loses the messages after one that is due again. The caller
+    has expired leases already.
     """
     change = _Change(ledger, index, now, how, intervals=normalise(intervals), error=error)
     change.done.held = list(change.held(force))
@@ -107,8 +78,6 @@ def intervene(
 
 
 class _Change:
-    """One change in progress."""
-
     def __init__(
         self,
         ledger: Ledger,
@@ -126,8 +95,7 @@ class _Change:
         self.error = None if error is None else truncate_error(error)
         self.editor = LedgerEditor(ledger)
         self.done = Intervention()
-        self.fenced: set[str] = set()
-        """The leases that messages were taken from."""
+        self.fenced: set[str] = set()  # the leases that messages were taken from
 
     def held(self, force: bool) -> Iterator[tuple[int, int, str]]:
         """Yield the messages that must not change, and their holders."""
@@ -141,7 +109,6 @@ class _Change:
                     yield piece.first, piece.last, who
 
     def change_tracked(self) -> None:
-        """Change the messages that the ledger knows."""
         for row in self._rows:
             r = self.ledger.range_at(row)
             pieces = [] if r.state in (SETTLED, ROUTING) else self._inside(r)
@@ -189,10 +156,7 @@ class _Change:
         self.done.ranges.append((r.first, r.last))
 
     def _shown_before(self, r: Range) -> Range:
-        """Return the range as its event shows it.
-
-        A settled range keeps no reason.
-        """
+        """Return the range as its event shows it, because a settled range keeps no reason."""
         if self.how != DISCARD:
             return r
         return r._replace(reason=REQUESTED, error=self.error or r.error)
@@ -216,7 +180,7 @@ class _Change:
         )
 
     def _is_due(self, r: Range) -> bool:
-        """Return whether a waiting range is due. One with later times may be so in part only."""
+        """Return whether all messages of a waiting range are due."""
         if (r.available_at or 0) > self.now:
             return False
         return not split_by_time(r, self.index, self.now, self.now).later

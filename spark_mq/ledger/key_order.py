@@ -1,7 +1,6 @@
-"""Keep the order of keys in a group.
+"""Keep the order of keys: find held lanes, and messages that return after a failure.
 
-The module finds the lanes that leases hold, and the messages that must return after a failure.
-Nothing is stored for that. The ranges of the ledger and the bands of the index contain it all.
+Nothing is stored for that, because the ledger's ranges and the index's bands contain it all.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def is_ordered(index: MessageIndex, rules: GroupSettings) -> bool:
 
 
 def held_lanes(ledger: Ledger, index: MessageIndex) -> int:
-    """Return the lanes of the messages that leases hold."""
+    """Return the set of the lanes that leases hold."""
     rows = ledger.find((LEASED,))
     sets = set(index.bands_of(ledger.first_sequences, ledger.last_sequences, rows))
     return index.layout.lanes_in(reduce(or_, sets, 0))
@@ -43,7 +42,6 @@ def _bands_of(ledger: Ledger, index: MessageIndex, row: int) -> int:
 
 
 def leases_held(ledger: Ledger) -> int:
-    """Return the number of leases that hold messages."""
     return len(ledger.distinct("lease_id", (LEASED,)))
 
 
@@ -79,26 +77,10 @@ def returned(r: Range, now: int) -> Range:
 def return_behind(
     ledger: Ledger, index: MessageIndex, now: int, lease_id: str
 ) -> tuple[Ledger, list[Interval]]:
-    """Return a lease's messages behind an unsettled message of their band.
+    """Return a lease's messages that follow an unsettled message of their band.
 
     A part of the lease may have expired, or was given back. Then the lease must not settle later
     messages of the same keys. They return uncounted, and the lease loses its claim.
-
-    Parameters
-    ----------
-    ledger
-        The group's ledger.
-    index
-        The message index.
-    now
-        The current time in microseconds.
-    lease_id
-        The lease.
-
-    Returns
-    -------
-    tuple of Ledger and list of Interval
-        The next ledger, and the messages that the lease has lost.
     """
     lost: list[Interval] = []
     held = ledger.rows_held(lease_id)
@@ -125,7 +107,7 @@ def return_behind(
 def _split(
     editor: LedgerEditor, index: MessageIndex, row: int, closed: int, now: int
 ) -> list[Interval]:
-    """Return the messages of a row in closed bands. The others stay with the lease."""
+    """Give back the messages of a row in closed bands. The others stay with the lease."""
     ledger, lost = editor.ledger, list[Interval]()
     if not closed & _bands_of(ledger, index, row):
         return lost

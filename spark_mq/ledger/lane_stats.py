@@ -1,7 +1,7 @@
-"""Count a group's messages by priority and by lane.
+"""Count a group's messages by priority and lane, and find why a lane is held back.
 
-The count also finds why a lane is held back. One pass over the unsettled ranges gives all of it. It
-costs about a microsecond for each run of messages in one band. It ends after a number of runs.
+One pass over the unsettled ranges gives all of it. It takes about a microsecond for each run of
+messages in one band, so it ends after a number of runs.
 """
 
 from __future__ import annotations
@@ -57,12 +57,11 @@ class Holder(StrEnum):
 
 
 class _Head(NamedTuple):
-    """The first message of a band that is not settled or dead."""
+    """The first message of a band that is not settled, dead or in routing."""
 
     sequence: int
     kind: str
-    row: int | None
-    """The row of its range. None if it is unread."""
+    row: int | None  # of its range; None if it is unread
     until: int | None
 
 
@@ -71,54 +70,32 @@ class PriorityStats:
     """The unsettled messages of one priority."""
 
     priority: int
-    counts: dict[str, int]
-    """The messages by kind, see KINDS."""
-    first: int
-    """The first of them that is not dead, or -1."""
+    counts: dict[str, int]  # messages by kind, see KINDS
+    first: int  # the first that is not dead or in routing, or -1
 
 
 @dataclass(frozen=True, slots=True)
 class LaneStats:
     """The unsettled messages of one lane, and why it is held back."""
 
-    lane: int | None
-    """None for messages without a key."""
-    counts: dict[str, int]
-    """The messages by kind, see KINDS."""
-    head: int
-    """The first message that is not dead, or -1."""
+    lane: int | None  # None for messages without a key
+    counts: dict[str, int]  # messages by kind, see KINDS
+    head: int  # the first that is not dead or in routing, or -1
     held_back: int = 0
     """Due messages that wait for an earlier message of their key, or for a lease."""
     holder: Holder = Holder.NOTHING
-    sequence: int | None = None
-    """The message that holds the lane back."""
-    until: int | None = None
-    """Until when, in microseconds. None if the owner must act."""
-    held_by: Range | None = None
-    """The range of that message. None if it is unread."""
+    sequence: int | None = None  # the message that holds the lane back
+    until: int | None = None  # microseconds; None if the owner must act
+    held_by: Range | None = None  # the range of that message; None if it is unread
 
     @property
     def messages(self) -> int:
-        """Return the number of messages that are neither settled nor dead."""
+        """Return the number of messages that are not settled, dead or in routing."""
         return sum(self.counts[kind] for kind in KINDS if kind not in _OUT_OF_ORDER)
 
 
 class BandCensus:
-    """The unsettled messages of a group, by band.
-
-    The census has the first message of each band.
-
-    Parameters
-    ----------
-    ledger
-        The group's ledger. The caller has expired leases already.
-    index
-        The message index.
-    ordered
-        Whether the group delivers in the order of keys.
-    max_runs
-        The most runs to count.
-    """
+    """The unsettled messages of a group by band, and the first message of each band."""
 
     def __init__(
         self, ledger: Ledger, index: MessageIndex, *, ordered: bool, max_runs: int = MAX_RUNS
@@ -126,13 +103,11 @@ class BandCensus:
         self.ledger, self.index, self.ordered = ledger, index, ordered
         self.layout = index.layout
         bands = self.layout.width * (MAX_PRIORITY + 1)
-        self.counts = {kind: [0] * bands for kind in KINDS}
-        """The messages of each band, by kind."""
+        self.counts = {kind: [0] * bands for kind in KINDS}  # by kind, then by band
         self._heads: dict[int, _Head] = {}
         self._leased: dict[int, _Head] = {}  # by lane
         self._runs_left = max_runs
-        self.counted_to: int | None = None
-        """The last message that was counted. None if all were."""
+        self.counted_to: int | None = None  # the last message counted; None if all were
 
     def add(self, kind: str, row: int | None, first: int, last: int, until: int | None) -> bool:
         """Count a range, which comes after all before. Return whether there may be more."""
@@ -156,10 +131,7 @@ class BandCensus:
         return True
 
     def _note(self, kind: str, row: int | None, seq: int, until: int | None, number: int) -> None:
-        """Note a message if it is the first of its band.
-
-        Also note it if it is the first leased one of its lane.
-        """
+        """Note a message if it is the first of its band, or the first leased one of its lane."""
         head = _Head(seq, kind, row, until)
         self._heads.setdefault(number, head)
         if kind == IN_FLIGHT:
@@ -239,20 +211,9 @@ def _sequence(head: _Head) -> int:
 def count_bands(
     ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: int, max_runs: int = MAX_RUNS
 ) -> BandCensus:
-    """Count the unsettled messages of a group by priority and lane.
+    """Count the unsettled messages of a group by priority and lane, up to `max_runs` runs.
 
-    Parameters
-    ----------
-    ledger
-        The group's ledger. The caller has expired leases already.
-    index
-        The message index.
-    rules
-        The group's settings.
-    now
-        The current time in microseconds.
-    max_runs
-        The most runs of messages in one band to count.
+    The caller has expired leases already.
     """
     ledger = split_due(ledger, index, now, now)
     census = BandCensus(ledger, index, ordered=is_ordered(index, rules), max_runs=max_runs)
@@ -268,7 +229,6 @@ _Found = tuple[str, int | None, int, int, int | None]
 
 
 def _tracked(ledger: Ledger, now: int) -> Iterator[_Found]:
-    """Yield the unsettled ranges of a ledger, in order."""
     kinds: dict[int, str] = {}
     for state, kind in (
         (LEASED, IN_FLIGHT), (WAITING, READY), (BLOCKED, BLOCKED), (DEAD, DEAD), (ROUTING, ROUTING),

@@ -14,40 +14,28 @@ __all__ = ["LedgerHeader", "LogMark"]
 
 
 class LogMark(NamedTuple):
-    """Name a data file of ``messages/`` that a ledger has reached."""
+    """A data file of ``messages/`` that a ledger has reached."""
 
-    first: int
-    """The sequence of its first message."""
+    first: int  # the sequence of its first message
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerHeader:
-    """Hold the state of a ledger that belongs to no range.
+    """The state of a ledger that belongs to no range. The store keeps it in the floor row."""
 
-    The store keeps it in the floor row.
-    """
-
-    ack_floor: int = -1
-    """All messages up to this sequence are settled."""
-    settled_count: int = 0
-    """The number of messages up to the ack floor."""
-    revision: int = 0
-    """Grows by one with each commit."""
-    passed_over: int = 0
-    """Leases in a row that isolated suspects while unread messages were due."""
-    counters: dict[str, int] = field(default_factory=dict)
-    """Settled messages by outcome since the group began."""
+    ack_floor: int = -1  # all messages up to this sequence are settled
+    settled_count: int = 0  # messages up to the ack floor
+    revision: int = 0  # grows by one with each commit
+    passed_over: int = 0  # leases in a row that isolated suspects while unread messages were due
+    counters: dict[str, int] = field(default_factory=dict)  # settled messages by outcome
     settings: dict[str, Any] = field(default_factory=dict)
     skipped_intervals: tuple[Interval, ...] = ()
     """The newest intervals that a seek skipped. A later settle of them is refused."""
-    marks: tuple[LogMark, ...] = ()
-    """Some data files that the ledger has reached, in order. They identify the log."""
+    marks: tuple[LogMark, ...] = ()  # in order; they identify the log
     breaker: Breaker = field(default_factory=Breaker)
-    """The switch that stops a group whose handler fails, and the owner's pause."""
 
     def counted(self, outcomes: Mapping[str, int]) -> LedgerHeader:
-        """Return a header with some messages more for each outcome."""
         if not outcomes:
             return self
         added = {name: self.counters.get(name, 0) + n for name, n in outcomes.items()}

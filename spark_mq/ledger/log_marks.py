@@ -19,8 +19,7 @@ from spark_mq.ledger.ranges import UNREAD, Ledger, LogMark, Range
 __all__ = ["MAX_SEQUENCE", "REWOUND", "agreed_up_to", "forget", "with_mark"]
 
 MAX_SEQUENCE: Final = 2**63 - 1
-REWOUND: Final = "rewound"
-"""The event of messages whose state a ledger forgets."""
+REWOUND: Final = "rewound"  # the event of messages whose state a ledger forgets
 _MAX_MARKS: Final = 8
 
 
@@ -35,10 +34,7 @@ def with_mark(ledger: Ledger, index: MessageIndex) -> Ledger:
 
 
 def _thinned(marks: Sequence[LogMark]) -> tuple[LogMark, ...]:
-    """Drop one mark if there are too many.
-
-    The distances between old marks grow.
-    """
+    """Drop one mark if there are too many, so that the distances between old marks grow."""
     kept = list(marks)
     if len(kept) > _MAX_MARKS:
         # Sequences, not versions. One commit may have many files.
@@ -53,19 +49,9 @@ def _thinned(marks: Sequence[LogMark]) -> tuple[LogMark, ...]:
 
 
 def agreed_up_to(ledger: Ledger, index: MessageIndex) -> int | None:
-    """Return the last sequence up to which ledger and log agree. None: they agree on all.
+    """Return the last sequence on which ledger and log surely agree, or None if on all.
 
-    Parameters
-    ----------
-    ledger
-        The group's ledger.
-    index
-        The message index, up to the latest commit.
-
-    Returns
-    -------
-    int or None
-        A bound that is certain: they may agree on more. -1 if they share nothing.
+    They may agree on more. It is -1 if they share nothing. The index must reach the latest commit.
     """
     marks, reached = ledger.head.marks, index.last_sequence
     if not marks or index.may_have(*marks[-1]):
@@ -80,21 +66,9 @@ def agreed_up_to(ledger: Ledger, index: MessageIndex) -> int | None:
 def forget(
     ledger: Ledger, index: MessageIndex, first: int, last: int = MAX_SEQUENCE
 ) -> tuple[Ledger, int]:
-    """Forget the state of all messages in ``first..last``. They count as unread.
+    """Forget the state of all messages in ``first..last``, which then count as unread.
 
-    Parameters
-    ----------
-    ledger
-        The group's ledger.
-    index
-        The message index. It need not have the messages.
-    first, last
-        Sequences, inclusive.
-
-    Returns
-    -------
-    tuple of Ledger and int
-        The next ledger, and the number of messages that it had in ``first..last``.
+    The second value is how many of them the ledger had. The index need not have the messages.
     """
     if ledger.tracked_up_to < first:
         return ledger, 0

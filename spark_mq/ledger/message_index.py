@@ -31,10 +31,6 @@ ORDINAL_BITS: Final = 32
 
 
 def sequence(version: int, ordinal: int) -> int:
-    """Return the sequence of a message from its commit and row.
-
-    Rows count from 0.
-    """
     return version << ORDINAL_BITS | ordinal
 
 
@@ -42,20 +38,15 @@ def sequence(version: int, ordinal: int) -> int:
 class FileSlice:
     """Some consecutive rows of a data file."""
 
-    path: str
-    """Relative to ``messages/``."""
-    offset: int
-    """The first row, from 0."""
+    path: str  # relative to ``messages/``
+    offset: int  # the first row, from 0
     rows: int
-    first: int
-    """The sequence of the first row."""
-    committed_at: int
-    """Microseconds since 1970."""
-    size: int
-    """Estimated bytes, by the rows' share of the file's size."""
+    first: int  # the sequence of the first row
+    committed_at: int  # microseconds since 1970
+    size: int  # estimated bytes, by the rows' share of the file's size
 
     def part(self, start: int, rows: int) -> FileSlice:
-        """Return some rows of the slice. ``start`` counts from the first row of the slice."""
+        """Return some rows of the slice. `start` counts from its first row."""
         size = self.size * rows // max(1, self.rows)
         return replace(
             self, offset=self.offset + start, rows=rows, first=self.first + start, size=size
@@ -63,23 +54,10 @@ class FileSlice:
 
 
 class MessageIndex(BandIndex):
-    """All published files in sequence order, without forgotten files.
+    """All published files of the commits up to `version`, in sequence order.
 
-    Files that every group has settled and that were trimmed are forgotten, see
-    :meth:`without_settled`. ``version`` is the last commit that the index includes.
-
-    Parameters
-    ----------
-    files
-        The files of the commits up to `version`, in order.
-    version
-        The last commit that is included.
-    forgotten_to
-        The last sequence of the forgotten files, or -1.
-    forgotten
-        The number of messages in the forgotten files. They count as messages at sequence 0.
-    lanes
-        The queue's number of lanes.
+    Files that every group has settled and that were trimmed may be forgotten, up to `forgotten_to`.
+    Their messages count as messages at sequence 0.
     """
 
     def __init__(
@@ -98,10 +76,7 @@ class MessageIndex(BandIndex):
         self.extend(files, version)
 
     def extend(self, files: Iterable[DataFile], version: int) -> None:
-        """Add the files of commits up to `version`, in order.
-
-        Either all of them are added or none.
-        """
+        """Add the files of commits up to `version`, in order, all or none."""
         new, last = [file for file in files if file.rows], self.last_sequence
         for file in new:
             if file.first <= last:
@@ -111,10 +86,6 @@ class MessageIndex(BandIndex):
         self.version = max(self.version, version)
 
     def extend_columns(self, columns: FileColumns, version: int) -> None:
-        """Add the files of commits up to `version`, in order.
-
-        None of them is empty.
-        """
         firsts, rows = columns.firsts, columns.rows
         if firsts and firsts[0] <= self.last_sequence:
             raise ValueError(f"files out of order: {firsts[0]} after {self.last_sequence}")
@@ -127,13 +98,8 @@ class MessageIndex(BandIndex):
     def without_settled(self, up_to: int) -> MessageIndex:
         """Return the index without commits wholly at or below a sequence.
 
-        The last commit with messages stays. The index itself does not change, because other
-        threads may use it.
-
-        Parameters
-        ----------
-        up_to
-            A sequence. Every group has settled all messages up to it, and a trim has dropped them.
+        Every group has settled all messages up to it, and a trim has dropped them. The last commit
+        with messages stays. This index does not change, because other threads may use it.
         """
         start = self._forgettable(up_to)
         if not start:
@@ -144,7 +110,6 @@ class MessageIndex(BandIndex):
         return kept
 
     def _forgettable(self, up_to: int) -> int:
-        """Return the number of files in whole commits up to a sequence."""
         files = self.files
         if not files:
             return 0
@@ -152,10 +117,7 @@ class MessageIndex(BandIndex):
         return min(newest, self.count_whole_commits(up_to))
 
     def count_whole_commits(self, up_to: int) -> int:
-        """Return the number of files of commits wholly below a sequence.
-
-        A commit that ends at the sequence counts.
-        """
+        """Return the number of files of commits that end at or below a sequence."""
         files = self.files
         at = bisect_right(files.firsts, up_to)
         if at and self._last_at(at - 1) > up_to:
@@ -165,7 +127,6 @@ class MessageIndex(BandIndex):
         return bisect_left(files.firsts, sequence(files.firsts[at] >> ORDINAL_BITS, 0))
 
     def _last_at(self, at: int) -> int:
-        """Return the sequence of the last message of a file."""
         files = self.files
         return files.firsts[at] + files.rows[at] - 1
 
@@ -181,7 +142,6 @@ class MessageIndex(BandIndex):
         return self.files.total
 
     def _messages_up_to(self, seq: int) -> int:
-        """Count the messages with a sequence <= `seq`."""
         files = self.files
         at = bisect_right(files.firsts, seq) - 1
         if at < 0:
@@ -198,13 +158,7 @@ class MessageIndex(BandIndex):
         return max(0, self._messages_up_to(last) - self._messages_up_to(first - 1))
 
     def nth_from(self, first: int, count: int) -> int:
-        """Return the sequence of the `count`-th message from `first` on.
-
-        Raises
-        ------
-        IndexError
-            `count` is less than 1, or the index has fewer messages from `first` on.
-        """
+        """Return the `count`-th message, from 1, at or after `first`, or raise IndexError."""
         rank = self._messages_up_to(first - 1) + count - 1
         if count < 1 or not self.forgotten <= rank < self.total:
             raise IndexError(f"no {count} messages from {first} on")
@@ -212,7 +166,6 @@ class MessageIndex(BandIndex):
         return self.files.firsts[at] + rank - self.files.before[at]
 
     def first_at_or_after(self, seq: int) -> int | None:
-        """Return the first message at or after `seq`, or None."""
         firsts = self.files.firsts
         at = bisect_right(firsts, seq) - 1
         if at >= 0 and seq <= self._last_at(at):
@@ -220,25 +173,18 @@ class MessageIndex(BandIndex):
         return firsts[at + 1] if at + 1 < len(firsts) else None
 
     def last_at_or_before(self, seq: int) -> int | None:
-        """Return the last message at or before `seq`, or None."""
         at = bisect_right(self.files.firsts, seq) - 1
         return min(seq, self._last_at(at)) if at >= 0 else None
 
     def first_published_since(self, instant: int) -> int:
-        """Return the first sequence published at or after an instant.
-
-        Without such a commit, return the sequence after the last one.
-        """
+        """Return the first sequence published at or after an instant, or that after the last."""
         # No bisect, because commit times may step back if clocks differ.
         pairs = zip(self.files.firsts, self.files.committed_at, strict=False)
         later = (first for first, committed_at in pairs if committed_at >= instant)
         return next(later, self.last_sequence + 1)
 
     def last_of_older(self, instant: int) -> int:
-        """Return the last sequence of commits up to a time, or -1.
-
-        Only the leading files count, up to the first later one.
-        """
+        """Return the last sequence before the first commit after an instant, or -1."""
         times = self.files.committed_at
         at = next((at for at, committed_at in enumerate(times) if committed_at > instant), None)
         count = len(self.files.firsts) if at is None else at
@@ -288,15 +234,12 @@ class MessageIndex(BandIndex):
         return self.files[bisect_right(self.files.firsts, seq) - 1]
 
     def last_file_from(self, seq: int) -> DataFile | None:
-        """Return the last file that begins by a sequence, or None."""
+        """Return the last file that begins at or before a sequence, or None."""
         at = bisect_right(self.files.firsts, seq) - 1
         return self.files[at] if at >= 0 else None
 
     def may_have(self, first: int, path: str) -> bool:
-        """Return whether a file has this first sequence and path.
-
-        A file that may be forgotten counts as one.
-        """
+        """Return whether a file has this first sequence and path, or may be forgotten."""
         file = self.last_file_from(first)
         if file is None:
             return first <= self.forgotten_to

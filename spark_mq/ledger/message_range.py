@@ -23,10 +23,8 @@ __all__ = [
     "to_table",
 ]
 
-FLOOR: Final = "floor"
-"""State of the stored header row."""
-EVENT: Final = "event"
-"""State of the stored rows that record a commit's events."""
+FLOOR: Final = "floor"  # state of the stored header row
+EVENT: Final = "event"  # state of the stored rows that record a commit's events
 
 _INSTANT = pa.timestamp("us", tz="UTC")
 
@@ -42,33 +40,21 @@ class Range(NamedTuple):
     state: str
     message_count: int
     lease_id: str | None = None
-    """The lease that holds it.
-
-    A waiting range has the expired lease, if that may still settle. A routing range has the routing
-    id.
-    """
+    """The lease that holds it, an expired one that may still settle, or the routing id."""
     worker_id: str | None = None
     leased_at: int | None = None
     expires_at: int | None = None
     lease_size: int | None = None
-    """Messages in the lease. A message that was alone in its lease failed by itself.
-
-    A waiting suspect has the size of the lease that failed.
-    """
+    """Messages in its lease, or for a waiting suspect in the failed one. 1 blames the message."""
     first_leased_at: int | None = None
     first_failed_at: int | None = None
     delivery_count: int = 0
     failure_count: int = 0
     suspect: bool = False
-    """Failed as part of a whole lease, so the culprit is unknown.
-
-    A lease keeps the value, because a release restores it.
-    """
+    """Failed as part of a whole lease: the culprit is unknown. A lease keeps it for a release."""
     available_at: int | None = None
-    reason: str | None = None
-    """Why the range is dead, blocked or routing."""
-    error: str | None = None
-    """The text of the last failure."""
+    reason: str | None = None  # why it is dead, blocked, routing, or due before its time
+    error: str | None = None  # of the last failure
 
     def same_state_as(self, other: Range) -> bool:
         """Return whether both ranges differ only in their place."""
@@ -118,7 +104,6 @@ def range_between(index: MessageIndex, first: int, last: int, state: str) -> Ran
 
 
 def to_table(ranges: Iterable[Range]) -> pa.Table:
-    """Return an Arrow table of ranges."""
     columns = []
     by_field = list(zip(*ranges, strict=True)) or [()] * len(FIELDS)
     for name, kind, values in zip(FIELDS, RANGE_SCHEMA.types, by_field, strict=True):
@@ -136,6 +121,5 @@ def _plain(table: pa.Table) -> list[pa.ChunkedArray]:
 
 
 def to_ranges(table: pa.Table) -> Iterator[Range]:
-    """Yield the ranges of a table with ``RANGE_SCHEMA``."""
     for values in zip(*(column.to_pylist() for column in _plain(table)), strict=True):
         yield Range(*values)

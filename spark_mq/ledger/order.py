@@ -1,7 +1,4 @@
-"""Order the waiting messages for the next lease.
-
-Due messages go in the order of sequence. Messages that failed together stay together.
-"""
+"""Order the waiting messages for the next lease, and keep together what failed together."""
 
 from __future__ import annotations
 
@@ -39,8 +36,7 @@ SUSPECT: Final = AcquireKind.SUSPECT
 LAST: Final = AcquireKind.LAST
 REST: Final = AcquireKind.REST
 
-ASSUMED_ATTEMPTS: Final = 5
-"""Attempts that isolation assumes for a group without a limit."""
+ASSUMED_ATTEMPTS: Final = 5  # that isolation assumes for a group without a limit
 WHOLE_RETRY_ATTEMPTS: Final = 4
 """With this many attempts, the first failure of a whole lease is retried whole."""
 _SUSPECT: Final[Condition] = ("suspect", "=", True)
@@ -55,18 +51,9 @@ class Head(NamedTuple):
 
 
 class DueRanges:
-    """The ranges of a ledger that wait and are due.
+    """The ranges that wait and are due, up to `max_sequence`.
 
-    Parameters
-    ----------
-    ledger
-        The group's ledger.
-    cutoff
-        Ranges with an ``available_at`` up to this time are due. Microseconds.
-    max_sequence
-        The last sequence that counts. None for no limit.
-    attempts
-        The group's attempts before isolation must be complete, or None.
+    `attempts` is the delivery on which a failing message must be alone, or None.
     """
 
     def __init__(
@@ -85,9 +72,9 @@ class DueRanges:
     def head(self) -> Head | None:
         """Return the first due range that waits.
 
-        In a group without a limit, suspects take turns. The one that is due the longest goes
-        first. Messages that were delivered very often come last. A message that fails forever
-        would otherwise starve those behind it.
+        In a group without a limit, the suspect that is due the longest goes first, so that suspects
+        take turns. Messages that were delivered very often come last. Otherwise a message that
+        fails forever would starve those after it.
         """
         heads = [Head(rows[0], kind) for kind, rows in self._rows.items() if rows]
         if not heads or self.attempts is not None:
@@ -103,10 +90,7 @@ class DueRanges:
         return min(heads) if heads else Head(_longest_due(self.ledger, rest), REST)
 
     def rows_after(self, head: Head, limit: int) -> list[int]:
-        """Return the rows after a lease's head, in order.
-
-        The lease may take them.
-        """
+        """Return the rows that a lease may take, from its head on, in order."""
         rows, suspects = self._rows[head.kind], self._rows[SUSPECT]
         if head.kind == SUSPECT:
             together = set(_failed_together(self.ledger, head.row))
@@ -126,7 +110,7 @@ class DueRanges:
 
 
 class BandedRanges(DueRanges):
-    """The due ranges, of which closed bands cannot begin a lease."""
+    """The due ranges, of which only those with an open band can begin a lease."""
 
     def rows(self, kind: AcquireKind | None = None) -> list[int]:
         """Return the due rows of a kind, or all, in order."""
@@ -139,7 +123,7 @@ class BandedRanges(DueRanges):
         return self.ledger.find((WAITING,), *self._due, ("delivery_count", "=", 0))
 
     def head_among(self, available: Set[int]) -> Head | None:
-        """Return the first due range of those that can begin a lease. See :meth:`head`."""
+        """Return the first due range of those that can begin a lease, as :meth:`head` does."""
         first = {
             kind: next((row for row in rows if row in available), None)
             for kind, rows in self._rows.items()
@@ -164,10 +148,10 @@ class BandedRanges(DueRanges):
         return min(rows, key=turn)
 
     def rows_from(self, head: Head, available: Set[int]) -> list[int]:
-        """Return the rows that a lease takes after its head, in order. See :meth:`rows_after`.
+        """Return the rows that a lease may take, from its head on, as :meth:`rows_after` does.
 
-        They may begin behind messages that the lease takes too. A suspect that could begin a
-        lease keeps its place.
+        Some may follow messages of their band that the lease takes too. Only a suspect that could
+        begin a lease keeps its place.
         """
         rows = self._rows[head.kind]
         after = [row for row in rows if row >= head.row]
@@ -212,10 +196,7 @@ def _longest_due(ledger: Ledger, conditions: Sequence[Condition]) -> int:
 
 
 def _failed_together(ledger: Ledger, head: int) -> list[int]:
-    """Return the waiting rows that failed with a head, as often.
-
-    They failed in the same lease.
-    """
+    """Return the waiting rows that failed in the same lease as a head, and as often."""
     first = ledger.range_at(head)
     names = ("available_at", "delivery_count", "failure_count", "lease_id", "error")
     values = [(name, getattr(first, name)) for name in names]

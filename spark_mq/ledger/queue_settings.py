@@ -33,8 +33,7 @@ QUEUE_DURATIONS: Final = (
 )
 """The settings of a queue that are stored in microseconds."""
 _GROUP_DEFAULTS: Final = GroupSettings()
-ITSELF: Final = "."
-"""The ``dead_letter_path`` of a dead-letter queue."""
+ITSELF: Final = "."  # the ``dead_letter_path`` of a dead-letter queue
 
 
 class QueueOptions(TypedDict, total=False):
@@ -63,10 +62,10 @@ class CreateOptions(NewQueueOptions, GroupSettingsOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """The settings of a queue, see :class:`spark_mq.QueueSettings`.
+    """The settings of a queue, see :class:`spark_mq.QueueSettings`, in microseconds.
 
-    Durations are microseconds. The queue stores its settings as JSON in the description of
-    ``messages/``. A property change would fail publishers in flight.
+    The description of ``messages/`` keeps them as JSON, because a property change would fail
+    publishers in flight.
     """
 
     group: GroupSettings = _GROUP_DEFAULTS
@@ -90,16 +89,12 @@ class QueueSettings:
 
     @classmethod
     def for_dead_letters(cls, durable: bool = True) -> QueueSettings:
-        """Return the settings of a dead-letter queue.
-
-        It has no attempt limit and no dead-letter queue of its own. Nothing is trimmed.
-        """
+        """Return settings without an attempt limit, a trim, or a dead-letter queue of its own."""
         group = GroupSettings(max_delivery_attempts=None)
         return cls(group, 36500 * 86_400 * SECOND, dead_letter_path=ITSELF, durable=durable)
 
     @property
     def is_dead_letter_queue(self) -> bool:
-        """Return whether the queue was created for dead letters, so that it has none itself."""
         return self.dead_letter_path == ITSELF
 
     @classmethod
@@ -118,23 +113,7 @@ class QueueSettings:
         lanes: int = 0,
         group_expiry: Any = None,
     ) -> QueueSettings:
-        """Create settings from a user's values.
-
-        Parameters
-        ----------
-        group
-            The defaults of new groups.
-        retention, hard_retention, delivery_delay, message_ttl, history_retention, dedup_window,
-        group_expiry
-            Seconds, timedeltas or text like "30s". See the class.
-        dead_letter_path, durable, lanes
-            See the class.
-
-        Raises
-        ------
-        InvalidOption
-            A value is invalid.
-        """
+        """Create settings from a user's values. Raise InvalidOption if one is invalid."""
 
         def optional(name: str, value: Any) -> int | None:
             return None if value is None else validate_duration(name, value)
@@ -165,31 +144,19 @@ class QueueSettings:
         )
 
     def default_times(self, now: int) -> dict[str, int]:
-        """Return the default deliver_at and expires_at of a publish.
-
-        They are in microseconds, for a publish at `now`. A time without a default is left out.
-        """
+        """Return the deliver_at and expires_at that a publish at `now` gets by default, if any."""
         after = {"deliver_at": self.delivery_delay, "expires_at": self.message_ttl}
         return {name: now + duration for name, duration in after.items() if duration is not None}
 
     def to_json(self) -> str:
-        """Return the settings as JSON."""
         data = {"format": self.FORMAT, "format_version": self.VERSION, **asdict(self)}
         return json.dumps(data, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str | None, path: str | None = None) -> QueueSettings | None:
-        """Create settings from JSON. ``path`` of the queue is for errors.
+        """Create settings from JSON. Return None if the text does not describe a queue.
 
-        Returns
-        -------
-        QueueSettings or None
-            None if the text does not describe a queue.
-
-        Raises
-        ------
-        UnsupportedTable
-            Another version of spark_mq wrote the text.
+        Raise UnsupportedTable, which names `path`, if another version of spark_mq wrote it.
         """
         try:
             data = json.loads(text or "")
@@ -225,7 +192,6 @@ def _queue_at(path: str | None) -> str:
 
 
 def _wrong_format(found: Any, known: int, path: str | None) -> UnsupportedTable:
-    """Return the error for a queue that another version of spark_mq created."""
     older = isinstance(found, int) and found < known
     fix = (
         "create a new queue with this version and publish its messages there; read the old queue "

@@ -1,8 +1,8 @@
 """Hold a group's ledger: ranges of sequences in one state, and a header.
 
-Delivery state belongs to ranges over a log, as in Kafka's share groups (KIP-932).
-The ranges are sorted and do not overlap. Adjacent ranges in the same state are one range.
-All messages up to the *ack floor* are settled. All messages after the last range are unread.
+Delivery state belongs to ranges over a log, as in Kafka's share groups (KIP-932). The ranges are
+sorted and do not overlap. Adjacent ranges in the same state are one range. All messages up to the
+*ack floor* are settled, and all messages after the last range are unread.
 """
 
 from __future__ import annotations
@@ -63,8 +63,7 @@ __all__ = [
 ]
 
 LIST_LIMIT: Final = 100
-"""Up to this many ranges, a ledger keeps them in a list. An Arrow call takes some 20 µs, even for
-one row."""
+"""Up to so many ranges are a list, because an Arrow call takes 20 µs even for one row."""
 
 Condition = tuple[str, str, Any]
 """A field of :class:`Range`, a key of ``_TESTS``, and a value. Only "is null" is true for None."""
@@ -92,19 +91,10 @@ Event = tuple[str, Range]
 
 
 class Ledger:
-    """Hold one group's ranges and header.
+    """One group's ranges in order, and its header. A :class:`LedgerEditor` makes the next one.
 
-    It is immutable: a :class:`LedgerEditor` makes the next one.
-    Many ranges are an Arrow table, and few are a list. Both give the same answers.
-
-    Parameters
-    ----------
-    head
-        The state that belongs to no range.
-    ranges
-        The ranges in order: a list, or a table with ``RANGE_SCHEMA``. None for no ranges.
-    events
-        The events between the ledger that was read and this one.
+    Many ranges are an Arrow table, and few are a list. Both give the same answers. The events lie
+    between the ledger that was read and this one.
     """
 
     def __init__(
@@ -115,10 +105,8 @@ class Ledger:
     ) -> None:
         self.head = head
         self.events = events
-        self.rows: list[Range] | None = None
-        """The ranges if they are few."""
+        self.rows: list[Range] | None = None  # the ranges if they are few
         self.size = 0 if ranges is None else len(ranges)
-        """The number of ranges."""
         self._table: pa.Table | None = None
         self._columns: dict[str, pa.Array] = {}
         self._masks: dict[str, pa.Array] = {}  # by state
@@ -135,7 +123,6 @@ class Ledger:
     def from_ranges(
         cls, head: LedgerHeader, ranges: Iterable[Range], events: Sequence[Event] = ()
     ) -> Ledger:
-        """Create a ledger from ranges in order."""
         return cls(head, list(ranges), events)
 
     def replaced(self, head: LedgerHeader, events: Sequence[Event]) -> Ledger:
@@ -144,7 +131,6 @@ class Ledger:
 
     @property
     def ranges(self) -> pa.Table:
-        """Return the ranges as a table."""
         if self._table is None:
             self._table = to_table(self.rows or ())
         return self._table
@@ -154,17 +140,14 @@ class Ledger:
 
     @cached_property
     def first_sequences(self) -> Sequence[int]:
-        """Return the first sequence of each range, for bisect."""
         return self._longs("first")
 
     @cached_property
     def last_sequences(self) -> Sequence[int]:
-        """Return the last sequence of each range."""
         return self._longs("last")
 
     @cached_property
     def message_counts(self) -> Sequence[int]:
-        """Return the number of messages in each range."""
         return self._longs("message_count")
 
     def _longs(self, name: str) -> Sequence[int]:
@@ -188,25 +171,21 @@ class Ledger:
         return self.last_sequences[-1] if self.size else self.head.ack_floor
 
     def range_at(self, row: int) -> Range:
-        """Return the range in a row."""
         if self.rows is not None:
             return self.rows[row]
         return Range(*(self._column(name)[row].as_py() for name in FIELDS))
 
     def state_at(self, row: int) -> str:
-        """Return the state of the range in a row."""
         if self.rows is not None:
             return self.rows[row].state
         return cast(str, self._column("state")[row].as_py())
 
     def states_at(self, rows: Sequence[int]) -> list[str]:
-        """Return the states of the ranges in some rows."""
         if self.rows is not None:
             return [self.rows[row].state for row in rows]
         return cast(list[str], self._column("state").take(pa.array(rows, pa.int64())).to_pylist())
 
     def ranges_at(self, rows: Sequence[int]) -> list[Range]:
-        """Return the ranges in some rows."""
         if self.rows is not None:
             return [self.rows[row] for row in rows]
         return list(to_ranges(self.ranges.take(pa.array(rows, pa.int64())))) if rows else []
@@ -215,13 +194,7 @@ class Ledger:
         return to_ranges(self.ranges) if self.rows is None else iter(self.rows)
 
     def find(self, states: Sequence[str], *conditions: Condition) -> list[int]:
-        """Return the rows with a state and all conditions, in order.
-
-        Examples
-        --------
-        >>> Ledger(LedgerHeader()).find([WAITING], ("available_at", "<=", 0))
-        []
-        """
+        """Return the rows with one of the states and all conditions, in order."""
         if self.rows is None:
             mask = self._mask(states, conditions)
             return cast(list[int], pc.indices_nonzero(mask).to_pylist())
@@ -236,7 +209,7 @@ class Ledger:
         return sum(r.message_count for r in self.ranges_at(self.find(states, *conditions)))
 
     def minimum(self, name: str, states: Sequence[str], *conditions: Condition) -> int | None:
-        """Return the least value of a field among ranges found."""
+        """Return the least value of a field among the ranges that :meth:`find` finds, or None."""
         if self.rows is None:
             mask = self._mask(states, conditions)
             return cast(int | None, pc.min(self._column(name).filter(mask)).as_py())
@@ -245,7 +218,6 @@ class Ledger:
         return min((value for value in values if value is not None), default=None)
 
     def distinct(self, name: str, states: Sequence[str]) -> set[Any]:
-        """Return the values of a field in the ranges of some states."""
         if self.rows is None:
             return set(pc.unique(self._column(name).filter(self._mask(states, ()))).to_pylist())
         at = FIELDS.index(name)
@@ -275,14 +247,10 @@ class Ledger:
         return self.find((LEASED, WAITING), ("lease_id", "=", lease_id))
 
     def held(self, lease_id: str) -> list[Range]:
-        """Return the ranges that a lease holds."""
         return self.ranges_at(self.rows_held(lease_id))
 
     def overlapping(self, first: int, last: int) -> range:
-        """Return the rows of the ranges that overlap ``first..last``, as sequences.
-
-        Returns no rows if `last` is before `first`.
-        """
+        """Return the rows of the ranges that overlap the sequences ``first..last``."""
         if last < first:
             return range(0)
         start = bisect_right(self.first_sequences, first) - 1

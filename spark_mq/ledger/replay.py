@@ -1,7 +1,4 @@
-"""Replay a stream's batch by moving its messages to a new lease.
-
-The messages are those that a dead runner holds.
-"""
+"""Replay a stream's batch by moving the messages of a dead runner to a new lease."""
 
 from __future__ import annotations
 
@@ -24,8 +21,7 @@ __all__ = ["replay_batch", "return_to_group", "rows_held_by_batch"]
 def rows_held_by_batch(ledger: Ledger, prefix: str) -> list[int]:
     """Return the rows that a stream's batch holds.
 
-    Each runner of the stream has another lease id, ``stream/n/runner``. So the ids of a batch share
-    the prefix ``stream/n/``.
+    Each runner has another lease id, ``stream/n/runner``, so a batch's ids share ``stream/n/``.
     """
     return ledger.find((LEASED, WAITING), ("lease_id", "starts with", prefix))
 
@@ -44,31 +40,9 @@ def replay_batch(
 ) -> tuple[Ledger, list[Range]]:
     """Replay a batch as a new lease, counted as a delivery.
 
-    Some messages return to the group without a lease. These are all messages of a
-    batch that was replayed before, and messages without attempts. A message on its last attempt
-    returns too if it has company, unless it failed by itself.
-
-    Parameters
-    ----------
-    ledger
-        The group's ledger.
-    now
-        The current time in microseconds.
-    rules
-        The group's settings.
-    prefix
-        The common prefix of the batch's lease ids.
-    lease_id, worker_id, expires_at
-        The new lease. The deadline is in microseconds.
-    granted_before
-        Whether the batch was replayed before.
-    index
-        The message index. A group that delivers keys in order needs it.
-
-    Returns
-    -------
-    tuple of Ledger and list of Range
-        The next ledger and the ranges of the new lease.
+    Some messages return to the group instead: all of a batch that was replayed before
+    (`granted_before`), and messages without attempts. A message on its last attempt returns too if
+    it has company, unless it failed by itself. A group that delivers keys in order needs the index.
     """
     editor = LedgerEditor(ledger)
     held = editor.remove(rows_held_by_batch(ledger, prefix))
@@ -116,18 +90,14 @@ def _is_last(r: Range, rules: GroupSettings, more: int) -> bool:
 
 
 def _failed_by_itself(r: Range) -> bool:
-    """Return whether the last failure was the range's own.
-
-    A leased range keeps the ``suspect`` of its time before the lease. So a batch in progress
-    blames no message.
-    """
+    """Return whether its last failure was its own. A lease keeps ``suspect`` from before it."""
     return r.failure_count > 0 and not r.suspect
 
 
 def return_to_group(r: Range, now: int, rules: GroupSettings) -> Range:
     """Return a dead batch's range to its group, or apply its limit.
 
-    A returned range is due immediately. It is suspect unless its message was alone in the batch.
+    It is due immediately, and suspect unless its message was alone in the batch.
     """
     r = with_failure(r, now) if r.state == LEASED else r
     error = r.error or _death_error(r)

@@ -1,6 +1,6 @@
 """Freeze ranges for a copy to another queue, and settle them. Drop dead ranges.
 
-A routing id identifies one copy. Only the routing id gives the right to settle its ranges.
+A routing id identifies one copy, and only that id gives the right to settle its ranges.
 """
 
 from __future__ import annotations
@@ -23,25 +23,9 @@ def freeze_dead(
     index: MessageIndex | None = None,
     max_messages: int | None = None,
 ) -> tuple[Ledger, list[Range]]:
-    """Freeze up to `limit` dead ranges under a routing id. This is the first step of routing.
+    """Freeze up to `limit` dead ranges under a routing id, the first step of routing.
 
-    Parameters
-    ----------
-    ledger
-        The group's ledger.
-    routing_id
-        The id of this routing.
-    limit
-        The most ranges to freeze.
-    index
-        The message index. It splits a range that exceeds `max_messages`.
-    max_messages
-        The most messages to freeze. None for no limit.
-
-    Returns
-    -------
-    tuple of Ledger and list of Range
-        The next ledger and the frozen ranges.
+    The index splits a range that exceeds `max_messages`, which has no effect without it.
     """
     editor = LedgerEditor(ledger)
     frozen: list[Range] = []
@@ -62,14 +46,9 @@ def freeze_dead(
 def freeze(
     ledger: Ledger, index: MessageIndex, routing_id: str, intervals: Sequence[Interval]
 ) -> tuple[Ledger, int]:
-    """Freeze waiting and unread messages of intervals under a routing id.
+    """Freeze waiting and unread messages of intervals under a routing id, and count them.
 
     Unread messages below the last interval enter the ledger as waiting.
-
-    Returns
-    -------
-    tuple of Ledger and int
-        The next ledger and the number of frozen messages.
     """
     editor, total = LedgerEditor(ledger), 0
     wanted = normalise(intervals)
@@ -101,13 +80,7 @@ def _waiting_or_unread(
 
 
 def settle_routed(ledger: Ledger, routing_id: str, event: str = "routed") -> tuple[Ledger, int]:
-    """Settle the ranges under a routing id. This is the last step of routing.
-
-    Returns
-    -------
-    tuple of Ledger and int
-        The next ledger and the number of settled messages.
-    """
+    """Settle the ranges under a routing id, the last step of routing. Count the messages."""
     editor, total = LedgerEditor(ledger), 0
     own = ("lease_id", "=", routing_id)
     for r in editor.remove(ledger.find((ROUTING,), own)):
@@ -117,13 +90,7 @@ def settle_routed(ledger: Ledger, routing_id: str, event: str = "routed") -> tup
 
 
 def drop_dead(ledger: Ledger) -> tuple[Ledger, int]:
-    """Settle the dead ranges of a group that has no dead-letter queue.
-
-    Returns
-    -------
-    tuple of Ledger and int
-        The next ledger and the number of dropped messages.
-    """
+    """Settle the dead ranges of a group without a dead-letter queue. Count the messages."""
     editor, total = LedgerEditor(ledger), 0
     for r in editor.remove(ledger.find((DEAD,))):
         editor.add(r.as_settled(), r, "dropped")

@@ -1,9 +1,8 @@
 """Apply the times ``deliver_at`` and ``expires_at`` of messages.
 
-Nothing is delivered before the first or after the second. Files without such times cost nothing.
-A run of delayed messages in one file is one range. It is due at the least of their times, and the
-next operation then splits it. Expired messages are settled with the outcome "expired" when a lease
-would take them.
+Files without such times cost nothing. A run of delayed messages in one file is one range. It is due
+at the least of their times, and the next operation then splits it. Expired messages are settled
+when a lease would take them.
 """
 
 from __future__ import annotations
@@ -33,34 +32,22 @@ __all__ = [
 
 @dataclass(slots=True)
 class TimeSplit:
-    """The pieces of a range by their times. Each list is in the order of sequence."""
+    """The pieces of a range by their times, each list in the order of sequence."""
 
-    due: list[Range] = field(default_factory=list)
-    """As in the range, unread or waiting."""
-    later: list[Range] = field(default_factory=list)
-    """Waiting until their time."""
-    expired: list[Range] = field(default_factory=list)
-    """Settled."""
+    due: list[Range] = field(default_factory=list)  # as in the range, unread or waiting
+    later: list[Range] = field(default_factory=list)  # waiting until their time
+    expired: list[Range] = field(default_factory=list)  # settled
 
 
 def unread_range(ledger: Ledger, index: MessageIndex) -> Range | None:
-    """Return all unread messages as one range, or None."""
     return range_between(index, ledger.tracked_up_to + 1, index.last_sequence, UNREAD)
 
 
 def split_by_time(r: Range, index: MessageIndex, now: int, cutoff: int) -> TimeSplit:
     """Split a waiting or unread range by its messages' times.
 
-    Parameters
-    ----------
-    r
-        The range.
-    index
-        The message index.
-    now
-        The current time in microseconds. Messages with an earlier ``expires_at`` are expired.
-    cutoff
-        Messages with a ``deliver_at`` up to this time are due. Microseconds.
+    Messages with an ``expires_at`` up to `now` are expired. Others with a ``deliver_at`` up to
+    `cutoff` are due.
     """
     out = TimeSplit()
     if not index.has_times(r.first, r.last):
@@ -81,10 +68,7 @@ def split_by_time(r: Range, index: MessageIndex, now: int, cutoff: int) -> TimeS
 
 
 def was_due(r: Range) -> bool:
-    """Return whether messages were due before.
-
-    They were if they were delivered, or made due by the owner.
-    """
+    """Return whether messages were delivered before, or made due by the owner."""
     return r.delivery_count > 0 or r.reason is not None
 
 
@@ -97,7 +81,6 @@ def _as_later(piece: Range, available_at: int | None) -> Range:
 
 
 def _split_file(out: TimeSplit, part: Range, index: MessageIndex, now: int, cutoff: int) -> None:
-    """Split a piece of one file, run by run."""
     for kind, low, high, available_at in _spans(part, index, now, cutoff):
         first = index.file_at(part.first).first
         piece = part._replace(first=first + low, last=first + high, message_count=high - low + 1)
@@ -114,10 +97,7 @@ _TimeSpan = tuple[str, int, int, int | None]
 
 
 def _spans(part: Range, index: MessageIndex, now: int, cutoff: int) -> list[_TimeSpan]:
-    """Join the runs of a file's piece into spans of one kind.
-
-    A span is due, later or expired.
-    """
+    """Join the runs of a file's piece into spans that are due, later or expired."""
     file = index.file_at(part.first)
     assert file.times is not None
     spans: list[_TimeSpan] = []
@@ -142,10 +122,7 @@ def add_scheduled(editor: LedgerEditor, piece: Range, before: Range) -> None:
 
 
 def _append(pieces: list[Range], piece: Range, index: MessageIndex) -> None:
-    """Append a piece, or extend the last one.
-
-    It extends the last one if they touch and both are due now.
-    """
+    """Append a piece, or extend the last one if they touch and are due at the same time."""
     last = pieces[-1] if pieces else None
     if (
         last is not None
@@ -159,19 +136,7 @@ def _append(pieces: list[Range], piece: Range, index: MessageIndex) -> None:
 
 
 def split_due(ledger: Ledger, index: MessageIndex, now: int, cutoff: int) -> Ledger:
-    """Split the waiting ranges that are due by their least time.
-
-    Parameters
-    ----------
-    ledger
-        The group's ledger.
-    index
-        The message index.
-    now
-        The current time in microseconds.
-    cutoff
-        Ranges with an ``available_at`` up to this time are split. Microseconds.
-    """
+    """Split the waiting ranges that are due by their least time, up to `cutoff`."""
     if not index.has_times_after(ledger.head.ack_floor):
         return ledger
     rows = ledger.find((WAITING,), ("available_at", "<=", cutoff))
@@ -189,7 +154,7 @@ def split_due(ledger: Ledger, index: MessageIndex, now: int, cutoff: int) -> Led
 
 
 def _rows_with_times(ledger: Ledger, index: MessageIndex, rows: list[int]) -> list[int]:
-    """Return the rows with messages that have times. Searches the shorter of both lists."""
+    """Return the rows with messages that have times, by a search of the shorter list."""
     files = index.timed_files(ledger.head.ack_floor)
     if len(files) < len(rows):
         near = {row for file in files for row in ledger.overlapping(file.first, file.last)}
@@ -199,10 +164,10 @@ def _rows_with_times(ledger: Ledger, index: MessageIndex, rows: list[int]) -> li
 
 
 def settle_expired_unread(ledger: Ledger, index: MessageIndex, now: int) -> Ledger:
-    """Settle expired unread messages, up to the first due one.
+    """Settle expired unread messages, up to the first due one, as a lease does.
 
-    Delayed messages before that are added. A lease does the same. The sweep calls this for groups
-    without leases. So they stay cheap to read, and the trim can advance.
+    Delayed messages before that are added. The sweep calls this for groups without leases, so that
+    they stay cheap to read and the trim can advance.
     """
     editor = LedgerEditor(split_due(ledger, index, now, now))
     first = index.first_at_or_after(ledger.tracked_up_to + 1)
@@ -222,18 +187,7 @@ def settle_expired_held(
 ) -> Ledger:
     """Settle the expired messages of a lease that has ended, as any other operation does.
 
-    Parameters
-    ----------
-    ledger
-        The group's ledger.
-    index
-        The message index.
-    now
-        The current time in microseconds.
-    rules
-        The group's settings.
-    lease_id
-        The lease. Its messages are kept until its own deadline has passed.
+    Until the lease's own deadline has passed, its messages are kept.
     """
     if not index.has_times_after(ledger.head.ack_floor):
         return ledger
@@ -259,23 +213,9 @@ def settle_expired_held(
 
 
 def next_due_at(ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: int) -> int | None:
-    """Return when time alone may make the next message due.
+    """Return when time alone may make the next message due, or None.
 
-    Parameters
-    ----------
-    ledger
-        The group's ledger.
-    index
-        The message index.
-    rules
-        The group's settings.
-    now
-        The current time in microseconds.
-
-    Returns
-    -------
-    int or None
-        The end of the first lease, delay or breaker's wait in microseconds. None if there is none.
+    That is the end of the first lease, delay or wait of the breaker, in microseconds.
     """
     ends = [ledger.minimum("available_at", (WAITING,), ("available_at", ">", now))]
     deadline = ledger.minimum("expires_at", (LEASED,))

@@ -77,10 +77,7 @@ _NULLABLE: Final = ("max_delivery_attempts", "breaker_threshold")
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """The delivery settings of a group, see :class:`spark_mq.GroupSettings`.
-
-    Durations are microseconds.
-    """
+    """The delivery settings of a group, see :class:`spark_mq.GroupSettings`, in microseconds."""
 
     visibility_timeout: int = 60 * SECOND
     max_delivery_attempts: int | None = 5
@@ -101,10 +98,7 @@ class GroupSettings:
     order: str = "none"
 
     def check_order(self, lanes: int) -> None:
-        """Raise InvalidOption if a queue's lanes cannot keep the order.
-
-        The order is that of keys.
-        """
+        """Raise InvalidOption if the order of keys needs lanes, and the queue has none."""
         if self.order == "key" and not lanes:
             raise InvalidOption(
                 f"order='key' needs lanes: the queue has none. {CREATE_WITH_LANES} and publish the "
@@ -115,14 +109,9 @@ class GroupSettings:
             )
 
     def delay(self, failures: int, jitter: float = 0.0) -> int:
-        """Return the delay after a nack in microseconds.
+        """Return the delay after a nack, which `failures` includes, in microseconds.
 
-        Parameters
-        ----------
-        failures
-            The failures of the message, this one included.
-        jitter
-            The share of the allowed jitter to add, 0 to 1.
+        `jitter` is the share of the allowed jitter to add, 0 to 1.
         """
         growth = {
             "exponential": 2 ** min(failures - 1, 40),
@@ -136,17 +125,13 @@ class GroupSettings:
     def failure_limit(self, own: bool) -> int | None:
         """Return the number of the failure that is final, or None.
 
-        `own` is whether the message failed by itself. The first failure of a whole lease is
-        never final, because the lease held innocent messages.
+        The first failure of a whole lease is never final, because the lease held innocent messages.
         """
         limit = 1 if self.retry == "none" else self.max_failures
         return limit if limit is None or own else max(2, limit)
 
     def attempts_before_isolation(self, reserved_attempts: int = 0) -> int | None:
-        """Return the delivery on which a failing message must be alone.
-
-        None: there is none. `reserved_attempts` is the number of deliveries to reserve for replays.
-        """
+        """Return the delivery on which a failing message must be alone, or None."""
         attempts = self.max_delivery_attempts
         limits = [
             self.failure_limit(own=False),
@@ -156,32 +141,13 @@ class GroupSettings:
 
     @classmethod
     def validated(cls, base: GroupSettings | None = None, **given: Any) -> GroupSettings:
-        """Create settings from a user's values.
-
-        Parameters
-        ----------
-        base
-            The settings to change. None for the defaults.
-        **given
-            Fields of this class. Durations may be seconds, timedeltas or text like "30s".
-
-        Raises
-        ------
-        InvalidOption
-            A name or a value is invalid.
-        """
+        """Return `base` or the defaults with a user's values, or raise InvalidOption."""
         checked = {name: cls._validate(name, value) for name, value in given.items()}
         return replace(base or cls(), **checked)
 
     @classmethod
     def from_stored(cls, data: Any) -> GroupSettings:
-        """Create settings from the mapping in a ledger's header.
-
-        Raises
-        ------
-        UnsupportedTable
-            The mapping has fields that this version of spark_mq does not know.
-        """
+        """Create settings from a ledger's header. Raise UnsupportedTable for unknown fields."""
         names = {field.name for field in fields(cls)}
         if not isinstance(data, dict) or not names.issuperset(data):
             unknown = (
@@ -216,7 +182,6 @@ class GroupSettings:
 
 
 def _unknown_setting(name: str, known: list[str]) -> str:
-    """Return the error text for an unknown setting of a group."""
     if name in SETTINGS_OF_QUEUES:
         return (
             f"{name!r} is a setting of the queue: use {CONFIGURE_QUEUE}. "

@@ -1,7 +1,7 @@
 """Settle the messages of a lease by ack, nack, reject or release.
 
 The lease id is the right to settle. After its deadline, a lease may settle messages that no other
-lease holds. See :func:`settle`.
+lease holds.
 """
 
 from __future__ import annotations
@@ -54,26 +54,18 @@ _EVENTS: Final = {ACK: "acked", NACK: "nacked", REJECT: "rejected", RELEASE: "re
 class SettleCommand:
     """A command for a lease, or for some of its messages."""
 
-    verb: str
-    """ACK, NACK, REJECT or RELEASE."""
+    verb: str  # ACK, NACK, REJECT or RELEASE
     lease_id: str
-    intervals: Sequence[Interval] | None = None
-    """Sequences, inclusive. None for all messages that the lease holds."""
+    intervals: Sequence[Interval] | None = None  # None for all messages that the lease holds
     whole: bool = False
     """The intervals are the whole lease and name no message, so a nack knows no culprit."""
     delay: int | None = None
-    """Microseconds until nacked or released messages are due.
-
-    Without it a nack takes the group's retry policy, and a release makes them due immediately.
-    """
-    error: str | None = None
-    """The failure as text. It is truncated."""
-    reason: str = REJECTED
-    """Why rejected messages are dead."""
-    jitter: float = 0.0
-    """The share of the policy's jitter, 0 to 1. It is drawn once for each command."""
+    """Microseconds until messages are due. None for the retry policy, or for a release at once."""
+    error: str | None = None  # the failure as text, truncated
+    reason: str = REJECTED  # why rejected messages are dead
+    jitter: float = 0.0  # the share of the policy's jitter, 0 to 1, drawn once for each command
     handler_failed: bool = False
-    """A reject or an ack although the handler failed. It counts as a failure for the breaker."""
+    """A reject or an ack although the handler failed, which counts for the breaker."""
 
     def __post_init__(self) -> None:
         if self.error is not None:
@@ -86,30 +78,11 @@ def settle(
     """Apply one settle command.
 
     A lease may hold messages after its deadline, until another lease takes them. Then ack and
-    reject count as usual. A nack or release expires them first and then gives up the lease's
-    claim. So it does the same if another operation has expired them before. Messages that are
-    settled already, by any lease, are counted and stay as they are.
-
+    reject count as usual. A nack or release expires them first and then gives up the lease's claim,
+    so it does the same as after another operation's expiry. Messages that are settled already, by
+    any lease, are counted and stay as they are. All others are ``lost``.
     In an ordered group, a nack or release of some messages also returns the later messages of their
-    keys, uncounted.
-
-    Parameters
-    ----------
-    ledger
-        The group's ledger. The caller has expired the other leases already.
-    index
-        The message index.
-    now
-        The current time in microseconds.
-    rules
-        The group's settings.
-    command
-        The command.
-
-    Returns
-    -------
-    tuple of Ledger and SettleOutcome
-        The next ledger, and the outcome. ``lost`` lists all other sequences.
+    keys, uncounted. The caller has expired the other leases already.
     """
     ordered = rules.order == "key" and is_ordered(index, rules)
     if ordered and _has_expired_part(ledger, command.lease_id):
@@ -129,8 +102,6 @@ def _has_expired_part(ledger: Ledger, lease_id: str) -> bool:
 
 
 class _Settling(HeldMessages):
-    """One command in progress."""
-
     def __init__(
         self,
         ledger: Ledger,
@@ -153,7 +124,6 @@ class _Settling(HeldMessages):
         self._expires_first = command.verb in (NACK, RELEASE)
 
     def apply(self, r: Range) -> None:
-        """Apply the command to a range that the lease holds."""
         late = r.state == LEASED and self._expires_first and is_late(r, self.now, self.rules)
         if late:
             r = self._expire(r)

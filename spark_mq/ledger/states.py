@@ -25,10 +25,7 @@ __all__ = [
 
 
 class State(StrEnum):
-    """The delivery state of a range.
-
-    The package docstring shows the operations that change it.
-    """
+    """The delivery state of a range, see ``docs/reference/states.md``."""
 
     #: Published and not yet in the ledger. Only ranges outside a ledger have this state.
     UNREAD = "unread"
@@ -54,12 +51,12 @@ BLOCKED: Final[str] = State.BLOCKED
 ROUTING: Final[str] = State.ROUTING
 SETTLED: Final[str] = State.SETTLED
 
-STATES: Final = (LEASED, WAITING, DEAD, BLOCKED, ROUTING, SETTLED)
-"""The states of the ranges in a ledger."""
+STATES: Final = (LEASED, WAITING, DEAD, BLOCKED, ROUTING, SETTLED)  # of the ranges in a ledger
 
 UNSETTLED: Final = (LEASED, WAITING, DEAD, BLOCKED, ROUTING)
-"""The states of the ranges that are not finished."""
 
+# A late ack, expires_at, a trim or the owner settles waiting messages without a lease. A redrive
+# moves waiting and unread messages to routing.
 _NEXT_STATES: Final[Mapping[str, tuple[str, ...]]] = {
     UNREAD: (LEASED, WAITING, DEAD, ROUTING, SETTLED),
     LEASED: (WAITING, DEAD, BLOCKED, SETTLED),
@@ -72,14 +69,10 @@ _NEXT_STATES: Final[Mapping[str, tuple[str, ...]]] = {
 LEGAL_TRANSITIONS: Final = frozenset(
     (before, after) for before, following in _NEXT_STATES.items() for after in (before, *following)
 )
-"""Pairs of states. A range may always keep its state, for a piece of it or a new lease.
-
-A seek replaces the whole ledger and is not checked.
-"""
+"""Pairs of states, equal ones included. A seek replaces the ledger and is not checked."""
 
 
 def illegal_transition(before: str, after: str) -> IllegalTransition:
-    """Return the error for a transition that is not legal. This is a bug in spark_mq."""
     return IllegalTransition(
         f"a range moved from {before} to {after}: the delivery rules do not allow it. This "
         f"is a bug in spark_mq; report it.",

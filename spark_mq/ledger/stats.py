@@ -27,7 +27,7 @@ class GroupStats(Record):
     unread: int
     """Due now and never leased."""
     delayed: int
-    """Due later, by deliver_at or after a nack."""
+    """Due later, by deliver_at or after a nack or release."""
     in_flight: int
     """Held by a lease."""
     dead: int
@@ -41,7 +41,7 @@ class GroupStats(Record):
     dead_lettered: int
     """Routed to the dead-letter queue since the group began."""
     dropped: int
-    """Dropped at a limit since the group began."""
+    """Dropped since the group began, at a limit, by a reject or by the owner."""
     skipped: int
     """Skipped by seeks since the group began."""
     expired: int
@@ -69,19 +69,7 @@ class GroupStats(Record):
 def compute_stats(
     ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: int
 ) -> GroupStats:
-    """Return the stats of a ledger.
-
-    Parameters
-    ----------
-    ledger
-        The group's ledger. The caller has expired leases already.
-    index
-        The message index.
-    rules
-        The group's settings.
-    now
-        The current time in microseconds.
-    """
+    """Return the stats of a ledger. The caller has expired leases already."""
     ledger = split_due(ledger, index, now, now)
     due = ledger.count((WAITING,), ("available_at", "<=", now))
     unread, later, expired = _unread_counts(ledger, index, now)
@@ -126,15 +114,12 @@ def _unread_counts(ledger: Ledger, index: MessageIndex, now: int) -> tuple[int, 
 
 
 def _oldest_unsettled(ledger: Ledger, index: MessageIndex) -> int | None:
-    """Return the publish time of the first unsettled message, or None.
-
-    The lowest range of a ledger is never settled.
-    """
+    """Return when the first unsettled message was published, or None."""
     floor = ledger.head.ack_floor
+    # The lowest range of a ledger is never settled.
     first = ledger.first_sequences[0] if len(ledger) else index.first_at_or_after(floor + 1)
     return None if first is None else index.file_at(first).committed_at
 
 
 def age_at(instant: int | None, now: int) -> timedelta | None:
-    """Return the time since an instant in microseconds, or None without one."""
     return None if instant is None else timedelta(microseconds=max(0, now - instant))

@@ -13,10 +13,7 @@ __all__ = ["fitting_bytes", "limit_bytes", "take_unread", "take_waiting"]
 def take_waiting(
     editor: LedgerEditor, rows: list[int], limit: int, upto: int | None, index: MessageIndex
 ) -> list[Range]:
-    """Take up to `limit` messages from rows that begin by `upto`.
-
-    The rest of the last row stays in the ledger.
-    """
+    """Take up to `limit` messages from rows that begin by `upto`. The rest stays."""
     counts, enough = editor.ledger.message_counts, 0
     for size, row in enumerate(rows):
         if enough >= limit:
@@ -37,10 +34,9 @@ def take_waiting(
 def take_unread(
     ledger: Ledger, index: MessageIndex, *, limit: int, end: int, now: int, cutoff: int
 ) -> tuple[TimeSplit, int]:
-    """Return the first unread messages up to `end`.
+    """Return the first unread messages up to `end`, of which up to `limit` are due.
 
-    Up to `limit` of them are due. The second value is the last sequence of the search. No other
-    message up to it is due.
+    The second value is the last sequence of the search. No other message up to it is due.
     """
     out, first, reach = TimeSplit(), index.first_at_or_after(ledger.tracked_up_to + 1), -1
     while limit > 0 and first is not None and first <= end:
@@ -68,10 +64,7 @@ def take_unread(
 def limit_bytes(
     editor: LedgerEditor, taken: list[Range], index: MessageIndex, max_bytes: int
 ) -> list[Range]:
-    """Return the first messages of estimated `max_bytes`, and one at least.
-
-    The others go back into the ledger.
-    """
+    """Return the first messages of estimated `max_bytes`, and put the others back."""
     kept = fitting_bytes(taken, index, max_bytes)
     last = taken[len(kept) - 1]
     rest = last.slice(kept[-1].last + 1, last.last, index) if kept[-1].last < last.last else None
@@ -96,9 +89,9 @@ def fitting_bytes(taken: list[Range], index: MessageIndex, max_bytes: int) -> li
 
 
 def _fit_bytes(r: Range, index: MessageIndex, max_bytes: int) -> tuple[int, int]:
-    """Return how many messages fit, and the bytes that remain.
+    """Return how many of the first messages fit, and the bytes that remain.
 
-    It counts from the first message. It goes by file, because their message sizes differ.
+    It goes by file, because their message sizes differ.
     """
     fits = 0
     for piece in index.slices(r.first, r.last):

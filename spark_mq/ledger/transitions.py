@@ -1,4 +1,4 @@
-"""Expire leases, apply limits and replay batches."""
+"""Expire leases, apply limits, and count failed leases in the breaker."""
 
 from __future__ import annotations
 
@@ -40,25 +40,8 @@ def expire_leases(
 ) -> Ledger:
     """Expire leases and apply limits, except for the leases in `keep`.
 
-    An expired range waits and is due immediately, unless it is past a limit. It is suspect unless
-    its message was alone in the lease. A lowered limit applies to waiting ranges before their next
-    delivery. Blocked ranges become dead or settled if the group no longer blocks.
-
-    Parameters
-    ----------
-    ledger
-        The group's ledger.
-    now
-        The current time in microseconds.
-    rules
-        The group's settings. ``clock_skew`` is a margin after each deadline.
-    keep
-        Ids of leases to leave alone, such as the lease of the operation.
-
-    Returns
-    -------
-    Ledger
-        The next ledger. It is `ledger` itself if nothing changed.
+    The result is `ledger` itself if nothing changed. A lowered limit applies to waiting ranges
+    before their next delivery. Blocked ranges become dead or settled if the group no longer blocks.
     """
     found: list[int] = []
     if LEASED in ledger.states:
@@ -121,7 +104,7 @@ def record_failure(
 def _exhausted_rows(ledger: Ledger, rules: GroupSettings) -> set[int]:
     """Return the waiting rows past a limit.
 
-    Failures of whole leases do not exhaust a suspect. It is first delivered alone.
+    Failures of whole leases do not exhaust a suspect, which is first delivered alone.
     """
     rows: set[int] = set()
     if rules.max_delivery_attempts is not None:
@@ -140,10 +123,7 @@ def _limit_name(r: Range, rules: GroupSettings) -> str:
 
 
 def is_late(r: Range, now: int, rules: GroupSettings) -> bool:
-    """Return whether a leased range is past its deadline and margin.
-
-    The margin is for clocks.
-    """
+    """Return whether a leased range is past its deadline and the margin for clocks."""
     return r.expires_at is not None and r.expires_at < now - rules.clock_skew
 
 
@@ -152,10 +132,7 @@ def _expiry_error(r: Range) -> str:
 
 
 def expired(r: Range, rules: GroupSettings) -> Range:
-    """Return a leased range after its expiry.
-
-    It waits, or is past a limit.
-    """
+    """Return a leased range after its expiry, waiting or past a limit."""
     error, at = _expiry_error(r), r.expires_at or 0
     r = with_failure(r, at)
     if reason := exhausted_limit(r, rules, at, own=r.lease_size == 1):
@@ -172,24 +149,14 @@ def expired(r: Range, rules: GroupSettings) -> Range:
 
 
 def with_failure(r: Range, at: int) -> Range:
-    """Return the range with one more failure."""
     first = r.first_failed_at or at
     return r._replace(failure_count=r.failure_count + 1, first_failed_at=first)
 
 
 def exhausted_limit(r: Range, rules: GroupSettings, now: int, *, own: bool) -> str | None:
-    """Return the limit that the last failure reached, or None.
+    """Return the limit that the last failure, counted in `r`, reached, or None.
 
-    Parameters
-    ----------
-    r
-        The range, with that failure counted.
-    rules
-        The group's settings.
-    now
-        The current time in microseconds.
-    own
-        Whether the message failed by itself: a nack named it, or it was alone in its lease.
+    The failure is the message's `own` if a nack named it, or it was alone in its lease.
     """
     attempts = rules.max_delivery_attempts
     if attempts is not None and r.delivery_count >= attempts:
@@ -226,18 +193,12 @@ def to_dead(r: Range, reason: str, error: str | None) -> Range:
 
 
 def exhaust(r: Range, rules: GroupSettings, reason: str, error: str | None) -> Range:
-    """Return a range past a limit.
-
-    ``on_exhausted`` makes it dead, settled or blocked.
-    """
+    """Return a range past a limit as dead, settled or blocked, by ``on_exhausted``."""
     state = {"drop": SETTLED, "block": BLOCKED}.get(rules.on_exhausted, DEAD)
     return to_dead(r, reason, error)._replace(state=state)
 
 
 def rejected(r: Range, rules: GroupSettings, reason: str, error: str | None) -> Range:
-    """Return a rejected range.
-
-    ``on_reject`` makes it dead or settled.
-    """
+    """Return a rejected range as dead or settled, by ``on_reject``."""
     state = SETTLED if rules.on_reject == "drop" else DEAD
     return to_dead(r, reason, error)._replace(state=state)

@@ -1,7 +1,4 @@
-"""Compute how far a queue may be trimmed.
-
-Groups may hold the trim back.
-"""
+"""Compute how far a queue may be trimmed, and which groups hold the trim back."""
 
 from __future__ import annotations
 
@@ -15,37 +12,19 @@ __all__ = ["GroupFloor", "HeldBack", "counting_groups", "held_back", "trim_floor
 
 @dataclass(frozen=True, slots=True)
 class GroupFloor:
-    """How far a group has settled all messages.
+    """How far a group has settled all messages."""
 
-    Attributes
-    ----------
-    floor
-        All messages up to this sequence are settled.
-    last_change
-        The time of its last commit in microseconds since 1970. None: unknown.
-    """
-
-    floor: int
-    last_change: int | None = None
+    floor: int  # all messages up to this sequence are settled
+    last_change: int | None = None  # its last commit, microseconds since 1970, or None if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """The messages that groups hold back from a trim.
+    """The messages that groups hold back from a trim."""
 
-    Attributes
-    ----------
-    groups
-        The groups with the lowest floor.
-    floor
-        That floor.
-    messages
-        The number of messages that are old enough and stay because of them.
-    """
-
-    groups: tuple[str, ...]
+    groups: tuple[str, ...]  # those with the lowest floor
     floor: int
-    messages: int
+    messages: int  # old enough, but kept because of these groups
 
 
 def counting_groups(
@@ -53,20 +32,9 @@ def counting_groups(
 ) -> dict[str, GroupFloor]:
     """Return the groups that a trim must wait for.
 
-    A group with unsettled messages expires if it made no commit for too long. If all groups have
-    expired, the one that has settled most still counts. So no message goes that no group has
-    settled.
-
-    Parameters
-    ----------
-    groups
-        All groups by name.
-    tail
-        The last sequence.
-    now
-        The current time in microseconds.
-    expiry
-        The longest time without a commit, in microseconds. None: no group expires.
+    A group with unsettled messages expires if it made no commit for longer than `expiry`. If all
+    groups have expired, the one that has settled most still counts, so that no message goes that no
+    group has settled.
     """
     live = {name: one for name, one in groups.items() if not _has_expired(one, tail, now, expiry)}
     if live or not groups:
@@ -95,18 +63,7 @@ def held_back(
 ) -> HeldBack | None:
     """Return the messages that groups hold back, or None.
 
-    None: no message is old enough and still there.
-
-    Parameters
-    ----------
-    groups
-        The groups that count, by name.
-    index
-        The message index.
-    horizon
-        Messages up to this sequence are trimmed.
-    old
-        The last sequence that is old enough.
+    Messages up to `horizon` are trimmed, and those up to `old` are old enough.
     """
     floor = trim_floor(groups)
     waiting = index.first_at_or_after(max(floor, horizon) + 1)

@@ -33,29 +33,10 @@ def reject_unreadable(
     rules: GroupSettings,
     error: str,
 ) -> tuple[Ledger, int]:
-    """Make a damaged file's due messages dead, without a delivery.
+    """Make a damaged file's due messages dead, without a delivery, and count them.
 
-    Messages that a lease holds stay with it. Delayed messages stay until they are due.
-
-    Parameters
-    ----------
-    ledger
-        The group's ledger. The caller has expired leases already.
-    index
-        The message index.
-    interval
-        The sequences of the file.
-    now
-        The current time in microseconds.
-    rules
-        The group's settings.
-    error
-        The damage of the file.
-
-    Returns
-    -------
-    tuple of Ledger and int
-        The next ledger and the number of dead messages.
+    Messages that a lease holds stay with it, and delayed ones until they are due. The caller has
+    expired leases already.
     """
 
     def dead(r: Range) -> Range:
@@ -69,20 +50,8 @@ def postpone_due(
 ) -> Ledger:
     """Let the due messages of a file wait until a time, uncounted.
 
-    They keep their counts, their errors and the claim of an expired lease.
-
-    Parameters
-    ----------
-    ledger
-        The group's ledger. The caller has expired leases already.
-    index
-        The message index.
-    interval
-        The sequences of the file.
-    now
-        The current time in microseconds.
-    until
-        When they are due again, in microseconds.
+    They keep their counts, their errors and the claim of an expired lease. The caller has expired
+    leases already.
     """
 
     def later(r: Range) -> Range:
