@@ -1,4 +1,4 @@
-"""Define the data source ``spark_mq`` and the settle functions for Spark.
+"""The data source ``spark_mq`` and the settle functions for Spark.
 
 Only this package imports pyspark.
 """
@@ -33,6 +33,8 @@ __all__ = [
     "stop_query",
 ]
 
+# The module of each public name, loaded when the name is first used, because Spark's Python workers
+# load this package too and need none of them.
 _MODULES = {
     "BatchLease": "batch_lease",
     "SparkMQDataSource": "source",
@@ -46,10 +48,6 @@ _MODULES = {
     "reject": "settle_rows",
     "stop_query": "shutdown",
 }
-"""The module of each public name. It is loaded when the name is used first.
-
-The Python workers of Spark load this package too, and need none of them.
-"""
 
 __getattr__, __dir__ = lazy_names(globals(), _MODULES)
 
@@ -60,8 +58,8 @@ def register(spark: object) -> None:
     The functions are ``spark_mq_stats(path)``, ``spark_mq_leases(path)``,
     ``spark_mq_trace(path, sequence)`` and ``spark_mq_history(path)``.
 
-    First it checks that the session's Python workers can load spark_mq. Spark finds the source by
-    itself, as ``pyspark_mq``, if spark_mq is installed for the driver's Python.
+    If spark_mq is installed for the driver's Python, Spark finds the source by itself, as
+    ``pyspark_mq``. It does not find the table functions.
 
     Parameters
     ----------
@@ -71,7 +69,7 @@ def register(spark: object) -> None:
     Raises
     ------
     InvalidOption
-        The workers' Python cannot load spark_mq.
+        The Python of the session's workers cannot load spark_mq. This is checked first.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Decide if an outage of the store made a batch fail."""
+"""Find out whether an outage of the queue's store made a batch fail."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ __all__ = ["find_outage", "log_failure", "release_batch"]
 
 _log = logging.getLogger(__name__)
 
+# An outage in the text of a failed Spark job.
 _REMOTE_OUTAGE: Final = re.compile(r"spark_mq\.errors\.(?:StorageError|ContentionTimeout)\b.*")
-"""An outage in the text of a failed Spark job."""
 
 
 def find_outage(owners: LeaseRouter, failure: Exception, lease: BatchLease) -> Exception | None:
-    """Return the error of the queue's store behind a failed function, or None.
+    """Return the error of the queue's store that made a batch fail, or None.
 
-    The function is the user's, and may raise an error of another store, for ever. So only a failed
-    settle of the batch is proof. A Spark job that failed in an executor names the queue in its
-    text. Otherwise the batch's ledgers and files are checked.
+    `failure` alone proves nothing, because the user's function may use another store, which may
+    fail forever. Proof is a failed settle of the batch, a Spark task whose error names the queue,
+    or a ledger or file of the batch that cannot be read now.
     """
     if owners.outage is not None and is_outage(failure):
         return failure
@@ -54,10 +54,7 @@ def release_batch(owners: LeaseRouter, lease: BatchLease) -> None:
 
 
 def log_failure(owners: LeaseRouter, lease: BatchLease, verb: str | None) -> None:
-    """Log the current exception with each lease's messages.
-
-    The leases are those of the batch. ``verb`` is the effect on the lease, if there is one.
-    """
+    """Log the current exception with the messages of each lease. `verb` settles them, if any."""
     for lease_id in lease.lease_ids:
         group = owners.of(lease_id)
         end = f"; its lease {lease_id} is {verb}ed" if verb else f" (lease {lease_id})"
@@ -67,7 +64,6 @@ def log_failure(owners: LeaseRouter, lease: BatchLease, verb: str | None) -> Non
 
 
 def _held_by(group: ConsumerGroup, lease_id: str) -> str:
-    """Describe the messages of a lease, for a log."""
     try:
         held = group._ledger.current().held(lease_id)
     except Exception as error:  # the log of the failure itself must not fail

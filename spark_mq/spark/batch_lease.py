@@ -1,7 +1,4 @@
-"""Define the lease of a batch in foreachBatch.
-
-The lease reads the batch, settles rows of it, and lets a sink take it once.
-"""
+"""The lease of a batch in foreachBatch, which reads the batch and settles rows of it."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ class BatchLease:
     lease_ids
         The ids of the batch's leases.
     settled
-        Messages settled so far.
+        The number of messages settled so far.
     """
 
     def __init__(self, owners: LeaseRouter, found: BatchLeases, batch: DataFrame) -> None:
@@ -55,11 +52,11 @@ class BatchLease:
 
     @property
     def delta_options(self) -> dict[str, str]:
-        """Return options that make a Delta table append this batch once.
+        """Return options with which a Delta table appends this batch once.
 
-        ``txnAppId`` is the id of the stream, ``txnVersion`` the number of the batch. Do not use a
-        constant app id with Spark's batch id instead. Two workers, or a new checkpoint, count from
-        0 again, and Delta then skips batches silently.
+        ``txnAppId`` is the id of the stream, and ``txnVersion`` is the number of the batch. Do not
+        combine a constant app id with Spark's batch id instead: a second worker or a new checkpoint
+        counts from 0 again, and then Delta skips its batches silently.
 
         Returns
         -------
@@ -69,7 +66,8 @@ class BatchLease:
         Raises
         ------
         InvalidOption
-            The batch is a union of streams, so no transaction covers all of it.
+            No single transaction covers the batch. It is a union of streams, or over Spark Connect
+            a batch of several queues.
 
         Examples
         --------
@@ -88,11 +86,11 @@ class BatchLease:
 
     @property
     def publish_options(self) -> dict[str, str]:
-        """Return options that make a queue take this batch's messages once.
+        """Return options with which a queue publishes this batch's messages once.
 
-        ``producerId`` is made from the stream, ``producerSequence`` is the number of the batch. If
-        a batch writes to one queue twice, add ``.option("producerPart", name)`` to each write but
-        one.
+        ``producerId`` is made from the id of the stream, and ``producerSequence`` is the number of
+        the batch. If a batch writes to one queue more than once, add
+        ``.option("producerPart", name)`` to all of these writes but one.
 
         Returns
         -------
@@ -102,7 +100,7 @@ class BatchLease:
         Raises
         ------
         InvalidOption
-            The batch is a union of streams, so no number covers all of it.
+            As :attr:`delta_options`.
 
         Examples
         --------
@@ -114,26 +112,27 @@ class BatchLease:
     def publish(
         self, queue: Queue, messages: Messages, *, part: str | None = None
     ) -> PublishReceipt:
-        """Publish messages from the driver, once across a crash of this batch.
+        """Publish messages from the driver, once even if the batch crashes and runs again.
 
         Parameters
         ----------
         queue
             The queue to publish to.
         messages
-            As for :meth:`spark_mq.Queue.publish`. A replay of the batch must give the same.
+            As for :meth:`spark_mq.Queue.publish`. A replay of the batch must pass the same.
         part
-            A name for this call, if the batch publishes to the queue more than once.
+            A name for this call. If the batch publishes to the queue more than once, all of these
+            calls but one need a name.
 
         Returns
         -------
         PublishReceipt
-            With ``duplicate=True`` if an earlier run of the batch has published.
+            With ``duplicate=True`` if an earlier run of the batch has published the messages.
 
         Raises
         ------
         InvalidOption
-            The batch is a union of streams, or it has published this part.
+            As :attr:`delta_options`, or this run has already published this part.
 
         Examples
         --------
@@ -145,16 +144,19 @@ class BatchLease:
     def read(self) -> DataFrame:
         """Read the leased messages with Spark's own Parquet reader.
 
-        ``batch`` itself is read like that if only a choice of columns is between the source and
-        foreachBatch. Otherwise this method is faster for large batches in few files, because no
-        byte goes through Python. The rows and columns are those of the source, without the query's
-        own changes. They come in no order. Messages that are settled by now are left out, except
-        by ``ack="first"``. Spark counts no input rows. If `batch` has the columns ``data`` and
-        ``data_error`` of ``valueSchema``, they are parsed again.
+        This is faster for large batches in few files, because no byte goes through Python. You need
+        it only if the query does more than choose columns between the source and foreachBatch:
+        otherwise Spark reads `batch` itself in this way.
 
-        Spark must be able to read the object store itself. The source's ``storageOptions.*`` do not
-        reach it. A lease in thousands of pieces, or in files with unusual names, is read as
-        ``batch``.
+        The rows and columns are those of the source, without the query's own changes, and in no
+        order. Messages that are already settled are left out, except with ``ack="first"``. Spark
+        does not count them as input rows. If `batch` has the columns ``data`` and ``data_error`` of
+        ``valueSchema``, the values are parsed again.
+
+        Spark must be able to read the object store by its own settings, because the source's
+        ``storageOptions.*`` do not reach it. If a file has an unusual name or other column types,
+        or the lease is in thousands of pieces, this method returns the batch as Spark gave it, with
+        its settled messages.
 
         Returns
         -------
@@ -164,10 +166,10 @@ class BatchLease:
         Raises
         ------
         CorruptLog
-            A file has fewer rows than its commit claims. A file that is broken inside fails the
-            Spark job.
+            A file has fewer rows than its commit claims. A file that is damaged inside fails the
+            Spark job instead.
         StorageError
-            A file cannot be reached.
+            A file cannot be reached, or Spark cannot read the store.
 
         Examples
         --------
@@ -188,17 +190,13 @@ class BatchLease:
         return with_data(rows, schema["data"].dataType) if is_parsed(schema) else rows
 
     def _held(self) -> list[list[Range]]:
-        """Return the ranges that each lease holds now."""
         return [
             self._owners.of(lease_id)._ledger.current().held(lease_id)
             for lease_id in self.lease_ids
         ]
 
     def _ack_first(self) -> None:
-        """Ack the batch before its handler runs.
-
-        Raises LeaseLost if others may have some of it by now: then nothing is handed over.
-        """
+        """Ack the batch before its handler runs. Raise LeaseLost if others may have some of it."""
         self._acked = self._held()
         for lease_id, held in zip(self.lease_ids, self._acked, strict=True):
             if not held or any(r.state != LEASED for r in held):
@@ -219,7 +217,7 @@ class BatchLease:
         Parameters
         ----------
         df
-            Rows with ``sequence`` and ``lease_id``. Persist them first if a second evaluation may
+            Rows with ``sequence`` and ``lease_id``. Persist them first if a second evaluation could
             give other rows.
 
         Returns
@@ -229,10 +227,12 @@ class BatchLease:
 
         Raises
         ------
+        InvalidOption
+            `df` is not a DataFrame.
         InvalidSchema
-            A column is missing, or null.
+            A column is missing or has a null.
         LeaseLost
-            The lease does not hold some rows any more. The others are settled.
+            The lease no longer holds some of the rows. The others are settled.
         """
         return self._count(rows.ack(df, self._owners))
 
@@ -242,17 +242,23 @@ class BatchLease:
         Parameters
         ----------
         df
-            Rows with ``sequence`` and ``lease_id``, and maybe ``delay`` and ``error``.
+            As for :meth:`ack`. Its columns ``delay`` and ``error`` take precedence over the
+            arguments, if it has them.
         delay
-            When they are due again: seconds, or text such as "30s". Default: by the group's retry
-            policy. A column of this name takes precedence.
+            When the messages are due again: seconds, or text such as "30s". Default: by the group's
+            retry policy.
         error
-            The reason. A column of this name takes precedence. Default: none.
+            The reason. Default: none.
 
         Returns
         -------
         SettleResult
-            As :meth:`ack`. It also raises the same errors.
+            As :meth:`ack`.
+
+        Raises
+        ------
+        InvalidOption
+            `delay` is invalid, also in the column. All errors of :meth:`ack` are possible, too.
         """
         return self._count(rows.nack(df, self._owners, delay=delay, error=error))
 
@@ -262,14 +268,15 @@ class BatchLease:
         Parameters
         ----------
         df
-            Rows with ``sequence`` and ``lease_id``, and maybe ``error``.
+            As for :meth:`ack`. Its column ``error`` takes precedence over the argument, if it has
+            one.
         error
-            The reason. A column of this name takes precedence. Default: none.
+            The reason. Default: none.
 
         Returns
         -------
         SettleResult
-            As :meth:`ack`. It also raises the same errors.
+            As :meth:`ack`, also in its errors.
         """
         return self._count(rows.reject(df, self._owners, error=error))
 

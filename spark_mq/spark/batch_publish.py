@@ -1,7 +1,7 @@
-"""Publish a batch's results into another queue, once.
+"""Publish a batch's results into another queue once, also if the batch crashes and runs again.
 
-A crash of the batch publishes nothing twice. The stream and the number of the batch are the
-producer and its number. A replay of the batch has the same, so the queue refuses its messages.
+The stream is the producer, and the number of the batch is the producer's number. A replay has the
+same, so the queue refuses its messages.
 """
 
 from __future__ import annotations
@@ -28,25 +28,13 @@ __all__ = ["PRODUCER_OPTIONS", "BatchPublisher", "SinkProducer"]
 _log = logging.getLogger(__name__)
 
 PRODUCER_OPTIONS: Final = ("producerId", "producerSequence", "producerPart", "producerRun")
-"""The options of a write that publishes once."""
-_RUN: Final = "run"
-"""The key of the run in the note of a commit."""
+_RUN: Final = "run"  # the key in the note of a commit
 _MAX_NUMBER: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class SinkProducer:
-    """The producer and the number of one ``df.write``.
-
-    Attributes
-    ----------
-    name
-        The producer.
-    number
-        The number of the write.
-    run
-        The run of the batch that writes. None if it is unknown.
-    """
+    """The producer of one ``df.write``, its number, and the run of the batch if it is known."""
 
     name: str
     number: int
@@ -54,10 +42,7 @@ class SinkProducer:
 
     @classmethod
     def parse(cls, own: Mapping[str, str]) -> SinkProducer | None:
-        """Return the producer in the options of a write, by lower-cased name.
-
-        Raises InvalidOption.
-        """
+        """Return the producer in options by lower-cased name, or None. Raise InvalidOption."""
         given = {name: own[name.lower()] for name in PRODUCER_OPTIONS if name.lower() in own}
         if not given:
             return None
@@ -81,26 +66,10 @@ class SinkProducer:
     def commit(
         self, messages: MessageStore, files: list[WrittenFile], draft: Draft | None = None
     ) -> bool:
-        """Publish files, unless the producer has published this number.
+        """Publish files. Return False instead if an earlier run of the batch has done so.
 
-        Parameters
-        ----------
-        messages
-            The log.
-        files
-            The files.
-        draft
-            The same messages with their dedup ids, if they have any.
-
-        Returns
-        -------
-        bool
-            Whether it published them.
-
-        Raises
-        ------
-        InvalidOption
-            The same run of the batch has published under this number.
+        `draft` has the same messages with their dedup ids. Raises InvalidOption if this run has
+        published under the same number.
         """
         txn = (producer_txn(self.name), self.number)
         try:
@@ -128,17 +97,13 @@ class SinkProducer:
 
 
 class BatchPublisher:
-    """Publishes a batch's messages, and numbers its writes.
-
-    The driver publishes. The executors write.
-    """
+    """Publishes a batch's messages from the driver, and numbers the writes of its executors."""
 
     def __init__(self) -> None:
         self._run = uuid.uuid4().hex
         self._done: set[tuple[str, str | None]] = set()
 
     def options(self, stream: str, number: str) -> dict[str, str]:
-        """Return the options of a write."""
         return {
             "producerId": _producer_id(stream),
             "producerSequence": number,
@@ -148,7 +113,7 @@ class BatchPublisher:
     def publish(
         self, queue: Queue, messages: Messages, stream: str, number: str, part: str | None
     ) -> PublishReceipt:
-        """Publish messages once. Raises InvalidOption for a part that was published before."""
+        """Publish messages once. Raise InvalidOption for a part that this run has published."""
         key = (queue.path, part)
         if key in self._done:
             raise InvalidOption(
@@ -172,5 +137,4 @@ def _producer_id(stream: str) -> str:
 
 
 def _part_of(producer: str, part: Any) -> str:
-    """Return the name of a part's own producer."""
     return producer if part is None else f"{producer}.{validate_name('part', part)}"

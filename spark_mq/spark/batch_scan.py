@@ -1,7 +1,6 @@
-"""Read the slices of a running batch from Spark's plan.
+"""Read the slices of a running batch from Spark's plan, so that the driver needs no job for them.
 
-The plan of a batch has the slices that the source's tasks would read. So the driver knows them
-without a job. Each py4j call takes about 0.2 ms, so few are made for each batch.
+A py4j call takes about 0.2 ms, so each batch makes few of them.
 """
 
 from __future__ import annotations
@@ -19,10 +18,9 @@ from spark_mq.streaming.offset import check_offset
 
 __all__ = ["BatchScan", "batch_scans", "is_output_of", "reads_source_only"]
 
+# Bytes that pass through Python in the time that Spark takes to plan the read of a file.
 PLAN_BYTES: Final = 24 * 2**20
-"""Bytes that pass through Python in the time that Spark takes to plan the read of a file."""
-ROW_BYTES: Final = 1_000
-"""Extra time of a row in Python, as the bytes that take that time."""
+ROW_BYTES: Final = 1_000  # the bytes that take as long in Python as the overhead of a row
 _SCAN: Final = "MicroBatchScanExec"
 _SOURCE: Final = "StreamingDataSourceV2ScanRelation"
 _SINK: Final = "WriteToMicroBatchDataSourceV1"
@@ -32,35 +30,24 @@ _PRUNING: Final = "Project"
 
 @dataclass(frozen=True, slots=True)
 class BatchScan:
-    """The scan of one spark_mq source in a batch.
-
-    The slices are in the source's order.
-    """
+    """The scan of one spark_mq source in a batch, with the slices in the source's order."""
 
     stream: str
     pieces: tuple[Piece, ...]
     node: Any = field(default=None, repr=False)
-    keeps_lanes: bool = False
-    """Whether each partition has all rows of its lanes."""
+    keeps_lanes: bool = False  # whether each partition has all rows of its lanes
 
     @property
     def lease_ids(self) -> set[str]:
-        """Return the leases that the slices belong to."""
         return {of.lease_id for _, of in self.pieces if of.lease_id}
 
     def pays_for_files(self, files: int) -> bool:
-        """Return whether Spark reads `files` files sooner than the source.
-
-        Spark plans and reads them. The source reads them by its tasks.
-        """
+        """Return whether Spark plans and reads this many files sooner than the source's tasks."""
         read = sum(piece.size + piece.rows * ROW_BYTES for piece, _ in self.pieces)
         return read >= files * PLAN_BYTES
 
     def count_rows(self) -> None:
-        """Add the rows to the query's progress.
-
-        The source's own tasks do the same.
-        """
+        """Add the rows to the query's progress, as the source's own tasks do."""
         self.node.metrics().apply("numOutputRows").add(sum(piece.rows for piece, _ in self.pieces))
 
 
@@ -73,7 +60,7 @@ def batch_scans(query: Any) -> list[BatchScan]:
 def reads_source_only(query: Any) -> bool:
     """Return whether a query only picks columns of one source.
 
-    A stream with ``minPartitions`` does not count, because only the source's tasks keep to it.
+    A stream with ``minPartitions`` does not count, because only the source's tasks obey it.
     """
     node = query.logicalPlan()
     while (kind := _kind(node)) != _SOURCE:
@@ -86,10 +73,7 @@ def reads_source_only(query: Any) -> bool:
 
 
 def is_output_of(query: Any, batch: Any) -> bool:
-    """Return whether a DataFrame is the query's batch itself.
-
-    One made from the batch is not.
-    """
+    """Return whether a DataFrame is the query's batch itself, not one made from it."""
     plan = batch._jdf.queryExecution().logical()
     return _kind(plan) == "LogicalRDD" and plan.rdd().id() == query.lastExecution().toRdd().id()
 
@@ -107,10 +91,7 @@ def _scans(leaves: Iterable[Any]) -> Iterator[BatchScan]:
 
 
 def _stream(leaf: Any) -> str | None:
-    """Return the stream of a scan, or None.
-
-    None: another source made its offset.
-    """
+    """Return the stream of a scan, or None if another source made its offset."""
     try:
         return check_offset(json.loads(leaf.end().json()))[0]
     except (InvalidOption, ValueError):
@@ -127,7 +108,7 @@ def _partitions(leaf: Any) -> Iterator[SlicePartition]:
 
 
 def _joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
-    """Return the slices with those joined that were cut between two tasks."""
+    """Join the slices that were cut between two tasks."""
     joined: list[Piece] = []
     for piece, of in pieces:
         last, whose = joined[-1] if joined else (None, None)

@@ -1,7 +1,4 @@
-"""Copy dead letters in Spark tasks.
-
-The driver commits the files, as it does without Spark.
-"""
+"""Copy dead letters in Spark tasks. The driver commits the files, as it does without Spark."""
 
 from __future__ import annotations
 
@@ -16,24 +13,14 @@ from spark_mq.storage.message_store import MessageStore
 
 __all__ = ["chunks", "spark_copy"]
 
+# The limits of one task's copy, in bytes of the files and in slices. The task holds less in memory.
+# The driver copies less than one task's worth itself, without a job.
 CHUNK_BYTES: Final = 64 * 2**20
 CHUNK_SLICES: Final = 2_000
-"""The limits of one task's copy, in bytes of the files and in slices.
-
-The task holds less in memory. Less than one task's worth is copied in the driver, without a job.
-"""
 
 
 def spark_copy(spark: Any, storage_options: Mapping[str, str] | None = None) -> Copy:
-    """Return the ``copy`` of :meth:`spark_mq.Queue.sweep` that copies in Spark tasks.
-
-    Parameters
-    ----------
-    spark
-        The session.
-    storage_options
-        Options of the object store. Default: none.
-    """
+    """Return the ``copy`` of :meth:`spark_mq.Queue.sweep` that copies in Spark tasks."""
     options = dict(storage_options or {})
 
     def copy(

@@ -62,18 +62,19 @@ def for_each_batch(
 ) -> ForEachBatch:
     """Return a function for ``writeStream.foreachBatch`` that settles each batch.
 
-    It calls ``process(batch, lease)`` and then settles the batch's lease.
+    It calls ``process(batch, lease)``. When `process` returns, the messages of the batch are acked,
+    also those that a filter dropped. Messages that `process` settles itself stay as it settled
+    them.
 
-    When `process` returns, the messages of the batch are acked, also those that a filter dropped.
-    Messages that `process` settles itself stay as it settled them. `process` may return a DataFrame
-    of other verdicts with ``sequence``, and with ``lease_id`` if the batch has several leases. More
-    columns are optional: ``outcome`` ("ack", "nack", "reject"; null is a failure, see `on_error`),
-    ``delay`` of a nack (seconds, or text such as "30s"), and ``error``.
+    `process` may return a DataFrame of other verdicts. It has the column ``sequence``, and also
+    ``lease_id`` if the batch has several leases. Further columns are optional: ``outcome`` ("ack",
+    "nack" or "reject"; a null is a failure, see `on_error`), ``delay`` of a nack (seconds, or text
+    such as "30s"), and ``error``.
 
     Return only verdicts that depend on the rows alone. A verdict that may change, such as an API's
     answer, must be settled by ``lease.nack(df)`` or ``lease.reject(df)`` *before* the sink is
-    written. A replay may give another verdict while the sink skips the batch. The row would then be
-    acked unwritten.
+    written. Otherwise a replay may give another verdict while the sink skips the batch, so the row
+    would be acked unwritten.
 
     Parameters
     ----------
@@ -83,23 +84,24 @@ def for_each_batch(
         Called with the batch as a DataFrame and its :class:`BatchLease`. It returns the rows that
         are not simply acked, or None, or the results of its own settles.
     on_error
-        What an exception of `process` does: "nack" (delivered again after a backoff), "reject" (to
-        the dead letters), "ack" (dropped, and the error is only logged), or "raise" (the query
-        ends). Default: "nack". A failing store is no such failure: the batch is released,
-        uncounted, and the query ends with the error.
+        What happens to the messages if `process` raises an error: "nack" (delivered again after a
+        backoff), "reject" (to the dead letters), "ack" (dropped, and the error is only logged), or
+        "raise" (the query ends). Default: "nack". An outage of the queue's own store does not
+        count here: the batch is released, uncounted, and the query ends with that error.
     also
         The groups of the other queues, if the stream reads several. Default: none.
     ack
         When the batch is acked. "after": when `process` has returned. "first": before `process` is
-        called, so that each message is delivered at most once. "manual": never; messages that
-        `process` leaves unsettled are delivered again when their lease expires. Default: "after".
-        "manual" costs one more commit for a batch with unsettled messages. Filter inside `process`
-        then: over Spark Connect a batch of which no row arrives is acked by ackMode=onCommit.
+        called, so that each message is delivered at most once. "manual": never. Messages that
+        `process` leaves unsettled are then delivered again when their lease expires. Default:
+        "after". "manual" costs one more commit for a batch with unsettled messages. With "manual",
+        filter inside `process`: over Spark Connect, ackMode=onCommit acks a batch of which no row
+        arrives.
     reader
-        How `batch` is read. "spark": by Spark's own Parquet reader if nothing but a choice of
-        columns stands between the source and foreachBatch. Rows, columns, types and order are the
-        same, and large batches are faster, because no byte goes through Python. "python": always by
-        the source's tasks. They also read small batches, unions of streams, streams with
+        How `batch` is read. "spark": by Spark's own Parquet reader if the query only chooses
+        columns between the source and foreachBatch. Rows, columns, types and order are the same,
+        and large batches are faster, because no byte goes through Python. "python": always by the
+        source's tasks. With "spark", they still read small batches, unions of streams, streams with
         ``minPartitions`` or ``valueSchema``, leases in many files, ordered groups, stores that
         Spark cannot read, and everything over Spark Connect. Default: "spark".
     invalid
@@ -115,7 +117,8 @@ def for_each_batch(
     Raises
     ------
     InvalidOption
-        An option has an unknown value, or `process` cannot be called.
+        An option has an unknown value, `process` cannot be called with two arguments, or
+        ``invalid="reject"`` meets ``ack="first"``.
 
     Examples
     --------
@@ -134,14 +137,9 @@ def for_each_batch(
 
 
 class ForEachBatch:
-    """Run and settle each batch of a stream for Spark.
+    """Runs and settles each batch of a stream for Spark.
 
-    Spark calls it in the driver, one batch at a time, and may pickle it over Spark Connect.
-
-    Attributes
-    ----------
-    last_batch
-        Spark's number of the last batch that has ended, or None.
+    Spark calls it in the driver, one batch at a time. Over Spark Connect, Spark pickles it.
     """
 
     def __init__(
@@ -159,7 +157,7 @@ class ForEachBatch:
         self._idle = threading.Condition()
         self._busy = self._closing = False
         self._last_seen: dict[str, int] = {}  # the number of each stream's last batch here
-        self.last_batch: int | None = None
+        self.last_batch: int | None = None  # Spark's number of the last batch that has ended
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -203,29 +201,16 @@ class ForEachBatch:
                 self._idle.notify_all()
 
     def close(self, timeout: float) -> bool:
-        """Wait for the running batch to end, and release all later ones.
-
-        The release is uncounted.
-
-        Parameters
-        ----------
-        timeout
-            How long to wait, in seconds.
-
-        Returns
-        -------
-        bool
-            False if the batch still runs.
-        """
+        """Release later batches, uncounted. Return whether the running one ended in time."""
         with self._idle:
             self._closing = True
             self._verdict_log.flush()
             return self._idle.wait_for(lambda: not self._busy, timeout)
 
     def give_back(self) -> int:
-        """Release the leases of batches that Spark planned and never ran.
+        """Release the leases of batches that Spark planned and never ran. Return their number.
 
-        Call it after the query has been stopped. Returns the number of leases.
+        Call it after the query has been stopped.
         """
         ledgers = [group._ledger.current() for group in self.groups]
         held = {
@@ -245,7 +230,7 @@ class ForEachBatch:
         return len(late)
 
     def _by_spark(self, batch: DataFrame, scan: BatchScan | None) -> DataFrame:
-        """Return the batch by Spark's own reader, if it reads it alike."""
+        """Return the batch by Spark's own reader, or unchanged if Spark would read it otherwise."""
         if scan is None or self._unreadable:
             return batch
         from spark_mq.spark.parquet_read import read_scan
@@ -319,7 +304,6 @@ class ForEachBatch:
         return outcomes
 
     def _verdicts(self, returned: DataFrame | None, lease: BatchLease) -> list[MessageVerdict]:
-        """Return the verdicts in the rows that `process` returned."""
         if returned is None:
             return []
         try:

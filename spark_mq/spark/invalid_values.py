@@ -17,26 +17,12 @@ if TYPE_CHECKING:
 __all__ = ["INVALID_VALUES", "RejectInvalid"]
 
 INVALID_VALUES: Final = ("keep", "reject")
-"""The choices of for_each_batch for values that do not parse."""
 
 
 class RejectInvalid:
-    """Call ``process(batch, lease)`` with the messages whose values have parsed.
+    """Calls ``process(batch, lease)`` after it has rejected the rows with a ``data_error``.
 
-    The others are rejected first, each with its ``data_error``. The verdict depends on the value
-    alone, so a replay gives the same.
-
-    Parameters
-    ----------
-    process
-        The function to call. It is pickled with this object over Spark Connect.
-    policy
-        The policy of the batch's handler.
-
-    Raises
-    ------
-    InvalidOption
-        The policy acks a batch before its values are known.
+    That verdict depends on the value alone, so a replay gives the same.
     """
 
     def __init__(
@@ -52,13 +38,6 @@ class RejectInvalid:
         self._process = process
 
     def __call__(self, batch: DataFrame, lease: BatchLease) -> Any:
-        """Reject the invalid rows of the batch, and process the others.
-
-        Raises
-        ------
-        InvalidSchema
-            The batch has no column ``data_error``.
-        """
         missing = {"data_error", "lease_id", "sequence"} - set(batch.columns)
         if missing:
             name = min(missing)

@@ -1,7 +1,6 @@
-"""Parse JSON values strictly by a schema.
+"""Parse JSON values strictly by a schema: a value fits it, or it has an error.
 
-A value fits the schema, or it has an error. An error names the place and the types. It never
-contains the value, which may be a secret.
+An error names the place and the types. It never contains the value, which may be a secret.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ __all__ = ["JsonParser", "is_parsed", "with_data"]
 
 Convert = Callable[[Any], Any]
 
-_INTEGERS: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
-"""Bits of the integer types."""
+_INTEGERS: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}  # bits
 _LARGEST_FLOAT: Final = 3.4028234663852886e38
 _JSON_NAMES: Final = {
     dict: "object",
@@ -46,7 +44,7 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 class _Unfit(Exception):
-    """A value does not fit the schema. The path grows from the inside."""
+    """A value does not fit the schema. Each level of the value adds its part of the path."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -57,13 +55,7 @@ class _Unfit(Exception):
 
 
 class JsonParser:
-    """Parse JSON values into an Arrow column.
-
-    Parameters
-    ----------
-    kind
-        The type of the values.
-    """
+    """Parses JSON values of one type into an Arrow column."""
 
     def __init__(self, kind: t.DataType) -> None:
         self.arrow_type = to_arrow_type(kind, timezone="UTC")
@@ -72,10 +64,7 @@ class JsonParser:
         self._decode = json.JSONDecoder(parse_float=numbers, parse_constant=_no_constant).decode
 
     def parse(self, values: Iterable[bytes | None]) -> tuple[pa.Array, pa.Array]:
-        """Return the parsed values, and the errors of the others.
-
-        Exactly one of both is null in each row.
-        """
+        """Return the parsed values and the errors. In each row, exactly one of both is null."""
         parsed, errors = [], []
         for value in values:
             data, error = self._parse(value)

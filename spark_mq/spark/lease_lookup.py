@@ -1,9 +1,8 @@
-"""Find the leases of a foreachBatch batch.
+"""Find the leases of a foreachBatch batch, without a Spark job where the session allows that.
 
-It takes no Spark job if the session allows that. The batch's offsets hold the batch number n of
-each stream. The runner's random id is in the slices of Spark's plan, and is read from them once a
-run. Spark Connect shows no plan, so there a job reads it from the rows. A worker's name does not
-help, because a zombie driver has the same.
+The batch's offsets hold the batch number n of each stream. The runner's random id is in the slices
+of Spark's plan, and is read from them once a run. Spark Connect shows no plan, so there a job reads
+the id from the rows. A worker's name would not do, because a zombie driver has the same.
 """
 
 from __future__ import annotations
@@ -30,38 +29,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BatchLeases:
-    """The leases of a batch.
-
-    Attributes
-    ----------
-    lease_ids
-        Their ids.
-    fresh
-        Whether the batch may be a replay. Only the first batch of a run may be one.
-    base
-        Stream and n of a batch over several queues. Each queue has another id for the stream.
-    batches
-        Stream, n and "over several queues" of each stream in the batch, also of one without a row.
-        Empty over Spark Connect.
-    scan
-        The scan of the batch, if it is the source's output and nothing else.
-    """
-
     lease_ids: list[str]
-    fresh: bool
+    fresh: bool  # may be a replay, which only the first batch of a run can be
+    # Stream and n of a batch over several queues. Each queue has another id for the stream.
     base: tuple[str, int] | None = None
+    # Stream, n and "over several queues" of each stream in the batch, also of one without a row.
+    # Empty over Spark Connect.
     batches: tuple[tuple[str, int, bool], ...] = ()
-    scan: BatchScan | None = None
+    scan: BatchScan | None = None  # if the batch is the source's output and nothing else
 
 
 class LeaseLookup:
-    """Finds the lease ids of the batches of a query's run.
-
-    Parameters
-    ----------
-    scans : bool, default True
-        Whether :meth:`find` also returns the scan of a batch that only its source made.
-    """
+    """Finds the lease ids of the batches of a query's run, and their scans if `scans`."""
 
     def __init__(self, *, scans: bool = True) -> None:
         self._scans = scans
@@ -72,10 +51,9 @@ class LeaseLookup:
         self._source_only: bool | None = None  # of this run's query. None until a batch needs it.
 
     def find(self, batch: DataFrame) -> BatchLeases:
-        """Return the lease ids of a batch, with its scan.
+        """Return the lease ids of a batch, with its scan if Spark may read it itself.
 
-        The scan is None unless Spark may read it itself. Raises InvalidSchema if the batch's rows
-        could not be settled.
+        Raises InvalidSchema if the batch's rows could not be settled.
         """
         query = self._query(batch.sparkSession)
         if not self._checked:  # all batches of a run have the same columns
@@ -119,18 +97,12 @@ class LeaseLookup:
         return BatchLeases(ids, not known, base, shown)
 
     def runner(self, stream: str) -> str | None:
-        """Return the runner of a stream in this run, or None.
-
-        None: no batch has come yet.
-        """
+        """Return the runner of a stream in this run, or None before its first batch."""
         return self._runners.get(stream)
 
     @staticmethod
     def _from_plan(query: Any, streams: Iterable[str]) -> list[str] | None:
-        """Return the lease ids in the plan's slices, or None.
-
-        None: the plan does not show each stream.
-        """
+        """Return the lease ids in the plan's slices, or None if it does not show each stream."""
         try:
             scans = batch_scans(query) if query is not None else []
         except Exception as error:
@@ -144,10 +116,7 @@ class LeaseLookup:
         )
 
     def _reads_source_only(self, query: Any) -> bool:
-        """Return whether the batch is the source's output.
-
-        It may lack columns that Spark has pruned.
-        """
+        """Return whether the batch is the source's output. Spark may have pruned columns."""
         if self._source_only is None:
             try:
                 self._source_only = query is not None and reads_source_only(query)
@@ -157,11 +126,7 @@ class LeaseLookup:
         return self._source_only
 
     def _scan(self, batch: DataFrame, query: Any) -> BatchScan | None:
-        """Return the scan of a batch that Spark may read, or None.
-
-        Spark may read it if only column pruning made the batch from the source. None also means
-        that Spark would not read it sooner.
-        """
+        """Return the batch's scan if Spark reads it alike, and sooner than Python, or None."""
         try:
             if not self._reads_source_only(query):
                 return None
@@ -182,10 +147,7 @@ class LeaseLookup:
 
     @staticmethod
     def _batches(query: Any) -> dict[str, tuple[int, bool]]:
-        """Return the number n of each spark_mq stream in the batch.
-
-        Each has a flag for a stream over several queues.
-        """
+        """Return each spark_mq stream of the batch with its n, and if it has several queues."""
         try:
             return {} if query is None else dict(_offsets(query))
         except Exception as error:
@@ -193,18 +155,14 @@ class LeaseLookup:
             return {}
 
     def _query(self, spark: Any) -> Any:
-        """Return the query whose batch runs now, or None.
-
-        None: the session hides it (Spark Connect).
-        """
+        """Return the query whose batch runs now, or None if Spark Connect hides it."""
         try:
             context = spark.sparkContext
             # Spark groups the jobs of a query by the id of its run. Unknown ids are looked up.
             if self._run and context.getLocalProperty("spark.jobGroup.id") == self._run:
                 return self._known
             query_id = context.getLocalProperty("sql.streaming.queryId")
-            # The batch's session is a clone and knows no queries. The shared state knows all that
-            # run.
+            # The batch's session is a clone and knows no queries. The shared state knows them.
             query = (
                 spark._jsparkSession.sharedState()
                 .activeStreamingQueries()
@@ -222,11 +180,10 @@ class LeaseLookup:
 
 
 def _offsets(query: Any) -> Iterator[tuple[str, tuple[int, bool]]]:
-    """Return the offset of each spark_mq source in a query's batch.
+    """Yield (stream, (n, over several queues)) of each spark_mq source in a query's batch.
 
-    It is (stream, (n, over several queues)). Our offsets are known by their form, because the plan
-    is slow to show the sources' formats. A source without new messages keeps its offset, so its
-    last lease is not of this batch.
+    Our offsets are known by their form, because the plan is slow to show the sources' formats. A
+    source without new messages keeps its offset, so its last lease is not of this batch.
     """
     sources, starts, ends = query.sources(), query.committedOffsets(), query.availableOffsets()
     for source in (sources.apply(i) for i in range(sources.size())):

@@ -1,7 +1,4 @@
-"""Route each lease of a batch to its group.
-
-Also check that this driver still holds the lease.
-"""
+"""Route each lease of a batch to its group, and check that this driver still holds it."""
 
 from __future__ import annotations
 
@@ -24,20 +21,18 @@ __all__ = ["LeaseRouter"]
 
 
 class LeaseRouter:
-    """Settle each lease in its group. A union of queues has several groups."""
+    """Settles each lease in its group. A union of queues has several groups."""
 
     def __init__(self, groups: Sequence[ConsumerGroup]) -> None:
         self.groups = tuple(groups)
         self._of: dict[str, ConsumerGroup] = {}  # by stream
         self._numbers: dict[str, int] = {}  # by lease id, the last number of its stream
-        self.outage: Exception | None = None
-        """Why the last settle failed, if a store failed."""
+        self.outage: Exception | None = None  # of the last settle, if a store failed
 
     def of(self, lease_id: str) -> ConsumerGroup:
-        """Return the group of a lease.
+        """Return the group of a lease. Raise InvalidOption for a lease of another group or queue.
 
-        Raises InvalidOption if it is another group's. Then no settle would count, and
-        ackMode=onCommit would ack the batch.
+        Without the error no settle would count, and ackMode=onCommit would ack the batch.
         """
         parts = parse_lease_id(lease_id)
         if parts is None:
@@ -67,19 +62,15 @@ class LeaseRouter:
         return reported_work([(own, partial(_ranges, own, one)) for own, one in ledgers], None)
 
     def begin(self, lease_ids: Sequence[str]) -> None:
-        """Find the groups and keep the transaction numbers.
-
-        The batch may be a replay.
-        """
+        """Find the groups and keep the transaction numbers of a batch that may be a replay."""
         self._numbers = {
             lease_id: self._txn_number(self.of(lease_id), lease_id) for lease_id in lease_ids
         }
 
     def check(self, lease_ids: Sequence[str]) -> None:
-        """Raise StreamFenced if another driver has taken the batch over.
+        """Raise StreamFenced, before Spark commits the batch, if another driver has taken it over.
 
-        It is raised before Spark commits the batch. An expired lease is no reason to end the query.
-        Its messages are delivered again.
+        An expired lease is no reason to end the query, because its messages are delivered again.
         """
         for lease_id in lease_ids:
             parts = parse_lease_id(lease_id)

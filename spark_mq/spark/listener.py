@@ -1,4 +1,4 @@
-"""Report the groups behind the streams of a session."""
+"""Report the groups that the streams of a session read."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class StreamProgress:
     queue, group
         The path of the queue, and the name of the group.
     input_rows
-        Rows of the source that the batch has read. Several queues of one source share it.
+        Rows of the source that the batch has read. The queues of one source share this number.
     batch_duration
         How long the batch took.
     ready, delayed, in_flight, dead, blocked
         Messages of the group by state.
     oldest_unsettled_age
-        Time since the publish of the first unsettled message. None without one.
+        Time since the publish of the first unsettled message, or None if all are settled.
     blocked_because
         The cap, message, pause or breaker that stops the group, or an empty string.
     breaker
@@ -71,15 +71,15 @@ class StreamProgress:
 class SparkMQListener(StreamingQueryListener):
     """Reads the stats of groups from the progress of streams.
 
-    It never reads the queue itself. If the driver has an OpenTelemetry SDK, it sets the gauges
-    ``spark_mq.messages``, ``spark_mq.oldest_unsettled_age`` and ``spark_mq.blocked``. Sources of
-    other formats are left out.
+    It never reads the queue itself, and leaves out sources of other formats. If the driver has an
+    OpenTelemetry SDK, it sets the gauges ``spark_mq.messages``, ``spark_mq.oldest_unsettled_age``
+    and ``spark_mq.blocked``.
 
     Parameters
     ----------
     on_progress
-        Called with each :class:`StreamProgress`, in a thread of Spark. Default: nothing. Its errors
-        are logged.
+        Called with each :class:`StreamProgress`, in a thread of Spark. Its errors are logged.
+        Default: nothing is called.
 
     Examples
     --------
@@ -90,7 +90,7 @@ class SparkMQListener(StreamingQueryListener):
     """
 
     latest: dict[tuple[str, str], StreamProgress]
-    """The last progress by queue and group."""
+    """The last progress, by the path of the queue and the name of the group."""
 
     def __init__(self, on_progress: Callable[[StreamProgress], None] | None = None) -> None:
         self.latest = {}
@@ -123,7 +123,7 @@ class SparkMQListener(StreamingQueryListener):
 
 
 def _groups(offset: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the stats in the latest offset of a source. A source of several queues has several."""
+    """Yield the stats in a source's latest offset. A source of several queues has several."""
     try:
         read = json.loads(offset) if isinstance(offset, str) else offset
     except ValueError:  # another source's

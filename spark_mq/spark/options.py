@@ -56,25 +56,22 @@ READ_OPTIONS: Final = (
     "valueSchema",
 )
 WRITE_OPTIONS: Final = ("path", *PRODUCER_OPTIONS)
+# Spark passes these options of its own on to a source or sink.
 _SPARKS_OWN: Final = ("checkpointLocation", "queryName", "paths")
-"""Spark's own options, which it passes on to a source or sink."""
+# Names that are no options, each with the place to set it.
 _ELSEWHERE: Final = {
     "lanes": "create the queue with Queue.create(path, lanes=64)",
     "order": "set it with group.configure(order='key'), in a queue with lanes",
     "priority": "give a column 'priority' with whole numbers from 0 to 9",
 }
-"""Names that are no options, each with the place to set it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Hold the checked options of a read. Durations are in microseconds.
-
-    ``several`` is True if the path was given as a list.
-    """
+    """The checked options of a read. Durations are in microseconds."""
 
     paths: tuple[str, ...]
-    several: bool = False
+    several: bool = False  # whether the path was given as a list
     storage_options: dict[str, str] = field(default_factory=dict, repr=False)
     group: str = "default"
     group_named: bool = False
@@ -124,8 +121,6 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Hold the checked options of a write."""
-
     path: str
     storage_options: dict[str, str] = field(default_factory=dict, repr=False)
     producer: SinkProducer | None = None
@@ -147,7 +142,6 @@ class WriteOptions:
 
 
 def _stream_options(own: Mapping[str, str]) -> StreamOptions:
-    """Return how the stream leases. Raise InvalidOption."""
     defaults = StreamOptions()
     if "visibilitytimeout" in own and "maxleaseduration" in own:
         _in_order(own, "visibilityTimeout", "maxLeaseDuration")
@@ -177,7 +171,7 @@ def _stream_options(own: Mapping[str, str]) -> StreamOptions:
 
 
 def _polls(own: Mapping[str, str], paths: Sequence[str]) -> tuple[int, int]:
-    """Return the shortest and the longest wait between looks. Raise InvalidOption."""
+    """Return the shortest and the longest wait between looks."""
     # A look at a local log is cheap. At an object store it is a request.
     polls = {
         "minpollinterval": "50ms",
@@ -193,10 +187,7 @@ def _polls(own: Mapping[str, str], paths: Sequence[str]) -> tuple[int, int]:
 def _split(
     options: Mapping[str, str], known: tuple[str, ...]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return own options by lower-cased name, and storage options without their prefix.
-
-    Raises InvalidOption for an unknown option.
-    """
+    """Return own options by lower-cased name, and storage options without their prefix."""
     lowered = {name.lower() for name in (*known, *_SPARKS_OWN)}
     own: dict[str, str] = {}
     storage: dict[str, str] = {}
@@ -238,11 +229,7 @@ def _path(own: Mapping[str, str]) -> str:
 
 
 def _paths(own: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
-    """Return the paths of the queues to read.
-
-    The second value is whether they were given as a list. Options are text, so a list is JSON.
-    Raises InvalidOption.
-    """
+    """Return the paths of the queues to read, and whether they were given as a JSON list."""
     text = own.get("path") or own.get("paths", "")
     if not text.lstrip().startswith("["):
         return (_path(own),), False

@@ -31,42 +31,22 @@ if TYPE_CHECKING:
 
 __all__ = ["read_held", "read_scan"]
 
-Files = Mapping[str, Sequence[Piece]]
-"""The wanted slices of each file, by its path."""
+Files = Mapping[str, Sequence[Piece]]  # the wanted slices, by the path of their file
 
-MAX_ORDERED_FILES: Final = 8
-"""Files of a batch. They are read one after the other to keep the order of the rows."""
+MAX_ORDERED_FILES: Final = 8  # of a batch, read one after the other to keep the order of rows
 MAX_SLICES: Final = 10_000
 MAX_SLICES_OF_FILE: Final = 100
+# Names that Spark neither encodes nor hides from a listing.
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*(?<!\._COPYING_)")
-"""Names that Spark neither encodes nor hides from a listing."""
 
 
 def read_held(
     spark: SparkSession, held: Iterable[tuple[ConsumerGroup, Sequence[Range]]], several: bool
 ) -> DataFrame | None:
-    """Read the messages of some ranges, in the columns of the stream.
+    """Read the messages of some ranges, in the columns of the stream, or return None.
 
-    Parameters
-    ----------
-    spark
-        The session.
-    held
-        The ranges, with the group of each.
-    several
-        Whether the stream reads several queues, and so has the column ``queue``.
-
-    Returns
-    -------
-    DataFrame or None
-        None if Spark would not find the messages.
-
-    Raises
-    ------
-    CorruptLog
-        A file does not match its commit.
-    StorageError
-        A file cannot be reached, or Spark cannot read the store.
+    It returns None if Spark would not find or read them alike. Raises CorruptLog for a file that
+    does not match its commit, and StorageError if a file or, for Spark, the store is out of reach.
     """
     schema = SEVERAL_SCHEMA if several else READ_SCHEMA
     frames = []
@@ -84,22 +64,10 @@ def read_held(
 def read_scan(
     batch: DataFrame, scan: BatchScan, owner: Callable[[str], ConsumerGroup]
 ) -> DataFrame | None:
-    """Read the slices of a batch's scan, with its columns and order.
+    """Read the slices of a batch's scan, with its columns and order, or return None.
 
-    Parameters
-    ----------
-    batch
-        The batch as Spark gave it.
-    scan
-        The scan of the batch.
-    owner
-        Returns the group of a lease id.
-
-    Returns
-    -------
-    DataFrame or None
-        None if the source's tasks read it sooner, or only they read it right. Raises as
-        :func:`read_held`.
+    It returns None if the source's tasks read them sooner, or only they read them right. Raises as
+    :func:`read_held`.
     """
     if scan.keeps_lanes:  # Spark would read each file, and each part of one, in another task.
         return None
@@ -126,10 +94,9 @@ def _union(frames: Sequence[DataFrame]) -> DataFrame:
 
 
 def _runs(pieces: Sequence[Piece]) -> list[tuple[str, Files]] | None:
-    """Return each file of a batch with its lease, in order.
+    """Return each file of a batch with its lease, in order, or None if such reads change the order.
 
-    None: reading them would change the order. Spark begins with the largest file of a read, so each
-    read has one.
+    Spark begins with the largest file of a read, so each read has one file.
     """
     runs: list[tuple[str, dict[str, list[Piece]]]] = []
     for piece, of in pieces:
@@ -156,10 +123,7 @@ def _by_file(group: ConsumerGroup, ranges: Sequence[Range]) -> Files:
 def _frame(
     spark: SparkSession, group: ConsumerGroup, files: Files, names: Sequence[str]
 ) -> DataFrame | None:
-    """Return the wanted rows of the files, or None.
-
-    None: Spark would not read the same rows.
-    """
+    """Return the wanted rows of the files, or None if Spark would not read the same rows."""
     if not _is_supported(files):
         return None
     alike, whole = _check(group, files)
@@ -169,8 +133,8 @@ def _frame(
 def _is_supported(files: Files) -> bool:
     """Return whether Spark finds the slices, and sooner than Python reads them.
 
-    Rows are matched with their file by its name. So no two files may have the same name, and Spark
-    must neither encode nor hide it. Each row of a file is compared with all of its slices.
+    Rows are matched with their file by its name, so no two files may have the same name. Each row
+    of a file is compared with all of the file's slices.
     """
     names = {path.rpartition("/")[2] for path in files}
     slices = [len(pieces) for pieces in files.values()]
@@ -179,10 +143,9 @@ def _is_supported(files: Files) -> bool:
 
 
 def _check(group: ConsumerGroup, files: Files) -> tuple[bool, bool]:
-    """Return whether Spark and Arrow read the files alike.
+    """Return whether Spark and Arrow read the files alike, and whether all rows are wanted.
 
-    The second value is whether all of their rows are wanted. Raises CorruptLog for a file with
-    fewer rows than its commit claims. Spark would not notice.
+    Raises CorruptLog for a file with fewer rows than its commit claims. Spark would not notice.
     """
     alike, whole, store = True, True, group._context.messages.files
     for pieces in files.values():

@@ -33,17 +33,15 @@ Piece = tuple[FileSlice, Range]
 
 @dataclass(frozen=True)
 class SlicePartition(InputPartition):
-    """The slices of files that one task reads.
+    """The slices of one queue's files that one task reads, each with its range of the ledger.
 
-    They are those of one queue, each with its range of the ledger. The files never change, so a
-    second read gives the same rows.
+    The files never change, so a second read gives the same rows.
     """
 
     queue: str
     pieces: tuple[Piece, ...]
     storage_options: dict[str, str] = field(default_factory=dict, repr=False)
-    keeps_lanes: bool = False
-    """Whether it has all rows of its lanes. Then another read must not divide them."""
+    keeps_lanes: bool = False  # It has all rows of its lanes, so no other read may divide them.
 
 
 class QueuePlan(NamedTuple):
@@ -51,14 +49,13 @@ class QueuePlan(NamedTuple):
 
     queue: str
     pieces: Sequence[Piece]
-    runs: Sequence[LaneRuns] = ()
-    """The lanes of each slice, if rows of a lane must stay together."""
+    runs: Sequence[LaneRuns] = ()  # the lanes of each slice, if rows of a lane stay together
 
 
 def cut_all(
     plans: Sequence[QueuePlan], options: Mapping[str, str], at_least: int
 ) -> list[InputPartition]:
-    """Return the slices of several queues as partitions. See :func:`cut`."""
+    """Cut the slices of several queues into partitions. See :func:`cut`."""
     rows = [sum(piece.rows for piece, _ in plan.pieces) for plan in plans]
     total = max(1, sum(rows))
     return [
@@ -75,21 +72,10 @@ def cut(
     at_least: int,
     runs: Sequence[LaneRuns] = (),
 ) -> list[InputPartition]:
-    """Return slices as partitions with about the same number of rows.
+    """Cut slices into `at_least` or more partitions, all but the last with equally many rows.
 
-    Parameters
-    ----------
-    queue
-        The path of the queue.
-    pieces
-        The slices in order.
-    options
-        Options of the object store.
-    at_least
-        The least number of partitions, if enough rows exist. Large slices need more.
-    runs
-        The lanes of each slice, if all rows of a lane must be in one partition. Then a partition
-        may be larger, and there may be fewer.
+    There are fewer if the rows do not divide so: 5 rows in 4 partitions become 2, 2 and 1. With
+    `runs` all rows of a lane are in one partition, so partitions may be larger and fewer.
     """
     rows = sum(piece.rows for piece, _ in pieces)
     size = sum(piece.size for piece, _ in pieces)
@@ -108,7 +94,7 @@ def cut(
 
 
 def _shares(pieces: Sequence[Piece], share: int) -> Iterator[list[Piece]]:
-    """Yield slices in parts with `share` rows."""
+    """Yield the slices in parts of `share` rows."""
     current: list[Piece] = []
     room = share
     for piece, of in pieces:
@@ -132,11 +118,8 @@ def _shares(pieces: Sequence[Piece], share: int) -> Iterator[list[Piece]]:
 
 
 def read(partition: InputPartition, schema: StructType) -> Iterator[pa.RecordBatch]:
-    """Return the rows of a partition in the columns of `schema`.
-
-    If a batch has no slices, Spark passes a partition that is no SlicePartition.
-    """
-    if not isinstance(partition, SlicePartition):
+    """Yield the rows of a partition, in the columns of `schema`."""
+    if not isinstance(partition, SlicePartition):  # Spark's own, for a batch without slices
         return
     wanted, parser = arrow_schema(schema), _parser(schema)
     stored = wanted if parser is None else _without_data(wanted)
@@ -162,7 +145,7 @@ def _parser(schema: StructType) -> JsonParser | None:
 
 
 def _without_data(wanted: pa.Schema) -> pa.Schema:
-    """Return the columns that are read, of which ``value`` is one."""
+    """Return the columns to read: ``value``, and the wanted ones that are not parsed from it."""
     kept = [field for field in wanted if field.name not in (*DATA_COLUMNS, "value")]
     return pa.schema([*kept, pa.field("value", pa.binary())])
 
@@ -181,10 +164,7 @@ def _with_data(table: pa.Table, parser: JsonParser, wanted: pa.Schema) -> pa.Tab
 
 
 def _in_batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Group slices into batches of limited rows.
-
-    A task holds one batch in memory.
-    """
+    """Group slices into batches of limited rows, because a task holds one batch in memory."""
     batch, room = cast(list[Piece], []), _BATCH_ROWS
     for piece, of in pieces:
         left = piece

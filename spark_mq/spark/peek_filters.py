@@ -1,7 +1,4 @@
-"""Skip messages by the filters of a batch read.
-
-They are left out before any file is read.
-"""
+"""Leave out messages by the filters of a batch read, before any file is read."""
 
 from __future__ import annotations
 
@@ -26,6 +23,7 @@ from spark_mq.util.clock import to_micros
 
 __all__ = ["PeekFilters"]
 
+# Columns with one value for all messages of a range, each with the range's attribute.
 _COLUMNS: Final[Mapping[str, str]] = {
     "state": "state",
     "delivery_count": "delivery_count",
@@ -37,9 +35,8 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "reason": "reason",
     "error": "error",
 }
-"""Columns with one value for all messages of a range, each with the range's attribute."""
+# Attributes that an ended message lacks.
 _HELD: Final = ("worker_id", "lease_id", "expires_at", "available_at")
-"""Columns that an ended message lacks."""
 _COMPARE: Final[Mapping[type, Callable[[Any, Any], bool]]] = {
     EqualTo: operator.eq,
     GreaterThan: operator.gt,
@@ -50,33 +47,21 @@ _COMPARE: Final[Mapping[type, Callable[[Any, Any], bool]]] = {
 }
 _MAX: Final = 2**63 - 1
 
+# The attribute of a range, the comparison, and the other value.
 Condition = tuple[str, Callable[[Any, Any], bool], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class PeekFilters:
-    """The messages that a batch read wants.
-
-    Spark still applies every filter to the rows that it gets.
-
-    Attributes
-    ----------
-    conditions
-        The attribute of a range, the comparison, and the other value.
-    first, last
-        The sequences, inclusive.
-    """
+    """The messages that a batch read wants. Spark applies all filters to them again."""
 
     conditions: tuple[Condition, ...] = ()
-    first: int = 0
+    first: int = 0  # sequences, inclusive
     last: int = _MAX
 
     @classmethod
     def of(cls, filters: Iterable[Filter]) -> PeekFilters:
-        """Return the wanted messages of some filters.
-
-        Filters of other columns or kinds leave nothing out.
-        """
+        """Return the wanted messages. Filters of other columns or kinds leave nothing out."""
         conditions: list[Condition] = []
         first, last = 0, _MAX
         for one in filters:
@@ -124,7 +109,7 @@ def _bounds(one: Filter, wanted: Any) -> tuple[int, int]:
 
 
 def _plain(value: Any) -> Any:
-    """Return the value of a filter as a range has it. None: it cannot be compared."""
+    """Return the value of a filter as a range has it, or None if it cannot be compared."""
     if isinstance(value, datetime):
         return to_micros(value) if value.tzinfo is not None else None
     if isinstance(value, tuple):

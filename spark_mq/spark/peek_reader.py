@@ -1,7 +1,4 @@
-"""Read all messages in a batch, without a lease.
-
-This is the batch reader of ``format("spark_mq")``.
-"""
+"""Read all messages in a batch, without a lease: the batch reader of ``format("spark_mq")``."""
 
 from __future__ import annotations
 
@@ -26,17 +23,7 @@ __all__ = ["PeekReader"]
 
 
 class PeekReader(DataSourceReader):
-    """Reads all messages of the log, with their state in the group.
-
-    It changes nothing. Spark builds it when it plans a query, and pickles it for the tasks.
-
-    Parameters
-    ----------
-    options
-        The checked options.
-    schema
-        The columns to read.
-    """
+    """Reads all messages of the log, with their state in the group. It changes nothing."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         check_projection(schema, options.several, options.value_schema)
@@ -48,8 +35,8 @@ class PeekReader(DataSourceReader):
     def pushFilters(self) -> Callable[[list[Filter]], Iterable[Filter]]:
         """Take the filters of a query. Spark still applies all of them.
 
-        Spark calls it only with ``spark.sql.python.filterPushdown.enabled``. Without the setting it
-        refuses a reader that overrides this method. So it finds the method of the base class here.
+        Without ``spark.sql.python.filterPushdown.enabled`` Spark does not call it, and refuses a
+        reader that overrides it. So Spark finds the method of the base class here.
         """
         push = partial(self._push_filters)
         push.__func__ = DataSourceReader.pushFilters  # type: ignore[attr-defined]
@@ -60,16 +47,9 @@ class PeekReader(DataSourceReader):
         return filters
 
     def partitions(self) -> list[InputPartition]:
-        """Return the slices of all messages, one partition for each task.
+        """Return the slices of all messages. All tables are read at this moment, once an execution.
 
-        Spark calls this once for each execution of a query. All tables are read at this moment.
-
-        Raises
-        ------
-        NotAQueue
-            There is no queue at the path.
-        GroupNotFound
-            The option ``consumerGroup`` names a group that does not exist.
+        Raises NotAQueue, or GroupNotFound if ``consumerGroup`` names a group that does not exist.
         """
         groups = self.options.open()
         for group in groups if self.options.group_named else ():
@@ -81,15 +61,6 @@ class PeekReader(DataSourceReader):
         return partitions.cut_all(plans, self.options.storage_options, self.options.min_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read the rows of a partition as Arrow batches.
-
-        Spark calls this in a Python worker of an executor, once for each attempt of a task.
-
-        Raises
-        ------
-        StorageError
-            A file cannot be reached, or does not match its commit.
-        """
         return partitions.read(partition, self.schema)
 
 

@@ -21,9 +21,9 @@ _checked: set[str] = set()
 
 
 def check_interpreter(spark: Any) -> None:
-    """Raise InvalidOption if Spark's Python workers could not load spark_mq.
+    """Check that Spark's Python workers can load spark_mq.
 
-    Each interpreter is checked once.
+    Each interpreter that passes is checked once in a process.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ def check_interpreter(spark: Any) -> None:
     Raises
     ------
     InvalidOption
-        The error names the interpreter and the fix.
+        They cannot. The error names the interpreter and the fix.
 
     Examples
     --------

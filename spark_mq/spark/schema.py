@@ -1,4 +1,4 @@
-"""Define the columns of ``format("spark_mq")``, for Spark and Arrow."""
+"""The columns of ``format("spark_mq")``, for Spark and Arrow."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ _DELIVERED: Final = StructType(
         StructField("lease_expires_at", TimestampType()),
     ]
 )
+# The last six columns are the message's state in the group. A stream has the state at its lease.
 READ_SCHEMA: Final = StructType(
     [
         *_DELIVERED.fields,
@@ -56,33 +57,18 @@ READ_SCHEMA: Final = StructType(
         StructField("error", StringType()),
     ]
 )
-"""The columns of a read. The last six are the message's state in the group.
-
-A stream has the state at its lease.
-"""
 
 SEVERAL_SCHEMA: Final = StructType([*READ_SCHEMA.fields, StructField("queue", StringType())])
-"""The columns of a read of several queues. They include the path of the message's queue."""
 
 PAYLOAD_COLUMNS: Final = frozenset(FILE_SCHEMA.names)
 
 
 def read_schema(several: bool, value_schema: DataType | None) -> StructType:
-    """Return the columns of a read.
-
-    Parameters
-    ----------
-    several
-        Whether it reads several queues.
-    value_schema
-        The type of the values, if they are parsed.
-    """
     schema = SEVERAL_SCHEMA if several else READ_SCHEMA
     return schema if value_schema is None else StructType(schema.fields + data_fields(value_schema))
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema that Spark expects for a schema."""
     return to_arrow_schema(schema, timezone="UTC")
 
 

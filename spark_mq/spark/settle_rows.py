@@ -1,7 +1,4 @@
-"""Settle the rows of a DataFrame.
-
-Executors turn the rows into ranges, and one commit settles all.
-"""
+"""Settle the rows of a DataFrame. Executors turn them into ranges, and one commit settles all."""
 
 from __future__ import annotations
 
@@ -28,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ack", "check_columns", "check_returned", "nack", "reject", "verdicts_of"]
 
+# Text columns of a row. Consecutive sequences with equal values are one run.
 _VERDICT: Final = ("lease_id", "outcome", "delay", "error")
-"""Text columns of a row. Consecutive sequences with equal values are one run."""
 
 _RUNS: Final = pa.schema(
     [*((name, pa.string()) for name in _VERDICT), ("first", pa.int64()), ("last", pa.int64())]
@@ -45,8 +42,8 @@ def ack(df: DataFrame, group: ConsumerGroup | LeaseRouter) -> SettleResult:
     Parameters
     ----------
     df
-        Rows with ``lease_id`` and ``sequence``. Persist them first if a second evaluation may give
-        other rows.
+        Rows with ``lease_id`` and ``sequence``. Persist them first if a second evaluation could
+        give other rows.
     group
         The consumer group that holds the leases.
 
@@ -57,10 +54,12 @@ def ack(df: DataFrame, group: ConsumerGroup | LeaseRouter) -> SettleResult:
 
     Raises
     ------
+    InvalidOption
+        `df` is not a DataFrame.
     InvalidSchema
-        A column is missing, or null.
+        A column is missing or has a null.
     LeaseLost
-        Some messages are not held by their lease any more. The others are settled.
+        Some messages are no longer held by their lease. The others are settled.
 
     Examples
     --------
@@ -81,19 +80,25 @@ def nack(
     Parameters
     ----------
     df
-        Rows with ``lease_id`` and ``sequence``, and maybe ``delay`` and ``error``.
+        As for :func:`ack`. Its columns ``delay`` and ``error`` take precedence over the arguments,
+        if it has them.
     group
         The consumer group that holds the leases.
     delay
-        When they are due again: seconds, or text such as "30s". Default: by the group's retry
-        policy. A column of this name takes precedence.
+        When the messages are due again: seconds, or text such as "30s". Default: by the group's
+        retry policy.
     error
-        The reason. A column of this name takes precedence. Default: none.
+        The reason. Default: none.
 
     Returns
     -------
     SettleResult
-        As :func:`ack`. It also raises the same errors.
+        As :func:`ack`.
+
+    Raises
+    ------
+    InvalidOption
+        `delay` is invalid, also in the column. All errors of :func:`ack` are possible, too.
 
     Examples
     --------
@@ -121,16 +126,16 @@ def reject(
     Parameters
     ----------
     df
-        Rows with ``lease_id`` and ``sequence``, and maybe ``error``.
+        As for :func:`ack`. Its column ``error`` takes precedence over the argument, if it has one.
     group
         The consumer group that holds the leases.
     error
-        The reason. A column of this name takes precedence. Default: none.
+        The reason. Default: none.
 
     Returns
     -------
     SettleResult
-        As :func:`ack`. It also raises the same errors.
+        As :func:`ack`, also in its errors.
 
     Examples
     --------
@@ -155,7 +160,6 @@ def _settle(group: ConsumerGroup | LeaseRouter, verdicts: Sequence[MessageVerdic
 
 
 def _check_frame(df: Any) -> None:
-    """Raise InvalidOption if the rows are no DataFrame."""
     if not hasattr(df, "withColumn"):
         raise InvalidOption(
             f"the rows cannot be settled: they are a {type(df).__name__}. Give a DataFrame with "
@@ -189,25 +193,10 @@ def check_returned(failures: Any) -> None:
 
 
 def verdicts_of(df: DataFrame, lease_id: str | None = None) -> list[MessageVerdict]:
-    """Return the verdicts in the rows, as few as possible.
+    """Return the verdicts in the rows of a DataFrame, as few as possible. Repeats count once.
 
-    The rows are those of a DataFrame. Repeats count once.
-
-    Parameters
-    ----------
-    df
-        The rows.
-    lease_id
-        The lease, if there is only one. Then it need not be a column.
-
-    Raises
-    ------
-    InvalidOption
-        The rows are no DataFrame.
-    InvalidSchema
-        A column is missing, or null.
-    InvalidHandlerResult
-        An outcome or a delay is invalid.
+    If `lease_id` is given, it need not be a column. Raises InvalidOption if `df` is not a
+    DataFrame, InvalidSchema for its columns, and InvalidHandlerResult for an outcome or a delay.
     """
     _check_frame(df)
     from pyspark.sql import functions as F
@@ -246,10 +235,7 @@ def verdicts_of(df: DataFrame, lease_id: str | None = None) -> list[MessageVerdi
 def _batch_runs(
     lease_id: pa.Array, outcome: pa.Array, delay: pa.Array, error: pa.Array, sequence: pa.Array
 ) -> pa.Array:
-    """Return the runs of one Arrow batch.
-
-    They are one list in its first row.
-    """
+    """Return the runs of one Arrow batch, as one list in its first row."""
     rows = len(sequence)
     if rows == 0:
         return pa.nulls(0, pa.list_(pa.struct(list(_RUNS))))

@@ -1,9 +1,9 @@
-"""End a query well after SIGTERM.
+"""End a query cleanly after SIGTERM.
 
-Either of the driver's two processes may get the signal. With ``python job.py``, Python gets it.
-With ``spark-submit job.py``, the JVM gets it, and Python is its child. So a hook of the JVM calls
-back over py4j, before Spark's own hook stops the context. It is safe to die immediately, too. The
-running batch then runs again.
+Either of the driver's two processes may get the signal: Python with ``python job.py``, or the JVM
+with ``spark-submit job.py``, which starts Python as its child. So a hook of the JVM calls back over
+py4j, before Spark's own hook stops the context. It is safe to die at once, too, because the running
+batch then runs again.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ __all__ = ["GRACE", "on_sigterm", "stop_query"]
 
 _log = logging.getLogger(__name__)
 
-GRACE: Final = 30.0
-"""Seconds from the signal to the end, at most."""
+GRACE: Final = 30.0  # seconds from the signal to the end, at most
 
 _BEFORE_SPARK: Final = 100  # Hadoop runs hooks with higher numbers first. Spark's have 40 to 50.
 _EXIT_CODE: Final = 128 + signal.SIGTERM
@@ -78,9 +77,8 @@ def on_sigterm(
         except Exception:
             _log.exception("the stop failed")
 
-    # Started before any signal, because a signal handler may not start a thread, nor set an event.
-    # The thread that it interrupts may hold a lock that these need. It may be inside a py4j call,
-    # too.
+    # Started before any signal, because a signal handler may not start a thread, nor set an event:
+    # the thread that it interrupts may hold a lock that these need, or be inside a py4j call.
     waiting = threading.Thread(target=wait_for_signal, name="spark_mq-terminate", daemon=True)
     waiting.start()
 
@@ -111,10 +109,10 @@ def on_sigterm(
 
 
 def stop_query(query: Any, each: ForEachBatch, timeout: float = GRACE) -> bool:
-    """Stop a query after its running batch.
+    """Stop a query after its running batch, and give the leases of later batches back, uncounted.
 
-    The leases of later batches are given back, uncounted. Over Spark Connect `each` is a copy, so
-    the query is stopped during its batch. The next run repeats that batch, and a warning is logged.
+    Over Spark Connect `each` is a copy, so the query is stopped during its batch. A warning is
+    logged, and the next run repeats that batch.
 
     Parameters
     ----------
@@ -123,13 +121,13 @@ def stop_query(query: Any, each: ForEachBatch, timeout: float = GRACE) -> bool:
     each
         The function that the query calls, from :func:`for_each_batch`.
     timeout
-        Seconds to wait for the running batch. Default: 30.
+        Seconds to wait for the running batch and for its commit to the checkpoint. Default: 30.
 
     Returns
     -------
     bool
-        False if the batch still runs. Spark cannot interrupt Python, so end the process then. The
-        next run on the checkpoint repeats the batch.
+        False if the batch still runs. End the process then, because Spark cannot interrupt Python.
+        The next run on the checkpoint repeats the batch.
 
     Examples
     --------
@@ -182,9 +180,9 @@ class _Runnable:
 
 
 def _add_hook(spark: Any, run: Callable[[], None], timeout: float) -> Callable[[], bool]:
-    """Let the JVM run a function when it shuts down.
+    """Let the JVM run a function when it shuts down. Return a function that removes the hook.
 
-    Returns a function that removes the hook. It returns False if the JVM is shutting down.
+    The returned function returns False if the JVM is shutting down.
     """
     try:
         context = spark.sparkContext
@@ -195,8 +193,8 @@ def _add_hook(spark: Any, run: Callable[[], None], timeout: float) -> Callable[[
     from pyspark.java_gateway import ensure_callback_server_started
 
     ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
-    # A hash set holds the hooks. It would ask a Python object for its hash over py4j. A Thread
-    # has one. It is never started.
+    # A hash set holds the hooks, and would ask a Python object for its hash over py4j. So the hook
+    # is a Thread of the JVM, which is never started.
     hook = jvm.java.lang.Thread(_Runnable(run))
     hooks = jvm.org.apache.hadoop.util.ShutdownHookManager.get()
     hooks.addShutdownHook(

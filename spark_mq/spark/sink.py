@@ -1,7 +1,4 @@
-"""Publish a DataFrame.
-
-Executors write Parquet files, and one commit publishes them.
-"""
+"""Publish a DataFrame: executors write Parquet files, and one commit publishes them."""
 
 from __future__ import annotations
 
@@ -44,15 +41,11 @@ class FilesWritten(WriterCommitMessage):
 
     files: tuple[WrittenFile, ...]
     query_id: str | None = None
-    ids: tuple[bytes | None, ...] = ()
-    """The hashed dedup id of each message, if the rows have that column."""
+    ids: tuple[bytes | None, ...] = ()  # hashed dedup ids of the messages, if rows have that column
 
 
 def check_dataframe(schema: StructType, overwrite: bool, options: WriteOptions) -> None:
-    """Raise an error if a DataFrame cannot be published.
-
-    It raises InvalidSchema or InvalidOption before any job.
-    """
+    """Raise InvalidSchema or InvalidOption before any job if a DataFrame cannot be published."""
     if overwrite:
         raise InvalidOption(
             "a queue cannot be overwritten. Use mode('append') or outputMode('append')",
@@ -107,8 +100,8 @@ def write_files(
 def log_unpublished(files: Sequence[WrittenFile]) -> None:
     """Log the files that stay unpublished. They only take space.
 
-    They are not deleted, because Spark calls abort also after a commit that raised. That commit may
-    have landed.
+    They are not deleted, because Spark calls abort also after a commit that raised, which may have
+    landed.
     """
     if files:
         _log.warning(
@@ -120,7 +113,6 @@ def log_unpublished(files: Sequence[WrittenFile]) -> None:
 
 
 def collect_files(messages: Sequence[WriterCommitMessage | None]) -> list[WrittenFile]:
-    """Return the files of all tasks."""
     return [
         file for message in messages if isinstance(message, FilesWritten) for file in message.files
     ]
@@ -132,36 +124,17 @@ def collect_ids(messages: Sequence[WriterCommitMessage | None]) -> list[bytes | 
 
 
 class QueueWriter(DataSourceArrowWriter):
-    """Publish the rows of one ``df.write`` together.
-
-    Spark builds it in a Python process when it plans the write, and pickles it for the tasks.
-
-    Parameters
-    ----------
-    options
-        The checked options.
-    """
+    """Publishes the rows of one ``df.write`` together. Spark pickles it for the tasks."""
 
     def __init__(self, options: WriteOptions) -> None:
         self.options = options
         options.open()  # raises before any job runs if there is no queue
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> FilesWritten:
-        """Write the rows of one task. Spark calls this on an executor, once for each attempt.
-
-        Raises
-        ------
-        InvalidSchema
-            A value is null.
-        """
         return write_files(self.options, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Publish the files of all tasks in one commit.
-
-        Spark calls this once, near the driver, after all tasks have succeeded. With a producer, a
-        number that was published before publishes nothing.
-        """
+        """Publish all files in one commit, unless the producer's number has been published."""
         files, producer = collect_files(messages), self.options.producer
         if not files:
             return
@@ -180,21 +153,11 @@ class QueueWriter(DataSourceArrowWriter):
         report_files(queue, sum(file.rows for file in files), publish)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Log the files that stay unpublished. Spark calls this once if the write failed."""
         log_unpublished(collect_files(messages))
 
 
 class QueueStreamWriter(DataSourceStreamArrowWriter):
-    """Publishes each batch of a streaming query once.
-
-    A batch that Spark runs again is not published again. Spark builds the writer in a Python
-    process for each batch, and pickles it for the tasks.
-
-    Parameters
-    ----------
-    options
-        The checked options.
-    """
+    """Publishes each batch of a streaming query once, also if Spark runs it again."""
 
     def __init__(self, options: WriteOptions) -> None:
         if options.producer is not None:
@@ -207,27 +170,15 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         options.open()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> FilesWritten:
-        """Write the rows of one task. Spark calls this on an executor, once for each attempt.
-
-        Raises
-        ------
-        InvalidSchema
-            A value is null.
-        """
         context = TaskContext.get()
         query = context.getLocalProperty("sql.streaming.queryId") if context else None
         return write_files(self.options, iterator, query)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Publish the files of a batch in one commit.
+        """Publish a batch's files in one commit, unless an earlier run of the batch has done so.
 
-        A batch that is published already is left out. Spark calls this once a batch, and again if
-        it runs the batch again. The id of the query and the number of the batch identify it.
-
-        Raises
-        ------
-        InvalidOption
-            Spark gave no query id, so a repetition would not be noticed.
+        The id of the query and the number of the batch identify it. Raises InvalidOption if Spark
+        gave no query id, because then a repetition would not be noticed.
         """
         files = collect_files(messages)
         queries = {m.query_id for m in messages if isinstance(m, FilesWritten) and m.query_id}
@@ -263,5 +214,4 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             log_unpublished(files)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Log the files that stay unpublished. Spark calls this once if the batch failed."""
         log_unpublished(collect_files(messages))

@@ -1,8 +1,7 @@
-"""Build a DataFrame from slices of Parquet files.
+"""Build a DataFrame with the columns of the stream from slices of Parquet files.
 
-It has the columns of the stream. Spark numbers the rows of a file itself
-(``_metadata.row_index``), so a condition picks the rows of a slice. The other columns come from the
-ledger and the commit log, as SQL.
+Spark numbers the rows of a file itself (``_metadata.row_index``), so a condition picks the rows of
+a slice. The other columns come from the ledger and the commit log, as SQL.
 """
 
 from __future__ import annotations
@@ -44,17 +43,14 @@ _STATE: Final = [
     for field in SEVERAL_SCHEMA.fields
     if field.name not in PAYLOAD_COLUMNS and field.name != "sequence"
 ]
+# The place of a slice: its first row, the row after its last, the difference of a sequence and its
+# row, and the time of its commit in microseconds.
 _PLACE: Final = "struct<low:bigint,high:bigint,before:bigint,committed_at:bigint>"
-"""The place of a slice.
-
-Its values are its first row, the row after its last, the difference of a sequence and its row, and
-the time of its commit in microseconds.
-"""
 _STATE_VALUES: Final = (
     "struct<" + ",".join(f"{field.name}:{_encoded_type(field.dataType)}" for field in _STATE) + ">"
 )
+# The places of this many files fit into a constant. The places of more are joined.
 MAX_CONSTANT_FILES: Final = 32
-"""The places of this many files fit into a constant. The places of more are joined."""
 _STRICT_READ_OPTIONS: Final = {
     # They overrule the session. A skipped file would be acked unread, a flipped bit delivered.
     "ignoreMissingFiles": "false",
@@ -75,25 +71,10 @@ def slice_frame(
     *,
     whole: bool,
 ) -> DataFrame:
-    """Return the rows of some slices as a DataFrame.
+    """Return the rows of some slices, which are given by the path of their file.
 
-    Parameters
-    ----------
-    spark
-        The session.
-    context
-        The queue.
-    files
-        The slices of each file, by its path. No two paths may end in the same name.
-    names
-        The columns to return.
-    whole
-        Whether the slices are all rows of their files.
-
-    Raises
-    ------
-    StorageError
-        Spark cannot read the store.
+    No two paths may end in the same name. `whole` says that the slices are all rows of their
+    files. Raises StorageError if Spark cannot read the store.
     """
     rows = _read(spark, context.messages.path, files)
     ranges = {of for pieces in files.values() for _, of in pieces}
@@ -138,7 +119,7 @@ def _by_constants(
     """Return rows of one range, of which each file has one slice.
 
     Without a join this is as fast as the read of a plain table. It is one step, because Spark takes
-    some 10 ms to look at each.
+    some 10 ms to look at each step.
     """
     row = "_metadata.row_index"
     if not whole:
@@ -208,15 +189,11 @@ def _state_values(queue: str, of: Range) -> dict[str, Any]:
 
 
 def _text(value: str) -> str:
-    """Return a text as SQL of hexadecimal digits.
-
-    So no character of it can be SQL.
-    """
+    """Return a text as SQL of hexadecimal digits, so that no character of it can be SQL."""
     return f"CAST(X'{value.encode().hex()}' AS STRING)"
 
 
 def _literal(value: str | int | None, kind: DataType) -> str:
-    """Return a value as SQL."""
     if isinstance(value, str):
         return _text(value)
     if value is None:
@@ -229,10 +206,7 @@ def _instant(number: str, kind: DataType) -> str:
 
 
 def _lookup_by_file(places: Mapping[str, _Place], what: str) -> str:
-    """Return a number of the row's file as SQL.
-
-    Plain names may be part of SQL.
-    """
+    """Return a number of the row's file as SQL. Only plain names may be part of SQL."""
     if len({place[what] for place in places.values()}) == 1:
         return f"{next(iter(places.values()))[what]}L"
     pairs = ", ".join(f"{name!r}, {place[what]}L" for name, place in places.items())

@@ -1,7 +1,4 @@
-"""Define the data source ``format("spark_mq")``.
-
-A stream leases, a batch read looks, and writes publish.
-"""
+"""The data source ``spark_mq``: a stream leases, a batch read looks, and writes publish."""
 
 from __future__ import annotations
 
@@ -54,8 +51,13 @@ class SparkMQDataSource(DataSource):
         Returns
         -------
         StructType
-            One column more, ``queue``, if the path is a list. Two more, ``data`` and
+            Has one more column, ``queue``, if the path is a list, and two more, ``data`` and
             ``data_error``, with the option ``valueSchema``.
+
+        Raises
+        ------
+        InvalidOption
+            An option is unknown or invalid.
         """
         options = ReadOptions.parse(self.options)
         return read_schema(options.several, options.value_schema)
@@ -66,7 +68,7 @@ class SparkMQDataSource(DataSource):
         Parameters
         ----------
         schema
-            The columns to read: some of :meth:`schema`.
+            The columns to read, which are some of :meth:`schema`.
 
         Raises
         ------
@@ -78,13 +80,13 @@ class SparkMQDataSource(DataSource):
     def streamReader(self, schema: StructType) -> LeaseReader:
         """Return the reader of ``spark.readStream``.
 
-        Spark calls this twice for each run of a query. One call is in the process of its hooks. The
-        other is in a process that pickles the reader for the tasks.
+        Spark calls this twice for each run of a query: in the process of its hooks, and in a
+        process that pickles the reader for the tasks. The first hook checks options and columns.
 
         Parameters
         ----------
         schema
-            The columns to read: some of :meth:`schema`.
+            The columns to read, which are some of :meth:`schema`.
         """
         return LeaseReader(dict(self.options), schema)
 
@@ -101,9 +103,11 @@ class SparkMQDataSource(DataSource):
         Raises
         ------
         InvalidOption
-            The mode is not append, or an option is unknown.
+            The mode is not append, or an option is unknown or invalid.
         InvalidSchema
             The DataFrame cannot be published.
+        NotAQueue
+            There is no queue at the path.
         """
         options = WriteOptions.parse(self.options)
         check_dataframe(schema, overwrite, options)
@@ -113,7 +117,7 @@ class SparkMQDataSource(DataSource):
         """Return the writer of ``df.writeStream``.
 
         Spark calls this twice for each batch: for its tasks and for its commit. Parameters and
-        errors are those of :meth:`writer`.
+        errors are those of :meth:`writer`, and the options of a producer are refused.
         """
         options = WriteOptions.parse(self.options)
         check_dataframe(schema, overwrite, options)

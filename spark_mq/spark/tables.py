@@ -1,7 +1,7 @@
-"""Define table functions for SQL, with a queue's state and past.
+"""Table functions for SQL, with a queue's state and past.
 
-Storage options are settings of the session. An argument would be in the plan and in the text of the
-query. Spark hands the settings of a session to its tasks, and redacts secret ones.
+Storage options are settings of the session, because an argument would be in the plan and in the
+text of the query. Spark passes a session's settings to its tasks, and redacts secret ones.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from spark_mq.spark.options import STORAGE_PREFIX
 
 __all__ = ["STORAGE_SETTING", "TABLE_FUNCTIONS", "register_tables"]
 
-STORAGE_SETTING: Final = f"spark.spark_mq.{STORAGE_PREFIX}"
-"""The start of the settings that are storage options, in lower case."""
+STORAGE_SETTING: Final = f"spark.spark_mq.{STORAGE_PREFIX}"  # before an option, in lower case
 
 _TEXT, _LONG, _INT = StringType(), LongType(), IntegerType()
 _DOUBLE, _TIME = DoubleType(), TimestampType()
@@ -65,7 +64,6 @@ HISTORY_SCHEMA: Final = _schema(
     worker_id=_TEXT, delivery_count=_INT, failure_count=_INT, reason=_TEXT, error=_TEXT,
     batch_size=_LONG, user=_TEXT, detail=_TEXT,
 )  # fmt: skip
-"""The columns of each function."""
 
 Row = tuple[Any, ...]
 
@@ -77,7 +75,6 @@ def _open(path: str) -> Any:
 
 
 def _storage_options() -> dict[str, str]:
-    """Return the storage options among the settings of the session."""
     context = TaskContext.get()
     # Spark names no setting of a task without its name.
     known: Mapping[str, str] = getattr(context, "_localProperties", None) or {}
@@ -104,19 +101,14 @@ class StatsTable:
     """The table ``spark_mq_stats(path)``, with one row for each group."""
 
     def eval(self, path: str) -> Iterator[Row]:
-        """Yield the stats of the groups."""
         for name, stats in _open(path).describe().groups.items():
             yield (name, *_pick(stats, STATS_SCHEMA.names[1:]))
 
 
 class LeasesTable:
-    """The table ``spark_mq_leases(path)``, with a row for each interval.
-
-    An interval is a part of a lease. A lease has ten rows at most.
-    """
+    """The table ``spark_mq_leases(path)``, with a row for each interval of a lease, at most ten."""
 
     def eval(self, path: str) -> Iterator[Row]:
-        """Yield the leases of all groups."""
         queue = _open(path)
         for name in queue.groups():
             for lease in queue.group(name).leases():
@@ -138,20 +130,15 @@ class TraceTable:
         message_id: str | None = None,
         key: str | None = None,
     ) -> Iterator[Row]:
-        """Yield the events of a message."""
         for event in _open(path).trace(sequence, message_id=message_id, key=key).events:
             head = _pick(event, TRACE_SCHEMA.names[:2])
             yield (*head, event.group, *_pick(event, TRACE_SCHEMA.names[3:]))
 
 
 class HistoryTable:
-    """The table ``spark_mq_history(path)`` with the events of all ledger commits.
-
-    A change that a person made is a row, too. It goes back as far as history.
-    """
+    """The table ``spark_mq_history(path)``, with all events and all changes that a person made."""
 
     def eval(self, path: str) -> Iterator[Row]:
-        """Yield the events and changes of all groups, in order."""
         import pyarrow.compute as pc
 
         from spark_mq.operations.history import read_history
@@ -170,11 +157,9 @@ TABLE_FUNCTIONS: Final = {
     "spark_mq_trace": (TraceTable, TRACE_SCHEMA),
     "spark_mq_history": (HistoryTable, HISTORY_SCHEMA),
 }
-"""The name of each function in SQL, its class, and its columns."""
 
 
 def register_tables(spark: Any) -> None:
-    """Register the table functions with a session."""
     from pyspark.sql.functions import udtf
 
     for name, (handler, schema) in TABLE_FUNCTIONS.items():

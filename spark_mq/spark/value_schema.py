@@ -1,6 +1,6 @@
 """Parse the option ``valueSchema``, the columns of JSON values as DDL.
 
-The source's processes have no Spark session, and only a session parses DDL. So this module does.
+Spark parses DDL only with a session, and the source's processes have none. So this module does it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from spark_mq.util.validation import short_repr, suggest
 
 __all__ = ["DATA_COLUMNS", "data_fields", "parse_value_schema"]
 
-DATA_COLUMNS: Final = ("data", "data_error")
-"""The columns that ``valueSchema`` adds to a read."""
+DATA_COLUMNS: Final = ("data", "data_error")  # that valueSchema adds to a read
 _OPTION: Final = "valueSchema"
 _TOKEN: Final = re.compile(
     r"\s*(?:(?P<word>[^\W\d]\w*)|(?P<quoted>`(?:[^`]|``)+`)|(?P<number>\d+)"
@@ -56,17 +55,9 @@ def data_fields(kind: t.DataType) -> list[t.StructField]:
 
 
 def parse_value_schema(text: str) -> t.DataType:
-    """Return the type of the values.
+    """Return the type of values, from columns (``id INT, items ARRAY<STRING>``) or from one type.
 
-    Parameters
-    ----------
-    text
-        Columns such as ``id INT, items ARRAY<STRING>``, or one type such as ``ARRAY<INT>``.
-
-    Raises
-    ------
-    InvalidOption
-        The text is no such schema, or has a type that JSON values cannot have.
+    Raises InvalidOption if the text is no such schema, or has a type that JSON cannot have.
     """
     tokens = _tokens(text)
     whole = _Parser(text, tokens)
