@@ -1,7 +1,6 @@
 """Traces and metrics by OpenTelemetry's messaging conventions (extra ``otel``).
 
-Nothing here imports OpenTelemetry by itself. If the program has set up an SDK, spark_mq reports to
-it. Otherwise an operation only looks up one name, and nothing else happens.
-
-This package knows no queue. Operations hand it names and numbers.
+OpenTelemetry is imported only if the program has set up an SDK. Otherwise an operation looks up two
+names in ``sys.modules`` and nothing else. This package knows no queue: operations pass it names and
+numbers.
 """

@@ -1,4 +1,4 @@
-"""Define the used names of OpenTelemetry's messaging conventions."""
+"""The names that spark_mq uses of OpenTelemetry's messaging conventions."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ CONSUMED_MESSAGES: Final = "messaging.client.consumed.messages"
 OPERATION_DURATION: Final = "messaging.client.operation.duration"
 PROCESS_DURATION: Final = "messaging.process.duration"
 
+# Upper bounds in seconds, as the conventions advise.
 DURATION_BUCKETS: Final = (
     0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
 )  # fmt: skip
-"""Upper bounds in seconds, as the conventions advise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,6 @@ class Destination:
     group: str | None = None
 
     def attributes(self) -> dict[str, Any]:
-        """Return the attributes of a span and of a metric."""
         found = {"messaging.system": SYSTEM, "messaging.destination.name": self.queue}
         if self.group is not None:
             found["messaging.consumer.group.name"] = self.group
@@ -43,25 +42,13 @@ class Destination:
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """One operation that has ended.
-
-    Attributes
-    ----------
-    name, kind
-        The name of the operation in spark_mq, and its type in the conventions.
-    messages
-        How many messages it concerned.
-    error
-        The type of its error, or None.
-    details
-        More attributes of the span.
-    """
+    """An operation that has ended: its name in spark_mq, its kind in the conventions."""
 
     name: str
     kind: str
     messages: int = 0
-    error: str | None = None
-    details: Mapping[str, Any] | None = None
+    error: str | None = None  # by error_type()
+    details: Mapping[str, Any] | None = None  # more attributes of the span
 
     def attributes(self, destination: Destination) -> dict[str, Any]:
         """Return the attributes that the span and the metrics share."""
@@ -73,7 +60,6 @@ class Signal:
         return found
 
     def span_attributes(self, destination: Destination) -> dict[str, Any]:
-        """Return the attributes of the span."""
         found = {**self.attributes(destination), **(self.details or {})}
         if self.messages != 1:  # the conventions leave it out for a single message
             found["messaging.batch.message_count"] = self.messages
@@ -81,7 +67,6 @@ class Signal:
 
 
 def error_type(error: BaseException) -> str:
-    """Return the type of an error as ``error.type`` names it."""
     kind = type(error)
     name = kind.__qualname__
     return name if kind.__module__ == "builtins" else f"{kind.__module__}.{name}"

@@ -19,17 +19,7 @@ _known: dict[int, tuple[Any, tuple[Any, Any, Any]]] = {}
 
 
 def report_gauges(destination: Destination, stats: Mapping[str, Any]) -> None:
-    """Report the gauges of a group.
-
-    They are the messages by state, the oldest age, and whether the group is blocked.
-
-    Parameters
-    ----------
-    destination
-        The queue and the group.
-    stats
-        Stats of the group by name.
-    """
+    """Set the gauges of a group: messages by state, oldest age, and whether it is blocked."""
     provider = meter_provider()
     if provider is None:
         return

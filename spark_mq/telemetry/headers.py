@@ -1,4 +1,4 @@
-"""Add headers to the messages of a table."""
+"""Add trace headers to the messages of a table, and read them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,7 @@ _HEADERS: Final = pa.map_(pa.string(), pa.string())
 
 
 def add_headers(column: pa.ChunkedArray, extra: Mapping[str, str]) -> pa.Array:
-    """Return headers with more in each row without ``traceparent``.
-
-    Parameters
-    ----------
-    column
-        Maps of text to text. A null is a message without headers.
-    extra
-        The headers to add.
-    """
+    """Add `extra` to the headers (null or a map) of each message without ``traceparent``."""
     rows = column.combine_chunks()
     if isinstance(rows, pa.ChunkedArray):
         rows = pa.concat_arrays(rows.chunks) if rows.num_chunks else pa.array([], _HEADERS)

@@ -36,18 +36,14 @@ __all__ = [
     "meter_provider",
 ]
 
-MAX_LINKS: Final = 128
-"""Links of a span. It is also the limit of an SDK by default."""
+MAX_LINKS: Final = 128  # of a span. An SDK's default limit is the same.
 _SCOPE: Final = "spark_mq"
 _NANOS: Final = 1e9
 _FLUSH_MILLISECONDS: Final = 5_000
 
 
 def _provider(name: str) -> Any:
-    """Return the provider of an SDK, or None.
-
-    A program without an SDK has the providers of the API, which do nothing.
-    """
+    """Return the provider of an SDK, or None. Without an SDK the API's own providers do nothing."""
     module = sys.modules.get(f"opentelemetry.{name}")
     if module is None:
         return None
@@ -57,7 +53,6 @@ def _provider(name: str) -> Any:
 
 
 def meter_provider() -> Any:
-    """Return the SDK's provider of meters, or None."""
     return _provider("metrics")
 
 
@@ -76,13 +71,7 @@ _known: dict[str, Reporter] = {}
 
 
 class Reporter:
-    """Makes the spans and metrics of spark_mq. Thread-safe.
-
-    Parameters
-    ----------
-    traces, metrics
-        The SDK's providers of tracers and meters, each or None.
-    """
+    """Makes the spans and metrics of spark_mq. Thread-safe."""
 
     def __init__(self, traces: Any, metrics: Any) -> None:
         from opentelemetry import metrics as metrics_api
@@ -110,10 +99,7 @@ class Reporter:
         )
 
     def flush(self) -> None:
-        """Send the data that the SDK has collected.
-
-        A slow receiver delays it by some seconds.
-        """
+        """Send the data that the SDK has collected. A slow receiver delays it by some seconds."""
         for provider in self.providers:
             if (flush := getattr(provider, "force_flush", None)) is not None:
                 flush(_FLUSH_MILLISECONDS)
@@ -123,19 +109,7 @@ class Reporter:
     def report(
         self, destination: Destination, signal: Signal, started: int, *, root: bool = False
     ) -> None:
-        """Make the span and the metrics of an operation that has ended.
-
-        Parameters
-        ----------
-        destination
-            The queue and the group.
-        signal
-            The operation.
-        started
-            When it began, in nanoseconds since 1970.
-        root
-            Whether the span begins a new trace.
-        """
+        """Make the span and the metrics of an operation that began at `started` (``time_ns``)."""
         ended = time.time_ns()
         span = self._tracer.start_span(
             f"{signal.name} {destination.queue}",
@@ -171,16 +145,7 @@ class Reporter:
     ) -> Iterator[SendReport]:
         """Report a send around the block that commits it.
 
-        Parameters
-        ----------
-        destination
-            The queue.
-        messages
-            How many messages are sent.
-        message_id
-            The id of a single message.
-        created
-            The headers of messages that have a context of their own. The span links to them.
+        `created` has the headers of messages with a context of their own. The span links to these.
         """
         details = {} if message_id is None else {"messaging.message.id": message_id}
         links = self._links(created)
@@ -210,7 +175,7 @@ class Reporter:
                 self._measure(destination, signal, (time.time_ns() - started) / _NANOS)
 
     def context_headers(self) -> dict[str, str]:
-        """Return the headers of the caller's span. Empty without one."""
+        """Return the headers of the caller's span, empty without one."""
         if not self._trace.get_current_span().get_span_context().is_valid:
             return {}
         carrier: dict[str, str] = {}
@@ -228,21 +193,10 @@ class Reporter:
         client_id: str | None,
         created: Iterable[Mapping[str, str]],
     ) -> Iterator[WorkReport]:
-        """Report the work on a lease.
+        """Report the work on a lease. Operations that the block runs later belong to its trace.
 
-        Operations that the block runs afterwards belong to its trace.
-
-        Parameters
-        ----------
-        destination
-            The queue and the group.
-        messages
-            How many messages the lease has.
-        client_id
-            The worker.
-        created
-            The headers of its messages. The span links to their contexts. A single message without
-            another parent is a part of the trace that created it.
+        `created` has the headers of the messages, and the span links to their contexts. A single
+        message without another parent continues the trace that created it.
         """
         details = {} if client_id is None else {"messaging.client.id": client_id}
         links = self._links(created)
@@ -298,24 +252,12 @@ class Reporter:
 
 
 class SendReport:
-    """A running send.
-
-    Attributes
-    ----------
-    headers
-        The headers that carry its context to the consumers of the messages.
-    error
-        Why it failed, or None.
-    """
-
     def __init__(self) -> None:
-        self.headers: dict[str, str] = {}
+        self.headers: dict[str, str] = {}  # they carry its context to the consumers
         self.error: BaseException | None = None
 
 
 class WorkReport:
-    """Running work."""
-
     def __init__(
         self, reporter: Reporter, span: Span, destination: Destination, started: int
     ) -> None:

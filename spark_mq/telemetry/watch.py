@@ -11,24 +11,13 @@ from spark_mq.telemetry.reporter import current_reporter
 
 __all__ = ["Watch", "watched"]
 
-Watch = Callable[[Any], Sequence[Signal]]
-"""Returns the signals of an operation from its result or from its error."""
+Watch = Callable[[Any], Sequence[Signal]]  # from an operation's result, or its error
 
 
 def watched(
     destination: Destination, watches: Sequence[Watch | None], call: Callable[[], list[Any]]
 ) -> list[Any]:
-    """Run operations and report those that have a watch.
-
-    Parameters
-    ----------
-    destination
-        The queue and the group.
-    watches
-        One for each operation.
-    call
-        Runs the operations. Returns the result or the error of each.
-    """
+    """Run operations and report those that have a watch."""
     reporter = current_reporter()
     if reporter is None or not any(watches):
         return call()
