@@ -44,42 +44,32 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-FIRST_PAUSE: Final = 0.01
-"""Seconds until the second look. Each further pause is half as long again."""
+FIRST_PAUSE: Final = 0.01  # seconds until the second look; later pauses grow by half
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseOptions:
-    """A worker's request for a lease.
-
-    ``timeout`` is in microseconds. None takes the group's. ``max_timeout`` bounds either.
-    """
+    """A worker's request for a lease."""
 
     worker_id: str
     max_messages: int
-    timeout: int | None = None
+    timeout: int | None = None  # microseconds; None for the group's
     fail_on_data_loss: bool = True
     max_bytes: int | None = None
-    max_timeout: int | None = None
+    max_timeout: int | None = None  # bounds either timeout
 
 
 @dataclass(frozen=True, slots=True)
 class Acquired:
-    """The result of an acquisition. Without ranges there is no lease.
-
-    A cap may be the reason for that.
-    """
+    """The result of an acquisition. Without ranges there is no lease."""
 
     lease_id: str
     expires_at: int
     ranges: tuple[Range, ...] = ()
     blocked_because: str = ""
-    error: SparkMQError | None = None
-    """Why nothing can be delivered, if payload files are out of reach."""
-    unfinished: tuple[FileCheck, ...] = ()
-    """Checks of files to finish before the next attempt."""
-    blocked_for_now: bool = False
-    """Whether the reason ends without the owner, or is the owner's pause."""
+    error: SparkMQError | None = None  # set if payload files are out of reach
+    unfinished: tuple[FileCheck, ...] = ()  # to finish before the next attempt
+    blocked_for_now: bool = False  # the reason passes by itself, or is the owner's pause
 
     @property
     def breaker_stops(self) -> bool:
@@ -90,23 +80,9 @@ class Acquired:
 def acquire_lease(
     ledger: GroupLedger, options: LeaseOptions, time_left: Callable[[], float] = lambda: 0.0
 ) -> Acquired:
-    """Commit a lease of due messages.
+    """Commit a lease of due, readable messages. A negative `time_left` ends the search for them.
 
-    The messages were readable before the commit.
-
-    Parameters
-    ----------
-    ledger
-        The group.
-    options
-        The worker's request.
-    time_left
-        Returns the seconds left. A negative value ends the search for readable messages.
-
-    Raises
-    ------
-    StorageError
-        Nothing can be delivered, because payload files are out of reach. No message was leased.
+    Raise StorageError if nothing can be delivered because payload files are out of reach.
     """
     seen: dict[str, FileCheck] = {}
     while True:
@@ -122,10 +98,7 @@ def acquire_lease(
 def lease_operation(
     ledger: GroupLedger, options: LeaseOptions, seen: dict[str, FileCheck] | None = None
 ) -> LedgerOperation[Acquired]:
-    """Return the operation that leases due messages.
-
-    ``seen`` has the checks of files so far.
-    """
+    """Return the operation that leases due messages. `seen` collects the checks of files."""
     checks = {} if seen is None else seen
 
     def compute(view: GroupView) -> Update[Acquired]:
@@ -163,12 +136,11 @@ def lease_operation(
 
 
 def _post_lease(options: LeaseOptions) -> Posted[Acquired]:
-    """Return a lease as JSON."""
     return Posted({"lease": asdict(options)}, _encode_acquired, _decode_acquired)
 
 
 def _encode_acquired(acquired: Acquired) -> dict[str, Any] | None:
-    """Return a lease as JSON. None if there is none: then its worker looks for the reason."""
+    """Return a lease as JSON, or None without one, so that its worker looks for the reason."""
     if not acquired.ranges or acquired.error is not None or acquired.unfinished:
         return None
     ranges = [list(r) for r in acquired.ranges]
@@ -187,30 +159,10 @@ def wait_for_lease(
     poll: float,
     wake_on: Notifier | None = None,
 ) -> Acquired:
-    """Acquire a lease as soon as messages are due.
+    """Acquire a lease as soon as messages are due. It has no ranges if the time is up.
 
-    Parameters
-    ----------
-    ledger
-        The group.
-    options
-        The worker's request.
-    time_left
-        Returns the seconds left to wait.
-    poll
-        Seconds between looks at the commits of other processes.
-    wake_on
-        One more notifier that ends a pause.
-
-    Returns
-    -------
-    Acquired
-        Without ranges if the time is up.
-
-    Raises
-    ------
-    StorageError, ContentionTimeout
-        The store fails, or others win every race, until the time is up.
+    `poll` is seconds between looks at other processes' commits. Raise StorageError or
+    ContentionTimeout if the last try before that failed with it.
     """
     pause, failures, known = FIRST_PAUSE, 0, ""
     clock = getattr(ledger.clock, "notifier", None)  # of a clock that a test moves
@@ -249,18 +201,11 @@ def _seconds_until_due(ledger: GroupLedger) -> float:
     return float("inf") if at is None else (at - now) / SECOND
 
 
-Damage = tuple[int, int, str]
-"""The first and last sequence of messages that cannot be read, and why."""
+Damage = tuple[int, int, str]  # first and last sequence of messages that cannot be read, and why
 
 
 def find_damage(ledger: GroupLedger, ranges: Sequence[Range]) -> list[Damage]:
-    """Read all bytes of messages, and return the missing or corrupt ones.
-
-    Raises
-    ------
-    StorageError
-        A file is out of reach.
-    """
+    """Return the damaged messages of ranges. Raise StorageError if a file is out of reach."""
     if not ranges:
         return []
     index = ledger.messages.index(max(r.last for r in ranges))
@@ -277,11 +222,7 @@ def find_damage(ledger: GroupLedger, ranges: Sequence[Range]) -> list[Damage]:
 def reject_damaged(
     ledger: GroupLedger, ranges: Sequence[Range], lease_id: str, damage: Sequence[Damage]
 ) -> tuple[Range, ...]:
-    """Reject the damaged messages of a lease in one commit. Returns the others.
-
-    Messages that a trim has dropped since are given back instead. The next lease counts them as
-    lost.
-    """
+    """Reject the damaged messages of a lease in one commit. Return the others."""
     commands, good = list[SettleCommand](), list[Range]()
     horizon = ledger.horizon() if damage else -1
     for r in ranges:
@@ -294,6 +235,7 @@ def reject_damaged(
                 "group %s: messages %d..%d %s: %s", ledger.name, first, last,
                 "were trimmed under their lease" if trimmed else "cannot be read and are dead", why,
             )  # fmt: skip
+            # The next lease counts trimmed messages as lost.
             commands.append(
                 SettleCommand(RELEASE, lease_id, place)
                 if trimmed
@@ -307,10 +249,9 @@ def reject_damaged(
 
 
 def settle_lost_messages(group: GroupLedger, ledger: Ledger, fail: bool) -> Ledger:
-    """Settle messages that the queue's hard limit dropped as lost.
+    """Settle messages that the hard limit or group_expiry dropped unread as lost.
 
-    The messages were dropped unread. If `fail` is set, the call raises DataLossError instead. Each
-    call does so until the owner of the group seeks or accepts the loss.
+    With `fail`, raise DataLossError instead, until the owner seeks or accepts the loss.
     """
     if not group.may_have_lost(ledger):
         return ledger
@@ -332,7 +273,7 @@ def settle_lost_messages(group: GroupLedger, ledger: Ledger, fail: bool) -> Ledg
 
 
 def settle_lost_now(group: GroupLedger, fail: bool) -> None:
-    """Settle lost messages in a commit. Raises as :func:`settle_lost_messages`."""
+    """Settle lost messages in a commit. Raise DataLossError instead with `fail`."""
 
     def compute(view: GroupView) -> Update[None]:
         return settle_lost_messages(group, view.ledger, fail), None, {"operation": "cut"}

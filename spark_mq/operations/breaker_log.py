@@ -15,7 +15,6 @@ _log = logging.getLogger(__name__)
 
 
 def log_breaker_change(group: str, before: Breaker, after: Breaker) -> None:
-    """Log the change of a group's breaker by a commit."""
     if before == after:
         return
     cause, reason = after.cause or "no error text", after.pause_reason or "no reason given"

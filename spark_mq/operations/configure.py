@@ -22,6 +22,7 @@ from spark_mq.util.validation import suggest
 
 __all__ = ["configure_queue"]
 
+# Settings of a queue that cannot change, each with the reason and the remedy.
 _FIXED: Final[Mapping[str, str]] = {
     "dead_letter_path": "dead letters that are there would be split between two queues. Drain this "
     "queue and create another one",
@@ -30,15 +31,11 @@ _FIXED: Final[Mapping[str, str]] = {
     "home": "it is where the queue was created. Use rehome for a queue that was moved",
     "former_ids": "they follow from copies. Use rehome",
 }
-"""Settings of a queue that cannot change, each with the reason and the remedy."""
 _OF_GROUPS: Final = {field.name for field in fields(GroupSettings)} | {"group"}
 
 
 def configure_queue(context: QueueContext, changes: Mapping[str, Any]) -> QueueSettings:
-    """Change settings of a queue in one commit. Return all of them.
-
-    Raises InvalidOption.
-    """
+    """Change settings of a queue, and note it in ``leases/``. Return all. Raise InvalidOption."""
     for name, value in changes.items():
         _check_name(name, value)
     changed(context.settings, changes)  # a bad value is refused before any look
@@ -57,10 +54,7 @@ def configure_queue(context: QueueContext, changes: Mapping[str, Any]) -> QueueS
 
 
 def _note(context: QueueContext, detail: str) -> None:
-    """Note a change of the queue in ``leases/``.
-
-    ``history/`` gets the note from there.
-    """
+    """Note a change of the queue in ``leases/``, from which ``history/`` gets it."""
 
     def compute(snapshot: LedgerSnapshot) -> Update[None]:
         ledger = snapshot.ledger
@@ -73,7 +67,7 @@ def _note(context: QueueContext, detail: str) -> None:
 
 
 def changed(settings: QueueSettings, changes: Mapping[str, Any]) -> QueueSettings:
-    """Return settings with some changes by a user. Raises InvalidOption."""
+    """Return settings with a user's changes. Raise InvalidOption."""
     kept = {name: _duration(getattr(settings, name)) for name in QUEUE_DURATIONS}
     checked = QueueSettings.validated(settings.group, **{**kept, **changes})
     return replace(settings, **{name: getattr(checked, name) for name in QUEUE_DURATIONS})

@@ -31,34 +31,11 @@ __all__ = ["QueueContext"]
 _log = logging.getLogger(__name__)
 
 
-_MARKS: Final = 100_000
-"""Most groups that a trace remembers."""
+_MARKS: Final = 100_000  # most groups that a trace remembers
 
 
 class QueueContext:
-    """The stores, settings and clock of one queue. Thread-safe.
-
-    Parameters
-    ----------
-    path
-        The path of the queue.
-    settings
-        The settings of the queue. A description of ``messages/`` replaces them.
-    messages, ledgers
-        Its stores.
-    history
-        Its archive. None for a queue in memory.
-    clock
-        Returns the time. Default: the machine's.
-    storage_options
-        Options of the object store.
-    open_dead_letters
-        Opens the dead-letter queue and creates it if it is missing.
-    find_dead_letters
-        Opens the dead-letter queue if it exists. Default: `open_dead_letters`.
-    reopen
-        Opens the queue in another process, from path, options and clock. None: it cannot.
-    """
+    """The stores, settings and clock of one queue. Thread-safe."""
 
     def __init__(
         self,
@@ -80,13 +57,12 @@ class QueueContext:
         self._process = ForkGuard(f"queue {path}")
         self._messages = messages
         self._ledgers = ledgers
-        self.history = history
+        self.history = history  # None in memory
         self.clock = clock or system_clock
         self.storage_options = dict(storage_options or {})
         self.payloads = PayloadFiles(messages)
-        """The payload files as far as this process has checked them."""
+        # The ledger's tag, and whether the group's header has a pause or failures.
         self.marked_groups: RecentDict[str, tuple[Hashable, bool]] = RecentDict(_MARKS)
-        """Whether a group's header has a pause or failures, with the ledger's tag."""
         self._open_dead_letters = open_dead_letters
         self._find_dead_letters = find_dead_letters or open_dead_letters
         self._reopen = reopen
@@ -104,7 +80,7 @@ class QueueContext:
         return self._reopen, (self.path, self.storage_options, clock)
 
     def reopened(self) -> QueueContext:
-        """Return the queue opened once more. A queue in memory returns itself."""
+        """Return the queue opened once more, or itself if it is in memory."""
         if self._reopen is None:
             return self
         return self._reopen(self.path, self.storage_options, self.clock)
@@ -120,19 +96,16 @@ class QueueContext:
 
     @property
     def messages(self) -> MessageStore:
-        """Return the store of the messages. Raises UsedAfterFork."""
         self._process.check()
         return self._messages
 
     @property
     def ledgers(self) -> LedgerStore:
-        """Return the store of the ledgers. Raises UsedAfterFork."""
         self._process.check()
         return self._ledgers
 
     @property
     def name(self) -> str:
-        """Return the last part of the path."""
         return self.path.rstrip("/").rpartition("/")[2]
 
     def now(self) -> int:
@@ -140,26 +113,13 @@ class QueueContext:
         return to_micros(self.clock())
 
     def horizon(self) -> int:
-        """Return the trim horizon. Messages up to it may be gone.
-
-        It is -1 before the first trim.
-        """
+        """Return the trim horizon: messages up to it may be gone. -1 before the first trim."""
         return max(read_horizon(self.ledgers), self.messages.trimmed)
 
     def group(
         self, name: str, start: StartPosition = "earliest", *, create: bool = True
     ) -> GroupLedger:
-        """Return the ledger of a group. Its objects share commits.
-
-        Parameters
-        ----------
-        name
-            The name of the group.
-        start
-            Start position of the group if it does not exist yet.
-        create
-            Whether its operations create the group. Default: True.
-        """
+        """Return the ledger of a group. All objects of one group share commits."""
         ledger = GroupLedger(
             name,
             self.ledgers,
@@ -183,7 +143,6 @@ class QueueContext:
         return settings.hard_retention is not None or settings.group_expiry is not None
 
     def groups(self) -> list[GroupLedger]:
-        """Return the ledgers of the groups that exist."""
         return [self.group(name) for name in self.ledgers.groups()]
 
     def check_tables(self) -> None:
@@ -208,13 +167,13 @@ class QueueContext:
                 group.check_same_log(ledger, index)
 
     def dead_letters(self) -> QueueContext:
-        """Return the dead-letter queue. It is created if it is missing."""
+        """Return the dead-letter queue, which is created if it is missing."""
         if self._dead_letters is None:
             self._dead_letters = self._open_dead_letters(self)
         return self._dead_letters
 
     def existing_dead_letters(self) -> QueueContext | None:
-        """Return the dead-letter queue, or None if it is missing. Nothing is created."""
+        """Return the dead-letter queue, or None if it is missing."""
         if self._dead_letters is None:
             self._dead_letters = self._find_dead_letters(self)
         return self._dead_letters

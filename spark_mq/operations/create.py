@@ -27,11 +27,10 @@ from spark_mq.util.show import show_some
 
 __all__ = ["DROP_MARK", "create_queue_tables", "open_context"]
 
-DROP_MARK: Final = "messages/_spark_mq_drop"
-"""A file for a drop that was begun. It is written first and deleted last."""
+DROP_MARK: Final = "messages/_spark_mq_drop"  # marks a drop that began: written first, deleted last
 
+# Names that a crashed create may leave under a path, or that the root of a volume has.
 _OWN: Final = ("messages", "leases", "commits", "history", "dead_letters", "lost+found")
-"""The names under a queue's path, and the files in the root of a volume."""
 
 
 def create_queue_tables(
@@ -42,27 +41,12 @@ def create_queue_tables(
     exist_ok: bool,
     given: Collection[str] = (),
 ) -> None:
-    """Create the missing tables of a queue.
+    """Create the missing tables of a queue. Raise NotAQueue or QueueExists.
 
     Commit 0 of ``messages/`` decides on the settings. Commit 0 of ``leases/`` completes the queue
-    and decides whose queue is new. Between both, nobody can know if the creator crashed or is slow.
-    So others may complete the queue with the settings that they find.
-
-    Parameters
-    ----------
-    root, settings, options
-        The path of the queue, its settings, and the options of the object store.
-    exist_ok
-        Whether the queue may be there.
-    given
-        The names of the settings that a queue which is there must have.
-
-    Raises
-    ------
-    NotAQueue
-        Something else is at the path.
-    QueueExists
-        There is a queue at the path, and `exist_ok` is False or its settings are others.
+    and decides whose queue is new. Between both, nobody can know if the creator crashed or is slow,
+    so others may complete the queue with the settings that they find. `given` names the settings
+    that an existing queue must have.
     """
     refuse_delta_table(root, options)
     messages, ledgers, _ = _stores(root, options, settings)
@@ -96,7 +80,7 @@ def create_queue_tables(
 def _complete(ledgers: LedgerTable, messages_id: str, *, own: bool) -> bool:
     """Create ``leases/``. Return False if another creator has done so.
 
-    With `own`, this is for the creator of ``messages/``, who may be another process.
+    `own` credits the creator of ``messages/``, who may be another process.
     """
     return ledgers.create(leases_description(messages_id), messages_id if own else None)
 
@@ -117,7 +101,6 @@ _Stores = tuple[MessageTable, LedgerTable, HistoryTable]
 
 
 def _stores(root: str, options: Mapping[str, str], settings: QueueSettings) -> _Stores:
-    """Return the stores of the tables under a queue's path."""
     durable = settings.durable
     ledgers = LedgerTable(join(root, "leases"), options, durable=durable)
     return (
@@ -128,7 +111,7 @@ def _stores(root: str, options: Mapping[str, str], settings: QueueSettings) -> _
 
 
 def open_context(root: str, options: Mapping[str, str], clock: Clock | None = None) -> QueueContext:
-    """Open the stores of a queue. Raise QueueNotFound, NotAQueue, UnsupportedTable."""
+    """Open the stores of a queue. Raise QueueNotFound, NotAQueue or UnsupportedTable."""
     settings = QueueSettings()
     while True:  # At most twice. The settings decide how the stores are opened.
         messages, ledgers, history = _stores(root, options, settings)
@@ -152,7 +135,7 @@ def open_context(root: str, options: Mapping[str, str], clock: Clock | None = No
         settings = found
     leases = ledgers.open()
     if leases is None and table.version == 0:
-        leases = _completed(root, messages, ledgers)
+        leases = _completed(root, messages, ledgers)  # nobody has used the queue yet
     _check_complete(root, table, leases)
     messages.expect(lambda look: ledgers.reached(look=look))
     return QueueContext(
@@ -170,10 +153,7 @@ def open_context(root: str, options: Mapping[str, str], clock: Clock | None = No
 
 
 def _completed(root: str, messages: MessageTable, ledgers: LedgerTable) -> TableState | None:
-    """Complete a queue whose creator crashed, or is slow. Return ``leases/``.
-
-    Nobody has used the queue yet. Raise NotAQueue if it is being dropped.
-    """
+    """Complete a queue whose creator crashed or is slow, and return ``leases/``."""
     if ObjectStore(root, messages.storage_options).exists(DROP_MARK):
         raise NotAQueue(f"the queue at {root} is being dropped", path=root)
     _complete(ledgers, messages.table_id, own=True)
@@ -198,7 +178,6 @@ def _check_complete(root: str, messages: TableState, ledgers: TableState | None)
 
 
 def _find_dead_letters(context: QueueContext) -> QueueContext | None:
-    """Open the dead-letter queue, or return None if it is missing. Nothing is created."""
     try:
         path = dead_letter_place(context.path, context.settings)
         return open_context(path, context.storage_options, context.clock)
@@ -231,20 +210,13 @@ def rehome(context: QueueContext, *, copy: bool, place: str | None) -> QueueCont
 
 
 def leases_description(messages_id: str) -> str:
-    """Return the description of ``leases/``.
-
-    It names the ``messages/`` that the table belongs to.
-    """
+    """Return the description of ``leases/``, which names its ``messages/``."""
     return json.dumps({"format": "spark_mq leases", "messages": messages_id})
 
 
 def refuse_foreign_files(root: str) -> None:
-    """Raise NotAQueue for a local folder that holds other files.
-
-    Nobody could separate a queue's tables from them. A store is not checked, because it has no
-    folders. Files that a crashed create left are no reason, nor are hidden files.
-    """
-    if "://" in root or not os.path.isdir(root):
+    """Raise NotAQueue for a folder with other files, as nobody could separate them later."""
+    if "://" in root or not os.path.isdir(root):  # a store has no folders
         return
     others = sorted(
         name for name in os.listdir(root) if name not in _OWN and not name.startswith(".")

@@ -1,4 +1,4 @@
-"""Define the ledger of a consumer group, with its owner's changes."""
+"""Administer the ledger of a consumer group."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class GroupLedger(SharedLedger):
-    """The ledger of one group, with the changes that administer the group. Thread-safe."""
+    """The ledger of one group, with its owner's changes. Thread-safe."""
 
     def expire(self) -> int:
         """Expire leases now. Return the number of messages that they held."""
@@ -47,13 +47,7 @@ class GroupLedger(SharedLedger):
         return self.update(compute, priority=Priority.LEASE) if self.exists() else 0
 
     def check_payloads(self, lease_id: str) -> None:
-        """Check again that the payload files of a lease can be reached.
-
-        Raises
-        ------
-        StorageError
-            One cannot, or the ledger cannot be read.
-        """
+        """Check a lease's payload files again. Raise StorageError if one is out of reach."""
         ranges = self.current().held(lease_id)
         if ranges:
             index = self.messages.index(ranges[-1].last)
@@ -63,10 +57,7 @@ class GroupLedger(SharedLedger):
     # -- the group itself
 
     def create_if_missing(self) -> None:
-        """Create the group at its start position if it does not exist.
-
-        Raises GroupNotFound instead if this handle must not create the group.
-        """
+        """Create the group, or raise GroupNotFound if this handle must not create it."""
         if not self.create:
             self.require_group()
             return
@@ -93,10 +84,8 @@ class GroupLedger(SharedLedger):
         self._created = True
 
     def _warn_similar_name(self) -> None:
-        """Log the new group. Warn if its name looks misspelt.
-
-        Numbered names are alike on purpose. Nobody types the names of very many groups.
-        """
+        """Log the new group. Warn if its name looks misspelt."""
+        # Numbered names are alike on purpose. Nobody types the names of very many groups.
         stem = _without_digits(self.name)
         many = self.ledgers.group_count() > MAX_COMPARED_GROUPS
         names = () if many else self.ledgers.groups()
@@ -110,10 +99,7 @@ class GroupLedger(SharedLedger):
             _log.info("group %r is created in %s, at %s", self.name, self.queue_path, self.start)
 
     def seek(self, target: StartPosition) -> None:
-        """Move the group to a target.
-
-        All messages before it are skipped. All messages from there on are unread.
-        """
+        """Skip all messages before a target, and make all others unread."""
         self.create_if_missing()
 
         def compute(view: GroupView) -> Update[None]:
@@ -132,7 +118,7 @@ class GroupLedger(SharedLedger):
         return min(max(_position(index, target), lowest), index.last_sequence + 1)
 
     def configure(self, changes: Mapping[str, Any]) -> GroupSettings:
-        """Change settings of the group and return all of them. Raises InvalidOption."""
+        """Change settings of the group, and return all of them. Raise InvalidOption."""
         # Before the group is created.
         GroupSettings.validated(**changes).check_order(self.messages.lanes)
         self.create_if_missing()
@@ -153,7 +139,7 @@ class GroupLedger(SharedLedger):
         return self.update(compute)
 
     def pause(self, reason: str | None) -> None:
-        """Stop new leases until the group is resumed. Creates the group if it is missing."""
+        """Stop new leases until a resume. Create the group if it is missing."""
         self.create_if_missing()
 
         def compute(view: GroupView) -> Update[None]:
@@ -166,10 +152,7 @@ class GroupLedger(SharedLedger):
         self.update(compute)
 
     def resume(self) -> None:
-        """Allow new leases again. End a pause, and close the breaker.
-
-        Raises GroupNotFound.
-        """
+        """End a pause, and close the breaker. Raise GroupNotFound."""
 
         def compute(view: GroupView) -> Update[None]:
             after = admin.resume(view.ledger)
@@ -179,7 +162,7 @@ class GroupLedger(SharedLedger):
         self.update(compute)
 
     def unblock(self, to: str, sequences: Iterable[int] | None) -> int:
-        """Decide about messages that block the group. Returns their number."""
+        """Decide about messages that block the group. Return their number."""
         how = validate_choice("to", to, (admin.RETRY, admin.ROUTE, admin.DROP))
         intervals = None if sequences is None else from_sequences(sequences)
 
@@ -193,7 +176,7 @@ class GroupLedger(SharedLedger):
         return self.update(compute)
 
     def drop(self) -> None:
-        """Drop the group, also if its ledger is unreadable. Raises GroupNotFound."""
+        """Drop the group, even if its ledger is unreadable. Raise GroupNotFound."""
 
         def compute(_: LedgerSnapshot) -> Update[None]:
             if self.name not in self.ledgers.groups():

@@ -12,13 +12,12 @@ from spark_mq.util.validation import suggest
 
 __all__ = ["MAX_COMPARED_GROUPS", "group_not_found"]
 
-MAX_COMPARED_GROUPS: Final = 100
-"""With more groups than this, a name is not compared with theirs."""
+MAX_COMPARED_GROUPS: Final = 100  # with more groups, no name is compared with theirs
 _MAX_NAMED: Final = 10
 
 
 def group_not_found(name: str, ledgers: LedgerStore, queue_path: str) -> GroupNotFound:
-    """Return the error for a group that does not exist. It names the nearest group."""
+    """Return the error for a missing group, which names the nearest group."""
     known = ledgers.groups() if ledgers.group_count() <= MAX_COMPARED_GROUPS else []
     there = f"The queue has {show_some(known, _MAX_NAMED)}"
     nearest = suggest(name, known)

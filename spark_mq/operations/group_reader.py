@@ -27,38 +27,18 @@ StartPosition = str | int | datetime
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """Hold a group as one operation sees it, and the time."""
+    """A group as one operation sees it, and the time."""
 
     snapshot: LedgerSnapshot
     ledger: Ledger
     settings: GroupSettings
     now: int
+    # Leases that operations of this commit settle or extend. No settle expires them.
     held: frozenset[str] = frozenset()
-    """The leases that operations of this commit settle or extend. No settle expires them."""
 
 
 class GroupReader:
-    """Read the ledger of one group, as stored or as of now. Thread-safe.
-
-    Parameters
-    ----------
-    name
-        The name of the group.
-    ledgers, messages
-        The stores of the queue.
-    clock
-        The clock of the queue.
-    defaults
-        The settings of a group that does not exist yet.
-    queue_path, queue_id
-        The path of the queue, for messages to people.
-    start
-        Where the group starts if it does not exist yet.
-    create
-        Whether operations create the group. Otherwise they raise GroupNotFound.
-    may_lose
-        Returns whether the queue may drop unsettled messages. Default: it never does.
-    """
+    """Reads the ledger of one group, as stored or as of now. Thread-safe."""
 
     def __init__(
         self,
@@ -83,23 +63,20 @@ class GroupReader:
         self.queue_path = queue_path
         self.queue_id = queue_id
         self.start = start
-        self.create = create
+        self.create = create  # otherwise operations raise GroupNotFound
         self._may_lose = may_lose
-        self.last_settings = defaults
-        """The settings as last read, for logs."""
+        self.last_settings = defaults  # as last read, for logs
 
     def __repr__(self) -> str:
         return f"ConsumerGroup({self.queue_path!r}, {self.name!r})"
 
     @property
     def ledgers(self) -> LedgerStore:
-        """Return the store of the ledgers. Raises UsedAfterFork."""
         self._process.check()
         return self._ledgers
 
     @property
     def messages(self) -> MessageStore:
-        """Return the store of the messages. Raises UsedAfterFork."""
         self._process.check()
         return self._messages
 
@@ -108,11 +85,10 @@ class GroupReader:
         return to_micros(self.clock())
 
     def snapshot(self) -> LedgerSnapshot:
-        """Read the ledger as it is stored."""
         return self.ledgers.read(self.name)
 
     def require(self, snapshot: LedgerSnapshot) -> Ledger:
-        """Return the ledger of a snapshot. Raises GroupNotFound."""
+        """Return the ledger of a snapshot. Raise GroupNotFound."""
         if snapshot.ledger is None:
             raise group_not_found(self.name, self.ledgers, self.queue_path)
         return snapshot.ledger
@@ -131,16 +107,14 @@ class GroupReader:
         return self.last_settings
 
     def view(self, snapshot: LedgerSnapshot, held: frozenset[str] = frozenset()) -> GroupView:
-        """Return a snapshot with its settings and the time. Raises GroupNotFound."""
+        """Return a snapshot with its settings and the time. Raise GroupNotFound."""
         ledger, settings = self.require(snapshot), self.settings_in(snapshot)
         return GroupView(snapshot, ledger, settings, to_micros(self.clock()), held)
 
     def exists(self) -> bool:
-        """Return whether the group has been created."""
         return self.snapshot().ledger is not None
 
     def settings(self) -> GroupSettings:
-        """Return the settings as they are now."""
         return self.settings_in(self.snapshot())
 
     def ledger_in(self, snapshot: LedgerSnapshot) -> Ledger:
@@ -150,12 +124,12 @@ class GroupReader:
         return Ledger(LedgerHeader(ack_floor=self.horizon()))
 
     def current(self) -> Ledger:
-        """Return the ledger with expired leases folded, or an empty one."""
+        """Return the ledger with late leases expired, or an empty one."""
         snapshot = self.snapshot()
         return expire_leases(self.ledger_in(snapshot), self.now(), self.settings_in(snapshot))
 
     def stats(self, *, required: bool = False) -> GroupStats:
-        """Count the messages by state, without a commit. `required`: a missing group raises."""
+        """Count the messages by state. If `required`, raise GroupNotFound for a missing group."""
         snapshot, now = self.snapshot(), self.now()
         if required:
             self.require(snapshot)
@@ -164,11 +138,9 @@ class GroupReader:
         return compute_stats(ledger, self.index_for(ledger), settings, now)
 
     def may_have_lost(self, ledger: Ledger) -> bool:
-        """Return whether a trim may have dropped unsettled messages.
-
-        The known horizon decides, too. This process may not have seen a change of the settings, but
-        it has seen the horizon that its commits conflict with.
-        """
+        """Return whether a trim may have dropped unsettled messages."""
+        # This process may have missed a change of the settings, but its commits conflict with the
+        # horizon, so that is known.
         set_to = self._may_lose is not None and self._may_lose()
         return set_to or self._ledgers.known_horizon() > ledger.head.ack_floor
 
@@ -177,10 +149,9 @@ class GroupReader:
         return max(read_horizon(self.ledgers), self.messages.trimmed)
 
     def index_for(self, ledger: Ledger, reach: int | None = None) -> MessageIndex:
-        """Return the message index. Raises TablesDisagree if the ledger is of another log.
+        """Return the message index. Raise TablesDisagree if the ledger is of another log.
 
-        `reach` is the last sequence that the caller needs beside those of the ledger. A known index
-        that has them all may be older than the latest commit. Without it, it is the latest.
+        With `reach`, the last sequence that the caller needs, an older known index may do.
         """
         index = self._messages.index(None if reach is None else max(reach, ledger.tracked_up_to))
         self.check_same_log(ledger, index)
@@ -202,9 +173,9 @@ class GroupReader:
     def index_or_damage(
         self, ledger: Ledger, wanted: int | None = None
     ) -> tuple[MessageIndex, CorruptLog | None]:
-        """Return the message index, and the damage behind it or None.
+        """Return the message index, and the damage after its end or None.
 
-        `wanted` is the number of messages of a lease: a known index may have enough.
+        With `wanted`, the number of messages of a lease, an older known index may do.
         """
         try:
             if wanted is None:

@@ -28,19 +28,7 @@ def read_history(
     since: int | None = None,
     columns: Sequence[str] | None = None,
 ) -> pa.Table:
-    """Return the events of a queue, in order.
-
-    Parameters
-    ----------
-    context
-        The queue.
-    sequence, group
-        Only one message, only one group. Default: all.
-    since
-        Only commits from this time on, in microseconds since 1970. Default: all.
-    columns
-        The columns of HISTORY_SCHEMA to return. Default: all.
-    """
+    """Return the events of a queue, in order. `since` is in microseconds since 1970."""
     past = _Past(context.history, context.ledgers, context.path)
     return past.read(sequence, group, since, columns)
 
@@ -58,7 +46,7 @@ def read_group_history(group: SharedLedger, columns: Sequence[str]) -> pa.Table:
 
 
 class _Past(NamedTuple):
-    """The places of a queue's past events."""
+    """The archive and the ledgers, which together have all events of a queue."""
 
     history: HistoryStore | None
     ledgers: LedgerStore

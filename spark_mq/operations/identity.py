@@ -1,4 +1,4 @@
-"""Decide if the queue at a path was created there or copied."""
+"""Decide if the queue at a path was created there, moved or copied."""
 
 from __future__ import annotations
 
@@ -20,15 +20,7 @@ def identified(settings: QueueSettings, root: str) -> QueueSettings:
 
 
 def relative_place(root: str, place: str | None) -> str | None:
-    """Return a place below a queue as a relative path.
-
-    Any other place is unchanged.
-
-    Raises
-    ------
-    InvalidOption
-        The place is the queue itself.
-    """
+    """Return a place below a queue as a relative path. Raise InvalidOption for the queue itself."""
     if place is None:
         return None
     own, other = canonical_path(root), canonical_path(place)
@@ -42,28 +34,17 @@ def relative_place(root: str, place: str | None) -> str | None:
 
 
 def is_own_place(settings: QueueSettings) -> bool:
-    """Return whether the dead letters stay below the queue.
-
-    A copy of the queue then has its own dead letters.
-    """
+    """Return whether the dead letters stay below the queue, so that a copy has its own."""
     return (settings.dead_letter_path or ITSELF).startswith(".")
 
 
 def rehomed(
     settings: QueueSettings, root: str, *, copy: bool, place: str | None = None
 ) -> QueueSettings:
-    """Return the settings of a queue that was moved or copied.
+    """Return the settings of a queue that was moved, or of a copy, which gets a new id.
 
-    Parameters
-    ----------
-    settings
-        The settings that it has.
-    root
-        The new path.
-    copy
-        A copy gets a new id. A queue that was moved keeps its id and its dead letters.
-    place
-        The place for the dead letters of a copy. None for ``dead_letters/`` below it.
+    A copy's dead letters go to `place`. None keeps a place below the queue, or else means
+    ``dead_letters/`` below it.
     """
     if not copy:
         return replace(settings, home=canonical_path(root))
@@ -76,13 +57,7 @@ def rehomed(
 
 
 def dead_letter_place(root: str, settings: QueueSettings) -> str:
-    """Return the place of a queue's dead letters.
-
-    Raises
-    ------
-    CopiedQueue
-        They go to another place, and the queue is not where it was created.
-    """
+    """Return the path of the dead letters. Raise CopiedQueue if another queue may use it, too."""
     place = settings.dead_letter_path or _OWN_DEAD_LETTERS
     if settings.is_dead_letter_queue:
         return root

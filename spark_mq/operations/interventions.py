@@ -26,13 +26,7 @@ def find_messages(
     message_id: str | Iterable[str] | None,
     key: str | Iterable[str] | None,
 ) -> list[Interval]:
-    """Return the messages that one of three options names.
-
-    Raises
-    ------
-    InvalidOption
-        None or several of the options are given, or no message has a named sequence or id.
-    """
+    """Return the messages that one of three options names. Raise InvalidOption."""
     given = {"sequences": sequences, "message_id": message_id, "key": key}
     named = [name for name, value in given.items() if value is not None]
     if len(named) != 1:
@@ -49,7 +43,7 @@ def find_messages(
 
 
 def _checked(ledger: GroupLedger, intervals: list[Interval]) -> list[Interval]:
-    """Return intervals. Raises InvalidOption if one of them has no message at all."""
+    """Return the intervals. Raise InvalidOption if one of them has no message at all."""
     index = ledger.messages.index(max((last for _, last in intervals), default=0))
     for first, last in intervals:
         if not index.count(first, last) and first > index.forgotten_to:
@@ -63,7 +57,7 @@ def _checked(ledger: GroupLedger, intervals: list[Interval]) -> list[Interval]:
 
 
 def _search(ledger: GroupLedger, column: str, wanted: object) -> list[Interval]:
-    """Return the messages with given ids or keys, those above the ack floor if there are any."""
+    """Return the messages with some ids or keys, those above the ack floor if there are any."""
     values = [wanted] if isinstance(wanted, str) else wanted
     if not isinstance(values, Sequence) or not all(isinstance(one, str) for one in values):
         raise InvalidOption(
@@ -92,29 +86,10 @@ def change_messages(
     force: bool = False,
     by: str | None = None,
 ) -> int:
-    """Change messages in one separate commit. Return how many changed.
+    """Change messages by DISCARD, RETRY_NOW or DEAD_LETTER. Return how many changed.
 
-    Parameters
-    ----------
-    ledger
-        The group.
-    how
-        DISCARD, RETRY_NOW or DEAD_LETTER.
-    intervals
-        The messages.
-    reason
-        Why, for people.
-    force
-        Whether to take messages from their leases.
-    by
-        The person. Default: the user and the host of this process.
-
-    Raises
-    ------
-    MessagesHeld
-        A lease holds some of them, or a sweep copies them. Nothing was changed.
-    GroupNotFound
-        There is no such group.
+    Raise GroupNotFound, or MessagesHeld if a lease or a sweep holds some. Then nothing has changed.
+    `force` takes messages from their leases.
     """
     if not intervals:
         return 0

@@ -1,7 +1,4 @@
-"""Extend a lease while its handler runs, for a limited time.
-
-The limit keeps a hung handler from holding messages forever.
-"""
+"""Extend a lease while its handler runs, up to a limit, because a handler may hang forever."""
 
 from __future__ import annotations
 
@@ -22,20 +19,9 @@ _TEN_YEARS: Final = 10 * 365 * 86_400.0
 
 
 class LeaseKeepAlive:
-    """Extends one lease in the background.
+    """Extends one lease in the background, each third of its timeout. Times are microseconds.
 
-    It extends a third of the lease's timeout before each deadline, at the latest. It ends with
-    :meth:`stop`, after the limit, or when the lease holds nothing any more.
-
-    Parameters
-    ----------
-    extend
-        Sets the deadline to now + its argument, in microseconds. Raises LeaseLost if the lease
-        holds nothing.
-    timeout
-        The lease's timeout in microseconds.
-    limit
-        The longest time to extend, in microseconds from now.
+    `extend` sets the deadline to now + its argument, and raises LeaseLost if nothing is held.
     """
 
     def __init__(self, extend: Callable[[int], object], timeout: int, limit: int) -> None:
@@ -51,10 +37,7 @@ class LeaseKeepAlive:
         return thread
 
     def remove_limit(self) -> None:
-        """Extend without a limit from now on.
-
-        The work is done, and only its settle waits.
-        """
+        """Extend without a limit from now on, because done work waits for its settle."""
         self._end = time.monotonic() + _TEN_YEARS
         if not self._thread.is_alive() and not self.stopped.is_set():
             self._thread = self._start()

@@ -12,8 +12,8 @@ from spark_mq.util.records import Record
 
 __all__ = ["MessageOutcome", "Trace", "TraceEvent"]
 
+# Events that the owner of a group makes. A worker only held the message before.
 _BY_OWNER: Final = ("discarded", "made_dead", "retried", "unblocked")
-"""The events that the owner of a group makes. A worker only held the message before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +75,15 @@ class TraceEvent(Record):
 
     @property
     def shown_state(self) -> str:
-        """Return the state after the event as a text for people.
-
-        The text has the outcome, unless the event has the same name.
-        """
+        """Return the state after the event for people, with the outcome if its name differs."""
         ended = self.outcome not in (None, self.event)
         return f"{self.state}: {self.outcome}" if ended else self.state
 
     @property
     def shown_worker(self) -> str:
-        """Return the worker of the event as a text for people.
+        """Return "by" and the worker that caused the event, or "from" and the one that was fenced.
 
-        It is the worker that caused the event, or that lost the message. The text is empty without
-        one.
+        The text is empty without a worker.
         """
         if self.worker_id is None or self.event in _BY_OWNER:
             return ""
@@ -95,10 +91,7 @@ class TraceEvent(Record):
 
     @property
     def shown_error(self) -> str | None:
-        """Return the error as a text for people.
-
-        The text shows whether a whole batch failed.
-        """
+        """Return the error as a text for people, which shows whether a whole batch failed."""
         return _error_text(self.error, self.batch_error, self.batch_size)
 
 
@@ -141,10 +134,7 @@ class MessageOutcome(Record):
 
     @property
     def shown_error(self) -> str | None:
-        """Return the error as a text for people.
-
-        The text shows whether a whole batch failed.
-        """
+        """Return the error as a text for people, which shows whether a whole batch failed."""
         return _error_text(self.error, self.batch_error, self.batch_size)
 
 
@@ -188,10 +178,7 @@ class Trace(Record):
         return "\nredriven as\n".join(blocks)
 
     def chain(self) -> tuple[Trace, ...]:
-        """Return this message with those of its redrives, oldest first.
-
-        They are the messages before and after it.
-        """
+        """Return this message with those before and after it by redrives, oldest first."""
         before = () if self.earlier is None else self.earlier.chain()
         return (*before, self, *(found for one in self.later for found in one.chain()))
 
@@ -228,7 +215,7 @@ class Trace(Record):
 
 
 def _named(**texts: str | None) -> list[str]:
-    """Return texts with their names. Those that are empty are left out."""
+    """Return the texts that are not empty, with their names."""
     return [f"{name}: {text}" for name, text in texts.items() if text]
 
 

@@ -18,24 +18,7 @@ __all__ = ["check_ids", "find_values"]
 def find_values(
     messages: MessageStore, column: str, wanted: Collection[str], intervals: Sequence[Interval]
 ) -> list[tuple[int, str]]:
-    """Return the sequence and the value of each message with a wanted value.
-
-    Parameters
-    ----------
-    messages
-        The messages of the queue.
-    column
-        "message_id" or "key".
-    wanted
-        The values.
-    intervals
-        Where to search. A damaged file has no values.
-
-    Raises
-    ------
-    StorageError
-        A file is out of reach.
-    """
+    """Return sequence and value of the messages whose `column` (message_id or key) is wanted."""
     values, found = pa.array(wanted, pa.string()), list[tuple[int, str]]()
     index = messages.index(max((last for _, last in intervals), default=-1))
     reader = MessageReader(messages.files, [column])
@@ -43,7 +26,7 @@ def find_values(
         try:
             rows = reader.read(piece)[column]
         except CorruptLog:
-            continue
+            continue  # a damaged file has no values
         hits = pc.indices_nonzero(pc.is_in(rows, value_set=values))
         sequences = (piece.first + row for row in hits.to_pylist())
         found += zip(sequences, rows.take(hits).to_pylist(), strict=True)
@@ -51,7 +34,7 @@ def find_values(
 
 
 def check_ids(ids: Iterable[str]) -> list[str]:
-    """Return a list of message ids. Raises InvalidOption."""
+    """Return a list of message ids. Raise InvalidOption."""
     if not isinstance(ids, str | bytes) and isinstance(ids, Iterable):
         given = list(ids)
         if all(isinstance(one, str) for one in given):

@@ -1,4 +1,4 @@
-"""Wait while the store fails. No message is to blame for that."""
+"""Wait while the store fails, because no message is to blame for that."""
 
 from __future__ import annotations
 
@@ -17,13 +17,10 @@ __all__ = ["OUTAGES", "find_store_failure", "is_outage", "outage_pause", "settle
 
 _log = logging.getLogger(__name__)
 
-OUTAGES: Final = (*STORE_ERRORS, ContentionTimeout)
-"""Errors of an operation on a ledger that passes once the store works again."""
+OUTAGES: Final = (*STORE_ERRORS, ContentionTimeout)  # pass once the store works again
 FIRST_PAUSE: Final = 0.05
-MAX_PAUSE: Final = 30.0
-"""Seconds until the next try. Each pause is twice as long as the one before."""
-MAX_SETTLE_PAUSE: Final = 5.0
-"""Seconds until the next try of a settle. Its lease may expire meanwhile."""
+MAX_PAUSE: Final = 30.0  # seconds until the next try; each pause is twice the one before
+MAX_SETTLE_PAUSE: Final = 5.0  # less, because the lease of a settle may expire meanwhile
 
 
 def outage_pause(failures: int, most: float = MAX_PAUSE) -> float:
@@ -32,10 +29,9 @@ def outage_pause(failures: int, most: float = MAX_PAUSE) -> float:
 
 
 def is_outage(error: BaseException | None) -> bool:
-    """Return whether a handler failed with an error of a store or of contention.
+    """Return whether an error is of a store or of contention, or has one as cause or context.
 
-    An error that was raised from such an error, or while one was handled, counts too. It may be
-    about another store, or the handler's own.
+    It may be about another store, or the handler's own.
     """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -47,7 +43,7 @@ def is_outage(error: BaseException | None) -> bool:
 
 
 def find_store_failure(ledger: GroupLedger, lease_id: str) -> Exception | None:
-    """Return why the ledger of a lease or a payload file of it is out of reach, or None."""
+    """Return why a lease's ledger or a payload file is out of reach, or None."""
     try:
         ledger.check_payloads(lease_id)
     except OUTAGES as error:
@@ -64,26 +60,10 @@ def settle_with_retry(
     gave_up: threading.Event,
     before_retry: Callable[[Sequence[Any]], None],
 ) -> tuple[list[SettleOutcome], list[Any]] | None:
-    """Settle together with other operations. Retry while the store fails.
+    """Settle together with other operations. Retry while the store fails, until `gave_up` is set.
 
-    Parameters
-    ----------
-    ledger
-        The group.
-    commands
-        The settle commands.
-    also
-        Returns the operations that share the first try.
-    gave_up
-        Ends the tries once it is set.
-    before_retry
-        Called after each failure with the results of the other operations.
-
-    Returns
-    -------
-    tuple or None
-        The outcomes of the commands, and the results or errors of the others. None if the tries
-        were ended.
+    Return the outcomes, and the results or errors of the others, or None after `gave_up`. The first
+    try shares the operations of `also`. Each failure calls `before_retry` with their results.
     """
     operation, failures = ledger.settle_operation(commands), 0
     while True:

@@ -24,11 +24,9 @@ from spark_mq.storage.history_rows import FAILURES
 __all__ = ["OUTCOMES", "find_outcomes", "last_ends", "outcomes_in", "show_outcomes"]
 
 OUTCOMES: Final = (*END_REASONS.values(), "dropped")
-"""The outcomes of settled messages."""
-_UNDOING: Final = ("sought", REWOUND)
-"""Events that make messages unread again."""
+_UNDOING: Final = ("sought", REWOUND)  # events that make messages unread again
+# Columns of an end that a read shows. Holder and deadlines ended with it.
 _KEPT: Final = ("delivery_count", "failure_count", "reason", "error")
-"""The columns of an ended message that a read shows. Holder and deadlines ended with it."""
 _END: Final = ("version", "first", "last", "outcome", *_KEPT)
 _OF_MESSAGE: Final = ("consumer_group", "event", "outcome", "committed_at", "batch_size", *_KEPT)
 _last_of: Final = attrgetter("last")
@@ -36,15 +34,7 @@ _kind: Final = attrgetter("state", *_KEPT)
 
 
 def last_ends(rows: pa.Table, low: int, high: int) -> Iterator[tuple[dict[str, Any], Interval]]:
-    """Yield the ends of messages that no later event undid.
-
-    Parameters
-    ----------
-    rows
-        The history of a group.
-    low, high
-        Sequences, inclusive.
-    """
+    """Yield the ends in ``low..high`` that no later event of a group's history undid."""
     sought = [
         (r["version"], (r["first"], r["last"]))
         for r in rows.filter(pc.is_in(rows["event"], value_set=pa.array(_UNDOING))).to_pylist()
@@ -59,20 +49,12 @@ def last_ends(rows: pa.Table, low: int, high: int) -> Iterator[tuple[dict[str, A
 
 
 def find_outcomes(context: QueueContext, sequence: int) -> tuple[MessageOutcome, ...]:
-    """Return a message's outcomes by group, from the history."""
     rows = read_history(context, sequence=sequence, columns=_OF_MESSAGE)
     return outcomes_in(rows.to_pylist())
 
 
 def outcomes_in(rows: Iterable[Mapping[str, Any]]) -> tuple[MessageOutcome, ...]:
-    """Return how a message ended in each group, by group.
-
-    Parameters
-    ----------
-    rows
-        The events of one message in all groups, in order. The last end of a group counts. An event
-        that makes the message unread again undoes it.
-    """
+    """Return one message's last end in each group that no later event undid, by group."""
     ends: dict[str, MessageOutcome] = {}
     failures: dict[str, Mapping[str, Any]] = {}
     for row in rows:
@@ -87,7 +69,7 @@ def outcomes_in(rows: Iterable[Mapping[str, Any]]) -> tuple[MessageOutcome, ...]
 
 
 def _outcome(end: Mapping[str, Any], failure: Mapping[str, Any] | None) -> MessageOutcome:
-    """Return the outcome in an event. A ledger keeps only the text of the last failure."""
+    # A ledger keeps only the text of the last failure, which finds its event.
     error, size = end["error"], None
     if failure is not None and failure["error"] == error:
         size = failure["batch_size"]
@@ -107,19 +89,10 @@ def _outcome(end: Mapping[str, Any], failure: Mapping[str, Any] | None) -> Messa
 def show_outcomes(
     group: SharedLedger, index: MessageIndex, ranges: Iterable[Range]
 ) -> Iterator[Range]:
-    """Yield ranges of a group with outcomes as settled states.
+    """Yield ranges whose settled messages have the outcome as their state.
 
-    They have the counts, the reason and the error of their end. A message with an unknown end stays
-    settled. It was before the group's start, or ``history/`` no longer has its end.
-
-    Parameters
-    ----------
-    group
-        The group.
-    index
-        The message index.
-    ranges
-        Ranges of its ledger.
+    A message stays settled if its end is unknown: it was before the group's start, or ``history/``
+    no longer has it.
     """
     settled: list[Range] = []
     for r in ranges:
@@ -134,7 +107,7 @@ def show_outcomes(
 
 
 def _ends(group: SharedLedger, settled: list[Range]) -> list[Range]:
-    """Return the ends of messages within some ranges, in order."""
+    """Return the ends of settled messages, in order."""
     rows = read_group_history(group, [*_END, "event"])
     low, high = min(r.first for r in settled), max(r.last for r in settled)
     ends = [
@@ -145,10 +118,7 @@ def _ends(group: SharedLedger, settled: list[Range]) -> list[Range]:
 
 
 def _joined(ends: Iterable[Range], index: MessageIndex) -> list[Range]:
-    """Join neighbours with the same end.
-
-    Sequences between two commits have no message.
-    """
+    """Join neighbours with the same end. Sequences between two commits have no message."""
     out: list[Range] = []
     for end in ends:
         before = out[-1] if out else None

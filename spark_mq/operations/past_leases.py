@@ -20,10 +20,8 @@ __all__ = ["PastLease", "find_past_lease"]
 
 _log = logging.getLogger(__name__)
 
-_REACH: Final = 86_400 * SECOND
-"""How far back the search goes, in microseconds before the latest commit."""
-_COMMITS: Final = 20
-"""Commits that the search reads at a time, the newest first."""
+_REACH: Final = 86_400 * SECOND  # of the search, in microseconds before the latest commit
+_COMMITS: Final = 20  # read at a time, the newest first
 _GRANTS: Final = ("leased", "replayed")
 _SETTLES: Final = ("acked", "nacked", "rejected", "released")
 
@@ -36,13 +34,7 @@ class PastLease(NamedTuple):
 
 
 def find_past_lease(group: SharedLedger, lease_id: str) -> PastLease | None:
-    """Return what a lease was granted and has settled.
-
-    Returns
-    -------
-    PastLease or None
-        None if no commit of the last day granted such a lease.
-    """
+    """Return what a lease of the last day was granted and settled, or None if unknown."""
     found = PastLease([], [])
     try:
         for rows in _past(group, lease_id):

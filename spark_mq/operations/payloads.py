@@ -1,8 +1,8 @@
 """Check before the commit of a lease that its files are readable.
 
-Data files never change, so a file is checked once in a process. A damaged file makes its messages
-dead. A file out of reach only postpones them, because it may be sound. No outage of the store may
-cost a message a delivery.
+A data file never changes, so a process checks it once. A damaged file makes its messages dead. A
+file out of reach only postpones them, because it may be sound and no outage of the store may cost
+a message a delivery.
 """
 
 from __future__ import annotations
@@ -33,37 +33,26 @@ __all__ = ["FileCheck", "PayloadFiles", "ReadableGrant", "acquire_readable", "re
 
 _log = logging.getLogger(__name__)
 
-POSTPONE: Final = 10 * SECOND
-"""How long the messages of a file out of reach wait, if others can be delivered."""
-MAX_OUT_OF_REACH: Final = 100
-"""With this many files out of reach, the store is out of reach, and a lease gives up."""
-_REMEMBERED_FILES: Final = 10_000
-"""Files that are remembered as readable. Others are checked again."""
-CHECK_SECONDS: Final = 0.25
-"""How long one attempt to commit checks files. Other threads may wait for the same commit."""
-
-
-REACH_SECONDS: Final = 10.0
-"""How long the check of a failed batch's files may take."""
+POSTPONE: Final = 10 * SECOND  # for messages of a file out of reach, if others can be delivered
+MAX_OUT_OF_REACH: Final = 100  # files; the store is out of reach then, and a lease gives up
+_REMEMBERED_FILES: Final = 10_000  # others are checked again
+CHECK_SECONDS: Final = 0.25  # in one attempt to commit, for which other threads may wait
+REACH_SECONDS: Final = 10.0  # for the check of a failed batch's files
 
 
 class FileCheck:
-    """The check of one file.
-
-    ``reason`` is why it is damaged. ``error`` is why it is out of reach.
-    """
+    """The check of one file."""
 
     def __init__(self, messages: MessageStore, file: DataFile) -> None:
         self.file = file
-        self.reason: str | None = None
-        self.error: SparkMQError | None = None
+        self.reason: str | None = None  # why it is damaged
+        self.error: SparkMQError | None = None  # why it is out of reach
         self._messages = messages
         self.started = False
         self._ended = threading.Event()
 
     @property
     def readable(self) -> bool:
-        """Return whether the file was found readable."""
         return self._ended.is_set() and self.reason is None and self.error is None
 
     def run(self) -> None:
@@ -84,15 +73,12 @@ class FileCheck:
             )  # fmt: skip
 
     def start(self) -> None:
-        """Check the file in a thread.
-
-        The store may take minutes to fail.
-        """
+        """Check the file in a thread, because the store may take minutes to fail."""
         self.started = True
         threading.Thread(target=self.run, name="spark_mq file check", daemon=True).start()
 
     def has_ended(self, end: float) -> bool:
-        """Wait until a time of ``time.monotonic()``. Return whether the check has ended."""
+        """Wait until `end` in ``time.monotonic()``. Return whether the check has ended."""
         return self._ended.wait(max(0.0, end - time.monotonic()))
 
     def finish(self) -> None:
@@ -103,39 +89,23 @@ class FileCheck:
 
 
 def is_remote(messages: MessageStore) -> bool:
-    """Return whether the files are in an object store.
-
-    An object store may take minutes to fail.
-    """
+    """Return whether the files are in an object store, which may take minutes to fail."""
     return "://" in messages.path
 
 
 class PayloadFiles:
-    """The payload files of one queue, with their checks.
-
-    It has those that this process has checked. Thread-safe.
-    """
+    """The payload files of one queue that this process has checked. Thread-safe."""
 
     def __init__(self, messages: MessageStore) -> None:
-        self.readable: set[str] = RecentSet(_REMEMBERED_FILES)
-        """Files whose footer was read without an error."""
+        self.readable: set[str] = RecentSet(_REMEMBERED_FILES)  # paths
         self._messages = messages
 
     def check(
         self, index: MessageIndex, ranges: Iterable[Range], seen: dict[str, FileCheck], end: float
     ) -> list[FileCheck]:
-        """Return the checks of files that are not known to be readable.
+        """Return the checks of files not known to be readable, and add new ones to `seen`.
 
-        Parameters
-        ----------
-        index
-            The message index.
-        ranges
-            The messages of a lease.
-        seen
-            The checks of this lease so far. New ones are added.
-        end
-            When to stop, by ``time.monotonic()``. The caller finishes the other checks.
+        It stops at `end` in ``time.monotonic()``, so the caller finishes the other checks.
         """
         found = []
         for path, first in self._unknown(index, ranges):
@@ -162,10 +132,7 @@ class PayloadFiles:
                 raise check.error
 
     def _unknown(self, index: MessageIndex, ranges: Iterable[Range]) -> list[tuple[str, int]]:
-        """Return the files that no check found readable.
-
-        Each path comes with a sequence in the file.
-        """
+        """Return the paths that no check found readable, each with a sequence in the file."""
         known, found = self.readable, dict[str, int]()
         for r in ranges:
             for path, first in index.paths_in(r.first, r.last):
@@ -183,17 +150,12 @@ class PayloadFiles:
 class ReadableGrant:
     """A lease's messages, without those that cannot be read."""
 
-    ledger: Ledger
-    """The next ledger. Messages of damaged files are dead in it, also without a grant."""
+    ledger: Ledger  # the next one, with messages of damaged files dead also without a grant
     grant: Grant
-    rejected: tuple[Interval, ...] = ()
-    """The messages that are dead because their file is damaged, by file."""
-    dead: int = 0
-    """The number of these messages."""
-    error: SparkMQError | None = None
-    """Why nothing is granted, if a file was out of reach."""
-    unfinished: tuple[FileCheck, ...] = ()
-    """Checks to wait for before the next attempt."""
+    rejected: tuple[Interval, ...] = ()  # dead because their file is damaged, by file
+    dead: int = 0  # number of rejected messages
+    error: SparkMQError | None = None  # why nothing is granted, if a file was out of reach
+    unfinished: tuple[FileCheck, ...] = ()  # to wait for before the next attempt
 
     def commit_info(self) -> dict[str, object]:
         """Return the commit's note about rejected messages."""
@@ -211,19 +173,10 @@ def acquire_readable(
     request: AcquireRequest,
     seen: dict[str, FileCheck],
 ) -> ReadableGrant:
-    """Lease the readable messages that the rules allow.
+    """Lease the readable messages that the rules allow, and reject those of damaged files.
 
-    Messages of a damaged file die. If other messages can be delivered, those of a file out of
-    reach are due again later. If none can, nothing is granted and nothing is postponed.
-
-    Parameters
-    ----------
-    payloads
-        The payload files of the queue.
-    ledger, index, now, rules, request
-        As for :func:`spark_mq.ledger.acquire.acquire`.
-    seen
-        The checks of this lease so far.
+    Messages of a file out of reach are due again later if others can be delivered. If none can,
+    nothing is granted and nothing is postponed.
     """
     end = time.monotonic() + CHECK_SECONDS
     found = _Search(ledger, ledger)
@@ -252,13 +205,10 @@ def acquire_readable(
 
 
 class _Search:
-    """The search for messages that can be delivered.
-
-    ``kept`` is the ledger without the postponed messages' changes.
-    """
+    """The search for messages that can be delivered."""
 
     def __init__(self, ledger: Ledger, kept: Ledger) -> None:
-        self.ledger, self.kept = ledger, kept
+        self.ledger, self.kept = ledger, kept  # kept lacks the postponements
         self.rejected: list[Interval] = []
         self.dead = self.out_of_reach = 0
         self.error: SparkMQError | None = None
@@ -278,7 +228,6 @@ class _Search:
         self.dead += count
 
     def result(self, ledger: Ledger, grant: Grant) -> ReadableGrant:
-        """Return the result of the search."""
         error = None if grant.ranges else self.error
         return ReadableGrant(ledger, grant, tuple(self.rejected), self.dead, error)
 
@@ -286,12 +235,6 @@ class _Search:
 def read_whole(
     messages: MessageStore, piece: FileSlice, rows: int
 ) -> list[tuple[FileSlice, str | None]]:
-    """Read all bytes of a slice. Returns its parts, each with why it cannot be read, or None.
-
-    Raises
-    ------
-    StorageError
-        The file is out of reach.
-    """
+    """Read all bytes of a slice. Return its parts, each with why it cannot be read, or None."""
     with wrap_store_errors(messages.files.root, "reading messages of"):
         return list(verify_slice(messages.files, piece, rows, whole=True))

@@ -25,26 +25,12 @@ __all__ = ["open_posted"]
 
 
 def open_posted(ledger: GroupLedger, data: Mapping[str, Any]) -> LedgerOperation[Any] | None:
-    """Return the operation that another writer has posted.
-
-    Parameters
-    ----------
-    ledger
-        The group.
-    data
-        The operation as JSON.
-
-    Returns
-    -------
-    LedgerOperation or None
-        None if this version of spark_mq has no such operation, or a value is invalid. Then its
-        writer runs it.
-    """
+    """Return the operation that another writer posted, or None if it must run it itself."""
     try:
         ((kind, given),) = data.items()
         return _KINDS[kind](ledger, given)
     except (TypeError, KeyError, ValueError, AttributeError):
-        return None
+        return None  # unknown to this version of spark_mq, or invalid
 
 
 def _lease(ledger: GroupLedger, given: Mapping[str, Any]) -> LedgerOperation[Any]:
@@ -64,7 +50,7 @@ def _extend(ledger: GroupLedger, given: Mapping[str, Any]) -> LedgerOperation[An
 
 
 def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields with valid values. One wrong value would make the ledger unreadable."""
+    """Return fields with valid values, as one wrong value would make the ledger unreadable."""
     return {name: _CHECKS[name](value) for name, value in given.items()}
 
 

@@ -1,4 +1,4 @@
-"""Run the posted operations of other writers in the own commit."""
+"""Run the posted operations of other writers in this writer's commit."""
 
 from __future__ import annotations
 
@@ -25,20 +25,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Posted(Generic[T]):
-    """An operation that the commit of another writer may run.
-
-    Parameters
-    ----------
-    data
-        The operation as JSON.
-    encode
-        Returns the result as JSON. None if the caller must run the operation itself.
-    decode
-        Returns the result from JSON.
-    """
+    """An operation as JSON that the commit of another writer may run."""
 
     data: Mapping[str, Any]
-    encode: Callable[[T], Any]
+    encode: Callable[[T], Any]  # returns None if the caller must run the operation itself
     decode: Callable[[Any], T]
 
 
@@ -46,32 +36,19 @@ class PostedOperation(Protocol):
     """An operation of a ledger, as far as this module needs it."""
 
     @property
-    def post(self) -> Callable[[], Posted[Any]] | None:
-        """Return the function that returns the operation as JSON."""
+    def post(self) -> Callable[[], Posted[Any]] | None: ...
 
     @property
-    def lease_ids(self) -> frozenset[str]:
-        """Return the leases that the operation settles or extends."""
+    def lease_ids(self) -> frozenset[str]: ...
 
 
+# Returns the next ledger, the result or error, and the commit's metadata. The ledger is None if
+# there is nothing to commit.
 Run = Callable[[Any, LedgerSnapshot], tuple[Ledger | None, Any, Mapping[str, Any]]]
-"""Runs an operation.
-
-It returns the ledger, the result or error, and the commit's metadata. The ledger is None if there
-is nothing to commit.
-"""
 
 
 class RequestRunner:
-    """Runs the posted requests of other writers in one commit.
-
-    Parameters
-    ----------
-    requests
-        The posts of other writers.
-    open_posted
-        Returns the operation in some JSON, or None.
-    """
+    """Runs the posted requests of other writers in one commit."""
 
     def __init__(
         self,
@@ -84,12 +61,10 @@ class RequestRunner:
             known = [one for one in opened if one is not None]
             if known and len(known) == len(opened):
                 self._requests.append((request.request_id, known))
-        self.served: dict[str, list[Any]] = {}
-        """The outcomes of the requests that ran, by id."""
+        self.served: dict[str, list[Any]] = {}  # outcomes of the requests that ran, by id
 
     @property
     def lease_ids(self) -> frozenset[str]:
-        """Return the leases that the operations settle or extend."""
         return frozenset(
             name for _, each in self._requests for one in each for name in one.lease_ids
         )
@@ -97,13 +72,7 @@ class RequestRunner:
     def run(
         self, snapshot: LedgerSnapshot, run: Run
     ) -> tuple[LedgerSnapshot, list[Mapping[str, Any]]]:
-        """Run each request of which all operations succeed. The others change nothing.
-
-        Returns
-        -------
-        tuple of LedgerSnapshot and list of Mapping
-            The next snapshot, and the metadata for the commit.
-        """
+        """Run each request of which all operations succeed. The others change nothing."""
         self.served, infos = {}, list[Mapping[str, Any]]()
         for request_id, operations in self._requests:
             after, outcomes, of_request = snapshot, list[Any](), list[Mapping[str, Any]]()
@@ -120,25 +89,22 @@ class RequestRunner:
 
 
 def _encoded(operation: PostedOperation, result: Any) -> Any:
-    """Return the outcome of an operation. None if its own writer must run it."""
+    """Return an outcome as JSON, or None if its own writer must run the operation."""
     if isinstance(result, Exception) or operation.post is None:
         return None
     return operation.post().encode(result)
 
 
 def post_settles(commands: Sequence[SettleCommand]) -> Posted[list[SettleOutcome]]:
-    """Return settles as JSON."""
     data = {"settle": [asdict(one) for one in commands]}
     return Posted(data, encode_outcomes, decode_outcomes)
 
 
 def encode_outcomes(outcomes: Sequence[SettleOutcome]) -> list[dict[str, Any]]:
-    """Return the outcomes of settles as JSON."""
     return [asdict(one) for one in outcomes]
 
 
 def decode_outcomes(data: Sequence[Mapping[str, Any]]) -> list[SettleOutcome]:
-    """Return the outcomes of settles from JSON."""
     pairs = ("lost", "ranges", "returned")
     return [
         SettleOutcome(**{**one, **{name: [tuple(each) for each in one[name]] for name in pairs}})

@@ -1,8 +1,7 @@
 """Number the messages that a publisher commits, so that each lands once.
 
-The number of a commit is that of its last message. ``messages/`` keeps the latest number of each
-producer, in the same commit as the messages. So a new publisher of the same producer knows how many
-messages have landed.
+The number of a commit is that of its last message. ``messages/`` keeps the latest one of each
+producer in the same commit, so a new publisher of that producer knows how many have landed.
 """
 
 from __future__ import annotations
@@ -18,26 +17,12 @@ __all__ = ["Producer"]
 
 
 class Producer:
-    """Commits files of messages in order, each once.
-
-    Parameters
-    ----------
-    messages
-        The log.
-    producer_id
-        The name of the producer. None for one that ends with its publisher.
-
-    Attributes
-    ----------
-    number
-        The number of the last message that has landed. 0 before the first.
-    named
-        Whether the producer continues after a restart.
-    """
+    """Commits files of messages in order, each once."""
 
     def __init__(self, messages: MessageStore, producer_id: str | None = None) -> None:
         self._messages = messages
-        self.named = producer_id is not None
+        self.named = producer_id is not None  # continues after a restart
+        # `number` is that of the last message that has landed, or 0 before the first.
         if producer_id is None:
             self._app, self.number = f"spark_mq.publisher:{uuid.uuid4().hex}", 0
         else:
@@ -45,7 +30,7 @@ class Producer:
             self.number = messages.last_number(self._app) or 0
 
     def commit_unique(self, draft: Draft) -> PublishReceipt:
-        """Publish a draft. A duplicate counts as a message. Raises as :meth:`commit`."""
+        """Publish a draft, in which a duplicate counts as a message. Raise as :meth:`commit`."""
         number = self.number + len(draft.ids)
         receipt = self._messages.commit_unique(
             draft, txn=(self._app, number), after=self.number if self.named else None
@@ -55,14 +40,9 @@ class Producer:
         return receipt
 
     def commit(self, written: WrittenFile) -> PublishReceipt:
-        """Publish a file once, even after a lost reply.
+        """Publish a file once, although an earlier try may have landed without a reply.
 
-        An earlier try may have landed.
-
-        Raises
-        ------
-        ProducerFenced
-            Another publisher has published as this producer.
+        Raise ProducerFenced if another publisher has published as this producer.
         """
         txn = (self._app, self.number + written.rows)
         try:

@@ -150,12 +150,10 @@ _DURATIONS: Final = frozenset((*stored.DURATION_SETTINGS, *stored_queue.QUEUE_DU
 
 
 def public_group_settings(settings: stored.GroupSettings) -> GroupSettings:
-    """Return the settings of a group with timedeltas."""
     return GroupSettings(**_shown(settings))
 
 
 def public_queue_settings(settings: stored_queue.QueueSettings) -> QueueSettings:
-    """Return the settings of a queue with timedeltas."""
     shown = {**_shown(settings), "group": public_group_settings(settings.group)}
     return QueueSettings(**shown)
 
@@ -171,7 +169,7 @@ def _shown(settings: stored.GroupSettings | stored_queue.QueueSettings) -> dict[
 def settings_changed(
     before: GroupSettings | QueueSettings, after: GroupSettings | QueueSettings
 ) -> str:
-    """Return the settings that changed, with their new values, for people."""
+    """Return the changed settings with their new values, for people."""
     old, new = asdict(before), asdict(after)
     return ", ".join(f"{name}={_show(value)}" for name, value in new.items() if value != old[name])
 
@@ -183,7 +181,7 @@ def settings_refused(
 ) -> str:
     """Return the settings that a queue does not have as they were given, for people.
 
-    ``given`` are the names that count. None: all settings but the queue's identity.
+    `given` are the names that count, or None for all but the queue's identity.
     """
     old, new = _by_name(found), _by_name(wanted)
     return ", ".join(

@@ -21,17 +21,7 @@ __all__ = ["publish_table", "report_files", "report_send", "with_own_context"]
 def publish_table(
     context: QueueContext, table: pa.Table, txn: tuple[str, int] | None
 ) -> PublishReceipt:
-    """Publish a table as one commit, and raise as ``MessageStore.publish``.
-
-    Parameters
-    ----------
-    context
-        The queue.
-    table
-        The messages in the columns of ``messages/``.
-    txn
-        The producer and its number, or None.
-    """
+    """Publish a table as one commit. Raise as ``MessageStore.publish``."""
     if table.num_rows == 0:
         return _publish_nothing(context, txn)
     reporter = current_reporter()
@@ -41,7 +31,7 @@ def publish_table(
 
 
 def _publish_nothing(context: QueueContext, txn: tuple[str, int] | None) -> PublishReceipt:
-    """Commit nothing. Raises DuplicatePublish for a number that has landed, as with messages."""
+    """Raise DuplicatePublish for a number that has landed, as with messages."""
     if txn is not None:
         check_txn(context.messages.last_number(txn[0]), txn)
     return PublishReceipt(None, range(0))
@@ -50,10 +40,7 @@ def _publish_nothing(context: QueueContext, txn: tuple[str, int] | None) -> Publ
 def _reported(
     reporter: Reporter, context: QueueContext, table: pa.Table, txn: tuple[str, int] | None
 ) -> PublishReceipt:
-    """Publish with the trace's context in the headers.
-
-    Messages that have a context keep it.
-    """
+    """Publish with the trace's context in the headers of messages that have none."""
     alone = table["message_id"][0].as_py() if table.num_rows == 1 else None
     destination = destination_of(context.path)
     own = table["headers"] if "headers" in table.schema.names else None
@@ -74,10 +61,7 @@ def _with_headers(table: pa.Table, extra: Mapping[str, str]) -> pa.Table:
 
 
 def with_own_context(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of a buffered publisher with its caller's context.
-
-    The context is that of the caller's span.
-    """
+    """Return a row with the context of its caller's span, unless it has one."""
     reporter = current_reporter()
     extra = {} if reporter is None else reporter.context_headers()
     own = dict(row.get("headers") or ())
@@ -89,17 +73,7 @@ def with_own_context(row: dict[str, Any]) -> dict[str, Any]:
 def report_send(
     context: QueueContext, rows: Sequence[Mapping[str, Any]], send: Callable[[], Any]
 ) -> Any:
-    """Report the send of a buffered publisher.
-
-    Parameters
-    ----------
-    context
-        The queue.
-    rows
-        The messages. Each has the context in which it was created, or none.
-    send
-        Returns the outcome, or the error.
-    """
+    """Report the send of a buffered publisher. `send` returns the outcome or the error."""
     reporter = current_reporter()
     if reporter is None:
         return send()
@@ -112,11 +86,7 @@ def report_send(
 
 
 def report_files(context: QueueContext, messages: int, publish: Callable[[], object]) -> None:
-    """Report the publish of files without a context.
-
-    The files were written before. Spark may end the process at any time, so all reports leave
-    before this returns.
-    """
+    """Report the publish of files, which were written before and so have no context."""
     reporter = current_reporter()
     if reporter is None:
         publish()
@@ -125,4 +95,4 @@ def report_files(context: QueueContext, messages: int, publish: Callable[[], obj
         with reporter.sending(destination_of(context.path), messages):
             publish()
     finally:
-        reporter.flush()
+        reporter.flush()  # Spark may end the process at any time

@@ -26,10 +26,7 @@ def publish_messages(
     on_duplicate: str,
     deliver_at: datetime | Duration | None,
 ) -> PublishReceipt:
-    """Publish messages as one commit.
-
-    The parameters and errors are those of :meth:`spark_mq.Queue.publish`.
-    """
+    """Publish messages as one commit, as :meth:`spark_mq.Queue.publish` describes."""
     txn = _publish_txn(producer_id, producer_sequence, on_duplicate)
     now = context.now()
     times = context.settings.default_times(now)
@@ -51,7 +48,7 @@ def publish_messages(
 def _publish_txn(
     producer_id: str | None, producer_sequence: int | None, on_duplicate: str
 ) -> tuple[str, int] | None:
-    """Return the application transaction of a publish. Raises InvalidOption."""
+    """Return the application transaction of a publish. Raise InvalidOption."""
     if (producer_id is None) != (producer_sequence is None):
         raise InvalidOption(
             "producer_id and producer_sequence go together",

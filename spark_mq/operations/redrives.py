@@ -1,7 +1,7 @@
 """Find the messages before and after a redrive.
 
-A redriven message keeps its id, and a header names its dead letter. The dead letter names the
-message. A purge or a trim may have dropped the dead letter. Then the id alone decides.
+A redriven message keeps its id, and a header names its dead letter, which names the message. If a
+purge or a trim has dropped the dead letter, the id alone decides.
 """
 
 from __future__ import annotations
@@ -27,35 +27,23 @@ __all__ = [
     "find_redriver",
 ]
 
-REDRIVEN_FROM: Final = "spark_mq.redriven_from"
-"""Header of a redriven message with the sequence of its dead letter."""
-_SEQUENCE: Final = "spark_mq.sequence"
-"""Header of a dead letter with the sequence of the message in its queue."""
-_GROUP: Final = "spark_mq.group"
-"""Header of a redriven message with the group in which it died."""
+REDRIVEN_FROM: Final = "spark_mq.redriven_from"  # in a redriven message: its dead letter
+_SEQUENCE: Final = "spark_mq.sequence"  # in a dead letter: the message in its queue
+_GROUP: Final = "spark_mq.group"  # in a redriven message: where it died
 
 
 def dead_letter_of(headers: Any) -> int | None:
-    """Return the dead letter of a redriven message, or None.
-
-    Its headers decide.
-    """
+    """Return the dead letter of a redriven message by its headers, or None."""
     return _number(dict(headers or ()), REDRIVEN_FROM)
 
 
 def died_in(headers: Any) -> str | None:
-    """Return the group in which a redriven message died, or None.
-
-    Its headers decide.
-    """
+    """Return the group in which a redriven message died by its headers, or None."""
     return dict(headers or ()).get(_GROUP)
 
 
 def find_redriver(context: QueueContext, letter: int) -> str | None:
-    """Return the user who redrove a dead letter, or None.
-
-    None: no user is noted.
-    """
+    """Return the user who redrove a dead letter, or None if none is noted."""
     letters = context.existing_dead_letters()
     try:
         rows = None if letters is None else read_history(letters, sequence=letter)
@@ -66,19 +54,7 @@ def find_redriver(context: QueueContext, letter: int) -> str | None:
 
 
 def find_earlier(context: QueueContext, sequence: int, message_id: str, letter: int) -> int | None:
-    """Return the message before a redrive, or None.
-
-    None: it is not known.
-
-    Parameters
-    ----------
-    context
-        The queue.
-    sequence, message_id
-        The redriven message.
-    letter
-        The sequence of its dead letter.
-    """
+    """Return the message before a redrive, or None if it is not known."""
     named = _named_by(context, letter)
     if named is not None:
         return named
@@ -103,10 +79,7 @@ def find_later(context: QueueContext, sequence: int, message_id: str | None) -> 
 
 
 def _named_by(context: QueueContext, letter: int) -> int | None:
-    """Return the message that a dead letter names, or None.
-
-    None: the letter is gone.
-    """
+    """Return the message that a dead letter names, or None if the letter is gone."""
     letters = context.existing_dead_letters()
     try:
         if letters is None or letters.messages.index(letter).first_at_or_after(letter) != letter:
@@ -121,10 +94,7 @@ def _named_by(context: QueueContext, letter: int) -> int | None:
 def _with_id(
     messages: MessageStore, message_id: str, first: int, last: int
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the messages with an id, with their headers.
-
-    Unreadable messages are left out.
-    """
+    """Yield the readable messages with an id, each with its headers."""
     for piece in messages.index().slices(first, last):
         try:
             for part, rows in messages.read([piece], ["message_id", "headers"]):

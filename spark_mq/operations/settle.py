@@ -35,8 +35,7 @@ __all__ = [
     "summarize",
 ]
 
-_MAX_NAMED = 400
-"""Characters of lease ids in an error."""
+_MAX_NAMED = 400  # characters of lease ids in an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +52,16 @@ class HeldLease:
     def __init__(self, lease_id: str, intervals: Iterable[Interval], expires_at: int) -> None:
         self.lease_id = lease_id
         self.expires_at = expires_at
-        self.ends_at: int | None = None
-        """When the extensions stop. A later deadline counts. None without a limit."""
+        self.ends_at: int | None = None  # when the extensions stop, unless a later deadline counts
         self.granted = list(intervals)
         self._unsettled = list(self.granted)
         self._lock = threading.Lock()
 
     def unsettled(self) -> list[Interval]:
-        """Return the sequences that the holder has not settled yet."""
         with self._lock:
             return list(self._unsettled)
 
     def mark_settled(self, intervals: Iterable[Interval]) -> None:
-        """Remove sequences that were settled."""
         with self._lock:
             self._unsettled = subtract(self._unsettled, intervals)
 
@@ -79,13 +75,13 @@ class HeldLease:
         return self.ends_at is not None and now > max(self.ends_at, self.expires_at)
 
 
+# One lease or several, or some sequences of each. None stands for all that it holds.
 HeldSelector = str | HeldLease | Iterable[str | HeldLease] | Mapping[str, Iterable[int] | None]
-"""One lease or several, or some sequences of each. None stands for all that it holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Selection:
-    """A lease and some intervals. None means all of them."""
+    """A lease and some of its intervals, or None for all of them."""
 
     lease_id: str
     intervals: list[Interval] | None
@@ -114,8 +110,8 @@ def settle(
 ) -> SettleResult:
     """Settle the selected messages that a lease still holds, in one commit.
 
-    Message ids select all held messages of the leases that have one of them. Raises LeaseLost for
-    messages that are not held. The rest is settled nevertheless.
+    Message ids select all held messages of the leases that have one of them. Raise LeaseLost for
+    messages that are not held, after the rest is settled.
     """
     selected, missing = _resolve(ledger, leases, sequences, message_ids)
     asked = [(one, one.command(verb, delay, error, jitter)) for one in selected]
@@ -138,7 +134,7 @@ _Asked = tuple[_Selection, SettleCommand]
 
 
 def _lost_by_end(one: _Selection, command: SettleCommand, now: int) -> list[tuple[int, int, str]]:
-    """Return the unsettled messages that a lease has lost at the end of its longest duration."""
+    """Return the unsettled messages that a lease lost when its longest duration was over."""
     if one.held is None or not one.held.has_ended(now):
         return []
     settled = subtract(one.held.granted, one.held.unsettled())
@@ -149,17 +145,14 @@ def _lost_by_end(one: _Selection, command: SettleCommand, now: int) -> list[tupl
 def _without_repeats(
     ledger: GroupLedger, asked: Sequence[_Asked], outcomes: Sequence[SettleOutcome]
 ) -> tuple[list[_Asked], list[SettleOutcome]]:
-    """Treat the id of a lease that holds nothing any more like its lease object.
-
-    If it has settled all of its messages, nothing is left to do.
-    """
+    """Treat the id of a lease that has ended like its lease object, which may settle again."""
     kept: list[_Asked] = []
     found: list[SettleOutcome] = []
     for (one, command), outcome in zip(asked, outcomes, strict=True):
         seeks_past = one.held is None and one.intervals is None and not outcome.settled
         if seeks_past and (past := find_past_lease(ledger, one.lease_id)) is not None:
             if not (unsettled := subtract(*past)):
-                continue
+                continue  # it has settled all of its messages
             command = replace(command, intervals=unsettled, whole=True)
             outcome = ledger.settle([command])[0]
         kept.append((one, command))
@@ -189,8 +182,8 @@ def extend(
     return _result([lease_id for lease_id, _ in targets], outcomes, missing, of=of), deadline
 
 
+# A lease and some of its sequences, or None for all that it holds.
 ExtendTarget = tuple[str, list[Interval] | None]
-"""A lease, and the sequences of it. None for all that it holds."""
 
 
 def extend_operation(
@@ -223,7 +216,6 @@ def extend_operation(
 def _post_extension(
     targets: Sequence[ExtendTarget], timeout: int | None
 ) -> Posted[tuple[list[SettleOutcome], int]]:
-    """Return an extension as JSON."""
     return Posted(
         {"extend": {"targets": targets, "timeout": timeout}},
         lambda result: {"outcomes": encode_outcomes(result[0]), "deadline": result[1]},
@@ -266,17 +258,13 @@ def _select(lease: str | HeldLease, sequences: Iterable[int] | None) -> _Selecti
 def _by_message_id(
     ledger: GroupLedger, selected: Sequence[_Selection], message_ids: Iterable[str]
 ) -> tuple[list[_Selection], list[str]]:
-    """Return the held messages with some ids, by lease.
-
-    An id that no lease holds may be of a message that one has settled before. So what the leases
-    were granted is searched, too.
-    """
+    """Return the messages with some ids by lease, and the ids that no lease had."""
     missing, current = set(check_ids(message_ids)), ledger.current()
     held = [[(r.first, r.last) for r in current.held(one.lease_id)] for one in selected]
     found = [find_values(ledger.messages, "message_id", missing, intervals) for intervals in held]
     missing -= {message_id for _, message_id in chain(*found)}
     for one, intervals, more in zip(selected, held, found, strict=True):
-        if missing:
+        if missing:  # these may be of messages that the lease has settled before
             rest = subtract(_granted(ledger, one), intervals)
             more += find_values(ledger.messages, "message_id", missing, rest)
             missing -= {message_id for _, message_id in more}
@@ -300,7 +288,7 @@ def _result(
     *,
     of: Sequence[str] = (),
 ) -> SettleResult:
-    """Sum up settles. Raises LeaseLost also for a lease that held nothing at all."""
+    """Sum up settles. Raise LeaseLost also for a lease that held nothing at all."""
     result = summarize(lease_ids, outcomes, missing, of=of)
     empty = [
         lease_id
@@ -323,7 +311,7 @@ def summarize(
     *,
     of: Sequence[str] = (),
 ) -> SettleResult:
-    """Sum up outcomes. Raises LeaseLost if messages were not held, or ids not found in ``of``."""
+    """Sum up outcomes. Raise LeaseLost if messages were not held, or ids not found in `of`."""
     result = SettleResult(
         sum(outcome.settled for outcome in outcomes),
         sum(outcome.already_settled for outcome in outcomes),

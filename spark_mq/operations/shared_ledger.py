@@ -1,8 +1,8 @@
 """Change the ledger of one group together with other threads.
 
 Threads that change a ledger at the same time share a commit. Their operations run one after the
-other: first settles and extensions, then leases. Each operation gets the ledger that the one before
-it left, and its errors are its own.
+other, settles and extensions before leases. Each operation gets the ledger that the one before it
+left, and its errors are its own.
 """
 
 from __future__ import annotations
@@ -50,56 +50,32 @@ __all__ = [
 T = TypeVar("T")
 _CLOSED: Final = Breaker()
 CREATE_GROUP: Final = "create group"
-"""The operation that creates a group."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LedgerOperation(Generic[T]):
-    """Change a ledger in a commit that may hold other changes.
+    """A change of a ledger, in a commit that may hold other changes."""
 
-    Parameters
-    ----------
-    compute
-        Computes the next ledger. It runs again after each conflict.
-    txn
-        Returns the application transaction to commit with a result, or None.
-    priority
-        Settles run before leases.
-    lease_ids
-        The leases that the operation settles or extends.
-    watch
-        Returns what the telemetry says about the operation. Default: nothing.
-    post
-        Returns the operation as JSON, if the commit of another writer may run it. Default: None.
-    """
-
-    compute: Callable[[GroupView], Update[T]]
-    txn: Callable[[T], tuple[str, int] | None] | None = None
+    compute: Callable[[GroupView], Update[T]]  # runs again after each conflict
+    txn: Callable[[T], tuple[str, int] | None] | None = None  # to commit with a result
     priority: Priority = Priority.SETTLE
-    lease_ids: frozenset[str] = frozenset()
-    watch: Watch | None = None
-    post: Callable[[], Posted[T]] | None = None
+    lease_ids: frozenset[str] = frozenset()  # that it settles or extends
+    watch: Watch | None = None  # returns its telemetry
+    post: Callable[[], Posted[T]] | None = None  # set if another writer's commit may run it
 
 
 _Asked = tuple["SharedLedger", LedgerOperation[Any]]
 OperationBatcher = CallBatcher[Sequence[_Asked], list[Any]]
-"""Makes one commit of the operations of several threads."""
 
 
 class SharedLedger(GroupReader):
-    """Change the ledger of one group together with other threads. Thread-safe.
-
-    The parameters are those of :class:`~spark_mq.operations.group_reader.GroupReader`. Call
-    :meth:`share` before any change.
-    """
+    """Changes the ledger of one group with other threads, after `share`. Thread-safe."""
 
     batcher: OperationBatcher
     payloads: PayloadFiles
-    """The payload files as far as they were checked."""
-    history: HistoryStore | None = None
-    """The archive of the queue. None for a queue in memory."""
+    history: HistoryStore | None = None  # None in memory
+    # The context sets it.
     open_posted: Callable[[Mapping[str, Any]], LedgerOperation[Any] | None] | None = None
-    """Returns the operation that another writer has posted. The context sets it."""
     _created = False
 
     def share(
@@ -108,24 +84,16 @@ class SharedLedger(GroupReader):
         history: HistoryStore | None,
         batchers: dict[str, OperationBatcher],
     ) -> None:
-        """Share checked files, the archive and commits with other objects.
-
-        Parameters
-        ----------
-        payloads, history
-            Those of the queue.
-        batchers
-            The batchers of the queue by group. A missing one is added.
-        """
+        """Share checked files, the archive and commits with other objects of the queue."""
         self.payloads, self.history = payloads, history
         self.batcher = batchers.setdefault(self.name, CallBatcher(self._run_batch))
 
     def run(self, operation: LedgerOperation[T]) -> T:
-        """Run an operation in a commit that other threads may share. Returns its result."""
+        """Run an operation in a commit that other threads may share. Return its result."""
         return _or_raise(self.run_together(operation)[0])
 
     def run_together(self, *operations: LedgerOperation[Any]) -> list[Any]:
-        """Run operations in one commit. Returns the result or the error of each."""
+        """Run operations in one commit. Return the result or the error of each."""
         self._process.check()
         asked = [(self, operation) for operation in operations]
         if "opentelemetry" not in sys.modules:  # no SDK is set up
@@ -182,8 +150,6 @@ class SharedLedger(GroupReader):
     def settle_operation(
         self, commands: Sequence[SettleCommand]
     ) -> LedgerOperation[list[SettleOutcome]]:
-        """Return the operation that runs several settles, in order."""
-
         def compute(view: GroupView) -> Update[list[SettleOutcome]]:
             ledger = expire_leases(view.ledger, view.now, view.settings, view.held)
             ledger, outcomes = self.settle_all(ledger, view, commands)
@@ -216,10 +182,7 @@ class SharedLedger(GroupReader):
 def _settle_in_order(
     ledger: Ledger, index: MessageIndex, view: GroupView, commands: Sequence[SettleCommand]
 ) -> tuple[Ledger, list[SettleOutcome]]:
-    """Run commands of a group that keeps the order of keys.
-
-    What a nack or release returns cannot be settled by another command of the same commit.
-    """
+    """Run nacks and releases first, because no other command may settle what they return."""
     outcomes: dict[int, SettleOutcome] = {}
     returned: dict[str, list[Interval]] = {}
     gives_back = (settling.NACK, settling.RELEASE)
@@ -234,21 +197,19 @@ def _settle_in_order(
 
 
 class _SharedCommit:
-    """Run the operations of one commit in their order."""
+    """The operations of one commit, run in their order."""
 
     def __init__(self, asked: Sequence[_Asked]) -> None:
         self.asked = asked
         self.priority = min((one.priority for _, one in asked), key=_rank)
         self.txns: dict[str, int] = {}
-        self.breakers = _CLOSED, _CLOSED
-        """The breaker before and after the commit."""
+        self.breakers = _CLOSED, _CLOSED  # before and after the commit
         self._order = sorted(range(len(asked)), key=lambda at: _rank(asked[at][1].priority))
         self._held = frozenset(lease_id for _, one in asked for lease_id in one.lease_ids)
         self._own = self._held
         self._runner: RequestRunner | None = None
 
     def posted(self) -> Sequence[Mapping[str, Any]] | None:
-        """Return the operations as JSON. None if only this process can run them."""
         group = self.asked[0][0]
         if group.open_posted is None or current_user() is not None:
             return None
@@ -256,17 +217,14 @@ class _SharedCommit:
         return found if len(found) == len(self.asked) else None
 
     def take(self, requests: Sequence[PostedRequest]) -> None:
-        """Run the operations of others too, with the next commit."""
         open_posted = self.asked[0][0].open_posted
         self._runner = None if open_posted is None else RequestRunner(requests, open_posted)
         self._held = self._own | (self._runner.lease_ids if self._runner else frozenset())
 
     def served(self) -> dict[str, Any]:
-        """Return the outcomes of the operations of others, by request."""
         return {} if self._runner is None else self._runner.served
 
     def accept(self, outcome: Any) -> list[Any]:
-        """Return the own results as the commit of another writer names them."""
         try:
             return [
                 one.post().decode(result)
@@ -283,7 +241,7 @@ class _SharedCommit:
             ) from error
 
     def compute(self, snapshot: LedgerSnapshot) -> Update[list[Any]]:
-        """Run all operations on a snapshot. Returns the result or the error of each."""
+        """Run all operations on a snapshot. Return the result or the error of each."""
         self.txns.clear()
         now, infos = snapshot, list[Mapping[str, Any]]()
         results: list[Any] = [None] * len(self.asked)
@@ -338,7 +296,7 @@ def _rank(priority: Priority) -> float:
 
 
 def _own_copy(error: Exception) -> Exception:
-    """Return an error for one of several callers. A raised error belongs to one thread."""
+    """Return a copy for one of several callers, as a raised error belongs to one thread."""
     own = copy.copy(error)
     own.__cause__ = error
     return own

@@ -15,7 +15,6 @@ _LOST: Final = f"{LeaseLost.__module__}.{LeaseLost.__qualname__}"
 
 
 def destination_of(queue_path: str, group: str | None = None) -> Destination:
-    """Return the destination of a queue and a group that reads it."""
     return Destination(queue_path.rstrip("/").rpartition("/")[2], group)
 
 
@@ -40,24 +39,14 @@ def settle_signals(
 
 
 def ack_signals(messages: int | Exception) -> list[Signal]:
-    """Return the signal of acks that the source made by itself.
-
-    None without messages or with an error.
-    """
+    """Return the signal of acks that the source made by itself, or none without messages."""
     return [Signal("ack", SETTLE, messages)] if isinstance(messages, int) and messages else []
 
 
 def lease_signals(worker_id: str, result: Any, name: str = "lease") -> list[Signal]:
-    """Return the signal of a lease. One that finds nothing to lease gives none.
+    """Return the signal of a lease that found messages or failed.
 
-    Parameters
-    ----------
-    worker_id
-        The worker.
-    result
-        The error, the granted ranges, or something with such ``ranges``.
-    name
-        The operation. Default: "lease".
+    `result` is the error, the granted ranges, or an object with such ``ranges``.
     """
     details = {"messaging.client.id": worker_id}
     if isinstance(result, Exception):

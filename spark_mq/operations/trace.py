@@ -39,6 +39,8 @@ from spark_mq.util.validation import validate_choice, validate_count, validate_n
 __all__ = ["FINISHED_SCHEMA", "MessageOutcome", "Trace", "TraceEvent", "finished", "trace"]
 
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
+# One row for each finished message, with its last delivery in ``leased_at``. The columns of
+# _PAYLOAD may follow.
 FINISHED_SCHEMA: Final = pa.schema(
     [
         pa.field("sequence", pa.int64()),
@@ -55,10 +57,6 @@ FINISHED_SCHEMA: Final = pa.schema(
         pa.field("error", pa.string()),
     ]
 )
-"""One row for each finished message. ``leased_at`` is its last delivery.
-
-With payload, the columns message_id, key, value and headers follow.
-"""
 
 _PAYLOAD: Final = ("message_id", "key", "value", "headers")
 
@@ -72,10 +70,7 @@ def trace(context: QueueContext, sequence: int) -> Trace:
 def _trace(
     context: QueueContext, sequence: int, seen: frozenset[int], *, back: bool, on: bool
 ) -> Trace:
-    """Return the trace of a message, with those of its redrives.
-
-    ``seen`` are the messages of this chain. Anybody can write a header, so it may lead in circles.
-    """
+    """Return the trace of a message, with those of its redrives."""
     index = _index_with(context, sequence)
     names = ["message_id", "published_at", "headers"]
     ((piece, payload),) = _payload(context, index, sequence, sequence, names)
@@ -94,7 +89,7 @@ def _trace(
         events.insert(0, redriven)
 
     def follow(one: int | None, **ways: bool) -> Iterator[Trace]:
-        if one is not None and one not in seen:
+        if one is not None and one not in seen:  # anybody can write a header that leads in circles
             with contextlib.suppress(InvalidOption):  # a header may name any message
                 yield _trace(context, one, seen | {one}, **ways)
 
@@ -117,7 +112,7 @@ def _trace(
 
 
 def _index_with(context: QueueContext, sequence: int) -> MessageIndex:
-    """Return an index that knows a message. Raises InvalidOption if there is none."""
+    """Return an index that knows a message. Raise InvalidOption if there is none."""
     index = context.messages.index(sequence)
     if sequence <= index.forgotten_to:
         index = context.messages.full_index(sequence)
@@ -132,7 +127,6 @@ def _index_with(context: QueueContext, sequence: int) -> MessageIndex:
 
 
 def _events(rows: list[dict[str, Any]]) -> list[TraceEvent]:
-    """Return the events of a message in its groups, in order."""
     return [
         TraceEvent(
             at=r["committed_at"],
@@ -146,7 +140,7 @@ def _events(rows: list[dict[str, Any]]) -> list[TraceEvent]:
 def _redrive_event(
     context: QueueContext, piece: FileSlice, letter: int, headers: Any
 ) -> TraceEvent:
-    """Return the event that published a copy. A copy has no failures and no deliveries yet."""
+    """Return the event that published a copy, which has no failures and no deliveries yet."""
     return TraceEvent(
         at=to_datetime(piece.committed_at),
         version=piece.first >> 32,
@@ -183,10 +177,7 @@ def _blocked_groups(context: QueueContext, sequence: int) -> Iterator[tuple[str,
 
 
 def _marked_groups(context: QueueContext) -> Iterator[str]:
-    """Yield the groups whose header has a pause or failures.
-
-    Others are not stopped.
-    """
+    """Yield the groups whose header has a pause or failures. Others are not stopped."""
     tags, known = context.ledgers.tags(), context.marked_groups
     left = [name for name, tag in tags.items() if known.get(name, (None,))[0] != tag]
     with contextlib.suppress(SparkMQError, ValueError):  # a damaged ledger stays in `left`
@@ -199,10 +190,7 @@ def _marked_groups(context: QueueContext) -> Iterator[str]:
 
 
 def _of_this_message(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the events without those from before a restore.
-
-    Another message had the sequence before the restore.
-    """
+    """Return the events after a restore, before which another message had the sequence."""
     rewound = {r["consumer_group"]: r["version"] for r in rows if r["event"] == REWOUND}
     return [
         r
@@ -212,14 +200,11 @@ def _of_this_message(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _with_own_errors(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield events, each with its own error only.
-
-    An error of a whole lease goes into another column. A ledger keeps the last error of a message,
-    so later events carry it, too.
-    """
+    """Yield events with only their own errors. Those of a whole lease are in ``batch_error``."""
     known: dict[str, str | None] = {}
     for r in rows:
         group, error = r["consumer_group"], r["error"]
+        # A ledger keeps a message's last error, so later events carry it, too.
         carried = r["event"] not in FAILURES and error == known.get(group)
         known[group] = error
         own, of_batch = (None if carried else error), None
@@ -280,10 +265,7 @@ def _finished(
 def _payload(
     context: QueueContext, index: MessageIndex, first: int, last: int, names: list[str]
 ) -> Iterator[tuple[FileSlice, pa.Table]]:
-    """Yield some columns of messages, slice by slice.
-
-    If the log no longer has them, they are null. Only the time of the publish is not.
-    """
+    """Yield columns of messages by slice. All but published_at are null if the log lacks them."""
     for piece in index.slices(first, last):
         try:
             ((_, rows),) = context.messages.read([piece], names)

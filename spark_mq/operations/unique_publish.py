@@ -49,15 +49,11 @@ def store_table(
 
 
 def without_ids(table: pa.Table) -> pa.Table:
-    """Return a table without its dedup ids."""
     return table.drop_columns([_DEDUP_ID]) if _DEDUP_ID in table.schema.names else table
 
 
 def draft_of(context: QueueContext, table: pa.Table) -> Draft | None:
-    """Return the messages of a table with their ids, or None.
-
-    None: they have no ids.
-    """
+    """Return the messages of a table with their dedup ids, or None if they have none."""
     if _DEDUP_ID not in table.schema.names or table[_DEDUP_ID].null_count == table.num_rows:
         return None
     window = check_dedup(context.settings.dedup_window)
@@ -70,10 +66,7 @@ def draft_of(context: QueueContext, table: pa.Table) -> Draft | None:
 def draft_of_files(
     context: QueueContext, files: Sequence[WrittenFile], ids: Sequence[bytes | None]
 ) -> Draft | None:
-    """Return the messages of files with their ids, or None.
-
-    None: they have no ids.
-    """
+    """Return the messages of files with their dedup ids, or None if they have none."""
     if not any(ids):
         return None
     window = check_dedup(context.settings.dedup_window)
@@ -89,7 +82,7 @@ def publish_draft(
     after: int | None = None,
     note: Mapping[str, Any] | None = None,
 ) -> PublishReceipt:
-    """Publish a draft as one commit. Raises as :meth:`MessageStore.commit`."""
+    """Publish a draft as one commit. Raise as :meth:`MessageStore.commit`."""
     try:
         receipt = messages.commit_unique(draft, txn=txn, after=after, note=note)
     except (DuplicatePublish, ProducerFenced):

@@ -1,7 +1,4 @@
-"""Log the verdicts of handlers, in sums.
-
-The sums keep a busy group from flooding the log.
-"""
+"""Log the verdicts of handlers in sums, so that a busy group does not flood the log."""
 
 from __future__ import annotations
 
@@ -20,15 +17,13 @@ __all__ = ["VerdictLog", "describe_settled"]
 
 _log = logging.getLogger("spark_mq.verdicts")
 
-EVERY: Final = 10.0
-"""Seconds between two lines of one group."""
-_MAX_ERROR: Final = 200
-"""Characters of an error in a line."""
+EVERY: Final = 10.0  # seconds between two lines of one group
+_MAX_ERROR: Final = 200  # characters of an error in a line
 _PAST: Final = {ACK: "acked", NACK: "nacked", REJECT: "rejected", RELEASE: "released"}
 
 
 def describe_settled(commands: Sequence[SettleCommand], outcomes: Sequence[SettleOutcome]) -> str:
-    """Return how many messages were settled by which verb, for a log."""
+    """Return how many messages each verb settled, for a log."""
     done: Counter[str] = Counter()
     for command, outcome in zip(commands, outcomes, strict=True):
         done[command.verb] += outcome.settled
@@ -36,17 +31,10 @@ def describe_settled(commands: Sequence[SettleCommand], outcomes: Sequence[Settl
 
 
 class VerdictLog:
-    """Logs the numbers of acked, nacked, rejected and dead messages.
+    """Logs the numbers of acked, nacked, rejected and dead messages. Thread-safe.
 
-    The level is INFO. Thread-safe. The first failure is logged without a wait. Later ones are
-    summed up, one line every ten seconds. A group without failures logs nothing.
-
-    Parameters
-    ----------
-    group
-        The name of the group.
-    clock
-        Returns seconds. Default: the monotonic clock.
+    The first failure is logged at once. Later ones are summed up, one line every ten seconds. A
+    group without failures logs nothing.
     """
 
     def __init__(self, group: str, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,7 +1,4 @@
-"""Report the work on a lease as a span.
-
-The span links to the creation of its messages.
-"""
+"""Report the work on a lease as a span that links to the creation of its messages."""
 
 from __future__ import annotations
 
@@ -23,27 +20,14 @@ from spark_mq.telemetry.reporter import MAX_LINKS, WorkReport, current_reporter
 
 __all__ = ["reported_work"]
 
-Held = tuple[GroupLedger, Callable[[], Sequence[Range]]]
-"""A group, and a function that returns a lease's messages in it."""
+Held = tuple[GroupLedger, Callable[[], Sequence[Range]]]  # a group, and the messages of a lease
 
 
 @contextmanager
 def reported_work(held: Sequence[Held], worker_id: str | None) -> Iterator[Callable[..., Any]]:
-    """Report the work of a handler, if the program has an SDK.
+    """Yield ``run(handler, *arguments)``, which reports the work if the program has an SDK.
 
-    The settle in the block belongs to the trace, and its time to no span of the work.
-
-    Parameters
-    ----------
-    held
-        The messages of the handler.
-    worker_id
-        The worker.
-
-    Returns
-    -------
-    Iterator
-        A function that calls the handler, ``run(handler, *arguments)``.
+    A settle in the block belongs to the trace, but its time to no span of the work.
     """
     reporter = current_reporter()
     if reporter is None:
@@ -85,7 +69,7 @@ def _run_reported(
 
 
 def _creation_headers(ledger: GroupLedger, ranges: Sequence[Range]) -> Iterator[dict[str, str]]:
-    """Yield the trace headers of the first messages. A file that cannot be read has none."""
+    """Yield the trace headers of the first messages, until a file cannot be read."""
     try:
         messages = ledger.messages
         index = messages.index(max(r.last for r in ranges))
