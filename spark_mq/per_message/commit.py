@@ -24,19 +24,7 @@ _log = logging.getLogger("spark_mq.worker")
 
 
 class FeedCommits:
-    """Commit the settles and leases of a feed.
-
-    Parameters
-    ----------
-    ledger
-        The group.
-    options
-        The options of the feed, with the label of the worker.
-    state
-        Counts what is settled. Its end ends the tries.
-    keeper
-        Extends the leases without a limit while the store fails.
-    """
+    """Commits the settles and leases of a feed."""
 
     def __init__(
         self, ledger: GroupLedger, options: FeedOptions, state: WorkState, keeper: LeaseKeeper
@@ -49,21 +37,9 @@ class FeedCommits:
         commands: Sequence[SettleCommand],
         also: Callable[[], Sequence[LedgerOperation[Any]]] = list,
     ) -> tuple[list[SettleOutcome], list[Any]] | None:
-        """Settle, and run other operations in the same commit.
+        """Settle, and run other operations in the same commit. Wait as long as the store fails.
 
-        Waits as long as the store fails, or until the end of the work.
-
-        Parameters
-        ----------
-        commands
-            What to settle.
-        also
-            Returns the other operations. Default: none.
-
-        Returns
-        -------
-        tuple or None
-            The outcomes, and the results or errors of the others. None at the end of the work.
+        Return the outcomes, and the results or errors of the others, or None if the work ends.
         """
         state = self._state
         done = settle_with_retry(self._ledger, commands, also, state.over, self._before_retry)

@@ -30,15 +30,14 @@ __all__ = [
     "refuse_decisions",
 ]
 
+# Acks come last, so that one of them resets the breaker's count of a lease's failures.
 _ORDER: Final = (NACK, REJECT, RELEASE, ACK)
-"""Acks come last, so that one of them resets the breaker's count of a lease's failures."""
 
 
 class Decision(Exception):
     """A decision about one message. A handler returns it or raises it."""
 
     def end(self) -> MessageEnd:
-        """Return the end of the message."""
         raise NotImplementedError
 
     def _text(self, error: object) -> str | None:
@@ -78,7 +77,6 @@ class Retry(Decision):
         self.error = error
 
     def end(self) -> MessageEnd:
-        """Return the end of the message."""
         return MessageEnd(NACK, self.delay, self._text(self.error))
 
 
@@ -103,7 +101,6 @@ class Reject(Decision):
         self.error = error
 
     def end(self) -> MessageEnd:
-        """Return the end of the message."""
         return MessageEnd(REJECT, None, self._text(self.error))
 
 
@@ -121,7 +118,6 @@ class Snooze(Decision):
         self.delay = validate_duration("delay", delay, zero=True)
 
     def end(self) -> MessageEnd:
-        """Return the end of the message."""
         return MessageEnd(RELEASE, self.delay)
 
 
@@ -164,22 +160,17 @@ class MessageEnd:
     """The end of the handling of one message. Without a verb, its lease expires."""
 
     verb: str | None
-    delay: int | None = None
-    """Microseconds. None for the verb's default."""
+    delay: int | None = None  # microseconds; None for the verb's default
     error: str | None = None
-    handler_failed: bool = False
-    """The handler failed, and the policy rejects or acks such messages."""
+    handler_failed: bool = False  # and the policy rejects or acks such messages
+    # The handler's error of a store. The message ends so only in an outage.
     doubt: Exception | None = None
-    """The error of a store that the handler met. Its message ends so only in an outage."""
 
 
 def end_of_result(result: object) -> MessageEnd:
     """Return the end of a message whose handler has returned.
 
-    Raises
-    ------
-    InvalidHandlerResult
-        The result is no decision, and looks like one or like work that was not done.
+    Raise InvalidHandlerResult for what looks like a decision, or like work that was not done.
     """
     if isinstance(result, type) and issubclass(result, Decision):
         result = result()
@@ -239,7 +230,6 @@ def _is_verdict(result: Any) -> bool:
 
 
 def end_of_error(error: Exception, policy: HandlerPolicy) -> MessageEnd:
-    """Return the end of a message whose handler has raised."""
     if isinstance(error, Decision):
         return error.end()
     text = f"{type(error).__name__}: {error}"
@@ -249,10 +239,7 @@ def end_of_error(error: Exception, policy: HandlerPolicy) -> MessageEnd:
 
 
 def commands_for_ends(ended: Iterable[tuple[str, int, MessageEnd]]) -> list[SettleCommand]:
-    """Return commands that settle messages by lease id and sequence.
-
-    There is one for all messages of a lease with the same end.
-    """
+    """Return settle commands, one for all messages of a lease with the same end."""
 
     def same(one: tuple[str, int, MessageEnd]) -> tuple[int, str, int, str, bool]:
         lease_id, _, end = one

@@ -35,7 +35,7 @@ _log = logging.getLogger("spark_mq.worker")
 
 @dataclass(eq=False)
 class GroupFeed:
-    """Lease messages of one group for a pool, and settle finished ones."""
+    """Leases messages of one group for a pool, and settles finished ones."""
 
     ledger: GroupLedger
     handler: Callable[[ReceivedMessage], Any]
@@ -52,10 +52,8 @@ class GroupFeed:
     _unclaimed: dict[MessageTask, None] = field(default_factory=dict)
     _running: dict[MessageTask, None] = field(default_factory=dict)
     _done: list[tuple[MessageTask, MessageEnd]] = field(default_factory=list)
-    _settle_at: float = 0.0
-    """Settle what is done at this time, also without more."""
-    _idle: bool = False
-    """No feed had anything to do at the last look."""
+    _settle_at: float = 0.0  # when to settle what is done, also without more
+    _idle: bool = False  # no feed had anything to do at the last look
     _seen: int = 0
 
     def __post_init__(self) -> None:
@@ -86,7 +84,6 @@ class GroupFeed:
             self.keeper.stop()
 
     def wake(self) -> None:
-        """Wake the feed's thread, because the work ends."""
         with self._changed:
             self._changed.notify_all()
         self._wake.notify()
@@ -104,7 +101,6 @@ class GroupFeed:
             ]
 
     def _wanted(self) -> int:
-        """Return how many messages to lease now."""
         return self._demand.wanted(self.unfinished(), self._chains)
 
     def _settle_now(self) -> bool:
@@ -117,7 +113,6 @@ class GroupFeed:
             return full or wants_more or late or not self.unfinished()
 
     def _wait(self) -> None:
-        """Wait until handlers have finished messages."""
         with self._changed:
             if not self._done:
                 self._changed.wait(self.options.poll)
@@ -197,7 +192,6 @@ class GroupFeed:
     # -- in the pool's threads
 
     def claim(self, task: MessageTask) -> bool:
-        """Return whether a handler may have a message: its lease lasts, and nobody has it."""
         with self._changed:
             if task not in self._unclaimed:
                 return False
@@ -214,7 +208,6 @@ class GroupFeed:
         return True
 
     def finish(self, task: MessageTask, result: Any, error: BaseException | None) -> float:
-        """Note how a handler ended. Returns the seconds that its slot has to pause."""
         seconds, pause = time.monotonic() - task.started, 0.0
         if not self._acks_first and task.held.lease._has_ended():
             self._end_lease(task.held.lease)
@@ -250,7 +243,7 @@ class GroupFeed:
     def _take_back(
         self, tasks: dict[MessageTask, None], verb: str | None, lease: Lease | None = None
     ) -> list[MessageTask]:
-        """End tasks, those of one lease or all, without their handlers. Return them."""
+        """End the tasks of one lease, or all, without their handlers. Return them."""
         found = [task for task in tasks if lease is None or task.held.lease is lease]
         for task in found:
             del tasks[task]
@@ -259,12 +252,11 @@ class GroupFeed:
         return found
 
     def _advance_lane(self, task: MessageTask) -> None:
-        """Let the next message of a lane run."""
         if (following := self._chains.remove(task)) is not None:
             self.pool.submit(following)
 
     def _add_done(self, task: MessageTask, end: MessageEnd) -> None:
-        """Add a finished message. Wakes the feed if it may have to settle."""
+        """Add a finished message. Wake the feed if it may have to settle."""
         if not self._done:
             self._settle_at = time.monotonic() + self.options.settle_delay
         if self._chains.paused:
@@ -297,7 +289,7 @@ class GroupFeed:
                 self._demand.dry = False
 
     def _drop_task(self, task: MessageTask) -> None:
-        """Count a message out of its lease. Its lane goes on."""
+        """Remove a message from its lease, and let its lane go on."""
         with self._changed:
             self._advance_lane(task)
         task.held.messages -= 1
@@ -307,7 +299,7 @@ class GroupFeed:
     def _drop_returned(
         self, commands: Sequence[SettleCommand], outcomes: Sequence[SettleOutcome]
     ) -> None:
-        """Give up messages that came back with one before of their key."""
+        """Drop unclaimed messages that came back with an earlier one of their key."""
         returned = {
             (command.lease_id, first, last)
             for command, outcome in zip(commands, outcomes, strict=True)
@@ -324,7 +316,7 @@ class GroupFeed:
         self.state.count(RELEASE, len(lost))
 
     def _more_leases(self) -> list[LedgerOperation[Acquired]]:
-        """Return the lease that a settle brings along, if there is room."""
+        """Return the lease to commit with a settle, if there is room."""
         wanted = not self.state.stop.is_set() and self._wanted() > 0
         return [lease_operation(self.ledger, self._lease_options())] if wanted else []
 

@@ -20,17 +20,7 @@ _log = logging.getLogger("spark_mq.worker")
 
 
 class HandlerEnds:
-    """Decide how a feed's messages end, and count outages of the store.
-
-    Parameters
-    ----------
-    ledger
-        The group.
-    policy
-        What failures of the handler mean.
-    state
-        Counts the failures.
-    """
+    """Decides how a feed's messages end, and counts outages of the store."""
 
     def __init__(self, ledger: GroupLedger, policy: HandlerPolicy, state: WorkState) -> None:
         self._ledger, self._policy, self._state = ledger, policy, state
@@ -47,12 +37,10 @@ class HandlerEnds:
         return self.count_outage()
 
     def log_outage(self, error: Exception) -> None:
-        """Log an outage that a handler met."""
         text = "group %s: a handler met a failing store. Its message is released, uncounted: %s"
         _log.warning(text, self._ledger.name, error)
 
     def log_end(self, lease_id: str, running: int) -> None:
-        """Log that a lease has ended under running handlers."""
         text = "group %s: lease %s reached max_lease_duration, and %d handlers of it still run. "
         text += "Their verdicts are refused, and their messages expire"
         if running:
@@ -61,15 +49,7 @@ class HandlerEnds:
     def end_of(
         self, task: MessageTask, result: Any, error: BaseException | None
     ) -> tuple[MessageEnd, float]:
-        """Return the end of a message, and the seconds to pause.
-
-        Raises
-        ------
-        InvalidHandlerResult
-            The result is no decision, and looks like one.
-        BaseException
-            The handler's own error, if it is no Exception.
-        """
+        """Return the end of a message and the seconds to pause. Raise what must end the work."""
         if error is None:
             self._outages = 0
             end = end_of_result(result)

@@ -1,7 +1,4 @@
-"""Extend the leases of a feed in the background, together.
-
-One commit extends them all.
-"""
+"""Extend the leases of a feed in the background, all in one commit."""
 
 from __future__ import annotations
 
@@ -23,23 +20,14 @@ __all__ = ["LeaseKeeper"]
 
 _log = logging.getLogger("spark_mq.worker")
 
+# Until the next look at a lease that is past its limit and has not expired yet.
 _LOOK_SECONDS: Final = 0.02
-"""Seconds until the next look at a lease that is past its limit, and has not expired yet."""
 
 
 class LeaseKeeper:
-    """Extends leases well before their deadlines.
+    """Extends leases each third of their timeout, for `limit` microseconds from their start.
 
-    It does so a third of their timeout before each deadline at the latest.
-
-    Parameters
-    ----------
-    ledger
-        The group.
-    limit
-        Microseconds. A lease is not extended beyond this time from its start.
-    on_end
-        Called with a lease that has expired after its limit.
+    `on_end` gets each lease that has expired after its limit.
     """
 
     def __init__(self, ledger: GroupLedger, limit: int, on_end: Callable[[Lease], None]) -> None:
@@ -51,7 +39,6 @@ class LeaseKeeper:
         self._thread: threading.Thread | None = None
 
     def add(self, lease: Lease) -> None:
-        """Extend a lease from now on."""
         timeout, now = lease._start_limit(self._limit) / SECOND, time.monotonic()
         with self._lock:
             self._kept[lease.lease_id] = _Kept(
@@ -65,15 +52,11 @@ class LeaseKeeper:
         self._changed.set()
 
     def remove(self, lease_id: str) -> None:
-        """Extend a lease no more."""
         with self._lock:
             self._kept.pop(lease_id, None)
 
     def remove_limit(self) -> None:
-        """Extend without a limit from now on.
-
-        The store fails, and only settles wait.
-        """
+        """Extend without a limit from now on, because the store fails and only settles wait."""
         with self._lock:
             for one in self._kept.values():
                 one.end, one.lease._held.ends_at = float("inf"), None
@@ -117,7 +100,6 @@ class LeaseKeeper:
             _log.warning("could not extend leases, trying again: %s", error)
 
     def _extend(self, kept: list[_Kept]) -> None:
-        """Extend leases in one commit."""
         if not kept:
             return
         timeout = round(max(one.timeout for one in kept) * SECOND)

@@ -1,7 +1,4 @@
-"""Run the messages of a lane one after the other.
-
-Those of different lanes run side by side.
-"""
+"""Run the messages of a lane one after the other, and different lanes side by side."""
 
 from __future__ import annotations
 
@@ -20,10 +17,10 @@ T = TypeVar("T", bound=Hashable)
 
 
 class LaneChains(Generic[T]):
-    """The running and waiting tasks by lane.
+    """The running and waiting tasks by lane, of which only the first may run. The caller locks.
 
-    Only the first task of a lane may run. The caller locks. A task whose message failed *pauses*
-    its lane. Its settle then shows which of the later messages came back.
+    A task whose message failed *pauses* its lane, until its settle shows which of the later
+    messages came back.
     """
 
     def __init__(self) -> None:
@@ -53,7 +50,7 @@ class LaneChains(Generic[T]):
         return len(chain) == 1
 
     def pause(self, task: T) -> None:
-        """Let the lane of its first task wait."""
+        """Pause the lane of a task, until the task is removed."""
         if task in self._lanes:
             self._paused.add(self._lanes[task])
 
@@ -76,7 +73,7 @@ class LaneChains(Generic[T]):
 
 
 def lanes_of(ledger: GroupLedger, ranges: Sequence[Range]) -> dict[int, int]:
-    """Return the lanes of a lease's messages by sequence. None has one in a group without order."""
+    """Return the lane of each message by sequence. A group without order has none."""
     index = ledger.messages.index(ranges[-1].last)
     if not is_ordered(index, ledger.last_settings):
         return {}

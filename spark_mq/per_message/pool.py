@@ -11,8 +11,7 @@ from typing import Any, Final, Protocol
 
 __all__ = ["CoroutinePool", "Pool", "Task", "ThreadPool", "is_async"]
 
-_CANCEL_SECONDS: Final = 5.0
-"""How long coroutines have to end after they were cancelled."""
+_CANCEL_SECONDS: Final = 5.0  # for coroutines to end after they were cancelled
 
 
 class Task(Protocol):
@@ -21,11 +20,10 @@ class Task(Protocol):
     def claim(self) -> bool:
         """Return whether the handler may have the message. It may only once."""
 
-    def call(self) -> Any:
-        """Call the handler. Returns its result."""
+    def call(self) -> Any: ...
 
     def finish(self, result: Any = None, error: BaseException | None = None) -> float:
-        """Note the end of the handler. Returns the seconds that the caller has to pause."""
+        """Note the end of the handler. Return the seconds that the caller has to pause."""
 
 
 class Pool(Protocol):
@@ -35,17 +33,16 @@ class Pool(Protocol):
     def slots(self) -> int:
         """Return how many handlers run at a time, besides those given up."""
 
-    def start(self) -> None:
-        """Start to take tasks."""
+    def start(self) -> None: ...
 
     def submit(self, task: Task) -> None:
         """Add a task. Thread-safe."""
 
     def give_up(self, task: Task) -> None:
-        """Cancel the coroutine of a running task. A thread goes on, and its slot is missing."""
+        """Cancel a running coroutine. A thread goes on, and its slot is missing meanwhile."""
 
     def stop(self) -> None:
-        """Take no more tasks. Coroutines are cancelled. Threads end after their handler."""
+        """Take no more tasks. Coroutines are cancelled, and threads end after their handler."""
 
 
 class _Slots:
@@ -57,24 +54,14 @@ class _Slots:
 
     @property
     def slots(self) -> int:
-        """Return how many handlers run at a time, besides those given up."""
         return self._all - len(self._given_up)
 
     def give_up(self, task: Task) -> None:
-        """Give up a running task."""
         self._given_up.add(task)
 
 
 class ThreadPool(_Slots):
-    """Calls handlers in threads.
-
-    Parameters
-    ----------
-    slots
-        The number of threads.
-    stopping
-        Ends pauses once it is set.
-    """
+    """Calls handlers in threads. `stopping` ends their pauses."""
 
     def __init__(self, slots: int, stopping: threading.Event) -> None:
         super().__init__(slots)
@@ -82,16 +69,13 @@ class ThreadPool(_Slots):
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
 
     def start(self) -> None:
-        """Start the threads."""
         for n in range(self._all):
             threading.Thread(target=self._run, name=f"spark_mq handler {n}", daemon=True).start()
 
     def submit(self, task: Task) -> None:
-        """Add a task."""
         self._tasks.put(task)
 
     def stop(self) -> None:
-        """End each thread after its handler."""
         for _ in range(self._all):
             self._tasks.put(None)
 
@@ -111,13 +95,7 @@ class ThreadPool(_Slots):
 
 
 class CoroutinePool(_Slots):
-    """Calls ``async def`` handlers in one event loop, in another thread.
-
-    Parameters
-    ----------
-    slots
-        How many handlers run at a time.
-    """
+    """Calls ``async def`` handlers in one event loop, in another thread."""
 
     def __init__(self, slots: int) -> None:
         super().__init__(slots)
@@ -128,21 +106,17 @@ class CoroutinePool(_Slots):
         self._thread = threading.Thread(target=self._serve, name="spark_mq handlers", daemon=True)
 
     def start(self) -> None:
-        """Start the event loop."""
         self._thread.start()
 
     def submit(self, task: Task) -> None:
-        """Add a task."""
         self._loop.call_soon_threadsafe(self._tasks.put_nowait, task)
 
     def give_up(self, task: Task) -> None:
-        """Cancel the coroutine of a running task."""
         super().give_up(task)
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._cancel_one, task)
 
     def stop(self) -> None:
-        """Cancel the coroutines and end the event loop."""
         self._stopped = True
         self._loop.call_soon_threadsafe(self._cancel)
         self._thread.join(_CANCEL_SECONDS)

@@ -25,12 +25,9 @@ class WorkState:
 
     def __init__(self, stop: threading.Event) -> None:
         self.stop = stop
-        self.over = threading.Event()
-        """Set when the graceful timeout has passed. Nothing is settled any more."""
-        self.hurried = False
-        """Set before ``over``. The feeds give back the messages of running handlers."""
-        self.finished = False
-        """Whether the work ended by itself, by the option ``until``."""
+        self.over = threading.Event()  # set after the graceful timeout; nothing is settled later
+        self.hurried = False  # set before `over`: feeds give back the messages of running handlers
+        self.finished = False  # the work ended by itself, by the option ``until``
         self.error: BaseException | None = None
         self.summary = WorkSummary()
         self.lock = threading.Lock()
@@ -38,7 +35,6 @@ class WorkState:
         self._idle: dict[Feed, int | None] = {}
 
     def add(self, feed: Feed) -> None:
-        """Add a feed, which is not idle yet."""
         self._idle[feed] = None
 
     def note_activity(self) -> None:
@@ -64,7 +60,7 @@ class WorkState:
         self.end()
 
     def end(self) -> None:
-        """End the work. No feed leases anything more."""
+        """End the work, so that no feed leases anything more."""
         self.stop.set()
         for feed in list(self._idle):
             feed.wake()
@@ -75,7 +71,6 @@ class WorkState:
         self.end()
 
     def count(self, verb: str, messages: int) -> None:
-        """Count settled messages."""
         with self.lock:
             self.summary.count(verb, messages)
 
@@ -84,12 +79,9 @@ class WorkState:
 class FeedOptions:
     """How a feed leases and settles. Times are seconds, ``limit`` is microseconds."""
 
-    lease: LeaseOptions
-    """Its ``max_messages`` is the most that the feed holds."""
+    lease: LeaseOptions  # its max_messages is the most that the feed holds
     policy: HandlerPolicy
     limit: int
     poll: float
-    settle_delay: float
-    """How long a finished message may wait for others before it is settled."""
-    until: str | None = None
-    """None, "empty" or "settled"."""
+    settle_delay: float  # how long a finished message may wait for others before its settle
+    until: str | None = None  # None, "empty" or "settled"

@@ -16,14 +16,13 @@ class _Runner(Protocol):
     """The feed of a message."""
 
     @property
-    def handler(self) -> Callable[[ReceivedMessage], Any]:
-        """Return the handler of its messages."""
+    def handler(self) -> Callable[[ReceivedMessage], Any]: ...
 
     def claim(self, task: MessageTask) -> bool:
-        """Return whether a handler may have a message."""
+        """Return whether a handler may have a message: its lease lasts, and nobody has it."""
 
     def finish(self, task: MessageTask, result: Any, error: BaseException | None) -> float:
-        """Note how a handler ended. Returns the seconds to pause."""
+        """Note how a handler ended. Return the seconds that its slot has to pause."""
 
 
 @dataclass(eq=False, slots=True)
@@ -45,15 +44,14 @@ class MessageTask:
 
     @property
     def lease_id(self) -> str:
-        """Return the id of its lease."""
         return self.held.lease.lease_id
 
     def has_expired(self, now: int) -> bool:
-        """Return whether its lease has expired. `now`: microseconds."""
+        """Return whether its lease has expired by `now` in microseconds."""
         return now > self.held.lease._held.expires_at
 
     def is_among(self, places: Iterable[tuple[str, int, int]]) -> bool:
-        """Return whether the message is in one of some intervals of leases."""
+        """Return whether the message is in an interval, given as (lease id, first, last)."""
         sequence = self.message.sequence
         return any(
             lease_id == self.lease_id and first <= sequence <= last
@@ -61,13 +59,10 @@ class MessageTask:
         )
 
     def claim(self) -> bool:
-        """Return whether the handler may have the message."""
         return self.feed.claim(self)
 
     def call(self) -> Any:
-        """Call the handler."""
         return self.feed.handler(self.message)
 
     def finish(self, result: Any = None, error: BaseException | None = None) -> float:
-        """Note how the handler ended. Returns the seconds to pause."""
         return self.feed.finish(self, result, error)

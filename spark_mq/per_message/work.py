@@ -1,7 +1,4 @@
-"""Run the feeds and the pool of one call.
-
-They run until the work ends.
-"""
+"""Run the feeds and the pool of one call until the work ends."""
 
 from __future__ import annotations
 
@@ -20,24 +17,11 @@ __all__ = ["MessageWork"]
 
 _log = logging.getLogger("spark_mq.worker")
 
-_GIVE_BACK_SECONDS: Final = 10.0
-"""Seconds for the feeds to give back their messages after a second Ctrl-C."""
+_GIVE_BACK_SECONDS: Final = 10.0  # for the feeds to give back their messages after a second Ctrl-C
 
 
 class MessageWork:
-    """One call that handles single messages.
-
-    Parameters
-    ----------
-    feeds
-        One for each group.
-    pool
-        Calls the handlers of all feeds.
-    state
-        The shared state of the feeds.
-    poll
-        Seconds between looks at the event that ends the work.
-    """
+    """One call that handles single messages, with a feed for each group."""
 
     def __init__(
         self, feeds: Sequence[GroupFeed], pool: Pool, state: WorkState, poll: float
@@ -45,7 +29,7 @@ class MessageWork:
         self._feeds, self._pool, self._state, self._poll = feeds, pool, state, poll
 
     def run(self, grace: float) -> WorkSummary:
-        """Work until the end, and give running handlers `grace` seconds then."""
+        """Work until the end, and then give running handlers `grace` seconds."""
         threads: list[threading.Thread] = []
         stop = self._state.stop
         watch = ThreadWatch(threads, stop, self._poll, lambda: self._report_wait(grace))
