@@ -1,7 +1,4 @@
-"""Sort messages by band, and read the bands of foreign files.
-
-Messages are sorted before a file is written.
-"""
+"""Sort messages by band before a file is written, and read the bands of foreign files."""
 
 from __future__ import annotations
 
@@ -32,30 +29,19 @@ __all__ = [
 
 BAND_COLUMNS: Final = ("key", "priority")
 _BATCH_ROWS: Final = 2**16
-_SAMPLE: Final = 1_000
-"""Keys that show whether many rows share a key."""
+_SAMPLE: Final = 1_000  # keys that show whether many rows share a key
 
 
 class Banded(NamedTuple):
     """Messages in the order of their bands."""
 
     table: pa.Table
-    bands: str
-    """Which rows are in which band. Empty without lanes and priorities."""
-    places: pa.Array | None
-    """The row of each message that was given. None if the order is as given."""
+    bands: str  # which rows are in which band, empty without lanes and priorities
+    places: pa.Array | None  # the row of each given message, None if the order is as given
 
 
 def sort_by_band(table: pa.Table, lanes: int) -> Banded:
-    """Sort messages by band, with a stable sort.
-
-    Parameters
-    ----------
-    table
-        The messages.
-    lanes
-        The queue's number of lanes.
-    """
+    """Sort messages by band, with a stable sort."""
     if not lanes and not _has_priorities(table):
         return Banded(table, "", None)
     numbers = _numbers(table, BandLayout(lanes))
@@ -91,7 +77,7 @@ def _numbers(table: pa.Table, layout: BandLayout) -> pa.Array:
 
 
 def effective_priorities(column: pa.Array | pa.ChunkedArray) -> Any:
-    """Return priorities as they count. A null is 0, and foreign writers check no limits."""
+    """Return priorities within their limits, which foreign writers do not check. Null is 0."""
     return pc.max_element_wise(0, pc.min_element_wise(MAX_PRIORITY, pc.fill_null(column, 0)))
 
 
@@ -112,7 +98,7 @@ def mostly_differ(keys: pa.Array | pa.ChunkedArray) -> bool:
 
 
 def _hashed(keys: pa.Array, lanes: int) -> pa.Array:
-    """Return the lane of each of some keys without null."""
+    """Return the lane of each key. No key may be null."""
     hashes = array("I", map(crc32, keys.cast(pa.binary()).to_pylist()))
     found = pa.Array.from_buffers(pa.uint32(), len(hashes), [None, pa.py_buffer(hashes)])
     whole = pc.multiply(pc.divide(found, lanes), lanes)
@@ -132,32 +118,23 @@ def _is_sorted(numbers: pa.Array) -> bool:
 
 
 def _counted(runs: pa.RunEndEncodedArray) -> Iterator[tuple[int, int]]:
-    """Yield the band and the rows of each run."""
+    """Yield the band and the number of rows of each run."""
     ends, numbers = runs.run_ends.to_pylist(), runs.values.to_pylist()
     counts = (end - start for start, end in pairwise((0, *ends)))
     return zip(numbers, counts, strict=True)
 
 
 def may_have_priorities(stats: Mapping[str, Any]) -> bool:
-    """Return whether an ``add`` action's file may hold a priority.
-
-    Its statistics decide.
-    """
+    """Return whether a file may hold a priority, by the statistics of its ``add`` action."""
     nulls, rows = stats.get("nullCount") or {}, stats.get("numRecords")
     return rows is None or nulls.get("priority") != rows
 
 
 def read_bands(files: FileStore, path: str, lanes: int) -> str:
-    """Return the bands of a foreign file, or an empty text.
+    """Return the bands of a foreign file, or an empty text if it has none or is damaged.
 
-    No publisher of spark_mq sorted such a file. The columns of keys and priorities are read.
-    Messages of a file that is damaged count as without key and priority. They become dead when a
-    worker leases them.
-
-    Raises
-    ------
-    OSError
-        If the store does not answer.
+    Raise OSError if the store does not answer. Messages of a damaged file count as without key and
+    priority, and become dead when a worker leases them.
     """
     columns = BAND_COLUMNS if lanes else BAND_COLUMNS[1:]
     try:

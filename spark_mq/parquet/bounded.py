@@ -1,7 +1,4 @@
-"""Read slices in parts that fit in memory.
-
-Messages may have any size.
-"""
+"""Read slices in parts that fit in memory, because messages may have any size."""
 
 from __future__ import annotations
 
@@ -18,10 +15,8 @@ __all__ = ["MAX_ROWS", "PART_BYTES", "cut_by_size", "cut_slices", "join_tables"]
 
 T = TypeVar("T")
 
-PART_BYTES: Final = 16 * 2**20
-"""Bytes of messages in one part."""
-MAX_ROWS: Final = 5_000
-"""Messages in one part. Headers are Python objects for a while."""
+PART_BYTES: Final = 16 * 2**20  # of the messages in one part
+MAX_ROWS: Final = 5_000  # messages in one part, because headers are Python objects for a while
 
 
 def cut_slices(
@@ -30,20 +25,10 @@ def cut_slices(
     max_bytes: int = PART_BYTES,
     max_rows: int = MAX_ROWS,
 ) -> Iterator[list[tuple[FileSlice, T]]]:
-    """Yield slices in their order, in parts that fit in memory.
+    """Yield slices with their notes in order, in parts that fit in memory.
 
-    A file is compressed, so its metadata is read to learn its size in memory.
-
-    Parameters
-    ----------
-    files
-        The store of the files.
-    slices
-        Slices, each with a note.
-    max_bytes
-        Bytes of a part, unless a single message is larger.
-    max_rows
-        Messages of a part.
+    A larger message is a part of its own. A file is compressed, so its metadata is read to learn
+    its size in memory.
     """
     part: list[tuple[FileSlice, T]] = []
     rows, size = 0, 0.0
@@ -67,17 +52,7 @@ def cut_slices(
 def join_tables(
     tables: Iterable[pa.Table], max_bytes: int, max_rows: int | None = None
 ) -> Iterator[pa.Table]:
-    """Yield tables joined to larger ones that fit in memory.
-
-    Parameters
-    ----------
-    tables
-        Tables of one schema. Each fits alone.
-    max_bytes
-        Bytes of a joined table.
-    max_rows
-        Rows of a joined table. Default: no limit.
-    """
+    """Yield tables joined to larger ones that fit in memory. Each table fits alone."""
     parts: list[pa.Table] = []
     rows = size = 0
     for table in tables:
@@ -100,7 +75,7 @@ class _Sizes:
         self._known: RowSizes | None = None
 
     def fitting(self, piece: FileSlice, done: int, rows: int, room: float) -> tuple[int, float]:
-        """Return how many next rows of a slice fit, and their bytes."""
+        """Return how many of a slice's next rows fit, and their bytes."""
         if piece.path != self._path:
             self._path = piece.path
             try:

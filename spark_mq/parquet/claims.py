@@ -1,7 +1,7 @@
 """Refuse Parquet pages that would take too much memory.
 
-A reader gives a page the memory that its header names. GZIP, ZSTD and BROTLI shrink 2 GB to 50 kB.
-A dictionary holds a value once, however many rows have it.
+A reader allocates what a page's header names, and GZIP, ZSTD and BROTLI shrink 2 GB to 50 kB. A
+dictionary holds a value once, however many rows have it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from spark_mq.parquet.thrift import Struct, decode, get, read_range
 
 __all__ = ["MAX_EXPANDED_BYTES", "check_file", "check_group", "check_page", "largest_size"]
 
+# A larger page is read only if its file has a good part of its bytes.
 MAX_PAGE_BYTES: Final = 256 * 2**20
-"""A larger page is read only if its file has a good part of its bytes."""
-MAX_RATIO: Final = 32
-"""More than snappy reaches."""
+MAX_RATIO: Final = 32  # more than snappy reaches
 MAX_EXPANDED_BYTES: Final = 256 * 2**20
+# The highest ratio of each codec. The others have no bound that helps.
 _RATIOS: Final = {"UNCOMPRESSED": 1, "SNAPPY": 25, "LZ4": 256, "LZ4_RAW": 256}
-"""The highest ratio of each codec. The others have no bound that helps."""
+# Bytes in which a page header is looked for. One with statistics may be longer.
 _MAX_HEADERS: Final = (2**10, 2**16, 2**20)
-"""Bytes in which a page header is looked for. One with statistics may be longer."""
 
 # Field numbers of parquet.thrift, by struct.
 _KIND, _SIZE, _PACKED, _DICTIONARY = 1, 2, 3, 7  # PageHeader
@@ -34,15 +33,7 @@ _IS_DICTIONARY = 2  # PageType
 
 
 def check_page(header: Struct, name: str) -> None:
-    """Raise ArrowInvalid if a page claims more memory than its bytes need.
-
-    Parameters
-    ----------
-    header
-        The page's header.
-    name
-        The column, for the error.
-    """
+    """Raise ArrowInvalid if a page claims more memory than its bytes need."""
     size, packed = get(header, _SIZE, -1), get(header, _PACKED, -1)
     if min(size, packed) < 0 or size > max(MAX_PAGE_BYTES, MAX_RATIO * packed):
         raise _refused(name, f"a page of {packed} bytes claims {size} bytes of memory")
@@ -54,21 +45,10 @@ def check_page(header: Struct, name: str) -> None:
 def check_group(
     raw: Any, group: pq.RowGroupMetaData, names: Sequence[str], *, every: bool = False
 ) -> None:
-    """Raise ArrowInvalid if columns would need far more memory than claimed.
+    """Raise ArrowInvalid if columns of a row group claim far more memory than they need.
 
-    The columns are those of a row group.
-
-    Parameters
-    ----------
-    raw
-        The file.
-    group
-        The row group in its footer.
-    names
-        The columns that will be read.
-    every
-        Check each page. Otherwise those that snappy has packed are left out. They cannot expand
-        much, and pyarrow refuses a wrong size before it touches the memory.
+    Without `every`, leave out most pages of a codec with a known ratio. They cannot expand much,
+    and pyarrow refuses a wrong size before it touches the memory.
     """
     for at in range(group.num_columns):
         column = group.column(at)
@@ -82,7 +62,7 @@ def check_group(
 
 
 def check_file(raw: Any, metadata: pq.FileMetaData, names: Sequence[str]) -> None:
-    """Raise ArrowInvalid if any page of some columns claims too much memory."""
+    """Check every page of some columns. See :func:`check_group`."""
     for group in range(metadata.num_row_groups):
         check_group(raw, metadata.row_group(group), names, every=True)
 

@@ -24,16 +24,8 @@ def to_delivery_table(
 ) -> pa.Table:
     """Return leased messages in the columns of a schema.
 
-    Parameters
-    ----------
-    payload
-        The rows of the slices. None if the schema has no column of a data file.
-    pieces
-        Slices, each with the ledger's range that holds it.
-    schema
-        The wanted columns: of the payload, ``sequence``, of `constants`, or of a range.
-    constants
-        Columns with one value for all rows. Instants are in microseconds since 1970.
+    A column comes from `payload`, from `constants`, or from the slice and its range. `payload` is
+    None if the schema has no column of a data file. Instants are in microseconds since 1970.
     """
     rows = [piece.rows for piece, _ in pieces]
 
@@ -54,7 +46,6 @@ def to_delivery_table(
 
 
 def _priority(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the priorities of delivered messages."""
     if column.null_count == len(column):
         return pa.chunked_array([pa.repeat(pa.scalar(0, column.type), len(column))])
     return effective_priorities(column)

@@ -20,25 +20,16 @@ __all__ = ["clamp_instants", "may_have_times", "read_delivery_times"]
 
 
 def may_have_times(stats: Mapping[str, Any]) -> bool:
-    """Return whether a file may hold a deliver_at or expires_at.
-
-    ``stats`` are the statistics of the file's ``add`` action.
-    """
+    """Return whether a file may hold one of TIME_COLUMNS, by its ``add`` action's statistics."""
     nulls, rows = stats.get("nullCount") or {}, stats.get("numRecords")
     return rows is None or any(nulls.get(name) != rows for name in TIME_COLUMNS)
 
 
 def read_delivery_times(files: FileStore, path: str) -> DeliveryTimes | None:
-    """Return the deliver_at and expires_at of a file's messages.
+    """Return the times of a file's messages, or None if it has none or is damaged.
 
-    None means that the file has none or cannot be read. Messages of an unreadable file become
-    dead when a worker leases them. deliver_at is rounded up to whole seconds: messages are never
-    early, and neighbours with equal times share a run.
-
-    Raises
-    ------
-    OSError
-        If the store does not answer.
+    Raise OSError if the store does not answer. Messages of a damaged file become dead when a worker
+    leases them.
     """
     try:
         columns = _read_columns(files, path)
@@ -66,6 +57,7 @@ def _read_columns(files: FileStore, path: str) -> list[list[int | None]]:
 def _runs(columns: Iterable[list[int | None]]) -> list[TimedRun]:
     runs: list[TimedRun] = []
     for deliver_at, expires_at in zip(*columns, strict=True):
+        # Rounded up, so no message is early, and neighbours with equal times share a run.
         due = None if deliver_at is None else min(LATEST, -(-deliver_at // SECOND) * SECOND)
         if runs and runs[-1][1:] == (due, expires_at):
             runs[-1] = (runs[-1][0] + 1, due, expires_at)
@@ -75,10 +67,7 @@ def _runs(columns: Iterable[list[int | None]]) -> list[TimedRun]:
 
 
 def clamp_instants(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return instants in microseconds, within the years 1 to 9999.
-
-    A foreign writer may have written any instant in any unit.
-    """
+    """Return instants in microseconds, cut to years 1 to 9999, which foreign writers may exceed."""
     instants = column if column.type == INSTANT else column.cast(INSTANT, safe=False)
     if instants.null_count == len(instants):
         return instants

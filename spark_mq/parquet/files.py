@@ -14,10 +14,10 @@ class FileStore(Protocol):
     options: dict[str, str]
 
     def open(self, path: str) -> Any:
-        """Open a random-access file for pyarrow. Raises FileNotFoundError."""
+        """Open a random-access file for pyarrow. Raise FileNotFoundError if it is missing."""
 
     def read(self, path: str) -> bytes:
-        """Return a whole file. Raises FileNotFoundError."""
+        """Return a whole file. Raise FileNotFoundError if it is missing."""
 
     def write(self, path: str, data: bytes, *, sync: bool = True) -> None:
         """Write a whole file. Without `sync` it is on the disk after a later commit."""

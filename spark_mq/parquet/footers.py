@@ -1,4 +1,7 @@
-"""Keep the footers of the data files that were read last."""
+"""Keep the footers of the data files that were read last.
+
+A lease verifies its files and then reads them, and the next lease often needs the same file.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +22,11 @@ from spark_mq.util.process import call_in_forks
 __all__ = ["Footer", "FooterCache", "expanding_columns", "footers", "open_file", "read_footer"]
 
 _MAX_FILES: Final = 512
-_MAX_BYTES: Final = 2**20
-"""Of all footers in their encoded form. In memory they take about 30 times as much."""
+_MAX_BYTES: Final = 2**20  # of all footers encoded: in memory they take about 30 times as much
 
 
 def expanding_columns(group: pq.RowGroupMetaData, names: Sequence[str]) -> list[str]:
-    """Return the columns that may decode to much more memory.
-
-    A dictionary holds a value once, however many rows have it.
-    """
+    """Return the columns that a dictionary may expand beyond MAX_EXPANDED_BYTES."""
     found = []
     for at in range(group.num_columns):
         column = group.column(at)
@@ -39,7 +38,7 @@ def expanding_columns(group: pq.RowGroupMetaData, names: Sequence[str]) -> list[
 
 
 class Footer:
-    """Hold what the end of a file says. Data files never change."""
+    """What the end of a data file says. Data files never change."""
 
     def __init__(self, file: pq.ParquetFile) -> None:
         self.metadata: pq.FileMetaData = file.metadata
@@ -47,15 +46,11 @@ class Footer:
         groups = range(self.metadata.num_row_groups)
         self.rows = [self.metadata.row_group(group).num_rows for group in groups]
         self.starts = list(accumulate(self.rows[:-1], initial=0))
-        self.pages: PageIndex | None = None
-        """Read when a slice needs it."""
+        self.pages: PageIndex | None = None  # read when a slice needs it
 
 
 class FooterCache:
-    """Keep the footers that were used last. Thread-safe.
-
-    A lease verifies its files and then reads them, and the next lease often needs the same file.
-    """
+    """Keep the footers that were used last. Thread-safe."""
 
     def __init__(self, max_files: int = _MAX_FILES, max_bytes: int = _MAX_BYTES) -> None:
         self._max_files, self._max_bytes = max_files, max_bytes
@@ -71,14 +66,13 @@ class FooterCache:
         return len(self._found)
 
     def get(self, key: Hashable) -> Footer | None:
-        """Return a footer, or None if it is not kept."""
         with self._lock:
             if key in self._found:
                 self._found.move_to_end(key)
             return self._found.get(key)
 
     def put(self, key: Hashable, footer: Footer) -> None:
-        """Keep a footer. Drop those that were used longest ago."""
+        """Keep a footer, and drop those that were used longest ago."""
         if key is None:
             return
         with self._lock:
@@ -91,7 +85,7 @@ class FooterCache:
                 self._drop(next(iter(self._found)))
 
     def remove(self, key: Hashable) -> None:
-        """Forget a footer. An unreadable file may be restored under its name."""
+        """Forget a footer, because an unreadable file may be restored under its name."""
         with self._lock:
             self._drop(key)
 
@@ -102,7 +96,6 @@ class FooterCache:
 
 
 footers: Final = FooterCache()
-"""The footers that this process keeps."""
 call_in_forks(footers.reset)
 
 
@@ -112,14 +105,11 @@ def open_file(
     metadata: pq.FileMetaData | None = None,
     dictionaries: Sequence[str] = (),
 ) -> pq.ParquetFile:
-    """Open a data file. With its metadata, this reads nothing.
-
-    The columns `dictionaries` hold equal values once.
-    """
+    """Open a data file, without a read if `metadata` is given."""
     return pq.ParquetFile(
         raw,
         metadata=metadata,
-        read_dictionary=list(dictionaries) or None,
+        read_dictionary=list(dictionaries) or None,  # these columns hold equal values once
         coerce_int96_timestamp_unit="us",
         page_checksum_verification=True,
         pre_buffer="://" in root,  # A store needs few large requests. A disk needs no second copy.
@@ -137,7 +127,7 @@ def read_footer(root: str, path: str, raw: Any) -> tuple[Footer, Hashable]:
 
 
 def _key(root: str, path: str, raw: Any) -> Hashable:
-    """Return the identity of a file's content, or None."""
+    """Return the identity of a file's content, or None if it is unknown."""
     try:
         stat = os.fstat(raw.fileno())
         return root, path, stat.st_size, stat.st_mtime_ns, stat.st_ino

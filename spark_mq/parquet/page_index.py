@@ -14,11 +14,11 @@ from spark_mq.parquet.thrift import Struct, decode, encode, get, read_range
 
 __all__ = ["DAMAGE", "LAST_OF_HEAD", "Chunk", "PageIndex"]
 
+# Raised by metadata of the wrong shape, which no checksum guards.
 DAMAGE: Final = (AttributeError, IndexError, KeyError, OverflowError, TypeError)
-"""Metadata of the wrong shape raises these. No checksum guards it."""
 
+# ColumnMetaData.codec. The fields after it differ between the parts of a chunk.
 LAST_OF_HEAD: Final = 4
-"""ColumnMetaData.codec. The fields after it differ between the parts of a chunk."""
 
 # Field numbers of parquet.thrift, by struct.
 _SCHEMA, _GROUPS = 2, 4  # FileMetaData
@@ -35,18 +35,14 @@ _PAGES, _PAGE_AT, _PAGE_SIZE, _PAGE_ROW = 1, 1, 2, 3  # OffsetIndex, PageLocatio
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Locate the pages of one column in one row group.
+    """The pages of one column in one row group. Without pages, all rows are null."""
 
-    ``first`` holds the first row of each page, and the end. Without pages, all rows are null.
-    """
-
-    head: bytes
-    """The first fields of its metadata: type, encodings, name and codec."""
+    head: bytes  # the first fields of its metadata: type, encodings, name and codec
     is_text: bool
-    dictionary: tuple[int, int] | None
+    dictionary: tuple[int, int] | None  # position and size, in bytes
     at: list[int]
     size: list[int]
-    first: list[int]
+    first: list[int]  # the first row of each page, and the end
 
     def pages(self, first: int, end: int) -> tuple[int, int]:
         """Return the first page of some rows, and the page after them."""
@@ -58,7 +54,7 @@ _ALL_NULL: Final = Chunk(b"", False, None, [], [], [])
 
 
 class PageIndex:
-    """Holds a file's metadata, and the page locations read so far."""
+    """A file's metadata, and the page locations that were read so far."""
 
     def __init__(self, data: bytes) -> None:
         self.meta, _ = decode(data)
@@ -69,7 +65,7 @@ class PageIndex:
 
     @classmethod
     def of(cls, raw: Any) -> PageIndex:
-        """Read the metadata of a random-access file. Raises ValueError if it is damaged."""
+        """Read the metadata of a random-access file. Raise ValueError if it is damaged."""
         size = raw.size()
         length = int.from_bytes(read_range(raw, size - 8, 4), "little")
         try:
@@ -78,9 +74,9 @@ class PageIndex:
             raise ValueError("the metadata is damaged") from error
 
     def chunk(self, raw: Any, group: int, name: str) -> Chunk | None:
-        """Locate the pages of a column in a row group, if possible.
+        """Locate the pages of a column in a row group, or return None if that is impossible.
 
-        Raises one of DAMAGE, or ValueError, if the index is damaged.
+        Raise ValueError or one of DAMAGE if the index is damaged.
         """
         if (group, name) not in self._chunks:
             self._chunks[group, name] = self._find(raw, group, name)
@@ -103,10 +99,7 @@ class PageIndex:
         return _located(meta, pages, rows) if pages else None
 
     def _null_chunk(self, columns: list[Struct], name: str) -> Chunk | None:
-        """Return the chunk of a nested column that is all null.
-
-        Most foreign writers leave all headers null.
-        """
+        """Return the chunk of a nested column if all of it is null, as most foreign headers are."""
         first = self._nested.get(name)
         if first is None:
             return None
@@ -116,10 +109,7 @@ class PageIndex:
 
 
 def _located(meta: Struct, pages: list[Struct], rows: int) -> Chunk | None:
-    """Return a chunk with its pages, or None for a wrong index.
-
-    No checksum guards the index. The pages it names must follow one another.
-    """
+    """Return a chunk with its pages, or None for a wrong index."""
     data_at = get(meta, _DATA_AT)
     begin = min(get(meta, _DICTIONARY_AT) or data_at, data_at)
     ahead = get(pages[0], _PAGE_AT) - begin
@@ -127,6 +117,7 @@ def _located(meta: Struct, pages: list[Struct], rows: int) -> Chunk | None:
     size = [get(page, _PAGE_SIZE) for page in pages]
     first = [get(page, _PAGE_ROW) for page in pages]
     ends = [*at[1:], begin + get(meta, _PACKED_BYTES)]
+    # No checksum guards the index, so its pages must follow one another.
     follow = all(a + b == c for a, b, c in zip(at, size, ends, strict=True))
     if not follow or first[0] != 0 or any(a >= b for a, b in pairwise([*first, rows])):
         return None
@@ -138,13 +129,9 @@ def _located(meta: Struct, pages: list[Struct], rows: int) -> Chunk | None:
 def _leaves(
     schema: list[Struct],
 ) -> tuple[dict[str, tuple[int, bytes]], dict[str, int]]:
-    """Return the flat columns and the nullable nested columns, by name.
-
-    A flat column has its number among all leaves, and its schema element in bytes.
-    A nested column has the number of its first leaf.
-    """
-    flat: dict[str, tuple[int, bytes]] = {}
-    nested: dict[str, int] = {}
+    """Return the flat columns and the nullable nested columns, by name."""
+    flat: dict[str, tuple[int, bytes]] = {}  # number among all leaves, schema element
+    nested: dict[str, int] = {}  # number of the first leaf
     at, number = 1, 0
     while at < len(schema):
         name = get(schema[at], _NAME).decode()
@@ -158,10 +145,7 @@ def _leaves(
 
 
 def _subtree(schema: list[Struct], at: int) -> tuple[int, int]:
-    """Return the leaves of a schema element, and the next place.
-
-    The next place is the one after its last leaf.
-    """
+    """Return the number of leaves of a schema element, and the place after its last leaf."""
     children = get(schema[at], _CHILDREN) or 0
     at += 1
     if not children:

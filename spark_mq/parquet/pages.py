@@ -1,9 +1,9 @@
 """Read rows from the middle of a large row group.
 
 pyarrow decodes a row group from its start. delta-rs writes up to a million messages into one row
-group, and Spark writes as many as fit into 128 MB. Both write an offset index with the position and
-the first row of each page (parquet-format, PageIndex.md). This module copies the wanted pages into
-a small file in memory. Columns whose pages cover the same rows share a file. pyarrow reads it.
+group, and Spark as many as fit into 128 MB. Both write an offset index with the position and the
+first row of each page (parquet-format, PageIndex.md). So this module copies the wanted pages into a
+small file in memory, which pyarrow reads. Columns whose pages cover the same rows share a file.
 """
 
 from __future__ import annotations
@@ -51,41 +51,20 @@ class _Part(NamedTuple):
 
 
 class PageReader:
-    """Read rows of one file by its pages.
-
-    Parameters
-    ----------
-    raw
-        A random-access file.
-    index
-        The file's metadata. Without it, the reader reads it from the file.
-
-    Raises
-    ------
-    ValueError
-        If the metadata is damaged.
-    """
+    """Read rows of one file by its pages. Raise ValueError if its metadata is damaged."""
 
     def __init__(self, raw: Any, index: PageIndex | None = None) -> None:
         self._raw = raw
         self.index = PageIndex.of(raw) if index is None else index
-        self._last: dict[str, tuple[int, int, pa.ChunkedArray]] = {}
-        """The last pages of each column: row group, first row, values."""
+        self._last: dict[str, tuple[int, int, pa.ChunkedArray]] = {}  # group, first row, values
 
     def columns(
         self, group: int, names: Iterable[str], first: int, end: int
     ) -> dict[str, pa.ChunkedArray | None]:
-        """Return rows `first` up to `end` of columns, by name.
+        """Return rows `first` up to `end` of a row group's columns, by name.
 
-        The rows are those of a row group. None means that the pages of a column cannot be located.
-        There is no index, or the column is nested.
-
-        Raises
-        ------
-        ValueError
-            If the index is damaged.
-        pyarrow.ArrowException
-            If a page is damaged, or claims too much memory.
+        A column is None if it is nested or has no index. Raise ValueError for a damaged index, and
+        ArrowException for a page that is damaged or claims too much memory.
         """
         found: dict[str, pa.ChunkedArray | None] = {}
         together: dict[tuple[int, int], list[_Part]] = {}
@@ -109,7 +88,7 @@ class PageReader:
         return found
 
     def _known(self, name: str, group: int, first: int, end: int) -> pa.ChunkedArray | None:
-        """Return rows of the pages that were read last."""
+        """Return rows of the pages that were read last, or None."""
         last = self._last.get(name)
         if last is None or last[0] != group:
             return None
@@ -118,7 +97,7 @@ class PageReader:
         return rows.slice(first - start, end - first) if within else None
 
     def _part(self, chunk: Chunk, name: str, first: int, end: int) -> tuple[tuple[int, int], _Part]:
-        """Read the pages of some rows, and check their headers. Return their first row and end."""
+        """Read and check the pages of some rows. Return them with their first row and end."""
         low, high = chunk.pages(first, end)
         start, upto = chunk.first[low], chunk.first[high]
         dictionary = read_range(self._raw, *chunk.dictionary) if chunk.dictionary else b""
@@ -183,10 +162,7 @@ def _column(part: _Part, rows: int, at: int) -> Struct:
 
 
 def _value_count(pages: bytes, at: int, name: str) -> int:
-    """Return the values in the page whose header begins at a byte.
-
-    In a column that is not nested, values are rows.
-    """
+    """Return the values in the page at a byte. In a column that is not nested, values are rows."""
     header, _ = decode(pages, at)
     check_page(header, name)
     return int(get(get(header, _PAGE_V1) or get(header, _PAGE_V2), 1))

@@ -23,19 +23,9 @@ _PUBLISH_SCHEMA: Final = MESSAGE_SCHEMA.append(DEDUP_FIELD)
 def complete_table(table: pa.Table, now: int, times: Mapping[str, int]) -> pa.Table:
     """Return a table with columns of ``messages/``, and with ids and times.
 
-    Parameters
-    ----------
-    table
-        The messages.
-    now
-        Microseconds since 1970. The publish time of messages without one.
-    times
-        Default deliver_at and expires_at by name, in microseconds since 1970.
-
-    Raises
-    ------
-    InvalidSchema
-        If a message cannot be published.
+    `now` is the publish time of messages without one, and `times` has a default deliver_at and
+    expires_at. All are in microseconds since 1970. Raise InvalidSchema if a message cannot be
+    published.
     """
     _check_table(table)
     table = _with_ids(table)
@@ -68,7 +58,7 @@ def _check_table(table: pa.Table) -> None:
 
 
 def _with_ids(table: pa.Table) -> pa.Table:
-    """Return the table with a random id for each message without one."""
+    """Give a random id to each message without one."""
     if "message_id" not in table.schema.names:
         return _with(table, "message_id", random_ids(table.num_rows))
     given = table["message_id"]
@@ -101,10 +91,7 @@ def _check_priorities(table: pa.Table) -> None:
 
 
 def _due_at_once(table: pa.Table, now: int) -> pa.Table:
-    """Round each passed deliver_at of the current second down to it.
-
-    A reader rounds up, so the message would wait for the next second.
-    """
+    """Round a passed deliver_at of this second down, because readers round up to the next one."""
     if "deliver_at" not in table.schema.names:
         return table
     at, second = table["deliver_at"].cast(pa.int64()), pa.scalar(now - now % SECOND, pa.int64())

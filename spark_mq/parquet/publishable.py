@@ -14,26 +14,17 @@ from spark_mq.util.validation import suggest
 __all__ = ["PUBLISH_COLUMNS", "check_publishable", "simple_type"]
 
 PUBLISH_COLUMNS: Final = (*MESSAGE_SCHEMA.names, DEDUP_FIELD.name)
-"""The columns that a publisher may give."""
 
 
+# The types of whole numbers, as Spark and Arrow name them.
 _WHOLE_NUMBERS: Final = (
     *("tinyint", "smallint", "int", "bigint"),
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
 )
-"""How Spark and Arrow call the types of whole numbers."""
 
 
 def check_publishable(columns: Mapping[str, str]) -> None:
-    """Check that columns of given types can be published.
-
-    `columns` has the simple type name of each column name.
-
-    Raises
-    ------
-    InvalidSchema
-        If a column is missing, unknown, or of another type.
-    """
+    """Raise InvalidSchema if columns of some simple types cannot be published."""
     if "value" not in columns:
         hint = suggest("value", columns)
         fix = f"rename {hint!r}?" if hint else "build one, e.g. to_json(struct('*')) AS value"

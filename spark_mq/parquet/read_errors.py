@@ -17,33 +17,15 @@ from spark_mq.util.show import show_name
 __all__ = ["Read", "row_count_error", "unreadable_error", "unreadable_reason"]
 
 
-Read = Callable[[FileStore], object]
-"""Reads again, from a store that has the file's bytes in memory."""
+Read = Callable[[FileStore], object]  # reads again, from a store with the file's bytes
 
 
 def unreadable_reason(files: FileStore, path: str, error: Exception, read: Read) -> str:
     """Return why a data file cannot be read.
 
-    A store that sometimes fails may have caused the error. So this gets the file's bytes and
-    reads them again.
-
-    Parameters
-    ----------
-    files
-        The store of the file.
-    path
-        Its path.
-    error
-        The error of the first read.
-    read
-        Repeats the read from another store, which has this file only.
-
-    Raises
-    ------
-    OSError
-        The store does not answer, or the bytes are sound. The file is not damaged.
-    MemoryError
-        This process has too little memory. That is no damage either.
+    The store may have failed for a moment, so this gets the file's bytes and reads them again.
+    Raise OSError if the store does not answer or the bytes are sound, and MemoryError if this
+    process has too little memory. Then the file is not damaged.
     """
     name = show_name(path)
     try:
@@ -69,25 +51,19 @@ class _FileBytes:
         self._path, self._data = path, data
 
     def open(self, path: str) -> Any:
-        """Open the file."""
         return pa.BufferReader(self.read(path))
 
     def read(self, path: str) -> bytes:
-        """Return the file."""
         if path != self._path:
             raise FileNotFoundError(path)
         return self._data
 
     def write(self, path: str, data: bytes, *, sync: bool = True) -> None:
-        """Raise OSError. This store is for reading."""
         raise OSError(errno.EROFS, "this store is for reading", path)
 
 
 def row_count_error(rows: int) -> pa.ArrowInvalid:
-    """Return the error for a file with too few rows.
-
-    It has fewer rows than its commit claims.
-    """
+    """Return the error for a file with fewer rows than its commit claims."""
     return pa.ArrowInvalid(f"it has {rows} rows, fewer than its commit says")
 
 

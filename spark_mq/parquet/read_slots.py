@@ -1,7 +1,7 @@
 """Let few threads of a process decode files at the same time.
 
-Decoding changes between Python and native code all the time. More threads than cores then wait for
-Python's lock at each change, and all of them together become slower.
+Decoding changes between Python and native code all the time. With more threads than cores, each
+waits for Python's lock at each change, so all of them become slower.
 """
 
 from __future__ import annotations
@@ -23,16 +23,10 @@ _PATIENCE_SECONDS: Final = 1.0
 
 
 class ReadSlots:
-    """Share some slots among threads, in the order in which they ask. Thread-safe.
+    """Share `number` slots among threads, in the order in which they ask. Thread-safe.
 
-    Parameters
-    ----------
-    number
-        How many threads may read at the same time.
-    patience
-        Seconds until a thread reads without a slot. One file may take others very long. Default: 1.
-    clock
-        Returns the time in seconds.
+    A thread that has waited for `patience` seconds reads without a slot, because one file may take
+    another thread very long.
     """
 
     def __init__(
@@ -52,10 +46,9 @@ class ReadSlots:
 
     @contextmanager
     def turn(self) -> Iterator[Callable[[], None]]:
-        """Wait for a slot. Yield a function that offers it to others from time to time.
+        """Wait for a slot. Yield a function that the reader calls before each file.
 
-        The reader calls the function before each file. It waits for the next turn if this one has
-        lasted 50 ms and others wait.
+        The function waits for the next turn if this one has lasted 50 ms and others wait.
         """
         turn, began = threading.Lock(), 0.0
 
@@ -109,5 +102,4 @@ def _cores() -> int:
 
 
 read_slots: Final = ReadSlots(max(2, _cores()))
-"""The slots of this process."""
 call_in_forks(read_slots.reset)

@@ -36,19 +36,18 @@ __all__ = [
     "verify_slice",
 ]
 
+# A reader reads only pages of larger row groups. It holds its slice, not the row group.
 _MAX_WHOLE_ROWS: Final = 50_000
 _MAX_WHOLE_BYTES: Final = 32 * 2**20
-"""A reader reads only pages of larger row groups. It holds its slice, not the row group."""
+# Each span costs the pages it touches. With more spans, one read of the row group is cheaper.
 _FEW_SPANS: Final = 4
-"""Each span costs the pages it touches. With more spans, one read of the row group is cheaper."""
 
 
 def _go_on() -> None:
-    """Offer no slot to others. The reader has none."""
+    """Do nothing, because this reader holds no slot."""
 
 
 def sequences_of(pieces: Iterable[FileSlice]) -> pa.Array:
-    """Return the sequences of the rows of slices."""
     return pa.concat_arrays([pa.arange(piece.first, piece.first + piece.rows) for piece in pieces])
 
 
@@ -63,16 +62,8 @@ def repeat_values(values: Sequence[Any], rows: Sequence[int], kind: pa.DataType)
 class MessageReader:
     """Read slices of data files, in the types of FILE_SCHEMA.
 
-    The reader keeps the last small row group. Scattered messages of one group are read once.
-
-    Parameters
-    ----------
-    files
-        The store of ``messages/``.
-    columns
-        The columns to read. Default: all.
-    share
-        Keep row groups that are read in parts for the next readers of this process.
+    It keeps the last small row group, so scattered messages of one group are read once. With
+    `share`, later readers of this process also find row groups that are read in parts.
     """
 
     def __init__(
@@ -84,17 +75,10 @@ class MessageReader:
         self._share, self._path = share, ""
 
     def read(self, *pieces: FileSlice) -> pa.Table:
-        """Return the rows of slices, one slice after the other.
+        """Return the rows of slices in order, with null ids and publish times filled in.
 
-        Null message ids and publish times are filled in. Many slices of one file cost little more
-        than one slice.
-
-        Raises
-        ------
-        CorruptLog
-            If a slice cannot be read.
-        StorageError
-            If the store does not answer.
+        Many slices of one file cost little more than one slice. Raise CorruptLog if a slice cannot
+        be read, and StorageError if the store does not answer.
         """
         try:
             return self.try_read(*pieces)
@@ -106,7 +90,7 @@ class MessageReader:
             raise unreadable_error(self.files, piece, error, read) from error
 
     def try_read(self, *pieces: FileSlice) -> pa.Table:
-        """Return the rows as :meth:`read`. Raises OSError and pyarrow's errors unchanged."""
+        """Return the rows as :meth:`read`, but raise OSError and pyarrow's errors unchanged."""
         if not pieces:
             return self._schema.empty_table()
         # Most of a read from a store is waiting for the network.
@@ -126,7 +110,7 @@ class MessageReader:
         return int(self._footer.metadata.num_rows)
 
     def split_by_row_group(self, piece: FileSlice) -> Iterator[FileSlice]:
-        """Split a slice at row groups. A broken row group leaves the others alone."""
+        """Split a slice at row groups, because a broken one leaves the others alone."""
         self._open(piece.path)
         start, end = piece.offset, piece.offset + piece.rows
         for upto in (*(at for at in self._footer.starts if start < at < end), end):
@@ -180,10 +164,7 @@ class MessageReader:
                 yield group, first, upto
 
     def _typed(self, rows: pa.Table, later: Collection[str] = ()) -> pa.Table:
-        """Return the rows in the types of FILE_SCHEMA, except for some columns.
-
-        The cast is not safe: it cuts the nanoseconds of a foreign writer off.
-        """
+        """Cast all columns but `later` to FILE_SCHEMA, and cut foreign nanoseconds off."""
         columns = [
             rows[name]
             if name in later
@@ -226,13 +207,14 @@ class MessageReader:
         return row_groups.table(key, wanted, meta.num_rows, size, partial(self._decoded, group))
 
     def _decoded(self, group: int) -> pa.Table:
-        """Return a whole row group. Values take nearly all of the time, and one thread decodes."""
+        """Decode a whole row group."""
         metadata = self._footer.metadata
         meta = metadata.row_group(group)
         check_group(self._raw, meta, self._present)
         # Equal large values of these columns are held once, until they are read.
         names = expanding_columns(meta, self._present)
         file = open_file(self._raw, self.files.root, metadata, names)
+        # One thread is enough, because the column of values takes nearly all of the time.
         rows = file.read_row_group(group, self._present, use_threads=False)
         return self._typed(rows, later=names)
 
@@ -269,21 +251,8 @@ def verify_slice(
 ) -> Iterator[tuple[FileSlice, str | None]]:
     """Yield the pieces of a slice, each with its damage or None.
 
-    Parameters
-    ----------
-    files
-        The store of ``messages/``.
-    piece
-        The slice.
-    rows
-        Number of rows that the file has by its commit.
-    whole
-        Read all bytes of the slice. Otherwise read the footer only.
-
-    Raises
-    ------
-    OSError
-        If the store does not answer.
+    `rows` is the file's number of rows by its commit. Read all bytes of the slice if `whole`,
+    otherwise the footer only. Raise OSError if the store does not answer.
     """
     reader = MessageReader(files)
     try:
@@ -329,10 +298,7 @@ def cast_column(
 def _filled(
     column: pa.ChunkedArray, field: pa.Field, pieces: Sequence[FileSlice]
 ) -> pa.ChunkedArray:
-    """Return a column without the nulls that have a meaning.
-
-    A null id reads as the sequence. A null publish time reads as the time of the commit.
-    """
+    """Fill null ids with the sequence, and null publish times with the time of the commit."""
     if field.type == INSTANT:
         column = clamp_instants(column)
     if field.name == "published_at" and column.null_count:

@@ -19,17 +19,15 @@ from spark_mq.util.process import call_in_forks
 __all__ = ["MAX_GROUP_BYTES", "RowGroupCache", "row_groups"]
 
 _MAX_BYTES: Final = 128 * 2**20
-MAX_GROUP_BYTES: Final = _MAX_BYTES // 4
-"""Larger row groups are not kept."""
-_MAX_READ_ONCE: Final = 512
-"""Row groups of which the cache remembers that a part was read."""
+MAX_GROUP_BYTES: Final = _MAX_BYTES // 4  # larger row groups are not kept
+_MAX_READ_ONCE: Final = 512  # row groups that are remembered as read in part
 _IDLE_SECONDS: Final = 30.0
+# If so many more were read again than not, the next are kept from their first read.
 _SURE: Final = 4
-"""If so many more were read again than not, the next are kept from their first read."""
 
 
 class _Kept:
-    """Hold a row group, its unread rows, and its use."""
+    """A row group, its unread rows, and its use."""
 
     __slots__ = ("again", "left", "lock", "size", "table", "used_at")
 
@@ -42,17 +40,10 @@ class _Kept:
 class RowGroupCache:
     """Keep row groups that are read in parts. Thread-safe.
 
-    It keeps a row group from the second read of a part. If most row groups are read again, it keeps
-    them from their first read. A message is mostly read once. So the cache drops a row group after
-    as many rows were read as it has. If the cache is full, it takes no other row group. Leases that
-    walk over more files than fit in would otherwise drop each one before its next use.
-
-    Parameters
-    ----------
-    max_bytes
-        The most decoded bytes. Default: 128 MiB.
-    clock
-        Returns the time in seconds. Row groups that nobody used for 30 s make room for others.
+    It keeps a row group from the second read of a part, or from the first if most row groups are
+    read again. Because a message is mostly read once, it drops a row group after as many rows were
+    read as it has. To make room, it drops only row groups that nobody used for 30 s. Otherwise
+    leases that walk over more files than fit would drop each one before its next use.
     """
 
     def __init__(
@@ -74,7 +65,6 @@ class RowGroupCache:
 
     @property
     def nbytes(self) -> int:
-        """Return the decoded bytes of the row groups that are kept."""
         return self._bytes
 
     def table(
@@ -82,17 +72,9 @@ class RowGroupCache:
     ) -> pa.Table | None:
         """Return a whole row group, or None to read a part alone.
 
-        Parameters
-        ----------
-        key
-            Identifies the content of the row group and its columns.
-        wanted
-            How many of its rows the caller wants.
-        rows, size
-            The rows of the row group, and its bytes if decoded, as its footer says.
-        decode
-            Reads the row group. Several threads that want it wait for one of them. Its errors
-            are raised, and nothing is kept.
+        `wanted` is how many of its rows the caller wants, and `size` its decoded bytes by its
+        footer. Only one of the threads that want it calls `decode`. After an error of `decode`,
+        nothing is kept.
         """
         with self._lock:
             kept = self._find(key, wanted, rows, size)
@@ -109,7 +91,7 @@ class RowGroupCache:
             return kept.table
 
     def forget(self, key: Hashable) -> None:
-        """Drop a row group if it is kept. An unreadable file may be restored under its name."""
+        """Drop a row group, because an unreadable file may be restored under its name."""
         with self._lock:
             self._drop(key)
 
@@ -153,7 +135,7 @@ class RowGroupCache:
         return self._bytes + size <= self._max_bytes
 
     def _weigh(self, key: Hashable, kept: _Kept, size: int) -> None:
-        """Note what a decoded row group takes. A dictionary may make it larger than expected."""
+        """Note the bytes of a decoded row group. A dictionary may make it larger than expected."""
         with self._lock:
             if self._kept.get(key) is kept:
                 self._bytes += size - kept.size
@@ -168,5 +150,4 @@ class RowGroupCache:
 
 
 row_groups: Final = RowGroupCache()
-"""The row groups that this process keeps."""
 call_in_forks(row_groups.reset)

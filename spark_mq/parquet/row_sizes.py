@@ -13,12 +13,10 @@ from spark_mq.parquet.thrift import Struct, decode, get, read_range
 
 __all__ = ["RowSizes"]
 
+# A row group with fewer bytes fits, however they are spread over its rows.
 _SMALL_GROUP: Final = 4 * 2**20
-"""A row group with fewer bytes fits, however they are spread over its rows."""
-_ROW_BYTES: Final = 64
-"""Bytes of a row in all columns, also if they are null."""
-_HEADER_WEIGHT: Final = 8
-"""Headers become Python objects for a while."""
+_ROW_BYTES: Final = 64  # of a row in all columns, also if they are null
+_HEADER_WEIGHT: Final = 8  # headers become Python objects for a while
 
 # Field numbers of parquet.thrift, by struct.
 _GROUPS, _COLUMNS = 4, 1  # FileMetaData, RowGroup
@@ -29,47 +27,21 @@ _PAGES, _PAGE_SIZE, _PAGE_ROW, _PAGE_PLAIN_BYTES = 1, 2, 3, 2  # OffsetIndex, Pa
 _DICTIONARY_BYTES: Final = 2  # PageHeader, uncompressed_page_size
 _MAX_HEADER: Final = 1_024
 
+# Rows of a row group, and the bytes of all rows before them. The last row is the end.
 _Curve = tuple[list[int], list[float]]
-"""Rows of a row group, and the bytes of all rows before them. The last row is the end."""
 
 
 class RowSizes:
-    """Know the sizes of the rows of one file.
-
-    Parameters
-    ----------
-    files
-        The store of the file.
-    path
-        Its path.
-
-    Raises
-    ------
-    OSError
-        If the store does not answer.
-    pyarrow.ArrowException
-        If the footer is damaged.
-    """
+    """The sizes of one file's rows. Raise OSError, or ArrowException for a damaged footer."""
 
     def __init__(self, files: FileStore, path: str) -> None:
         self._raw = files.open(path)
         self._footer, _ = read_footer(files.root, path, self._raw)
         self._curves: dict[int, _Curve] = {}
         self.rows: int = sum(self._footer.rows)
-        """The rows of the file."""
 
     def fitting(self, first: int, end: int, room: float) -> tuple[int, float]:
-        """Return how many rows fit into some bytes, and their bytes.
-
-        Parameters
-        ----------
-        first
-            The first row in the file.
-        end
-            The row after the last one.
-        room
-            In bytes.
-        """
+        """Return how many of the rows `first` to `end` fit into `room` bytes, and their bytes."""
         rows, taken = 0, 0.0
         starts = self._footer.starts
         group = bisect_right(starts, first) - 1
@@ -115,10 +87,7 @@ def _line(rows: int, size: float) -> _Curve:
 
 
 def _of_column(raw: Any, chunk: Struct, rows: int) -> _Curve:
-    """Return the sizes of one column's rows.
-
-    They are by page, if an index names its pages.
-    """
+    """Return the sizes of one column's rows, by page if an index names its pages."""
     meta = get(chunk, _META)
     weight = _weight(b".".join(get(meta, _PATH)).decode())
     size, packed = get(meta, _BYTES), get(meta, _PACKED_BYTES)
@@ -136,10 +105,7 @@ def _of_column(raw: Any, chunk: Struct, rows: int) -> _Curve:
 
 
 def _unfolded(raw: Any, meta: Struct, rows: int) -> float:
-    """Return an upper bound of a column's bytes with a dictionary.
-
-    A dictionary may hold large values once.
-    """
+    """Return the most bytes of a column without its dictionary, or 0 if it has none."""
     known = get(get(meta, _SIZES, {}), _PLAIN_BYTES)
     at = get(meta, _DICTIONARY_AT)
     if known is not None or not at:

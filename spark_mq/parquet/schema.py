@@ -16,9 +16,9 @@ __all__ = [
     "TIME_COLUMNS",
 ]
 
-INSTANT: Final = pa.timestamp("us", tz="UTC")
-"""The type of every instant in a table of spark_mq."""
+INSTANT: Final = pa.timestamp("us", tz="UTC")  # the type of every instant in a table
 
+# The columns of ``messages/``. Only ``value`` is required. The table has no partitions.
 MESSAGE_SCHEMA: Final = pa.schema(
     [
         pa.field("message_id", pa.string()),
@@ -31,20 +31,17 @@ MESSAGE_SCHEMA: Final = pa.schema(
         pa.field("priority", pa.int32()),
     ]
 )
-"""The columns of ``messages/``. Only ``value`` is required. The table has no partitions."""
 
-DEDUP_FIELD: Final = pa.field("dedup_id", pa.string())
-"""The column that a publisher may give for deduplication. It is not stored."""
+DEDUP_FIELD: Final = pa.field("dedup_id", pa.string())  # given by publishers, and not stored
 
-FILE_SCHEMA: Final = MESSAGE_SCHEMA
-"""All columns of a data file of ``messages/``."""
+FILE_SCHEMA: Final = MESSAGE_SCHEMA  # of a data file of ``messages/``
 
-TIME_COLUMNS: Final = ("deliver_at", "expires_at")
-"""The columns that limit when a message may be leased."""
+TIME_COLUMNS: Final = ("deliver_at", "expires_at")  # limit when a message may be leased
 
+# The columns of a data file that a worker gets.
 DELIVERED_COLUMNS: Final = ("message_id", "key", "value", "headers", "published_at")
-"""The columns of a data file that a worker gets."""
 
+# The columns of leased messages, in a stream and in the Python API.
 DELIVERY_SCHEMA: Final = pa.schema(
     [
         pa.field("sequence", pa.int64()),
@@ -54,4 +51,3 @@ DELIVERY_SCHEMA: Final = pa.schema(
         pa.field("lease_expires_at", INSTANT),
     ]
 )
-"""The columns of leased messages, in a stream and in the Python API."""

@@ -37,11 +37,10 @@ class SequentialReader:
         self._steps = file.iter_batches(rows, row_groups=[group], columns=list(names))
         self._step = pa.table({name: [] for name in names})
         self._begin = 0
-        self.at = 0
-        """The first row that it can still return."""
+        self.at = 0  # the first row that it can still return
 
     def rows(self, first: int, end: int) -> pa.Table:
-        """Return rows `first` up to `end`."""
+        """Return rows `first` up to `end`. A later call must not go back."""
         parts = []
         self.at = first
         while True:

@@ -24,14 +24,13 @@ _MAGIC: Final = b"PAR1"
 _CREATED_BY: Final = b"spark_mq"
 _FOOTER_END: Final = b"\x28" + bytes((len(_CREATED_BY),)) + _CREATED_BY + b"\x00"
 _PAGE_START: Final = b"\x15\x00\x15"
-_TAIL_BYTES: Final = 8
-"""The footer's length and the magic number."""
-_BOOLEAN, _INT32, _INT64, _BYTES = 0, 1, 2, 6
-"""Physical types."""
+_TAIL_BYTES: Final = 8  # the footer's length and the magic number
+_BOOLEAN, _INT32, _INT64, _BYTES = 0, 1, 2, 6  # physical types
 _EMPTY: Final[Struct] = {}
 _STRING: Final[Struct] = {6: (I32, 0), 10: (STRUCT, {1: (STRUCT, _EMPTY)})}
 _MICROS: Final = {1: (TRUE, True), 2: (STRUCT, {2: (STRUCT, _EMPTY)})}
 _INSTANT: Final[Struct] = {6: (I32, 10), 10: (STRUCT, {8: (STRUCT, _MICROS)})}
+# The physical type, and the fields of a schema element that name the logical one.
 _KINDS: Final[dict[pa.DataType, tuple[int, Struct]]] = {
     pa.bool_(): (_BOOLEAN, _EMPTY),
     pa.int32(): (_INT32, _EMPTY),
@@ -39,17 +38,10 @@ _KINDS: Final[dict[pa.DataType, tuple[int, Struct]]] = {
     pa.timestamp("us", tz="UTC"): (_INT64, _INSTANT),
     pa.string(): (_BYTES, _STRING),
 }
-"""The physical type, and the fields of a schema element that name the logical one."""
 
 
 class SmallFileEncoder:
-    """Encodes and decodes rows of one schema.
-
-    Parameters
-    ----------
-    schema
-        Its columns are nullable booleans, int32, int64, strings or UTC instants in microseconds.
-    """
+    """Encode and decode rows of one schema, whose nullable columns have the types in _KINDS."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
@@ -58,13 +50,7 @@ class SmallFileEncoder:
         self._start += b"".join(_element(field) for field in schema)
 
     def encode(self, columns: Sequence[Sequence[Any]]) -> bytes:
-        """Return the file with these columns. Instants are integers.
-
-        Parameters
-        ----------
-        columns
-            The values of each column, None for null. There must be one row at least.
-        """
+        """Return the file with these columns of at least one row. Instants are integers."""
         rows = len(columns[0])
         levels = {False: _levels(rows, 0), True: _levels(rows, 1)}
         page_tail = _page_tail(rows)
@@ -93,15 +79,7 @@ class SmallFileEncoder:
         return b"".join((*parts, footer, struct.pack("<i", len(footer)), _MAGIC))
 
     def decode(self, data: bytes, names: Container[str]) -> dict[str, pa.Array] | None:
-        """Return columns of a file by name. None if this class has not encoded the file.
-
-        Parameters
-        ----------
-        data
-            The whole file.
-        names
-            The columns to decode.
-        """
+        """Return columns of a file by name, or None if this class has not encoded the file."""
         if sys.byteorder != "little":
             return None
         try:
@@ -160,10 +138,7 @@ def _list_head(count: int, kind: int) -> bytes:
 
 
 def _levels(rows: int, level: int) -> bytes:
-    """Return the definition levels of a column without mixed nulls.
-
-    All rows are null (0) or none is (1).
-    """
+    """Return the definition levels of a column whose rows are all null (0) or all set (1)."""
     run = _unsigned(rows << 1) + bytes((level,))
     return struct.pack("<i", len(run)) + run
 
@@ -195,7 +170,7 @@ def _page_tail(rows: int) -> bytes:
 
 
 def _column(kind: pa.DataType, content: bytes, rows: int) -> pa.Array:
-    """Return the column in the content of a page. Raises ValueError."""
+    """Return the column in the content of a page. Raise ValueError if it is damaged."""
     at = 4 + struct.unpack_from("<i", content)[0]
     run, first = _read_varint(content, 4)
     if run & 1:
@@ -217,10 +192,7 @@ def _column(kind: pa.DataType, content: bytes, rows: int) -> pa.Array:
 def _numbers(
     kind: pa.DataType, data: bytes, count: int, present: int, rows: int
 ) -> tuple[bytes, ...]:
-    """Return the buffer of a column of numbers.
-
-    Each of `count` values belongs to a row with a bit in `present`.
-    """
+    """Return the buffer of numbers, each in the row of its bit in `present`."""
     width = kind.bit_width // 8
     if len(data) != count * width:
         raise ValueError("numbers of another size")

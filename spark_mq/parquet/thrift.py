@@ -25,27 +25,21 @@ __all__ = [
 
 TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT, UUID = range(1, 14)
 _INTEGERS: Final = (I16, I32, I64)
-_MAX_BITS: Final = 70
-"""A number of 64 bits takes ten bytes."""
+_MAX_BITS: Final = 70  # a number of 64 bits takes ten bytes
 
+# Field number to (type, value). A list or set is (type of its items, items). The metadata of
+# Parquet files has no maps.
 Struct = dict[int, tuple[int, Any]]
-"""Field number to (type, value). A list or set is (type of its items, items).
-
-The metadata of Parquet files has no maps.
-"""
 
 
 def get(of: Mapping[int, tuple[int, Any]], number: int, otherwise: Any = None) -> Any:
-    """Return the value of a field. Of a list, return its items."""
+    """Return the value of a field, or the items of a list."""
     kind, found = of.get(number, (0, otherwise))
     return found[1] if kind in (LIST, SET) else found
 
 
 def decode(data: bytes, at: int = 0) -> tuple[Struct, int]:
-    """Return the struct that begins at a byte, and its end.
-
-    Raises ValueError if the bytes are no struct.
-    """
+    """Return the struct that begins at a byte, and its end. Raise ValueError if there is none."""
     try:
         return _struct(data, at)
     except (IndexError, RecursionError, struct.error) as error:
@@ -115,15 +109,7 @@ def _integer(data: bytes, at: int) -> tuple[int, int]:
 
 
 def encode(fields: Struct, *, after: int = 0) -> bytes:
-    """Return a struct in bytes.
-
-    Parameters
-    ----------
-    fields
-        The fields. A struct among them may be in bytes already.
-    after
-        The last field that stands in front of these. Default: these are all fields.
-    """
+    """Return a struct in bytes. `after` is the last field that stands in front of these."""
     out = bytearray()
     _put_struct(out, fields, after)
     return bytes(out)
@@ -147,7 +133,7 @@ def _put(out: bytearray, kind: int, found: Any) -> None:
         _put_integer(out, found)
     elif kind == STRUCT:
         if isinstance(found, bytes):
-            out += found
+            out += found  # encoded already
         else:
             _put_struct(out, found)
     elif kind in (TRUE, FALSE, BYTE):

@@ -19,58 +19,36 @@ from spark_mq.parquet.schema import FILE_SCHEMA, TIME_COLUMNS
 
 __all__ = ["BANDS_TAG", "WrittenFile", "write_file"]
 
-BANDS_TAG: Final = "spark_mq.bands"
-"""The tag of an ``add`` action with the bands of the rows."""
+BANDS_TAG: Final = "spark_mq.bands"  # in an ``add`` action: the bands of the rows
 
-ROW_GROUP_ROWS: Final = 20_000
-"""Row groups are small because a lease reads slices from anywhere in a file."""
+ROW_GROUP_ROWS: Final = 20_000  # few, because a lease reads slices from anywhere in a file
+# Pages are small, because a lease reads each page that it touches.
 PAGE_BYTES: Final = 128 * 2**10
 PAGE_ROWS: Final = 1_000
-"""Rows of a page. Pages are small, because a lease reads each page that it touches."""
-_MAX_BATCH_ROWS: Final = 1_024
-"""pyarrow's default."""
+_MAX_BATCH_ROWS: Final = 1_024  # pyarrow's default
+# Fewer bytes of values are always compressed. Three samples have this size together.
 _SAMPLE_BYTES: Final = 2**18
-"""Fewer bytes of values are always compressed. Three samples have this size together."""
+# The columns as Parquet names them.
 _LEAVES: Final = [
     *(f.name for f in FILE_SCHEMA if f.name != "headers"),
     "headers.key_value.key",
     "headers.key_value.value",
 ]
-"""The columns as Parquet names them."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """Describe a data file that no commit has published yet.
+    """A data file that no commit has published yet."""
 
-    Parameters
-    ----------
-    path
-        Relative to ``messages/``.
-    size
-        In bytes.
-    rows
-        Number of messages.
-    timed
-        Whether any message has a deliver_at or expires_at.
-    synced
-        Whether a local file is on the disk already. If not, its commit syncs it.
-    bands
-        Which rows are in which band. Empty without lanes and priorities.
-    places
-        The row of each message that was given, if they were sorted.
-    prioritised
-        Whether any message has a priority.
-    """
-
-    path: str
-    size: int
+    path: str  # relative to ``messages/``
+    size: int  # in bytes
     rows: int
-    timed: bool = False
-    synced: bool = True
-    bands: str = ""
+    timed: bool = False  # some message has a deliver_at or expires_at
+    synced: bool = True  # it is on the local disk. If not, its commit syncs it
+    bands: str = ""  # which rows are in which band, empty without lanes and priorities
+    # The row of each given message, if they were sorted.
     places: pa.Array | None = field(default=None, compare=False, repr=False)
-    prioritised: bool = False
+    prioritised: bool = False  # some message has a priority
 
     @property
     def tags(self) -> dict[str, str]:
@@ -91,21 +69,8 @@ def write_file(
 ) -> WrittenFile:
     """Write messages as one data file of ``messages/``, sorted by band.
 
-    Parameters
-    ----------
-    files
-        The store of ``messages/``.
-    table
-        Messages with any of the columns of FILE_SCHEMA. Missing columns become null.
-    sync
-        Sync a local file. Without it, the commit of this process syncs it, which is faster.
-    lanes
-        The queue's number of lanes.
-
-    Raises
-    ------
-    StorageError
-        If the store refuses the file.
+    Missing columns become null. Without `sync`, the commit of this process syncs a local file,
+    which is faster. Raise StorageError if the store refuses the file.
     """
     table, bands, places = sort_by_band(table, lanes)
     whole = pa.table([_column(table, field) for field in FILE_SCHEMA], schema=FILE_SCHEMA)
@@ -150,19 +115,13 @@ def _encoded(table: pa.Table) -> bytes:
 
 
 def _batch_rows(values: pa.ChunkedArray) -> int:
-    """Return how many rows to write in one batch.
-
-    pyarrow compares a page with PAGE_BYTES after each batch only.
-    """
+    """Return the rows of a batch. pyarrow compares a page with PAGE_BYTES after each batch only."""
     rows = -(-PAGE_BYTES * len(values) // max(1, values.nbytes))
     return max(1, min(_MAX_BATCH_ROWS, rows))
 
 
 def _is_compressible(values: pa.ChunkedArray) -> bool:
-    """Return whether three samples of the values shrink by 5 %.
-
-    Values may be compressed or encrypted already.
-    """
+    """Return whether three samples shrink by 5 %. Values may be compressed or encrypted already."""
     if values.nbytes < _SAMPLE_BYTES:
         return True
     size = _SAMPLE_BYTES // 3
