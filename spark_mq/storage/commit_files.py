@@ -28,10 +28,10 @@ __all__ = [
     "unique",
 ]
 
+# So many files with fewer rows and bytes than the following are merged.
 SMALL_FILES: Final = 16
 LARGE_ROWS: Final = 100_000
 LARGE_BYTES: Final = 4 * 2**20
-"""Files with fewer rows and bytes than these are rewritten if there are many."""
 _MAX_SEQUENCE: Final = 2**63 - 1
 
 
@@ -43,7 +43,7 @@ def kept(rows: pa.Table, forgotten_to: int, keep_since: int) -> pa.Table:
 
 
 def latest_marks(rows: pa.Table) -> pa.Table:
-    """Return the rows with the latest number of each app only."""
+    """Return the rows, with only the latest number of each app."""
     is_mark = pc.equal(rows["kind"], MARK)
     marks = rows.filter(is_mark)
     latest = {app: (number, at) for app, number, at in _in_order(marks)}
@@ -71,10 +71,7 @@ def stats(rows: pa.Table) -> str:
 
 
 def _later_millisecond(at: datetime) -> datetime:
-    """Return a time rounded up to the next millisecond.
-
-    Delta's statistics have milliseconds.
-    """
+    """Round a time up to a millisecond, the unit of Delta's statistics."""
     return at + timedelta(microseconds=-at.microsecond % 1000)
 
 
@@ -84,7 +81,7 @@ def _most(file: AddFile) -> dict[str, Any]:
 
 
 def last_in(file: AddFile) -> int:
-    """Return a sequence that no file in a file of rows exceeds."""
+    """Return an upper bound of the sequences in a file of rows."""
     last = _most(file).get("last")
     return last if isinstance(last, int) else _MAX_SEQUENCE
 
@@ -107,10 +104,7 @@ def unique(files: list[AddFile]) -> list[AddFile]:
 
 
 def small_files(state: TableState) -> list[AddFile]:
-    """Return small files to merge, if there are too many.
-
-    Their rows fit in memory.
-    """
+    """Return small files to merge, if there are too many. Their rows fit in memory."""
     small = sorted((file for file in state.files() if _is_small(file)), key=lambda f: f.modified)
     if len(small) < SMALL_FILES:
         return []

@@ -17,17 +17,7 @@ __all__ = ["CommitLoader"]
 
 
 class CommitLoader:
-    """Load commits from ``commits/`` and from the log of ``messages/``.
-
-    Parameters
-    ----------
-    path
-        The path of ``messages/``.
-    log
-        The log of ``messages/``.
-    commits
-        The table ``commits/``.
-    """
+    """Load commits from ``commits/`` and from the log of ``messages/``."""
 
     def __init__(self, path: str, log: DeltaLog, commits: CommitsTable) -> None:
         self.path = path
@@ -35,12 +25,9 @@ class CommitLoader:
         self._commits = commits
 
     def catch_up(self, published: PublishedFiles, latest: int) -> None:
-        """Take in the commits up to a version.
-
-        A new handle takes them from ``commits/`` as far as that goes, and then from their JSON.
-        """
+        """Add the commits up to a version to the index."""
         broken = None
-        if published.index.version < 0:
+        if published.index.version < 0:  # a new handle: commits/ has most commits
             try:
                 self._load(published)
             except CorruptLog as error:
@@ -79,7 +66,7 @@ class CommitLoader:
             published.forget_as(*self._commits.forgotten(table_id))
 
     def full_index(self, index: MessageIndex, first: int) -> MessageIndex:
-        """Return an index with all files from a sequence on."""
+        """Return an index with all files from a sequence on, also forgotten ones."""
         rows = self._commits.past(self._log.state.table_id, first, index.forgotten_to)
         past = file_columns(rows)
         full = MessageIndex(forgotten=index.forgotten - sum(past.rows), lanes=index.layout.lanes)
@@ -88,7 +75,7 @@ class CommitLoader:
         return full
 
     def _load(self, published: PublishedFiles) -> bool:
-        """Take in what commits/ has beyond the index, if it has anything."""
+        """Add what ``commits/`` has beyond the index. Return whether it has anything."""
         before, table_id = published.index.version, self._log.state.table_id
         found = self._commits.read(table_id, before)
         if found is not None:

@@ -31,45 +31,34 @@ _INSTANT = pa.timestamp("us", tz="UTC")
 _RUN: Final = pa.struct([("rows", pa.int64()), ("deliver_at", _INSTANT), ("expires_at", _INSTANT)])
 _RUNS: Final = pa.list_(_RUN)
 
-PUBLISH: Final = "publish"
-REWRITE: Final = "rewrite"
+# The kinds of a row.
+PUBLISH: Final = "publish"  # a file of messages
+REWRITE: Final = "rewrite"  # a file that publishes nothing, such as one by OPTIMIZE
+# A producer's number. Rows that were written together have only the latest of each app.
 MARK: Final = "mark"
 
 COMMITS_SCHEMA: Final = pa.schema(
     [
-        pa.field("version", pa.int64()),
+        pa.field("version", pa.int64()),  # of ``messages/``, whose commit the row describes
         pa.field("kind", pa.string()),
         pa.field("path", pa.string()),
-        pa.field("first", pa.int64()),
+        pa.field("first", pa.int64()),  # sequence
+        # The last sequence. For a rewrite an upper bound of its sequences, if that is known.
         pa.field("last", pa.int64()),
         pa.field("rows", pa.int64()),
-        pa.field("size", pa.int64()),
+        pa.field("size", pa.int64()),  # in bytes
         pa.field("committed_at", _INSTANT),
+        # Runs of rows with the same times, if there are any. deliver_at is rounded up to a second.
         pa.field("times", _RUNS),
-        pa.field("app", pa.string()),
-        pa.field("number", pa.int64()),
-        pa.field("bands", pa.string()),
+        pa.field("app", pa.string()),  # of a mark
+        pa.field("number", pa.int64()),  # of a mark
+        pa.field("bands", pa.string()),  # the rows of each band, if there are bands
     ]
 )
-"""The columns of ``commits/``. ``kind`` is the kind of a row.
-
-``version`` is the version of ``messages/`` whose commit the row describes.
-
-publish
-    A file of messages: ``path``, ``first`` and ``last`` sequence, ``rows``, ``size`` in bytes and
-    ``committed_at``. ``times`` has its runs of rows with the same times, if it has any. In them,
-    deliver_at is rounded up to a second. ``bands`` has the rows of each band, if it has any.
-rewrite
-    A file that publishes nothing, such as one by OPTIMIZE: ``path``. ``last`` is an upper bound
-    of the sequences in it, if that is known.
-mark
-    A producer's number: ``app`` and ``number``. Rows that were written together have only the
-    latest number of each app.
-"""
 
 
 def publish_rows(files: FileList, start: int, end: int) -> pa.Table:
-    """Return the rows of the files at some places."""
+    """Return the rows of the files at places `start` to `end`."""
     part = slice(start, end)
     first, rows = to_arrow(files.firsts[part]), to_arrow(files.rows[part])
     return _table(
@@ -90,7 +79,7 @@ def publish_rows(files: FileList, start: int, end: int) -> pa.Table:
 
 
 def rewrite_rows(rewritten: Iterable[tuple[str, int, int | None]]) -> pa.Table:
-    """Return the rows of rewrites with path, version and last sequence."""
+    """Return the rows of rewrites, given as path, version and last sequence."""
     found = list(rewritten)
     columns = {
         "version": pa.array([version for _, version, _ in found], pa.int64()),
@@ -102,7 +91,7 @@ def rewrite_rows(rewritten: Iterable[tuple[str, int, int | None]]) -> pa.Table:
 
 
 def mark_rows(marks: Iterable[tuple[str, int, int]]) -> pa.Table:
-    """Return the rows of producers' numbers with app, number and version."""
+    """Return the rows of producers' numbers, given as app, number and version."""
     found = list(marks)
     columns = {
         "version": pa.array([version for _, _, version in found], pa.int64()),
@@ -114,7 +103,7 @@ def mark_rows(marks: Iterable[tuple[str, int, int]]) -> pa.Table:
 
 
 def _table(rows: int, columns: Mapping[str, pa.Array]) -> pa.Table:
-    """Return rows of ``commits/`` of one kind. Missing columns are null."""
+    """Return rows of ``commits/``. Missing columns are null."""
     whole = [
         columns[field.name] if field.name in columns else pa.nulls(rows, field.type)
         for field in COMMITS_SCHEMA
@@ -123,14 +112,14 @@ def _table(rows: int, columns: Mapping[str, pa.Array]) -> pa.Table:
 
 
 def _bands_column(files: FileList, start: int, end: int) -> pa.Array:
-    """Return the bands of each file. Null stands for none."""
+    """Return the bands of each file, or null without bands."""
     if not files.banded:
         return pa.nulls(end - start, pa.string())
     return pa.array([files.bands_of(first) or None for first in files.firsts[start:end]])
 
 
 def _times_column(files: FileList, start: int, end: int) -> pa.Array:
-    """Return the runs of each file. Null stands for no times."""
+    """Return the runs of each file, or null without times."""
     found = [files.times_of(first) for first in files.firsts[start:end]] if files.timed else []
     if not any(found):
         return pa.nulls(end - start, _RUNS)

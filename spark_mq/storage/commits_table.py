@@ -1,7 +1,7 @@
 """Keep the commit index in a Delta table, ``commits/``.
 
-With it, the log of ``messages/`` can be cleaned. Each commit of it carries the last version of
-``messages/`` that it covers.
+With it, the log of ``messages/`` can be cleaned. Each commit names the last version of
+``messages/`` that the table covers.
 """
 
 from __future__ import annotations
@@ -39,11 +39,10 @@ from spark_mq.storage.published_files import PublishedFiles
 
 __all__ = ["CommitsTable"]
 
-_STALE_FILES: Final = 4
-"""Most large files that one commit rewrites without their forgotten rows."""
+_STALE_FILES: Final = 4  # large files that one commit rewrites without their forgotten rows
+# App ids of transactions: the last forgotten sequence, and the number of forgotten messages.
 _FORGOTTEN_TO: Final = "spark_mq.forgotten_to:"
 _FORGOTTEN: Final = "spark_mq.forgotten:"
-"""App ids of transactions: the last forgotten sequence, and the number of forgotten messages."""
 
 
 class CommitsTable:
@@ -58,10 +57,7 @@ class CommitsTable:
         self._lock = threading.Lock()
 
     def open(self, messages_id: str) -> TableState | None:
-        """Return the table at its latest version, or None.
-
-        None: there is no table, or it belongs to another ``messages/``.
-        """
+        """Return the latest version, or None if it is missing or of another ``messages/``."""
         state = self.log.open()
         return (
             state if state is not None and state.description == _description(messages_id) else None
@@ -80,10 +76,7 @@ class CommitsTable:
         return state.txns.get(_app_id(messages_id), -1), self.log.commit_time(state.version)
 
     def read(self, messages_id: str, after: int = -1) -> tuple[pa.Table, int] | None:
-        """Return the rows and the version that they cover.
-
-        None: the version is not after `after`.
-        """
+        """Return the rows and the version that they cover, or None if it is not after `after`."""
         for attempt in (1, 2):
             state = self.open(messages_id)
             upto = -1 if state is None else state.txns.get(_app_id(messages_id), -1)
@@ -131,11 +124,7 @@ class CommitsTable:
         )
 
     def forgotten(self, messages_id: str) -> tuple[int, int]:
-        """Return the last forgotten sequence and the number of forgotten messages.
-
-        The sequence is -1 if the table has forgotten nothing. The table is opened only if nothing
-        was read yet.
-        """
+        """Return the last forgotten sequence, or -1, and the number of forgotten messages."""
         return _forgotten(self.log.state, messages_id)
 
     def append(
@@ -148,19 +137,9 @@ class CommitsTable:
     ) -> int:
         """Add the commits of `published` that the table lacks. Return their number.
 
-        Each commit is added once, also if two sweeps run at the same time. Readers skip rows that
-        `published` has forgotten. `keep_since` deletes such rows if they are older.
-
-        Parameters
-        ----------
-        messages_id
-            The id of ``messages/``.
-        published
-            The commits of ``messages/``.
-        idle_commits
-            Fewer commits than this, none of which publishes, are not worth a commit.
-        keep_since
-            Forgotten rows from before this time are deleted, in microseconds. None keeps all.
+        Each commit is added once, also if two sweeps run at the same time. Fewer commits than
+        `idle_commits`, none of which publishes, are not worth a commit. Readers skip forgotten
+        rows. Those from before `keep_since`, in microseconds, are deleted, and None keeps all.
         """
         total = 0
         with self._lock:
@@ -193,10 +172,7 @@ class CommitsTable:
             self.log.transact(compute)
 
     def _create(self, messages_id: str) -> None:
-        """Create the table if it is missing.
-
-        It replaces a table that belongs to another ``messages/``.
-        """
+        """Create the table, or empty the one that belongs to another ``messages/``."""
         description = _description(messages_id)
         state = self.log.open()
         if state is None:
@@ -212,10 +188,7 @@ class CommitsTable:
     def write_rows(
         self, merged: list[AddFile], rows: pa.Table, forgotten_to: int = -1, keep_since: int = 0
     ) -> AddFile:
-        """Write rows and those of other files as one file.
-
-        Old forgotten rows are left out.
-        """
+        """Write rows and those of other files as one file, without old forgotten rows."""
         parts = (self.files.read_parquet(file.path, COMMITS_SCHEMA) for file in merged)
         found = [kept(part, forgotten_to, keep_since) for part in (*parts, rows)]
         whole = latest_marks(pa.concat_tables(found))
@@ -244,7 +217,7 @@ class CommitsTable:
 
 
 class _Batch:
-    """One commit of :meth:`CommitsTable.append` with a bounded number of rows."""
+    """One commit of :meth:`CommitsTable.append`, with a bounded number of rows."""
 
     def __init__(
         self,
@@ -261,7 +234,7 @@ class _Batch:
         self.is_last = True
 
     def compute(self, state: TableState) -> tuple[Change | None, int]:
-        """Return the change, and the number of commits that it writes down."""
+        """Return the change, and the number of commits that it adds."""
         self._table.discard(self._written)
         index, app = self._published.index, _app_id(self._id)
         done = state.txns.get(app, -1)
@@ -295,10 +268,7 @@ class _Batch:
 
 
 def _take_over(state: TableState, description: str) -> Change | None:
-    """Return the change that empties a table of another ``messages/``.
-
-    The change also describes the table as one of this ``messages/``.
-    """
+    """Return the change that empties a table of another ``messages/`` and names this one."""
     if state.description == description:
         return None
     metadata = {**state.metadata, "description": description}
@@ -320,10 +290,6 @@ def _app_id(messages_id: str) -> str:
 
 
 def _forgotten(state: TableState, messages_id: str) -> tuple[int, int]:
-    """Return the last forgotten sequence and the number of forgotten messages.
-
-    The sequence is -1 if nothing was forgotten.
-    """
     txns = state.txns
     return txns.get(_FORGOTTEN_TO + messages_id, -1), txns.get(_FORGOTTEN + messages_id, 0)
 

@@ -27,21 +27,7 @@ def hashed_ids(ids: pa.ChunkedArray) -> list[bytes | None]:
 
 
 class Draft(ABC):
-    """Messages to publish, each id once.
-
-    Parameters
-    ----------
-    store
-        The store of ``messages/``.
-    ids
-        The hashed id of each message, or None.
-    now
-        The time of the publish, in microseconds since 1970.
-    window
-        How long an id counts, in microseconds.
-    lanes
-        The queue's number of lanes.
-    """
+    """Messages to publish, each id once within `window` microseconds before `now`."""
 
     def __init__(
         self,
@@ -54,13 +40,12 @@ class Draft(ABC):
     ) -> None:
         self.store = store
         self.lanes = lanes
-        self.ids = ids
+        self.ids = ids  # hashed, None for a message without one
         self.now = now
         self.since = now - window
+        # The files of each commit that was tried, and the duplicates that they leave out.
         self.tried: list[tuple[list[WrittenFile], tuple[int, ...]]] = []
-        """The files of each commit that was tried, and the duplicates that they leave out."""
-        self.landed: Sequence[WrittenFile] = ()
-        """The files that the commit has published."""
+        self.landed: Sequence[WrittenFile] = ()  # the files that the commit published
         self._last: tuple[tuple[int, ...], list[WrittenFile]] | None = None
         self._written: list[WrittenFile] = []
 
@@ -86,7 +71,7 @@ class Draft(ABC):
 
     @abstractmethod
     def _make(self, duplicates: set[int]) -> list[WrittenFile]:
-        """Write the files of all messages but some."""
+        """Write the files of all messages but the duplicates."""
 
     def _write(self, table: pa.Table) -> list[WrittenFile]:
         if not table.num_rows:
@@ -97,7 +82,7 @@ class Draft(ABC):
 
 
 class TableDraft(Draft):
-    """Messages of a table. Parameters as :class:`Draft`."""
+    """Messages of a table."""
 
     def __init__(
         self,
@@ -117,7 +102,7 @@ class TableDraft(Draft):
 
 
 class FilesDraft(Draft):
-    """Messages of files that are written. Parameters as :class:`Draft`."""
+    """Messages of files that are written already."""
 
     def __init__(
         self,
@@ -149,10 +134,7 @@ class FilesDraft(Draft):
 
 
 def _without(table: pa.Table, duplicates: set[int], first: int) -> pa.Table:
-    """Return the rows of a table that are no duplicates.
-
-    `first` is the position of its first row.
-    """
+    """Return the rows that are no duplicates. `first` is the position of the first row."""
     if not duplicates:
         return table
     return table.filter(pa.array([first + at not in duplicates for at in range(table.num_rows)]))

@@ -20,39 +20,35 @@ __all__ = ["BEHIND", "FAILURES", "HISTORY_SCHEMA", "history_rows"]
 
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
 _OF_RANGE: Final = [f for f in RANGE_SCHEMA if f.name not in ("suspect", "lease_size", "state")]
+# One row for each event of a range, and one for a commit without events. Files of older versions
+# lack the last two columns.
 HISTORY_SCHEMA: Final = pa.schema(
     [
-        pa.field("day", pa.date32()),
-        pa.field("version", pa.int64()),
-        pa.field("ordinal", pa.int32()),
+        pa.field("day", pa.date32()),  # the partition
+        pa.field("version", pa.int64()),  # of ``leases/``
+        pa.field("ordinal", pa.int32()),  # the event's place in its commit
         pa.field("committed_at", _INSTANT),
         pa.field("consumer_group", pa.string()),
         pa.field("operation", pa.string()),
         pa.field("operation_id", pa.string()),
-        pa.field("event", pa.string()),
-        pa.field("state", pa.string()),
+        pa.field("event", pa.string()),  # null for a commit without events
+        pa.field("state", pa.string()),  # after the event
+        # How the message ended: acked, dead_lettered, dropped, expired, skipped, lost, redriven.
         pa.field("outcome", pa.string()),
         *_OF_RANGE,
-        pa.field("user", pa.string()),
+        pa.field("user", pa.string()),  # who made the change, if a person made it
+        # The size of a lease that failed as a whole. Then ``error`` belongs to the lease.
         pa.field("batch_size", pa.int64()),
+        # A person's request: a reason, changed settings, a seek's target or a redrive's condition.
         pa.field("detail", pa.string()),
     ]
 )
-"""One row for each event of a range. A commit without events has one row with a null event.
-
-``version`` is that of ``leases/``. ``ordinal`` is the event's place in its commit. ``day`` is the
-partition. ``state`` is the state after the event. ``outcome`` is how the message ended: acked,
-dead_lettered, dropped, expired, skipped, lost, redriven. ``user`` is the person who made the
-change, if a person made it. ``batch_size`` is the size of the lease that failed as a whole, on
-the event of such a failure. Then ``error`` belongs to the lease, not to each message. ``detail``
-is the request of a person: the reason, the changed settings, the target of a seek, or the
-condition of a redrive. Files of older versions lack the last two columns.
-"""
+# The events of a delivery that failed.
 FAILURES: Final = ("nacked", "rejected", "lease_expired", "given_back")
-"""The events of a delivery that failed."""
+# The reason of the event "returned". The ledger keeps no reason for a message that waits.
 BEHIND: Final = "an earlier message of its key waits"
-"""The reason of the event "returned". The ledger keeps no reason for a message that waits."""
 
+# The event of a commit without events.
 _NOTHING: Final = pa.table(
     [
         pa.array([EVENT]) if field.name == "state" else pa.nulls(1, field.type)
@@ -60,7 +56,6 @@ _NOTHING: Final = pa.table(
     ],
     schema=LEASES_SCHEMA,
 )
-"""The event of a commit without events."""
 
 
 def history_rows(commits: Iterable[LedgerCommit]) -> pa.Table:

@@ -28,19 +28,13 @@ def history_statistics(rows: pa.Table) -> str:
 
 
 def _rounded_up(at: datetime) -> str:
-    """Return an instant in milliseconds, rounded up.
-
-    Delta's statistics have milliseconds.
-    """
+    """Return an instant rounded up to milliseconds, the unit of Delta's statistics."""
     later = at + timedelta(milliseconds=1)
     return later.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{later.microsecond // 1000:03}Z"
 
 
 def may_match(file: AddFile, filters: Filters) -> bool:
-    """Return whether a file may have rows that match.
-
-    Its day and its statistics decide.
-    """
+    """Return whether a file may have rows that match, by its day and its statistics."""
     since = next((value for name, _, value in filters if name == "committed_at"), None)
     if since is not None and (file.partition.get("day") or "") < since.date().isoformat():
         return False
@@ -57,7 +51,6 @@ def may_match(file: AddFile, filters: Filters) -> bool:
 
 
 def matching_rows(rows: pa.Table, filters: Filters) -> pa.Table:
-    """Return the rows that meet all filters."""
     compare = {"=": pc.equal, "<=": pc.less_equal, ">=": pc.greater_equal}
     for name, operator, value in filters:
         rows = rows.filter(compare[operator](rows[name], value))

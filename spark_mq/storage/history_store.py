@@ -9,8 +9,8 @@ import pyarrow as pa
 
 __all__ = ["Archived", "Filters", "HistoryStore"]
 
+# Conditions on rows. Each has a column, one of ``=``, ``<=``, ``>=``, and a value.
 Filters = list[tuple[str, str, Any]]
-"""Conditions on rows. Each has a column, one of ``=``, ``<=``, ``>=``, and a value."""
 
 
 class Archived(NamedTuple):
@@ -24,23 +24,10 @@ class HistoryStore(Protocol):
     """The archive of ledger commits. A queue in memory has none."""
 
     def read(self, filters: Filters, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
-        """Return the archived rows that match, and the last archived version.
-
-        Parameters
-        ----------
-        filters
-            Conditions that each row meets.
-        columns
-            The columns of HISTORY_SCHEMA to return. Default: all.
-
-        Returns
-        -------
-        tuple of pyarrow.Table and int
-            The version is -1 without an archive.
-        """
+        """Return the rows that match, and the last archived version, or -1 without an archive."""
 
     def agreed_up_to(self) -> int | None:
-        """Return the last ledger version that archive and ledgers share. None: they agree."""
+        """Return the last ledger version that archive and ledgers share, or None if they agree."""
 
     def truncate(self, up_to: int) -> None:
         """Drop the rows of all ledger versions after one."""
@@ -49,8 +36,4 @@ class HistoryStore(Protocol):
         """Archive new ledger commits and drop days older than `retention` microseconds."""
 
     def progress(self) -> tuple[int, int | None]:
-        """Return the last archived version, and the archive's last commit time.
-
-        The version is -1 and the time is None without an archive. The time is in microseconds since
-        1970.
-        """
+        """Return the last archived version, or -1, and the commit time in microseconds, or None."""

@@ -1,8 +1,8 @@
 """Keep the events of all ledger commits in a Delta table, ``history/``.
 
-Its rows name the messages, the person or worker, and the time. Each ledger commit carries its
-events and is cleaned away later. The sweep archives it before that. Each version is archived once:
-its number is committed with its rows, as an application transaction.
+Its rows name the messages, the person or worker, and the time. A ledger commit carries its events
+until it is cleaned away, so the sweep archives it before that. Each version is archived once,
+because its number is committed with its rows, as an application transaction.
 """
 
 from __future__ import annotations
@@ -42,36 +42,19 @@ from spark_mq.util.clock import SECOND
 
 __all__ = ["BATCH", "HistoryTable"]
 
-BATCH: Final = 1_000
-"""Ledger commits archived by one commit."""
-MAX_FILES: Final = 100
-"""Small files of one day before they are compacted."""
-LARGE_FILE_BYTES: Final = 4 * 2**20
-"""A file of this size is not small."""
-MAX_BYTES: Final = 32 * 2**20
-"""Bytes of rows that an archive or a compaction holds in memory."""
-CHECKPOINT_VERSIONS: Final = 16
-"""Versions from one checkpoint to the next."""
+BATCH: Final = 1_000  # ledger commits archived by one commit
+MAX_FILES: Final = 100  # small files of one day before they are compacted
+LARGE_FILE_BYTES: Final = 4 * 2**20  # a file of this size is not small
+MAX_BYTES: Final = 32 * 2**20  # of rows that an archive or a compaction holds in memory
+CHECKPOINT_VERSIONS: Final = 16  # from one checkpoint to the next
+# How much of its own log stays, because nobody reads its past.
 KEEP_VERSIONS: Final = 100
 KEEP_SECONDS: Final = 600.0
-"""How much of its own log stays, in seconds. Nobody reads its past."""
 _ORDER: Final = [("version", "ascending"), ("ordinal", "ascending")]
 
 
 class HistoryTable:
-    """The archive of a ledger table in the Delta table at ``path``. Thread-safe.
-
-    Parameters
-    ----------
-    path
-        The table's path.
-    ledgers
-        The ledgers whose commits are archived.
-    storage_options
-        Options of the object store.
-    durable
-        Whether commits on a local disk are synced before they are reported.
-    """
+    """The archive of a ledger table in the Delta table at ``path``. Thread-safe."""
 
     def __init__(
         self,
@@ -196,10 +179,7 @@ class HistoryTable:
         return Archived(total, archived)
 
     def _next_rows(self, done: int, latest: int) -> tuple[pa.Table, int]:
-        """Return the rows of the next commits, and the last version.
-
-        The rows fit in memory.
-        """
+        """Return the rows of the next commits that fit in memory, and their last version."""
         up_to, size = min(latest, done + BATCH), 0
         parts = [HISTORY_SCHEMA.empty_table()]
         for commit in self._ledgers.commits(done + 1, up_to):
@@ -210,18 +190,14 @@ class HistoryTable:
         return pa.concat_tables(parts), up_to
 
     def _append(self, app: str, rows: pa.Table, archived: int, up_to: int) -> int:
-        """Append the rows of the ledger commits after `archived`.
-
-        Return the number of commits. If another sweep has archived some of them meanwhile, nothing
-        is appended. The next sweep continues.
-        """
+        """Append the rows of the ledger commits after `archived`. Return their number."""
         written: list[AddFile] = []
 
         def compute(state: TableState) -> tuple[Change | None, int]:
             while written:  # of a try that lost its race
                 self.files.delete(written.pop().path)
             if state.txns.get(app, -1) != archived:
-                return None, 0
+                return None, 0  # another sweep has archived some: the next sweep continues
             written.extend(self._write(rows))
             change = Change(
                 uuid.uuid4().hex,
@@ -234,10 +210,7 @@ class HistoryTable:
         return self._log.transact(compute)[1]
 
     def _create(self) -> None:
-        """Create the table, or add the columns that it lacks.
-
-        Older versions of spark_mq did not write some columns.
-        """
+        """Create the table, or add the columns that older versions of spark_mq did not write."""
         state = self._log.open()
         if state is not None:
             if (metadata := with_columns(state.metadata, HISTORY_SCHEMA)) is not None:
@@ -289,10 +262,7 @@ class HistoryTable:
         return f"day={oldest}"
 
     def _compaction(self, state: TableState) -> tuple[Change | None, None]:
-        """Return the change that merges many small files of a day.
-
-        None: no day has many.
-        """
+        """Return the change that merges many small files of a day, or None if no day has many."""
         for key, files in sorted(state.partitions.items()):
             small = [file for file in files.values() if file.size < LARGE_FILE_BYTES]
             if len(small) <= MAX_FILES:
@@ -324,17 +294,13 @@ class HistoryTable:
         return [(self._app_id(), up_to), (self._check_id(), _number_of(operation))]
 
     def _check_id(self) -> str:
-        """Return the app id that identifies the last archived commit."""
+        """Return the app id whose number identifies the last archived commit."""
         return f"spark_mq.history_check:{self._ledgers.table_id}"
 
     def _app_id(self) -> str:
-        """Return the app id of this ``leases/`` table.
-
-        A new table has another app id, so it counts from 0 again.
-        """
+        """Return the app id of this ``leases/`` table. A new table counts from 0 again."""
         return f"spark_mq.history:{self._ledgers.table_id}"
 
 
 def _number_of(operation_id: str | None) -> int:
-    """Return a number for an operation, by its hash."""
     return zlib.crc32((operation_id or "").encode())

@@ -1,7 +1,7 @@
 """Keep the ids of recent publishes in small files beside the messages.
 
-A commit with ids names its block by the number of a txn. So two commits with ids are a conflict,
-and the second one is computed again. The check and the publish are one commit. The file of a block
+A commit with ids names its block by the number of a txn. So two commits with ids conflict, and the
+second one is computed again. That makes the check and the publish one commit. The file of a block
 names the blocks before it.
 """
 
@@ -22,10 +22,9 @@ from spark_mq.ledger.dedup import NO_IDS, BlockRef, IdBlock, IdWindow
 
 __all__ = ["DEDUP_APP", "IdFiles", "block_path", "new_name"]
 
+# The txn of each commit with ids. Its number is the name of the newest block.
 DEDUP_APP: Final = "spark_mq.dedup"
-"""The txn of each commit with ids. Its number is the name of the newest block."""
-ID_BYTES: Final = 16
-"""Bytes of the hash of an id."""
+ID_BYTES: Final = 16  # of the hash of an id
 _FOLDER: Final = "_dedup"  # Delta's VACUUM leaves folders with an underscore alone.
 _FORMAT: Final = 1
 
@@ -41,13 +40,7 @@ def new_name() -> int:
 
 
 class IdFiles:
-    """The files of the ids of one queue. Thread-safe.
-
-    Parameters
-    ----------
-    files
-        The store of ``messages/``.
-    """
+    """The files of the ids of one queue. Thread-safe."""
 
     def __init__(self, files: ObjectStore) -> None:
         self._files = files
@@ -56,9 +49,9 @@ class IdFiles:
         self._head: int | None = None
 
     def load(self, head: int | None) -> IdWindow:
-        """Return the window of the newest block. None: there is none yet.
+        """Return the window of the newest block, or an empty one if there is no block.
 
-        Only blocks that this handle does not know are read. Raises FileNotFoundError, CorruptLog.
+        Only blocks that this handle does not know are read. Raise FileNotFoundError or CorruptLog.
         """
         if head is None:
             return NO_IDS
@@ -88,7 +81,6 @@ class IdFiles:
         self._files.delete(block_path(window.blocks[0].ref.name))
 
     def listed(self) -> FileInfos:
-        """Return the files of all blocks."""
         return self._files.list(_FOLDER)
 
     def named(self, head: int | None) -> set[str]:

@@ -9,16 +9,12 @@ from spark_mq.util.recent import RecentDict
 
 __all__ = ["CachedLedger", "ledger_cache"]
 
+# Most ranges of all ledgers in memory. 10,000 small ledgers fit, so a sweep reads each of them
+# once.
 _RANGES: Final = 400_000
-"""Most ranges of all ledgers in memory.
+_LEDGER_WEIGHT: Final = 20  # of a ledger without ranges, which takes 3 KB
 
-10,000 small ledgers fit, so a sweep reads each of them once.
-"""
-_LEDGER_WEIGHT: Final = 20
-"""Weight of a ledger without ranges. It takes 3 KB."""
-
-CachedLedger = tuple[tuple[str, ...], Ledger]
-"""The paths of a ledger's files, and the ledger."""
+CachedLedger = tuple[tuple[str, ...], Ledger]  # the paths of a ledger's files, and the ledger
 
 
 def ledger_cache() -> RecentDict[str, CachedLedger]:

@@ -23,31 +23,18 @@ __all__ = ["EventCache", "event_cache", "to_ledger_commit"]
 _log = logging.getLogger(__name__)
 
 _CACHED_BYTES: Final = 32 * 2**20
-_TABLE_BYTES: Final = 6_000
-"""Bytes of a table without its values."""
+_TABLE_BYTES: Final = 6_000  # of a table without its values
 
 
-EventCache = RecentDict[str, pa.Table]
-"""The events in data files by the file's path. A file never changes."""
+EventCache = RecentDict[str, pa.Table]  # events by their file, which never changes
 
 
 def event_cache() -> EventCache:
-    """Return an empty cache of events."""
     return RecentDict(_CACHED_BYTES, lambda events: _TABLE_BYTES + events.nbytes)
 
 
 def to_ledger_commit(files: ObjectStore, commit: Commit, known: EventCache) -> LedgerCommit:
-    """Return a commit with the events that it wrote.
-
-    Parameters
-    ----------
-    files
-        The files of ``leases/``.
-    commit
-        The commit.
-    known
-        Events that were read before.
-    """
+    """Return a commit with the events that it wrote. `known` has events read before."""
     note = commit.note
     # A RESTORE by another engine adds files again. Their events belong to older commits.
     operation_id = commit.operation_id
@@ -68,10 +55,7 @@ def to_ledger_commit(files: ObjectStore, commit: Commit, known: EventCache) -> L
 def _events(
     files: ObjectStore, version: int, add: Mapping[str, Any], known: EventCache
 ) -> pa.Table:
-    """Return the events in a file with its group.
-
-    The result is empty if the file is gone or broken.
-    """
+    """Return the events in a file with its group, or none if the file is gone or broken."""
     path = add["path"]
     if (events := known.get(path)) is not None:
         return events

@@ -15,19 +15,7 @@ __all__ = ["unreadable_ledger_error"]
 def unreadable_ledger_error(
     path: str, version: int, group: str, files: Iterable[str], error: Exception
 ) -> CorruptLog:
-    """Return the error for a ledger whose data files cannot be read.
-
-    Parameters
-    ----------
-    path, version
-        The path of ``leases/``, and its version.
-    group
-        The name of the group.
-    files
-        The paths of its data files.
-    error
-        Why they cannot be read.
-    """
+    """Return the error for a ledger whose data files cannot be read."""
     names, drop = ", ".join(map(show_name, files)), drop_group(group)
     return CorruptLog(
         f"the ledger of group {group!r} cannot be read: {names} of {path}: "

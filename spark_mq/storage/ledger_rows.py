@@ -46,17 +46,15 @@ LEASES_SCHEMA: Final = pa.schema(
 )
 
 
+# The fields in the detail of a floor row. A newer version may write more.
 _DETAILS: Final = frozenset(json.loads(LedgerHeader().to_json()))
-"""The fields in the detail of a floor row. A newer version may write more."""
+# The columns of a data file. Delta keeps a partition's value in the log.
 _FILE_SCHEMA: Final = pa.schema([f for f in LEASES_SCHEMA if f.name != "consumer_group"])
-"""The columns of a data file. Delta keeps a partition's value in the log."""
 _SMALL_FILE: Final = SmallFileEncoder(_FILE_SCHEMA)
+# Up to this many rows, pyarrow's set-up of a file takes longer than its rows.
 _SMALL_ROWS: Final = 200
-"""Up to this many rows, pyarrow's set-up of a file takes longer than its rows."""
-MAX_SMALL_BYTES: Final = 256 * 1024
-"""A larger data file is not one of few rows."""
-_LARGE_ROWS: Final = 1_000
-"""From this many rows on, the encoding of numbers is worth its set-up."""
+MAX_SMALL_BYTES: Final = 256 * 1024  # a larger data file is not one of few rows
+_LARGE_ROWS: Final = 1_000  # from this many rows on, the encoding of numbers is worth its set-up
 _STRINGS: Final = [f.name for f in _FILE_SCHEMA if pa.types.is_string(f.type)]
 _NUMBERS: Final = [
     f.name for f in _FILE_SCHEMA if pa.types.is_integer(f.type) or pa.types.is_timestamp(f.type)
@@ -76,15 +74,7 @@ def encode_ledger(ledger: Ledger) -> tuple[bytes | memoryview, int]:
 
 
 def decode_small(data: bytes, schema: pa.Schema) -> pa.Table | None:
-    """Return the rows of a data file. None if only pyarrow can read it.
-
-    Parameters
-    ----------
-    data
-        The whole file.
-    schema
-        Columns of LEASES_SCHEMA. The group is null: the log has it.
-    """
+    """Return a data file's rows with null groups, or None if only pyarrow can read it."""
     found = _SMALL_FILE.decode(data, schema.names)
     if found is None:
         return None
@@ -126,11 +116,7 @@ def _file_rows(ledger: Ledger) -> pa.Table:
 
 
 def to_rows(group: str, ledger: Ledger) -> pa.Table:
-    """Return a ledger as rows.
-
-    They are the header, its ranges and its events. The state of an event's row is ``event``. The
-    events are those since the version before.
-    """
+    """Return a ledger as rows: its header, its ranges, and the events since the version before."""
     head, events = ledger.head, ledger.events
     header = to_table([_header_range(head)])
     happened = to_table(r._replace(state=EVENT) for _, r in events)
@@ -167,7 +153,7 @@ def _rows(
 
 
 def from_rows(rows: pa.Table) -> Ledger:
-    """Return the ledger in the rows of a group. Raises NotAQueue."""
+    """Return the ledger in the rows of a group. Raise NotAQueue if others wrote there."""
     return _from_few(rows) if rows.num_rows <= _SMALL_ROWS else _from_many(rows)
 
 
@@ -249,10 +235,7 @@ def _head(floor: Mapping[str, Any]) -> LedgerHeader:
 
 
 def events_of(rows: pa.Table) -> pa.Table:
-    """Return the events in the rows of a commit.
-
-    The columns are those of RANGE_SCHEMA, and ``event``. ``state`` is the state after the event.
-    """
+    """Return the events of a commit, in RANGE_SCHEMA and ``event``. ``state`` is that after it."""
     happened = rows.filter(pc.equal(rows["state"], EVENT))
     parts = pc.split_pattern(happened["detail"], ":")
     state = happened.schema.names.index("state")

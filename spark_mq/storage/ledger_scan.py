@@ -16,27 +16,12 @@ from spark_mq.storage.ledger_rows import LEASES_SCHEMA, MAX_SMALL_BYTES, decode_
 
 __all__ = ["read_rows", "scan_ledgers"]
 
+# Most ledgers in memory during a scan, and most requests to a store at the same time.
 _AHEAD: Final = 16
-"""Most ledgers in memory during a scan, and most requests to a store at the same time."""
 
 
 def read_rows(store: ObjectStore, path: str, size: int, schema: pa.Schema) -> pa.Table:
-    """Return the rows of a data file of ``leases/``.
-
-    Parameters
-    ----------
-    store
-        The files of ``leases/``.
-    path, size
-        The file's path and its bytes.
-    schema
-        Columns of LEASES_SCHEMA. The group is null.
-
-    Raises
-    ------
-    FileNotFoundError
-        The file is missing.
-    """
+    """Return a data file's rows with null groups. Raise FileNotFoundError if it is missing."""
     if size <= MAX_SMALL_BYTES and (rows := decode_small(store.read(path), schema)) is not None:
         return rows
     return store.read_parquet(path, schema)
@@ -50,16 +35,8 @@ def scan_ledgers(
 ) -> Iterator[tuple[str, pa.Table]]:
     """Yield the rows of groups in order. See :meth:`LedgerStore.scan`.
 
-    Parameters
-    ----------
-    store
-        The files of ``leases/``.
-    files
-        The data files of each group.
-    columns
-        Columns of LEASES_SCHEMA. None for all.
-    read_ledger
-        Reads the ledger of a group whose file another commit has replaced, or names its damage.
+    `read_ledger` reads the ledger of a group whose file another commit has replaced, or raises an
+    error that names its damage.
     """
     names = LEASES_SCHEMA.names if columns is None else list(columns)
     schema = pa.schema([LEASES_SCHEMA.field(name) for name in names])

@@ -1,4 +1,4 @@
-"""Define the store of ledgers, one half of the storage seam."""
+"""Define the store of ledgers. The store of messages is in ``message_store.py``."""
 
 from __future__ import annotations
 
@@ -17,72 +17,50 @@ from spark_mq.util.notifier import Notifier
 __all__ = ["PAUSE", "LedgerCommit", "LedgerSnapshot", "LedgerStore"]
 
 
+# Key in a commit's note. Its value is the pause of its writer in seconds, if others compete.
 PAUSE: Final = "pause"
-"""Key in a commit's note. Its value is the pause of its writer in seconds, if others compete."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerSnapshot:
-    """A group's ledger as it was read. None: the group does not exist.
-
-    ``token`` identifies what was read. A commit based on the snapshot needs it.
-    """
+    """A group's ledger as it was read, or None if the group does not exist."""
 
     group: str
     ledger: Ledger | None
-    token: Any
-    looked: bool = True
-    """Whether the store was asked for newer commits."""
+    token: Any  # identifies what was read, for a commit based on it
+    looked: bool = True  # the store was asked for newer commits
+    # Application transactions of earlier operations in the same commit.
     txns: Mapping[str, int] = field(default_factory=dict, compare=False)
-    """Application transactions of earlier operations in the same commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerCommit:
-    """A commit of the table, with its operation and its author.
-
-    ``at`` is its time in microseconds since 1970. ``events`` are the events that it wrote
-    (LEASES_SCHEMA). ``user`` is the person who made it. ``detail`` is that person's request.
-    """
+    """A commit of the table, with its operation and its author."""
 
     version: int
-    at: int
+    at: int  # microseconds since 1970
     group: str | None
     operation: str | None
     operation_id: str | None
-    events: pa.Table
-    user: str | None = None
-    detail: str | None = None
+    events: pa.Table  # that it wrote, in LEASES_SCHEMA
+    user: str | None = None  # the person who made it
+    detail: str | None = None  # that person's request
 
 
 class LedgerStore(Protocol):
     """The store of the ledgers. ``storage/memory.py`` implements it in memory."""
 
-    notifier: Notifier
-    """Notified after each commit."""
-    backoffs: dict[str, Backoff]
-    """The pauses of the groups for which this process has lost races."""
+    notifier: Notifier  # notified after each commit
+    backoffs: dict[str, Backoff]  # the pauses of the groups for which this process has lost races
 
     def commit_lock(self, group: str) -> FairLock:
         """Return the lock on a group's ledger for writers on this machine."""
 
     def read(self, group: str, *, blind: bool = False, look: bool | None = True) -> LedgerSnapshot:
-        """Return the ledger.
+        """Return the ledger. Raise CorruptLog if it is damaged.
 
-        Parameters
-        ----------
-        group
-            The name of the group.
-        blind
-            Leave the ledger out. A change replaces it, also if it is unreadable. Default: False.
-        look
-            Ask the store for newer commits. None lets the store skip that if it costs a request.
-            Default: True.
-
-        Raises
-        ------
-        CorruptLog
-            The ledger is damaged.
+        `blind` leaves the ledger out, so that a change can replace an unreadable one. `look` asks
+        the store for newer commits. With None, the store skips that if it costs a request.
         """
 
     def write(
@@ -95,99 +73,46 @@ class LedgerStore(Protocol):
         txns: Sequence[tuple[str, int]] = (),
         whole_table: bool = False,
     ) -> None:
-        """Commit a ledger if its group has not changed since `stored`.
+        """Commit a ledger if its group has not changed since `stored`. None drops the group.
 
-        Parameters
-        ----------
-        stored
-            The snapshot that `ledger` was computed from.
-        ledger
-            The next ledger. None drops the group.
-        operation_id
-            The id of the operation. It shows after a failure whether the commit landed.
-        note
-            The commit's account of itself.
-        txns
-            Application transactions, ``(app id, number)``. Default: none.
-        whole_table
-            Conflict with a commit of any group. Default: False.
-
-        Raises
-        ------
-        CommitConflict
-            The group has changed since `stored`. With `whole_table`: any group has changed.
+        Raise CommitConflict if the group, the trim horizon or an app of `txns` has changed since.
+        With `whole_table`, a change of any group counts. After a failure, `operation_id` shows
+        whether the commit landed. `note` is the commit's account of itself.
         """
 
     def request_turn(
         self, group: str, operations: Sequence[Mapping[str, Any]]
     ) -> RequestTurn | None:
-        """Return the turn of a writer that competes with others.
+        """Return the turn in which a competing writer waits, or None if it only pauses.
 
-        The writer waits there until it must commit. None: it only pauses.
-
-        Parameters
-        ----------
-        group
-            The name of the group.
-        operations
-            The operations of the writer as JSON. Another writer may run them.
+        Another writer may run its `operations`, which are JSON.
         """
 
     def request_pause(self, group: str | None, pause: float, *, share: bool = False) -> None:
-        """Ask other writers of a group to pause.
+        """Ask other writers of a group, or of all groups with None, to pause for some seconds.
 
-        Parameters
-        ----------
-        group
-            The name of the group. None means all groups.
-        pause
-            The pause in seconds.
-        share
-            Also ask them to post their operations, and to run those of others. Default: False.
+        `share` also asks them to post their operations, and to run those of others.
         """
 
     def txn_number(self, stored: LedgerSnapshot, app: str) -> int | None:
-        """Return the number last committed for an app.
-
-        Parameters
-        ----------
-        stored
-            The snapshot to look in.
-        app
-            The app id of the transaction.
-
-        Returns
-        -------
-        int or None
-            None if there is no such number.
-        """
+        """Return the number last committed for an app, or None."""
 
     def known_horizon(self) -> int:
         """Return the trim horizon as of the last look, or -1."""
 
     def groups(self) -> list[str]:
-        """Return the names of all groups."""
+        """Return the names of all groups but the reserved ones."""
 
     def group_count(self) -> int:
-        """Return the number of groups as of the last look.
+        """Return the number of groups as of the last look, with the reserved ones."""
 
-        Reserved groups count.
-        """
-
-    def version(self) -> int:
-        """Return the version of the table."""
+    def version(self) -> int: ...
 
     def commit_time(self, version: int) -> int | None:
-        """Return the time of a commit, or None if it was cleaned.
-
-        The time is in microseconds since 1970.
-        """
+        """Return a commit's time in microseconds since 1970, or None if it was cleaned."""
 
     def last_change(self, group: str) -> int | None:
-        """Return the time of a group's last commit.
-
-        The time is in microseconds since 1970, as of the last look. None: the group does not exist.
-        """
+        """Return a group's last commit time in microseconds, as of the last look, or None."""
 
     def tags(self) -> dict[str, Hashable]:
         """Return a tag of each group's ledger. Every change of a ledger changes its tag."""
@@ -195,34 +120,17 @@ class LedgerStore(Protocol):
     def scan(
         self, groups: Iterable[str], columns: Sequence[str] | None = None
     ) -> Iterator[tuple[str, pa.Table]]:
-        """Yield the stored rows of some groups.
+        """Yield the stored rows of some groups, without those that were dropped meanwhile.
 
-        A group that was dropped meanwhile is left out. Nothing is cached, so a scan of many groups
-        needs the memory of one.
-
-        Parameters
-        ----------
-        groups
-            The names of the groups.
-        columns
-            Columns of LEASES_SCHEMA. Default: all.
+        Nothing is cached, so a scan of many groups needs the memory of a few.
         """
 
     def commits(self, first: int, last: int) -> Iterator[LedgerCommit]:
-        """Yield the commits from one version to another, in order.
-
-        Commits that were cleaned away are left out.
-        """
+        """Yield the commits from one version to another, in order. Cleaned ones are left out."""
 
     def clean(self, keep_versions: int | None, keep_seconds: float | None, *, archived: int) -> int:
         """Delete old versions that nothing needs. Return the number of files.
 
-        Parameters
-        ----------
-        keep_versions
-            Number of latest versions to keep. None keeps the default.
-        keep_seconds
-            Versions younger than this stay, in seconds. None keeps the default.
-        archived
-            Last archived version. Later versions stay, because they are not in ``history/`` yet.
+        None keeps the default number of latest versions, or those of the default age. Versions
+        after `archived` stay, because they are not in ``history/`` yet.
         """

@@ -39,37 +39,26 @@ from spark_mq.util.validation import RESERVED_PREFIX
 
 __all__ = ["HORIZON", "LedgerTable"]
 
+# The reserved group whose ack floor is the trim horizon: ``messages/`` may lack all below it.
 HORIZON: Final = f"{RESERVED_PREFIX}horizon"
-"""The reserved group whose ack floor is the trim horizon: ``messages/`` may lack all below it."""
 
 _log = logging.getLogger(__name__)
 
 _PARTITION: Final = "consumer_group"
+# Tag of a group's file: the last sequence of ``messages/`` that its ledger has reached.
 REACHED: Final = "spark_mq.reached"
-"""Tag of a group's file: the last sequence of ``messages/`` that its ledger has reached."""
-_RECENT: Final = 100
-"""Commits further back in the log say nothing about who competes now."""
+_RECENT: Final = 100  # commits further back in the log do not show who competes now
 
 
 class _Token(NamedTuple):
-    """Hold what a commit must know of its snapshot."""
+    """What a commit must know of its snapshot."""
 
     version: int
     files: tuple[AddFile, ...]
 
 
 class LedgerTable:
-    """Keep the ledgers in a Delta table. Thread-safe.
-
-    Parameters
-    ----------
-    path
-        The table's path.
-    storage_options
-        Options of the object store.
-    durable
-        Whether commits on a local disk are synced before they are reported.
-    """
+    """Keep the ledgers in a Delta table. Thread-safe."""
 
     def __init__(
         self, path: str, storage_options: Mapping[str, str] | None = None, *, durable: bool = True
@@ -231,10 +220,7 @@ class LedgerTable:
         commit_pause_request(self.log, self._last_operation, group, pause, share=share)
 
     def _is_final(self, error: StorageError) -> bool:
-        """Return whether a failed commit certainly never lands.
-
-        Over a store, a failed put may land later.
-        """
+        """Return whether a failed commit certainly never lands. In a store it may land later."""
         return error.data["landed"] is False and self.files.is_local
 
     def _write_file(self, group: str, ledger: Ledger) -> AddFile:
@@ -255,10 +241,6 @@ class LedgerTable:
     # -- keeping the table small
 
     def clean(self, keep_versions: int | None, keep_seconds: float | None, *, archived: int) -> int:
-        """Delete old versions that are archived. Return the number of files.
-
-        None keeps the default.
-        """
         with wrap_store_errors(self.path, "cleaning"):
             deleted = clean_ledgers(self.log, keep_versions, keep_seconds, archived=archived)
             return deleted + (0 if self.files.is_local else delete_old_requests(self.files))
@@ -272,16 +254,12 @@ class LedgerTable:
             return self.log.state.table_id
 
     def reached(self, *, look: bool = False) -> int:
-        """Return the last sequence that any ledger has reached, or -1.
-
-        ``look`` asks the table for newer commits. Otherwise it is as of the last look.
-        """
+        """Return the last sequence that any ledger has reached, or -1. `look` makes it current."""
         with wrap_store_errors(self.path, "reading"), self._lock:
             files = (self.log.refresh() if look else self.log.state).files()
         return max((_reached(file) for file in files), default=-1)
 
     def known_horizon(self) -> int:
-        """Return the trim horizon as of the last look."""
         with self._lock:
             files = self.log.state.partition({_PARTITION: HORIZON}).values()
         return max((_reached(file) for file in files), default=-1)
@@ -319,7 +297,7 @@ class LedgerTable:
         return scan_ledgers(self.files, wanted, columns, lambda group: self.read(group).ledger)
 
     def _group_files(self) -> dict[str, Mapping[str, AddFile]]:
-        """Return the data files of each group's ledger, by path."""
+        """Return the data files of each group's ledger by path, without reserved groups."""
         with wrap_store_errors(self.path, "reading"), self._lock:
             found = dict(self.log.refresh().partitions)
         named = ((dict(key).get(_PARTITION), files) for key, files in found.items())
@@ -330,7 +308,7 @@ class LedgerTable:
         }
 
     def operation_at(self, version: int) -> str | None:
-        """Return the operation id of a commit. None if it is cleaned, or another engine's."""
+        """Return the operation id of a commit, or None if it is cleaned or another engine's."""
         with wrap_store_errors(self.path, "reading"):
             try:
                 return self.log.read_commit(version).operation_id if version >= 0 else None

@@ -21,14 +21,8 @@ __all__ = ["plan_recovery", "publish_again", "rewrite_commits"]
 def plan_recovery(log: DeltaLog, commits: CommitsTable, published: PublishedFiles) -> LogPlan:
     """Compare the log of ``messages/`` with ``commits/``. Change nothing.
 
-    Parameters
-    ----------
-    log
-        The log of ``messages/``.
-    commits
-        The table ``commits/``.
-    published
-        An empty index. It is filled with the commits that both agree on.
+    `published` is an empty index. It gets the commits that both agree on, and the later ones of the
+    log.
     """
     state = log.refresh()
     rows, covered = commits.read(state.table_id) or (None, -1)
@@ -88,10 +82,7 @@ def publish_again(log: DeltaLog, plan: LogPlan) -> None:
 
 
 def rewrite_commits(log: DeltaLog, commits: CommitsTable, plan: LogPlan) -> None:
-    """Make ``commits/`` describe this log.
-
-    This is the last step. Readers refuse the queue before it.
-    """
+    """Make ``commits/`` describe this log. Readers refuse the queue before this last step."""
     table_id = log.refresh().table_id
     if plan.covered > plan.agreed:
         commits.truncate(table_id, plan.agreed)

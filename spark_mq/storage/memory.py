@@ -1,7 +1,4 @@
-"""Define both stores of a queue in memory, for tests.
-
-Their rules are the rules of the stores on Delta tables.
-"""
+"""Define both stores of a queue in memory, for tests, with the rules of those on Delta tables."""
 
 from __future__ import annotations
 
@@ -35,10 +32,7 @@ __all__ = ["MemoryFiles", "MemoryLedgers", "MemoryMessages"]
 
 
 class MemoryFiles(ObjectStore):
-    """The files under a root in memory.
-
-    They are Parquet there too. A read takes the same code path as on disk.
-    """
+    """The files under a root in memory. They are Parquet, too, so reads run the same code."""
 
     def __init__(self) -> None:
         super().__init__("memory")
@@ -168,16 +162,16 @@ class MemoryMessages(MessageStore):
         return self._index
 
     def expect(self, reached: Callable[[bool], int]) -> None:
-        """Do nothing. Both stores live and end with the process."""
+        pass  # both stores live and end with the process
 
     def plan_recovery(self) -> LogPlan:
         return LogPlan(self._index)
 
     def publish_again(self, plan: LogPlan) -> None:
-        """Do nothing. No file is unknown."""
+        pass  # no file is unknown
 
     def rewrite_commits(self, plan: LogPlan) -> None:
-        """Do nothing. A store in memory has no ``commits/``."""
+        pass  # there is no ``commits/``
 
     def index_commits(self) -> int:
         return 0
@@ -189,7 +183,7 @@ class MemoryMessages(MessageStore):
         return 0
 
     def forget(self, up_to: int, keep_since: int) -> None:
-        """Do nothing. The messages themselves are in memory."""
+        pass  # the messages themselves are in memory
 
     def drop(self, horizon: int) -> int:
         with self._lock:
@@ -203,18 +197,15 @@ class MemoryMessages(MessageStore):
 
 
 class MemoryLedgers:
-    """Ledgers in memory, with optimistic commits on a dict.
-
-    ``notes`` has each commit's account of itself, oldest first. DESCRIBE HISTORY shows that audit
-    trail for a Delta table. ``events`` has the events of each commit, by group.
-    """
+    """Ledgers in memory, with optimistic commits on a dict."""
 
     def __init__(self, clock: Clock = system_clock) -> None:
         self.backoffs: dict[str, Backoff] = {}
         self.notifier = Notifier()
         self._clock = clock
+        # Each commit's account of itself, as DESCRIBE HISTORY shows it for a Delta table.
         self.notes: list[dict[str, Any]] = []
-        self.events: list[tuple[str, Sequence[Event]]] = []
+        self.events: list[tuple[str, Sequence[Event]]] = []  # of each commit, by group
         self._commit_locks: dict[str, FairLock] = {}
         self._lock = threading.Lock()
         self._ledgers: dict[str, Ledger] = {}
@@ -260,7 +251,7 @@ class MemoryLedgers:
             self._txns.update((app, (number, latest + 1)) for app, number in txns)
 
     def request_turn(self, group: str, operations: Sequence[Mapping[str, Any]]) -> None:
-        """Return None. Threads of one process share their commits already."""
+        pass  # threads of one process share their commits already
 
     def request_pause(self, group: str | None, pause: float, *, share: bool = False) -> None:
         pass  # the threads of a process get their turn at a lock

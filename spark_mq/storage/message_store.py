@@ -38,21 +38,21 @@ __all__ = [
 class PublishReceipt:
     """The receipt of a publish.
 
-    ``version`` is the version of ``messages/``. ``sequences`` are in the order given. They behave
-    as a ``range`` and equal a list of the same numbers. In a queue with lanes or priorities they
-    are a sequence that equals such a list.
+    ``version`` is the version of ``messages/``. ``sequences`` are in the order of the given
+    messages. They behave as a ``range`` and equal a list of the same numbers. In a queue with lanes
+    or priorities, they are a sequence that equals such a list.
 
-    ``duplicate``: the call published nothing. Its number, or a higher one, had landed before
-    (``on_duplicate="skip"``), or all of its dedup ids had. For the producer's latest number, this
-    is the first call's receipt. For another number, version is None and there are no sequences. A
-    call without messages has these values too, and is no duplicate.
+    ``duplicate`` means that the call published nothing, because its number or a higher one had
+    landed before (``on_duplicate="skip"``), or all of its dedup ids had. For the producer's latest
+    number, this is the first call's receipt. For another number, ``version`` is None and there are
+    no sequences. A call without messages has these values too, but it is no duplicate.
     """
 
     version: int | None
     sequences: Sequence[int]
     duplicate: bool = False
     duplicates: tuple[int, ...] = ()
-    """Positions of the given messages that were published before. They have no sequence."""
+    """Positions of the given messages that had been published before. They have no sequence."""
 
     @classmethod
     def of_commit(cls, version: int, rows: int, duplicates: tuple[int, ...] = ()) -> PublishReceipt:
@@ -62,11 +62,11 @@ class PublishReceipt:
 
     @property
     def published(self) -> int:
-        """Return how many messages the call published. 0 for a duplicate and an empty list."""
+        """Return how many messages the call published: 0 for a duplicate or an empty list."""
         return 0 if self.duplicate else len(self.sequences)
 
     def sequence_of(self, position: int) -> int | None:
-        """Return the sequence of a message by position, None for a duplicate."""
+        """Return the sequence of the message at a position, or None if it is a duplicate."""
         before = bisect_left(self.duplicates, position)
         if self.duplicates[before : before + 1] == (position,):
             return None
@@ -87,21 +87,15 @@ class PublishReceipt:
 class LogPlan:
     """The planned recovery of the log of messages and its index."""
 
-    index: MessageIndex
-    """The index of the log's messages, without the gap."""
-    covered: int = -1
-    """The last version that ``commits/`` has."""
-    agreed: int = -1
-    """The last version up to which ``commits/`` and the log agree."""
-    gap: Interval | None = None
-    """Sequences of commits that neither the log nor ``commits/`` has."""
-    unknown: Sequence[AddFile] = field(default=())
-    """Data files of the table that no known commit added."""
+    index: MessageIndex  # of the log's messages, without the gap
+    covered: int = -1  # the last version that ``commits/`` has
+    agreed: int = -1  # the last version up to which ``commits/`` and the log agree
+    gap: Interval | None = None  # sequences of commits that neither the log nor ``commits/`` has
+    unknown: Sequence[AddFile] = field(default=())  # data files that no known commit added
     published: PublishedFiles | None = None
 
     @property
     def unknown_rows(self) -> int:
-        """Return the number of messages noted in the unknown files."""
         return sum(file.rows or 0 for file in self.unknown)
 
 
@@ -110,10 +104,8 @@ class MessageStore(ABC):
 
     path: str
     files: ObjectStore
-    notifier: Notifier
-    """Notified after each publish."""
+    notifier: Notifier  # notified after each publish
     lanes: int = 0
-    """The queue's number of lanes."""
 
     def publish(
         self,
@@ -150,18 +142,11 @@ class MessageStore(ABC):
         after: int | None = None,
         note: Mapping[str, Any] | None = None,
     ) -> PublishReceipt:
-        """Publish written files as one commit, all or nothing.
+        """Publish files of :func:`write_file` as one commit, all or nothing.
 
-        Parameters
-        ----------
-        written
-            The files, from :func:`write_file`.
-        txn
-            Producer id and number. DuplicatePublish: it has published that or a higher number.
-        after
-            The producer's last number, 0 for none. ProducerFenced: it is another number.
-        note
-            The commit's account of itself.
+        `txn` is a producer id and a number. Raise DuplicatePublish if it has published that number
+        or a higher one. Raise ProducerFenced if its last number is not `after`, which is 0 for
+        none. `note` is the commit's account of itself.
         """
 
     @abstractmethod
@@ -173,15 +158,15 @@ class MessageStore(ABC):
         after: int | None = None,
         note: Mapping[str, Any] | None = None,
     ) -> PublishReceipt:
-        """Publish the messages of a draft that are no duplicates.
+        """Publish the messages of a draft that are no duplicates. Errors as :meth:`commit`.
 
-        Check and publish are one commit. Parameters and errors as :meth:`commit`. A duplicate has
-        an id that was published in the draft's window.
+        Check and publish are one commit. A duplicate has an id that was published in the draft's
+        window.
         """
 
     @abstractmethod
     def clean_ids(self) -> int:
-        """Delete the files of ids that no publish needs any more. Return their number."""
+        """Delete the files of ids that no publish needs. Return their number."""
 
     @abstractmethod
     def last_number(self, app: str) -> int | None:
@@ -202,7 +187,7 @@ class MessageStore(ABC):
         return None
 
     def note(self, version: int) -> dict[str, Any]:
-        """Return the note of a commit of spark_mq. Empty if it is unknown."""
+        """Return the note of a commit of spark_mq, or an empty one if it is unknown."""
         return {}
 
     @property
@@ -221,25 +206,25 @@ class MessageStore(ABC):
     def index_to_lease(self, after: int, wanted: int) -> MessageIndex:
         """Return the commit index for a lease of messages after a sequence.
 
-        Over an object store it may be a moment old, if it has more messages than the lease wants.
+        Over an object store it may be a moment old, if it has enough messages for the lease.
         """
         return self.index()
 
     @property
     @abstractmethod
     def description(self) -> str | None:
-        """Return the text that describes the queue, as of the last look. None: there is none."""
+        """Return the text that describes the queue as of the last look, or None."""
 
     @abstractmethod
     def describe(self, text: Callable[[str | None], str], operation: str = "describe") -> None:
-        """Change the description by a function, in one commit.
+        """Change the description by a function, in one commit. An equal text makes no commit.
 
-        The function may run again after a conflict. An equal text makes no commit.
+        The function may run again after a conflict.
         """
 
     @abstractmethod
     def known(self) -> MessageIndex:
-        """Return the commit index as it is. Do not read the table."""
+        """Return the commit index without a look at the table."""
 
     @abstractmethod
     def drop(self, horizon: int) -> int:
@@ -253,22 +238,16 @@ class MessageStore(ABC):
     def forget(self, up_to: int, keep_since: int) -> None:
         """Forget the index of trimmed commits that no group needs.
 
-        Parameters
-        ----------
-        up_to
-            The horizon of a trim that has dropped its files, or a lower floor of a group.
-        keep_since
-            :meth:`full_index` still has commits from this time on, in microseconds.
+        `up_to` is the horizon of a trim that has dropped its files, or a lower floor of a group.
+        :meth:`full_index` still has commits from `keep_since` on, in microseconds.
         """
 
     @abstractmethod
     def expect(self, reached: Callable[[bool], int]) -> None:
         """Refuse a log that the ledgers are ahead of, from now on.
 
-        Parameters
-        ----------
-        reached
-            Returns the last sequence that a ledger has reached. With True it looks for new commits.
+        `reached` returns the last sequence that a ledger has reached. With True it looks for new
+        commits.
         """
 
     @abstractmethod
@@ -289,31 +268,25 @@ class MessageStore(ABC):
 
     @abstractmethod
     def index_progress(self) -> tuple[int, int | None]:
-        """Return the last version in ``commits/``, and its last commit time.
-
-        Without ``commits/`` they are -1 and None. The time is in microseconds since 1970.
-        """
+        """Return the last version in ``commits/``, or -1, and its time in microseconds, or None."""
 
     @abstractmethod
     def clean(self, keep_versions: int | None, keep_seconds: float | None) -> int:
-        """Delete old commits that ``commits/`` has. Return the file count. None: the default."""
+        """Delete old commits that ``commits/`` has. Return the number of files."""
 
     def read(
         self, slices: Iterable[FileSlice], columns: list[str] | None = None
     ) -> Iterator[tuple[FileSlice, pa.Table]]:
-        """Yield slices with their messages, in order. Fill in null ids and times.
-
-        Raises CorruptLog for a file that cannot be read, and StorageError if the store failed.
-        """
+        """Yield slices with their messages, in order. Errors as :meth:`MessageReader.read`."""
         reader = MessageReader(self.files, columns)
         for piece in slices:
             yield piece, reader.read(piece)
 
 
 def check_txn(last: int | None, txn: tuple[str, int], after: int | None = None) -> None:
-    """Raise DuplicatePublish if a producer's new number is not new.
+    """Raise DuplicatePublish if a producer's new number is not above `last`.
 
-    It is new if it is above `last`. Raise ProducerFenced if `after` is given, and is not `last`.
+    Raise ProducerFenced if `after` is given, and is not `last`.
     """
     if after is not None and after != (last or 0):
         producer = txn[0].rpartition(":")[2]

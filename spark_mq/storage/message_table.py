@@ -1,8 +1,8 @@
 """Keep the messages of a queue in a Delta table, ``messages/``.
 
-A publish is an ``add`` with ``dataChange=true``, in a commit that removes nothing, of a path never
-seen before. So compaction, trims and RESTORE publish nothing, and each Delta writer that appends is
-a publisher.
+A publish is an ``add`` with ``dataChange=true`` of a path never seen before, in a commit that
+removes nothing. So compaction, trims and RESTORE publish nothing, and each Delta writer that
+appends is a publisher.
 """
 
 from __future__ import annotations
@@ -42,28 +42,16 @@ from spark_mq.util.notifier import notifier_for
 __all__ = ["MessageTable"]
 
 _COMMIT_TIMEOUT_SECONDS: Final = 60.0
+# How old the index may be for a lease from a backlog in an object store. A look is a request.
 RECENT_SECONDS: Final = 0.3
-"""How old the index may be for a lease from a backlog in an object store. A look is a request."""
+# From so many files on, an index forgets what sweeps forgot. It asks again at twice as many.
 FORGET_FILES: Final = 10_000
-"""From so many files on, an index forgets what sweeps forgot. It asks again at twice as many."""
+# Fewer commits than this, none of which publishes, are not worth a commit of ``commits/``.
 IDLE_COMMITS: Final = 100
-"""Fewer commits than this, none of which publishes, are not worth a commit of ``commits/``."""
 
 
 class MessageTable(MessageStore):
-    """Keep the messages of one queue in a Delta table. Thread-safe.
-
-    Parameters
-    ----------
-    path
-        The table's path.
-    storage_options
-        Options of the object store.
-    durable
-        Whether commits on a local disk are synced before they are reported.
-    lanes
-        The queue's number of lanes.
-    """
+    """Keep the messages of one queue in a Delta table. Thread-safe."""
 
     def __init__(
         self,
@@ -275,7 +263,7 @@ class MessageTable(MessageStore):
             return self._published
 
     def _look(self) -> None:
-        """Take in the commits since the last look."""
+        """Add the commits since the last look to the index."""
         latest = self.log.refresh().version
         self._check_expected(latest)
         if self.log.generation != self._generation:
@@ -338,9 +326,5 @@ class MessageTable(MessageStore):
             return self.commits.progress(self.table_id)
 
     def clean(self, keep_versions: int | None, keep_seconds: float | None) -> int:
-        """Delete commits that commits/ has. Return the number of files.
-
-        None keeps the default.
-        """
         with wrap_store_errors(self.path, "cleaning"):
             return clean_messages(self.log, self.commits, keep_versions, keep_seconds)

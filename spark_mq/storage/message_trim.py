@@ -16,33 +16,18 @@ from spark_mq.storage.path_lookup import PathLookup
 
 __all__ = ["TRIMMED", "drop_files"]
 
+# App id of the transaction that notes the last sequence dropped by a trim.
 TRIMMED: Final = "spark_mq.trimmed"
-"""App id of the transaction that notes the last sequence dropped by a trim."""
-BLOCK_FILES: Final = 50_000
-"""Files that one step holds in memory."""
-COMMIT_FILES: Final = 10_000
-"""Files that one commit removes."""
+BLOCK_FILES: Final = 50_000  # that one step holds in memory
+COMMIT_FILES: Final = 10_000  # that one commit removes
 
 
 def drop_files(
     store: ObjectStore, files: FileList, count: int, rewritten: set[str], horizon: int
 ) -> int:
-    """Remove data files from a table and delete them. Return how many were in the table.
+    """Remove the first `count` files and the `rewritten` ones, and delete them.
 
-    Safe to kill and to repeat.
-
-    Parameters
-    ----------
-    store
-        The files of ``messages/``.
-    files
-        The published files.
-    count
-        How many of the first ones go.
-    rewritten
-        The paths of other files that go, too.
-    horizon
-        The sequence up to which messages are trimmed.
+    Return how many were in the table. Safe to kill and to repeat.
     """
     removed, folders = _remove(store, rewritten, horizon), _folders(rewritten)
     for paths in _blocks(files, count):
@@ -62,11 +47,7 @@ def _folders(paths: set[str]) -> set[str]:
 
 
 def _remove(store: ObjectStore, paths: set[str], horizon: int) -> int:
-    """Remove data files from the table, without a data change.
-
-    Streams on the table continue. The commit notes the horizon, because an older ``leases/`` cannot
-    know it.
-    """
+    """Remove data files without a data change, so streams on the table continue."""
     if not paths:
         return 0
     log, total = DeltaLog(store, track_files=paths.__contains__), 0
@@ -81,6 +62,7 @@ def _remove(store: ObjectStore, paths: set[str], horizon: int) -> int:
                 operation_id,
                 {"operation": "trim"},
                 removes=found,
+                # An older ``leases/`` cannot know the horizon.
                 txns=[(TRIMMED, max(horizon, state.txns.get(TRIMMED, -1)))],
                 data_change=False,
             )
@@ -95,10 +77,7 @@ def _remove(store: ObjectStore, paths: set[str], horizon: int) -> int:
 def _delete(
     store: ObjectStore, folders: set[str], files: FileList, count: int, rewritten: set[str]
 ) -> None:
-    """Delete all trimmed and rewritten files in some folders.
-
-    An interrupted run may have left files, so this is not limited to those removed now.
-    """
+    """Delete all trimmed and rewritten files in some folders, also those of interrupted runs."""
     places = PathLookup(files)
     for folder in sorted(folders):
         for info in store.iterate(folder):

@@ -20,13 +20,7 @@ _CHUNK: Final = 10_000
 
 
 class PathLookup:
-    """Finds the place of a file in a list that grows. Thread-safe.
-
-    Parameters
-    ----------
-    files
-        The list.
-    """
+    """Find the place of a file in a list that grows. Thread-safe."""
 
     def __init__(self, files: FileList) -> None:
         self._files = files
@@ -36,7 +30,6 @@ class PathLookup:
         self._recent: dict[str, int] = {}  # files that are not sorted in yet
 
     def find(self, path: str) -> int | None:
-        """Return the place of a file, or None."""
         with self._lock:
             self._catch_up()
             if path in self._recent:

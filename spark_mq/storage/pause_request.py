@@ -19,20 +19,9 @@ _log = logging.getLogger("spark_mq.storage.ledger_table")
 def commit_pause_request(
     log: DeltaLog, operation_id: str, group: str | None, pause: float, *, share: bool
 ) -> None:
-    """Commit a note that asks others to wait. A failure is only logged.
+    """Commit a note that asks others to wait. See :meth:`LedgerStore.request_pause`.
 
-    Parameters
-    ----------
-    log
-        The log of ``leases/``.
-    operation_id
-        The id of the commit.
-    group
-        The group whose writers should wait. None: all groups.
-    pause
-        How long, in seconds.
-    share
-        Whether the others may run posted operations.
+    A failure is only logged.
     """
     note: dict[str, Any] = {"operation": "ask others to wait", "group": group}
     note[PAUSE] = round(pause, 3)

@@ -11,20 +11,7 @@ __all__ = ["PlacedSequences"]
 
 
 class PlacedSequences(Sequence[int]):
-    """The sequences of messages by position.
-
-    Parameters
-    ----------
-    first
-        The sequence of the first row.
-    places
-        The row of each message.
-
-    Examples
-    --------
-    >>> PlacedSequences(100, pa.array([2, 0, 1])) == [102, 100, 101]
-    True
-    """
+    """The sequences of messages by position. `places` has the row of each message."""
 
     __slots__ = ("_first", "_places")
 

@@ -1,12 +1,12 @@
 """Post operations for the next commit of any writer.
 
-An object store has no lock to wait at. Writers that race lose most races, and each lost race costs
-several requests. So a writer that meets others posts its operations as a small file, and waits. The
-writer of the oldest file commits all of them together. Everybody reads the outcomes in the note of
-that commit.
+An object store has no lock to wait at, and each lost race costs several requests. So a writer that
+meets others posts its operations as a small file, and waits. The writer of the oldest file commits
+all of them together, and everybody reads the outcomes in the note of that commit.
 
-A request runs at most once. Each commit names the requests that it ran, and two commits of one
-group conflict. A writer runs a request only if it knows all commits since the request was posted.
+A request runs once, because each commit names the requests that it ran, and two commits of one
+group conflict. It runs again only if that commit was cleaned before its writer read the note. A
+writer runs a request only if it knows all commits since the post.
 """
 
 from __future__ import annotations
@@ -40,40 +40,25 @@ __all__ = ["SERVED", "RequestTurn"]
 
 _log = logging.getLogger(__name__)
 
+# Key in a commit's note. Its value is the outcomes of the requests that it ran, by id.
 SERVED: Final = "served"
-"""Key in a commit's note. Its value is the outcomes of the requests that it ran, by id."""
-MAX_REQUESTS: Final = 64
-"""Requests of others in one commit, at most."""
+MAX_REQUESTS: Final = 64  # of others in one commit
+# A request that is this much older than another is from a dead writer. No writer runs it.
 STALE_SECONDS: Final = 20.0
-"""A request that is this much older than another is from a dead writer. No writer runs it."""
-WAIT_PER_WRITER_SECONDS: Final = 1.0
-"""How long a writer waits for each writer before it."""
+WAIT_PER_WRITER_SECONDS: Final = 1.0  # how long a writer waits for each writer before it
+# A commit costs its writer so many requests in a row. Nobody looks for it earlier.
 REQUESTS_OF_A_COMMIT: Final = 5
-"""Requests in a row of a writer that commits. Nobody looks for its commit before."""
 POLL_SECONDS: Final = 0.05
 _KNOWN_COMMITS: Final = 100
 _THREADS: Final = 32
-_FREQUENT_POLL_LIMIT: Final = 32
-"""With more requests than this, each writer looks less often."""
+_FREQUENT_POLL_LIMIT: Final = 32  # with more requests than this, each writer looks less often
 
+# The requests that this process could not run, by root and path. Their own writers run them.
 _left: Final[RecentSet[tuple[str, str]]] = RecentSet(10_000)
-"""The requests that this process could not run, by root and path. Their own writers run them."""
 
 
 class RequestTurn:
-    """The posted operations of one writer, from the post to their end.
-
-    Parameters
-    ----------
-    files
-        The files of ``leases/``.
-    log
-        Its log.
-    group
-        The name of the group.
-    operations
-        The operations as JSON.
-    """
+    """The posted operations of one writer, from the post to their end."""
 
     def __init__(
         self,
@@ -85,38 +70,26 @@ class RequestTurn:
         self._files, self._log = files, log
         self._folder = f"{FOLDER}/{quote(group, safe='')}"
         self._request = PostedRequest(uuid.uuid4().hex, log.state.version, operations)
-        self._seen = self._request.base
-        """The version up to which the notes of commits were read."""
+        self._seen = self._request.base  # up to this version, the notes were read
         self._missed = -1  # the last version whose note could not be read
-        self._ran: dict[str, Any] = {}
-        """The outcomes in the notes of commits since the post, by request."""
+        self._ran: dict[str, Any] = {}  # outcomes in the notes since the post, by request
         self._posted = False
         self._latency = 0.0  # of the last post, in seconds
         self._is_behind = False
         self._waiting = 0  # requests at the last look
         self._others_share = False
-        self._names: list[str] = []
-        """The requests to run with the next own commit."""
+        self._names: list[str] = []  # paths of the requests to run with the next own commit
         self._stale: list[str] = []
 
     @property
     def request_id(self) -> str:
-        """Return the id of the own request."""
         return self._request.request_id
 
     def wait(self, until: float) -> Any | None:
-        """Wait until a commit has run the request.
+        """Wait until a commit has run the request, at most until a ``time.monotonic()``.
 
-        Parameters
-        ----------
-        until
-            How long to wait, by ``time.monotonic()``.
-
-        Returns
-        -------
-        Any
-            The outcome in the commit of another writer. None if this writer must commit, also
-            because the time is up.
+        Return the outcome in another writer's commit, or None if this writer must commit, also
+        because the time is up.
         """
         self.post()
         began = time.monotonic()
@@ -186,7 +159,7 @@ class RequestTurn:
         self._seen = version
 
     def _is_turn(self, listed: Sequence[FileInfo], waited: float) -> bool:
-        """Return whether this writer must commit. Then note the requests to run."""
+        """Note the requests to run. Return whether this writer must commit."""
         own_path = f"{self._folder}/{self._request.name}"
         own = next((one for one in listed if one.path == own_path), None)
         now = time.time() if own is None else own.modified
@@ -230,10 +203,7 @@ class RequestTurn:
     def requests_to_run(self, meanwhile: Callable[[], object]) -> list[PostedRequest]:
         """Read the requests of others that the own commit must run.
 
-        Parameters
-        ----------
-        meanwhile
-            Called at the same time. Its errors are ignored: it only fills a cache.
+        `meanwhile` runs at the same time. It only fills a cache, so its errors are ignored.
         """
         names = [path for path in self._names if id_of(path) not in self._ran]
         names = names[:MAX_REQUESTS]
@@ -245,12 +215,10 @@ class RequestTurn:
         return [one for one in found if one is not None]
 
     def not_run(self, requests: Sequence[PostedRequest]) -> Sequence[PostedRequest]:
-        """Return the requests that no commit ran.
-
-        Another thread, or a read of the ledger, may have read newer commits since :meth:`wait` read
-        its notes. If a commit since a request was cleaned, its requests are unknown.
-        """
+        """Return the requests that surely no commit ran."""
+        # Another thread, or a read of the ledger, may have read newer commits since the wait.
         self._take_notes(self._log.state.version)
+        # A cleaned commit may have run a request that was posted before it.
         known = (one for one in requests if one.base >= self._missed)
         return [one for one in known if one.request_id not in self._ran]
 
@@ -259,9 +227,10 @@ class RequestTurn:
         return self._ran.get(self.request_id)
 
     def outcome_after(self, error: Exception) -> Any:
-        """Return the outcome of the own request in the commit of another writer, after an error.
+        """Return the outcome of the own request in another writer's commit, after an error.
 
-        Raise an error if there is none: another writer may have read the request, and run it yet.
+        Raise an error if there is none, because another writer may have read the request and still
+        run it.
         """
         if not self._posted:
             raise error

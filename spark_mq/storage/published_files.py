@@ -1,8 +1,7 @@
-"""Read published files, rewritten files and producers' numbers from commits.
+"""Read published files, rewritten files and producers' numbers from commits of ``messages/``.
 
-The commits are those of ``messages/``. They are read from the log's own JSON, one by one, or from
-``commits/`` (:mod:`spark_mq.storage.commits_table`). The sweep writes ``commits/``. Files that were
-trimmed and that no group needs any more are forgotten.
+The commits come from the log's own JSON, one by one, or from ``commits/``, which the sweep writes.
+Files that were trimmed and that no group needs are forgotten.
 """
 
 from __future__ import annotations
@@ -45,26 +44,14 @@ __all__ = ["COMMITS_SCHEMA", "PublishedFiles", "commit_matches"]
 
 _log = logging.getLogger(__name__)
 
+# The operation by which other engines add files of an older version again.
 _RESTORE: Final = "RESTORE"
-"""The operation by which other engines add files of an older version again."""
+# A commit that claims more rows than this is believed only after a look at its files.
 MAX_UNCHECKED_ROWS: Final = 2**20
-"""A commit that claims more rows than this is believed only after a look at its files."""
 
 
 class PublishedFiles:
-    """The published files of ``messages/``. They grow commit by commit.
-
-    Parameters
-    ----------
-    files
-        Those of ``messages/``.
-    path
-        The path of ``messages/``.
-    active
-        Returns whether the table has a data file now.
-    lanes
-        The queue's number of lanes.
-    """
+    """The published files of ``messages/``, which grow commit by commit."""
 
     def __init__(
         self, files: ObjectStore, path: str, active: Callable[[str], bool], lanes: int = 0
@@ -98,10 +85,7 @@ class PublishedFiles:
         return None if place is None else self.index.files.firsts[place] >> ORDINAL_BITS
 
     def forget(self, up_to: int) -> None:
-        """Forget the commits at or below a sequence.
-
-        Every group has settled them, and a trim has deleted their files.
-        """
+        """Forget commits that all groups have settled and a trim has dropped, up to a sequence."""
         self._replace_index(self.index.without_settled(up_to))
         forgotten = self.rewritten(self.index.forgotten_to)
         self._rewritten = {k: v for k, v in self._rewritten.items() if k not in forgotten}
@@ -137,10 +121,7 @@ class PublishedFiles:
     # -- from the log's own JSON
 
     def apply(self, commit: Commit) -> None:
-        """Apply the next commit, all of it or nothing.
-
-        An error, such as CorruptLog or an unreachable store, applies nothing.
-        """
+        """Apply the next commit. An error, such as CorruptLog, applies nothing of it."""
         version = commit.version
         commit.check_features(self._path)
         self._check_paths(commit)
@@ -167,10 +148,7 @@ class PublishedFiles:
         self.marks.update((app, (number, version)) for app, number in commit.txns.items())
 
     def _publishes(self, commit: Commit, fresh: Mapping[str, dict[str, Any]]) -> list[DataFile]:
-        """Return the files that a commit publishes, with their sequences.
-
-        The commit removes nothing.
-        """
+        """Return the files that a commit without removes publishes, with their sequences."""
         version, files, ordinal = commit.version, [], 0
         claimed = sum(add["stats"].get("numRecords") or 0 for add in fresh.values())
         for path, add in fresh.items():
@@ -187,10 +165,7 @@ class PublishedFiles:
         return files
 
     def _bands_of(self, path: str, add: Mapping[str, Any], rows: int) -> str:
-        """Return the bands of a file by its tag.
-
-        If no tag fits, its keys decide.
-        """
+        """Return the bands of a file by its tag, or by its keys if no tag fits."""
         layout = self.index.layout
         text = (add.get("tags") or {}).get(BANDS_TAG)
         if text is not None and valid_bands(text, layout, rows):
@@ -201,10 +176,7 @@ class PublishedFiles:
         return ""
 
     def _newest_source(self, removes: list[dict[str, Any]]) -> int | None:
-        """Return an upper bound of the sequences in a compacted file.
-
-        It is the last sequence of its newest source. None: one of the sources is not known.
-        """
+        """Return the highest sequence in a compacted file, or None if a source is unknown."""
         lasts = [self._last(remove["path"]) for remove in removes]
         known = [last for last in lasts if last is not None]
         return max(known) if len(known) == len(lasts) else None
@@ -231,10 +203,9 @@ class PublishedFiles:
         )
 
     def rows(self, add: Mapping[str, Any], version: int, *, check: bool = False) -> int:
-        """Return the rows of a file by its statistics.
+        """Return the rows of a file by its statistics, or by its footer if it has none.
 
-        Without statistics its footer decides. ``check`` compares both. Raises CorruptLog if the
-        file has fewer rows than it claims.
+        `check` compares both. Raise CorruptLog if the file has fewer rows than it claims.
         """
         count = add["stats"].get("numRecords")
         if count is not None and not check:
@@ -249,7 +220,7 @@ class PublishedFiles:
             again = partial(_footer_rows, path=path)
             why = unreadable_reason(self._files, path, error, again)
             if isinstance(error, FileNotFoundError) and not self._active(path):
-                return int(count or 0)  # trimmed with its whole commit, so nobody reads it any more
+                return int(count or 0)  # trimmed with its whole commit, so nobody reads it
             if count is not None:
                 raise self._refused(version, f"{name} claims {count} rows, and {why}") from error
             raise CorruptLog(
@@ -265,15 +236,7 @@ class PublishedFiles:
     # -- to and from commits/
 
     def rows_since(self, version: int, up_to: int | None = None) -> pa.Table:
-        """Return the commits after a version, as rows of ``commits/``.
-
-        Parameters
-        ----------
-        version
-            The version before the first one.
-        up_to
-            The last version. None for all.
-        """
+        """Return the commits after `version`, up to `up_to`, as rows of ``commits/``."""
         end = self.index.version if up_to is None else up_to
         files = self.index.files
         low, high = (bisect_left(files.firsts, sequence(one + 1, 0)) for one in (version, end))

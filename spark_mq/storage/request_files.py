@@ -26,13 +26,12 @@ __all__ = [
 ]
 
 FOLDER: Final = "_requests"
+# The format of a request. Another one needs other names, because nobody waits for those.
 FORMAT: Final = 1
-"""The format of a request. Another one needs other names, because nobody waits for those."""
 _NAME: Final = re.compile(r"[0-9]{20}-[0-9a-f]{32}\.json")
-MAX_BYTES: Final = 2**20
-"""The size of a request that others run, at most."""
+MAX_BYTES: Final = 2**20  # of a request that others run
+# A sweep deletes requests of this age. It is long, because clocks of machines may differ.
 OLD_SECONDS: Final = 3600.0
-"""A sweep deletes requests of this age. Clocks of machines may differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +39,7 @@ class PostedRequest:
     """The operations that one writer has posted."""
 
     request_id: str
-    base: int
-    """The version of the table that the writer knew."""
+    base: int  # the version of the table that the writer knew
     operations: Sequence[Mapping[str, Any]]
 
     @property
@@ -50,7 +48,6 @@ class PostedRequest:
         return f"{self.base:020d}-{self.request_id}.json"
 
     def encode(self) -> bytes:
-        """Return the content of the file."""
         data = {"format": FORMAT, "operations": list(self.operations)}
         return json.dumps(data, separators=(",", ":")).encode()
 
@@ -68,30 +65,19 @@ class PostedRequest:
 
 
 def is_request(path: str) -> bool:
-    """Return whether a file has the name of a request."""
     return _NAME.fullmatch(path.rpartition("/")[2]) is not None
 
 
 def id_of(path: str) -> str:
-    """Return the id of a request by the path of its file."""
     return path[-37:-5]
 
 
 def base_of(path: str) -> int:
-    """Return the version that the writer of a request knew."""
     return int(path[-58:-38])
 
 
 def delete_old_requests(files: ObjectStore, older_than_seconds: float = OLD_SECONDS) -> int:
-    """Delete the requests of killed writers, and other old files. Return the number of files.
-
-    Parameters
-    ----------
-    files
-        The files of ``leases/``.
-    older_than_seconds
-        Least age by this machine's clock. Default: an hour.
-    """
+    """Delete the requests of killed writers, and other old files. Return the number of files."""
     before = time.time() - older_than_seconds
     old = [one.path for one in files.list_all(FOLDER) if one.modified < before]
     old = [path for path in old if is_data_path(path)]  # others can be deleted by hand only

@@ -15,34 +15,21 @@ from spark_mq.storage.id_files import DEDUP_APP, IdFiles
 
 __all__ = ["clean_ids", "clean_ledgers", "clean_messages"]
 
+# How much of the log of messages/ stays, and of leases/ in an object store. A writer over a store
+# looks each 5 to 10 s if the log was cleaned. The rest is for a pause of its machine that none of
+# its clocks has noticed.
 MESSAGE_VERSIONS: Final = 2_000
 MESSAGE_SECONDS: Final = 600.0
-"""How much of the log of messages/ stays, and of leases/ in an object store.
-
-A writer over a store looks each 5 to 10 s if the log was cleaned. The rest is for a pause of its
-machine that none of its clocks has noticed.
-"""
-INDEX_VERSIONS: Final = 100
-"""How much of the log of commits/ stays: nobody asks for its past."""
+INDEX_VERSIONS: Final = 100  # of the log of commits/: nobody asks for its past
+# How much of leases/ stays on a local disk, for time travel.
 LEDGER_VERSIONS: Final = 500
 LEDGER_SECONDS: Final = 15.0
-"""How much of leases/ stays on a local disk, for time travel."""
 
 
 def clean_messages(
     log: DeltaLog, commits: CommitsTable, keep_versions: int | None, keep_seconds: float | None
 ) -> int:
-    """Delete commits of messages/ that commits/ has. Return the files.
-
-    Parameters
-    ----------
-    log
-        The log of ``messages/``.
-    commits
-        The table ``commits/``, whose own log is cleaned too.
-    keep_versions, keep_seconds
-        How much of the log stays. None: the default.
-    """
+    """Delete commits of ``messages/`` that ``commits/`` has. Return the number of files."""
     versions = MESSAGE_VERSIONS if keep_versions is None else keep_versions
     seconds = MESSAGE_SECONDS if keep_seconds is None else keep_seconds
     _checkpoint(log, now=keep_versions is not None)
@@ -52,10 +39,7 @@ def clean_messages(
 
 
 def clean_ids(log: DeltaLog, ids: IdFiles) -> int:
-    """Delete the files of ids that no publish needs any more. Return their number.
-
-    ``log`` is the log of ``messages/``.
-    """
+    """Delete the files of ids that no publish needs. Return their number."""
     stale = {info.path for info in ids.listed() if is_stale(info)}
     # The look comes after the listing, because a commit may have landed meanwhile.
     head = log.refresh().txns.get(DEDUP_APP) if stale else None
@@ -72,17 +56,7 @@ def _conflict_with_ids(state: TableState) -> Change:
 def clean_ledgers(
     log: DeltaLog, keep_versions: int | None, keep_seconds: float | None, *, archived: int
 ) -> int:
-    """Delete archived versions of leases/. Return the files.
-
-    Parameters
-    ----------
-    log
-        The log of ``leases/``.
-    keep_versions, keep_seconds
-        How much of the log stays. None: the default.
-    archived
-        The last version that ``history/`` has.
-    """
+    """Delete archived versions of ``leases/``. Return the number of files."""
     versions = LEDGER_VERSIONS if keep_versions is None else keep_versions
     kept = LEDGER_SECONDS if log.store.is_local else MESSAGE_SECONDS
     seconds = kept if keep_seconds is None else keep_seconds

@@ -20,23 +20,7 @@ __all__ = ["UniqueCommit", "publish_change"]
 
 
 class UniqueCommit:
-    """One publish of messages with ids.
-
-    Parameters
-    ----------
-    log
-        The log of ``messages/``.
-    ids
-        The ids of the last publishes.
-    draft
-        The messages.
-    version_of
-        Returns the version that published a file, or None.
-    check
-        Raises an error if a version of the log cannot be the queue's.
-    txn, after, note
-        As for :meth:`MessageStore.commit`.
-    """
+    """One publish of messages with ids."""
 
     def __init__(
         self,
@@ -45,7 +29,7 @@ class UniqueCommit:
         draft: Draft,
         *,
         version_of: Callable[[str], int | None],
-        check: Callable[[int], None],
+        check: Callable[[int], None],  # raises if a version cannot be the queue's
         txn: tuple[str, int] | None,
         after: int | None,
         note: Mapping[str, Any] | None,
@@ -92,10 +76,7 @@ class UniqueCommit:
         return publish_change(files, self._note, txns, companions), None
 
     def _load(self, state: TableState) -> IdWindow:
-        """Return the window of a state.
-
-        If that is gone, return a later one.
-        """
+        """Return the window of a state, or a later one if that is gone."""
         ids, head = self._ids, state.txns.get(DEDUP_APP)
         try:
             return ids.load(head)
@@ -140,19 +121,7 @@ def publish_change(
     txns: Sequence[tuple[str, int]] = (),
     companions: Sequence[str] = (),
 ) -> Change:
-    """Return the commit that publishes files.
-
-    Parameters
-    ----------
-    files
-        Files that are written.
-    note
-        The commit's account of itself. Default: that it is a publish.
-    txns
-        The application transactions.
-    companions
-        Paths of other files that must be durable before the commit.
-    """
+    """Return the commit that publishes files. `companions` must be durable before it."""
     return Change(
         uuid.uuid4().hex,
         note or {"operation": "publish"},

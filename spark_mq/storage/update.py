@@ -1,7 +1,6 @@
-"""Change a ledger.
+"""Change a ledger. All changes of ledgers come through here.
 
-An update reads, computes and commits. It repeats all that after a conflict. All changes of ledgers
-come through here.
+An update reads, computes and commits. It repeats all that after a conflict.
 """
 
 from __future__ import annotations
@@ -34,32 +33,25 @@ class _Drop(Enum):
     GROUP = "drop group"
 
 
-DROP_GROUP: Final = _Drop.GROUP
-"""Returned by a compute function to drop the group."""
+DROP_GROUP: Final = _Drop.GROUP  # a compute function returns it to drop the group
 
+# Lost races in a row after which a writer asks the others to pause. Otherwise a much slower writer
+# would lose each race. Other writers lose fewer, and ask for nothing.
 ASK_AFTER: Final = 5
-"""Lost races in a row after which a writer asks the others to pause.
 
-A much slower writer would lose each race. Other writers lose fewer, and ask for nothing.
-"""
-
+# Lost races in a row after which a writer posts its operations, if the store has no lock. Two
+# writers that lose few races are faster without it.
 SHARE_AFTER: Final = 2
-"""Lost races in a row after which a writer posts its operations.
 
-It does so only if the store has no lock. Two writers that lose few races are faster without it.
-"""
-
+# Pause in seconds that a commit names if it ran the operations of others. Other writers then post
+# at their first conflict.
 SHARED_PAUSE: Final = 0.2
-"""Pause in seconds that a commit names if it ran the operations of others.
 
-Other writers then post at their first conflict.
-"""
-
+# The ledger to commit. There is nothing to commit if it is None or the ledger that was read.
 NextLedger = Ledger | Literal[_Drop.GROUP] | None
-"""The ledger to commit. There is nothing to commit if it is None or the ledger that was read."""
 
+# The next ledger, the result, and the commit's account of itself.
 Update = tuple[NextLedger, T, Mapping[str, Any]]
-"""The next ledger, the result, and the commit's account of itself."""
 
 
 class Priority(Enum):
@@ -78,7 +70,7 @@ class SharedWork(Protocol):
     """Operations that another writer's commit may run, and the reverse."""
 
     def posted(self) -> Sequence[Mapping[str, Any]] | None:
-        """Return the operations as JSON. None if only this process can run them."""
+        """Return the operations as JSON, or None if only this process can run them."""
 
     def take(self, requests: Sequence[PostedRequest]) -> None:
         """Run the operations of others too, with the next commit."""
@@ -119,38 +111,12 @@ def update_ledger(
     priority: Priority = Priority.SETTLE,
     share: SharedWork | None = None,
 ) -> T:
-    """Commit the ledger that `compute` makes of a group's ledger.
+    """Commit the ledger that `compute` makes of a group's ledger. Return its result.
 
-    Parameters
-    ----------
-    store
-        The store of the ledger.
-    group
-        The name of the group.
-    compute
-        Computes the next ledger from a snapshot. It runs again after each conflict.
-    txns
-        The application transactions to commit. `compute` may change them.
-    whole_table
-        Conflict with every other commit, not only with those of this group.
-    replace
-        Do not read the ledger. `compute` replaces it, also if it is unreadable.
-    timeout
-        Seconds until the update gives up.
-    priority
-        Sets the pause if others compete.
-    share
-        The operations behind `compute`, if other writers of an object store may run them.
-
-    Returns
-    -------
-    T
-        The result of the last `compute`.
-
-    Raises
-    ------
-    ContentionTimeout
-        Every commit conflicted until the timeout.
+    `compute` runs again after each conflict, and may change `txns`. `replace` reads no ledger, so
+    that `compute` can replace an unreadable one. `share` has the operations of `compute`, if other
+    writers of an object store may run them. Raise ContentionTimeout if every commit conflicted
+    until the timeout.
     """
     with store.commit_lock(group).hold():
         updating = _Updating(
