@@ -1,8 +1,4 @@
-"""Parse and check the actions of Delta commits.
-
-The rules are those of the Delta protocol (section "Actions"). Another engine may have written a
-commit, so each field that spark_mq uses is checked before it is used.
-"""
+"""Parse and check the actions of Delta commits (Delta protocol, "Actions")."""
 
 from __future__ import annotations
 
@@ -31,26 +27,24 @@ __all__ = [
 ]
 
 LOG_FOLDER: Final = "_delta_log"
+# In commitInfo, where it shows after a failure whether a commit landed.
 OPERATION_ID: Final = "spark_mq_operation_id"
-"""Key in ``commitInfo``. It shows after a failure whether a commit landed."""
+# In commitInfo: the operation id of the commit before it.
 PREVIOUS_ID: Final = "spark_mq_previous_operation_id"
-"""Key in ``commitInfo``. Its value is the operation id of the commit before it."""
 
 _PLAIN_FEATURES: Final = {"appendOnly", "invariants"}
+# Features of the writer versions above 2 (Delta protocol, "Valid Feature Names").
 _WRITER_FEATURES: Final = {
     3: "checkConstraints",
     4: "changeDataFeed or generatedColumns",
     5: "columnMapping",
     6: "identityColumns",
 }
-"""Features of the writer versions above 2 (Delta protocol, "Valid Feature Names")."""
 
-
+# Functions from a version to a path relative to the table.
 log_path: Final = f"{LOG_FOLDER}/{{:020d}}.json".format
 _VERSION: Final = re.compile("[0-9]{20}")
-"""Function from a version to the path of its commit, relative to the table."""
 checkpoint_path: Final = f"{LOG_FOLDER}/{{:020d}}.checkpoint.parquet".format
-"""Function from a version to the path of its single-file checkpoint."""
 
 
 def version_of(path: str) -> int:
@@ -61,53 +55,39 @@ def version_of(path: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AddFile:
-    """A data file of a table.
+    """A data file of a table."""
 
-    ``path`` is relative to the table. ``size`` is in bytes. ``rows`` is None if it is not recorded.
-    """
-
-    path: str
-    size: int
-    rows: int | None = None
+    path: str  # relative to the table
+    size: int  # bytes
+    rows: int | None = None  # None if it is not recorded
     partition: Mapping[str, str | None] = field(default_factory=dict)
-    stats: str | None = None
-    """Statistics as JSON. None writes the row count alone."""
-    modified: int = 0
-    """Milliseconds since 1970. 0 in a new file means now."""
+    stats: str | None = None  # as JSON. None writes the row count alone
+    modified: int = 0  # milliseconds since 1970. 0 in a new file means now
     tags: Mapping[str, str] = field(default_factory=dict)
-    """Delta's ``tags``, the writer's notes about the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A commit to make, and its dependencies.
-
-    ``partition`` is the partition whose content was read. A commit that changes it is a conflict.
-    So is one that changes the partition ``also_read``.
-    ``whole_table`` makes every other commit a conflict. ``data_change`` is False if no row changes.
-    ``txns`` are application transactions, ``(app id, version)``. A commit with one of the same app
-    is a conflict. ``info`` goes as JSON into ``userMetadata``, which DESCRIBE HISTORY shows.
-    """
+    """A commit to make, and what it depends on."""
 
     operation_id: str
-    info: Mapping[str, Any]
+    info: Mapping[str, Any]  # goes as JSON into userMetadata, which DESCRIBE HISTORY shows
     adds: Sequence[AddFile] = ()
     removes: Sequence[AddFile] = ()
+    # Application transactions, (app id, version). A commit with one of the same app conflicts.
     txns: Sequence[tuple[str, int]] = ()
+    # The partitions whose content was read. A commit that changes one of them conflicts.
     partition: Mapping[str, str] | None = None
     also_read: Mapping[str, str] | None = None
-    whole_table: bool = False
-    data_change: bool = True
-    metadata: Mapping[str, Any] | None = None
-    """The table's new metadata, if it changes."""
-    unsynced: bool = False
-    """The added files were written without a sync. The commit syncs them first."""
-    companions: Sequence[str] = ()
-    """Paths of other files that were written without a sync. The commit syncs them first."""
+    whole_table: bool = False  # every other commit conflicts
+    data_change: bool = True  # False if no row changes
+    metadata: Mapping[str, Any] | None = None  # the table's new metadata, if it changes
+    unsynced: bool = False  # the added files were not synced, so the commit syncs them first
+    companions: Sequence[str] = ()  # paths of other files that the commit syncs first
 
 
 class Commit:
-    """A parsed commit of a log. File paths are decoded. ``stats`` are objects."""
+    """A parsed commit of a log. File paths are decoded, and ``stats`` are objects."""
 
     __slots__ = (
         "actions",
@@ -144,15 +124,12 @@ class Commit:
                     self.metadata = value
                 elif name == "protocol":
                     self.protocols.append(value)
+        # None if spark_mq did not write it.
         self.operation_id: str | None = self.info.get(OPERATION_ID)
-        """The id of the operation. None if spark_mq did not write the commit."""
 
     @classmethod
     def of(cls, version: int, change: Change, now: int) -> Commit:
-        """Return the commit of a change as the log's readers see it.
-
-        ``now`` is its time in milliseconds since 1970.
-        """
+        """Return a change's commit as readers of the log see it. `now` is in milliseconds."""
         commit = cls(version, ())
         note = {name: value for name, value in change.info.items() if value is not None}
         commit.info = {
@@ -182,18 +159,12 @@ class Commit:
 
     @property
     def timestamp(self) -> int:
-        """Return the time of the commit in microseconds since 1970.
-
-        The time is by the writer's clock. It is 0 if it is not recorded.
-        """
+        """Return the commit's time by its writer's clock in microseconds, or 0 if not recorded."""
         return int(self.info.get("timestamp") or 0) * 1000
 
     @property
     def note(self) -> dict[str, Any]:
-        """Return the ``info`` of the :class:`Change`.
-
-        It is empty if spark_mq did not write the commit.
-        """
+        """Return the ``info`` of the :class:`Change`, or {} if spark_mq did not write it."""
         try:
             note = parse_foreign(self.info.get("userMetadata") or "{}")
         except (ValueError, TypeError, RecursionError):
@@ -201,18 +172,12 @@ class Commit:
         return note if isinstance(note, dict) else {}
 
     def follows(self, operation_id: str | None) -> bool:
-        """Return whether the commit before this one is that operation.
-
-        An unknown operation counts as the same one.
-        """
+        """Return whether the commit before this one is that operation, as far as is known."""
         previous = self.info.get(PREVIOUS_ID)
         return previous is None or operation_id is None or previous == operation_id
 
     def conflict_with(self, change: Change) -> str | None:
-        """Return why this commit makes the change invalid, or None.
-
-        If it does, the change must be computed again.
-        """
+        """Return why the change must be computed again after this commit, or None."""
         if self.protocols or self.metadata is not None:
             return f"commit {self.version} changed the table's protocol or metadata"
         for app, _ in change.txns:
@@ -229,10 +194,7 @@ class Commit:
         return None
 
     def _touches(self, partition: Mapping[str, str]) -> bool:
-        """Return whether the commit adds or removes a file of the partition.
-
-        Unknown partition values count as touched.
-        """
+        # A file with unknown partition values counts as one of the partition.
         return any(
             all(file["partitionValues"].get(name) == value for name, value in partition.items())
             if isinstance(file.get("partitionValues"), dict)
@@ -254,10 +216,7 @@ class Commit:
 
 
 def check_protocol(path: str, protocol: Mapping[str, Any], since: int | None = None) -> None:
-    """Raise UnsupportedTable for features beyond the plain ones.
-
-    ``since`` is the version of the commit that brought them, for the error.
-    """
+    """Raise UnsupportedTable for features beyond the plain ones, which commit `since` added."""
     reader, writer = protocol["minReaderVersion"], protocol["minWriterVersion"]
     readers, writers = protocol.get("readerFeatures") or (), protocol.get("writerFeatures") or ()
     features = sorted({*map(str, readers), *map(str, writers)} - _PLAIN_FEATURES)
@@ -310,7 +269,6 @@ def restore_hint(path: str, version: int) -> str:
 
 
 def missing_commit_error(path: str, version: int) -> CorruptLog:
-    """Return the error for a commit that should be there."""
     return CorruptLog(
         f"commit {version} of {path} is missing from its log ({log_path(version)}). "
         f"{restore_hint(path, version)}",

@@ -1,8 +1,8 @@
 """Build the checkpoint of a Delta table, without tombstones.
 
-Tombstones show VACUUM which files were removed lately. delta-rs and Spark copy each tombstone into
-every checkpoint until it expires. The tables of a queue keep removed files until the sweep deletes
-them. Their tombstones would never expire, and a checkpoint would grow with each commit.
+delta-rs and Spark copy the tombstone of each removed file into every checkpoint until it expires. A
+queue's tables keep removed files until the sweep deletes them, so their tombstones would never
+expire, and a checkpoint would grow with each commit.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ _ADD: Final = pa.struct(
         "tags": _STRINGS,
     }
 )
+# The columns of a checkpoint that spark_mq writes (Delta protocol, "Checkpoint Schema").
 _SCHEMA: Final = pa.schema(
     {
         "txn": pa.struct({"appId": pa.string(), "version": pa.int64(), "lastUpdated": pa.int64()}),
@@ -59,7 +60,6 @@ _SCHEMA: Final = pa.schema(
         ),
     }
 )
-"""The columns of a checkpoint that spark_mq writes (Delta protocol, "Checkpoint Schema")."""
 
 
 def encode_checkpoint(
@@ -67,21 +67,8 @@ def encode_checkpoint(
 ) -> tuple[memoryview, int]:
     """Return a checkpoint as a Parquet file, and its number of rows.
 
-    Parameters
-    ----------
-    log
-        The table.
-    state
-        Its metadata, protocol and transactions. The data files are read from the log.
-    base
-        The files of an older checkpoint, or none.
-    since
-        The version of that checkpoint, or -1.
-
-    Raises
-    ------
-    FileNotFoundError
-        A cleaner has deleted the older checkpoint or a commit after it.
+    It continues an older checkpoint: the files `base` of version `since`, or no files and -1. Raise
+    FileNotFoundError if a cleaner has deleted one of them, or a commit after it.
     """
     touched: set[str] = set()
     added: dict[str, dict[str, Any]] = {}
@@ -120,10 +107,7 @@ def _as_row(add: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pairs(values: Any) -> list[tuple[str, Any]]:
-    """Return the pairs of a map.
-
-    A checkpoint stores a map as pairs, a commit as an object.
-    """
+    """Return the pairs of a map. A checkpoint stores a map as pairs, a commit as an object."""
     return list(dict(values or ()).items())
 
 
@@ -147,10 +131,7 @@ def _old_files(log: DeltaLog, path: str, touched: set[str]) -> pa.Table:
 
 
 def _field(column: Any, field: pa.Field) -> Any:
-    """Return a field of the files, or null if it is missing.
-
-    The writer of the checkpoint may leave a field out.
-    """
+    """Return a field of the files, or nulls if the checkpoint's writer has left it out."""
     if field.name == "dataChange":  # no row changes by a checkpoint
         return pa.repeat(pa.scalar(False), len(column))
     if column.type.get_field_index(field.name) < 0:

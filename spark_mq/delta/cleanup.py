@@ -18,27 +18,20 @@ from spark_mq.delta.state import TableState
 
 __all__ = ["FIND_ORPHANS", "Keep", "clean_table", "delete_orphans", "is_stale"]
 
+# The note of the commit after which no writer can name the orphans that a sweep has found.
 FIND_ORPHANS: Final = {"operation": "find orphans"}
-"""The note of the commit after which no writer can name the orphans that a sweep has found."""
-_STALE_SECONDS: Final = 3600.0
-"""A file this old that no commit names belongs to a writer that died."""
-_FOUND: Final = "_orphans.json"
-"""The orphans that the last sweep has found. VACUUM leaves names with an underscore alone."""
+_STALE_SECONDS: Final = 3600.0  # a file this old that no commit names is of a dead writer
+_FOUND: Final = "_orphans.json"  # of the last sweep. VACUUM leaves names with an underscore alone
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """The part of a table's past that stays.
+    """What stays of a table's past: all from the newest checkpoint that every limit allows."""
 
-    ``versions`` is the number of latest versions. ``seconds`` keeps all younger versions by the
-    store's clock. ``after`` keeps all versions after this one, if it is given. A cleaner keeps
-    everything from the newest checkpoint that all of these need. But it deletes data files whose
-    path sorts before ``first_path``, unless the latest version needs them.
-    """
-
-    versions: int
-    seconds: float
-    after: int | None = None
+    versions: int  # this many latest ones
+    seconds: float  # all younger versions, by the store's clock
+    after: int | None = None  # all versions after this one
+    # Data files whose path sorts before it go, unless the latest version needs them.
     first_path: str = ""
 
 
@@ -69,10 +62,7 @@ class _Listing:
         return listing
 
     def base(self, latest: int, keep: Keep) -> int:
-        """Return the version of the checkpoint to keep, or -1.
-
-        The oldest kept version is read from that checkpoint.
-        """
+        """Return the checkpoint from which the oldest kept version is read, or -1."""
         now = max(self.commits.values(), default=time.time())
         young = (
             version
@@ -88,20 +78,11 @@ class _Listing:
 
 
 def clean_table(log: DeltaLog, keep: Keep, *, data_files: bool) -> int:
-    """Delete the files that no kept version needs. Return their number.
+    """Delete the files that no kept version needs, the oldest first. Return their number.
 
-    It deletes the oldest first. If it is killed, the next run continues. Two runs at the same time
-    do no harm.
-
-    Parameters
-    ----------
-    log
-        The table. With `data_files`, it must track its files.
-    keep
-        How much stays.
-    data_files
-        Whether to delete data files that the deleted commits removed, and those that no commit
-        names. The data files of ``messages/`` have rules of their own.
+    If it is killed, the next run continues, and two runs at the same time do no harm. With
+    `data_files`, which needs a log that tracks files, it also deletes the data files that deleted
+    commits removed or that no commit names. ``messages/`` has rules of its own for them.
     """
     store, state = log.store, log.refresh()
     store.delete_stale_temporaries(LOG_FOLDER, _STALE_SECONDS)
@@ -116,10 +97,7 @@ def clean_table(log: DeltaLog, keep: Keep, *, data_files: bool) -> int:
 
 
 def _clean_log(log: DeltaLog, listing: _Listing, base: int, live: set[str] | None) -> int:
-    """Delete the commits and checkpoints before a version.
-
-    Each commit goes after the files that it removed.
-    """
+    """Delete commits and checkpoints before `base`, each commit after the files it removed."""
     deleted = 0
     old = sorted(version for version in listing.commits if version < base)
     if old:
@@ -145,10 +123,7 @@ def _removed_files(log: DeltaLog, version: int) -> set[str]:
 
 
 def _clean_data(log: DeltaLog, base: int, live: set[str], first_path: str) -> int:
-    """Delete the old data files that no kept version needs.
-
-    They are of commits that lost their race, of writers that died, and of the commit `base`.
-    """
+    """Delete unneeded old data files: of lost races, dead writers and the commit `base`."""
     old = [
         info.path
         for info in log.store.iterate_all("")
@@ -171,11 +146,7 @@ def _clean_data(log: DeltaLog, base: int, live: set[str], first_path: str) -> in
 
 
 def _kept_files(log: DeltaLog, base: int, latest: int, first_path: str) -> set[str]:
-    """Return the data files of all versions from a checkpoint on, and of the latest.
-
-    Files before `first_path` count only in the latest version. Raise FileNotFoundError if a version
-    is gone.
-    """
+    """Return the data files that kept versions need. Raise FileNotFoundError if one is gone."""
     state = TableState()
     if base >= 0:
         with log.store.open(checkpoint_path(base)) as file:
@@ -184,6 +155,7 @@ def _kept_files(log: DeltaLog, base: int, latest: int, first_path: str) -> set[s
     for version in range(base + 1, latest + 1):
         needed |= {add["path"] for add in log.read_commit(version).adds}
     live = {file.path for file in log.state.files()}
+    # Files before first_path count only in the latest version.
     return live | {path for path in needed if path >= first_path}
 
 
@@ -202,18 +174,10 @@ def delete_orphans(
 ) -> int:
     """Delete the orphans that an earlier sweep has found, too. Return their number.
 
-    The others are written down for the next sweep, after a commit that conflicts with the commits
-    of all writers that read the table before. Each writes its file after it read the table, so
-    nobody can name these files any more. This does not depend on clocks.
-
-    Parameters
-    ----------
-    log
-        The table.
-    orphans
-        The paths of stale files that no commit names, by a look after they were listed.
-    conflict
-        Returns the commit.
+    `orphans` are stale files that no commit names, by a look after they were listed. New ones are
+    noted for the next sweep, after a commit that conflicts with all writers that read the table
+    before. A writer writes its file after it read the table, so nobody can name these files later.
+    This does not depend on clocks.
     """
     found = _found_before(log.store) if orphans else set()
     deleted = _delete(log.store, sorted(orphans & found))

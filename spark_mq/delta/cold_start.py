@@ -29,14 +29,9 @@ _UNREADABLE = (pa.ArrowException, ValueError, FileNotFoundError)
 
 
 def find_start(store: ObjectStore) -> Sequence[str] | None:
-    """Return the files of the newest checkpoint.
+    """Return the newest checkpoint's files, () for a log from version 0, or None without a table.
 
-    An empty result means that the log starts at version 0. None means that there is no table.
-
-    Raises
-    ------
-    CorruptLog
-        There are commits, but neither a checkpoint nor version 0.
+    Raise CorruptLog if there are commits, but neither a checkpoint nor version 0.
     """
     for _ in range(_LOOKS):
         hint = _hinted_checkpoint(store)
@@ -62,15 +57,7 @@ def _hinted_checkpoint(store: ObjectStore) -> str | None:
 
 
 def listed_checkpoint(store: ObjectStore) -> list[str] | None:
-    """Return the files of the newest complete checkpoint by a listing.
-
-    None: there is no commit.
-
-    Raises
-    ------
-    CorruptLog
-        There are commits, but neither a checkpoint nor version 0.
-    """
+    """List the newest checkpoint, None without commits. Raise CorruptLog if only it is missing."""
     files, any_commit = _newest_checkpoint(store)
     if files is None and any_commit:
         raise missing_commit_error(store.root, 0)
@@ -94,10 +81,7 @@ def _newest_checkpoint(store: ObjectStore) -> tuple[list[str] | None, bool]:
 
 
 def _is_complete(paths: list[str]) -> bool:
-    """Return whether the files of one version make a whole checkpoint.
-
-    A whole checkpoint is a single file, or all its parts.
-    """
+    """Return whether files of one version are a whole checkpoint: a single file, or all parts."""
     parts = [path.rpartition("/")[2].split(".") for path in paths]
     if any(len(part) == 3 for part in parts):  # version.checkpoint.parquet
         return True
@@ -106,15 +90,10 @@ def _is_complete(paths: list[str]) -> bool:
 
 
 def starting_state(store: ObjectStore, files: Sequence[str], track_files: TrackFiles) -> TableState:
-    """Return the state of a checkpoint, or an empty state.
+    """Return the state of a checkpoint, or an empty state if there are no files.
 
-    The empty state starts at version 0. A broken checkpoint loses nothing while all commits from an
-    older one on exist.
-
-    Raises
-    ------
-    CorruptLog
-        The checkpoint cannot be read, and nothing replaces it.
+    A broken checkpoint loses nothing while all commits from an older one on exist. Otherwise raise
+    CorruptLog.
     """
     if not files:
         return TableState(track_files)
@@ -170,10 +149,7 @@ def _loaded(store: ObjectStore, files: Sequence[str], track_files: TrackFiles) -
 
 
 def _older_start(store: ObjectStore, path: str, track_files: TrackFiles) -> TableState | None:
-    """Return the state of the newest older checkpoint with all later commits.
-
-    None: there is no such checkpoint.
-    """
+    """Return the state of the newest older checkpoint with all later commits, or None."""
     broken = version_of(path)
     names = [info.path.rpartition("/")[2] for info in store.list(LOG_FOLDER)]
     numbered = [(version_of(name), name[20:]) for name in names if version_of(name) >= 0]

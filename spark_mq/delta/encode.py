@@ -17,11 +17,7 @@ _to_json: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def encode(change: Change, previous_id: str | None, operation: str, now: int) -> bytes:
-    """Return a commit as JSON.
-
-    It has ``commitInfo``, transactions, removes and adds. ``operation`` is Delta's own name of the
-    operation, such as ``WRITE``. ``now`` is the time of the commit in milliseconds since 1970.
-    """
+    """Return a commit as JSON, with Delta's own name of the operation and `now` in milliseconds."""
     note = {name: value for name, value in change.info.items() if value is not None}
     parameters = {"mode": "Append" if not change.removes else "Overwrite"}
     if change.partition is not None:
@@ -50,15 +46,11 @@ def encode(change: Change, previous_id: str | None, operation: str, now: int) ->
 
 
 def encode_actions(actions: Iterable[Action]) -> bytes:
-    """Return actions as the lines of a commit."""
     return "\n".join(_to_json(action) for action in actions).encode() + b"\n"
 
 
 def add_action(file: AddFile, now: int, data_change: bool) -> dict[str, Any]:
-    """Return the ``add`` of a data file.
-
-    ``now`` is the time of a new file, in milliseconds since 1970.
-    """
+    """Return the ``add`` of a data file. `now` is the time of a new file in milliseconds."""
     stats = json.dumps({"numRecords": file.rows}) if file.stats is None else file.stats
     tags = {"tags": dict(file.tags)} if file.tags else {}
     return {

@@ -10,15 +10,10 @@ __all__ = ["FileInfo", "FileInfos"]
 class FileInfo(NamedTuple):
     """The facts about one file of a store."""
 
-    path: str
-    """Path relative to the root of the store."""
-    size: int
-    """Size in bytes."""
-    modified: float
-    """Time of the last write in seconds since 1970, by the store's clock."""
-    etag: str | None = None
-    """Version of the content. Another file at the path has another one."""
+    path: str  # relative to the root of the store
+    size: int  # bytes
+    modified: float  # time of the last write in seconds since 1970, by the store's clock
+    etag: str | None = None  # version of the content: another file at the path has another one
 
 
-FileInfos: TypeAlias = list[FileInfo]
-"""For classes with a method named list."""
+FileInfos: TypeAlias = list[FileInfo]  # for classes with a method named list

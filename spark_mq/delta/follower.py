@@ -24,25 +24,21 @@ __all__ = ["LogFollower", "LogReplaced"]
 
 _log = logging.getLogger(__name__)
 
+# A follower that finds nothing new lists the log this often, to notice a missing commit.
 GAP_CHECK_SECONDS: Final = 30.0
-"""A follower that finds nothing new lists the log this often, to notice a missing commit."""
+# On an object store, the follower checks this often that its last commit is still there.
 BASE_CHECK_SECONDS: Final = 5.0
-"""On an object store, the follower checks this often that its last commit is still there."""
 _OPEN_ATTEMPTS: Final = 3
 _CACHED_COMMITS: Final = 128
-_READ_AHEAD: Final = 16
-"""Commits that a follower far behind requests from an object store at once, at most."""
+_READ_AHEAD: Final = 16  # commits that a late follower requests from an object store at once
 
 
 class LogReplaced(Exception):
-    """Say that the log is not the one that was read. The handle must open the table again."""
+    """The log is not the one that was read, so the handle must open the table again."""
 
 
 class LogFollower:
-    """Follow the log of one table, and keep its state. Thread-safe.
-
-    The parameters are those of :class:`~spark_mq.delta.log.DeltaLog`.
-    """
+    """Follow the log of one table, and keep its state. Thread-safe."""
 
     def __init__(
         self,
@@ -65,8 +61,7 @@ class LogFollower:
         self.clock = ElapsedClock()  # a test replaces it
         self._base_checked: Instant | None = None
         self._gap_checked: Instant | None = None
-        self.generation = 0
-        """How often the table was opened: more than once if it was not as it was left."""
+        self.generation = 0  # how often it was opened: again if it was not as it was left
         self._own_streak = 0  # commits of this handle in a row, with no other commit between them
         # When the state was certainly the latest, before any cleaning.
         self._sure_at: Instant | None = None
@@ -75,11 +70,9 @@ class LogFollower:
 
     @property
     def alone(self) -> bool:
-        """Return whether the last commits are this handle's own, so nobody else seems to commit.
-
-        Not if the last one is some time ago: a cleaner may be beyond it. Not for long either: all
-        clocks of a paused machine may have missed the pause.
-        """
+        """Return whether the last commits are this handle's own, so nobody else seems to commit."""
+        # Not if the last one is some time ago: a cleaner may be beyond it. Not for long either: all
+        # clocks of a paused machine may have missed the pause.
         return (
             self._own_streak >= 2
             and self.seconds_since_look < BASE_CHECK_SECONDS
@@ -88,7 +81,7 @@ class LogFollower:
 
     @property
     def seconds_since_look(self) -> float:
-        """Return the seconds since the state was certainly the latest. They may be infinite."""
+        """Return the seconds since the state was certainly the latest, or infinity."""
         return self.clock.since(self._sure_at)
 
     @property
@@ -109,16 +102,9 @@ class LogFollower:
     def refresh(self) -> TableState:
         """Return the table at its latest version.
 
-        Raises
-        ------
-        CorruptLog
-            A commit or a checkpoint is missing or broken.
-        NotAQueue
-            There is no table any more, or another one than before.
-        UnsupportedTable
-            The table has a feature that spark_mq lacks.
-        OSError
-            The store does not answer.
+        Raise CorruptLog if a commit or checkpoint is missing or broken, NotAQueue if the table is
+        gone or is another one, UnsupportedTable for a feature that spark_mq lacks, OSError if the
+        store fails.
         """
         with self._lock:
             started = self.clock.now()
@@ -133,10 +119,7 @@ class LogFollower:
             return self._accept(state)
 
     def step(self) -> TableState:
-        """Return the table after at most one more commit. Over a store it is one request.
-
-        It has fewer guards than :meth:`refresh`. Raises as that.
-        """
+        """Return the table after at most one more commit, by one request with fewer guards."""
         with self._lock:
             if self._state is None or self._local:
                 return self.refresh()
@@ -163,11 +146,8 @@ class LogFollower:
     def partition_at(
         self, values: Mapping[str, str | None], *, look: bool = True
     ) -> tuple[int, tuple[AddFile, ...]]:
-        """Return the table's version, and the files of one partition then.
-
-        Other threads advance the state, so both are taken under the lock.
-        """
-        with self._lock:
+        """Return the table's version, and the files of one partition then, sorted by path."""
+        with self._lock:  # other threads advance the state
             state = self.refresh() if look or self._state is None else self._state
             files = state.partition(values).values()
             return state.version, tuple(sorted(files, key=lambda file: file.path))
@@ -197,14 +177,14 @@ class LogFollower:
             ]
 
     def commit_time(self, version: int) -> int | None:
-        """Return a commit's time in microseconds since 1970. None: cleaned."""
+        """Return a commit's time in microseconds since 1970, or None if it was cleaned."""
         try:
             return self.read_commit(version).timestamp
         except FileNotFoundError:
             return None
 
     def forget(self) -> None:
-        """Forget the state: the next look opens the table again."""
+        """Forget the state, so that the next look opens the table again."""
         with self._lock:
             self._state, self._sure_at, self._own_streak = None, None, 0
             self._commits.clear()
@@ -242,7 +222,7 @@ class LogFollower:
         return state
 
     def _catch_up(self, state: TableState) -> bool:
-        """Apply the commits after a known state. Return False if the table must be opened again."""
+        """Apply the later commits. Return False if the table must be opened again."""
         known_for = self.seconds_since_look
         try:
             self._follow(state)
@@ -254,7 +234,6 @@ class LogFollower:
         return self.store.exists(log_path(state.version))
 
     def _follow(self, state: TableState) -> None:
-        """Apply all commits after the state's version."""
         started = state.version
         for commit in self.following(state.version + 1):
             self._apply(state, commit)
@@ -262,7 +241,7 @@ class LogFollower:
             self._check_gap(state.version)
 
     def following(self, version: int) -> Iterator[Commit]:
-        """Iterate over the commits from a version on, without a gap."""
+        """Iterate over the commits from a version on, up to the first missing one."""
         read = 0
         while True:
             if read >= 2 and not self._local:  # far behind: several requests at once

@@ -1,7 +1,7 @@
 """Read and write files on a local disk by system calls.
 
-A new file becomes visible under its final name only when its content is complete.
-A durable write returns only after the disk has the content and the folder entry.
+A new file becomes visible under its final name only when its content is complete. A durable write
+returns only after the disk has the content and the folder entry.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EOPNOTSUPP}
 _NO_FOLDER_SYNC: Final = {errno.EINVAL, errno.ENOTSUP}
 _Syncs: TypeAlias = list[Future[None]]
 _SYNC_THREADS: Final = 8
+# Errors of a name without a file. A commit may name what no disk can hold.
 _NO_FILE: Final = {errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG}
-"""Errors of a name without a file. A commit may name what no disk can hold."""
 
 
 class LocalFiles:
-    """Change the local disk, one system call group a method. Tests replace it."""
+    """Change the local disk, one group of system calls a method. Tests replace it."""
 
     def write_new(self, path: str, data: bytes | memoryview, sync: bool) -> None:
         """Create a file with this content. Raise FileExistsError if the name exists."""
@@ -50,11 +50,9 @@ class LocalFiles:
             os.close(file)
 
     def sync_file(self, file: int, path: str) -> None:
-        """Wait until the disk has the content of an open file."""
         os.fsync(file)
 
     def sync_folder(self, path: str) -> None:
-        """Wait until the disk has the entries of a folder."""
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(folder)
@@ -66,24 +64,20 @@ class LocalFiles:
             os.close(folder)
 
     def link(self, source: str, target: str) -> None:
-        """Give a file a second name. Raise FileExistsError if the name exists."""
         os.link(source, target)
 
     def replace(self, source: str, target: str) -> None:
-        """Rename a file over another one."""
         os.replace(source, target)
 
     def unlink(self, path: str) -> None:
-        """Remove a name. Raise FileNotFoundError if it is missing."""
         os.unlink(path)
 
     def makedir(self, path: str) -> None:
-        """Create one folder. Raise FileExistsError if the name exists."""
         os.mkdir(path)
 
 
 class LocalBackend:
-    """Read and write the files under one folder."""
+    """Do an :class:`ObjectStore`'s work in one folder."""
 
     def __init__(self, root: str, durable: bool, files: LocalFiles) -> None:
         self.root = root.rstrip("/")
@@ -94,7 +88,6 @@ class LocalBackend:
         )
 
     def child(self, name: str) -> LocalBackend:
-        """Return the backend of a folder below."""
         return LocalBackend(self._full(name), self._durable, self._files)
 
     def read(self, path: str) -> bytes:
@@ -106,7 +99,6 @@ class LocalBackend:
             return file.readall()
 
     def open(self, path: str) -> Any:
-        """Open a file for random access. A link that leads out of the root counts as missing."""
         full = self._full(path)
         if self._leads_out(path):
             raise FileNotFoundError(errno.ENOENT, "a link leads out of the table", full)
@@ -114,28 +106,23 @@ class LocalBackend:
             return pa.OSFile(full)
 
     def open_whole(self, path: str) -> Any:
-        """Open a file that the caller will read to its end."""
         return self.open(path)
 
     def stat(self, path: str) -> FileInfo | None:
-        """Return size and time of a file, or None without one."""
         with _ignore_no_file():
             found = os.stat(self._full(path))
             return _info(path, found) if _is_file(found) else None
         return None
 
     def list(self, folder: str) -> Iterator[FileInfo]:
-        """Yield the files directly in a folder."""
         for entry in self._entries(folder):
             if not entry.is_dir(follow_symlinks=False):
                 yield from self._found(folder, entry)
 
     def folders(self, folder: str) -> Sequence[str]:
-        """Return the names of the folders directly in a folder."""
         return [e.name for e in self._entries(folder) if e.is_dir(follow_symlinks=False)]
 
     def delete_empty_folders(self, names: Iterable[str]) -> None:
-        """Delete folders without files, their subfolders, and then the root."""
         for name in names:
             for folder, _, _ in os.walk(self._full(name), topdown=False):
                 with contextlib.suppress(OSError):
@@ -144,7 +131,6 @@ class LocalBackend:
             os.rmdir(self.root)
 
     def list_all(self, folder: str) -> Iterator[FileInfo]:
-        """Yield the files in a folder and in its subfolders."""
         for entry in self._entries(folder):
             if entry.is_dir(follow_symlinks=False):
                 yield from self.list_all(_below(folder, entry.name))
@@ -152,7 +138,6 @@ class LocalBackend:
                 yield from self._found(folder, entry)
 
     def write(self, path: str, data: bytes | memoryview, *, sync: bool = True) -> None:
-        """Replace a whole file atomically. Without `sync`, :meth:`create` makes it durable."""
         full, sync = self._full(path), sync and self._durable
         folder, temporary = self._write_temporary(full, data, sync)
         try:
@@ -164,10 +149,6 @@ class LocalBackend:
             self._files.sync_folder(folder)
 
     def create(self, path: str, data: bytes | memoryview, *, after: Sequence[str] = ()) -> None:
-        """Create a file atomically, once the files `after` are durable.
-
-        Raise FileExistsError if the name exists.
-        """
         full = self._full(path)
         syncs = self._start_syncs(after) if self._durable else []
         try:
@@ -188,7 +169,6 @@ class LocalBackend:
             self._files.sync_folder(folder)
 
     def sync(self, path: str) -> None:
-        """Wait until the disk has a file and its entry."""
         full = self._full(path)
         self._sync_content(full)
         self._files.sync_folder(os.path.dirname(full))
@@ -210,19 +190,16 @@ class LocalBackend:
         ]
 
     def delete(self, path: str) -> None:
-        """Delete a file, if it exists."""
         if self._leads_out(path.rpartition("/")[0]):
             return
         with _ignore_no_file():
             self._files.unlink(self._full(path))
 
     def delete_many(self, paths: Sequence[str]) -> None:
-        """Delete several files, as far as they exist."""
         for path in paths:
             self.delete(path)
 
     def delete_stale_temporaries(self, folder: str, older_than_seconds: float) -> int:
-        """Delete old temporary files and return how many."""
         limit, deleted = time.time() - older_than_seconds, 0
         for entry in self._entries(folder, temporary=True):
             with contextlib.suppress(FileNotFoundError):
@@ -287,18 +264,17 @@ class LocalBackend:
             self._files.unlink(temporary)
 
 
-_syncing: list[ThreadPoolExecutor] = []
-"""The threads that wait for the disk. They are made when the first commit needs them."""
+_syncing: list[ThreadPoolExecutor] = []  # the threads that wait for the disk, made on demand
 call_in_forks(_syncing.clear)  # a child has no threads
 
 
 def _in_background(call: Callable[[str], None], path: str) -> Future[None]:
-    """Start a call in another thread. At the end of the interpreter it runs in this one."""
+    """Run a call in another thread, or at the end of the interpreter in this one."""
     try:
         if not _syncing:
             _syncing.append(ThreadPoolExecutor(_SYNC_THREADS, "spark_mq sync"))
         return _syncing[0].submit(call, path)
-    except RuntimeError:  # no thread starts any more
+    except RuntimeError:  # the interpreter ends, so no thread starts
         done: Future[None] = Future()
         try:
             call(path)

@@ -10,19 +10,7 @@ __all__ = ["LocalFolders"]
 
 
 class LocalFolders:
-    """Create folders under one root, and make their entries durable.
-
-    Parameters
-    ----------
-    root
-        The root folder.
-    durable
-        Whether to wait until the disk has the entries.
-    makedir
-        Creates one folder.
-    sync_folder
-        Waits until the disk has the entries of a folder.
-    """
+    """Create folders under one root. If durable, wait until the disk has their entries."""
 
     def __init__(
         self,
@@ -36,8 +24,7 @@ class LocalFolders:
         self._durable = durable
         self._makedir = makedir
         self._sync_folder = sync_folder
-        self.synced: set[str] = set()
-        """The folders whose own entries this process has synced."""
+        self.synced: set[str] = set()  # folders whose own entries this process has synced
 
     def make(self, folder: str) -> None:
         """Create missing folders and make their entries durable, once a process."""

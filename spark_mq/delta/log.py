@@ -1,11 +1,11 @@
 """Commit to the log of a Delta table.
 
-A commit is two small writes. The first is a data file. The second is ``_delta_log/<N+1>.json``,
-and it fails if a file of that name exists. A failed write may have landed, so each commit has an
-operation id. After any failure the log reads that number again before it reports a result.
+A commit writes a data file, and then ``_delta_log/<N+1>.json``, which fails if a file of that name
+exists. A failed write may have landed, so each commit has an operation id, and the log reads that
+number again after any failure, before it reports a result.
 
-Other commits may land between the look and the write. :meth:`Commit.conflict_with` decides if the
-change must be computed again or is put at the next number.
+Other commits may land between the look and the write. :meth:`Commit.conflict_with` decides whether
+the change must be computed again, or is put at the next number.
 """
 
 from __future__ import annotations
@@ -26,32 +26,19 @@ from spark_mq.util.clock import Instant
 
 __all__ = ["CHECKPOINT_INTERVAL", "DeltaLog"]
 
-CHECKPOINT_INTERVAL: Final = 100
-"""Versions from one checkpoint to the next."""
+CHECKPOINT_INTERVAL: Final = 100  # versions from one checkpoint to the next
+# Seconds since the last look, after which a remote commit checks if the log was cleaned meanwhile.
 SLOW_COMMIT_SECONDS: Final = 10.0
-"""Age of the last look in seconds after which a remote commit checks the log.
-
-The check finds out if the log was cleaned meanwhile.
-"""
 _CREATE_ATTEMPTS: Final = 3
 
 T = TypeVar("T")
 
 
 class DeltaLog(LogFollower):
-    """The log of one table, for reading and writing. Thread-safe.
+    """Read and write the log of one table. Thread-safe.
 
-    Parameters
-    ----------
-    store
-        The files of the table.
-    track_files
-        Whether the state has the table's data files, or which of them.
-    replaceable
-        Whether the table may be deleted and made again under this handle.
-    on_checkpoint
-        Called with the store and a version that needs a checkpoint, after the commit of that
-        version.
+    `track_files` says which data files the state has. A `replaceable` table may be deleted and made
+    again under this handle. `on_checkpoint` is called after the commit of a version that needs one.
     """
 
     def __init__(
@@ -72,20 +59,11 @@ class DeltaLog(LogFollower):
         timeout: float = 60.0,
         operation: str = "WRITE",
     ) -> tuple[int, T]:
-        """Look, compute a change and commit it. Repeat after each conflict.
+        """Look, compute a change and commit it, and repeat after each conflict.
 
-        Parameters
-        ----------
-        compute
-            Returns the change for a state, or None for nothing to commit, and a result.
-        timeout
-            Seconds until the last conflict is raised.
-
-        Returns
-        -------
-        tuple
-            The version of the commit (of the state, if there was nothing to commit), and the
-            result.
+        `compute` returns the change for a state, or None for nothing to commit, and a result.
+        Return the commit's version, or else the state's, and the result. Raise ContentionTimeout
+        after `timeout` seconds.
         """
         started, losses, backoff = time.monotonic(), 0, Backoff()
         while True:
@@ -109,14 +87,9 @@ class DeltaLog(LogFollower):
     def commit(self, change: Change, base: int, operation: str = "WRITE") -> int:
         """Commit a change that was computed from version `base`. Return its version.
 
-        Other commits may have landed since. The change goes after those that it does not depend on.
-
-        Raises
-        ------
-        CommitConflict
-            A commit since `base` changed what the change depends on. Nothing was changed.
-        StorageError
-            The store failed. ``landed`` is False if nothing was changed, None if that is unknown.
+        It goes after the other commits since, unless it depends on one of them: then raise
+        CommitConflict, with nothing changed. Of a StorageError, ``landed`` is False if nothing was
+        changed, None if that is unknown.
         """
         with self._lock:  # another thread may look while this one puts
             version, sure_at = base, self._sure_at
@@ -144,7 +117,7 @@ class DeltaLog(LogFollower):
             previous = winner.operation_id
 
     def _operation_id(self, version: int) -> str | None:
-        """Return the operation of a commit, or None if another engine made it."""
+        """Return the operation of a commit, or None if it is not known."""
         with self._lock:
             state = self._state
             if state is not None and state.version == version and state.operation_id is not None:
@@ -160,7 +133,7 @@ class DeltaLog(LogFollower):
         return commit.operation_id
 
     def _known_winner(self, version: int, change: Change) -> Commit | None:
-        """Return the commit at a number that this handle has read already."""
+        """Return the foreign commit at a number that this handle has read already, or None."""
         with self._lock:
             if self._state is None or self._state.version < version:
                 return None
@@ -169,11 +142,10 @@ class DeltaLog(LogFollower):
     def put(self, version: int, data: bytes, unsynced: Sequence[str] = ()) -> bool:
         """Put a commit if its number is free. Return whether this put certainly landed.
 
-        Local files in `unsynced` are synced first.
-
-        If not, the caller reads the commit that has the number: it may be its own. Raises
-        StorageError. Its ``landed`` is False only if each put was refused: a store may still apply
-        one that failed otherwise, and then the number is the only one that it can take.
+        If not, the caller reads the commit that has the number, because it may be its own. Local
+        files in `unsynced` are synced first. Raise StorageError, whose ``landed`` is False only if
+        each put was refused: a store may still apply one that failed otherwise, but only at this
+        number.
         """
         refused = True
         for attempt in range(_CREATE_ATTEMPTS):
@@ -202,9 +174,9 @@ class DeltaLog(LogFollower):
             raise to_storage_error(self.path, error, "committing to", landed=None) from error
 
     def foreign_commit(self, version: int, operation_id: str) -> Commit | None:
-        """Return the commit that has a number, or None if it is that of an operation.
+        """Return a number's commit, or None if it is that operation's, which is durable then.
 
-        Then it is durable. Raises FileNotFoundError if there is none, StorageError.
+        Raise FileNotFoundError if there is none, or StorageError.
         """
         try:
             found = self.read_commit(version)
@@ -237,22 +209,19 @@ class DeltaLog(LogFollower):
         return winner
 
     def _check_place(self, version: int, change: Change, sure_at: Instant | None) -> None:
-        """Withdraw an own commit if the log was cleaned beyond it since a look.
-
-        Raise CommitConflict then.
-        """
+        """Withdraw an own commit and raise CommitConflict if the log was cleaned beyond it."""
         slow = self.clock.since(sure_at) > SLOW_COMMIT_SECONDS
         if (self._local or slow) and not self.store.exists(log_path(version - 1)):
             self._delete_unread_commit(version, change)
 
     def _delete_unread_commit(self, version: int, change: Change) -> None:
-        """Delete an own commit that nobody will read. Its writer was slower than the cleaner.
+        """Delete an own commit that nobody will read, because the cleaner overtook its writer.
 
         The commit before it is gone. If the cleaner deleted the number's first commit too, the put
-        found a free number in the past. The cleaner came after the put in three cases. It deleted
-        this commit as well. Or the number has a checkpoint. Or the next commit names this one as
-        its predecessor. One of another engine names none: then this commit is made again, unless
-        its caller finds that it counts.
+        found a free number in the past. The cleaner came after the put in three cases, in which the
+        commit counts: it is deleted as well, its number has a checkpoint, or the next commit names
+        it as its predecessor. A next commit of another engine names none: then this one is made
+        again, unless its caller finds that it counts.
         """
         if not self.store.exists(log_path(version)) or self.store.exists(checkpoint_path(version)):
             return

@@ -27,7 +27,6 @@ def check_same_table(path: str, commit: Commit, table_id: str) -> None:
 
 
 def remade_table_error(path: str) -> NotAQueue:
-    """Return the error for a table made again under a handle."""
     return NotAQueue(
         f"the Delta table at {path} was created again after this handle was opened. Open the queue "
         "again",

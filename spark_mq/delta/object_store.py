@@ -38,31 +38,11 @@ _NO_NAME: Final = re.compile(r"[\x00-\x1f\x7f]|(?:^|/)\.{0,2}(?:/|$)")
 
 
 class ObjectStore:
-    """Read and write the files under one root.
+    """Read and write the files under one root. Picklable and thread-safe.
 
-    Picklable and thread-safe. It holds no open files between calls. All paths are relative
-    to the root, with "/" between folders.
-
-    Parameters
-    ----------
-    root : str
-        Absolute local path, or URI of an object store.
-    storage_options : Mapping, optional
-        Options of the object store as delta-rs takes them. Default: none.
-    durable : bool
-        Sync local files and folders to the disk. Default: True.
-    local_files : LocalFiles, optional
-        The local disk, for tests. Default: the real one.
-
-    Raises
-    ------
-    InvalidOption
-        The root has an unsupported scheme, or a storage option is invalid.
-
-    Examples
-    --------
-    >>> store = ObjectStore("/data/queue")  # doctest: +SKIP
-    >>> store.create("_delta_log/00000000000000000001.json", b"{}")  # doctest: +SKIP
+    Paths are relative to the root, with "/" between folders. `storage_options` are those of
+    delta-rs. `durable` syncs local files and folders to the disk. Raise InvalidOption for an
+    unsupported scheme or an invalid storage option.
     """
 
     def __init__(
@@ -91,17 +71,7 @@ class ObjectStore:
         return _rebuilt, (self.root, self.options, self.durable, self._local_files)
 
     def child(self, name: str) -> ObjectStore:
-        """Return the store of a folder below, with the same options.
-
-        Parameters
-        ----------
-        name : str
-            Path of the folder, relative to the root.
-
-        Returns
-        -------
-        ObjectStore
-        """
+        """Return the store of a folder below, with the same options."""
         child = object.__new__(ObjectStore)
         child.__dict__.update(self.__dict__, root=join(self.root, _checked(name)))
         child.options = dict(self.options)
@@ -117,26 +87,7 @@ class ObjectStore:
         return self._backend.open(_checked(path))
 
     def read_parquet(self, path: str, schema: pa.Schema) -> pa.Table:
-        """Return a whole Parquet file in a given schema.
-
-        Missing columns become null. View types become plain ones.
-
-        Parameters
-        ----------
-        path : str
-            Path of the file.
-        schema : pyarrow.Schema
-            Schema of the result.
-
-        Returns
-        -------
-        pyarrow.Table
-
-        Raises
-        ------
-        FileNotFoundError
-            The file is missing.
-        """
+        """Return a Parquet file in a schema: missing columns are null, view types plain ones."""
         with self._backend.open_whole(_checked(path)) as file:
             parquet = pq.ParquetFile(file)
             all_names = parquet.schema_arrow.names
@@ -147,11 +98,9 @@ class ObjectStore:
         return pa.table([_column(table, field) for field in schema], schema=schema)
 
     def exists(self, path: str) -> bool:
-        """Return whether there is a file at the path."""
         return self.stat(path) is not None
 
     def stat(self, path: str) -> FileInfo | None:
-        """Return the size and time of a file, or None without it."""
         return self._backend.stat(_checked(path))
 
     def list(self, folder: str) -> FileInfos:
@@ -159,7 +108,7 @@ class ObjectStore:
         return sorted(self._backend.list(_checked_folder(folder)), key=_path_of)
 
     def iterate(self, folder: str) -> Iterator[FileInfo]:
-        """Yield the files directly in a folder, in any order. They need not fit in memory."""
+        """Yield the files directly in a folder, in any order. Local ones need not fit in memory."""
         return self._backend.list(_checked_folder(folder))
 
     def folders(self, folder: str = "") -> Sequence[str]:
@@ -175,37 +124,17 @@ class ObjectStore:
         return sorted(self._backend.list_all(_checked_folder(folder)), key=_path_of)
 
     def write(self, path: str, data: bytes | memoryview, *, sync: bool = True) -> None:
-        """Replace a whole file atomically. It is durable on return.
+        """Replace a whole file atomically, and create missing folders. It is durable on return.
 
-        Parameters
-        ----------
-        path : str
-            Path of the file. Missing folders are created.
-        data : bytes or memoryview
-            The whole content.
-        sync : bool
-            False: a local file becomes durable with the :meth:`create` that names it.
+        Without `sync`, a local file becomes durable with the :meth:`create` that names it.
         """
         self._backend.write(_checked(path), data, sync=sync)
 
     def create(self, path: str, data: bytes, *, after: Sequence[str] = ()) -> None:
-        """Create a file atomically if it does not exist. It is durable on return.
+        """Create a file atomically, durable on return, once the unsynced files `after` are.
 
-        Parameters
-        ----------
-        path : str
-            Path of the file. Missing folders are created.
-        data : bytes
-            The whole content.
-        after : Sequence of str
-            Files that were written without `sync`. They are durable before the name exists.
-
-        Raises
-        ------
-        FileExistsError
-            The name exists. In an object store a retried request may have created it.
-        OSError
-            Any other failure. The file may exist nevertheless.
+        Raise FileExistsError if the name exists: in an object store, a retried request may have
+        created it. After any other OSError the file may exist nevertheless.
         """
         self._backend.create(_checked(path), data, after=[_checked(one) for one in after])
 
@@ -227,54 +156,22 @@ class ObjectStore:
         self._backend.delete_empty_folders([_checked(name) for name in names])
 
     def delete_stale_temporaries(self, folder: str, older_than_seconds: float) -> int:
-        """Delete the temporary files that killed local writers left.
-
-        Parameters
-        ----------
-        folder : str
-            The folder, without its subfolders.
-        older_than_seconds : float
-            Least age in seconds. Younger files may belong to a running writer.
-
-        Returns
-        -------
-        int
-            How many files it deleted.
-        """
+        """Delete old temporary files that killed local writers left. Return how many."""
         checked = _checked_folder(folder)
+        # Younger files may belong to a running writer.
         return self._backend.delete_stale_temporaries(checked, older_than_seconds)
 
 
 def join(root: str, name: str) -> str:
-    """Return the path of a name below a root."""
     return f"{root.rstrip('/')}/{name}"
 
 
 def absolute_path(path: Any, option: str = "path") -> str:
-    """Return an absolute local path, or a URI without a final slash.
-
-    Other processes have another working directory.
-
-    Parameters
-    ----------
-    path : str or os.PathLike
-        Local path or URI.
-    option : str
-        Name of the option in errors. Default: "path".
-
-    Returns
-    -------
-    str
-
-    Raises
-    ------
-    InvalidOption
-        The scheme is not supported, or delta-rs does not find a local table at the path.
-    """
+    """Return an absolute local path, or a URI without a final slash. Raise InvalidOption."""
     text = _FILE.sub("", os.fspath(path))
     if _SCHEME.match(text):
         return _checked_uri(text, option).rstrip("/")
-    local = os.path.abspath(text)
+    local = os.path.abspath(text)  # other processes have another working directory
     if wrong := _NO_LOCAL_PATH.search(local):
         raise InvalidOption(
             f"Using {option}={local!r} failed: delta-rs cannot open a path with {wrong[0]!r}. "
@@ -286,10 +183,7 @@ def absolute_path(path: Any, option: str = "path") -> str:
 
 
 def canonical_path(path: str) -> str:
-    """Return one text for all names of a place, to compare places.
-
-    Links are resolved. Each provider has one scheme. Other libraries may need the user's name.
-    """
+    """Return one text for all names of a place. Only compare it: libraries need the given name."""
     if "://" not in path:
         return os.path.realpath(path)
     scheme, _, rest = path.partition("://")
@@ -297,10 +191,8 @@ def canonical_path(path: str) -> str:
 
 
 def is_data_path(path: str) -> bool:
-    """Return whether a commit's path names a file below its table.
-
-    Delta allows absolute paths, as shallow clones have them. They lead to files of others.
-    """
+    """Return whether a commit's path names a file below its table."""
+    # Delta allows absolute paths, as shallow clones have them. They lead to files of others.
     inside = not _NO_NAME.search(path) and not _SCHEME.match(path)
     return inside and not path.startswith("_delta_log/")
 

@@ -1,7 +1,4 @@
-"""Parse the JSON of Delta commits, and check the used fields.
-
-Another engine may have written a commit, so nothing in it is taken for granted.
-"""
+"""Parse and check the JSON of Delta commits, which another engine may have written."""
 
 from __future__ import annotations
 
@@ -14,20 +11,12 @@ __all__ = ["Action", "parse"]
 
 Action = dict[str, Any]
 
-_LAST_MILLISECOND: Final = 253_402_300_799_000
-"""The last millisecond that a datetime can hold."""
-_MAX_ROWS: Final = 2**32
-"""Most rows of one commit. A commit has as many ordinals."""
+_LAST_MILLISECOND: Final = 253_402_300_799_000  # that a datetime can hold
+_MAX_ROWS: Final = 2**32  # of one commit, which has as many ordinals
 
 
 def parse(text: bytes) -> list[Action]:
-    """Parse the actions of a commit and check the used fields.
-
-    Raises
-    ------
-    ValueError, RecursionError
-        The text is no commit.
-    """
+    """Parse and check the actions of a commit. Raise ValueError or RecursionError if it is none."""
     actions = []
     # Split at line feeds alone. Python also takes other characters for line ends, and a JSON text
     # may hold them.
@@ -45,6 +34,7 @@ def parse(text: bytes) -> list[Action]:
 
 
 _FILE: Final = {"path": (str, True), "dataChange": (bool, False), "partitionValues": (dict, False)}
+# Each field that spark_mq uses, with its type and whether it is required.
 _FIELDS: Final[dict[str, dict[str, tuple[type, bool]]]] = {
     "add": {
         **_FILE,
@@ -65,7 +55,6 @@ _FIELDS: Final[dict[str, dict[str, tuple[type, bool]]]] = {
     },
     "metaData": {},
 }
-"""Each field that spark_mq uses, with its type and whether it is required."""
 
 
 def _checked(name: str, value: Any) -> Any:

@@ -1,7 +1,4 @@
-"""Access files in an object store by obstore.
-
-No other module imports obstore.
-"""
+"""Access files in an object store by obstore, which no other module imports."""
 
 from __future__ import annotations
 
@@ -28,14 +25,12 @@ _T = TypeVar("_T")
 _STORES: Final[dict[str, Any]] = {
     "aws": store.S3Store, "azure": store.AzureStore, "google": store.GCSStore,
 }  # fmt: skip
-_TAIL: Final = 256 * 1024
-"""Bytes of the first request for a file. A footer or a small file fits in."""
+_TAIL: Final = 256 * 1024  # bytes of a file's first request, in which a footer or a small file fits
 
+# Bytes of one request that writes. A smaller file takes one request.
 _PART: Final = 16 * 1024 * 1024
-"""Bytes of one request that writes. A smaller file takes one request."""
 
-_MOST: Final = 1024
-"""Length of a name that S3, Google and Azure take: bytes, and on Azure characters."""
+_MOST: Final = 1024  # length of a name that S3, Google and Azure take: bytes, on Azure characters
 
 _REFUSED: Final = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
 _EXISTS: Final = (exceptions.AlreadyExistsError, exceptions.PreconditionError)
@@ -57,7 +52,7 @@ _SIGNED: Final = re.compile(
 
 
 class RemoteBackend:
-    """Read and write the files under one prefix of a bucket."""
+    """Do an :class:`ObjectStore`'s work under one prefix of a bucket."""
 
     def __init__(self, root: str, options: Mapping[str, str]) -> None:
         parts = urlsplit(root)
@@ -69,32 +64,27 @@ class RemoteBackend:
         self._place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
     def child(self, name: str) -> RemoteBackend:
-        """Return the backend of a folder below. It shares the connections."""
         child = object.__new__(RemoteBackend)
         child.__dict__.update(self.__dict__, _prefix=self._full(name))
         return child
 
     def read(self, path: str) -> bytes:
-        """Return the content of a file."""
         return self._call(path, lambda s, full: obstore.get(s, full).bytes().to_bytes())
 
     def open(self, path: str) -> Any:
-        """Open a file for random access."""
         return pa.PythonFile(_RangeReader(self, path), mode="r")
 
     def open_whole(self, path: str) -> Any:
-        """Open a file with one request. The caller reads all of it."""
+        """Open a file with one request, because the caller reads all of it."""
         return pa.BufferReader(pa.py_buffer(self.read(path)))
 
     def stat(self, path: str) -> FileInfo | None:
-        """Return the size and time of a file, or None without it."""
         try:
             return self._info(self._call(path, obstore.head))
         except FileNotFoundError:
             return None
 
     def list(self, folder: str) -> Iterator[FileInfo]:
-        """Yield the files directly in a folder."""
         try:
             found = self._call(folder, lambda s, full: obstore.list_with_delimiter(s, full or None))
         except FileNotFoundError:
@@ -102,7 +92,6 @@ class RemoteBackend:
         return (self._info(meta) for meta in found["objects"])
 
     def folders(self, folder: str) -> Sequence[str]:
-        """Return the names of the folders directly in a folder."""
         found = self._call(folder, lambda s, full: obstore.list_with_delimiter(s, full or None))
         return [prefix.rstrip("/").rpartition("/")[2] for prefix in found["common_prefixes"]]
 
@@ -110,17 +99,14 @@ class RemoteBackend:
         """Do nothing. An object store has no folders."""
 
     def list_all(self, folder: str) -> Iterator[FileInfo]:
-        """Yield the files in a folder and in its subfolders."""
         found = self._call(folder, lambda s, full: obstore.list(s, full or None).collect())
         return (self._info(meta) for meta in found)
 
     def write(self, path: str, data: bytes | memoryview, *, sync: bool = True) -> None:
-        """Replace a whole file atomically. It is always durable on return."""
         view = _bytes_of(data)
         self._call(path, lambda s, full: obstore.put(s, full, view, chunk_size=_PART))
 
     def create(self, path: str, data: bytes | memoryview, *, after: Sequence[str] = ()) -> None:
-        """Create a file atomically. Raise FileExistsError if the name exists."""
         view = _bytes_of(data)
         self._call(path, lambda s, full: obstore.put(s, full, view, mode="create"))
 
@@ -128,16 +114,14 @@ class RemoteBackend:
         """Do nothing. A file is durable once its request has succeeded."""
 
     def delete(self, path: str) -> None:
-        """Delete a file, if it exists."""
         try:
             self._call(path, obstore.delete)
         except FileNotFoundError:
             return
 
     def delete_many(self, paths: Sequence[str]) -> None:
-        """Delete several files, as far as they exist. S3 takes 1,000 with one request."""
         if paths:
-            full = [self._full(path) for path in paths]
+            full = [self._full(path) for path in paths]  # S3 takes 1,000 with one request
             with contextlib.suppress(FileNotFoundError):
                 self._call(paths[0], lambda s, _: obstore.delete(s, full))
 
@@ -146,10 +130,7 @@ class RemoteBackend:
         return 0
 
     def tail(self, path: str) -> tuple[int, bytes]:
-        """Return the size of a file and its last bytes.
-
-        It takes one request if possible.
-        """
+        """Return the size of a file and its last bytes, by one request if possible."""
 
         def last(s: Any, full: str) -> tuple[int, bytes]:
             found = obstore.get(s, full, options={"range": {"suffix": _TAIL}})
@@ -164,7 +145,6 @@ class RemoteBackend:
             return self._call(path, obstore.head)["size"], b""
 
     def range(self, path: str, start: int, length: int) -> bytes:
-        """Return a part of a file."""
         return self._call(
             path,
             lambda s, full: obstore.get_range(s, full, start=start, length=length).to_bytes(),
@@ -196,7 +176,7 @@ class RemoteBackend:
 
 
 class _Process:
-    """Refuse obstore in a forked process. There it would never return."""
+    """Refuse obstore in a forked process, because it would never return there."""
 
     used = False
     forked = False
@@ -211,7 +191,6 @@ class _Process:
 
     @classmethod
     def mark(cls) -> None:
-        """Remember in a new child process whether its parent used obstore."""
         cls.forked = cls.forked or cls.used
 
 
@@ -226,29 +205,23 @@ class _RangeReader(io.RawIOBase):
         self._size, self._last = backend.tail(path)
 
     def size(self) -> int:
-        """Return the size in bytes."""
         return self._size
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Return True."""
         return True
 
     def tell(self) -> int:
-        """Return the position."""
         return self._at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Move the position."""
         start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
         self._at = max(0, start + offset)
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        """Return bytes from the position on."""
         length = max(0, self._size - self._at)
         length = length if size is None or size < 0 else min(size, length)
         data = self._part(self._at, length) if length else b""

@@ -16,34 +16,25 @@ from spark_mq.delta.actions import AddFile, Commit, check_protocol
 
 __all__ = ["PartitionKey", "TableState", "TrackFiles", "added_file", "partition_key"]
 
-PartitionKey = tuple[tuple[str, str | None], ...]
-"""The values of a partition, as sorted pairs of column and value."""
+PartitionKey = tuple[tuple[str, str | None], ...]  # sorted pairs of column and value
 
 _NO_FILES: Final[dict[str, AddFile]] = {}
-_BATCH_ROWS: Final = 10_000
-"""Rows of a checkpoint that are read together."""
+_BATCH_ROWS: Final = 10_000  # rows of a checkpoint that are read together
 
-TrackFiles = bool | Callable[[str], bool]
-"""Whether a state has all data files, none, or those with certain paths."""
+TrackFiles = bool | Callable[[str], bool]  # all data files, none, or those with certain paths
 
 
 def partition_key(values: Mapping[str, str | None]) -> PartitionKey:
-    """Return the key of a partition from its values."""
     return tuple(sorted(values.items()))
 
 
 @dataclass(slots=True)
 class TableState:
-    """The table as of ``version``. Its owner applies commits in order.
+    """The table as of ``version``. Its owner applies commits in order."""
 
-    ``track_files`` is False for a table whose data files nobody needs. They cost time and memory.
-    A function returns whether a path is needed.
-    """
-
-    track_files: TrackFiles = True
+    track_files: TrackFiles = True  # data files that nobody needs cost time and memory
     version: int = -1
-    operation_id: str | None = None
-    """Id of the last commit. None if it is not known, or spark_mq did not write it."""
+    operation_id: str | None = None  # of the last commit. None if not known, or of another engine
     metadata: dict[str, Any] = field(default_factory=dict)
     protocol: dict[str, Any] = field(default_factory=dict)
     txns: dict[str, int] = field(default_factory=dict)
@@ -52,19 +43,14 @@ class TableState:
 
     @property
     def table_id(self) -> str:
-        """Return the id of the table.
-
-        A table that was made again at the same path has another id.
-        """
+        """Return the table's id. A table made again at the same path has another one."""
         return str(self.metadata.get("id"))
 
     @property
     def description(self) -> str | None:
-        """Return the table's description."""
         return self.metadata.get("description")
 
     def files(self) -> list[AddFile]:
-        """Return all data files."""
         # Other threads may apply commits, so the list of partitions is copied in one step.
         return [file for files in list(self.partitions.values()) for file in files.values()]
 
@@ -73,7 +59,6 @@ class TableState:
         return self.partitions.get(partition_key(values), _NO_FILES)
 
     def apply(self, commit: Commit) -> None:
-        """Apply the next commit."""
         if commit.metadata is not None:
             self.metadata = commit.metadata
         if commit.protocols:
@@ -88,10 +73,7 @@ class TableState:
         return self.track_files is True or (callable(self.track_files) and self.track_files(path))
 
     def _change(self, removes: Iterable[str], adds: Iterable[AddFile]) -> None:
-        """Remove data files and add others.
-
-        A file to remove may be unknown. An added file replaces one with the same path.
-        """
+        """Remove files, known or not, and add others, which replace those with the same path."""
         # New dicts, one for each partition. A reader of a partition keeps the dict it read.
         changed: dict[PartitionKey, dict[str, AddFile]] = {}
 
@@ -118,10 +100,7 @@ class TableState:
                 self.partitions.pop(key, None)
 
     def load_checkpoint(self, files: Iterable[Any], version: int, path: str) -> None:
-        """Load a checkpoint from its open Parquet files.
-
-        Raise pa.ArrowException or ValueError if it is broken.
-        """
+        """Load the open files of a checkpoint. Raise ArrowException, ValueError if broken."""
         wanted = ["metaData", "protocol", "txn"]
         if self.track_files is not False:
             wanted.append("add")
@@ -153,7 +132,7 @@ class TableState:
 
 
 def _present(batch: pa.RecordBatch, name: str) -> list[dict[str, Any]]:
-    """Return the rows in which an action is there."""
+    """Return the rows that have an action."""
     column = batch.column(name)
     kind = column.type
     required = next(
@@ -165,7 +144,7 @@ def _present(batch: pa.RecordBatch, name: str) -> list[dict[str, Any]]:
 
 
 def _loaded(row: Mapping[str, Any]) -> AddFile:
-    """Return a data file of a checkpoint."""
+    """Return the data file of a checkpoint's row."""
     stats = row.get("stats")
     values, tags = (dict(row.get(name) or ()) for name in ("partitionValues", "tags"))
     at = row.get("modificationTime") or 0

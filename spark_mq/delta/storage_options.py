@@ -1,7 +1,4 @@
-"""Map delta-rs storage options to the options of obstore.
-
-The mapping is pure. It reads no file and no network, and the environment is an argument.
-"""
+"""Map delta-rs storage options to those of obstore. Pure: the environment is an argument."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ from spark_mq.errors import InvalidOption
 
 __all__ = ["PROVIDERS", "StoreOptions", "is_secret", "store_options"]
 
+# The provider that the scheme of a root names.
 PROVIDERS: Final = {
     "s3": "aws", "s3a": "aws", "gs": "google",
     "az": "azure", "abfs": "azure", "abfss": "azure", "adl": "azure", "azure": "azure",
 }  # fmt: skip
-"""The scheme of a root, and the provider that it names."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +33,7 @@ def _same(names: str) -> dict[str, str]:
     return {name: name for name in names.split()}
 
 
+# A provider's options without its prefix, and their names in obstore.
 _CONFIG: Final = {
     "aws": {
         **_same(
@@ -69,7 +67,6 @@ _CONFIG: Final = {
         "service_account_path": "service_account",
     },
 }  # fmt: skip
-"""A provider's options without its prefix, and their names in obstore."""
 
 _CLIENT: Final = _same(
     "allow_http allow_invalid_certificates connect_timeout default_content_type http1_only"
@@ -85,6 +82,7 @@ _RETRY: Final = {
        for name in ("init_backoff", "max_backoff", "base")},
 }  # fmt: skip
 
+# Options of delta-rs alone, and the bucket, which the root names.
 _IGNORED: Final = _same(
     "aws_s3_allow_unsafe_rename allow_unsafe_rename mount_allow_unsafe_rename"
     " aws_s3_locking_provider aws_force_credential_load aws_ec2_metadata_disabled"
@@ -98,8 +96,8 @@ _IGNORED: Final = _same(
     " directory aws_bucket aws_bucket_name bucket bucket_name google_bucket google_bucket_name"
     " container_name azure_container_name"
 )
-"""Options of delta-rs alone, and the bucket, which the root names."""
 
+# Delta-rs obeys these options and obstore cannot. To ignore them would use another identity.
 _REFUSED: Final = {
     **dict.fromkeys(
         ("aws_iam_role_arn", "aws_s3_assume_role_arn"),
@@ -108,7 +106,6 @@ _REFUSED: Final = {
     "aws_profile": "spark_mq reads no profile files. Give the keys of the profile",
     "aws_endpoint_url_s3": "obstore does not know it. Use AWS_ENDPOINT_URL",
 }
-"""Options that delta-rs obeys and obstore cannot. To ignore them would use another identity."""
 
 _PREFIXES: Final = {
     "aws": ("aws_",), "azure": ("azure_storage_", "azure_"), "google": ("google_",),
@@ -132,26 +129,7 @@ def store_options(
     options: Mapping[str, Any],
     environment: Mapping[str, str] | None = None,
 ) -> StoreOptions:
-    """Sort storage options into the groups that obstore takes.
-
-    Parameters
-    ----------
-    scheme : str
-        Scheme of the root, a key of `PROVIDERS`.
-    options : Mapping
-        Storage options as delta-rs takes them. Case does not matter.
-    environment : Mapping, optional
-        Environment variables. Client options in them apply if `options` has others.
-
-    Returns
-    -------
-    StoreOptions
-
-    Raises
-    ------
-    InvalidOption
-        An option is unknown, given twice, or has an invalid value. The text has no value.
-    """
+    """Sort storage options into groups of obstore. Raise InvalidOption, which shows no value."""
     provider, found, names = PROVIDERS[scheme], StoreOptions(), dict[tuple[str, str], str]()
     for name, value in options.items():
         place = _place(provider, name)
@@ -173,10 +151,7 @@ def is_secret(name: str) -> bool:
 
 
 def _place(provider: str, name: str) -> tuple[str, str] | None:
-    """Return group and key of an option.
-
-    None: obstore does not need the option.
-    """
+    """Return group and key of an option, or None if obstore does not need it."""
     low = name.lower()
     if low in _REFUSED and provider == "aws":
         raise _invalid(name, _REFUSED[low])
@@ -198,10 +173,7 @@ def _bare(provider: str, low: str) -> str:
 
 
 def _is_of_another(low: str) -> bool:
-    """Return whether any provider knows an option.
-
-    One mapping may serve several stores.
-    """
+    """Return whether any provider knows an option. One mapping may serve several stores."""
     bares = ((provider, _bare(provider, low)) for provider in _CONFIG)
     return any(bare in _CONFIG[provider] or bare in _CLIENT for provider, bare in bares)
 

@@ -1,6 +1,6 @@
 """Convert errors of stores and of pyarrow to errors of spark_mq.
 
-Their texts name their own code. Operators need to know the failed table and the remedy.
+Their texts name their own code, but operators need to know the failed table and the remedy.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from spark_mq.util.show import printable
 
 __all__ = ["REFUSALS", "STORE_ERRORS", "one_line", "to_storage_error", "wrap_store_errors"]
 
-STORE_ERRORS: Final = (OSError, pa.ArrowException)
-"""Errors that reading or writing a table may raise, from any layer."""
+STORE_ERRORS: Final = (OSError, pa.ArrowException)  # of any layer that reads or writes a table
 
+# A store has certainly not applied such a put: no right, or no bucket.
 REFUSALS: Final = (PermissionError, FileNotFoundError)
-"""Errors of a put that a store has certainly not applied: no right, or no bucket."""
 
+# What is known of a change that failed, and the end of the advice.
 _OUTCOMES: Final = {
     False: ("nothing was changed", ""),
     None: (
@@ -31,7 +31,6 @@ _OUTCOMES: Final = {
         ". It may also land later, so repeat a publish with the same producer number or dedup ids",
     ),
 }
-"""What is known of a change that failed, and the end of the advice."""
 
 _FULL_CODES: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _REFUSED_CODES: Final = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -49,27 +48,24 @@ _UNREACHABLE: Final = re.compile(
     re.IGNORECASE,
 )
 
+# Addresses that a store's client asks for credentials if it has none.
 _NO_CREDENTIALS: Final = re.compile(
     r"https?://(169\.254\.|metadata\.google\.internal|[^/\s]+/("
     r"latest/api/token|latest/meta-data/iam/security-credentials|metadata/identity/oauth2/token"
     r"|computeMetadata/v1/instance/service-accounts/default/token)(?![\w/]))",
     re.IGNORECASE,
 )
-"""Addresses that a store's client asks for credentials if it has none."""
+# The options that give credentials, by the start of a store's scheme.
 _CREDENTIALS: Final = {
     "s3": "aws_access_key_id and aws_secret_access_key, with aws_session_token for a role",
     "g": "google_service_account, or google_application_credentials",
     "a": "azure_storage_account_key, azure_storage_sas_key, or azure_client_id, "
     "azure_client_secret and azure_tenant_id",
 }
-"""The options that give credentials, by the start of a store's scheme."""
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error's text in one line of at most 400 characters.
-
-    Colours and stacks are left out.
-    """
+    """Return an error's text in one line of at most 400 characters, without stacks."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).replace("↳", ":")
     text = re.split(r"\s+0: |Backtrace|stack backtrace|Debug source", text)[0]
     text = re.sub(r"\s+", " ", text).replace(" :", ":").strip()
@@ -79,18 +75,10 @@ def one_line(error: BaseException) -> str:
 def to_storage_error(
     path: str, error: BaseException, operation: str, *, landed: bool | None = False
 ) -> SparkMQError:
-    """Return the error to raise for a failure of the store.
+    """Return the error to raise for a failed operation, such as "publishing to".
 
-    Parameters
-    ----------
-    path
-        The table's path.
-    error
-        One of STORE_ERRORS. An error of spark_mq is returned as it is.
-    operation
-        For the text, such as "publishing to".
-    landed
-        False if nothing was changed, None if that is unknown.
+    An error of spark_mq is returned as it is. `landed` is False if nothing was changed, None if
+    that is unknown.
     """
     if isinstance(error, SparkMQError):
         return error
@@ -128,10 +116,7 @@ def wrap_store_errors(
     *,
     landed: bool | None = False,
 ) -> Iterator[None]:
-    """Convert storage errors raised in the block to StorageError.
-
-    `only` names the kinds to convert. The others are as for :func:`to_storage_error`.
-    """
+    """Convert errors of the kinds `only` in the block, as :func:`to_storage_error`."""
     try:
         yield
     except SparkMQError:

@@ -34,29 +34,22 @@ __all__ = [
 
 _logger = logging.getLogger(__name__)
 
-SWEEP_INTERVAL: Final = 16
-"""Commits from one checkpoint of a sweep to the next."""
+SWEEP_INTERVAL: Final = 16  # commits from one checkpoint of a sweep to the next
+# Properties of a table whose old versions only the sweep deletes. Spark refuses time travel to
+# versions older than the last property allows, though they are there, and VACUUM obeys it, too.
 KEPT_BY_THE_SWEEP: Final = {
     "delta.enableExpiredLogCleanup": "false",
     "delta.logRetentionDuration": "interval 36500 days",
     "delta.deletedFileRetentionDuration": "interval 36500 days",
 }
-"""Properties of a table whose old versions only the sweep deletes.
-
-Spark refuses time travel beyond the last one, though the version is there. VACUUM keeps to it too.
-"""
 
 _ATTEMPTS: Final = 5
 _HINT: Final = f"{LOG_FOLDER}/_last_checkpoint"
-_writing: dict[str, threading.Thread] = {}
-"""The threads that write checkpoints, by the table's path."""
+_writing: dict[str, threading.Thread] = {}  # threads that write checkpoints, by the table's path
 
 
 def with_columns(metadata: Mapping[str, Any], schema: pa.Schema) -> dict[str, Any] | None:
-    """Return a table's metadata with the missing columns of a schema.
-
-    None: the table has all of them.
-    """
+    """Return a table's metadata with the missing columns of a schema, or None without any."""
     known = json.loads(metadata["schemaString"])
     names = {field["name"] for field in known["fields"]}
     missing = [field for field in schema if field.name not in names]
@@ -76,13 +69,9 @@ def create_table(
     description: str,
     partition_by: Sequence[str] = (),
     configuration: Mapping[str, str] | None = None,
-    operation_id: str | None = None,
+    operation_id: str | None = None,  # several processes may do one operation
 ) -> bool:
-    """Create a table by its commit 0. Return False if another operation has created it.
-
-    Features stay plain (reader version 1, writer version 2), so that every engine can read and
-    append. Several processes may do one operation, which has an id then.
-    """
+    """Create a table by its commit 0. Return False if another operation has created it."""
     from deltalake import Schema  # here, because it is slow to load and few processes create tables
 
     metadata = {
@@ -109,6 +98,7 @@ def create_table(
     data = encode_actions(
         [
             {"commitInfo": info},
+            # Plain features, so that every engine can read and append.
             {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}},
             {"metaData": metadata},
         ]
@@ -118,19 +108,8 @@ def create_table(
 
 
 def write_checkpoint(store: ObjectStore) -> int:
-    """Write a checkpoint of the latest version. Return its version.
-
-    Several writers and cleaners may work at the same time. If a cleaner deletes a file during the
-    read, the writer starts again.
-
-    Raises
-    ------
-    CorruptLog
-        The log or its last checkpoint cannot be read.
-    StorageError
-        The store failed.
-    """
-    for left in reversed(range(_ATTEMPTS)):
+    """Write a checkpoint of the latest version, and return it. Raise CorruptLog, StorageError."""
+    for left in reversed(range(_ATTEMPTS)):  # a cleaner may delete a file during the read
         try:
             return _write_checkpoint(store)
         except (OSError, pa.ArrowException) as error:
@@ -159,10 +138,7 @@ def _write_checkpoint(store: ObjectStore) -> int:
 
 
 def checkpoint_soon(store: ObjectStore, version: int) -> None:
-    """Write a checkpoint in a thread.
-
-    Nothing happens if this process is writing one of the table already.
-    """
+    """Write a checkpoint in a thread, unless this process is writing one of the table."""
     thread = _writing.get(store.root)
     if thread is not None and thread.is_alive():
         return
@@ -197,10 +173,7 @@ def wait_for_checkpoints(path: str | None = None) -> None:
 
 
 def checkpoint_if_due(store: ObjectStore, version: int) -> None:
-    """Write a checkpoint if the last one is too old.
-
-    A checkpoint reads the whole log again. A few commits are not worth that.
-    """
+    """Write a checkpoint if the last one is too old, because it reads the whole log again."""
     if version - last_checkpoint(store) >= SWEEP_INTERVAL:
         write_checkpoint(store)
 
