@@ -1,11 +1,10 @@
-"""Ack the batches of a stream that Spark has committed.
+"""Ack the batches of a stream that Spark has committed, unless they left messages on purpose.
 
-Batches with messages left unsettled on purpose are the exception. The foreachBatch function and the
-source run in different processes and share only the ledger. So the function commits an application
-transaction with the batch number before it returns. Spark commits the batch after that. The source
-looks for the transaction before it acks. It counts for all batches up to its number, because older
-leases were acked when the batch was leased. A superfluous transaction, of a zombie or a replay,
-costs a second delivery and no message.
+The foreachBatch function and the source run in different processes and share only the ledger. So
+the function commits an application transaction with the batch number before it returns, and Spark
+commits the batch after that. The source looks for the transaction before it acks. It counts for all
+batches up to its number, because older leases were acked when the batch was leased. A superfluous
+transaction, of a zombie or a replay, costs a second delivery and no message.
 """
 
 from __future__ import annotations
@@ -36,26 +35,11 @@ def ack_committed_leases(
     runner: str | None,
     keep: Sequence[str] = (),
 ) -> tuple[Ledger, dict[str, Any]]:
-    """Expire leases, and ack those of a stream's committed batches.
+    """Expire leases except `keep`, and ack those of a stream's batches up to `up_to` (0: none).
 
-    Parameters
-    ----------
-    group, view
-        The group, and its ledger as read.
-    stream
-        The id of the stream.
-    up_to
-        The last batch that Spark has committed. 0 acks nothing.
-    runner
-        Ack only leases of this runner. None at the runner's start: then those of dead runners too.
-        Later, another runner's lease is a successor's.
-    keep
-        Leases that do not expire.
-
-    Returns
-    -------
-    tuple
-        The ledger, and the commit's note about the acks. The note is empty without acks.
+    Only leases of `runner` are acked, because another runner's is a successor's. At the runner's
+    start it is None, which also acks those of dead runners. Return the ledger, and the commit's
+    note about the acks, which is empty without any.
     """
     done = _committed_leases(group, view, stream, up_to, runner)
     ledger = expire_leases(view.ledger, view.now, view.settings, [*done, *keep])
@@ -69,10 +53,7 @@ def ack_committed_leases(
 def _committed_leases(
     group: GroupLedger, view: GroupView, stream: str, up_to: int, runner: str | None
 ) -> list[str]:
-    """Return the leases to ack, without those of excluded batches.
-
-    Such batches left messages unsettled on purpose.
-    """
+    """Return the leases to ack, without those of batches that left messages on purpose."""
     if up_to == 0:
         return []
     ledger = view.ledger
@@ -92,11 +73,9 @@ def _committed_leases(
 
 
 def exclude_from_auto_ack(group: GroupLedger, stream: str, n: int) -> int:
-    """Exclude the leased messages of batch n from the ack on commit.
+    """Exclude the leased messages of batch n from the ack on commit. Return their number.
 
-    This is one commit. There is none if nothing is held or the batch is excluded already. It
-    changes the group's ledger, so an ack that has not seen it conflicts. Returns the number of
-    messages.
+    The commit changes the group's ledger, so an ack that has not seen it conflicts.
     """
     app = auto_ack_app_id(stream)
 
@@ -117,5 +96,5 @@ def exclude_from_auto_ack(group: GroupLedger, stream: str, n: int) -> int:
 
 
 def auto_ack_excluded_up_to(ledgers: LedgerStore, snapshot: LedgerSnapshot, stream: str) -> int:
-    """Return the last excluded batch of a stream, or 0. Raises CommitConflict."""
+    """Return the last excluded batch of a stream, or 0. Raise CommitConflict."""
     return ledgers.txn_number(snapshot, auto_ack_app_id(stream)) or 0

@@ -1,7 +1,4 @@
-"""Fence drivers that still run after another driver replaced them.
-
-The other driver has taken over their checkpoint.
-"""
+"""Fence drivers that still run after another driver has taken over their checkpoint."""
 
 from __future__ import annotations
 
@@ -14,10 +11,10 @@ __all__ = ["check_fence"]
 def check_fence(
     group: GroupLedger, view: GroupView, app: str, stream: str, n: int, *, highest: int
 ) -> int | None:
-    """Return the number of a stream's transactions `app`, or None.
+    """Return the number of a stream's transactions `app`, or None without any.
 
-    None: it has none yet. Raises StreamFenced if the number is above `highest`. Then another driver
-    has leased or replayed batch n, or a later one.
+    Raise StreamFenced if it is above `highest`, because then another driver has leased or replayed
+    batch n or a later one.
     """
     number = group.ledgers.txn_number(view.snapshot, app)
     if number is not None and number > highest:

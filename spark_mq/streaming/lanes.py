@@ -1,7 +1,7 @@
 """Divide a batch of an ordered group into partitions by lanes.
 
-A lane of a batch lies in one partition, in the order of sequence. Neighbouring lanes share a
-partition, because a sorted file has them side by side. So a partition has one slice of such a file.
+Each lane lies in one partition, in the order of sequence. Neighbouring lanes share a partition,
+because a sorted file has them side by side, and so a partition has one slice of such a file.
 """
 
 from __future__ import annotations
@@ -18,17 +18,14 @@ from spark_mq.ledger.settings import GroupSettings
 __all__ = ["LaneRuns", "divide_by_lane", "lane_runs"]
 
 Piece = tuple[FileSlice, Range]
+# The rows of a slice as runs: a lane, or None for messages without one, and its number of rows.
 LaneRuns = tuple[tuple[int | None, int], ...]
-"""The rows of a slice as runs of a lane and its rows. The lane is None for messages without one."""
 
 
 def lane_runs(
     index: MessageIndex, rules: GroupSettings, pieces: Iterable[Piece]
 ) -> tuple[LaneRuns, ...]:
-    """Return the lanes of the rows of each slice.
-
-    The result is empty if the group is not ordered.
-    """
+    """Return the lanes of the rows of each slice, or () if the group is not ordered."""
     if not is_ordered(index, rules):
         return ()
     lane_of = index.layout.lane_of
@@ -44,22 +41,7 @@ def lane_runs(
 def divide_by_lane(
     pieces: Sequence[Piece], runs: Sequence[LaneRuns], wanted: int
 ) -> list[list[Piece]]:
-    """Return slices in parts, with whole lanes in each part.
-
-    Parameters
-    ----------
-    pieces
-        The slices in order.
-    runs
-        The lanes of each slice.
-    wanted
-        The number of parts. There are fewer if neither lanes nor messages without one suffice.
-
-    Returns
-    -------
-    list of list
-        The slices of each part in order. Messages without a lane fill the smaller parts.
-    """
+    """Divide slices into up to `wanted` parts of whole lanes. Other rows fill the smaller parts."""
     if wanted == 1:
         return [list(pieces)]
     loads = Counter[int | None]()
@@ -80,10 +62,7 @@ def divide_by_lane(
 
 
 def _neighbours(lanes: Mapping[int, int], count: int) -> dict[int, int]:
-    """Return the part of each lane, with no part empty.
-
-    Each part has about the same number of rows.
-    """
+    """Return the part of each lane. No part is empty, and all have about as many rows."""
     place, at, filled, left = dict[int, int](), 0, 0, sum(lanes.values())
     for before, lane in enumerate(sorted(lanes)):
         share = left / (count - at)
@@ -96,10 +75,7 @@ def _neighbours(lanes: Mapping[int, int], count: int) -> dict[int, int]:
 
 
 def _rooms(sizes: Sequence[int], free: int) -> list[int]:
-    """Return how many free rows each part takes.
-
-    The smaller parts then become alike.
-    """
+    """Return how many free rows each part takes, so that the smaller parts become alike."""
     level, ordered = 0, sorted(sizes)
     for count in range(len(ordered), 0, -1):
         level = -(-(sum(ordered[:count]) + free) // count)

@@ -1,9 +1,8 @@
 """Run one stream over several queues.
 
-A batch leases its share from each queue. The offset is
-``{"batch": n, "queues": k, "stream": uuid}``. Each queue knows the stream by an id made from that
-uuid and the queue's path. So transactions, lease ids and replays are separate, and a queue may be
-added to the list or removed.
+A batch leases its share from each queue. Its offset also has the number of ``queues``. Each queue
+knows the stream by an id made from the offset's uuid and the queue's path. So transactions, lease
+ids and replays are separate, and a queue may be added to the list or removed.
 """
 
 from __future__ import annotations
@@ -27,16 +26,10 @@ Plans = list[tuple[GroupLedger, BatchPlan]]
 
 
 def fair_shares(limit: int, could: Sequence[int], turn: int) -> list[int]:
-    """Divide a limit fairly.
+    """Divide a limit fairly among queues of which each can take no more than in `could`.
 
-    Parameters
-    ----------
-    limit
-        The number to divide.
-    could
-        How much each queue can take. None gets less than another, unless it can take no more.
-    turn
-        This number modulo the queues that can take more decides which get the indivisible rest.
+    None gets less than another, unless it can take no more. `turn` decides which get the
+    indivisible rest.
     """
     taken = [0] * len(could)
     while limit > 0 and (unfilled := [at for at, most in enumerate(could) if taken[at] < most]):
@@ -49,10 +42,7 @@ def fair_shares(limit: int, could: Sequence[int], turn: int) -> list[int]:
 
 
 class MultiQueueSource:
-    """One runner of a stream over several queues.
-
-    Parameters and methods are those of :class:`~spark_mq.streaming.source.StreamSource`.
-    """
+    """One runner of a stream over several queues, with the methods of :class:`StreamSource`."""
 
     def __init__(
         self,
@@ -71,14 +61,12 @@ class MultiQueueSource:
         self._planned: dict[tuple[str, int], Plans] = {}
 
     def initial(self) -> dict[str, Any]:
-        """Return the offset before the first batch. Create the groups that do not exist."""
         offset = self.sources[0].initial()
         for source in self.sources[1:]:
             source.initial()
         return {"batch": 0, QUEUES: len(self.sources), "stream": offset["stream"]}
 
     def limit_to_current(self) -> None:
-        """Lease only messages that are published and due now (Trigger.AvailableNow)."""
         for source in self.sources:
             source.limit_to_current()
 
@@ -87,10 +75,6 @@ class MultiQueueSource:
         return self.sources[0].is_limited
 
     def latest(self, start: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the next batch's offset if messages are due, else `start`.
-
-        One queue with due messages is enough.
-        """
         stream, n = parse_multi_offset(start)
         could = [
             source.available_count if source.has_available(self._in(source, stream), n) else 0
@@ -99,16 +83,12 @@ class MultiQueueSource:
         for source, most in zip(self.sources, could, strict=True):
             if not most:
                 source.ack_committed(self._in(source, stream), n)
-        if not any(could):
+        if not any(could):  # one queue with due messages is enough
             return dict(start)
         self._offered[stream, n + 1] = could
         return {"batch": n + 1, QUEUES: len(self.sources), "stream": stream}
 
     def plans(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Plans:
-        """Return the plan of the batch, by queue.
-
-        Repeated calls return the same. Raises StreamFenced if another driver runs the checkpoint.
-        """
         (stream, n), (_, before) = parse_multi_offset(end), parse_multi_offset(start)
         if n == before:
             return []
@@ -156,12 +136,10 @@ class MultiQueueSource:
         ]
 
     def stop(self) -> None:
-        """End the extensions of the leases in the background."""
         for source in self.sources:
             source.stop()
 
     def progress(self) -> dict[str, Any]:
-        """Return the groups' stats at the last look, by queue."""
         return {source.ledger.queue_path: source.progress() for source in self.sources}
 
     @staticmethod

@@ -1,7 +1,4 @@
-"""Define the offsets of streams, and the ids made from them.
-
-They are ids of leases and transactions.
-"""
+"""Define the offsets of streams, and the ids of leases and transactions made from them."""
 
 from __future__ import annotations
 
@@ -24,29 +21,21 @@ __all__ = [
     "stream_id_in_queue",
 ]
 
-QUEUES: Final = "queues"
-"""The key that only the offset of a stream over several queues has."""
+QUEUES: Final = "queues"  # a key that only the offset of a stream over several queues has
 
 _STREAM = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _LEASE_ID = re.compile(rf"({_STREAM})/([0-9]{{1,18}})/([0-9a-f]+)")
-_MAX_BATCH: Final = 10**18 - 1
-"""The transaction numbers of this many batches fit into 64 bits."""
+_MAX_BATCH: Final = 10**18 - 1  # transaction numbers of so many batches fit into 64 bits
 
 
 def parse_lease_id(lease_id: str) -> tuple[str, int, str] | None:
-    """Return (stream, batch, runner) of a lease id, or None.
-
-    None: no stream made it.
-    """
+    """Return (stream, batch, runner) of a lease id, or None if no stream made it."""
     match = _LEASE_ID.fullmatch(lease_id)
     return (match[1], int(match[2]), match[3]) if match else None
 
 
 def fence_app_id(stream: str) -> str:
-    """Return the app id of a stream's fencing transactions.
-
-    They are in ``leases/`` and fence zombies.
-    """
+    """Return the app id of a stream's transactions in ``leases/`` that fence zombies."""
     return f"spark_mq.stream:{stream}"
 
 
@@ -77,7 +66,7 @@ def check_offset(offset: Any) -> tuple[str, int]:
 
 
 def parse_offset(offset: Any) -> tuple[str, int]:
-    """Return (stream, batch) of the offset of one queue's stream. Raise InvalidOption."""
+    """Return (stream, batch) of an offset over one queue. Raise InvalidOption."""
     if isinstance(offset, Mapping) and QUEUES in offset:
         raise InvalidOption(
             "the checkpoint is of a stream over several queues. Give path as a list, such as "
@@ -89,7 +78,7 @@ def parse_offset(offset: Any) -> tuple[str, int]:
 
 
 def parse_multi_offset(offset: Any) -> tuple[str, int]:
-    """Return (stream, batch) of the offset of several queues' stream. Raise InvalidOption."""
+    """Return (stream, batch) of an offset over several queues. Raise InvalidOption."""
     if isinstance(offset, Mapping) and "batch" in offset and QUEUES not in offset:
         raise InvalidOption(
             "the checkpoint is of a stream over one queue. Give path as plain text, not as a list, "
@@ -101,7 +90,7 @@ def parse_multi_offset(offset: Any) -> tuple[str, int]:
 
 
 def stream_id_in_queue(stream: str, path: str) -> str:
-    """Return the id of a several queues' stream in one of them."""
+    """Return the id in one queue of a stream over several queues."""
     # A link, or s3a instead of s3, is no other queue. A queue in memory has no place.
     place = canonical_path(path) if "/" in path else path
     return str(uuid.uuid5(uuid.UUID(stream), place))

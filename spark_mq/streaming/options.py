@@ -13,57 +13,34 @@ from spark_mq.util.clock import SECOND
 
 __all__ = ["BatchPlan", "LeaseLimits", "StreamOptions", "check_attempts"]
 
-LeaseLimits = tuple[int, int | None]
-"""The most messages and bytes that a lease may hold."""
+LeaseLimits = tuple[int, int | None]  # the most messages and bytes that a lease may hold
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """The leasing options of one stream. Durations are in microseconds.
+    """How one stream leases. Durations are in microseconds."""
 
-    Attributes
-    ----------
-    worker_id
-        A label for people.
-    max_messages, max_bytes
-        The most messages and bytes of a batch. Default: 100,000 messages, any bytes.
-    visibility_timeout
-        How long the lease of a dead worker lasts. None: the group's setting.
-    max_lease_duration
-        How long one batch may take. Default: 30 minutes.
-    ack_on_commit
-        Whether Spark's commit of a batch acks its unsettled messages. Default: True.
-    fail_on_data_loss
-        Whether to raise if the queue's hard limit dropped unsettled messages. Default: True.
-    """
-
-    worker_id: str = "spark"
+    worker_id: str = "spark"  # a label for people
     max_messages: int = 100_000
     max_bytes: int | None = None
-    visibility_timeout: int | None = None
-    max_lease_duration: int = 1800 * SECOND
-    ack_on_commit: bool = True
-    fail_on_data_loss: bool = True
+    visibility_timeout: int | None = None  # the group's setting if None
+    max_lease_duration: int = 1800 * SECOND  # of one batch
+    ack_on_commit: bool = True  # Spark's commit of a batch acks its unsettled messages
+    fail_on_data_loss: bool = True  # raise if the queue's hard limit dropped unsettled messages
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """The slices of a batch under one lease, each with its range.
-
-    In an ordered group ``lane_runs`` has the lanes of each slice's rows. Otherwise it is empty.
-    """
+    """The slices of a batch under one lease, each with its range."""
 
     lease_id: str = ""
     expires_at: int = 0
     slices: tuple[tuple[FileSlice, Range], ...] = ()
-    lane_runs: tuple[LaneRuns, ...] = ()
+    lane_runs: tuple[LaneRuns, ...] = ()  # of each slice. Empty if the group is not ordered
 
 
 def check_attempts(group: str, settings: GroupSettings) -> None:
-    """Raise InvalidOption if a batch's replay has no attempt left.
-
-    The group's settings decide.
-    """
+    """Raise InvalidOption if the group's settings leave no attempt for a batch's replay."""
     attempts = settings.max_delivery_attempts
     if attempts is not None and attempts < 3:
         raise InvalidOption(

@@ -15,7 +15,6 @@ _SHOWN: Final = (
     *("ready", "delayed", "in_flight", "dead", "blocked"),
     *("oldest_unsettled_age", "blocked_because", "breaker"),
 )
-"""The group's stats that the progress shows."""
 
 
 def show_progress(ledger: GroupLedger, stats: GroupStats) -> dict[str, Any]:

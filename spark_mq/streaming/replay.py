@@ -23,10 +23,8 @@ _log = logging.getLogger(__name__)
 
 
 def find_batch_damage(group: GroupLedger, stream: str, n: int) -> list[Damage]:
-    """Read all messages that batch n holds, and return the damage.
-
-    A page that no task can read may be why the batch died. Raises StorageError.
-    """
+    """Read all messages that batch n holds, and return the damage. Raise StorageError."""
+    # A page that no task can read may be why the batch died.
     ledger = group.ledger_in(group.snapshot())
     rows = rows_held_by_batch(ledger, f"{stream}/{n}/")
     return find_damage(group, ledger.ranges_at(rows))
@@ -44,29 +42,10 @@ def take_over_batch(
 ) -> tuple[list[Range], int, GroupSettings]:
     """Give the messages of batch n to a runner, in one commit.
 
-    Parameters
-    ----------
-    group
-        The consumer group.
-    stream, n
-        The batch.
-    runner, worker_id
-        The new runner.
-    expires_at
-        Returns when the lease expires.
-    acked
-        Returns the ledger with the batches before n acked and other leases expired, except those
-        given. Also returns the commit's note about the acks.
-
-    Returns
-    -------
-    tuple
-        The ranges, when their lease expires, and the group's settings.
-
-    Raises
-    ------
-    StreamFenced
-        Another driver has leased or replayed this batch, or a later one.
+    `acked` gets the leases to keep. It returns the ledger with the batches before n acked and other
+    leases expired, and the commit's note about the acks. Return the ranges, when their lease
+    expires, and the group's settings. Raise StreamFenced if another driver has leased or replayed
+    this batch, or a later one.
     """
     app, prefix = fence_app_id(stream), f"{stream}/{n}/"
 

@@ -42,31 +42,14 @@ from spark_mq.telemetry.conventions import Signal
 
 __all__ = ["StreamSource"]
 
-RESERVED_ATTEMPTS: Final = 1
-"""Attempts kept back for a replay of the batch."""
+RESERVED_ATTEMPTS: Final = 1  # kept back for a replay of the batch
 
 
 class StreamSource:
-    """Run one stream, behind the hooks of Spark's streaming reader.
+    """Run one stream, behind the hooks of Spark's streaming reader. Not thread-safe.
 
-    Not thread-safe.
-
-    Parameters
-    ----------
-    ledger
-        The consumer group.
-    options
-        How the stream leases.
-    keep_alive
-        Called with a lease id, the timeout and the limit in microseconds. It returns an object
-        whose ``stop()`` ends the extensions. Default: :class:`LeaseKeepAlive`.
-    runner
-        The runner's random id, part of its lease ids. Default: a new one.
-
-    Attributes
-    ----------
-    available_count
-        The messages that a lease would have got at the last look.
+    `keep_alive` gets a lease id, the timeout and the limit in microseconds. It returns an object
+    whose ``stop()`` ends the extensions. `runner` is a random id, part of the lease ids.
     """
 
     def __init__(
@@ -80,7 +63,7 @@ class StreamSource:
         self.ledger = ledger
         self.options = options
         self.runner = runner or uuid.uuid4().hex[:12]
-        self.available_count = 0
+        self.available_count = 0  # messages that a lease would have got at the last look
         self._keep_alive = keep_alive or self._extend_in_background
         self._offered: set[tuple[str, int]] = set()
         self._planned: dict[tuple[str, int], BatchPlan] = {}
@@ -102,15 +85,12 @@ class StreamSource:
 
     @property
     def is_limited(self) -> bool:
-        """Return whether :meth:`limit_to_current` was called."""
         return self._bound is not None
 
     def latest(self, start: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the next batch's offset if messages are due, else `start`.
-
-        It leases nothing. Spark calls this only after it has committed batch n. So the unsettled
-        messages of batch n are acked, now or with the next lease.
-        """
+        """Return the next batch's offset if messages are due, else `start`. It leases nothing."""
+        # Spark calls this only after it has committed batch n. So the unsettled messages of batch n
+        # are acked, now or with the next lease.
         stream, n = parse_offset(start)
         if self.has_available(stream, n):
             self._offered.add((stream, n + 1))
@@ -128,10 +108,7 @@ class StreamSource:
         return self._available(stream, n)
 
     def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> BatchPlan:
-        """Return what the batch from `start` to `end` reads. Repeated calls return the same.
-
-        Raises StreamFenced if another driver runs the checkpoint.
-        """
+        """Return what the batch reads, the same for repeated calls. Raise StreamFenced."""
         stream, n = parse_offset(end)
         _, before = parse_offset(start)
         self._check()
@@ -146,7 +123,7 @@ class StreamSource:
     def plans(
         self, start: Mapping[str, Any], end: Mapping[str, Any]
     ) -> list[tuple[GroupLedger, BatchPlan]]:
-        """Return what the batch reads, by queue. Raises as :meth:`plan`."""
+        """Return what the batch reads, by queue. Raise as :meth:`plan`."""
         return [(self.ledger, self.plan(start, end))]
 
     def stop(self) -> None:
@@ -167,11 +144,7 @@ class StreamSource:
         self._checked = True
 
     def _available(self, stream: str, n: int) -> bool:
-        """Return whether a lease would get something now, with batch n acked.
-
-        A group with nothing waiting and nothing unread is answered at once. Otherwise only the
-        rules of leasing themselves know: caps, isolation and delayed messages all count.
-        """
+        """Return whether a lease would get something now, with batch n acked."""
         while True:
             view = self.ledger.view(self.ledger.snapshot())
             with contextlib.suppress(CommitConflict):  # cleaned away or changed since: read again
@@ -183,6 +156,7 @@ class StreamSource:
         if not waiting and damage is None and index.last_sequence <= ledger.tracked_up_to:
             self.available_count = 0
             return False
+        # Only the rules of leasing themselves know: caps, isolation and delayed messages all count.
         request = self._request("", view)
         _, grant = acquiring.acquire(ledger, index, view.now, view.settings, request)
         if damage is not None and not grant.ranges:
@@ -213,11 +187,8 @@ class StreamSource:
     def lease(self, stream: str, n: int, limits: LeaseLimits | None = None) -> BatchPlan:
         """Lease batch n, and ack the batches before in the same commit.
 
-        Raises
-        ------
-        StorageError
-            Nothing can be delivered, because payload files are out of reach. The acks are
-            committed, and no message was leased.
+        Raise StorageError if nothing can be delivered, because payload files are out of reach. The
+        acks are committed then, and no message was leased.
         """
         app, lease_id = fence_app_id(stream), f"{stream}/{n}/{self.runner}"
         seen: dict[str, FileCheck] = {}
@@ -261,7 +232,6 @@ class StreamSource:
         return self._granted(lease_id, expires_at, found.grant.ranges, settings)
 
     def _signals(self, result: Any) -> list[Signal]:
-        """Return the signals of a lease and of its commit's acks."""
         if isinstance(result, Exception):
             return lease_signals(self.options.worker_id, result)
         found, _, _, acked = result
@@ -270,10 +240,8 @@ class StreamSource:
     def replay(self, stream: str, n: int) -> BatchPlan:
         """Take over what batch n still holds. It leases nothing new: a sink may skip a replay.
 
-        Raises
-        ------
-        StorageError
-            Payload files are out of reach. Nothing was taken over, and no delivery was counted.
+        Raise StorageError if payload files are out of reach. Nothing was taken over then, and no
+        delivery was counted.
         """
         damage = self.find_damage(stream, n)
         granted, expires_at, settings = take_over_batch(
@@ -293,7 +261,7 @@ class StreamSource:
         return self._granted(lease_id, expires_at, good, settings)
 
     def find_damage(self, stream: str, n: int) -> list[Damage]:
-        """Read all that batch n holds, before its replay is counted. Raises StorageError."""
+        """Read all that batch n holds, before its replay is counted. Raise StorageError."""
         try:
             return find_batch_damage(self.ledger, stream, n)
         except StorageError:
@@ -316,10 +284,7 @@ class StreamSource:
     def _acked(
         self, view: GroupView, stream: str, up_to: int, keep: Sequence[str] = ()
     ) -> tuple[Ledger, dict[str, Any]]:
-        """Expire leases, and in ackMode onCommit ack the batches up to one.
-
-        Returns as :func:`ack_committed_leases`.
-        """
+        """Expire leases, and in ackMode onCommit ack the batches up to `up_to`."""
         return ack_committed_leases(
             self.ledger,
             view,
@@ -330,7 +295,7 @@ class StreamSource:
         )
 
     def ack_committed(self, stream: str, up_to: int) -> None:
-        """Ack unsettled messages of the batches up to one (ackMode onCommit)."""
+        """Ack unsettled messages of the batches up to `up_to` (ackMode onCommit)."""
         if not self.options.ack_on_commit or up_to == 0:
             return
 
