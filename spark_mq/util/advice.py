@@ -1,7 +1,7 @@
 """Define the calls that texts advise, each with its command.
 
 The text of an error or a log line names the call of Python. The error has the pair in ``advice``,
-and the log record has it as an argument. So the command line can show the command.
+and the log record has it as an argument, so the command line can show the command.
 """
 
 from __future__ import annotations
@@ -69,5 +69,4 @@ NAME_MESSAGES: Final = Advice("sequences, message_id or key", "SEQUENCES, --mess
 
 
 def drop_group(name: str) -> Advice:
-    """Return the advice to drop a group."""
     return Advice(f"Queue.drop_group({name!r})", f"`spark-mq group drop {name}`")

@@ -16,13 +16,10 @@ from spark_mq.errors import ContentionTimeout
 
 __all__ = ["Backoff", "too_many_conflicts"]
 
-_GROWTH: Final = 1.25
-"""The factor for each lost race."""
-_DECAY: Final = 0.5
-"""The factor for each commit. With both, 8 writers lose one race for two commits."""
+_GROWTH: Final = 1.25  # for each lost race
+_DECAY: Final = 0.5  # for each commit. With both, 8 writers lose one race for two commits
 _LONGEST: Final = 3.0
-_MOST_LOSSES: Final = 30
-"""More losses in a row do not lengthen the pause."""
+_MOST_LOSSES: Final = 30  # more losses in a row do not lengthen the pause
 
 
 class Backoff:
@@ -32,15 +29,11 @@ class Backoff:
         self._common = 0.0  # the pause that the last commit named
         self._losses = 0  # since this writer's last commit
         self._attempt = 0.0  # seconds that the last attempt took
-        self.shares = False
-        """Whether others post their operations, or run those of others."""
+        self.shares = False  # whether others post their operations, or run those of others
 
     @property
     def pause(self) -> float:
-        """Return the mean pause before an attempt in seconds.
-
-        It is 0 if no other writer seems to compete.
-        """
+        """Return the mean seconds before an attempt, 0 if no other writer seems to compete."""
         if not self._losses:
             return self._common
         grown = max(self._common, self._attempt) * _GROWTH ** min(self._losses, _MOST_LOSSES)
@@ -67,7 +60,6 @@ class Backoff:
 def too_many_conflicts(
     what: str, attempts: int, timeout: float, group: str | None = None
 ) -> ContentionTimeout:
-    """Return the error for an operation that lost races until its timeout."""
     return ContentionTimeout(
         f"{what} lost {attempts} races in {timeout:.0f} s. Nothing was changed. "
         "Fewer workers with larger leases contend less",

@@ -15,8 +15,8 @@ __all__ = ["CallBatcher"]
 T = TypeVar("T")
 R = TypeVar("R")
 
+# The longest wait for the calls of threads that called together before.
 GATHER_SECONDS: Final = 0.004
-"""The longest wait for the calls of threads that called together before."""
 _LOOK_SECONDS: Final = 0.0002
 
 
@@ -27,20 +27,16 @@ class _Call(Generic[T, R]):
         self.item = item
         self.done = False
         self.result: Any = None
+        # The calls that its thread runs. Empty while another thread leads.
         self.batch: list[_Call[T, R]] = []
-        """The calls that this call's thread runs. Empty while another thread leads."""
         self._gate = threading.Lock()
         self._gate.acquire()
 
     def finish(self, result: R | Exception) -> None:
-        """Store the result."""
         self.result, self.done = result, True
 
     def wait(self) -> None:
-        """Wait until another thread wakes this call.
-
-        A call that was woken before returns without a wait.
-        """
+        """Wait until another thread wakes this call, or not at all if one already has."""
         self._gate.acquire()
 
     def wake(self) -> None:
@@ -54,13 +50,9 @@ class CallBatcher(Generic[T, R]):
 
     A single call runs without a wait. Calls that arrive during a run wait, and one of their threads
     then runs all of them. After a run of several calls the next one waits a moment for as many.
-    If `run` raises, each item runs again by itself, so that no call fails because of another. An
-    interrupt (Ctrl-C) at any line ends its own call only.
-
-    Parameters
-    ----------
-    run
-        Takes several items and returns a result or an exception for each.
+    `run` returns a result or an exception for each item. If it raises, except a ContentionTimeout,
+    each item runs again by itself, so no call fails because of another. An interrupt (Ctrl-C) at
+    any line ends its own call only.
     """
 
     def __init__(self, run: Callable[[Sequence[T]], Sequence[R | Exception]]) -> None:
@@ -71,13 +63,7 @@ class CallBatcher(Generic[T, R]):
         self._expected = 1  # the number of calls that lately came together
 
     def do(self, item: T) -> R:
-        """Run an item with those of other threads. Return its result.
-
-        Raises
-        ------
-        Exception
-            The error that `run` returned or raised for this item.
-        """
+        """Run an item with those of other threads. Raise the error of its run, if any."""
         call: _Call[T, R] = _Call(item)
         # Twice, because one interrupt may cut one of them short, or come before its first step.
         try:
@@ -95,10 +81,7 @@ class CallBatcher(Generic[T, R]):
         return result
 
     def _join(self, call: _Call[T, R]) -> None:
-        """Wait until the call is done or must run a batch.
-
-        A call that must run a batch gets it.
-        """
+        """Wait until the call is done, or must run a batch, which it then has."""
         with self._lock:
             self._waiting.append(call)
         while True:
@@ -122,10 +105,7 @@ class CallBatcher(Generic[T, R]):
             time.sleep(_LOOK_SECONDS)
 
     def _leave(self, call: _Call[T, R]) -> None:
-        """Let the next thread run. It takes over the calls of an interrupted thread.
-
-        A second call changes nothing.
-        """
+        """Let the next thread run, with the calls of an interrupted one. May be called again."""
         with self._lock:
             # In this order, so that a second call completes an interrupted one. As long as this
             # call leads, no other thread runs the calls that it puts back.

@@ -27,46 +27,26 @@ __all__ = [
 ]
 
 SECOND: Final = 1_000_000
-"""One second in microseconds."""
 
-EARLIEST: Final = -62_135_596_800 * SECOND
-"""The first microsecond of a datetime, the start of year 1."""
-LATEST: Final = 253_402_300_800 * SECOND - 1
-"""The last microsecond of a datetime, the end of year 9999."""
+EARLIEST: Final = -62_135_596_800 * SECOND  # the first of a datetime, the start of year 1
+LATEST: Final = 253_402_300_800 * SECOND - 1  # the last of a datetime, the end of year 9999
 
-Clock = Callable[[], datetime]
-"""A function that returns the current time as an aware datetime."""
+Clock = Callable[[], datetime]  # returns the current time as an aware datetime
 
-Duration = float | int | str | timedelta
-"""Seconds, a timedelta, or text such as "30s", "5m" and "7d"."""
+Duration = float | int | str | timedelta  # seconds, a timedelta, or text such as "30s", "5m", "7d"
 
-_AGREEMENT_SECONDS: Final = 1.0
-"""Two clocks that differ by more in what they measured disagree."""
+_AGREEMENT_SECONDS: Final = 1.0  # two clocks disagree if what they measured differs by more
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def system_clock() -> datetime:
-    """Return this machine's time.
-
-    It is a function of a module, so that a queue can be pickled.
-    """
+    """Return this machine's time. A module's function can be pickled with a queue."""
     return datetime.now(UTC)
 
 
 def to_micros(instant: datetime) -> int:
-    """Convert an aware datetime to microseconds since 1970-01-01 UTC.
-
-    Raises
-    ------
-    InvalidOption
-        The datetime has no time zone, or is out of range in UTC.
-
-    Examples
-    --------
-    >>> to_micros(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC))
-    1000000
-    """
+    """Convert an aware datetime to microseconds since 1970-01-01 UTC. Raise InvalidOption."""
     if instant.tzinfo is None:
         raise InvalidOption(
             f"{instant!r} has no time zone; use datetime.now(timezone.utc) or another aware "
@@ -91,7 +71,6 @@ def to_datetime(instant: int) -> datetime:
 
 
 def to_seconds(duration: timedelta | None) -> float | None:
-    """Convert a duration to seconds. None stays None."""
     return None if duration is None else duration.total_seconds()
 
 
@@ -106,14 +85,8 @@ class Instant:
 class ElapsedClock:
     """Measure the time since an instant, also if the machine was suspended since.
 
-    ``time.monotonic()`` stops in a suspend. So two other clocks are read, and they must agree.
-
-    Parameters
-    ----------
-    running
-        A clock that is never set, and that counts a suspend if the system has such a clock.
-    wall
-        The wall clock.
+    ``time.monotonic()`` stops in a suspend. So two other clocks are read, which must agree: the
+    wall clock, and one that is never set, and counts a suspend if the system has such a clock.
     """
 
     def __init__(
@@ -122,17 +95,13 @@ class ElapsedClock:
         self._running, self._wall = running or _running_clock(), wall
 
     def now(self) -> Instant:
-        """Return the current instant."""
         return Instant(self._running(), self._wall())
 
     def since(self, instant: Instant | None) -> float:
-        """Return the seconds since an instant, or infinity if nobody knows.
-
-        Nobody knows without an instant, and if the two clocks disagree: one of them was set, or did
-        not count a pause.
-        """
+        """Return the seconds since an instant, or infinity if nobody knows."""
         if instant is None:
             return float("inf")
+        # The clocks disagree if one of them was set, or did not count a pause.
         running, wall = self._running() - instant.running, self._wall() - instant.wall
         return max(running, wall) if abs(running - wall) < _AGREEMENT_SECONDS else float("inf")
 

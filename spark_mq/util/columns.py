@@ -18,7 +18,7 @@ def to_arrow(numbers: array[int]) -> pa.Array:
 
 
 def to_array(numbers: pa.Array | pa.ChunkedArray, null: int = 0) -> array[int]:
-    """Return a column of numbers or instants as an array. Nulls become another number."""
+    """Return a column of 64-bit numbers or instants as an array. Nulls become `null`."""
     found = array("q")
     chunks = numbers.chunks if isinstance(numbers, pa.ChunkedArray) else [numbers]
     for chunk in chunks:

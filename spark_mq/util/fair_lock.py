@@ -1,6 +1,6 @@
 """Order the writers of one machine that change the same ledger.
 
-The writers are threads and processes. The lock only reduces contention. After a timeout the caller
+The writers are threads and processes. The lock only reduces contention: after a timeout the caller
 proceeds without it, and the compare-and-swap commit keeps the ledger right. Threads get the lock in
 the order in which they ask. Processes lock files beside the tables, and the system releases the
 lock of a dead process. An object store has no file locks, so only the threads of a process are
@@ -27,27 +27,18 @@ except ImportError:  # this system has no file locks, so its processes are not o
 
 __all__ = ["FairLock", "FileLock", "Hold", "fair_lock_for"]
 
-TIMEOUT_SECONDS: Final = 2.0
-"""How long a caller waits before it proceeds without the lock."""
-SKIP_AFTER_TIMEOUT: Final = 30.0
-"""Seconds without another try after a timeout, because the holder is frozen or busy."""
-_NEXT_POLL: Final = 0.002
-"""Seconds between two tries to become the process that is next."""
-_LOCK_POLL: Final = 0.0003
-"""The same for the process that is next. It is one for each ledger, and a commit takes 2 ms."""
+TIMEOUT_SECONDS: Final = 2.0  # a caller waits this long before it proceeds without the lock
+SKIP_AFTER_TIMEOUT: Final = 30.0  # seconds without another try: the holder is frozen or busy
+_NEXT_POLL: Final = 0.002  # seconds between two tries to become the process that is next
+_LOCK_POLL: Final = 0.0003  # the same for the one process that is next, because a commit takes 2 ms
 
 
 class FileLock:
-    """A lock between processes.
+    """A lock between processes, in the files ``.next`` and ``.lock`` at a path.
 
-    It keeps files open only while a caller waits or holds. It has two files. A caller that waits
-    for the second one holds the first one. So a process that releases the lock and returns
-    immediately is behind the process that waits.
-
-    Parameters
-    ----------
-    path
-        The path of the files, without their suffixes ``.next`` and ``.lock``.
+    A caller that waits for the second file holds the first one. So a process that releases the lock
+    and asks again immediately comes after the process that waits. The files are open only while a
+    caller waits or holds.
     """
 
     _file: io.FileIO | None = None  # of the class: __del__ also runs after an interrupted __init__
@@ -82,7 +73,7 @@ class FileLock:
             self._file = None
 
     def _lock(self, file: int, deadline: float, poll: float) -> bool:
-        """Lock an open file until the deadline. Try again after `poll` seconds."""
+        """Lock an open file until the deadline. Wait at most `poll` seconds between tries."""
         started = time.monotonic()
         while True:
             try:
@@ -116,10 +107,7 @@ def _open(path: str) -> io.FileIO:
 class FairLock:
     """A lock that threads get in the order in which they ask. It is reentrant.
 
-    Parameters
-    ----------
-    lock
-        The lock between processes. None to order threads only.
+    Without the lock between processes it orders threads only.
     """
 
     def __init__(self, lock: FileLock | None = None) -> None:
@@ -130,20 +118,12 @@ class FairLock:
 
     @property
     def owner(self) -> int | None:
-        """Return the thread that has the lock."""
+        """Return the id of the thread that has the lock."""
         holds = self._holds
         return holds[0].thread if holds else None
 
     def hold(self, timeout: float = TIMEOUT_SECONDS) -> Hold:
-        """Return a context manager that holds the lock for a block.
-
-        After the timeout the block runs without it.
-
-        Parameters
-        ----------
-        timeout
-            The longest wait in seconds, for threads and again for processes. Default 2.
-        """
+        """Return a context manager. After the timeout, its block runs without the lock."""
         return Hold(self, timeout)
 
     def abandon(self) -> None:
@@ -166,10 +146,7 @@ class FairLock:
                 self._queue.remove(hold)
 
     def _leave(self, hold: Hold) -> None:
-        """Give the lock to the next thread.
-
-        A second call completes an interrupted one.
-        """
+        """Give the lock to the next thread. A second call completes an interrupted one."""
         with self._guard:
             if hold in self._queue:
                 self._queue.remove(hold)
@@ -184,25 +161,17 @@ class FairLock:
 
 
 class Hold:
-    """Holds a lock for one block of one thread.
-
-    An interrupt may come before the first step of the release. Then the thread calls
-    :meth:`FairLock.abandon`.
-    """
+    """Holds a lock for one block. If an interrupt skips its release, the thread calls abandon()."""
 
     def __init__(self, lock: FairLock, timeout: float) -> None:
         self.thread = threading.get_ident()
         self.timeout = timeout
-        self.event: threading.Event | None = None
-        """Set when the thread has the lock after a wait."""
+        self.event: threading.Event | None = None  # set when it has the lock after a wait
         self._fair = lock
         self._has_file = False
 
     def acquire(self) -> None:
-        """Wait for the lock.
-
-        After the timeout the caller continues without it.
-        """
+        """Wait for the lock. After the timeout the caller continues without it."""
         fair = self._fair
         fair._enter(self)
         if fair._lock is not None and fair._holds == [self]:
@@ -236,15 +205,7 @@ _guard = ForkSafeLock()
 
 
 def fair_lock_for(path: str, group: str) -> FairLock:
-    """Return the one lock of this process for a group's ledger.
-
-    Parameters
-    ----------
-    path
-        The path of the table. An object store's path has a scheme, and gets no file lock.
-    group
-        The name of the consumer group.
-    """
+    """Return this process's one lock for a group's ledger. An object store gets no file lock."""
     with _guard:
         lock = _locks.get((path, group))
         if lock is None:

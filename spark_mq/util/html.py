@@ -12,15 +12,13 @@ from spark_mq.util.show import show_duration
 
 __all__ = ["object_html", "rows_html", "show"]
 
-MAX_ROWS: Final = 50
-"""Rows of a table that are shown."""
-MAX_TEXT: Final = 200
-"""Characters of a value that are shown."""
+MAX_ROWS: Final = 50  # of a table
+MAX_TEXT: Final = 200  # characters of a value
 _LEFT: Final = "text-align:left"
 
 
 def show(value: Any) -> str:
-    """Return a value as text. Bytes that are UTF-8 are shown as text, others as hex digits."""
+    """Return a value as text. Bytes that are no UTF-8 become hex digits."""
     if value is None:
         return "-"
     if isinstance(value, bytes):
@@ -56,22 +54,12 @@ def _rounded(duration: timedelta) -> timedelta:
 
 
 def _is_interval(value: Any) -> bool:
-    """Return whether a value is a pair of sequences."""
+    """Return whether a value is a pair of message sequences."""
     return isinstance(value, tuple) and len(value) == 2 and all(type(one) is int for one in value)
 
 
 def rows_html(rows: Iterable[Any], columns: Sequence[str] | None = None, title: str = "") -> Html:
-    """Return rows as a table.
-
-    Parameters
-    ----------
-    rows
-        Mappings or dataclasses.
-    columns
-        The columns to show. Default: those with a value in some row.
-    title
-        A caption. Default: none.
-    """
+    """Return mappings or dataclasses as a table. Default: the columns with a value in some row."""
     found = [_mapping(row) for row in rows]
     shown = found[:MAX_ROWS]
     names = columns or _columns(shown)
@@ -97,7 +85,7 @@ def _cell(value: Any) -> Html:
 
 
 def _inner(value: Any) -> Html | None:
-    """Return a value that is itself a table. None: it is a text."""
+    """Return a value that is itself a table, or None if it is a text."""
     if _is_record(value):
         return object_html(value)
     if isinstance(value, list | tuple) and value and all(map(_is_record, value)):

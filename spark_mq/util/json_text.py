@@ -14,19 +14,17 @@ _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def parse_foreign(text: str) -> Any:
-    """Return the value of JSON by any writer. Raises ValueError and RecursionError.
-
-    Half of a character becomes a question mark, because no file or table can hold it.
-    """
+    """Return the value of JSON by any writer. Raise ValueError or RecursionError."""
     value = json.loads(text)
     if _SURROGATE.search(text):
+        # Half of a character becomes a question mark, because no file or table can hold it.
         whole = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
         value = json.loads(whole)
     return value
 
 
 def to_json(value: Any) -> str:
-    """Return a value as compact JSON. Raises InvalidOption."""
+    """Return a value as compact JSON. Raise InvalidOption."""
     try:
         return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
@@ -41,7 +39,7 @@ def to_json(value: Any) -> str:
 
 
 def decode_text(value: bytes, sequence: int) -> str:
-    """Return a payload as text. Raises InvalidPayload."""
+    """Return a payload as text. Raise InvalidPayload."""
     try:
         return value.decode()
     except UnicodeDecodeError as error:
@@ -53,7 +51,7 @@ def decode_text(value: bytes, sequence: int) -> str:
 
 
 def parse_json(value: bytes, sequence: int) -> Any:
-    """Return the value of a JSON payload. Raises InvalidPayload."""
+    """Return the value of a JSON payload. Raise InvalidPayload."""
     text = decode_text(value, sequence)
     try:
         return json.loads(text, parse_constant=_refuse)

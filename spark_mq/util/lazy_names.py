@@ -12,15 +12,7 @@ __all__ = ["lazy_names"]
 def lazy_names(
     namespace: dict[str, Any], modules: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the ``__getattr__`` and ``__dir__`` of a package.
-
-    Parameters
-    ----------
-    namespace
-        The globals of the package, with its ``__name__`` and ``__all__``.
-    modules
-        The module of each name, relative to the package.
-    """
+    """Return a package's ``__getattr__`` and ``__dir__``, by the module of each name in it."""
     package = namespace["__name__"]
 
     def load(name: str) -> Any:

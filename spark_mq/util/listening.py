@@ -10,7 +10,7 @@ __all__ = ["host_of", "listen"]
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """Return a socket that listens on an address. Port 0: any free one. Raises InvalidOption."""
+    """Return a socket that listens, with port 0 on any free one. Raise InvalidOption."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         return socket.create_server((address, port), family=family, backlog=128)

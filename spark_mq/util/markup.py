@@ -15,29 +15,14 @@ class Html(str):
     __slots__ = ()
 
 
-Child: TypeAlias = str | int | float | Iterable["Child"] | None
-"""The content of an element. Text is escaped."""
-_VOID: Final = frozenset({"br", "hr", "input", "link", "meta"})
-"""Elements without content."""
+Child: TypeAlias = str | int | float | Iterable["Child"] | None  # the content of an element
+_VOID: Final = frozenset({"br", "hr", "input", "link", "meta"})  # elements without content
 
 
 def el(tag: str, *children: Child, **attributes: str | int | float | bool | None) -> Html:
-    """Return an element.
+    """Return an element. An attribute of None or False is left out.
 
-    Parameters
-    ----------
-    tag
-        Its name.
-    *children
-        Its content. Text is escaped.
-    **attributes
-        ``class_`` becomes ``class``, and ``hx_get`` becomes ``hx-get``. None and False leave the
-        attribute out.
-
-    Examples
-    --------
-    >>> el("a", "1 < 2", href="/?a=1&b=2", class_="x")
-    '<a href="/?a=1&amp;b=2" class="x">1 &lt; 2</a>'
+    ``class_`` becomes ``class``, and ``hx_get`` becomes ``hx-get``.
     """
     given = "".join(
         f' {name.rstrip("_").replace("_", "-")}="{escape(_value(value))}"'
@@ -50,7 +35,6 @@ def el(tag: str, *children: Child, **attributes: str | int | float | bool | None
 
 
 def join(*children: Child) -> Html:
-    """Return children one after the other."""
     return Html("".join(map(_html, children)))
 
 

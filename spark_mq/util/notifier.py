@@ -20,19 +20,16 @@ class Notifier:
         self._subscribers: WeakSet[threading.Event] = WeakSet()
 
     def notify(self) -> None:
-        """Set the events of all subscribers."""
         with self._lock:
             subscribers = list(self._subscribers)
         for event in subscribers:
             event.set()
 
     def subscribe(self, event: threading.Event) -> None:
-        """Add an event to set at each notification."""
         with self._lock:
             self._subscribers.add(event)
 
     def unsubscribe(self, event: threading.Event) -> None:
-        """Remove an event. An unknown event is ignored."""
         with self._lock:
             self._subscribers.discard(event)
 
@@ -52,7 +49,7 @@ def notifier_for(path: str) -> Notifier:
 
 @contextlib.contextmanager
 def subscribed(*notifiers: Notifier) -> Iterator[threading.Event]:
-    """Yield an event that any of some notifiers sets."""
+    """Yield an event that each of the notifiers sets."""
     event = threading.Event()
     for notifier in notifiers:
         notifier.subscribe(event)

@@ -1,7 +1,7 @@
 """Refuse handles from before a fork.
 
-A forked process has the parent's locks as they were, perhaps held by threads that it does not
-have. delta-rs and obstore do not survive a fork either.
+A forked process has the parent's locks as they were, perhaps held by threads that it does not have.
+delta-rs and obstore do not survive a fork either.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from spark_mq.errors import UsedAfterFork
 
 __all__ = ["ForkGuard", "ForkSafeLock", "call_in_forks"]
 
-_forks = 0
-"""Forks between the first process and this one."""
+_forks = 0  # between the first process and this one
 
 
 def _count_fork() -> None:
@@ -33,13 +32,7 @@ call_in_forks(_count_fork)
 
 
 class ForkGuard:
-    """Remembers the process that made a handle.
-
-    Parameters
-    ----------
-    what
-        Names the handle in errors.
-    """
+    """Remembers the process that made a handle. Errors name the handle by `what`."""
 
     __slots__ = ("_forks", "_what")
 
@@ -53,10 +46,7 @@ class ForkGuard:
         return self._forks != _forks
 
     def check(self) -> None:
-        """Raise UsedAfterFork in a process that was forked later.
-
-        Later means after the handle was made.
-        """
+        """Raise UsedAfterFork in a process that was forked after the handle was made."""
         if self._forks != _forks:
             raise UsedAfterFork(
                 f"using {self._what} failed: it was opened before this process was forked. Start "

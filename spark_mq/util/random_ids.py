@@ -11,19 +11,15 @@ import pyarrow.compute as pc
 
 __all__ = ["random_ids"]
 
-_IDS: Final = 1_000_000
-"""Ids in one array. Their text fits into it."""
+_IDS: Final = 1_000_000  # in one array, so that their text fits into it
+# Octet 6 of a UUID by RFC 9562, section 5.4.
 _VERSION: Final = bytes(byte & 0x0F | 0x40 for byte in range(256))
-"""Octet 6 of a UUID by RFC 9562, section 5.4."""
+# Octet 8 of a UUID by RFC 9562, section 5.4.
 _VARIANT: Final = bytes(byte & 0x3F | 0x80 for byte in range(256))
-"""Octet 8 of a UUID by RFC 9562, section 5.4."""
 
 
 def random_ids(count: int) -> pa.ChunkedArray:
-    """Return random UUIDs as text.
-
-    Arrow formats them, because Python takes longer than all other steps of a publish.
-    """
+    """Return random UUIDs as text. Arrow formats them, because Python would slow down a publish."""
     parts = [_some_ids(min(_IDS, count - start)) for start in range(0, count, _IDS)]
     return pa.chunked_array(parts, pa.string())
 

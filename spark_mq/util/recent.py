@@ -14,34 +14,23 @@ V = TypeVar("V")
 
 
 class RecentSet(set[T]):
-    """A set that begins again when it is full.
-
-    Parameters
-    ----------
-    most
-        The most items.
-    """
+    """A set that drops all its items when it has `most` and gets another one."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
         self._most = most
 
     def add(self, item: T) -> None:
-        """Add an item. If the set is full, drop all others."""
         if len(self) >= self._most:
             self.clear()
         super().add(item)
 
 
 class RecentDict(dict[K, V]):
-    """A dict that drops the items that were set longest ago. Thread-safe.
+    """A dict that drops the items set longest ago while all together weigh more than `most`.
 
-    Parameters
-    ----------
-    most
-        The most that all items weigh together. The item that was set last stays at any weight.
-    weigh
-        Returns the weight of an item. It is called once for each. Default: 1.
+    The item set last stays at any weight. `weigh` is called once for each item. Setting an item and
+    :meth:`forget` are thread-safe, and other methods that change a dict do not know the weights.
     """
 
     def __init__(self, most: int, weigh: Callable[[V], int] = lambda value: 1) -> None:
@@ -61,7 +50,6 @@ class RecentDict(dict[K, V]):
                 self._drop(next(iter(self)))
 
     def forget(self, key: K) -> None:
-        """Drop an item if it is there."""
         with self._lock:
             self._drop(key)
 

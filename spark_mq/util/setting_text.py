@@ -8,10 +8,7 @@ __all__ = ["parse_setting"]
 
 
 def parse_setting(text: str) -> Any:
-    """Return a setting's value from its text.
-
-    The value is a number, None for "none", or text such as "30s".
-    """
+    """Return a number, None for "none" or "null", or the text itself, such as "30s"."""
     if text.lower() in ("none", "null"):
         return None
     for kind in (int, float):

@@ -20,7 +20,6 @@ __all__ = [
 
 
 def show_time(at: datetime | None) -> str:
-    """Return a time for people."""
     return "-" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
 
 
@@ -38,7 +37,7 @@ def show_position(position: str | int | datetime) -> str:
 
 
 def show_age(age: timedelta | float | None) -> str:
-    """Return an age for people, such as 3m12s. A number is one of seconds."""
+    """Return an age for people, such as 3m12s. A number is in seconds."""
     if age is None:
         return "-"
     whole = int(age.total_seconds() if isinstance(age, timedelta) else age)
@@ -70,15 +69,7 @@ def show_duration(duration: timedelta | None) -> str:
 
 
 def show_value(value: bytes | None, limit: int = 60) -> str:
-    """Return the start of a payload as text.
-
-    Parameters
-    ----------
-    value
-        The payload.
-    limit
-        The most characters. Default: 60.
-    """
+    """Return the start of a payload as text."""
     if value is None:
         return "-"
     text = value[: 4 * limit].decode("utf-8", "replace")

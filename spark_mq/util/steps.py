@@ -28,7 +28,7 @@ def showing_steps(show: Callable[[str], None]) -> Iterator[None]:
 
 
 def step(text: str) -> None:
-    """Report the step that begins. A listener is optional."""
+    """Report the step that begins, if anybody listens."""
     if (show := _show.get()) is not None:
         show(text)
 

@@ -1,7 +1,4 @@
-"""Wait for worker threads, and obey signals meanwhile.
-
-The main thread waits. The signals are SIGTERM and Ctrl-C.
-"""
+"""Wait for worker threads in the main thread, and obey SIGTERM and Ctrl-C meanwhile."""
 
 from __future__ import annotations
 
@@ -16,26 +13,15 @@ from typing import Any, Final
 
 __all__ = ["ThreadWatch", "describe_wait"]
 
-_SHOWN: Final = 5
-"""Handlers that a text names."""
+_SHOWN: Final = 5  # handlers that a text names
 
 
 class ThreadWatch:
-    """Waits for threads until their end, a signal or an event.
+    """Waits for threads until their end, a signal or the event `stop`.
 
     SIGTERM and the first Ctrl-C set the event. A second Ctrl-C ends the wait for the threads. From
-    the third on, Ctrl-C raises KeyboardInterrupt immediately.
-
-    Parameters
-    ----------
-    threads
-        The threads. Each calls :meth:`note_end` as its last action.
-    stop
-        Ends the work once it is set.
-    poll
-        Seconds between looks at the event.
-    on_interrupt
-        Called once, in the waiting thread, after the first Ctrl-C.
+    the third on, Ctrl-C raises KeyboardInterrupt immediately. Each thread calls :meth:`note_end` as
+    its last action. `on_interrupt` is called once, in the waiting thread, after the first Ctrl-C.
     """
 
     def __init__(
@@ -47,12 +33,9 @@ class ThreadWatch:
     ) -> None:
         self._threads, self._stop, self._poll = threads, stop, poll
         self._on_interrupt = on_interrupt
+        # Signal numbers, and 0 if a thread has ended. A signal handler may call its put, but not
+        # the set of an Event, because the interrupted thread may hold the lock that set needs.
         self._signals: SimpleQueue[int] = SimpleQueue()
-        """Signal numbers. 0 means that a thread has ended.
-
-        A signal handler may call its put, but not the set of an Event. The interrupted thread may
-        hold the lock that set needs.
-        """
         self._ended = 0
         self._interrupts = 0
         self._reported = False
@@ -64,21 +47,14 @@ class ThreadWatch:
 
     @property
     def hurried(self) -> bool:
-        """Return whether Ctrl-C was pressed twice.
-
-        Then the work has to end without a delay.
-        """
+        """Return whether Ctrl-C was pressed twice, so that the work must end without a delay."""
         return self._interrupts > 1
 
     def note_end(self) -> None:
-        """Note that a thread has ended."""
         self._signals.put(0)
 
     def run(self, finish: Callable[[], None]) -> None:
-        """Start the threads, wait for the end, and call `finish`.
-
-        It waits until the work has to end. SIGTERM and Ctrl-C are obeyed meanwhile.
-        """
+        """Start the threads, wait until the work has to end, and call `finish`."""
         with self.signals():
             for thread in self._threads:
                 thread.start()
@@ -88,10 +64,7 @@ class ThreadWatch:
                 finish()
 
     def raise_end(self, error: BaseException | None) -> None:
-        """Raise KeyboardInterrupt after Ctrl-C, or a thread's error.
-
-        It raises nothing without either.
-        """
+        """Raise KeyboardInterrupt after Ctrl-C, or else a thread's error, if there is one."""
         if self.interrupted:
             raise KeyboardInterrupt from error
         if error is not None:
@@ -99,11 +72,7 @@ class ThreadWatch:
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Obey SIGTERM and Ctrl-C in the block.
-
-        Only the main thread can. A program's own handler of SIGINT is called. It may raise
-        KeyboardInterrupt, which counts as Ctrl-C at any line.
-        """
+        """Obey SIGTERM and Ctrl-C in the block, which only the main thread can do."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -111,6 +80,7 @@ class ThreadWatch:
         theirs = signal.getsignal(signal.SIGINT)
         ours: Any = self._on_signal
         if callable(theirs) and theirs is not signal.default_int_handler:
+            # The program's own handler may raise KeyboardInterrupt, which counts as Ctrl-C.
             ours = partial(self._on_own_signal, theirs)
         try:
             if callable(theirs):
@@ -123,18 +93,12 @@ class ThreadWatch:
                 signal.signal(number, handler)
 
     def _wait_for_stop(self) -> None:
-        """Wait until the work has to end.
-
-        An event, a signal, or the end of all threads ends it.
-        """
+        """Wait for the event, a signal, or the end of all threads."""
         while self._alive() and not self._stop.is_set():
             self._take_signal(self._poll)
 
     def wait_for_end(self, seconds: float) -> None:
-        """Wait for the end of all threads, for some seconds.
-
-        A second Ctrl-C ends the wait.
-        """
+        """Wait some seconds for the end of all threads, or until a second Ctrl-C."""
         deadline = time.monotonic() + seconds
         while self._alive() and not self.hurried:
             left = deadline - time.monotonic()
@@ -172,17 +136,7 @@ class ThreadWatch:
 
 
 def describe_wait(running: Sequence[tuple[str, float]], seconds: float) -> str:
-    """Return the work that a worker waits for after Ctrl-C.
-
-    The text also has the longest wait.
-
-    Parameters
-    ----------
-    running
-        Each handler's work, and its start in monotonic seconds.
-    seconds
-        The longest wait.
-    """
+    """Return what a worker waits for after Ctrl-C, by each handler's work and monotonic start."""
     now = time.monotonic()
     shown = [f"{work} (running for {now - since:.1f} s)" for work, since in running[:_SHOWN]]
     more = [f"{len(running) - _SHOWN} more"] if len(running) > _SHOWN else []

@@ -12,21 +12,12 @@ from typing import Any, Final
 __all__ = ["acting_as", "acting_by_default", "current_user", "with_user"]
 
 _USER: Final[ContextVar[str | None]] = ContextVar("spark_mq_user", default=None)
-MAX_LENGTH: Final = 200
-"""Characters of a name that are kept."""
+MAX_LENGTH: Final = 200  # characters of a name that are kept
 
 
 @contextmanager
 def acting_as(user: str) -> Iterator[None]:
-    """Note a person's name in the ledger commits of the block.
-
-    These are the commits of this thread.
-
-    Parameters
-    ----------
-    user
-        The name. Characters that cannot be printed are replaced.
-    """
+    """Note a person's printable name in the ledger commits of this thread in the block."""
     name = "".join(one if one.isprintable() else "�" for one in user)[:MAX_LENGTH]
     token = _USER.set(name or None)
     try:
@@ -56,14 +47,6 @@ def current_user() -> str | None:
 
 
 def with_user(info: Mapping[str, Any], user: str | None = None) -> Mapping[str, Any]:
-    """Return a commit's note with the person's name, if any.
-
-    Parameters
-    ----------
-    info
-        A name in it stays.
-    user
-        The name. None for the person who acts in this thread.
-    """
+    """Return a commit's note with the name of a user, by default who acts. A name in it stays."""
     name = _USER.get() if user is None else user
     return info if name is None else {"user": name, **info}

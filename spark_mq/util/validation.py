@@ -36,14 +36,11 @@ __all__ = [
     "validate_text",
 ]
 
-RESERVED_PREFIX: Final = "__"
-"""Start of names that only spark_mq uses."""
+RESERVED_PREFIX: Final = "__"  # start of names that only spark_mq uses
 
-MAX_ERROR_LENGTH: Final = 2_000
-"""Characters of a failure's text that the ledger keeps."""
+MAX_ERROR_LENGTH: Final = 2_000  # characters of a failure's text that the ledger keeps
 
-_MAX_SHOWN: Final = 200
-"""Characters of a value that an error message shows."""
+_MAX_SHOWN: Final = 200  # characters of a value that an error message shows
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _DURATION = re.compile(
@@ -96,30 +93,13 @@ def validate_error(value: Any, option: str = "error") -> str | None:
 
 
 def truncate_error(text: str) -> str:
-    """Truncate the text of a failure for the ledger.
-
-    Characters without a UTF-8 form are replaced, so that no settle fails because of its text.
-    """
+    """Truncate the text of a failure for the ledger."""
+    # Characters without a UTF-8 form are replaced, so that no settle fails because of its text.
     return text[:MAX_ERROR_LENGTH].encode("utf-8", "replace").decode("utf-8")
 
 
 def validate_duration(option: str, value: Any, *, zero: bool = False) -> int:
-    """Validate a duration and return its microseconds.
-
-    Parameters
-    ----------
-    option
-        The name of the option, for the error.
-    value
-        Seconds, a timedelta, or text like "30s", "5m", "7d" or "250ms".
-    zero
-        Whether 0 is valid. Default False.
-
-    Examples
-    --------
-    >>> validate_duration("timeout", "1.5s")
-    1500000
-    """
+    """Return the microseconds of seconds, a timedelta, or text like "30s", "7d" or "250ms"."""
     result: float | None = None
     if isinstance(value, timedelta):
         result = value.total_seconds() * SECOND
@@ -143,10 +123,7 @@ def validate_duration(option: str, value: Any, *, zero: bool = False) -> int:
 
 
 def validate_name(option: str, value: Any) -> str:
-    """Validate a name of a group, worker or producer.
-
-    A name has 1 to 128 letters, digits, dots, underscores or hyphens.
-    """
+    """Validate a name of a group, worker or producer."""
     valid = isinstance(value, str) and _NAME.fullmatch(value) is not None
     if not valid or value.startswith(RESERVED_PREFIX):
         raise InvalidOption(
@@ -172,7 +149,6 @@ def validate_group(option: str, value: Any) -> str:
 
 
 def validate_text(option: str, value: Any) -> str:
-    """Validate that a value is text."""
     if not isinstance(value, str):
         raise InvalidOption(
             f"{option}={short_repr(value)} is not text: give a str", option=option, value=value
@@ -193,10 +169,7 @@ def validate_lease_id(value: Any) -> str:
 
 
 def validate_count(option: str, value: Any, *, least: int = 1, most: int = 2**31 - 1) -> int:
-    """Validate a whole number between `least` and `most`.
-
-    Text of digits is valid too, because Spark's options are text.
-    """
+    """Validate a whole number, also as text of digits, because Spark's options are text."""
     number = value
     if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d{1,30}\s*", value):
         number = int(value)
@@ -212,19 +185,8 @@ def validate_count(option: str, value: Any, *, least: int = 1, most: int = 2**31
 
 
 def validate_callable(option: str, value: Any, *takes: str) -> None:
-    """Validate that a value can be called with some arguments.
-
-    Without this check the mistake would look like a failure of each message.
-
-    Parameters
-    ----------
-    option
-        The name of the option, for the error.
-    value
-        A callable. One without a signature, as some builtins are, is valid.
-    *takes
-        The names of the positional arguments.
-    """
+    """Validate that a value can be called with these positional arguments."""
+    # Without this check the mistake would look like a failure of each message.
     wanted = f"{option}({', '.join(takes)})"
     if not callable(value):
         raise InvalidOption(
@@ -248,11 +210,7 @@ def validate_callable(option: str, value: Any, *takes: str) -> None:
 
 
 def validate_position(option: str, value: Any) -> str | int | datetime:
-    """Validate a position in the log.
-
-    Valid are "earliest", "latest", a sequence, and an instant with a time zone. Text forms are
-    valid too, because Spark's options are text.
-    """
+    """Validate a position in the log, also as text, because Spark's options are text."""
     if isinstance(value, str):
         if value.lower() in ("earliest", "latest"):
             return value.lower()
@@ -316,7 +274,7 @@ def validate_size(option: str, value: Any) -> int:
 
 
 def validate_choice(option: str, value: Any, choices: Iterable[str]) -> str:
-    """Validate one of some words. The case is ignored and the choice's spelling returned."""
+    """Validate one of some words in upper or lower case. Return the choice's spelling."""
     known = list(choices)
     for choice in known:
         if isinstance(value, str) and value.lower() == choice.lower():
@@ -331,10 +289,7 @@ def validate_choice(option: str, value: Any, choices: Iterable[str]) -> str:
 
 
 def suggest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word nearest to a misspelt one, or None.
-
-    None: no word is near.
-    """
+    """Return the known word nearest to a misspelt one, or None if no word is near."""
     by_lower = {name.lower(): name for name in known}
     found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
     return by_lower[found[0]] if found else None

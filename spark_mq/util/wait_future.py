@@ -1,7 +1,4 @@
-"""Wait for a shared future by a callback or an event loop.
-
-Neither can cancel it.
-"""
+"""Wait for a shared future by a callback or an event loop, neither of which can cancel it."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 def call_when_done(future: Future[Any], callback: Callable[[], object]) -> None:
-    """Call a function once a future is done, or now. Its errors are logged."""
+    """Call a function once a future is done, or now. Log its errors."""
 
     def call(_: Future[Any]) -> None:
         try:
@@ -30,10 +27,8 @@ def call_when_done(future: Future[Any], callback: Callable[[], object]) -> None:
 
 
 def wait_in_loop(future: Future[Any]) -> Generator[Any, None, None]:
-    """Wait in the running event loop until a future is done.
-
-    ``asyncio.wrap_future`` would cancel the future with the task that waits.
-    """
+    """Wait in the running event loop until a future is done."""
+    # asyncio.wrap_future would cancel the future with the task that waits.
     loop = asyncio.get_running_loop()
     waiter: asyncio.Future[None] = loop.create_future()
 

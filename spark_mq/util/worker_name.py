@@ -12,7 +12,7 @@ __all__ = ["worker_name"]
 
 
 def worker_name(given: str | None = None) -> str:
-    """Return a worker's name. Default: host and process. Raises InvalidOption."""
+    """Return a worker's name, by default host and process. Raise InvalidOption."""
     if given is not None:
         return validate_name("worker_id", given)
     host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:100]
