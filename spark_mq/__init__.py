@@ -1,8 +1,7 @@
 """Acknowledged message queues for Spark and Delta Lake, with no broker.
 
-The Python API needs no Spark. Its classes are :class:`Queue`, :class:`ConsumerGroup` and
-:class:`Lease`. The Spark side is in ``spark_mq.spark``. All errors are in ``spark_mq.errors`` and
-here.
+The Python API (:class:`Queue`, :class:`ConsumerGroup`, :class:`Lease`) needs no Spark. The Spark
+side is ``spark_mq.spark``. All errors are here and in ``spark_mq.errors``.
 """
 
 from __future__ import annotations
@@ -87,10 +86,7 @@ _MODULES = {
     "TraceEvent": "operations.trace",
     "WorkSummary": "worker",
 }
-"""The module of each public name. It is loaded when the name is used first.
-
-Spark starts many Python processes, each of which needs few of them.
-"""
+"""The module of each public name. It loads at first use, as a Spark process needs few of them."""
 
 __getattr__, __dir__ = lazy_names(globals(), _MODULES)
 

@@ -1,8 +1,8 @@
 """Define the errors of spark_mq.
 
-All derive from :class:`SparkMQError`. Each error keeps its data as attributes, such as
-``error.lease_id``, so that a caller need not parse the message. Errors can be pickled, because
-they travel between processes.
+All derive from :class:`SparkMQError`. Each keeps its data as attributes, such as
+``error.lease_id``, so that a caller need not parse the message. They can be pickled, because they
+travel between processes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SparkMQError(Exception):
     message : str
         The text of the error.
     advice : iterable of pairs
-        Calls of Python that the text advises, each with the same for the command line.
+        Python calls that the text advises, each with its equivalent on the command line.
     **data
         Data that explains the error. Each item becomes an attribute.
     """
@@ -84,7 +84,6 @@ class InvalidOption(SparkMQError, ValueError):
     option : str
         The name of the option.
     value : Any
-        The invalid value.
     """
 
 
@@ -96,9 +95,9 @@ class InvalidHandlerResult(InvalidOption):
     Attributes
     ----------
     option : str
-        The name of the handler's option.
+        The handler's option, or the column of its result that is wrong.
     value : Any
-        The returned value.
+        The wrong value, or the name of its type.
     """
 
 
@@ -107,7 +106,7 @@ class InvalidPayload(SparkMQError, ValueError):
 
     Attributes
     ----------
-    sequence
+    sequence : int
         The message.
     """
 
@@ -118,7 +117,6 @@ class InvalidSchema(SparkMQError, ValueError):
     Attributes
     ----------
     column : str
-        The column.
     """
 
 
@@ -128,19 +126,17 @@ class QueueNotFound(SparkMQError, LookupError):
     Attributes
     ----------
     path : str
-        The path.
     """
 
 
 class CopiedQueue(SparkMQError):
     """Raised if a queue away from its home would write elsewhere.
 
-    It may be a copy of another queue. ``Queue.rehome`` says what it is.
+    It may be a copy of another queue. Call ``Queue.rehome`` to say what it is.
 
     Attributes
     ----------
     path : str
-        The path.
     home : str
         Where the queue was created.
     """
@@ -152,7 +148,6 @@ class QueueExists(SparkMQError):
     Attributes
     ----------
     path : str
-        The path.
     """
 
 
@@ -162,7 +157,6 @@ class NotAQueue(SparkMQError):
     Attributes
     ----------
     path : str
-        The path.
     """
 
 
@@ -176,7 +170,7 @@ class UnsupportedTable(SparkMQError):
     path : str or None
         The path of the table.
     features : list of str
-        The unsupported features.
+        The unsupported features. Empty for an unknown format or group setting.
     """
 
 
@@ -203,7 +197,6 @@ class TablesDisagree(CorruptLog):
     path : str
         The path of the table that is ahead.
     version : None
-        No single commit is broken.
     """
 
 
@@ -217,8 +210,7 @@ class StorageError(SparkMQError, OSError):
     path : str
         The path of the table.
     landed : bool or None
-        Whether the commit that failed has changed the table. None if that is unknown: it may still
-        do so.
+        Whether the failed commit changed the table. None if unknown, because it may still do so.
     """
 
 
@@ -228,7 +220,6 @@ class GroupNotFound(SparkMQError, LookupError):
     Attributes
     ----------
     group : str
-        The name of the group.
     """
 
 
@@ -240,7 +231,6 @@ class LeaseLost(SparkMQError):
     Attributes
     ----------
     lease_id : str
-        The lease.
     lost : list of tuple
         ``(first, last, reason)`` with inclusive sequences.
     message_ids : list of str
@@ -253,12 +243,13 @@ class LeaseLost(SparkMQError):
 class MessagesHeld(SparkMQError):
     """Raised if a lease or a sweep holds messages to be changed.
 
+    Nothing was changed.
+
     Attributes
     ----------
     group : str
-        The name of the group.
     held : list
-        ``(first, last, who)`` of the held sequences. Nothing was changed.
+        ``(first, last, who)`` of the held sequences, inclusive.
     """
 
 
@@ -268,7 +259,6 @@ class GroupBlocked(SparkMQError):
     Attributes
     ----------
     group : str
-        The name of the group.
     blocked_because : str
         The cap, or the message.
     """
@@ -280,7 +270,6 @@ class DataLossError(SparkMQError):
     Attributes
     ----------
     group : str
-        The name of the group.
     lost : int
         The number of messages.
     horizon : int
@@ -294,9 +283,7 @@ class ContentionTimeout(SparkMQError, TimeoutError):
     Attributes
     ----------
     group : str
-        The name of the group.
     attempts : int
-        The number of attempts.
     """
 
 
@@ -308,7 +295,6 @@ class DuplicatePublish(SparkMQError):
     Attributes
     ----------
     producer_id : str
-        The producer.
     last_sequence : int
         The last number that was accepted.
     receipt : PublishReceipt or None
@@ -324,7 +310,6 @@ class ProducerFenced(SparkMQError):
     Attributes
     ----------
     producer_id : str
-        The producer.
     last_sequence : int or None
         The last number of the producer.
     expected : int
@@ -335,12 +320,12 @@ class ProducerFenced(SparkMQError):
 class PublishFailed(SparkMQError):
     """Raised if buffered messages were not published.
 
-    Their errors were never retrieved. The first one is the ``__cause__``.
+    Nobody asked for their errors. The first error is the ``__cause__``.
 
     Attributes
     ----------
     messages : int
-        The number of messages.
+        Their number.
     """
 
 
@@ -358,7 +343,7 @@ class StreamFenced(SparkMQError):
     batch : int
         The batch of this driver.
     mark : int
-        The last fence that is committed.
+        The last committed fence.
     """
 
 
@@ -385,8 +370,6 @@ class IllegalTransition(SparkMQError, AssertionError):
 
     Attributes
     ----------
-    before : str
-        The old state.
-    after : str
-        The new state.
+    before, after : str
+        The old and the new state.
     """

@@ -41,14 +41,14 @@ from spark_mq.worker import WorkOptions, WorkSummary, run_worker
 __all__ = ["ConsumerGroup", "LeaseSelector"]
 
 LeaseSelector = str | Lease | Iterable[str | Lease] | Mapping[str, Iterable[int] | None]
-"""One lease or several, by id or as objects, or some sequences of each (None: all)."""
+"""Leases by id or as objects, or a mapping of these to some sequences, or to None for all."""
 
 
 class ConsumerGroup(GroupViews):
     """Lease and settle as one group of a queue.
 
-    Get it from :meth:`spark_mq.Queue.group`. It is cheap, thread-safe and picklable. The first
-    lease creates the group.
+    :meth:`spark_mq.Queue.group` returns it. It is cheap, thread-safe and picklable. The first lease
+    creates the group.
     """
 
     def __init__(
@@ -75,10 +75,7 @@ class ConsumerGroup(GroupViews):
     def ensure(self) -> ConsumerGroup:
         """Create the group at its start position if it does not exist.
 
-        Raises
-        ------
-        GroupNotFound
-            There is no such group, and the handle was made with ``create=False``.
+        Raises GroupNotFound instead if the handle was made with ``create=False``.
         """
         self._ledger.create_if_missing()
         return self
@@ -89,7 +86,7 @@ class ConsumerGroup(GroupViews):
 
     @acting_by_default()
     def seek(self, to: str | int | datetime) -> None:
-        """Move the group: all messages before are skipped, all from there on are unread.
+        """Move the group: earlier messages are skipped, all from there on are unread.
 
         Live leases are fenced. The group does not move below the trim horizon.
 
@@ -110,12 +107,8 @@ class ConsumerGroup(GroupViews):
         Parameters
         ----------
         **settings
-            See :class:`~spark_mq.GroupSettings`. Settings not given stay as they are.
-
-        Raises
-        ------
-        InvalidOption
-            A setting is unknown or its value is invalid.
+            See :class:`~spark_mq.GroupSettings`. Settings not given stay as they are. Raises
+            InvalidOption for an unknown setting or an invalid value.
         """
         return public_group_settings(self._ledger.configure(settings))
 
@@ -126,7 +119,9 @@ class ConsumerGroup(GroupViews):
 
     @acting_by_default()
     def unblock(self, to: str, sequences: Iterable[int] | None = None) -> int:
-        """Decide about messages that block the group (``on_exhausted="block"``).
+        """Decide about messages that block the group. Return their number.
+
+        A group blocks with ``on_exhausted="block"``.
 
         Parameters
         ----------
@@ -134,11 +129,6 @@ class ConsumerGroup(GroupViews):
             "retry" (delivered again, with counts from zero), "dead_letter" or "drop".
         sequences
             The messages. Default: all that block.
-
-        Returns
-        -------
-        int
-            The number of messages.
         """
         return self._ledger.unblock(to, sequences)
 
@@ -154,16 +144,15 @@ class ConsumerGroup(GroupViews):
     ) -> int:
         """Settle messages without a lease. No worker of the group gets them again.
 
-        Their outcome is "dropped". Name them by one of sequences, message_id or key.
+        Their outcome is "dropped". Name them by one of `sequences`, `message_id` or `key`. Returns
+        the number of messages, without those that were settled already.
 
         Parameters
         ----------
-        sequences
-            One sequence or several.
-        message_id
-            One id or several.
+        sequences, message_id
+            One or several.
         key
-            One key or several: all messages with it that the group has not settled.
+            One or several: all messages with it that the group has not settled.
         force
             Also take messages from their leases, which cannot settle them then. Default: refuse.
         reason
@@ -171,15 +160,12 @@ class ConsumerGroup(GroupViews):
         by
             Who does it, for the history. Default: the user and the host of this process.
 
-        Returns
-        -------
-        int
-            The number of messages. Those that are settled already do not count.
-
         Raises
         ------
         MessagesHeld
             A lease holds some of them, or a sweep copies them. Nothing was changed.
+        InvalidOption
+            Not exactly one name is given, or no message has it.
         GroupNotFound
             There is no such group.
         """
@@ -198,13 +184,9 @@ class ConsumerGroup(GroupViews):
     ) -> int:
         """Make delayed, dead or blocked messages due now, without a lease.
 
-        Delayed ones keep their counts. Dead and blocked ones start with counts from zero. See
-        :meth:`discard` for the parameters.
-
-        Returns
-        -------
-        int
-            The number of messages. Those that are due or settled already do not count.
+        Delayed ones keep their counts. Dead and blocked ones start with counts from zero. Returns
+        the number of messages, without those that were due or settled already. The parameters and
+        errors are those of :meth:`discard`.
         """
         found = find_messages(self._ledger, sequences, message_id, key)
         return change_messages(self._ledger, RETRY_NOW, found, force=force, by=by)
@@ -221,12 +203,8 @@ class ConsumerGroup(GroupViews):
     ) -> int:
         """Make messages dead without a lease. The sweep routes them to the dead-letter queue.
 
-        See :meth:`discard` for the parameters. `reason` is the error of the dead letter.
-
-        Returns
-        -------
-        int
-            The number of messages. Those that are dead or settled already do not count.
+        Returns the number of messages, without those that were dead or settled already. The
+        parameters and errors are those of :meth:`discard`. `reason` is the dead letter's error.
         """
         found = find_messages(self._ledger, sequences, message_id, key)
         why = validate_error(reason, "reason")
@@ -236,7 +214,7 @@ class ConsumerGroup(GroupViews):
     def pause(self, reason: str | None = None) -> None:
         """Stop new leases of the group, in every process, until :meth:`resume`.
 
-        Live leases can be settled and extended. A worker waits meanwhile.
+        Live leases can be settled and extended. Workers wait meanwhile.
 
         Parameters
         ----------
@@ -247,13 +225,7 @@ class ConsumerGroup(GroupViews):
 
     @acting_by_default()
     def resume(self) -> None:
-        """End a pause, and close the breaker.
-
-        Raises
-        ------
-        GroupNotFound
-            There is no such group.
-        """
+        """End a pause, and close the breaker. Raises GroupNotFound."""
         self._ledger.resume()
 
     @property
@@ -264,27 +236,15 @@ class ConsumerGroup(GroupViews):
     def stats(self) -> GroupStats:
         """Count the messages of the group by state, without a commit.
 
-        Raises
-        ------
-        GroupNotFound
-            There is no such group. The first lease, or :meth:`ensure`, creates it.
+        Raises GroupNotFound before the first lease, or :meth:`ensure`, has created the group.
         """
         return self._ledger.stats(required=True)
 
     def expire(self) -> int:
         """Fold expired leases now instead of with the next operation.
 
-        Also settles messages past their own expires_at and sets delayed ones aside.
-
-        Returns
-        -------
-        int
-            The number of messages that the leases held.
-
-        Raises
-        ------
-        GroupNotFound
-            There is no such group.
+        It also settles messages past their own expires_at and sets delayed ones aside. Returns the
+        number of messages that the leases held. Raises GroupNotFound.
         """
         self._ledger.require_group()
         return self._ledger.expire()
@@ -314,9 +274,9 @@ class ConsumerGroup(GroupViews):
         max_messages
             The most messages to lease. Default: 1.
         max_bytes
-            Lease no more messages than fit: bytes, or text such as "64m". But lease one at least.
-            A message counts as the average of its data file: the file's compressed size by its
-            messages. In memory it may be larger. Default: no limit.
+            Lease only as many messages as fit, but at least one: bytes, or text such as "64m". A
+            message counts as its data file's compressed size divided by its messages, so it may be
+            larger in memory. Default: no limit.
         wait
             How long to wait for messages. Default: not at all.
         max_poll_interval
@@ -374,7 +334,6 @@ class ConsumerGroup(GroupViews):
         return lease
 
     def _raise_if_blocked(self, acquired: Acquired) -> None:
-        """Raise GroupBlocked if only a change lets the group lease again."""
         if acquired.blocked_because and not acquired.blocked_for_now:
             raise GroupBlocked(
                 f"group {self.name!r} may lease nothing: {acquired.blocked_because}. Settle "
@@ -410,8 +369,7 @@ class ConsumerGroup(GroupViews):
 
         A lease is extended while it is worked on. The loop ends when `stop` is set, on SIGTERM (in
         the main thread), or as `until` says. It then leases nothing more, releases what no handler
-        got, and waits for running handlers. It waits out a failing store and a group that blocks. A
-        handler that meets a failing store is no failure: its messages are released, uncounted.
+        got, and waits for running handlers. It waits out a failing store and a group that blocks.
 
         Parameters
         ----------
@@ -419,8 +377,8 @@ class ConsumerGroup(GroupViews):
             With ``each="lease"``: called with a :class:`Lease`. It may return verdicts on single
             messages: an Arrow table or a list of dicts with ``sequence``, and ``outcome`` ("ack",
             "nack", "reject"; none: a failure), ``delay`` (seconds, or "30s") and ``error``. All
-            others are acked. It may also return the results of its own settles, as
-            ``return lease.ack()`` does.
+            others that it did not settle itself are acked. It may also return the results of
+            its own settles, as ``return lease.ack()`` does.
             With ``each="message"``: called with a :class:`ReceivedMessage`. It may be ``async``.
             :class:`Retry`, :class:`Reject` and :class:`Snooze`, returned or raised, decide about
             the message. Any other return acks it, and any other exception is a failure.
@@ -446,11 +404,15 @@ class ConsumerGroup(GroupViews):
             A lease ends after this time: a coroutine is cancelled, and what a handler decides
             later is refused. The delivery counts. Default: 30 minutes.
         on_error
-            "nack" (default), "reject", "ack" or "raise": see
-            :class:`~spark_mq.handler.HandlerPolicy`.
+            What an exception or a returned failure does. "nack" (default): retry after the group's
+            backoff. "reject": to the dead letters. "ack": drop the messages, so the error is only
+            logged and counts for the breaker. "raise": end the loop, and the lease expires. If the
+            queue's own store fails, that is no failure: the messages are released, uncounted.
         ack
-            "after" (default), "first" or "manual": see :class:`~spark_mq.handler.HandlerPolicy`.
-            "manual" needs ``each="lease"``.
+            When a lease is acked. "after" (default): when the handler has returned, at least once.
+            "first": before it is called, at most once, so a worker that dies then loses messages.
+            "manual" (only with ``each="lease"``): only the handler settles messages, and the others
+            expire. `on_error` still settles the messages of a handler that fails.
         graceful_timeout
             How long running handlers have at the end. Default: 30 seconds. A second Ctrl-C ends
             the wait, and releases what they hold.
@@ -467,7 +429,7 @@ class ConsumerGroup(GroupViews):
             also wait for delayed ones, retries, and leases of others. Dead messages count as
             settled, and blocked ones do not. Default: do not end.
         until_empty
-            The same as ``until="empty"``.
+            The same as ``until="empty"``. Without effect if `until` is given.
         fail_on_data_loss
             Raise if the queue's hard limit dropped unsettled messages.
 
@@ -535,8 +497,8 @@ class ConsumerGroup(GroupViews):
         Raises
         ------
         LeaseLost
-            Some messages are not held any more, or there was no such lease within the last day.
-            The rest is settled.
+            Some messages are no longer held, or there was no such lease within the last day. The
+            rest is settled.
         """
         return settle(
             self._ledger, _held(leases), ACK, sequences=sequences, message_ids=message_ids
@@ -553,6 +515,8 @@ class ConsumerGroup(GroupViews):
     ) -> SettleResult:
         """Give messages back as failed. They are due again later, or dead past a limit.
 
+        It raises and returns as :meth:`ack`.
+
         Parameters
         ----------
         leases, sequences, message_ids
@@ -561,11 +525,6 @@ class ConsumerGroup(GroupViews):
             When they are due again. Default: the group's retry policy.
         error
             The reason, for people.
-
-        Raises
-        ------
-        LeaseLost
-            Some messages are not held any more. The rest is settled.
         """
         return settle(
             self._ledger,
@@ -586,7 +545,10 @@ class ConsumerGroup(GroupViews):
         message_ids: Iterable[str] | None = None,
         error: str | None = None,
     ) -> SettleResult:
-        """Make messages dead that can never be processed. See :meth:`ack` for the parameters."""
+        """Make messages dead that can never be processed.
+
+        The parameters, results and errors are those of :meth:`nack`, without a delay.
+        """
         return settle(
             self._ledger,
             _held(leases),
@@ -606,17 +568,14 @@ class ConsumerGroup(GroupViews):
     ) -> SettleResult:
         """Give messages back, uncounted, as if they had never been leased.
 
+        It raises and returns as :meth:`ack`.
+
         Parameters
         ----------
         leases, sequences, message_ids
             As for :meth:`ack`.
         delay
             When they are due again. Default: at once.
-
-        Raises
-        ------
-        LeaseLost
-            Some messages are not held any more. The rest is released.
         """
         return settle(
             self._ledger,
@@ -637,18 +596,15 @@ class ConsumerGroup(GroupViews):
     ) -> SettleResult:
         """Move the deadline of leases to now + `timeout`, never earlier.
 
+        It raises and returns as :meth:`ack`, with extended messages in place of settled ones.
+
         Parameters
         ----------
+        timeout
+            Default: the group's visibility timeout.
         leases, sequences, message_ids
             As for :meth:`ack`. The default is all that the leases hold, also if a Lease object has
             settled some of it.
-        timeout
-            Default: the group's visibility timeout.
-
-        Raises
-        ------
-        LeaseLost
-            Some messages are not held any more. The rest is extended.
         """
         given = None if timeout is None else validate_duration("timeout", timeout)
         return extend(
@@ -689,7 +645,6 @@ def _served(
     handler: Callable[[Any], Any],
     also: Iterable[ConsumerGroup] | Mapping[ConsumerGroup, Callable[[Any], Any]],
 ) -> list[tuple[GroupLedger, Callable[[Any], Any]]]:
-    """Return the groups of one call of work, each with its handler."""
     more = list(also.items()) if isinstance(also, Mapping) else [(one, handler) for one in also]
     for one, _ in more:
         if not isinstance(one, ConsumerGroup):
@@ -702,7 +657,6 @@ def _served(
 
 
 def _held(leases: LeaseSelector) -> HeldSelector:
-    """Replace Lease objects by the part that settles."""
     if isinstance(leases, Mapping):
         return {_held_lease(lease): some for lease, some in leases.items()}
     if isinstance(leases, str | Lease) or not isinstance(leases, Iterable):

@@ -1,7 +1,4 @@
-"""Turn a handler's result into settle commands.
-
-The worker loop and foreachBatch use it.
-"""
+"""Turn a handler's result into settle commands, for the worker loop and foreachBatch."""
 
 from __future__ import annotations
 
@@ -53,45 +50,23 @@ _STATES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class HandlerPolicy:
-    """The settling of a lease around its handler.
-
-    Messages that the handler settled stay settled.
-
-    Parameters
-    ----------
-    on_error
-        The effect of an exception or a returned failure. "nack" (default): retry after the group's
-        backoff. "reject": to the dead letters. "ack": drop the messages. The error is only logged
-        and counts for the breaker. "raise": end the loop or the query. The lease expires, or its
-        batch runs again. An outage of the queue's own store is no such exception. It releases the
-        lease, uncounted.
-    ack
-        When the lease is acked. "after" (default): when the handler has returned, at least once.
-        "first": before it is called, at most once. A worker that dies then loses messages.
-        "manual": only the handler settles messages, and the others expire. `on_error` still settles
-        the messages of a handler that fails.
-    """
+    """What follows a handler: ``on_error`` and ``ack`` of :meth:`spark_mq.ConsumerGroup.work`."""
 
     on_error: str = "nack"
     ack: str = "after"
 
     @classmethod
     def validated(cls, on_error: object = "nack", ack: object = "after") -> HandlerPolicy:
-        """Build a policy from a user's options. Raises InvalidOption."""
         return cls(
             validate_choice("on_error", on_error, ON_ERROR), validate_choice("ack", ack, WHEN)
         )
 
     @property
     def failure_verb(self) -> str:
-        """Return the verb that settles a failure."""
         return self.on_error if self.on_error in (ACK, REJECT) else NACK
 
     def verb_for_rest(self, failed: bool) -> str | None:
-        """Return the verb for messages that the handler left, or None.
-
-        The handler did not settle them.
-        """
+        """Return the verb for messages that the handler did not settle, or None to leave them."""
         if failed:
             return None if self.ack == "first" else self.failure_verb
         return ACK if self.ack == "after" else None
@@ -99,10 +74,7 @@ class HandlerPolicy:
 
 @dataclass(frozen=True, slots=True)
 class MessageVerdict:
-    """The verdict for messages ``first..last`` of a lease.
-
-    An ``outcome`` of None is a failure. ``delay`` is in microseconds.
-    """
+    """The verdict for messages ``first..last`` of a lease. None as ``outcome`` is a failure."""
 
     lease_id: str
     first: int
@@ -120,10 +92,7 @@ def verdict(
     delay: Any = None,
     error: Any = None,
 ) -> MessageVerdict:
-    """Build a verdict from a handler's values.
-
-    ``delay`` is a duration, in seconds or as text such as "30s". Raises InvalidHandlerResult.
-    """
+    """Build a verdict from a handler's values. Raises InvalidHandlerResult."""
     if outcome is not None and outcome not in OUTCOMES:
         raise InvalidHandlerResult(
             f"outcome={outcome!r} is not valid: use ack, nack or reject, or null",
@@ -139,11 +108,7 @@ def verdict(
 
 
 def parse_result(returned: Any, lease_id: str, held: Iterable[Interval]) -> list[MessageVerdict]:
-    """Return the verdicts of a Python handler. Raises InvalidHandlerResult.
-
-    The handler may return None, the results of its own settles, an Arrow table, or a list of dicts.
-    The dicts have ``sequence`` and more of COLUMNS. ``held`` is the content of the lease.
-    """
+    """Return the verdicts of a Python handler on its lease. Raises InvalidHandlerResult."""
     if returned is None or is_settle_result(returned):
         return []
     rows = _rows(returned)
@@ -165,7 +130,6 @@ def parse_result(returned: Any, lease_id: str, held: Iterable[Interval]) -> list
 
 
 def is_settle_result(returned: Any) -> bool:
-    """Return whether a handler returned the results of its own settles."""
     several = returned if isinstance(returned, list | tuple) else [returned]
     return bool(several) and all(isinstance(one, SettleResult) for one in several)
 
@@ -195,21 +159,9 @@ def commands_for(
     policy: HandlerPolicy,
     held: Mapping[str, list[Interval] | None],
 ) -> list[SettleCommand]:
-    """Return the commands that settle leases after their handler.
+    """Return the commands that settle leases, one for equal verdicts, after a result or an error.
 
-    Parameters
-    ----------
-    result
-        The handler's verdicts, or the error that it raised.
-    policy
-        Covers failures and the messages without a verdict.
-    held
-        By lease id, the sequences not settled yet. None: only the ledger knows them.
-
-    Returns
-    -------
-    list of SettleCommand
-        One for all messages of a lease with the same outcome, delay and error.
+    ``held`` has the unsettled sequences by lease id, or None if only the ledger knows them.
     """
     error, verdicts = None, result
     if isinstance(result, Exception):
@@ -242,11 +194,6 @@ def commands_for(
 
 
 def _named(verdicts: Iterable[MessageVerdict], failure_verb: str) -> list[SettleCommand]:
-    """Return one command for the messages with the same verdict.
-
-    They are messages of one lease.
-    """
-
     def same(one: MessageVerdict) -> tuple[str, str, int, str]:
         delay = -1 if one.delay is None else one.delay
         return one.lease_id, one.outcome or failure_verb, delay, one.error or ""
@@ -264,10 +211,7 @@ def _named(verdicts: Iterable[MessageVerdict], failure_verb: str) -> list[Settle
 
 
 def describe_held(deliveries: Mapping[int, int], max_delivery_attempts: int | None) -> str:
-    """Describe for a log the number of messages in a lease.
-
-    The text has their delivery counts.
-    """
+    """Describe for a log the messages in a lease, from their numbers by delivery count."""
     if not deliveries:
         return "no unsettled message"
     low, high = min(deliveries), max(deliveries)
@@ -277,10 +221,6 @@ def describe_held(deliveries: Mapping[int, int], max_delivery_attempts: int | No
 
 
 def log_outcomes(group: str, now: int, done: Iterable[tuple[SettleCommand, SettleOutcome]]) -> None:
-    """Log the outcomes of failed messages.
-
-    They are due again at a time, or dead.
-    """
     for command, outcome in done:
         failed = command.handler_failed or command.verb in (NACK, REJECT)
         if not outcome.settled or not failed:

@@ -1,4 +1,4 @@
-"""Define a lease, with its messages, its deadline and its settles."""
+"""Hold the messages of a lease, and settle or extend it."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ __all__ = ["Lease"]
 class Lease:
     """Messages that one worker holds until they are settled or expire.
 
-    Made by :meth:`ConsumerGroup.lease`. Thread-safe. The ``lease_id`` is the right to settle. A
-    settle without sequences covers all messages that this object has not settled yet.
+    :meth:`ConsumerGroup.lease` returns it. It is thread-safe. The ``lease_id`` is the right to
+    settle. A settle without sequences covers all messages that this object has not settled yet.
     """
 
     def __init__(self, ledger: GroupLedger, worker_id: str, acquired: Acquired) -> None:
@@ -49,8 +49,7 @@ class Lease:
         self._held = HeldLease(acquired.lease_id, granted, acquired.expires_at)
         self._lock = threading.Lock()
         self._delivered = False
-        self._outage: StorageError | None = None
-        """Why nothing of the lease was delivered."""
+        self._outage: StorageError | None = None  # why nothing was delivered
         self._store_failed = False
 
     def __repr__(self) -> str:
@@ -80,7 +79,7 @@ class Lease:
 
     @cached_property
     def messages(self) -> list[ReceivedMessage]:
-        """Return the messages in the order of sequence. See :meth:`table`."""
+        """Return the messages in order of sequence. Raises as :meth:`table`."""
         try:
             return to_received(self.table())
         except UnicodeDecodeError:
@@ -90,9 +89,8 @@ class Lease:
     def table(self) -> pa.Table:
         """Return the messages as an Arrow table, in order of sequence.
 
-        Messages that turn out to be damaged only now are dead from then on and leave this lease. If
-        the store is out of reach and this object has delivered nothing yet, the lease is released,
-        uncounted.
+        Messages that turn out to be damaged only now become dead and leave this lease. If the store
+        is out of reach and this object has delivered nothing yet, the lease is released, uncounted.
 
         Returns
         -------
@@ -173,7 +171,7 @@ class Lease:
         Raises
         ------
         LeaseLost
-            Some messages are not held any more. The rest is settled.
+            Some messages are no longer held. The rest is settled.
         """
         return self._settle(ACK, sequences, message_ids)
 
@@ -185,22 +183,17 @@ class Lease:
         delay: Duration | None = None,
         error: str | None = None,
     ) -> SettleResult:
-        """Give messages back as failed, to be tried again.
+        """Give messages back as failed, to be tried again. Raises as :meth:`ack`.
 
         Parameters
         ----------
         sequences, message_ids
-            The messages that failed. Default: all, and then nobody knows which of them failed.
+            As for :meth:`ack`. By default nobody knows which messages failed.
         delay
             When they are due again: seconds, or text such as "30s". Default: the group's retry
             policy.
         error
             The reason, for people.
-
-        Raises
-        ------
-        LeaseLost
-            Some messages are not held any more. The rest is settled.
         """
         return self._settle(NACK, sequences, message_ids, delay, error)
 
@@ -211,14 +204,9 @@ class Lease:
         message_ids: Iterable[str] | None = None,
         error: str | None = None,
     ) -> SettleResult:
-        """Make messages dead that can never be processed. Raises as :meth:`ack`.
+        """Make messages dead that can never be processed.
 
-        Parameters
-        ----------
-        sequences, message_ids
-            As for :meth:`ack`.
-        error
-            The reason, for people. Default: none.
+        The parameters and errors are those of :meth:`nack`, without a delay.
         """
         return self._settle(REJECT, sequences, message_ids, error=error)
 
@@ -229,19 +217,14 @@ class Lease:
         message_ids: Iterable[str] | None = None,
         delay: Duration | None = None,
     ) -> SettleResult:
-        """Give messages back, uncounted, as if they had not been leased.
+        """Give messages back, uncounted, as if they had not been leased. Raises as :meth:`ack`.
 
         Parameters
         ----------
         sequences, message_ids
-            The messages. Default: all that this object has not settled yet.
+            As for :meth:`ack`.
         delay
             When they are due again: seconds, or text such as "30s". Default: no delay.
-
-        Raises
-        ------
-        LeaseLost
-            Some messages are not held any more. The rest is released.
         """
         return self._settle(RELEASE, sequences, message_ids, delay)
 
@@ -262,7 +245,7 @@ class Lease:
     def _met_outage(self, error: Exception) -> bool:
         """Return whether a handler failed because the queue's store does.
 
-        A handler may raise an error of another store, for ever. So its error alone is no proof.
+        Its error alone is no proof, because it may be one of another store, for ever.
         """
         return self._outage is not None or (
             is_outage(error)
@@ -276,7 +259,7 @@ class Lease:
         *,
         message_ids: Iterable[str] | None = None,
     ) -> SettleResult:
-        """Move the deadline to now + `timeout`, never earlier.
+        """Move the deadline to now + `timeout`, never earlier. Raises as :meth:`ack`.
 
         Parameters
         ----------
@@ -285,11 +268,6 @@ class Lease:
         sequences, message_ids
             The messages. Default: all that the lease holds. ``expires_at`` of this object is the
             deadline of the whole lease, so it does not show an extension of named messages.
-
-        Raises
-        ------
-        LeaseLost
-            Some messages are not held any more. The rest is extended.
         """
         given = None if timeout is None else validate_duration("timeout", timeout)
         result, deadline = extend(
@@ -328,16 +306,15 @@ class Lease:
         return LeaseKeepAlive(lambda wanted: self.extend(wanted / SECOND), timeout, limit)
 
     def _start_limit(self, limit: int) -> int:
-        """Limit the extensions to some microseconds from now. Return how long each may be."""
+        """Limit the extensions to `limit` microseconds from now. Return how long each may be."""
         self._held.ends_at = self._ledger.now() + limit
         return min(limit, self._timeout)
 
     def _has_ended(self) -> bool:
-        """Return whether its longest duration is over, and it has expired."""
         return self._held.has_ended(self._ledger.now())
 
     def _deliveries(self) -> dict[int, int]:
-        """Return how many unsettled messages have which delivery count."""
+        """Return the number of unsettled messages by delivery count."""
         index = self._ledger.messages.index(max((r.last for r in self._ranges), default=0))
         counts: dict[int, int] = {}
         left = self._held.unsettled()

@@ -38,7 +38,7 @@ _NO_TIME: Final = (
 
 
 class MessageFields(TypedDict, total=False):
-    """Name the parameters of a message, except its value."""
+    """The parameters of :class:`Message` except its value."""
 
     key: str | None
     headers: Mapping[str, str]
@@ -97,14 +97,9 @@ class Message:
         Parameters
         ----------
         value
-            Dicts, lists, text, finite numbers, booleans and None.
+            Dicts, lists, text, finite numbers, booleans and None. Raises InvalidOption for others.
         **fields
             The other parameters of :class:`Message`.
-
-        Raises
-        ------
-        InvalidOption
-            The value has no JSON form.
 
         Examples
         --------
@@ -124,10 +119,8 @@ class ReceivedMessage:
         The position of the message in the queue.
     message_id
         The publisher's id, or the sequence in decimal.
-    key
-        The publisher's key, or None.
-    value
-        The payload.
+    key, value
+        The publisher's key, or None, and the payload.
     headers
         Text by name. Empty if the publisher gave none.
     published_at
@@ -152,10 +145,7 @@ class ReceivedMessage:
     def json(self) -> Any:
         """Return the value of the payload, which is JSON in UTF-8.
 
-        Raises
-        ------
-        InvalidPayload
-            The payload is no JSON. NaN and Infinity are none. The error shows no contents.
+        Raises InvalidPayload for other payloads, also with NaN or Infinity. It shows no contents.
         """
         return parse_json(self.value, self.sequence)
 
@@ -163,19 +153,8 @@ class ReceivedMessage:
 def to_publish(messages: Any, now: int, times: Mapping[str, int] | None = None) -> pa.Table:
     """Return messages as a table with columns of ``messages/``.
 
-    Parameters
-    ----------
-    messages
-        bytes, str, Message, a list of these, or an Arrow table.
-    now
-        Microseconds since 1970. The publish time of messages without one.
-    times
-        Default deliver_at and expires_at by name, in microseconds since 1970.
-
-    Raises
-    ------
-    InvalidSchema, InvalidOption
-        If a message cannot be published.
+    ``times`` has default deliver_at and expires_at in microseconds since 1970. Raises InvalidSchema
+    or InvalidOption if a message cannot be published.
     """
     table = messages if isinstance(messages, pa.Table) else _from_values(messages, now)
     return complete_table(table, now, times or {})
@@ -198,10 +177,7 @@ def _from_values(messages: Any, now: int) -> pa.Table:
 
 
 def _example(value: Any) -> str:
-    """Return how to publish a value of a wrong type.
-
-    The text stands in errors, so it never includes the contents.
-    """
+    """Return how to publish a value of a wrong type. It stands in errors, so it has no contents."""
     if isinstance(value, Mapping):
         return ", such as queue.publish(Message.json(value))"
     if isinstance(value, Set):
@@ -216,7 +192,6 @@ def _example(value: Any) -> str:
 
 
 def from_rows(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
-    """Return rows of :func:`to_row` as a table for :func:`to_publish`."""
     listed = list(rows)
     unique = any("dedup_id" in row for row in listed)
     schema = _ROW_SCHEMA.append(DEDUP_FIELD) if unique else _ROW_SCHEMA
@@ -224,17 +199,7 @@ def from_rows(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
 
 
 def to_row(message: Any, which: str, now: Callable[[], int]) -> dict[str, Any]:
-    """Return a message as a row. Raises InvalidOption.
-
-    Parameters
-    ----------
-    message
-        bytes, str, or Message.
-    which
-        The name of the message in an error.
-    now
-        Returns the instant that durations count from, in microseconds since 1970.
-    """
+    """Return bytes, str or a Message as a row. Raises InvalidOption, with ``which`` as its name."""
     if isinstance(message, bytes):  # The fast path of bulk publishers.
         return {"value": message}
     m = message if isinstance(message, Message) else Message(message)
@@ -280,7 +245,6 @@ def _priority_problem(priority: Any) -> str | None:
 
 
 def _header_texts(headers: Any) -> list[str] | None:
-    """Return names and values of headers, or None for other than text."""
     if not isinstance(headers, Mapping):
         return None
     texts = [text for pair in headers.items() for text in pair]

@@ -77,10 +77,10 @@ class PendingMessage:
         return self._batch.sequences.done()
 
     def result(self, timeout: float | None = None) -> int | None:
-        """Return the sequence, once the message is durable.
+        """Return the sequence once the message is durable, or None for a repeated dedup id.
 
-        It is None if the dedup id was published before. Raises the error of a failed message, and
-        TimeoutError after `timeout` seconds. Default: no timeout.
+        Raises the error of a failed message, and TimeoutError after `timeout` seconds. Default: no
+        timeout.
         """
         receipt = self._outcome(timeout)
         if isinstance(receipt, BaseException):
@@ -93,10 +93,10 @@ class PendingMessage:
         return outcome if isinstance(outcome, BaseException) else None
 
     def add_done_callback(self, callback: Callable[[PendingMessage], object]) -> None:
-        """Call a function with this object once durable or failed.
+        """Call a function with this object once the message is durable or has failed.
 
-        If that was before, `callback` is called now. Otherwise the publisher's thread calls it. So
-        it must be quick, and must not wait for the publisher. Its own errors are logged.
+        It runs now if that is so already, else in the publisher's thread. So it must be quick, and
+        must not wait for the publisher. Its own errors are logged.
         """
         call_when_done(self._batch.sequences, lambda: callback(self))
 
@@ -114,10 +114,10 @@ class PendingMessage:
 class BufferedPublisher:
     """A publisher of single messages, many to a commit. Thread-safe, and a context manager.
 
-    :meth:`spark_mq.Queue.publisher` makes it. A commit that fails is tried again for
-    ``retry_timeout``, with longer and longer pauses. None lands twice, and the messages behind it
-    wait. Then each of its messages fails with the error, and the next batch is committed. With a
-    ``producer_id`` all messages behind it fail too, and the publisher stops.
+    :meth:`spark_mq.Queue.publisher` returns it. A commit that fails is tried again for
+    ``retry_timeout``, with longer and longer pauses, while later messages wait. None lands twice.
+    After that time each of its messages fails with the error, and the next batch is committed. With
+    a ``producer_id`` all later messages fail too, and the publisher stops.
 
     :meth:`publish` waits for room while too much is pending. If nobody closes a publisher, the
     interpreter closes it at its end.
@@ -172,22 +172,19 @@ class BufferedPublisher:
     def last_number(self) -> int | None:
         """Return the number of the last durable message of the ``producer_id``.
 
-        It is 0 before the first. None without a ``producer_id``.
+        It is 0 before the first message, and None without a ``producer_id``.
         """
         return self._producer.number if self._producer.named else None
 
     def publish(self, message: bytes | str | Message) -> PendingMessage:
-        """Take one message for the next commit. Wait while too much is pending.
+        """Add one message to the next commit. Wait while too much is pending.
+
+        ``result()`` of the returned object waits until the message is durable.
 
         Parameters
         ----------
         message
             The payload, or a :class:`~spark_mq.Message`.
-
-        Returns
-        -------
-        PendingMessage
-            Its ``result()`` returns once the message is durable.
 
         Raises
         ------
@@ -230,10 +227,7 @@ class BufferedPublisher:
     def flush(self) -> None:
         """Wait until all messages so far are durable.
 
-        Raises
-        ------
-        PublishFailed
-            Some have failed, and their errors were never retrieved.
+        Raises PublishFailed if some have failed and nobody asked for their errors.
         """
         self._process.check()
         with self._changed:
@@ -245,7 +239,7 @@ class BufferedPublisher:
             self._raise_failed()
 
     def close(self) -> None:
-        """Flush, and take no more messages. Raises as :meth:`flush`. May be called again."""
+        """Flush, and accept no more messages. Raises as :meth:`flush`. May be called again."""
         self._process.check()
         with self._changed:
             self._closing = True
@@ -297,9 +291,9 @@ class BufferedPublisher:
                 self._changed.notify_all()
 
     def _give_up(self, error: BaseException, messages: int) -> None:
-        """Continue after a failed batch, or stop.
+        """Continue after a failed batch, or stop if the producer has a name.
 
-        Numbers of a name have no gaps. After a restart a gap would count as published.
+        The numbers of a name have no gaps, because a restart would count a gap as published.
         """
         if self._producer.named:
             self._stopped = error
@@ -307,7 +301,6 @@ class BufferedPublisher:
             self._producer.skip(messages)
 
     def _next(self) -> _Batch | None:
-        """Return the next batch when due, or None after the last."""
         with self._changed:
             while True:
                 batch = self._batch

@@ -1,8 +1,6 @@
-"""Provide pytest fixtures for code that uses a queue.
+"""Provide pytest fixtures for code that uses a queue. pytest loads them by itself.
 
-pytest loads them by itself. They are ``mq_clock``, ``mq_settings``, ``mq_queue``, ``drain``,
-``assert_published``, ``assert_settled`` and ``run_batch``. The queue is in memory, and time moves
-only by hand.
+The queue is in memory, and time moves only by hand.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ def mq_clock() -> ManualClock:
 
 @pytest.fixture
 def mq_settings() -> Mapping[str, Any]:
-    """Return the settings of ``mq_queue``. Override it for others than the defaults."""
+    """Return the settings of ``mq_queue``. Override it to change the defaults."""
     return {}
 
 
@@ -129,7 +127,6 @@ def assert_published(mq_queue: Queue) -> Callable[..., list[Any]]:
 
 
 def _has_value(message: PeekedMessage, wanted: Any) -> bool:
-    """Return whether a message has a value. A dict or a list is compared as JSON."""
     if wanted is None:
         return True
     if isinstance(wanted, dict | list):
@@ -140,7 +137,6 @@ def _has_value(message: PeekedMessage, wanted: Any) -> bool:
 
 
 def _shown(message: PeekedMessage) -> str:
-    """Return a message in one line."""
     named = {"key": message.key, "headers": message.headers, "message_id": message.message_id}
     return f"{message.value!r} " + " ".join(f"{name}={one!r}" for name, one in named.items() if one)
 
@@ -149,9 +145,8 @@ def _shown(message: PeekedMessage) -> str:
 def assert_settled(mq_queue: Queue) -> Callable[..., Any]:
     """Return a function that asserts that a group has settled all messages.
 
-    ``assert_settled(group="default", **counts)``: counts are those of
-    :class:`~spark_mq.GroupStats`, such as ``acked=3, dead=1``. Dead messages count as settled. It
-    returns the stats.
+    ``assert_settled(group="default", **counts)`` returns the group's :class:`~spark_mq.GroupStats`.
+    It also asserts the given counts of them, such as ``acked=3``. Dead messages count as settled.
     """
 
     def check(group: str = "default", **counts: int) -> Any:
@@ -168,9 +163,9 @@ def assert_settled(mq_queue: Queue) -> Callable[..., Any]:
 
 @pytest.fixture
 def run_batch(mq_queue: Queue) -> Callable[..., Any]:
-    """Return a function that runs ``process(batch, lease)`` once.
+    """Return a function that runs ``process(batch, lease)`` once on a batch of ``mq_queue``.
 
-    The batch is one of ``mq_queue``. ``run_batch(process, group="default", spark=None, ...)``: see
+    ``run_batch(process, group="default", spark=None, ...)``: see
     :func:`spark_mq.testing.run_batch`.
     """
 

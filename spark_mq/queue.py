@@ -90,12 +90,12 @@ class Queue(QueueViews):
             Returns the time as an aware datetime, for tests.
         exist_ok
             Open the queue if it exists and has the given settings. Default: False. To use it
-            whatever its settings are, give none, or call :meth:`open`.
+            with any settings, give none, or call :meth:`open`.
         visibility_timeout
             How long a lease lasts. Default: 60 seconds. After ``clock_skew`` more, by default 1
             second, its messages are due again.
         max_delivery_attempts
-            Deliveries of a message before it is dead. Default: 5. None: no limit.
+            Deliveries of a message before it is dead. Default: 5. None for no limit.
         retention
             How long messages stay after their publish, and until every group has settled them.
             Default: 7 days.
@@ -151,12 +151,8 @@ class Queue(QueueViews):
 
         Parameters
         ----------
-        path
-            Where the queue lies: a path or a URI.
-        storage_options
-            Options of the object store.
-        clock
-            Returns the time as an aware datetime, for tests.
+        path, storage_options, clock
+            As for :meth:`create`.
 
         Raises
         ------
@@ -175,16 +171,14 @@ class Queue(QueueViews):
     ) -> list[str]:
         """Return the paths of the queues under a path, in order.
 
-        The search does not look below a queue, so it leaves out dead-letter queues inside of one.
+        The search does not look below a queue, so it leaves out dead-letter queues inside one.
 
         Parameters
         ----------
-        path
-            A path or a URI.
-        storage_options
-            Options of the object store.
+        path, storage_options
+            As for :meth:`create`.
         max_depth
-            Folders between the path and a queue. Default: 3.
+            Folders between the path and a queue, from 0 to 100. Default: 3.
         """
         return find_queues(absolute_path(path), storage_options, max_depth=max_depth)
 
@@ -192,21 +186,15 @@ class Queue(QueueViews):
     def drop_at(path: Path, name: str, *, storage_options: Mapping[str, str] | None = None) -> int:
         """Delete the queue at a path, also one that cannot be opened.
 
-        See :meth:`drop`. A drop that was killed can be repeated.
+        It also finishes a drop that was killed. See :meth:`drop`. Returns the number of deleted
+        files.
 
         Parameters
         ----------
-        path
-            Where the queue lies: a path or a URI.
+        path, storage_options
+            As for :meth:`create`.
         name
             The name of the queue, to confirm the deletion.
-        storage_options
-            Options of the object store.
-
-        Returns
-        -------
-        int
-            The number of files deleted.
 
         Raises
         ------
@@ -251,11 +239,6 @@ class Queue(QueueViews):
             ``message_ttl``, ``dedup_window`` and ``group_expiry``, as for :meth:`create`. Others
             are fixed, or belong to a group.
 
-        Returns
-        -------
-        QueueSettings
-            All settings of the queue.
-
         Raises
         ------
         InvalidOption
@@ -283,7 +266,7 @@ class Queue(QueueViews):
             table publishes nothing and uses up no number: ``receipt.published`` is 0.
         producer_id, producer_sequence
             Make the publish idempotent, across restarts and under races. The numbers of a producer
-            must increase, one a call. Gaps are fine.
+            must increase with each call. Gaps are fine.
         on_duplicate
             What a number that has landed before means. "raise" (default) or "skip": return a
             receipt with ``duplicate=True``.
@@ -330,17 +313,15 @@ class Queue(QueueViews):
 
         Parameters
         ----------
-        max_messages
-            Messages in a commit. Default: 1,000.
-        max_bytes
-            Bytes in a commit. Default: 4 MB.
+        max_messages, max_bytes
+            Messages and bytes in a commit. Default: 1,000 and 4 MB.
         max_age
             How long the first message waits. Default: 100 ms.
         retry_timeout
             How long a failed commit is retried. Default: 30 seconds.
         producer_id
             Number the messages under this name, from 1. ``publisher.last_number`` is the number of
-            the last durable message. After a crash, a new publisher goes on behind it. Default:
+            the last durable message. After a crash, a new publisher continues after it. Default:
             none.
 
         Examples
@@ -383,12 +364,8 @@ class Queue(QueueViews):
             aware datetime, or text with a zone such as "2026-01-31T12:00:00Z".
         create
             Whether the first lease creates the group. Default: True. With False the group must
-            exist, now and at each later call. That finds a misspelt name.
-
-        Raises
-        ------
-        GroupNotFound
-            There is no such group, and `create` is False.
+            exist, now and at each later call, or GroupNotFound is raised. That finds a misspelt
+            name.
         """
         group = ConsumerGroup(self._context, name, start, create)
         return group if create else group.ensure()
@@ -399,12 +376,9 @@ class Queue(QueueViews):
 
     @acting_by_default()
     def drop_group(self, name: str) -> None:
-        """Drop a group with its ledger. Its leases are lost, and it no longer holds back trims.
+        """Drop a group with its ledger. Raises GroupNotFound.
 
-        Raises
-        ------
-        GroupNotFound
-            There is no such group.
+        Its leases are lost, and it no longer holds back trims.
         """
         self._context.group(validate_name("group", name)).drop()
 
@@ -415,21 +389,12 @@ class Queue(QueueViews):
 
         Stop its workers, publishers and sweeps first. Every handle fails from then on. A
         dead-letter queue at another path stays. If a drop is killed, repeat it by :meth:`drop_at`.
+        Returns the number of deleted files. Raises InvalidOption if the queue is in memory.
 
         Parameters
         ----------
         name
-            The name of the queue, to confirm the deletion.
-
-        Returns
-        -------
-        int
-            The number of files deleted.
-
-        Raises
-        ------
-        InvalidOption
-            The name is another one, or the queue is in memory.
+            The name of the queue, to confirm the deletion. Raises InvalidOption for another name.
         """
         if self._context.history is None:
             raise InvalidOption(
@@ -460,38 +425,24 @@ class Queue(QueueViews):
         Parameters
         ----------
         name
-            The name of the queue, to confirm the purge.
-
-        Returns
-        -------
-        PurgeResult
-            The numbers of messages and of files that were dropped.
-
-        Raises
-        ------
-        InvalidOption
-            The name is another one.
+            The name of the queue, to confirm the purge. Raises InvalidOption for another name.
         """
         return purge(self._context, name)
 
     def sweep(self, copy: Copy | None = None) -> SweepReport:
         """Run the chores that keep the queue small, once. Delivery does not depend on them.
 
-        The sweep expires leases, moves dead messages to the dead-letter queue, trims messages that
-        every group has settled, archives commits and history, and cleans the tables' logs. Run it
-        every few minutes (``jobs/sweep.py`` is a job for it). It is safe to kill, to repeat, and to
-        run twice at once. A failed chore does not stop the others.
+        The sweep expires leases, moves dead messages to the dead-letter queue, and trims messages
+        that every group has settled. It archives commits and history, and cleans the tables' logs.
+        Run it every few minutes (``jobs/sweep.py`` is a job for it). It is safe to kill, to repeat,
+        and to run twice at once. A failed chore does not stop the others. The first error is raised
+        at the end.
 
         Parameters
         ----------
         copy
-            Copies dead letters: see
-            :func:`spark_mq.maintenance.dead_letters.route_dead_letters`.
-
-        Returns
-        -------
-        SweepReport
-            What was done.
+            ``copy(messages, dead_messages, slices)`` writes the files of the dead-letter queue, as
+            the Spark job does in parallel. Default: one after the other, in this process.
         """
         return run_sweep(self._context, copy)
 
@@ -530,7 +481,7 @@ class Queue(QueueViews):
         return redrive(self._context, where, limit, dry_run, rate)
 
     def rehome(self, *, copy: bool, dead_letter_path: Path | None = None) -> Queue:
-        """Accept the place of a queue that was moved or copied.
+        """Accept the place of a queue that was moved or copied. Return it, opened again.
 
         A queue that is not where it was created refuses to write dead letters to a path outside.
         Publishers in flight may have to try again.
@@ -541,17 +492,8 @@ class Queue(QueueViews):
             True makes it a queue of its own, with a new id. False keeps its id and its dead-letter
             queue: it was moved, and the old place is gone.
         dead_letter_path
-            Where the dead letters of a copy go. Default: ``dead_letters/`` inside it.
-
-        Returns
-        -------
-        Queue
-            The queue, opened again.
-
-        Raises
-        ------
-        InvalidOption
-            A queue that was moved has a dead-letter queue already.
+            Where the dead letters of a copy go. Default: ``dead_letters/`` inside it. Raises
+            InvalidOption for a queue that was moved, because it has a dead-letter queue already.
         """
         place = None
         if dead_letter_path is not None:
@@ -567,19 +509,15 @@ class Queue(QueueViews):
     def recover(self, *, dry_run: bool = False) -> RecoveryReport:
         """Make the tables agree again after some of them were restored alone.
 
-        Publishes, leases, stats and sweeps raise :class:`~spark_mq.errors.TablesDisagree` until
-        then. No message that is there is lost. Some are delivered again. Stop all workers,
-        publishers and sweeps first, and open their queues again afterwards.
+        Until then publishes, leases, stats and sweeps raise
+        :class:`~spark_mq.errors.TablesDisagree`. No existing message is lost, but some are
+        delivered again. Stop all workers, publishers and sweeps first, and open their queues again
+        afterwards. ``needed`` of the report is False if the tables agree already.
 
         Parameters
         ----------
         dry_run
             Only count what would change. Default: False.
-
-        Returns
-        -------
-        RecoveryReport
-            The numbers. ``needed`` is False if the tables agree.
         """
         return recover(self._context, dry_run)
 
@@ -637,10 +575,11 @@ class Queue(QueueViews):
         outcome: str | None = None,
         payload: bool = False,
     ) -> pa.Table:
-        """Return the finished messages of a group, one row each.
+        """Return the finished messages of a group, one row each, in order of sequence.
 
         They go back as far as ``history/``. A message that a seek made unread again counts by its
-        last end.
+        last end. The columns are those of ``trace.FINISHED_SCHEMA``. Raises GroupNotFound if there
+        never was such a group.
 
         Parameters
         ----------
@@ -653,16 +592,6 @@ class Queue(QueueViews):
             that was redriven ends in the dead-letter queue, see its trace.
         payload
             Add message_id, key, value and headers. They are null if the message was trimmed.
-
-        Returns
-        -------
-        pyarrow.Table
-            The columns of ``trace.FINISHED_SCHEMA``, in the order of sequence.
-
-        Raises
-        ------
-        GroupNotFound
-            There never was such a group.
         """
         within = (first, last)
         return finished(self._context, group, within, outcome=outcome, payload=payload)
@@ -692,7 +621,6 @@ class Queue(QueueViews):
 
 
 def _new_settings(root: str, given: dict[str, Any]) -> stored_queue.QueueSettings:
-    """Return the settings of a new queue at a path. Raises InvalidOption."""
     own = {name: given.pop(name) for name in NewQueueOptions.__annotations__ if name in given}
     if (place := own.get("dead_letter_path")) is not None:
         own["dead_letter_path"] = relative_place(root, absolute_path(place, "dead_letter_path"))

@@ -19,10 +19,10 @@ __all__ = ["FakeBatchLease", "run_batch"]
 
 
 class FakeBatchLease:
-    """The ``lease`` of ``process(batch, lease)``, in memory.
+    """A :class:`~spark_mq.spark.BatchLease` in memory, for ``process(batch, lease)``.
 
-    It settles in the queue, by the real rules. Rows may be a DataFrame of Spark or pandas. They may
-    also be an Arrow table, a list of dicts, or a list of sequences.
+    It settles in the queue, by the real rules. Rows may be a DataFrame of Spark or pandas, an Arrow
+    table, a list of dicts, or a list of sequences. They need no column but ``sequence``.
 
     Parameters
     ----------
@@ -59,40 +59,18 @@ class FakeBatchLease:
 
     @property
     def delta_options(self) -> dict[str, str]:
-        """Return options for a Delta sink.
-
-        They have an application id for tests, and version 0.
-        """
+        """Return options for a Delta sink: an application id for tests, and version 0."""
         return {"txnAppId": f"test/{self.lease_id}", "txnVersion": "0"}
 
     @property
     def publish_options(self) -> dict[str, str]:
-        """Return options for a write to a queue.
-
-        They have a producer for tests, and number 0.
-        """
+        """Return options for a write to a queue: a producer for tests, and number 0."""
         return {"producerId": f"test-{self.lease_id}", "producerSequence": "0"}
 
     def publish(self, queue: Any, messages: Any, *, part: str | None = None) -> PublishReceipt:
-        """Publish messages, once for each queue and part.
+        """Publish messages, once for each queue and part. A repeat raises DuplicatePublish.
 
-        Parameters
-        ----------
-        queue
-            The queue to publish to.
-        messages
-            As for :meth:`spark_mq.Queue.publish`.
-        part
-            A name for this call, if the batch publishes to the queue more than once. Default: none.
-
-        Returns
-        -------
-        PublishReceipt
-
-        Raises
-        ------
-        DuplicatePublish
-            The batch has published this part.
+        The parameters are those of :meth:`spark_mq.spark.BatchLease.publish`.
         """
         producer = f"test-{self.lease_id}" + ("" if part is None else f".{part}")
         receipt: PublishReceipt = queue.publish(
@@ -105,52 +83,21 @@ class FakeBatchLease:
         return self._batch
 
     def ack(self, rows: Any) -> SettleResult:
-        """Ack some rows now.
-
-        Parameters
-        ----------
-        rows
-            Rows of the batch.
-
-        Returns
-        -------
-        SettleResult
-        """
+        """Ack some rows of the batch now."""
         return self._count(self._lease.ack([row["sequence"] for row in _rows(rows)]))
 
     def nack(self, rows: Any, *, delay: Any = None, error: str | None = None) -> SettleResult:
-        """Give some rows back as failed.
+        """Give some rows of the batch back as failed.
 
-        Parameters
-        ----------
-        rows
-            Rows of the batch. Their columns delay and error take precedence.
-        delay
-            When they are due again: seconds, or text such as "30s". Default: the group's retry
-            policy.
-        error
-            The reason. Default: none.
-
-        Returns
-        -------
-        SettleResult
+        The parameters are those of :meth:`spark_mq.spark.BatchLease.nack`.
         """
         given = {"delay": delay, "error": error}
         return self._each(rows, given, self._lease.nack)
 
     def reject(self, rows: Any, *, error: str | None = None) -> SettleResult:
-        """Make some rows dead.
+        """Make some rows of the batch dead.
 
-        Parameters
-        ----------
-        rows
-            Rows of the batch. Their column error takes precedence.
-        error
-            The reason. Default: none.
-
-        Returns
-        -------
-        SettleResult
+        The parameters are those of :meth:`spark_mq.spark.BatchLease.reject`.
         """
         return self._each(rows, {"error": error}, self._lease.reject)
 
@@ -201,9 +148,10 @@ def run_batch(
     max_messages
         The most messages in the batch. Default: 1,000.
     on_error
-        "raise" (default), "nack", "reject" or "ack", see :class:`~spark_mq.handler.HandlerPolicy`.
+        "raise" (default), "nack", "reject" or "ack", as for :meth:`spark_mq.ConsumerGroup.work`.
+        "raise" raises the error here.
     ack
-        "after" (default), "first" or "manual".
+        "after" (default), "first" or "manual", as for :meth:`spark_mq.ConsumerGroup.work`.
 
     Returns
     -------
@@ -239,10 +187,7 @@ _VERDICT = ("sequence", "outcome", "delay", "error")
 
 
 def _verdict_rows(returned: Any) -> list[dict[str, Any]]:
-    """Return the failed rows of a function, without other columns.
-
-    The other columns are those of the batch.
-    """
+    """Return the failed rows of a function, without the other columns of the batch."""
     return [{name: row[name] for name in _VERDICT if name in row} for row in _rows(returned)]
 
 

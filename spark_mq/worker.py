@@ -30,15 +30,13 @@ __all__ = ["Handler", "WorkOptions", "WorkSummary", "run_worker"]
 
 EACH: Final = ("lease", "message")
 UNTIL: Final = ("empty", "settled")
-DEFAULT_MAX_MESSAGES: Final = 1_000
-"""Messages that a worker for single messages holds at most, by default."""
+DEFAULT_MAX_MESSAGES: Final = 1_000  # held with each="message"
 DEFAULT_CONCURRENCY: Final = 100
-"""Async handlers that run at a time, by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkOptions:
-    """The options of :meth:`spark_mq.ConsumerGroup.work`, as they were given."""
+    """The options of :meth:`spark_mq.ConsumerGroup.work`, not validated yet."""
 
     each: str = "lease"
     worker_id: str | None = None
@@ -58,14 +56,10 @@ class WorkOptions:
     fail_on_data_loss: bool = True
 
     def policy(self) -> HandlerPolicy:
-        """Return the policy for failures and acks."""
         return HandlerPolicy.validated(self.on_error, self.ack)
 
     def lease_options(self, most: int) -> LeaseOptions:
-        """Return the options of a lease.
-
-        ``most`` is the default of ``max_messages``.
-        """
+        """Return the options of a lease. ``most`` is the default of ``max_messages``."""
         timeout = None
         if self.visibility_timeout is not None:
             timeout = validate_duration("visibility_timeout", self.visibility_timeout)
@@ -82,25 +76,19 @@ class WorkOptions:
         return validate_duration("max_lease_duration", self.max_lease_duration)
 
     def end(self) -> str | None:
-        """Return when the work ends by itself.
-
-        It is None, "empty" or "settled".
-        """
+        """Return when the work ends by itself: None, "empty" or "settled"."""
         if self.until is None:
             return "empty" if self.until_empty else None
         return validate_choice("until", self.until, UNTIL)
 
     def seconds(self, option: str, *, zero: bool = False) -> float:
-        """Return an option that is a duration, in seconds."""
         return validate_duration(option, getattr(self, option), zero=zero) / SECOND
 
 
 Served = Sequence[tuple[GroupLedger, Callable[[Any], Any]]]
-"""Groups, each with its handler."""
 
 
 def run_worker(served: Served, options: WorkOptions) -> WorkSummary:
-    """Handle leases or messages, see :meth:`spark_mq.ConsumerGroup.work`."""
     if validate_choice("each", options.each, EACH) == "message":
         return _run_for_messages(served, options)
     return _run_for_leases(served, options)
@@ -164,7 +152,6 @@ def _run_for_messages(served: Served, options: WorkOptions) -> WorkSummary:
 def _pool(
     handlers: Sequence[Callable[[Any], Any]], options: WorkOptions, stop: threading.Event
 ) -> Pool:
-    """Return the pool for handlers, which are all async or all not."""
     kinds = {is_async(handler) for handler in handlers}
     if len(kinds) > 1:
         raise InvalidOption(

@@ -1,7 +1,4 @@
-"""Run the threads of a worker.
-
-They lease, call the handler, settle, and wait while the store fails.
-"""
+"""Run the threads of a worker that lease, call the handler and settle."""
 
 from __future__ import annotations
 
@@ -44,10 +41,7 @@ Handler = Callable[[Lease], Any]
 
 
 def has_ended(ledger: GroupLedger, until: str) -> bool:
-    """Return whether a worker has ended after an empty look.
-
-    An empty look found nothing to lease.
-    """
+    """Return whether a worker ends now that there is nothing to lease."""
     if until == "empty":
         return True
     stats = ledger.stats()
@@ -56,7 +50,7 @@ def has_ended(ledger: GroupLedger, until: str) -> bool:
 
 @dataclass(eq=False, slots=True)
 class _Running:
-    """A lease that a handler has. ``since`` is monotonic seconds."""
+    """A lease that a handler has. ``since`` is in monotonic seconds."""
 
     lease: Lease
     alive: LeaseKeepAlive
@@ -65,7 +59,7 @@ class _Running:
 
 @dataclass(eq=False)
 class WorkerLoop:
-    """One call of :func:`run_worker`."""
+    """The threads of one call of :func:`run_worker`, and what they share."""
 
     ledger: GroupLedger
     handler: Handler
@@ -74,8 +68,7 @@ class WorkerLoop:
     limit: int
     stop: threading.Event
     poll: float
-    until: str | None
-    """None, "empty" or "settled"."""
+    until: str | None  # "empty" or "settled"
     summary: WorkSummary = field(default_factory=WorkSummary)
     error: BaseException | None = None
     _ending: Notifier = field(default_factory=Notifier)
@@ -94,7 +87,7 @@ class WorkerLoop:
         self._verdicts = VerdictLog(self.ledger.name)
 
     def run(self, threads: int, grace: float) -> WorkSummary:
-        """Work until the end, and give running handlers `grace` seconds then."""
+        """Work until the end, then give running handlers `grace` seconds."""
         running: list[threading.Thread] = []
         watch = ThreadWatch(running, self.stop, self.poll, lambda: self._report_wait(grace))
         for n in range(threads):
@@ -150,7 +143,6 @@ class WorkerLoop:
             watch.note_end()
 
     def _next(self) -> Lease | None:
-        """Return the next lease, or None at the end."""
         pause = self.poll
         while not self.stop.is_set():
             try:
@@ -188,7 +180,7 @@ class WorkerLoop:
         return 0.0 if ends else float("inf")
 
     def _handle(self, lease: Lease) -> Lease | None:
-        """Handle a lease. Return the next one if its commit granted one."""
+        """Handle a lease. Return the next one if its settle granted one."""
         with self._lock:
             self.summary.leases += 1
         try:
@@ -237,7 +229,6 @@ class WorkerLoop:
         return True
 
     def _wait_out(self, lease: Lease, error: Exception) -> None:
-        """Release a lease whose handler met a failing store, and wait a while."""
         text = "group %s: a handler met a failing store. Its messages are released, uncounted: %s"
         _log.warning(text, self.ledger.name, error)
         self._give_back([lease])
@@ -246,10 +237,7 @@ class WorkerLoop:
         self.stop.wait(pause)
 
     def _give_back(self, leases: Sequence[Lease]) -> None:
-        """Release the rest of some leases in one commit.
-
-        It waits while the store fails.
-        """
+        """Release the rest of some leases in one commit. It waits while the store fails."""
         commands = [
             SettleCommand(RELEASE, lease.lease_id, unsettled, whole=True)
             for lease in leases
@@ -261,10 +249,7 @@ class WorkerLoop:
     def _commit(
         self, leases: Sequence[Lease], commands: Sequence[SettleCommand], *, more: bool = False
     ) -> tuple[list[SettleOutcome], list[Any]] | None:
-        """Settle, and with `more` lease the next. Wait while the store fails.
-
-        Returns None if the graceful timeout ended it.
-        """
+        """Settle, and with `more` lease the next. Return None if the store failed to the end."""
 
         def also() -> list[LedgerOperation[Acquired]]:
             wanted = more and not self.stop.is_set()
@@ -294,7 +279,7 @@ class WorkerLoop:
         _log.exception("group %s: the handler failed with %s", self.ledger.name, held)
 
     def _settle(self, lease: Lease, result: list[MessageVerdict] | Exception) -> Lease | None:
-        """Settle a lease's verdicts and rest, and take the next lease."""
+        """Settle a lease's verdicts and rest, and return the next lease."""
         unsettled = {lease.lease_id: lease._held.unsettled()}
         commands = commands_for(result, self.policy, unsettled)
         if not commands:
@@ -330,7 +315,7 @@ class WorkerLoop:
             _log.warning("a lease lost messages, which are redelivered: %s", lost)
 
     def _take_next(self, granted: Sequence[Acquired | Exception]) -> Lease | None:
-        """Return the lease of a settle. After an error :meth:`_next` tries again."""
+        """Return the lease that a settle granted. After an error :meth:`_next` tries again."""
         for acquired in granted:
             if isinstance(acquired, Acquired):
                 return self._take(acquired)
