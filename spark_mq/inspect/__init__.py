@@ -1,8 +1,7 @@
 """Inspect a queue without a lease or a commit.
 
-The views show counts, leases, messages, the past and problems. This layer needs no Spark. The
-command line and other tools use it, through the methods of :class:`~spark_mq.Queue` and
-:class:`~spark_mq.ConsumerGroup`.
+The views show counts, leases, messages, the past and problems. They are methods of
+:class:`~spark_mq.Queue` and :class:`~spark_mq.ConsumerGroup`, and need no Spark.
 """
 
 from spark_mq.inspect.activity import THROUGHPUT_SCHEMA, MessageRecord

@@ -1,4 +1,4 @@
-"""Read the past for throughput and for slow or failing messages."""
+"""Count throughput and find slow or failing messages, by ``history/`` and the ledgers."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ THROUGHPUT_SCHEMA: Final = pa.schema(
         pa.field("settled_per_second", pa.float64()),
     ]
 )
-"""One row for each interval and group. ``failed`` counts nacks, rejects and expired leases.
+"""One row for each interval and group.
 
-``consumer_group`` is null in the rows that count ``published``. ``settled_per_second`` is the rate
-of ``acked``, ``dead_lettered``, ``dropped`` and ``expired`` together. An interval that has not
-ended has the rates of its time so far, of one second at least.
+``failed`` counts nacks, rejects, expired leases, reached limits, and batches given back from a dead
+driver. ``consumer_group`` is null in the rows that count ``published``. ``settled_per_second`` is
+the rate of ``acked``, ``dead_lettered``, ``dropped`` and ``expired`` together. An interval that has
+not ended has the rates of its time so far, of one second at least.
 """
 
 BY: Final = ("slowest", "failing")
@@ -53,10 +54,8 @@ class MessageRecord(Record):
 
     Attributes
     ----------
-    group
-        The name of the group.
-    first, last, messages
-        Their sequences, inclusive, and their number.
+    group, first, last, messages
+        The group, the sequences (inclusive) and their number.
     duration
         From the first delivery to the end, or until now.
     state
@@ -89,7 +88,6 @@ def throughput(
     every: Duration = "1m",
     group: str | None = None,
 ) -> pa.Table:
-    """Return counts over time, see :meth:`spark_mq.Queue.throughput`."""
     length = validate_duration("every", every)
     span = validate_duration("since", since)
     validate_count("since/every", -(-span // length), most=MAX_BUCKETS)
@@ -119,17 +117,7 @@ def throughput(
 def with_rates(
     counts: Mapping[str, int], start: int, length: int, now: int
 ) -> dict[str, int | float]:
-    """Return the counts of an interval with their rates.
-
-    Parameters
-    ----------
-    counts
-        Messages by event or outcome. A missing name counts zero.
-    start, length
-        The interval, in microseconds.
-    now
-        The current time in microseconds. An interval that has not ended has lasted until now.
-    """
+    """Return the counts of an interval of microseconds with their rates."""
     full = length / SECOND
     seconds = min(full, max(_LEAST_SECONDS, (now - start) / SECOND))
     found = dict.fromkeys(_COUNTS, 0) | dict(counts)
@@ -152,7 +140,6 @@ def _count(
 
 
 def _event_sums(rows: pa.Table, length: int) -> list[dict[str, Any]]:
-    """Return the messages of each interval, group, event and outcome."""
     rows = rows.filter(pc.is_valid(rows["event"]))
     at = rows["committed_at"].cast(pa.int64())
     bucket = pc.multiply(pc.divide(at, length), length)
@@ -170,10 +157,7 @@ def _event_sums(rows: pa.Table, length: int) -> list[dict[str, Any]]:
 def notable_messages(
     context: QueueContext, group: str, n: int = 10, *, by: str, since: Duration = "1d"
 ) -> list[MessageRecord]:
-    """Return the slowest or most failing messages of a group.
-
-    See :meth:`ConsumerGroup.slowest` and :meth:`ConsumerGroup.most_failing`.
-    """
+    """Return the slowest or the most failing messages of a group, by ``by``."""
     validate_count("n", n)
     validate_choice("by", by, BY)
     start = context.now() - validate_duration("since", since)
@@ -191,7 +175,6 @@ def notable_messages(
 def _ended(
     context: QueueContext, group: str, start: int, n: int, by: str
 ) -> Iterator[MessageRecord]:
-    """Yield the top messages that ended since `start`."""
     rows = read_history(context, group=group, since=start)
     rows = rows.filter(pc.and_(pc.is_valid(rows["outcome"]), pc.is_valid(rows["first_leased_at"])))
     taken = pc.subtract(

@@ -19,8 +19,7 @@ from spark_mq.util.records import Record
 
 __all__ = ["Blocker", "find_blockers"]
 
-MAX_RANGES: Final = 100
-"""Blocked ranges of a group that are listed."""
+MAX_RANGES: Final = 100  # blocked ranges of a group that are listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +28,8 @@ class Blocker(Record):
 
     Attributes
     ----------
-    group
-        The name of the group.
-    blocks
-        "leases": the group leases nothing. "trim": old messages stay in the queue.
+    group, blocks
+        "leases": the group leases nothing. "trim": it keeps old messages in the queue.
     because
         The cap, the limit, or the state of the message.
     first, last
@@ -41,10 +38,8 @@ class Blocker(Record):
         The number of messages that wait.
     lease_id, worker_id
         The lease of the messages that block, and its worker.
-    since
-        The publish of the first message that blocks.
-    error
-        The text of its last failure.
+    since, error
+        The publish of the first message that blocks, and the text of its last failure.
     """
 
     group: str
@@ -60,15 +55,6 @@ class Blocker(Record):
 
 
 def find_blockers(context: QueueContext, stats: Mapping[str, GroupStats]) -> list[Blocker]:
-    """Return all blockers, see :meth:`spark_mq.Queue.blockers`.
-
-    Parameters
-    ----------
-    context
-        The queue.
-    stats
-        The stats of its groups.
-    """
     index = context.messages.index()
     found = [one for name, own in stats.items() for one in _of_leases(context, index, name, own)]
     return [*found, *_of_trim(context, index, stats)]
@@ -77,7 +63,6 @@ def find_blockers(context: QueueContext, stats: Mapping[str, GroupStats]) -> lis
 def _of_leases(
     context: QueueContext, index: MessageIndex, name: str, stats: GroupStats
 ) -> Iterator[Blocker]:
-    """Yield the reasons that stop the leases of a group."""
     if stats.blocked_because and not stats.blocked:
         yield Blocker(name, "leases", stats.blocked_because, None, None, stats.ready)
     if stats.blocked:

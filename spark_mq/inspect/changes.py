@@ -62,7 +62,6 @@ class ChangeRecord(Record):
 def list_changes(
     context: QueueContext, n: int, since: Duration, group: str | None = None
 ) -> list[ChangeRecord]:
-    """Return people's changes, newest first, see :meth:`spark_mq.Queue.changes`."""
     start = context.now() - validate_duration("since", since)
     found = list(_changes(context, start, group, False))
     dead = context.existing_dead_letters()

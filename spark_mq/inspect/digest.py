@@ -35,7 +35,6 @@ DIGEST_COLUMNS: Final = (
     "delivery_count",
     "detail",
 )
-"""The columns of ``leases/`` that a digest needs."""
 
 _DUE: Final = "due"
 _LATER: Final = "later"
@@ -48,47 +47,28 @@ class LedgerDigest:
     """The counts of one ledger at one time. Instants are microseconds since 1970."""
 
     settings: GroupSettings
-    mark: tuple[int, str] | None
-    """The first sequence and the path of the newest data file that the ledger has reached."""
+    mark: tuple[int, str] | None  # first sequence and path of the newest data file that it reached
     counters: Mapping[str, int]
-    floor: int
-    """All messages up to this sequence are settled."""
+    floor: int  # all messages up to this sequence are settled
     counts: dict[str, int] = field(default_factory=dict)
     """Messages by state. Waiting ones are "due" or "later". Those of a late lease are "due"."""
     ranges: int = 0
-    tracked_up_to: int = -1
-    """The last sequence that is not unread."""
-    first_unsettled: int | None = None
-    """The first sequence in the ledger. The lowest range is never settled."""
-    oldest_lease: int | None = None
-    """The start of the oldest live lease."""
-    valid_until: int | None = None
-    """Time changes a count from then on. None: time changes nothing."""
+    tracked_up_to: int = -1  # the last sequence that is not unread
+    first_unsettled: int | None = None  # the first in the ledger: its lowest range is unsettled
+    oldest_lease: int | None = None  # start of the oldest live lease
+    valid_until: int | None = None  # time changes a count from then on, or never
     needs_rules: bool = False
     """Only the ledger's own rules give the counts, for example after a limit was lowered."""
 
     def holds(self, now: int) -> bool:
-        """Return whether time has not changed the digest.
-
-        This is for an unchanged ledger.
-        """
+        """Return whether time has not changed the digest of an unchanged ledger."""
         return self.valid_until is None or now < self.valid_until
 
 
 def digest_rows(
     parts: Iterable[tuple[str, pa.Table]], defaults: GroupSettings, now: int
 ) -> dict[str, LedgerDigest]:
-    """Return the digests of some groups.
-
-    Parameters
-    ----------
-    parts
-        The rows of each group in DIGEST_COLUMNS.
-    defaults
-        The settings of a group whose header has none.
-    now
-        The current time in microseconds.
-    """
+    """Return the digests of groups, from their names and rows in DIGEST_COLUMNS."""
     names, tables, numbers = [], [], array("q")
     for number, (name, rows) in enumerate(parts):
         names.append(name)
@@ -133,7 +113,7 @@ def _add_counts(digests: Sequence[LedgerDigest], rows: pa.Table, now: int) -> No
 
 
 def _grouped(digests: Sequence[LedgerDigest], rows: pa.Table, now: int) -> Iterator[dict[str, Any]]:
-    """Return the sums of each group and kind. A kind is a state, or a part of one."""
+    """Yield the sums of each group and kind. A kind is a state, or a part of one."""
     skew = pa.array([digest.settings.clock_skew for digest in digests], pa.int64())
     deadline = pc.add(rows["expires_at"].cast(pa.int64()), skew.take(rows["group"]))
     available_at = rows["available_at"].cast(pa.int64())
@@ -202,19 +182,7 @@ def _least(one: int | None, other: int | None) -> int | None:
 
 
 def stats_of(digest: LedgerDigest, index: MessageIndex, now: int) -> GroupStats | None:
-    """Return the stats of a digest, or None.
-
-    None: only the ledger's own rules give them.
-
-    Parameters
-    ----------
-    digest
-        The digest. It holds at `now`.
-    index
-        The message index.
-    now
-        The current time in microseconds.
-    """
+    """Return the stats of a digest that holds, or None if they need the ledger's own rules."""
     counts, counters = digest.counts, digest.counters
     if digest.needs_rules or _may_be_capped(digest) or index.has_times_after(digest.floor):
         return None

@@ -18,20 +18,10 @@ _TABLES: Final = ("messages", "leases")
 def find_queues(
     root: str, storage_options: Mapping[str, str] | None = None, *, max_depth: int = 3
 ) -> list[str]:
-    """Return the paths of the queues under an absolute path, in order.
+    """Return the paths of the queues under an absolute path or URI, in order.
 
-    A folder with the tables ``messages/`` and ``leases/`` is a queue. The search does not look
-    below a queue, so it leaves out dead-letter queues inside of one. It leaves out names that no
-    queue can have.
-
-    Parameters
-    ----------
-    root
-        An absolute path or a URI.
-    storage_options
-        Options of the object store.
-    max_depth
-        Folders between the path and a queue. Default: 3.
+    A folder with the tables ``messages/`` and ``leases/`` is a queue. Names that no queue can have
+    are left out. For the parameters see :meth:`spark_mq.Queue.find_all`.
     """
     validate_count("max_depth", max_depth, least=0, most=100)
     store = ObjectStore(root, storage_options)

@@ -38,7 +38,6 @@ class GroupViews:
     _ledger: GroupLedger
 
     def _existing(self) -> GroupLedger:
-        """Return the ledger of the group. Raises GroupNotFound."""
         self._ledger.require_group()
         return self._ledger
 
@@ -49,10 +48,7 @@ class GroupViews:
             return failed_html(repr(self), error)
 
     def leases(self) -> Records[LeaseInfo]:
-        """Return the leases of the group, the oldest first.
-
-        Each has its worker, its messages, its start and its deadline.
-        """
+        """Return the leases of the group, the oldest first."""
         return Records(list_leases(self._existing()))
 
     def priorities(self) -> Records[PriorityInfo]:
@@ -60,15 +56,15 @@ class GroupViews:
         return Records(list_priorities(self._existing()))
 
     def lanes(self, top: int | None = 10, *, by: str = "messages") -> Records[LaneInfo]:
-        """Return the lanes with the most unsettled messages.
+        """Return the lanes with the most unsettled messages, each with why it is held back.
 
-        Each lane shows why it is held back. Empty if the queue has no lanes. In a very large
-        backlog it counts the first million runs of messages in one lane.
+        It is empty if the queue has no lanes. In a very large backlog it counts the first million
+        runs of messages in one lane.
 
         Parameters
         ----------
         top
-            The most lanes to return. Default: 10. None: all.
+            The most lanes to return. Default: 10. None for all.
         by
             "messages" (default), or "age" for the lanes with the oldest first messages.
 
@@ -88,14 +84,9 @@ class GroupViews:
         Parameters
         ----------
         lane
-            The lane's number.
+            The lane's number. Raises InvalidOption if the queue has no such lane.
         n
             The most keys to return. Default: 10.
-
-        Raises
-        ------
-        InvalidOption
-            The queue has no such lane.
         """
         return Records(find_hot_keys(self._existing(), lane, n))
 
@@ -104,13 +95,7 @@ class GroupViews:
         return Records(list_workers(self._existing()))
 
     def last_errors(self, n: int = 10) -> Records[LastError]:
-        """Return the errors of unsettled messages, the latest first.
-
-        Parameters
-        ----------
-        n
-            The most errors to return. Default: 10.
-        """
+        """Return the errors of unsettled messages, the latest first, at most `n`."""
         return Records(last_errors(self._existing(), validate_count("n", n)))
 
     def peek(
@@ -126,15 +111,11 @@ class GroupViews:
 
         Parameters
         ----------
-        n
-            The most messages to return. Default: 10.
         state
             "ready", "unread", "delayed", "leased", "dead", "blocked", "routing" or "settled".
-            Default: all.
-        key, message_id
-            Only messages with this key or id. The search reads these columns of all messages.
-        after
-            Only messages after this sequence.
+            "ready" contains "unread". Default: all.
+        n, key, message_id, after
+            As for :meth:`spark_mq.Queue.peek`.
         """
         found = peek_group(
             self._context,
@@ -148,9 +129,7 @@ class GroupViews:
         return Records(found)
 
     def preview_seek(self, to: str | int | datetime) -> SeekPreview:
-        """Return the effects of a :meth:`seek` without running it.
-
-        They are the position and the numbers of messages that it concerns.
+        """Return the effects that :meth:`seek` would have, without running it.
 
         Parameters
         ----------
@@ -160,9 +139,9 @@ class GroupViews:
         return preview_seek(self._existing(), to)
 
     def slowest(self, n: int = 10, *, since: Duration = "1d") -> Records[MessageRecord]:
-        """Return the messages with the longest time from delivery to end.
+        """Return the messages with the longest time from first delivery to end.
 
-        The time begins with their first delivery. A dead letter ends when a sweep routes it.
+        A dead letter ends when a sweep routes it.
 
         Parameters
         ----------

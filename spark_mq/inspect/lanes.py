@@ -1,7 +1,4 @@
-"""Show the priorities, lanes and keys of a group.
-
-A lane shows why it is held back, and which keys fill it.
-"""
+"""Show the priorities, lanes and hot keys of a group."""
 
 from __future__ import annotations
 
@@ -39,8 +36,7 @@ __all__ = [
     "summarize_lanes",
 ]
 
-MAX_KEYS: Final = 10_000
-"""Messages of which the keys are read."""
+MAX_KEYS: Final = 10_000  # messages whose keys are read
 _MAX_PIECES: Final = 1_000
 _MAX_WALKED: Final = 100_000
 """Runs of messages in one band that the search for a lane's messages looks at."""
@@ -80,10 +76,8 @@ class LaneInfo(Record):
     ----------
     lane
         Its number. None for messages without a key, which nothing holds back.
-    messages
-        Messages that are neither settled nor dead.
-    share
-        Their part of those of all lanes, from 0 to 1.
+    messages, share
+        Messages that are neither settled nor dead, and their part of those of all lanes (0 to 1).
     ready, delayed, in_flight, blocked, dead
         Messages by state, as in :class:`~spark_mq.GroupStats`.
     head, head_age
@@ -129,14 +123,7 @@ class LaneInfo(Record):
 class HotKey(Record):
     """A common key among the first unsettled messages of a lane.
 
-    Attributes
-    ----------
-    key
-        The key.
-    messages
-        How many of the messages that were read have it.
-    share
-        Their part of those that were read, from 0 to 1.
+    ``messages`` is how many of the messages that were read have it, ``share`` their part (0 to 1).
     """
 
     key: str | None
@@ -158,10 +145,8 @@ class LaneSummary(Record):
         Lanes that have messages. Messages without a key have no lane.
     lanes_leased
         Lanes of which a lease holds messages. 0 in a group without order.
-    lanes_held_back
-        Lanes whose due messages wait for a retry, a delay or the owner.
-    held_back
-        These messages.
+    lanes_held_back, held_back
+        Lanes whose due messages wait for a retry, a delay or the owner, and these messages.
     oldest_head_age
         The greatest age of the first message of a lane. None without one.
     complete
@@ -198,7 +183,6 @@ def _look(group: GroupLedger) -> _Look:
 
 
 def list_priorities(group: GroupLedger) -> list[PriorityInfo]:
-    """Return a group's priorities, see :meth:`spark_mq.ConsumerGroup.priorities`."""
     return _priorities(_look(group))
 
 
@@ -217,7 +201,6 @@ def _age(look: _Look, sequence: int) -> timedelta | None:
 
 
 def list_lanes(group: GroupLedger, top: int | None, by: str) -> list[LaneInfo]:
-    """Return a group's hottest lanes, see :meth:`spark_mq.ConsumerGroup.lanes`."""
     order = validate_choice("by", by, _ORDERS)
     most = None if top is None else validate_count("top", top)
     look = _look(group)
@@ -260,7 +243,6 @@ def _lane(look: _Look, one: LaneStats, total: int) -> LaneInfo:
 
 
 def _because(one: LaneStats, r: Range | None, until: datetime | None) -> str:
-    """Return why a lane is held back, for people."""
     message, at = f"message {one.sequence}", show_time(until)
     if one.holder == Holder.LEASE and r is not None:
         return f"lease {r.lease_id} of {r.worker_id} until {at}"
@@ -276,7 +258,6 @@ def _because(one: LaneStats, r: Range | None, until: datetime | None) -> str:
 
 
 def summarize_lanes(group: GroupLedger) -> LaneSummary:
-    """Return the priorities of a group, and its lanes in numbers."""
     look = _look(group)
     lanes = [one for one in look.census.lanes() if one.lane is not None]
     leased = [one for one in lanes if one.holder == Holder.LEASE]
@@ -296,7 +277,6 @@ def summarize_lanes(group: GroupLedger) -> LaneSummary:
 
 
 def find_hot_keys(group: GroupLedger, lane: int, n: int) -> list[HotKey]:
-    """Return a lane's commonest keys, see :meth:`spark_mq.ConsumerGroup.hot_keys`."""
     most = validate_count("n", n)
     lanes = group.messages.lanes
     if type(lane) is not int or not 0 <= lane < lanes:

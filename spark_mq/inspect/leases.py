@@ -25,8 +25,7 @@ from spark_mq.util.validation import short_repr, validate_count
 
 __all__ = ["LeaseInfo", "MessagePosition", "list_leases", "locate", "named_sequences"]
 
-MAX_POSITIONS: Final = 10
-"""Intervals of a lease that are listed."""
+MAX_POSITIONS: Final = 10  # intervals of a lease that are listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +40,8 @@ class LeaseInfo(Record):
         Its start and its deadline (aware, UTC).
     expired
         Whether the deadline has passed. The next operation of the group gives the messages back.
-    messages
-        Messages that are still under it.
-    size
-        Messages that it began with.
+    messages, size
+        Messages that are still under it, and those that it began with.
     positions
         The first intervals of sequences that it holds, ten at most.
     delivery_count
@@ -68,10 +65,8 @@ class MessagePosition(Record):
 
     Attributes
     ----------
-    sequence
-        The message.
-    group
-        The name of the group.
+    sequence, group
+        The message, and the name of the group.
     state
         "ready", "delayed", "leased", "dead", "blocked", "routing" or "settled".
     lease_id, worker_id, leased_until
@@ -106,7 +101,6 @@ class MessagePosition(Record):
 
 
 def list_leases(group: GroupLedger) -> list[LeaseInfo]:
-    """Return a group's leases, oldest first, see :meth:`ConsumerGroup.leases`."""
     snapshot, now = group.snapshot(), group.now()
     ledger, settings = group.ledger_in(snapshot), group.settings_in(snapshot)
     held = ledger.ranges_at(ledger.find((LEASED,)))
@@ -138,10 +132,7 @@ def _lease(ranges: list[Range], now: int) -> LeaseInfo:
 def named_sequences(
     context: QueueContext, sequence: int | None, message_id: str | None, n: int
 ) -> list[int]:
-    """Return the messages to locate by sequence or id.
-
-    Raises InvalidOption.
-    """
+    """Return the messages to locate by sequence or id. Raises InvalidOption."""
     if (sequence is None) == (message_id is None):
         raise InvalidOption(
             "locate takes one kind of name: give a sequence or message_id=...",
@@ -164,17 +155,9 @@ def named_sequences(
 def locate(
     context: QueueContext, sequence: int, known: Iterable[MessageOutcome] | None = None
 ) -> list[MessagePosition]:
-    """Return the state of a message in each group, by group.
+    """Return a message's state in each group. ``known`` has its outcomes, if a trace has read them.
 
-    Parameters
-    ----------
-    context
-        The queue.
-    sequence
-        The message.
-    known
-        Its outcomes by a trace. Default: the history has them. It is read if a group has settled
-        the message.
+    Otherwise the history is read if a group has settled the message.
     """
     index = context.messages.index(sequence)
     groups = context.groups()

@@ -57,10 +57,8 @@ class DeadLetterReasons(Converts):
 
     Attributes
     ----------
-    counted
-        The letters looked at, from the newest on.
-    complete
-        Whether these are all.
+    counted, complete
+        The letters looked at, from the newest on, and whether these are all.
     reasons
         The counts, the largest first.
     """
@@ -78,7 +76,6 @@ class DeadLetterReasons(Converts):
 
 
 def count_reasons(context: QueueContext, n: int | None) -> DeadLetterReasons:
-    """Count dead letters by reason, see :meth:`spark_mq.Queue.dead_letter_reasons`."""
     dead = context.existing_dead_letters()
     if dead is None:
         return DeadLetterReasons(0, True, ())
@@ -104,7 +101,6 @@ def count_reasons(context: QueueContext, n: int | None) -> DeadLetterReasons:
 
 
 def newest_letters(context: QueueContext, n: int, before: int | None) -> pa.Table:
-    """Return dead letters, newest first, see :meth:`spark_mq.Queue.newest_dead_letters`."""
     dead = context.existing_dead_letters()
     found = letter_schema().empty_table()
     if dead is None:

@@ -30,7 +30,6 @@ class QueueStats(dict[str, Any]):
 
 
 def group_html(group: GroupLedger) -> str:
-    """Return a group's stats, leases, priorities and hottest lanes as HTML."""
     stats = group.stats()
     facts = {"queue": group.queue_path, **asdict(stats)}
     leases = rows_html(list_leases(group), title="Leases")
@@ -38,15 +37,10 @@ def group_html(group: GroupLedger) -> str:
 
 
 def _lanes_html(group: GroupLedger) -> str:
-    """Return the priorities and the hottest lanes as HTML.
-
-    A single priority is left out.
-    """
     priorities, lanes = list_priorities(group), list_lanes(group, 10, "messages")
     shown = rows_html(priorities, title="Priorities") if len(priorities) > 1 else ""
     return shown + (rows_html(lanes, _LANE_COLUMNS, "Hottest lanes") if lanes else "")
 
 
 def failed_html(title: str, error: BaseException) -> str:
-    """Return the HTML for a look that failed."""
     return object_html({"cannot be read": error}, title)

@@ -36,16 +36,13 @@ __all__ = [
 ]
 
 
-MAX_SUMMARIES: Final = 20
-"""Groups whose lanes one look counts."""
-_BUSY: Final = "max_in_flight"
-"""The cap that a busy group reaches. It is no problem."""
+MAX_SUMMARIES: Final = 20  # groups whose lanes one look counts
+_BUSY: Final = "max_in_flight"  # the cap that a busy group reaches, which is no problem
 _COUNTS: Final = (
     "ready", "delayed", "in_flight", "dead", "blocked", "acked", "dead_lettered",
 )  # fmt: skip
 _GROUP_COLUMNS: Final = ("group", *_COUNTS, "oldest_unsettled_age", "blocked_because")
-MAX_LINES: Final = 50
-"""Groups in the text of an overview."""
+MAX_LINES: Final = 50  # groups in the text of an overview
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +51,16 @@ class QueueOverview(Record):
 
     Attributes
     ----------
-    path, name
-        Its place.
-    settings
-        Its settings.
-    published
-        Messages since it was created.
+    path, name, settings
+        Its place and its settings.
+    published, last_published_at
+        Messages since it was created, and the time of the last publish. None without one.
     retained, retained_bytes
         Messages above the trim horizon, and the size of their files.
-    tail
-        The last sequence, or -1.
-    version
-        The version of ``messages/``.
+    tail, version
+        The last sequence, or -1, and the version of ``messages/``.
     horizon
         Messages up to this sequence may be gone. -1 before the first trim.
-    last_published_at
-        The time of the last publish. None without one.
     groups
         The stats of each group by name.
     damaged
@@ -113,10 +104,8 @@ class Problem(Record):
     ----------
     check
         "unreadable", "not_swept", "blocked", "too_old" or "too_many_dead".
-    group
-        The name of the group, or None.
-    text
-        The reason, for people.
+    group, text
+        The name of the group, or None, and the reason for people.
     """
 
     check: str
@@ -126,15 +115,7 @@ class Problem(Record):
 
 @dataclass(frozen=True, slots=True)
 class Health(Record):
-    """Whether a queue is healthy, and its problems.
-
-    Attributes
-    ----------
-    healthy
-        True without problems.
-    problems
-        The problems.
-    """
+    """Whether a queue is ``healthy``, and its ``problems`` if it is not."""
 
     healthy: bool
     problems: tuple[Problem, ...]
@@ -144,7 +125,6 @@ class Health(Record):
 
 
 def _overview_lines(overview: QueueOverview) -> Iterator[str]:
-    """Yield an overview as text, with a line for each group."""
     sweeps, letters = overview.sweeps, overview.dead_letters
     yield (
         f"{overview.name}: {overview.published:,} published, {overview.retained:,} retained, "
@@ -164,13 +144,11 @@ def _overview_lines(overview: QueueOverview) -> Iterator[str]:
 
 
 def groups_html(groups: Mapping[str, GroupStats]) -> str:
-    """Return the stats of groups as a table."""
     rows = [{"group": name, **asdict(stats)} for name, stats in groups.items()]
     return rows_html(rows, _GROUP_COLUMNS, "Groups")
 
 
 def overview_html(overview: QueueOverview) -> str:
-    """Return an overview of a queue."""
     sweeps = overview.sweeps
     facts = {
         "path": overview.path,
@@ -189,7 +167,6 @@ def overview_html(overview: QueueOverview) -> str:
 def describe(
     context: QueueContext, reader: StatsReader | None = None, *, lanes: bool = False
 ) -> QueueOverview:
-    """Return an overview of a queue, see :meth:`spark_mq.Queue.describe`."""
     reader = reader or StatsReader(context)
     index, horizon = context.messages.index(), context.horizon()
     with reader.lock:
@@ -241,7 +218,7 @@ def _last_publish(index: MessageIndex) -> datetime | None:
 
 
 def count_dead_letters(context: QueueContext) -> int | None:
-    """Return how many dead letters were not redriven. None if they cannot be read.
+    """Return how many dead letters were not redriven, or None if they cannot be read.
 
     Nothing is created: a queue without a dead-letter queue has no dead letters.
     """
@@ -263,7 +240,6 @@ def check_health(
     max_age: Duration | None = None,
     max_dead: int | None = None,
 ) -> Health:
-    """Return a queue's health, see :meth:`spark_mq.Queue.health`."""
     unswept = None if max_unswept is None else validate_duration("max_unswept", max_unswept)
     age = None if max_age is None else validate_duration("max_age", max_age)
     if max_dead is not None:

@@ -27,8 +27,7 @@ __all__ = ["PeekedMessage", "find_sequences", "peek_group", "peek_queue"]
 _COLUMNS: Final = (
     "message_id", "key", "value", "headers", "published_at", "deliver_at", "expires_at", "priority",
 )  # fmt: skip
-_ROWS: Final = 50_000
-"""Rows whose keys or ids a search reads together."""
+_ROWS: Final = 50_000  # rows whose keys or ids a search reads together
 _MAX_SEQUENCE: Final = 2**63 - 1
 
 
@@ -48,17 +47,13 @@ class PeekedMessage(Record):
         Aware datetimes in UTC, or None.
     priority, lane
         Its priority, and the lane of its key. None without a key, or if the queue has no lanes.
-    group
-        The group that the state belongs to. None for a look at the queue.
-    state
-        "ready", "delayed", "leased", "dead", "blocked", "routing" or "settled". None for a look at
-        the queue.
+    group, state
+        The group, and the message's state in it: "ready", "delayed", "leased", "dead", "blocked",
+        "routing" or "settled". None for a look at the queue.
     delivery_count, failure_count
         Deliveries and failures in the group.
-    lease_id, worker_id
-        Its lease, and the worker of that.
-    leased_until
-        The deadline of that lease.
+    lease_id, worker_id, leased_until
+        Its lease, its worker and its deadline, if it is leased.
     available_at
         When it is due, if it is delayed.
     reason, error
@@ -98,7 +93,6 @@ def peek_queue(
     message_id: str | None = None,
     after: int | None = None,
 ) -> list[PeekedMessage]:
-    """Return messages of a queue, see :meth:`spark_mq.Queue.peek`."""
     validate_count("n", n)
     index = context.messages.index()
     first = _first(context, after)
@@ -116,7 +110,6 @@ def peek_group(
     message_id: str | None = None,
     after: int | None = None,
 ) -> list[PeekedMessage]:
-    """Return messages of a group, see :meth:`spark_mq.ConsumerGroup.peek`."""
     validate_count("n", n)
     state = validate_state(state)
     ledger, index, now = group.current(), context.messages.index(), context.now()
@@ -131,10 +124,7 @@ def peek_group(
 def find_sequences(
     context: QueueContext, n: int, *, key: str | None = None, message_id: str | None = None
 ) -> list[int]:
-    """Return the newest messages with a key or an id.
-
-    They are sequences, the newest first.
-    """
+    """Return the newest messages with a key or an id, as sequences, the newest first."""
     index, wanted = context.messages.index(), _Wanted(key, message_id)
     reader = MessageReader(context.messages.files, wanted.columns)
     found: list[int] = []
@@ -161,7 +151,7 @@ def _first(context: QueueContext, after: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A key and an id to look for. None matches all. Raises InvalidOption for no text."""
+    """A key and an id to look for. None matches all. Raises InvalidOption if one is no text."""
 
     key: str | None
     message_id: str | None
@@ -172,12 +162,10 @@ class _Wanted:
 
     @property
     def columns(self) -> list[str]:
-        """Return the columns that the search reads."""
         given = (("key", self.key), ("message_id", self.message_id))
         return [name for name, value in given if value is not None]
 
     def rows(self, table: pa.Table) -> list[int]:
-        """Return the rows that match."""
         masks = [pc.equal(table[name], getattr(self, name)) for name in self.columns]
         mask = masks[0] if len(masks) == 1 else pc.and_(*masks)
         rows: list[int] = pc.indices_nonzero(mask).to_pylist()

@@ -30,37 +30,19 @@ STATE_NAMES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class LabelledRange:
-    """A range of a group, with its state for people."""
-
     state: str
     range: Range
-    outcome: str | None = None
-    """How it has ended, if no commit has settled it yet."""
+    outcome: str | None = None  # how it has ended, if no commit has settled it yet
 
 
 def validate_state(state: str | None) -> str | None:
-    """Validate the name of a state. None means all."""
     return None if state is None else validate_choice("state", state, STATE_NAMES)
 
 
 def label_ranges(
     ledger: Ledger, index: MessageIndex, now: int, state: str | None = None, first: int = 0
 ) -> Iterator[LabelledRange]:
-    """Yield the ranges of a group in order, each with its state.
-
-    Parameters
-    ----------
-    ledger
-        The group's ledger. The caller has expired leases already.
-    index
-        The message index.
-    now
-        The current time in microseconds.
-    state
-        Only this state. Default: all.
-    first
-        The first sequence. Default: the first one published.
-    """
+    """Yield a group's ranges in order, each with its state. Its leases are expired already."""
     for r in _ranges(ledger, index, first):
         for name, piece in _split(r, index, now):
             if _matches(name, piece, state):
@@ -78,10 +60,7 @@ def _ranges(ledger: Ledger, index: MessageIndex, first: int) -> Iterator[Range]:
 
 
 def _split(r: Range, index: MessageIndex, now: int) -> Iterator[tuple[str, Range]]:
-    """Split a waiting or unread range by time.
-
-    Each piece gets the name of its state.
-    """
+    """Split a waiting or unread range by time, and name the state of each piece."""
     if r.state == WAITING and (r.available_at or 0) > now:
         yield "delayed", r
     elif r.state in (WAITING, UNREAD):

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["CONTENT_TYPE", "QueueCollector", "exposition"]
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-"""The type of the text format."""
 
 
 def _timestamp(at: datetime | None) -> float | None:
@@ -76,15 +75,12 @@ _QUEUE_GAUGES: Final[Mapping[str, tuple[str, Callable[[QueueOverview], float | N
         lambda overview: _timestamp(overview.sweeps.waiting_since),
     ),
 }
-"""The gauges of a queue."""
 
 Looks = Mapping[str, QueueOverview | None]
 """An overview of each queue by path. None if the queue cannot be read."""
 
 
 class _Family(NamedTuple):
-    """A metric with its type, help, label names and samples."""
-
     name: str
     kind: str
     text: str
@@ -93,23 +89,19 @@ class _Family(NamedTuple):
 
 
 class QueueCollector:
-    """Collects the metrics of queues. One that cannot be read shows as ``spark_mq_up`` 0.
+    """Collects the metrics of queues, with ``spark_mq_up`` 0 for one that cannot be read.
 
-    Parameters
-    ----------
-    look
-        Looks at the queues. It runs for each request.
+    It calls ``look`` for each request.
     """
 
     def __init__(self, look: Callable[[], Looks]) -> None:
         self._look = look
 
     def describe(self) -> list[Metric]:
-        """Return no metric. A registration must not look at a queue."""
+        """Return no metric, because a registration must not look at a queue."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of one look."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         for one in _families(self._look()):
@@ -123,7 +115,7 @@ class QueueCollector:
 def exposition(looks: Looks) -> bytes:
     """Return the metrics in the text format of Prometheus.
 
-    prometheus_client takes six times as long, which is seconds with 10,000 groups.
+    prometheus_client is too slow for thousands of groups.
     """
     parts, shown = [], cache(_escaped)
     for one in _families(looks):
@@ -174,7 +166,6 @@ def _of_groups(overviews: list[QueueOverview]) -> Iterator[_Family]:
 
 
 def _of_lanes(overviews: list[QueueOverview]) -> Iterator[_Family]:
-    """Yield the metrics of groups with priorities or order."""
     groups = [((one.path, name), own) for one in overviews for name, own in one.lanes.items()]
     if not groups:
         return

@@ -25,8 +25,7 @@ class SeekPreview(Record):
     floor
         All messages up to this sequence are settled now.
     position
-        The first sequence that the seek makes unread. It is limited to the trim horizon and the
-        tail.
+        The first sequence that the seek makes unread, between the trim horizon and the tail.
     skipped
         Unsettled messages before the position. No worker gets them.
     delivered_again
@@ -44,7 +43,6 @@ class SeekPreview(Record):
 
 
 def preview_seek(group: GroupLedger, target: str | int | datetime) -> SeekPreview:
-    """Return a seek's effects, see :meth:`spark_mq.ConsumerGroup.preview_seek`."""
     to: StartPosition = validate_position("to", target)
     ledger, index = group.current(), group.messages.index()
     position = group.seek_position(index, to)

@@ -18,37 +18,22 @@ from spark_mq.storage.ledger_rows import from_rows
 
 __all__ = ["StatsReader"]
 
-_BATCH_ROWS = 100_000
-"""Ledger rows that one step holds in memory."""
+_BATCH_ROWS = 100_000  # ledger rows that one step holds in memory
 
 _Part = tuple[str, pa.Table]
 
 
 class StatsReader:
-    """Read the stats of all groups. A second look reads only the ledgers that have changed.
-
-    Parameters
-    ----------
-    context
-        The queue.
-    """
+    """Read the stats of all groups. A second look reads only the ledgers that have changed."""
 
     def __init__(self, context: QueueContext) -> None:
         self._context = context
-        self.lock = threading.Lock()
-        """Held by the thread that looks."""
+        self.lock = threading.Lock()  # held by the thread that looks
         self._known: dict[str, tuple[Hashable, LedgerDigest]] = {}
-        self.damaged: dict[str, str] = {}
-        """Why the ledger of a group could not be read at the last look, by group."""
+        self.damaged: dict[str, str] = {}  # by group: why its ledger could not be read
 
     def read(self, index: MessageIndex | None = None) -> dict[str, GroupStats]:
-        """Return the stats of each readable group by name.
-
-        Parameters
-        ----------
-        index
-            The message index. Default: as it is now.
-        """
+        """Return the stats of each readable group by name."""
         context = self._context
         index, now = index or context.messages.index(), context.now()
         self.damaged = {}
@@ -68,10 +53,7 @@ class StatsReader:
         return {name for name, (_, one) in self._known.items() if one.settings.order == "key"}
 
     def _refresh(self, now: int) -> None:
-        """Digest the ledgers whose old digest no longer holds.
-
-        These are new ledgers, changed ones, and those that time has changed.
-        """
+        """Digest the ledgers that are new, that have changed, or whose counts time has changed."""
         tags = self._context.ledgers.tags()
         for name in set(self._known) - set(tags):
             del self._known[name]
@@ -103,7 +85,6 @@ class StatsReader:
                 left = left[half:]
 
     def _by_rules(self, names: Sequence[str], now: int) -> Iterator[tuple[str, GroupStats]]:
-        """Yield the stats of some groups by the rules of a ledger."""
         for name, rows in self._scan(names, None):
             try:
                 ledger = from_rows(rows)
@@ -120,7 +101,6 @@ class StatsReader:
 
 
 def _batches(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
-    """Join parts up to a number of rows."""
     batch: list[_Part] = []
     rows = 0
     for part in parts:

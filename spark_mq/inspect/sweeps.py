@@ -23,10 +23,9 @@ class SweepState(Record):
     ----------
     last_change_at
         When a sweep last changed ``history/`` or ``commits/``. None before the first one.
-    waiting_since
-        The time of the oldest commit of ``leases/`` that no sweep has archived. None without one.
-    unarchived_commits
-        Commits of ``leases/`` that no sweep has archived.
+    waiting_since, unarchived_commits
+        The time of the oldest commit of ``leases/`` that no sweep has archived, and the number of
+        these commits. The time is None without one.
     unindexed_commits
         Commits of ``messages/`` that no sweep has written down.
     """
@@ -38,7 +37,6 @@ class SweepState(Record):
 
 
 def sweep_state(context: QueueContext) -> SweepState:
-    """Return the state of the sweeps, see :meth:`spark_mq.Queue.sweep_state`."""
     if context.history is None:
         return SweepState(None, None, 0, 0)
     archived, archived_at = context.history.progress()

@@ -60,18 +60,14 @@ class QueueViews:
     def describe(self, *, lanes: bool = False) -> QueueOverview:
         """Return sizes, groups and sweeps of the queue.
 
-        A second call reads only the ledgers that have changed since the first.
+        A second call reads only the ledgers that have changed since the first. A group whose
+        ledger is damaged is in ``damaged``, with the reason.
 
         Parameters
         ----------
         lanes
             Also count by priority and lane, for the 20 busiest groups that use them. It may take
             a tenth of a second for each. Default: no.
-
-        Returns
-        -------
-        QueueOverview
-            A group whose ledger is damaged is in ``damaged``, with the reason.
 
         Examples
         --------
@@ -90,19 +86,16 @@ class QueueViews:
     ) -> Health:
         """Return whether the queue is healthy, with its problems.
 
+        A group that leases nothing and an unreadable ledger are problems, too.
+
         Parameters
         ----------
         max_unswept
-            The longest time that work may wait for a sweep. Default: 1 hour. None: any time.
+            The longest time that work may wait for a sweep. Default: 1 hour. None for any.
         max_age
             The greatest age of an unsettled message. Default: any age.
         max_dead
             The most dead messages, those in the dead-letter queue included. Default: any number.
-
-        Returns
-        -------
-        Health
-            Also unhealthy: a group that leases nothing, and an unreadable ledger.
         """
         return check_health(
             self.describe(),
@@ -137,9 +130,7 @@ class QueueViews:
     def find(
         self, *, key: str | None = None, message_id: str | None = None, n: int = 10
     ) -> list[int]:
-        """Return the sequences of the newest messages with a key or id.
-
-        The newest comes first.
+        """Return the sequences of the newest messages with a key or id, the newest first.
 
         Parameters
         ----------
@@ -158,7 +149,9 @@ class QueueViews:
     ) -> Records[MessagePosition]:
         """Return a message's state in each group, with its lease or outcome.
 
-        It reads the history only if a group has settled the message.
+        It reads the history only if a group has settled the message. It is empty if the queue has
+        no groups. Raises InvalidOption if no retained message has the id, or if not exactly one of
+        the two is given.
 
         Parameters
         ----------
@@ -169,20 +162,6 @@ class QueueViews:
             retained messages, from the newest on, until it has found `n`.
         n
             The most messages with the id. Default: 10.
-
-        Returns
-        -------
-        Records[MessagePosition]
-            One for each message and group. Empty if the queue has no groups.
-
-        Raises
-        ------
-        InvalidOption
-            No retained message has the id, or not exactly one of the two is given.
-
-        Examples
-        --------
-        >>> queue.locate(message_id="order-1")  # doctest: +SKIP
         """
         validate_count("n", n)
         sequences = named_sequences(self._context, sequence, message_id, n)
@@ -198,7 +177,7 @@ class QueueViews:
         Parameters
         ----------
         where
-            SQL over the columns of ``redrive.COLUMNS``. Default: all.
+            SQL over the columns of ``redrive.COLUMNS``, as for :meth:`redrive`. Default: all.
         limit
             The most letters to return. Default: all.
         """
@@ -227,7 +206,7 @@ class QueueViews:
         Parameters
         ----------
         n
-            How many letters to look at, from the newest on. Default: 10,000. None: all, in
+            How many letters to look at, from the newest on. Default: 10,000. None for all, in
             constant memory.
         """
         return count_reasons(self._context, None if n is None else validate_count("n", n))
@@ -251,9 +230,10 @@ class QueueViews:
     def throughput(
         self, *, since: Duration = "1h", every: Duration = "1m", group: str | None = None
     ) -> pa.Table:
-        """Return counts and rates of messages over time.
+        """Return counts and rates of published, leased, failed and settled messages over time.
 
-        They are published, leased, failed and settled messages.
+        The columns are those of ``inspect.THROUGHPUT_SCHEMA``. Intervals without events are left
+        out.
 
         Parameters
         ----------
@@ -263,13 +243,6 @@ class QueueViews:
             The length of an interval. Default: 1 minute.
         group
             Only this group. Default: all.
-
-        Returns
-        -------
-        pyarrow.Table
-            The columns of ``inspect.THROUGHPUT_SCHEMA``. Intervals without events are left out.
-            ``published_per_second`` and ``settled_per_second`` are the rates of an interval. The
-            last one may not have ended. Its rates are those of its time so far.
         """
         return throughput(self._context, since=since, every=every, group=group)
 

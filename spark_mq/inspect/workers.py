@@ -46,12 +46,8 @@ class LastError(Record):
     ----------
     error
         The text.
-    state
-        The state of the messages in the ledger.
-    messages
-        Their number.
-    first
-        The first of them.
+    state, messages, first
+        Their state in the ledger, their number, and the first of them.
     at
         The latest known time of a delivery or a first failure of them (aware, UTC), or None.
     """
@@ -64,7 +60,6 @@ class LastError(Record):
 
 
 def list_workers(group: GroupLedger) -> list[WorkerInfo]:
-    """Return the workers of a group, the one with most messages first."""
     ledger = group.ledger_in(group.snapshot())
     held = _table(ledger, ledger.find((LEASED,)))
     table = _with_instants(held, ["worker_id", "lease_id", "message_count"])
@@ -90,7 +85,6 @@ def list_workers(group: GroupLedger) -> list[WorkerInfo]:
 
 
 def last_errors(group: GroupLedger, n: int) -> list[LastError]:
-    """Return the errors of a group's unsettled messages, the latest first."""
     ledger = group.current()
     failed = ledger.find(UNSETTLED, ("error", "is set", None))
     names = ["error", "state", "message_count", "first"]
