@@ -1,1 +1,1 @@
-"""Run the chores that keep a queue small."""
+"""The chores that keep a queue small, and the repair, redrive and drop of a queue."""

@@ -1,6 +1,6 @@
-"""Keep ``commits/`` of ``messages/``, and ``history/`` of the ledgers.
+"""Copy the commits of a queue's tables to ``commits/`` and ``history/``.
 
-The sweep calls this.
+The sweep calls it. It is safe to kill, to repeat, and to run twice at the same time.
 """
 
 from __future__ import annotations
@@ -12,19 +12,12 @@ __all__ = ["archive_history", "index_commits"]
 
 
 def index_commits(context: QueueContext) -> int:
-    """Write new commits of ``messages/`` to ``commits/``. Return their number.
-
-    It is safe to kill, to repeat, and to run twice at the same time. Each commit is written once.
-    """
+    """Write each new commit of ``messages/`` to ``commits/`` once. Return their number."""
     return context.messages.index_commits()
 
 
 def archive_history(context: QueueContext) -> Archived:
-    """Archive the ledger commits that are not in ``history/`` yet.
-
-    It is safe to kill, to repeat, and to run twice at the same time. A queue in memory has no
-    archive.
-    """
+    """Archive the ledger commits that ``history/`` lacks. A queue in memory has no archive."""
     if context.history is None:
         return Archived(0, -1)
     return context.history.archive(context.settings.history_retention)

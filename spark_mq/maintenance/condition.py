@@ -20,17 +20,12 @@ from spark_mq.util.validation import short_repr
 
 __all__ = ["Condition"]
 
-SECONDS: Final = 30.0
-"""Seconds that a condition may compute in one call. Reading the letters is not counted."""
-_PIECE_BYTES: Final = 4 * 2**20
-"""Bytes of letters that one step reads. A single letter may have more."""
+SECONDS: Final = 30.0  # for the steps of a condition in one call. Reading letters is extra.
+_PIECE_BYTES: Final = 4 * 2**20  # of letters that one step reads, but one letter at least
 
 
 class Condition:
-    """A condition over the columns of dead letters.
-
-    It is checked when it is made, and raises InvalidOption.
-    """
+    """A condition over the columns of dead letters. Raises InvalidOption when it is made."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -58,7 +53,6 @@ class Condition:
         return pa.concat_tables([letters.slice(0, 0), *found])
 
     def _mask(self, letters: pa.Table) -> pa.Array:
-        """Return whether the condition holds for each letter."""
         deadline = time.monotonic() + self._left
         stack: list[Any] = []
         try:

@@ -27,11 +27,8 @@ from spark_mq.util.validation import short_repr, suggest
 __all__ = ["Parser", "Step"]
 
 _MAX_CHARACTERS: Final = 200_000
-"""Characters of a condition."""
-_MAX_DEPTH: Final = 30
-"""Parentheses and calls inside each other."""
-_MAX_PATTERN: Final = 1_000
-"""Characters of a pattern of LIKE."""
+_MAX_DEPTH: Final = 30  # parentheses and calls inside each other
+_MAX_PATTERN: Final = 1_000  # characters of a pattern of LIKE
 _MAX_WILDCARDS: Final = 10
 """Wildcards of a pattern. The time of a match may grow with two to the power of their number."""
 
@@ -43,8 +40,7 @@ _TOKEN: Final = re.compile(
     |(?P<sign><>|!=|<=|>=|[-+*/%=<>(),\[\]])""",
     re.VERBOSE | re.DOTALL,
 )
-_EITHER, _BOTH, _TEST, _SUM, _PRODUCT = range(1, 6)
-"""How tightly operators bind."""
+_EITHER, _BOTH, _TEST, _SUM, _PRODUCT = range(1, 6)  # how tightly operators bind
 _BINARY: Final[dict[str, tuple[int, Callable[..., Any]]]] = {
     "OR": (_EITHER, pc.or_kleene), "AND": (_BOTH, pc.and_kleene),
     "=": (_TEST, comparing(pc.equal)), "<>": (_TEST, comparing(pc.not_equal)),
@@ -71,7 +67,7 @@ Step: TypeAlias = tuple[Callable[..., Any], int]
 
 
 class Parser:
-    """Turns a condition into steps of a stack machine."""
+    """Turns a condition into steps of a stack machine. Raises Refused."""
 
     def __init__(self, where: str) -> None:
         if len(where) > _MAX_CHARACTERS:
@@ -96,7 +92,7 @@ class Parser:
         self._word = self._token.upper() if self._kind in ("name", "sign") else ""
 
     def _take(self, *words: str) -> str:
-        """Take the next token if it is one of these. Return it in upper case, or "" if not."""
+        """Consume the next token if it is one of these. Return it in upper case, or "" if not."""
         word = self._word if self._word in words else ""
         if word:
             self._advance()
@@ -142,7 +138,6 @@ class Parser:
             self._emit(pc.invert, 1)
 
     def _test(self) -> None:
-        """Parse what may follow a value, such as IS NULL."""
         inverted = bool(self._take("NOT"))
         test = self._take(*_TESTS)
         if test == "IS" and not inverted:
@@ -185,7 +180,6 @@ class Parser:
         self._depth -= 1
 
     def _named(self) -> None:
-        """Parse a column, a function, or a constant that begins with a name."""
         name, word = self._token.strip('"'), self._word
         self._advance()
         if word in ("TRUE", "FALSE"):
@@ -229,7 +223,6 @@ class Parser:
             )
 
     def _literal(self) -> str | int | float:
-        """Take a text or a number."""
         sign = -1 if self._take("-") else 1
         kind, token = self._kind, self._token
         if kind == "text" and sign == 1:

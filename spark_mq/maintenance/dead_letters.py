@@ -36,11 +36,9 @@ __all__ = [
 ]
 
 HEADER_PREFIX = "spark_mq."
-ROUTE_RANGES = 5_000
-ROUTE_MESSAGES = 100_000
-"""Dead ranges and messages that one round of commits routes."""
-FILE_BYTES = 32 * 2**20
-"""Bytes of messages in one file of the dead-letter queue. A whole file is in memory."""
+ROUTE_RANGES = 5_000  # most dead ranges that one round of commits routes
+ROUTE_MESSAGES = 100_000  # most messages of these
+FILE_BYTES = 32 * 2**20  # in one file of the dead-letter queue, all of it in memory
 
 DeadSlice = tuple[FileSlice, dict[str, str]]
 """A slice of messages with one cause of death, and the values of their dead letters' headers."""
@@ -49,8 +47,6 @@ Copy = Callable[[MessageStore, MessageStore, Sequence[DeadSlice]], list[WrittenF
 
 
 class Routing(Transfer):
-    """Moves the dead messages of a group into the dead-letter queue."""
-
     prefix = "routing"
     freeze_operation = "freeze dead"
     operation = "route"
@@ -83,14 +79,11 @@ class Routing(Transfer):
 
 
 def route_dead_letters(context: QueueContext, group: GroupLedger, copy: Copy | None = None) -> int:
-    """Move all dead messages of a group to the dead-letter queue.
+    """Move all dead messages of a group to the dead-letter queue. Return their number.
 
-    Return their number. It is safe to kill, to repeat, and to run twice at the same time.
-    ``copy(messages, dead_messages, slices)`` writes the files of the dead-letter queue. The default
-    writes them here, one after the other. The Spark job writes them in parallel.
-
-    A dead-letter queue has no dead-letter queue of its own. Its dead messages are dropped, because
-    a copy in the same queue would reach the group again.
+    ``copy(messages, dead_messages, slices)`` writes the files, which the Spark job does in
+    parallel. A dead-letter queue's own dead messages are dropped, because a copy in the same queue
+    would reach the group again.
     """
     dead = context.dead_letters()
     if dead.path == context.path:
@@ -135,7 +128,7 @@ def _iso(at: int | None) -> str | None:
 def copy_dead(
     log: MessageStore, dead_log: MessageStore, slices: Sequence[DeadSlice]
 ) -> list[WrittenFile]:
-    """Copy dead messages into files of the dead-letter queue, here."""
+    """Copy dead messages into files of the dead-letter queue, in this process."""
     return [
         write_file(dead_log.files, table, lanes=dead_log.lanes)
         for table in dead_tables(log.files, slices)
@@ -143,10 +136,9 @@ def copy_dead(
 
 
 def dead_tables(files: Any, slices: Iterable[DeadSlice]) -> Iterator[pa.Table]:
-    """Return dead messages as dead letters, in tables that fit in memory.
+    """Yield dead messages as dead letters, in tables that fit in memory.
 
-    They have id, key, value and headers as published. ``spark_mq.*`` headers have the cause of
-    death. A record without readable payload still arrives, with a null value.
+    A message whose payload cannot be read still arrives, with a null value.
     """
     reader = MessageReader(files)
     return join_tables((_dead_rows(reader, part) for part in cut_slices(files, slices)), FILE_BYTES)

@@ -20,26 +20,7 @@ _PARTS: Final = ("leases", "commits", "history", "dead_letters", "_locks", "mess
 
 
 def drop_queue(root: str, name: str, options: Mapping[str, str] | None = None) -> int:
-    """Delete all tables of a queue. Returns the number of files.
-
-    Safe to kill and to repeat. A dead-letter queue outside of the queue's path stays.
-
-    Parameters
-    ----------
-    root
-        The absolute path of the queue.
-    name
-        The last part of the path, to confirm the deletion.
-    options
-        Options of the object store.
-
-    Raises
-    ------
-    InvalidOption
-        The name is another one.
-    QueueNotFound, NotAQueue
-        There is no queue at the path, or something else is there.
-    """
+    """Delete a queue's tables, see :meth:`spark_mq.Queue.drop_at`. Return the number of files."""
     own = root.rstrip("/").rpartition("/")[2]
     if name != own:
         raise InvalidOption(
@@ -63,7 +44,6 @@ def drop_queue(root: str, name: str, options: Mapping[str, str] | None = None) -
 
 
 def _require_queue(root: str, options: Mapping[str, str] | None) -> None:
-    """Raise an error unless ``messages/`` describes a queue."""
     with wrap_store_errors(root, "opening"):
         if ObjectStore(root, options).exists(DROP_MARK):
             return  # a drop was killed

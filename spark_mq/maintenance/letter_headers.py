@@ -1,7 +1,4 @@
-"""Read the headers of dead letters.
-
-Any program that may append can write any header.
-"""
+"""Read the headers of dead letters. Any program that may append can write any header."""
 
 from __future__ import annotations
 
@@ -21,16 +18,9 @@ _DIGITS: Final = re.compile(r"[0-9]{1,18}")
 
 
 def is_own_letter(settings: QueueSettings, path: str, letters: pa.Table) -> pa.Array:
-    """Return a mask of the letters of one queue. Its path may have changed, but not its id.
+    """Return a mask of the letters of one queue, by their columns ``queue`` and ``queue_id``.
 
-    Parameters
-    ----------
-    settings
-        The settings of the queue.
-    path
-        The path of the queue. A letter without an id belongs to the path that it names.
-    letters
-        A table with the columns ``queue`` and ``queue_id``.
+    The queue's path may have changed, but not its id. A letter without an id belongs to its path.
     """
     ids = pa.array({settings.queue_id, *settings.former_ids} - {""}, pa.string())
     by_path = pc.fill_null(pc.equal(letters["queue"], path), False)

@@ -88,20 +88,9 @@ def letter_schema() -> pa.Schema:
 def letter_tables(
     log: MessageStore, intervals: Sequence[Interval], max_rows: int, *, skip: bool = False
 ) -> Iterator[pa.Table]:
-    """Return dead letters in tables, with their headers as columns.
+    """Yield dead letters with their headers as columns, in tables that fit in memory.
 
-    The tables fit in memory.
-
-    Parameters
-    ----------
-    log
-        The messages of the dead-letter queue.
-    intervals
-        Sequences in it, inclusive.
-    max_rows
-        The most rows of a table.
-    skip
-        Whether to leave out letters that cannot be read.
+    ``skip`` leaves out letters that cannot be read.
     """
     index, reader = log.index(), MessageReader(log.files)
     slices = ((piece, None) for interval in intervals for piece in index.slices(*interval))
@@ -131,7 +120,6 @@ def _read(
 
 
 def _as_columns(pieces: Sequence[FileSlice], rows: pa.Table) -> pa.Table:
-    """Return dead letters with the values of their headers as columns."""
     schema = letter_schema()
     headers = [dict(own or ()) for own in rows["headers"].to_pylist()]
     own = [

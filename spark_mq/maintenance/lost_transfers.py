@@ -1,8 +1,7 @@
 """Repeat transfers of dead letters that a restore lost.
 
-A transfer moves messages between a queue and its dead-letter queue. ``history/`` of the source has
-the messages and the id of each transfer. The target notes each id in its log. A target that lacks
-an id was restored from before the transfer.
+``history/`` of the source has the messages and the id of each transfer. The target notes each id in
+its log. So a target that lacks an id was restored from before the transfer.
 """
 
 from __future__ import annotations
@@ -33,8 +32,6 @@ _INSTANTS: Final = [f.name for f in RANGE_SCHEMA if pa.types.is_timestamp(f.type
 
 
 class _Lost(NamedTuple):
-    """One transfer that the target does not have."""
-
     transfer: Transfer
     transfer_id: str
     ranges: list[Range]
@@ -49,7 +46,7 @@ def count_lost_transfers(context: QueueContext) -> tuple[int, int]:
 def repeat_lost_transfers(context: QueueContext) -> tuple[int, int]:
     """Publish lost dead letters and lost redriven messages again. Return their numbers.
 
-    Each is published under its old id, so it is published once, however often this runs.
+    The old id of a transfer publishes its messages once, however often this runs.
     """
     routed = sum(_repeat(lost) for lost in _lost_routings(context))
     return routed, sum(_repeat(lost) for lost in _lost_redrives(context))
@@ -111,10 +108,7 @@ def _events(source: QueueContext, group: str) -> pa.Table:
 def _ranges(
     group: GroupLedger, index: MessageIndex, done: pa.Table, rows: pa.Table
 ) -> Iterator[Range]:
-    """Yield the transferred ranges of the source, in their earlier state.
-
-    Ranges that the source no longer has are left out.
-    """
+    """Yield the transferred ranges that the source still has, in their earlier state."""
     agreed = agreed_up_to(group.ledger_in(group.snapshot()), index)
     beyond: list[Interval] = [] if agreed is None else [(agreed + 1, MAX_SEQUENCE)]
     rewound = rows.filter(pc.equal(rows["event"], REWOUND)).to_pylist()

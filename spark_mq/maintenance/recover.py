@@ -1,7 +1,7 @@
 """Make a queue's tables agree after some were restored alone.
 
-No existing message is lost. A message may be delivered again. Each step can be repeated. A recovery
-that was killed continues when it is run again. Workers must not run meanwhile.
+No existing message is lost. A message may be delivered again. Each step can be repeated, so a
+killed recovery continues when it is run again. Workers must not run meanwhile.
 """
 
 from __future__ import annotations
@@ -41,15 +41,13 @@ class RecoveryReport(Record):
     skipped : int
         Trimmed messages that an older ledger took for unsettled.
     republished : int
-        Messages that are published again, because nothing knows their sequences any more.
-    commits : int
-        Commits that ``commits/`` described and ``messages/`` lacks.
-    history : int
-        Commits that ``history/`` described and ``leases/`` lacks.
-    dead_letters : int
-        Dead letters that the dead-letter queue lost and gets again.
-    redriven : int
-        Redriven messages that the queue lost and gets again.
+        Messages that are published again, because nothing knows their sequences any longer.
+    commits, history : int
+        Commits that ``commits/`` described and ``messages/`` lacked, and those that ``history/``
+        described and ``leases/`` lacked.
+    dead_letters, redriven : int
+        Dead letters that the dead-letter queue lost and gets again, and redriven messages that the
+        queue lost and gets again.
     dead_letter_queue : dict
         The same counts of the dead-letter queue's own tables.
     """
@@ -77,7 +75,6 @@ class RecoveryReport(Record):
 
 
 def recover(context: QueueContext, dry_run: bool) -> RecoveryReport:
-    """Make the tables of a queue agree, see :meth:`spark_mq.Queue.recover`."""
     context = _unchecked(context.reopened())
     dead = context.dead_letters()
     shared = dead.path == context.path
@@ -108,7 +105,7 @@ def _counts(report: RecoveryReport) -> dict[str, int]:
 def recover_tables(context: QueueContext, dry_run: bool) -> RecoveryReport:
     """Recover the tables of one queue, without its dead letters.
 
-    The order of the steps matters. If it is killed in between, readers still refuse.
+    The order of the steps matters: if it is killed in between, readers still refuse.
     """
     plan = context.messages.plan_recovery()
     if plan.unknown and not dry_run:
@@ -156,7 +153,6 @@ class LedgerRepair:
         self.forgotten = self.unread = self.skipped = 0
 
     def compute(self, snapshot: LedgerSnapshot) -> Update[None]:
-        """Return the next ledger, or None if there is nothing to repair."""
         self.forgotten = self.unread = self.skipped = 0
         index, before = self._plan.index, snapshot.ledger
         trimmed = self._context.messages.trimmed

@@ -1,7 +1,7 @@
 """Publish dead letters into their queue again, each once.
 
-A redrive is three commits, as in routing. A reserved group of the dead-letter queue holds the
-redriven letters in its ledger.
+A redrive is a transfer, as routing is. A reserved group of the dead-letter queue holds the redriven
+letters in its ledger.
 """
 
 from __future__ import annotations
@@ -49,28 +49,24 @@ REDRIVE: Final = f"{RESERVED_PREFIX}redrive"
 """The reserved group of a dead-letter queue with the redriven letters in its ledger."""
 
 _SEQUENCE: Final = "dead_letter_sequence"
-_MAX_NAMED: Final = 10
-"""Groups that a warning names."""
+_MAX_NAMED: Final = 10  # groups that a warning names
 
-CHUNK: Final = 10_000
-"""Messages looked at, and redriven, by one round of commits."""
+CHUNK: Final = 10_000  # messages looked at, and redriven, by one round of commits
 
 
 @dataclass(frozen=True, slots=True)
 class RedriveResult(Record):
     """The result of a redrive, or of a dry run.
 
-    ``messages`` is the number of letters. ``table`` has the letters of a dry run, see COLUMNS.
+    ``messages`` is the number of letters. ``table`` has the letters of a dry run, with the columns
+    of ``redrive.COLUMNS``. It is None after a redrive.
     """
 
     messages: int
     table: pa.Table | None = None
 
     def to_arrow(self) -> pa.Table:
-        """Return the letters of a dry run, or the number.
-
-        The number is a table of one row.
-        """
+        """Return the letters of a dry run, or the number in a table of one row."""
         return pa.table({"messages": [self.messages]}) if self.table is None else self.table
 
     def _repr_html_(self) -> str:
@@ -83,7 +79,6 @@ class RedriveResult(Record):
 def redrive(
     context: QueueContext, where: str | None, limit: int | None, dry_run: bool, rate: float | None
 ) -> RedriveResult:
-    """Redrive a queue's dead letters, see :meth:`spark_mq.Queue.redrive`."""
     left = None if limit is None else validate_count("limit", limit, most=2**63 - 1)
     chunk = CHUNK if rate is None else max(1, min(CHUNK, int(validate_rate("rate", rate))))
     condition = None if where is None else Condition(where)
@@ -113,14 +108,12 @@ def redrive(
 
 
 def _redrive(context: QueueContext, intervals: Sequence[Interval], where: str | None) -> int:
-    """Redrive dead letters that were not redriven meanwhile. Return their number."""
     transfer = Redrive(context, intervals, where)
     transfer_id = transfer.freeze()
     return 0 if transfer_id is None else transfer.finish(transfer_id)
 
 
 def _warn_unrouted(context: QueueContext) -> None:
-    """Warn of dead messages that no sweep has moved yet."""
     unrouted = {group.name: dead for group in context.groups() if (dead := _unrouted(group))}
     if unrouted:
         _log.warning(
@@ -133,7 +126,6 @@ def _warn_unrouted(context: QueueContext) -> None:
 
 
 def _named(groups: Sequence[str]) -> str:
-    """Return the names of some groups, and the number of the others."""
     names = ", ".join(f"group {name!r}" for name in groups[:_MAX_NAMED])
     more = len(groups) - _MAX_NAMED
     return f"{names} and {more} others" if more > 0 else names
@@ -167,11 +159,7 @@ def _try_condition(context: QueueContext, condition: Condition, limit: int | Non
 def _candidates(
     context: QueueContext, condition: Condition | None, chunk: int, columns: Sequence[str]
 ) -> Iterator[pa.Table]:
-    """Yield some columns of the queue's dead letters that a redrive must move.
-
-    They meet the condition and were not redriven. They come in order, in tables of up to `chunk`
-    rows that fit in memory.
-    """
+    """Yield the queue's dead letters that a redrive must move, in order, `chunk` rows at most."""
     redriven = context.dead_letters().group(REDRIVE)
     ledger, horizon = redriven.ledger_in(redriven.snapshot()), redriven.horizon()
     index = redriven.index_for(ledger)
@@ -187,7 +175,6 @@ def _candidates(
 
 
 def _wanted(context: QueueContext, condition: Condition | None, table: pa.Table) -> pa.Table:
-    """Return the letters that the condition chooses and that can be published."""
     # One without a payload has nothing to be published.
     found = table.filter(pc.and_(_is_own(context, table), pc.is_valid(table["value"])))
     return found if condition is None else condition.select(found)
@@ -198,8 +185,6 @@ def _is_own(context: QueueContext, table: pa.Table) -> pa.Array:
 
 
 class Redrive(Transfer):
-    """Moves dead letters back into their queue."""
-
     prefix = "redrive"
     freeze_operation = "freeze redrive"
     operation = "redrive"

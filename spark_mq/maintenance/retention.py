@@ -1,7 +1,4 @@
-"""Trim old messages, and purge queues.
-
-A trim drops messages that are settled and old, or past a hard limit.
-"""
+"""Trim messages that are settled and old, or past a hard limit, and purge queues."""
 
 from __future__ import annotations
 
@@ -27,37 +24,25 @@ __all__ = ["PurgeResult", "Trimmed", "purge", "trim"]
 
 @dataclass(frozen=True, slots=True)
 class PurgeResult(Record):
-    """The result of a purge.
-
-    Attributes
-    ----------
-    messages
-        Messages that were there before, and are gone for all groups.
-    files
-        Their data files that were deleted.
-    """
+    """How many ``messages`` a purge dropped for all groups, and how many data ``files``."""
 
     messages: int
     files: int
 
 
 class Trimmed(NamedTuple):
-    """The dropped files of a trim, and the groups that kept messages.
-
-    The groups kept messages that were old enough.
-    """
+    """The dropped files of a trim, and the groups that kept messages that were old enough."""
 
     files: int
     blocked_by: tuple[str, ...]
 
 
 def trim(context: QueueContext) -> Trimmed:
-    """Drop files of old messages that every group has settled.
+    """Drop files of old messages that every group has settled, and all past the hard limit.
 
-    Groups past the queue's ``group_expiry`` do not count. If the queue has a hard limit, files
-    older than that go too, settled or not. The horizon is committed first and conflicts with every
-    other commit. A queue without groups settled nothing. The index then forgets messages that no
-    group needs any more.
+    A queue without groups has settled nothing. Groups past ``group_expiry`` do not count. The
+    horizon is committed first and conflicts with every other commit. The index then forgets
+    messages that no group needs.
     """
     needed, old, counting = 0, -1, dict[str, GroupFloor]()
 
@@ -85,10 +70,6 @@ def trim(context: QueueContext) -> Trimmed:
 
 
 def purge(context: QueueContext, name: str) -> PurgeResult:
-    """Drop all messages published up to now, for all groups.
-
-    ``name`` is the queue's name, to confirm the purge. Raises InvalidOption for another name.
-    """
     if name != context.name:
         raise InvalidOption(
             f"name={name!r}: a purge drops every message; to confirm it, give the queue's name, "
@@ -118,10 +99,7 @@ def purge(context: QueueContext, name: str) -> PurgeResult:
 
 
 def _advance_horizon(snapshot: LedgerSnapshot, index: MessageIndex, to: int) -> Update[int]:
-    """Return the horizon's ledger with the horizon at `to`.
-
-    A higher horizon stays.
-    """
+    """Return the horizon's ledger with the horizon at `to`. A higher horizon stays."""
     before = -1 if snapshot.ledger is None else snapshot.ledger.head.ack_floor
     horizon = max(before, to)
     if horizon == before:

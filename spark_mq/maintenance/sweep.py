@@ -36,9 +36,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SweepReport(Record):
-    """The results of one sweep of a queue.
-
-    The dead-letter queue's own tables do not count.
+    """The results of one sweep of a queue, without its dead-letter queue's own tables.
 
     Attributes
     ----------
@@ -75,12 +73,7 @@ class SweepReport(Record):
 
 
 def run_sweep(context: QueueContext, copy: Copy | None = None) -> SweepReport:
-    """Run all chores once.
-
-    A failure does not stop the others. The first one is raised at the end. ``copy`` copies dead
-    letters, see :func:`route_dead_letters`. The dead-letter queue is kept small too, but not
-    counted in the report.
-    """
+    """Run all chores once, also on the dead-letter queue. Raise the first error at the end."""
     context.check_tables()  # a chore may delete files that a recovery needs
     chores = _ChoreRunner(context)
     step(f"chore 1 of {_CHORES}: index commits")
@@ -138,10 +131,7 @@ def _dead_letters(context: QueueContext) -> QueueContext:
 
 
 class _ChoreRunner:
-    """Runs all chores, and raises the first error at the end.
-
-    A failure of one chore does not stop the others.
-    """
+    """Runs all chores, also after one has failed."""
 
     def __init__(self, context: QueueContext) -> None:
         self._context = context
@@ -161,7 +151,6 @@ class _ChoreRunner:
             return default
 
     def raise_first_error(self) -> None:
-        """Raise the first error of the chores, if there was one."""
         if self._failed:
             raise self._failed[0]
 
@@ -169,10 +158,7 @@ class _ChoreRunner:
 def clean_messages(
     context: QueueContext, keep_versions: int | None = None, keep_seconds: float | None = None
 ) -> int:
-    """Clean the logs of ``messages/`` and ``commits/``, and old dedup ids.
-
-    Returns the number of files.
-    """
+    """Clean the logs of ``messages/`` and ``commits/`` and old dedup ids. Return the file count."""
     with wrap_store_errors(context.path, "cleaning"):
         ids = context.messages.clean_ids()
         return ids + context.messages.clean(keep_versions, keep_seconds)
@@ -184,6 +170,6 @@ def clean_ledgers(
     keep_versions: int | None = None,
     keep_seconds: float | None = None,
 ) -> int:
-    """Clean ``leases/``. Commits after `archived` stay. Returns the number of files."""
+    """Clean ``leases/``. Commits after `archived` stay. Return the file count."""
     with wrap_store_errors(context.path, "cleaning"):
         return context.ledgers.clean(keep_versions, keep_seconds, archived=archived)

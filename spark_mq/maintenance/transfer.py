@@ -27,23 +27,17 @@ __all__ = ["Frozen", "Transfer"]
 
 _log = logging.getLogger(__name__)
 
-Frozen = tuple[Ledger, int]
-"""The ledger after a freeze, and the number of messages frozen by it."""
+Frozen = tuple[Ledger, int]  # after a freeze, and how many messages it froze
 
 
 class Transfer(ABC):
     """Moves messages of one ledger into another queue. Safe to kill, to repeat, to run twice."""
 
-    prefix: str
-    """Of the ids."""
-    freeze_operation: str
-    """The operation in the note of the first commit."""
-    operation: str
-    """The operation in the note of the publish."""
-    event: str
-    """The messages' event in the ledger, "routed" or "redriven"."""
-    detail: str | None = None
-    """What was asked for, in the note of the last commit."""
+    prefix: str  # of the transfer ids
+    freeze_operation: str  # in the note of the first commit
+    operation: str  # in the note of the publish, which is the second one
+    event: str  # of the messages in the ledger: "routed" or "redriven"
+    detail: str | None = None  # a person's request, for the note of the last commit
 
     def __init__(self, source: GroupLedger, target: MessageStore) -> None:
         self.source = source
@@ -55,27 +49,20 @@ class Transfer(ABC):
 
     @abstractmethod
     def write(self, ranges: Sequence[Range]) -> list[WrittenFile] | None:
-        """Write the files of the target, or return None.
-
-        None: another transfer must finish first.
-        """
+        """Write the files of the target, or return None if another transfer must finish first."""
 
     def commit_info(self) -> Mapping[str, Any]:
-        """Return the account of the publish without its operation."""
         return {}
 
     def finish_all(self) -> int:
-        """Finish the transfers that were begun. Returns the number of messages."""
+        """Finish the transfers that were begun. Return the number of messages."""
         ledger = self._ledger(self.source.snapshot())
         rows = ledger.ranges_at(ledger.find((ROUTING,)))
         found = sorted({r.lease_id for r in rows if r.lease_id})
         return sum(self.finish(transfer_id) for transfer_id in found)
 
     def freeze(self) -> str | None:
-        """Freeze messages under a new id. Return the id.
-
-        None: there are no messages.
-        """
+        """Freeze messages under a new id. Return the id, or None without messages."""
         transfer_id = f"{self.prefix}-{uuid.uuid4().hex}"
 
         def compute(snapshot: LedgerSnapshot) -> Update[int]:
@@ -89,10 +76,7 @@ class Transfer(ABC):
         return transfer_id if self._update(compute) else None
 
     def finish(self, transfer_id: str) -> int:
-        """Publish the frozen messages of an id, and settle it.
-
-        A publish that was done is not repeated.
-        """
+        """Publish the frozen messages of an id unless that is done, and settle it."""
         ledger = self._ledger(self.source.snapshot())
         routing = ledger.ranges_at(ledger.find((ROUTING,)))
         frozen = [r for r in routing if r.lease_id == transfer_id]
@@ -112,13 +96,7 @@ class Transfer(ABC):
         return self._update(compute)
 
     def publish_again(self, ranges: Sequence[Range], transfer_id: str) -> bool:
-        """Publish an id's messages that the target has lost.
-
-        Returns
-        -------
-        bool
-            Whether this transfer had to do that.
-        """
+        """Publish an id's messages that the target has lost. Return False if another must."""
         files = self.write(ranges)
         if files is None:
             return False
