@@ -105,9 +105,6 @@ class LocalBackend:
         with _no_file_is_missing(full):
             return pa.OSFile(full)
 
-    def open_whole(self, path: str) -> Any:
-        return self.open(path)
-
     def stat(self, path: str) -> FileInfo | None:
         with _ignore_no_file():
             found = os.stat(self._full(path))

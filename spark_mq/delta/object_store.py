@@ -15,6 +15,7 @@ from spark_mq.delta.file_info import FileInfo, FileInfos
 from spark_mq.delta.local_files import LocalBackend, LocalFiles
 from spark_mq.delta.remote_files import RemoteBackend
 from spark_mq.delta.storage_options import PROVIDERS
+from spark_mq.delta.store_errors import one_line
 from spark_mq.errors import InvalidOption
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "ObjectStore",
     "absolute_path",
     "canonical_path",
+    "decode_parquet",
     "is_data_path",
     "join",
 ]
@@ -87,15 +89,8 @@ class ObjectStore:
         return self._backend.open(_checked(path))
 
     def read_parquet(self, path: str, schema: pa.Schema) -> pa.Table:
-        """Return a Parquet file in a schema: missing columns are null, view types plain ones."""
-        with self._backend.open_whole(_checked(path)) as file:
-            parquet = pq.ParquetFile(file)
-            all_names = parquet.schema_arrow.names
-            names = [name for name in all_names if name in schema.names]
-            some = len(names) < len(all_names)
-            # Threads do not pay for a few columns.
-            table = parquet.read(names if some else None, use_threads=not some)
-        return pa.table([_column(table, field) for field in schema], schema=schema)
+        """Return a Parquet file in a schema. Raise as :meth:`read` and :func:`decode_parquet`."""
+        return decode_parquet(path, self._backend.read(_checked(path)), schema)
 
     def exists(self, path: str) -> bool:
         return self.stat(path) is not None
@@ -160,6 +155,27 @@ class ObjectStore:
         checked = _checked_folder(folder)
         # Younger files may belong to a running writer.
         return self._backend.delete_stale_temporaries(checked, older_than_seconds)
+
+
+def decode_parquet(path: str, data: bytes, schema: pa.Schema) -> pa.Table:
+    """Return the rows of a file in a schema: missing columns are null, view types plain ones.
+
+    Raise ArrowInvalid if the file is damaged.
+    """
+    try:
+        parquet = pq.ParquetFile(pa.BufferReader(data))
+        all_names = parquet.schema_arrow.names
+        names = [name for name in all_names if name in schema.names]
+        some = len(names) < len(all_names)
+        # Threads do not pay for a few columns.
+        table = parquet.read(names if some else None, use_threads=not some)
+        table = pa.table([_column(table, field) for field in schema], schema=schema)
+        table.validate(full=True)  # or a text that is no UTF-8 would fail its first reader
+    except MemoryError:  # pyarrow's is an ArrowException, too
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:  # the bytes are read already
+        raise pa.ArrowInvalid(f"{path} is damaged: {one_line(error)}") from error
+    return table
 
 
 def join(root: str, name: str) -> str:

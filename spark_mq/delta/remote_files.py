@@ -74,10 +74,6 @@ class RemoteBackend:
     def open(self, path: str) -> Any:
         return pa.PythonFile(_RangeReader(self, path), mode="r")
 
-    def open_whole(self, path: str) -> Any:
-        """Open a file with one request, because the caller reads all of it."""
-        return pa.BufferReader(pa.py_buffer(self.read(path)))
-
     def stat(self, path: str) -> FileInfo | None:
         try:
             return self._info(self._call(path, obstore.head))

@@ -89,7 +89,7 @@ class CommitsTable:
             except FileNotFoundError as error:
                 if attempt == 2:  # a sweep may rewrite them once
                     raise self._broken(error) from error
-            except pa.ArrowException as error:
+            except pa.ArrowInvalid as error:
                 raise self._broken(error) from error
         raise AssertionError("unreachable")
 
@@ -103,7 +103,7 @@ class CommitsTable:
         wanted &= pc.field("kind") == PUBLISH
         try:
             return self._rows([f for f in state.files() if last_in(f) >= first], wanted)
-        except (FileNotFoundError, pa.ArrowException) as error:
+        except (FileNotFoundError, pa.ArrowInvalid) as error:
             raise self._broken(error) from error
 
     def _rows(self, files: list[AddFile], wanted: Any = None) -> pa.Table:

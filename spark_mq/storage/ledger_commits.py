@@ -61,11 +61,10 @@ def _events(
         return events
     try:
         rows = read_rows(files, path, add["size"], LEASES_SCHEMA)
-    except (FileNotFoundError, pa.ArrowException) as error:
+    except (FileNotFoundError, pa.ArrowInvalid) as error:
         _log.error(
-            "the history of commit %d of %s is lost: %s: %s",
-            version, files.root, path, one_line(error),
-        )  # fmt: skip
+            "the history of commit %d of %s is lost: %s", version, files.root, one_line(error)
+        )
         return LEASES_SCHEMA.empty_table()
     # Compact, or a few events would keep the whole file in memory.
     rows = rows.filter(pc.equal(rows["state"], EVENT)).combine_chunks()

@@ -10,7 +10,7 @@ from typing import Final
 import pyarrow as pa
 
 from spark_mq.delta.actions import AddFile
-from spark_mq.delta.object_store import ObjectStore
+from spark_mq.delta.object_store import ObjectStore, decode_parquet
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA, MAX_SMALL_BYTES, decode_small, to_rows
 
@@ -21,10 +21,10 @@ _AHEAD: Final = 16
 
 
 def read_rows(store: ObjectStore, path: str, size: int, schema: pa.Schema) -> pa.Table:
-    """Return a data file's rows with null groups. Raise FileNotFoundError if it is missing."""
-    if size <= MAX_SMALL_BYTES and (rows := decode_small(store.read(path), schema)) is not None:
-        return rows
-    return store.read_parquet(path, schema)
+    """Return a data file's rows with null groups. Raise as :meth:`ObjectStore.read_parquet`."""
+    data = store.read(path)
+    rows = decode_small(data, schema) if size <= MAX_SMALL_BYTES else None
+    return decode_parquet(path, data, schema) if rows is None else rows
 
 
 def scan_ledgers(
@@ -45,7 +45,7 @@ def scan_ledgers(
         try:
             parts = [read_rows(store, file.path, file.size, schema) for file in files[group]]
             return parts[0] if len(parts) == 1 else pa.concat_tables(parts)
-        except (FileNotFoundError, pa.ArrowException):
+        except (FileNotFoundError, pa.ArrowInvalid):
             ledger = read_ledger(group)
             return None if ledger is None else to_rows(group, ledger).select(names)
 

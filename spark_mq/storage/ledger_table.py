@@ -123,12 +123,9 @@ class LedgerTable:
                 if seen == token.version:
                     raise self._unreadable(group, files, error) from error
                 seen = token.version
-            except (pa.ArrowException, NotAQueue) as error:
+            except (pa.ArrowInvalid, NotAQueue) as error:
                 raise self._unreadable(group, files, error) from error
             except OSError as error:
-                # pyarrow's error for a broken file. The system's errors name a path, too.
-                if error.errno is None and "parquet" in str(error).lower():
-                    raise self._unreadable(group, files, error) from error
                 raise to_storage_error(self.path, error, "reading") from error
 
     def _may_skip_look(self) -> bool:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.arrow_memory import at_most
-from support.handles import again
+from support.handles import again, index_commits
 
 from spark_mq import Queue, errors
 from spark_mq.delta.actions import AddFile
@@ -220,3 +220,42 @@ def test_the_messages_of_a_bomb_are_dead_and_others_go_on(delta_queue: Make, nam
     letters = queue.redrive(dry_run=True).table
     assert letters is not None
     assert letters.num_rows == 0  # a letter without a payload is not redriven
+
+
+def break_newest_page(table: Path) -> None:
+    """Rewrite a table's newest data file as snappy pages, whose first one is no snappy."""
+    path = max(table.rglob("part-*.parquet"), key=lambda p: p.stat().st_mtime_ns)
+    buffer = io.BytesIO()
+    pq.write_table(pq.ParquetFile(path).read(), buffer, compression="snappy", use_dictionary=False)
+    data = bytearray(buffer.getvalue())
+    _, page = decode(bytes(data), 4)
+    data[page : page + 5] = b"\xff" * 5
+    path.write_bytes(data)
+
+
+def test_a_ledger_whose_pages_are_broken_is_named_with_its_advice(
+    delta_queue: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """pyarrow raises an OSError without a number, which looked like one of the store."""
+    queue = delta_queue()
+    queue.publish(["a", "b"])
+    queue.group("other").ensure()
+    assert queue.group("broken").lease("w", max_messages=1) is not None
+    break_newest_page(Path(queue._context.ledgers.path, "consumer_group=broken"))
+    read = again(queue)
+    for fails in (read.group("broken").stats, read.stats):
+        with pytest.raises(errors.CorruptLog, match="'broken' cannot be read") as caught:
+            fails()
+        assert caught.value.advice, "the group can be dropped"
+    assert read.group("other").lease("w", max_messages=2) is not None
+    with pytest.raises(errors.CorruptLog, match="'broken' cannot be read"):
+        read.sweep()  # its other chores are done
+    assert "is lost: consumer_group=broken" in caplog.text
+
+
+def test_a_broken_page_of_commits_costs_nothing_while_the_log_is_there(delta_queue: Make) -> None:
+    queue = delta_queue()
+    queue.publish(["a", "b"])
+    index_commits(queue)
+    break_newest_page(Path(queue._context.messages.path).parent / "commits")
+    assert again(queue).stats()["published"] == 2

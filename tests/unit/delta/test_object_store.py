@@ -6,6 +6,7 @@ import errno
 import multiprocessing
 import os
 import pickle
+import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -208,6 +209,28 @@ def test_read_parquet_gives_the_schema(store: ObjectStore) -> None:
         assert pq.ParquetFile(file).metadata.num_rows == 2
     with pytest.raises(FileNotFoundError):
         store.read_parquet("missing", schema)
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
+def test_any_damage_of_a_parquet_file_is_one_kind_of_error(
+    store: ObjectStore, compression: str
+) -> None:
+    rng, sink = random.Random(compression), pa.BufferOutputStream()
+    rows = pa.table({"text": [f"text {n % 7} of {n}" for n in range(300)], "n": range(300)})
+    pq.write_table(rows, sink, compression=compression, store_schema=False)
+    sound = sink.getvalue().to_pybytes()
+    seen: set[str] = set()
+    for _ in range(300):
+        data = bytearray(sound)
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        store.write("file.parquet", bytes(data))
+        try:
+            store.read_parquet("file.parquet", rows.schema).to_pylist()
+        except pa.ArrowInvalid as error:
+            seen.add(f"{str(error).partition(':')[0]} by {type(error.__cause__).__name__}")
+        except MemoryError:  # a page that claims too much
+            continue
+    assert "file.parquet is damaged by OSError" in seen
 
 
 def race(workers: list[Any], barrier: Any) -> None:
