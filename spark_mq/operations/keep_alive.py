@@ -29,6 +29,8 @@ class LeaseKeepAlive:
         self._timeout = timeout
         self._end = time.monotonic() + limit / SECOND
         self.stopped = threading.Event()
+        self._ended = False  # at the limit
+        self._lock = threading.Lock()
         self._thread = self._start()
 
     def _start(self) -> threading.Thread:
@@ -38,9 +40,10 @@ class LeaseKeepAlive:
 
     def remove_limit(self) -> None:
         """Extend without a limit from now on, because done work waits for its settle."""
-        self._end = time.monotonic() + _TEN_YEARS
-        if not self._thread.is_alive() and not self.stopped.is_set():
-            self._thread = self._start()
+        with self._lock:
+            self._end = time.monotonic() + _TEN_YEARS
+            if self._ended and not self.stopped.is_set():
+                self._ended, self._thread = False, self._start()
 
     def stop(self) -> None:
         """Stop. No extension starts after this returns."""
@@ -49,7 +52,9 @@ class LeaseKeepAlive:
 
     def _run(self) -> None:
         while not self.stopped.wait(self._timeout / SECOND / 3):
-            left = round((self._end - time.monotonic()) * SECOND)
+            with self._lock:  # or nobody would go on after a removal of the limit just now
+                left = round((self._end - time.monotonic()) * SECOND)
+                self._ended = left <= 0
             if left <= 0:
                 _log.warning(
                     "a lease reached its longest duration. Its unsettled messages expire and are "

@@ -14,6 +14,7 @@ from spark_mq import Queue
 from spark_mq.errors import InvalidOption, LeaseLost, StreamFenced
 from spark_mq.ledger.ranges import LEASED, WAITING
 from spark_mq.ledger.settle import ACK, SettleCommand
+from spark_mq.operations import keep_alive
 from spark_mq.operations.keep_alive import LeaseKeepAlive
 from spark_mq.streaming.auto_ack import exclude_from_auto_ack as leave
 from spark_mq.streaming.offset import auto_ack_app_id, parse_lease_id
@@ -803,6 +804,19 @@ def test_keeping_alive_ends_with_the_lease_and_survives_a_failing_storage() -> N
     alive._thread.join(10)
     assert not alive._thread.is_alive()
     assert len(calls) == 2
+
+
+def test_a_limit_removed_while_the_thread_ends_is_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The thread has found the limit reached, and its last act is the warning."""
+    extended = threading.Event()
+    monkeypatch.setattr(keep_alive._log, "warning", lambda _: alive.remove_limit())
+    alive = LeaseKeepAlive(lambda _: extended.set(), timeout=30_000, limit=0)
+    try:
+        assert extended.wait(10)
+    finally:
+        alive.stop()
 
 
 def test_the_source_extends_its_own_lease(queue: Queue, clock: ManualClock) -> None:
