@@ -211,8 +211,9 @@ class GroupFeed:
         seconds, pause = time.monotonic() - task.started, 0.0
         if not self._acks_first and task.held.lease._has_ended():
             self._end_lease(task.held.lease)
-        if task not in self._running:
-            return 0.0  # its lease has ended, or it was given back after a second Ctrl-C
+        with self._changed:  # or the pool would count it as given up after it has returned
+            if task not in self._running:
+                return 0.0  # its lease has ended, or it was given back after a second Ctrl-C
         try:
             end, pause = self._ends.end_of(task, result, error)
         except BaseException as wrong:

@@ -1,4 +1,4 @@
-"""Extend the leases of a feed in the background, all in one commit."""
+"""Extend the leases of a feed in the background, those of one timeout in one commit."""
 
 from __future__ import annotations
 
@@ -91,7 +91,9 @@ class LeaseKeeper:
                 self.remove(one.lease.lease_id)
                 self._on_end(one.lease)
         try:
-            self._extend([one for one in kept if one.end >= now + one.timeout])
+            for timeout in {one.timeout for one in kept}:
+                of = [one for one in kept if one.timeout == timeout]
+                self._extend([one for one in of if one.end >= now + timeout], timeout)
             for one in kept:
                 if now < one.end < now + one.timeout:
                     with contextlib.suppress(LeaseLost):
@@ -99,16 +101,16 @@ class LeaseKeeper:
         except Exception as error:  # a store that fails for now must not end this
             _log.warning("could not extend leases, trying again: %s", error)
 
-    def _extend(self, kept: list[_Kept]) -> None:
+    def _extend(self, kept: list[_Kept], timeout: float) -> None:
         if not kept:
             return
-        timeout = round(max(one.timeout for one in kept) * SECOND)
+        lease_ids = [one.lease.lease_id for one in kept]
         try:
-            _, deadline = extend(self._ledger, [one.lease.lease_id for one in kept], timeout)
+            _, deadline = extend(self._ledger, lease_ids, round(timeout * SECOND))
         except LeaseLost:
             for one in kept:  # the others are held still
                 with contextlib.suppress(LeaseLost):
-                    one.lease.extend(one.timeout)
+                    one.lease.extend(timeout)
         else:
             for one in kept:
                 one.lease._held.move_deadline(deadline)

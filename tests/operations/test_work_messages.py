@@ -24,7 +24,11 @@ from spark_mq import (
     errors,
 )
 from spark_mq.errors import InvalidHandlerResult, InvalidOption
+from spark_mq.lease import Lease
+from spark_mq.per_message.keeper import LeaseKeeper
+from spark_mq.per_message.pool import ThreadPool
 from spark_mq.testing import ManualClock, memory_queue
+from spark_mq.util.clock import SECOND
 
 Make = Callable[..., Queue]
 Handler = Callable[[ReceivedMessage], Any]
@@ -622,6 +626,63 @@ def test_a_thread_that_outlasts_max_lease_duration_gets_no_messages_until_it_ret
         until(lambda: counts(queue) == {"acked": 6})
     assert seen == [b"quick", b"hung", b"later"]
     assert (done[0].leases, done[0].acked, done[0].released) == (3, 2, 3)
+
+
+def test_a_thread_that_returns_while_its_lease_ends_takes_messages_again(
+    queue: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread looked at its lease just before the end, so only the lock is in between."""
+    go_on, returned, seen = threading.Event(), threading.Event(), list[bytes]()
+    give_up, has_ended = ThreadPool.give_up, Lease._has_ended
+
+    class GivenUp(set[Any]):
+        def discard(self, task: Any) -> None:
+            super().discard(task)
+            returned.set()
+
+    def return_first(pool: ThreadPool, task: Any) -> None:
+        pool._given_up = GivenUp()
+        go_on.set()
+        returned.wait(0.3)
+        give_up(pool, task)
+
+    def seems_held(held: Lease) -> bool:
+        in_handler = threading.current_thread().name.startswith("spark_mq handler")
+        return not in_handler and has_ended(held)
+
+    monkeypatch.setattr(ThreadPool, "give_up", return_first)
+    monkeypatch.setattr(Lease, "_has_ended", seems_held)
+
+    def handle(message: ReceivedMessage) -> None:
+        seen.append(message.value)
+        if message.value == b"slow":
+            clock.advance("500ms")
+            while not go_on.wait(0.01):
+                clock.advance(MICROSECOND)
+
+    queue.publish("slow")
+    with working(queue, handle, max_lease_duration=MICROSECOND, max_poll_interval="10ms"):
+        assert go_on.wait(60)
+        clock.advance("2s")
+        queue.publish("next")
+        until(lambda: b"next" in seen)
+
+
+def test_each_lease_is_extended_by_its_own_timeout(queue: Queue, clock: ManualClock) -> None:
+    queue.publish(["a", "b"])
+    group = queue.group()
+    taken = [group.lease("w", visibility_timeout=timeout) for timeout in ("30s", "5m")]
+    leases = [one for one in taken if one is not None]
+    keeper = LeaseKeeper(group._ledger, 3600 * SECOND, lambda _: None)
+    try:
+        for one in leases:
+            keeper.add(one)
+        clock.advance("10s")
+        keeper._extend_all()
+    finally:
+        keeper.stop()
+    now = queue._context.now()
+    assert [one._held.expires_at - now for one in leases] == [30 * SECOND, 300 * SECOND]
 
 
 def test_in_an_outage_max_lease_duration_ends_no_handler(
