@@ -21,7 +21,7 @@ from spark_mq.inspect.peek import PeekedMessage, find_sequences, peek_queue
 from spark_mq.inspect.stats import StatsReader
 from spark_mq.inspect.sweeps import SweepState, sweep_state
 from spark_mq.ledger.stats import GroupStats
-from spark_mq.maintenance.redrive import letter_schema, redrive
+from spark_mq.maintenance.redrive import redrive
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.life import Trace
 from spark_mq.util.clock import Duration, to_datetime
@@ -181,8 +181,6 @@ class QueueViews:
         limit
             The most letters to return. Default: all.
         """
-        if self._context.existing_dead_letters() is None:
-            return letter_schema().empty_table()
         return redrive(self._context, where, limit, True, None).table
 
     def newest_dead_letters(self, n: int = 50, *, before: int | None = None) -> pa.Table:

@@ -24,6 +24,7 @@ from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.storage.history_rows import HISTORY_SCHEMA, history_rows
 from spark_mq.storage.history_table import BATCH
+from spark_mq.storage.memory import MemoryMessages
 
 __all__ = ["count_lost_transfers", "repeat_lost_transfers"]
 
@@ -61,16 +62,16 @@ def _repeat(lost: _Lost) -> int:
 
 
 def _lost_routings(context: QueueContext) -> Iterator[_Lost]:
-    target = context.dead_letters().messages
+    dead = context.existing_dead_letters()  # None in a dry run, and then all letters are lost
+    target = MemoryMessages(context.clock) if dead is None else dead.messages
     for group in context.groups():
         routing = Routing(group, target, copy_dead)
         yield from _lost(context, group, routing, "routed")
 
 
 def _lost_redrives(context: QueueContext) -> Iterator[_Lost]:
-    dead = context.dead_letters()
-    group = dead.group(REDRIVE)
-    if group.exists():
+    dead = context.existing_dead_letters()
+    if dead is not None and (group := dead.group(REDRIVE)).exists():
         yield from _lost(dead, group, Redrive(context), "redriven")
 
 

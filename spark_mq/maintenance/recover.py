@@ -76,9 +76,9 @@ class RecoveryReport(Record):
 
 def recover(context: QueueContext, dry_run: bool) -> RecoveryReport:
     context = _unchecked(context.reopened())
-    dead = context.dead_letters()
-    shared = dead.path == context.path
-    own = {} if shared else _counts(recover_tables(_unchecked(dead), dry_run))
+    dead = context.existing_dead_letters() if dry_run else context.dead_letters()
+    shared = dead is not None and dead.path == context.path
+    own = {} if dead is None or shared else _counts(recover_tables(_unchecked(dead), dry_run))
     report = recover_tables(context, dry_run)
     if not shared:
         transfers = count_lost_transfers if dry_run else repeat_lost_transfers

@@ -160,7 +160,10 @@ def _candidates(
     context: QueueContext, condition: Condition | None, chunk: int, columns: Sequence[str]
 ) -> Iterator[pa.Table]:
     """Yield the queue's dead letters that a redrive must move, in order, `chunk` rows at most."""
-    redriven = context.dead_letters().group(REDRIVE)
+    letters = context.existing_dead_letters()
+    if letters is None:
+        return
+    redriven = letters.group(REDRIVE)
     ledger, horizon = redriven.ledger_in(redriven.snapshot()), redriven.horizon()
     index = redriven.index_for(ledger)
     kept = index.first_at_or_after(horizon + 1)  # a purge dropped the rest

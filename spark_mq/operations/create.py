@@ -181,7 +181,7 @@ def _find_dead_letters(context: QueueContext) -> QueueContext | None:
     try:
         path = dead_letter_place(context.path, context.settings)
         return open_context(path, context.storage_options, context.clock)
-    except (QueueNotFound, NotAQueue):
+    except QueueNotFound:
         return None
 
 

@@ -44,8 +44,8 @@ def died_in(headers: Any) -> str | None:
 
 def find_redriver(context: QueueContext, letter: int) -> str | None:
     """Return the user who redrove a dead letter, or None if none is noted."""
-    letters = context.existing_dead_letters()
     try:
+        letters = context.existing_dead_letters()
         rows = None if letters is None else read_history(letters, sequence=letter)
     except SparkMQError:
         return None  # a damaged dead-letter queue does not hide the message
@@ -80,8 +80,8 @@ def find_later(context: QueueContext, sequence: int, message_id: str | None) -> 
 
 def _named_by(context: QueueContext, letter: int) -> int | None:
     """Return the message that a dead letter names, or None if the letter is gone."""
-    letters = context.existing_dead_letters()
     try:
+        letters = context.existing_dead_letters()
         if letters is None or letters.messages.index(letter).first_at_or_after(letter) != letter:
             return None
         pieces = letters.messages.index(letter).slices(letter, letter)

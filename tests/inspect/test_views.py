@@ -13,6 +13,7 @@ import pytest
 
 from spark_mq import GroupNotFound, InvalidOption, Message, Queue, QueueNotFound, SparkMQError
 from spark_mq.delta.actions import Change
+from spark_mq.errors import NotAQueue
 from spark_mq.operations import outcomes
 from spark_mq.storage.history_table import HistoryTable
 from spark_mq.testing import ManualClock, memory_queue
@@ -23,6 +24,38 @@ def versions(queue: Queue) -> Any:
     root = Path(queue.path)
     found = sorted(path for path in root.rglob("*") if path.is_file())
     return [(path, path.stat().st_size, path.stat().st_mtime_ns) for path in found]
+
+
+def test_a_dry_run_creates_no_dead_letter_queue(
+    delta_queue: Callable[..., Queue], tmp_path: Path
+) -> None:
+    queue = delta_queue(dead_letter_path=tmp_path / "letters")
+    queue.publish("a")
+    queue.group().lease("w").reject(error="bad")
+    queue.sweep()
+    shutil.rmtree(tmp_path / "letters")
+    queue = Queue.open(queue.path)
+    assert queue.redrive(dry_run=True).messages == 0
+    expected = queue.recover(dry_run=True)
+    assert not (tmp_path / "letters").exists()
+    assert expected.dead_letters == 1
+    assert queue.recover() == expected
+
+
+def test_a_dead_letter_queue_without_leases_is_not_taken_for_missing(
+    delta_queue: Callable[..., Queue],
+) -> None:
+    queue = delta_queue()
+    queue.publish("a")
+    queue.group().lease("w").reject(error="bad")
+    queue.sweep()
+    shutil.rmtree(Path(queue.dead_letters.path, "leases"))
+    queue = Queue.open(queue.path)
+    assert queue.describe().dead_letters is None
+    (problem,) = queue.health(max_dead=9).problems
+    assert problem.check == "unreadable"
+    with pytest.raises(NotAQueue, match="leases/ of the queue"):
+        queue.list_dead_letters()
 
 
 def test_looking_changes_no_file(delta_queue: Callable[..., Queue], tmp_path: Path) -> None:

@@ -736,6 +736,22 @@ def test_a_trace_follows_redrives_in_both_directions(queue: Queue, own_id: bool)
         assert ("no 0" in text, "no 1" in text) == (True, True)
 
 
+def test_a_dead_letter_queue_that_cannot_be_opened_hides_no_redriven_message(
+    delta_queue: Make,
+) -> None:
+    queue = delta_queue()
+    before = queue.publish([Message("bad", message_id="m")]).sequences[0]
+    lease(queue).reject(error="no")
+    queue.sweep()
+    queue.redrive()
+    after = queue.find(message_id="m")[0]
+    for log in Path(queue.dead_letters.path, "messages", "_delta_log").iterdir():
+        log.write_text("no log")
+    trace = again(queue).trace(after)
+    assert trace.earlier is not None
+    assert trace.earlier.sequence == before
+
+
 def test_a_copy_shows_its_redrive_as_an_event(queue: Queue, clock: ManualClock) -> None:
     before = queue.publish([Message("bad", message_id="m")]).sequences[0]
     published = queue.trace(before).published_at
