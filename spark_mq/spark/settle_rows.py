@@ -65,7 +65,7 @@ def ack(df: DataFrame, group: ConsumerGroup | LeaseRouter) -> SettleResult:
     --------
     >>> ack(batch.where("status = 'done'"), queue.group("billing"))  # doctest: +SKIP
     """
-    return _settle(group, [replace(one, outcome=ACK) for one in verdicts_of(df)])
+    return _settle(group, [replace(one, outcome=ACK) for one in verdicts_of(df, reads=())])
 
 
 def nack(
@@ -113,7 +113,7 @@ def nack(
             delay=pause if one.delay is None else one.delay,
             error=one.error or error,
         )
-        for one in verdicts_of(df)
+        for one in verdicts_of(df, reads=("delay", "error"))
     ]
     return _settle(group, verdicts)
 
@@ -145,8 +145,8 @@ def reject(
     return _settle(
         group,
         [
-            replace(one, outcome=REJECT, delay=None, error=one.error or error)
-            for one in verdicts_of(df)
+            replace(one, outcome=REJECT, error=one.error or error)
+            for one in verdicts_of(df, reads=("error",))
         ],
     )
 
@@ -159,8 +159,12 @@ def _settle(group: ConsumerGroup | LeaseRouter, verdicts: Sequence[MessageVerdic
     return summarize([one.lease_id for one in commands], settler.settle(commands))
 
 
+def _is_dataframe(value: Any) -> bool:
+    return hasattr(value, "withColumn")  # also of Spark Connect, but not of pandas or Arrow
+
+
 def _check_frame(df: Any) -> None:
-    if not hasattr(df, "withColumn"):
+    if not _is_dataframe(df):
         raise InvalidOption(
             f"the rows cannot be settled: they are a {type(df).__name__}. Give a DataFrame with "
             "the columns lease_id and sequence, such as batch.where(...)",
@@ -183,20 +187,26 @@ def check_columns(df: DataFrame) -> None:
 
 def check_returned(failures: Any) -> None:
     """Raise InvalidHandlerResult if `process` returned neither None nor a DataFrame."""
-    if failures is not None and not hasattr(failures, "columns"):
+    if failures is not None and not _is_dataframe(failures):
         raise InvalidHandlerResult(
-            f"process returned {type(failures).__name__}: it must return None, or a DataFrame of "
-            f"the rows that failed",
+            f"process returned {type(failures).__name__}: it must return None, or a Spark "
+            f"DataFrame of the rows that failed",
             option="process",
             value=type(failures).__name__,
         )
 
 
-def verdicts_of(df: DataFrame, lease_id: str | None = None) -> list[MessageVerdict]:
+def verdicts_of(
+    df: DataFrame,
+    lease_id: str | None = None,
+    *,
+    reads: Sequence[str] = ("outcome", "delay", "error"),
+) -> list[MessageVerdict]:
     """Return the verdicts in the rows of a DataFrame, as few as possible. Repeats count once.
 
-    If `lease_id` is given, it need not be a column. Raises InvalidOption if `df` is not a
-    DataFrame, InvalidSchema for its columns, and InvalidHandlerResult for an outcome or a delay.
+    If `lease_id` is given, it need not be a column. `reads` are the optional columns to read.
+    Raises InvalidOption if `df` is not a DataFrame, InvalidSchema for its columns, and
+    InvalidHandlerResult for an outcome or a delay.
     """
     _check_frame(df)
     from pyspark.sql import functions as F
@@ -205,18 +215,18 @@ def verdicts_of(df: DataFrame, lease_id: str | None = None) -> list[MessageVerdi
     if lease_id is not None and "lease_id" not in df.columns:
         df = df.withColumn("lease_id", F.lit(lease_id))
     check_columns(df)
+    columns = {"lease_id", *reads}.intersection(df.columns)
     # A scalar Arrow function, because mapInArrow needs pandas on the driver. Each Arrow batch
     # returns its runs in its first row, and inline() drops the nulls of the others.
     verdicts = [
-        F.col(name).cast("string") if name in df.columns else F.lit(None).cast("string")
+        F.col(name).cast("string") if name in columns else F.lit(None).cast("string")
         for name in _VERDICT
     ]
     runs = F.inline(arrow_udf(_batch_runs, _RUNS_DDL)(*verdicts, F.col("sequence").cast("long")))
     found = df.select(runs).toArrow().to_pylist()
-    if any(row["lease_id"] is None or row["first"] is None for row in found):
-        raise InvalidSchema(
-            "a row has a null lease_id or sequence, so it cannot be settled", column="lease_id"
-        )
+    for column, value in (("lease_id", "lease_id"), ("sequence", "first")):
+        if any(row[value] is None for row in found):
+            raise InvalidSchema(f"a row has a null {column} and cannot be settled", column=column)
     out: list[MessageVerdict] = []
     by_verdict = sorted(
         found, key=lambda row: [(row[name] is None, row[name] or "") for name in _VERDICT]

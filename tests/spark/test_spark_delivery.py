@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import functions as F
 from support.harness import Stream, finish, make_queue, numbered, start, until, values
 from support.marks import slow
 
 from spark_mq import Message, Queue
+from spark_mq.errors import InvalidSchema
+from spark_mq.spark import ack
 
 
 def test_the_source_is_found_by_its_name_without_a_register_call(stream: Stream) -> None:
@@ -396,6 +399,33 @@ def test_an_exception_settles_the_batch_as_asked_and_the_query_goes_on(
     stats = stream.group.stats()
     assert (stats.ready, stats.dead, stats.acked) == (ready, dead, 0)
     assert {r.error for r in stream.group._ledger.current()} == {"ValueError: boom"}
+
+
+def test_a_settle_of_rows_reads_no_column_that_it_has_no_use_for(
+    stream: Stream, queue: Queue
+) -> None:
+    queue.publish(numbered(3))
+
+    def process(batch: Any, lease: Any) -> None:
+        mine = batch.selectExpr(
+            "lease_id", "sequence", "CAST(value AS STRING) AS v", "'paid' AS outcome"
+        )
+        late = mine.selectExpr("*", "'soon' AS delay")
+        lease.reject(late.where("v = '000'"))
+        lease.nack(mine.where("v = '001'"), delay="1h")
+        lease.ack(late.where("v = '002'"))
+
+    stream.settle_with(process)
+    stats = stream.group.stats()
+    assert (stats.dead, stats.delayed, stats.acked) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("column", ["lease_id", "sequence"])
+def test_the_error_of_a_null_names_its_column(spark: Any, queue: Queue, column: str) -> None:
+    rows = spark.sql("SELECT 'a' AS lease_id, 1L AS sequence").withColumn(column, F.lit(None))
+    with pytest.raises(InvalidSchema, match=f"null {column}") as caught:
+        ack(rows, queue.group())
+    assert caught.value.column == column
 
 
 def test_rows_settled_inside_the_function_stay_as_they_were_settled(

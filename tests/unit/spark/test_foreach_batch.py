@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from spark_mq import Queue
-from spark_mq.errors import InvalidOption, StorageError
+from spark_mq.errors import InvalidHandlerResult, InvalidOption, StorageError
 from spark_mq.ledger.settle import RELEASE, SettleCommand
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.spark import ack, nack, reject
@@ -44,6 +44,20 @@ def test_rows_that_are_no_dataframe_are_refused_with_a_hint(
 ) -> None:
     with pytest.raises(InvalidOption, match=r"they are a (list|Table). Give a DataFrame with"):
         settle(rows, queue.group())
+
+
+@pytest.mark.parametrize("returned", [[4294967296], pa.table({"sequence": [4294967296]})])
+def test_a_result_that_is_no_dataframe_ends_the_query_and_settles_nothing(
+    queue: Queue, returned: Any
+) -> None:
+    queue.publish("a")
+    taken = queue.group().lease("w")
+    assert taken is not None
+    each: Any = queue.group().for_each_batch(lambda batch, lease: returned)
+    each._finder = SimpleNamespace(find=lambda batch: BatchLeases([taken.lease_id], True))
+    with pytest.raises(InvalidHandlerResult, match=r"process returned (list|Table): it must"):
+        each(BATCH, 0)
+    assert queue.group().stats().in_flight == 1
 
 
 def test_the_log_tells_what_failed_and_what_has_become_of_it(
