@@ -57,7 +57,7 @@ class MultiQueueSource:
             StreamSource(group, options, keep_alive=keep_alive, runner=self.runner)
             for group in groups
         ]
-        self._offered: dict[tuple[str, int], list[int]] = {}  # what each could have granted
+        self._offered: dict[tuple[str, int], list[int]] = {}  # what each could grant the last one
         self._planned: dict[tuple[str, int], Plans] = {}
 
     def initial(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class MultiQueueSource:
                 source.ack_committed(self._in(source, stream), n)
         if not any(could):  # one queue with due messages is enough
             return dict(start)
-        self._offered[stream, n + 1] = could
+        self._offered = {(stream, n + 1): could}
         return {"batch": n + 1, QUEUES: len(self.sources), "stream": stream}
 
     def plans(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Plans:

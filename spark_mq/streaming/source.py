@@ -65,7 +65,7 @@ class StreamSource:
         self.runner = runner or uuid.uuid4().hex[:12]
         self.available_count = 0  # messages that a lease would have got at the last look
         self._keep_alive = keep_alive or self._extend_in_background
-        self._offered: set[tuple[str, int]] = set()
+        self._offered: tuple[str, int] | None = None  # the last batch that `latest` returned
         self._planned: dict[tuple[str, int], BatchPlan] = {}
         self._alive: Any = None
         self._bound: tuple[int, int] | None = None  # for AvailableNow: (tail, instant) at the start
@@ -93,7 +93,7 @@ class StreamSource:
         # are acked, now or with the next lease.
         stream, n = parse_offset(start)
         if self.has_available(stream, n):
-            self._offered.add((stream, n + 1))
+            self._offered = (stream, n + 1)
             return {"batch": n + 1, "stream": stream}
         self.ack_committed(stream, n)
         return dict(start)
@@ -116,7 +116,7 @@ class StreamSource:
             return BatchPlan()
         key = (stream, n)
         if key not in self._planned:
-            plan = self.lease(stream, n) if key in self._offered else self.replay(stream, n)
+            plan = self.lease(stream, n) if key == self._offered else self.replay(stream, n)
             self._planned = {key: plan}
         return self._planned[key]
 

@@ -438,3 +438,21 @@ class _Storm:
                 return
 
         self.zombies.append(wake)
+
+
+def test_what_a_runner_remembers_does_not_grow_with_its_batches(clock: ManualClock) -> None:
+    made = queues(clock)
+    for queue in made:
+        queue.publish(["a"] * 6)
+    runner = Runner(made, max_messages=2)
+
+    def remembered() -> int:
+        kept = [vars(each) for each in (runner.source, *runner.source.sources)]
+        values = [value for one in kept for value in one.values()]
+        return sum(len(each) for each in values if isinstance(each, dict | set | list))
+
+    runner.batch()
+    before = remembered()
+    for _ in range(5):
+        runner.batch()
+    assert remembered() == before

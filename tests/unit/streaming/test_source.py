@@ -982,3 +982,18 @@ def test_progress_says_what_is_ready_delayed_in_flight_and_blocked(clock: Manual
         2,
         "max_in_flight",
     )
+
+
+def test_what_a_runner_remembers_does_not_grow_with_its_batches(queue: Queue) -> None:
+    queue.publish(["a"] * 6)
+    runner = Runner(queue, max_messages=1)
+
+    def remembered() -> int:
+        kept = vars(runner.source).values()
+        return sum(len(each) for each in kept if isinstance(each, dict | set | list))
+
+    runner.batch()
+    before = remembered()
+    for _ in range(5):
+        runner.batch()
+    assert remembered() == before
