@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import pyarrow as pa
@@ -72,10 +73,10 @@ def cut(
     at_least: int,
     runs: Sequence[LaneRuns] = (),
 ) -> list[InputPartition]:
-    """Cut slices into `at_least` or more partitions, all but the last with equally many rows.
+    """Cut slices into `at_least` or more partitions, with equally many rows or one more.
 
-    There are fewer if the rows do not divide so: 5 rows in 4 partitions become 2, 2 and 1. With
-    `runs` all rows of a lane are in one partition, so partitions may be larger and fewer.
+    There are fewer if there are fewer rows. With `runs` all rows of a lane are in one partition, so
+    partitions may be larger and fewer.
     """
     rows = sum(piece.rows for piece, _ in pieces)
     size = sum(piece.size for piece, _ in pieces)
@@ -87,34 +88,25 @@ def cut(
 
         parts = divide_by_lane(pieces, runs, wanted)
         return [SlicePartition(queue, tuple(part), dict(options), True) for part in parts]
-    return [
-        SlicePartition(queue, tuple(part), dict(options))
-        for part in _shares(pieces, -(-rows // wanted))
-    ]
+    shares = (rows * (at + 1) // wanted - rows * at // wanted for at in range(wanted))
+    return [SlicePartition(queue, tuple(part), dict(options)) for part in _divide(pieces, shares)]
 
 
-def _shares(pieces: Sequence[Piece], share: int) -> Iterator[list[Piece]]:
-    """Yield the slices in parts of `share` rows."""
-    current: list[Piece] = []
-    room = share
+def _divide(pieces: Iterable[Piece], shares: Iterator[int]) -> Iterator[list[Piece]]:
+    """Yield the slices in parts of so many rows. The last part may have fewer."""
+    part, room = cast(list[Piece], []), next(shares)
     for piece, of in pieces:
         left = piece
         while left.rows:
-            take = min(room, left.rows)
-            current.append((left.part(0, take), of))
-            left = replace(
-                left,
-                offset=left.offset + take,
-                first=left.first + take,
-                rows=left.rows - take,
-                size=left.size - left.size * take // left.rows,
-            )
-            room -= take
-            if room == 0:
-                yield current
-                current, room = [], share
-    if current:
-        yield current
+            rows = min(room, left.rows)
+            part.append((left.part(0, rows), of))
+            left = left.part(rows, left.rows - rows)
+            room -= rows
+            if not room:
+                yield part
+                part, room = [], next(shares, 0)
+    if part:
+        yield part
 
 
 def read(partition: InputPartition, schema: StructType) -> Iterator[pa.RecordBatch]:
@@ -127,7 +119,8 @@ def read(partition: InputPartition, schema: StructType) -> Iterator[pa.RecordBat
     reader = MessageReader(
         ObjectStore(join(partition.queue, "messages"), partition.storage_options), payload
     )
-    for pieces in _in_batches(partition.pieces):
+    # A task holds one batch in memory.
+    for pieces in _divide(partition.pieces, repeat(_BATCH_ROWS)):
         rows = reader.read(*(piece for piece, _ in pieces)) if payload else None
         table = to_delivery_table(rows, pieces, stored, {"queue": partition.queue})
         if parser is not None:
@@ -161,20 +154,3 @@ def _with_data(table: pa.Table, parser: JsonParser, wanted: pa.Schema) -> pa.Tab
         ],
         schema=wanted,
     )
-
-
-def _in_batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Group slices into batches of limited rows, because a task holds one batch in memory."""
-    batch, room = cast(list[Piece], []), _BATCH_ROWS
-    for piece, of in pieces:
-        left = piece
-        while left.rows:
-            rows = min(room, left.rows)
-            batch.append((left.part(0, rows), of))
-            left = left.part(rows, left.rows - rows)
-            room -= rows
-            if not room:
-                yield batch
-                batch, room = [], _BATCH_ROWS
-    if batch:
-        yield batch
