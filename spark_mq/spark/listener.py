@@ -118,8 +118,11 @@ class SparkMQListener(StreamingQueryListener):
                 found = _progress(progress, source, stats)
                 self.latest[found.queue, found.group] = found
                 report_gauges(destination_of(found.queue, found.group), stats)
-                if self._on_progress is not None:
-                    self._on_progress(found)
+                try:
+                    if self._on_progress is not None:
+                        self._on_progress(found)
+                except Exception:
+                    _log.exception("the progress of group %s could not be reported", found.group)
 
 
 def _groups(offset: Any) -> Iterator[Mapping[str, Any]]:

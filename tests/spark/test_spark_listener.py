@@ -108,3 +108,17 @@ def test_an_error_of_the_callback_is_logged(caplog: pytest.LogCaptureFixture) ->
 
     SparkMQListener(fail).onQueryProgress(event(json.dumps(stats("/q/a"))))
     assert "could not be reported" in caplog.text
+
+
+def test_an_error_of_the_callback_for_one_group_leaves_the_others_reported() -> None:
+    called: list[str] = []
+
+    def fail(progress: StreamProgress) -> None:
+        called.append(progress.queue)
+        raise ValueError("no dashboard")
+
+    listener = SparkMQListener(fail)
+    several = json.dumps({"/q/a": stats("/q/a"), "/q/b": stats("/q/b")})
+    listener.onQueryProgress(event(several))
+    assert called == ["/q/a", "/q/b"]
+    assert sorted(listener.latest) == [("/q/a", "g"), ("/q/b", "g")]
