@@ -155,8 +155,8 @@ class BatchLease:
 
         Spark must be able to read the object store by its own settings, because the source's
         ``storageOptions.*`` do not reach it. If a file has an unusual name or other column types,
-        or the lease is in thousands of pieces, this method returns the batch as Spark gave it, with
-        its settled messages.
+        or the lease is in thousands of pieces, this method returns the batch as `process` got it,
+        with its settled messages.
 
         Returns
         -------

@@ -153,7 +153,7 @@ class ForEachBatch:
         self._owners = LeaseRouter(groups)
         self._verdict_log = VerdictLog(", ".join(dict.fromkeys(group.name for group in groups)))
         self._finder = LeaseLookup(scans=reader == "spark")
-        self._unreadable = False  # Spark cannot read the store
+        self._unreadable = False  # Spark cannot read the store, in this run
         self._idle = threading.Condition()
         self._busy = self._closing = False
         self._last_seen: dict[str, int] = {}  # the number of each stream's last batch here
@@ -189,6 +189,7 @@ class ForEachBatch:
             elif lease_ids:
                 if found.fresh:
                     self._owners.begin(lease_ids)
+                    self._unreadable = False
                 lease = BatchLease(self._owners, found, batch)
                 with self._owners.reported_work(lease_ids) as run:
                     self._run(self._by_spark(batch, found.scan), lease, run)
@@ -204,8 +205,9 @@ class ForEachBatch:
         """Release later batches, uncounted. Return whether the running one ended in time."""
         with self._idle:
             self._closing = True
-            self._verdict_log.flush()
-            return self._idle.wait_for(lambda: not self._busy, timeout)
+            ended = self._idle.wait_for(lambda: not self._busy, timeout)
+        self._verdict_log.flush()
+        return ended
 
     def give_back(self) -> int:
         """Release the leases of batches that Spark planned and never ran. Return their number.

@@ -50,6 +50,7 @@ class RejectInvalid:
         try:
             invalid = batch.where("data_error IS NOT NULL")
             lease.reject(invalid.selectExpr("lease_id", "sequence", "data_error AS error"))
-            return self._process(batch.where("data_error IS NULL"), lease)
+            lease._batch = batch.where("data_error IS NULL")  # for its read()
+            return self._process(lease._batch, lease)
         finally:
             batch.unpersist()

@@ -63,6 +63,7 @@ class LeaseRouter:
 
     def begin(self, lease_ids: Sequence[str]) -> None:
         """Find the groups and keep the transaction numbers of a batch that may be a replay."""
+        self.outage = None
         self._numbers = {
             lease_id: self._txn_number(self.of(lease_id), lease_id) for lease_id in lease_ids
         }

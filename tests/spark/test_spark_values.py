@@ -12,6 +12,7 @@ from support.harness import Stream, finish, start
 
 from spark_mq import Queue
 from spark_mq.errors import InvalidOption
+from spark_mq.spark import parquet_read
 
 SCHEMA = "id INT NOT NULL, items ARRAY<STRUCT<price DOUBLE>>"
 GOOD = ['{"id": 1, "items": [{"price": 2.5}]}', '{"id": 2}']
@@ -77,6 +78,20 @@ def test_invalid_values_are_rejected_with_their_reason_before_process(
     letters = queue.redrive(dry_run=True).table
     assert letters["value"].to_pylist() == [BAD.encode()]
     assert letters["error"].to_pylist() == [ERROR]
+
+
+def test_rejected_values_do_not_come_back_by_a_read_that_python_does(
+    queue: Queue, parsed: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet_read, "read_held", lambda *_, **__: None)
+    seen: list[Any] = []
+
+    def process(batch: Any, lease: Any) -> None:
+        seen.extend(row.data.id if row.data else None for row in lease.read().collect())
+
+    parsed.run(parsed.group.for_each_batch(process, on_error="raise", invalid="reject"))
+    assert sorted(seen, key=str) == [1, 2]
+    assert parsed.group.stats().dead == 1
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ given.
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from spark_mq import Queue
 from spark_mq.errors import InvalidHandlerResult, InvalidOption, StorageError
 from spark_mq.ledger.settle import RELEASE, SettleCommand
 from spark_mq.operations.group_ledger import GroupLedger
-from spark_mq.spark import ack, nack, reject
+from spark_mq.spark import ack, nack, parquet_read, reject
 from spark_mq.spark.lease_lookup import BatchLeases
 from spark_mq.streaming.offset import stream_id_in_queue
 from spark_mq.streaming.options import StreamOptions
@@ -207,3 +208,93 @@ def test_a_batch_that_fails_by_itself_is_no_outage(queue: Queue, error: Exceptio
     each(BATCH, 0)
     (left,) = queue.group()._ledger.current()
     assert (left.state, left.delivery_count, left.failure_count) == ("waiting", 1, 1)
+
+
+def test_an_outage_of_an_earlier_run_does_not_explain_a_failure_of_this_one(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.publish("a")
+    taken = queue.group().lease("w")
+    assert taken is not None
+
+    def failing(*_: Any) -> None:
+        raise StorageError("no space", path=queue.path, landed=False)
+
+    def process(batch: Any, lease: Any) -> None:
+        raise StorageError("publishing failed", path="/other", landed=False)
+
+    each: Any = queue.group().for_each_batch(process)
+    each._finder = SimpleNamespace(find=lambda batch: BatchLeases([taken.lease_id], True))
+    with monkeypatch.context() as patch:
+        patch.setattr(GroupLedger, "settle", failing)
+        with pytest.raises(StorageError, match="no space"):
+            each(BATCH, 0)
+    each(BATCH, 0)
+    (left,) = queue.group()._ledger.current()
+    assert (left.state, left.failure_count) == ("waiting", 1)
+
+
+def test_a_store_that_spark_could_not_read_is_tried_again_by_the_next_run(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.publish(["a", "b", "c"])
+    tries: list[str] = []
+    by_spark = SimpleNamespace(columns=BATCH.columns)
+
+    def read_scan(*_: Any) -> Any:
+        tries.append("")
+        if len(tries) == 1:
+            raise StorageError("out of reach", path=queue.path, landed=False)
+        return by_spark
+
+    monkeypatch.setattr(parquet_read, "read_scan", read_scan)
+    seen: list[Any] = []
+    each: Any = queue.group().for_each_batch(lambda batch, lease: seen.append(batch))
+    scan: Any = SimpleNamespace(count_rows=lambda: None)
+    for first_of_run in (True, False, True):
+        taken = queue.group().lease("w", max_messages=1)
+        assert taken is not None
+        found = BatchLeases([taken.lease_id], first_of_run, scan=scan)
+        each._finder = SimpleNamespace(find=lambda batch, found=found: found)
+        each(BATCH, 0)
+    assert [batch is by_spark for batch in seen] == [False, False, True]
+
+
+def test_close_logs_the_verdicts_of_the_batch_that_it_waits_for(
+    queue: Queue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO", "spark_mq.verdicts")
+    queue.publish(["first", "second"])
+    running, closing = threading.Event(), threading.Event()
+
+    def process(batch: Any, lease: Any) -> None:
+        if closing_soon:
+            running.set()
+            assert closing.wait(10)
+        raise ValueError("boom")
+
+    each: Any = queue.group().for_each_batch(process, on_error="reject")
+    wait_for = each._idle.wait_for
+
+    def closes(*args: Any) -> bool:
+        closing.set()
+        return bool(wait_for(*args))
+
+    monkeypatch.setattr(each._idle, "wait_for", closes)
+
+    def find(batch: Any) -> BatchLeases:
+        taken = queue.group().lease("w", max_messages=1)
+        assert taken is not None
+        return BatchLeases([taken.lease_id], False)
+
+    each._finder = SimpleNamespace(find=find)
+    closing_soon = False
+    each(BATCH, 0)  # the first failure is logged at once, a second one within ten seconds is not
+    closing_soon = True
+    thread = threading.Thread(target=each, args=(BATCH, 1))
+    thread.start()
+    assert running.wait(10)
+    assert each.close(10)
+    thread.join()
+    logged = [r.getMessage() for r in caplog.records if r.name == "spark_mq.verdicts"]
+    assert [line.count("1 rejected") for line in logged] == [1, 1]
