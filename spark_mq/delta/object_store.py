@@ -163,7 +163,7 @@ def decode_parquet(path: str, data: bytes, schema: pa.Schema) -> pa.Table:
     Raise ArrowInvalid if the file is damaged.
     """
     try:
-        parquet = pq.ParquetFile(pa.BufferReader(data))
+        parquet = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
         all_names = parquet.schema_arrow.names
         names = [name for name in all_names if name in schema.names]
         some = len(names) < len(all_names)

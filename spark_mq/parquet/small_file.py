@@ -2,13 +2,14 @@
 
 pyarrow sets up a writer or a reader for each file and each column. For a few rows that is nearly
 all of its time. These files use the simplest form of the format, which every engine reads. They
-have one row group, one uncompressed PLAIN page for each column, and no statistics.
+have one row group, one uncompressed PLAIN page with a checksum for each column, and no statistics.
 """
 
 from __future__ import annotations
 
 import struct
 import sys
+import zlib
 from collections.abc import Container, Sequence
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ _MAGIC: Final = b"PAR1"
 _CREATED_BY: Final = b"spark_mq"
 _FOOTER_END: Final = b"\x28" + bytes((len(_CREATED_BY),)) + _CREATED_BY + b"\x00"
 _PAGE_START: Final = b"\x15\x00\x15"
+_CHECKSUM_BYTES: Final = 6
 _TAIL_BYTES: Final = 8  # the footer's length and the magic number
 _BOOLEAN, _INT32, _INT64, _BYTES = 0, 1, 2, 6  # physical types
 _EMPTY: Final[Struct] = {}
@@ -63,7 +65,7 @@ class SmallFileEncoder:
             if present:
                 data += _plain(kind, present)
             size = _varint(len(data))
-            page = _PAGE_START + size + b"\x15" + size + page_tail
+            page = _PAGE_START + size + b"\x15" + size + _checksum(data) + page_tail
             total, offset = b"\x16" + _varint(len(page) + len(data)), _varint(at)
             # Encoded as thrift does, with file_offset before the column's metadata.
             chunks.append(
@@ -102,11 +104,12 @@ class SmallFileEncoder:
         for field in self._schema:
             start = at + len(_PAGE_START)
             size, after = _read_varint(data, start)
-            head = _PAGE_START + data[start:after] + b"\x15" + data[start:after] + page_tail
-            if not data.startswith(head, at):
+            sizes = _PAGE_START + data[start:after] + b"\x15" + data[start:after]
+            begin = at + len(sizes) + _CHECKSUM_BYTES + len(page_tail)
+            content = data[begin : begin + (size >> 1)]
+            if data[at:begin] != sizes + _checksum(content) + page_tail:
                 return None
-            at += len(head)
-            content = data[at : (at := at + (size >> 1))]
+            at = begin + len(content)
             if field.name in names:
                 found[field.name] = _column(field.type, content, rows)
         return found if at == footer else None
@@ -165,8 +168,16 @@ def _plain(kind: int, values: Sequence[Any]) -> bytes:
     return bits.to_bytes((len(values) + 7) // 8, "little")
 
 
+def _checksum(content: bytes) -> bytes:
+    """Return the field of a page header with the page's CRC, always of _CHECKSUM_BYTES."""
+    crc = zlib.crc32(content)
+    n = (crc << 1 ^ -(crc >> 31)) & 0xFFFFFFFF  # zigzag of a signed number
+    more = (n & 0x7F | 0x80, n >> 7 & 0x7F | 0x80, n >> 14 & 0x7F | 0x80, n >> 21 & 0x7F | 0x80)
+    return bytes((0x15, *more, n >> 28))
+
+
 def _page_tail(rows: int) -> bytes:
-    return b"\x2c\x15" + _varint(rows) + b"\x15\x00\x15\x06\x15\x06\x00\x00"
+    return b"\x1c\x15" + _varint(rows) + b"\x15\x00\x15\x06\x15\x06\x00\x00"
 
 
 def _column(kind: pa.DataType, content: bytes, rows: int) -> pa.Array:

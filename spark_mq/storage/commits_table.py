@@ -193,7 +193,7 @@ class CommitsTable:
         found = [kept(part, forgotten_to, keep_since) for part in (*parts, rows)]
         whole = latest_marks(pa.concat_tables(found))
         path, buffer = f"part-{uuid.uuid4()}.parquet", io.BytesIO()
-        pq.write_table(whole, buffer, compression="zstd")
+        pq.write_table(whole, buffer, compression="zstd", write_page_checksum=True)
         self.files.write(path, buffer.getvalue())
         return AddFile(path, buffer.tell(), whole.num_rows, stats=commit_files.stats(whole))
 

@@ -230,7 +230,7 @@ class HistoryTable:
         for day in sorted(set(rows["day"].to_pylist())):
             part = rows.filter(pc.equal(rows["day"], day)).drop_columns(["day"])
             path, buffer = f"day={day.isoformat()}/part-{uuid.uuid4()}.parquet", io.BytesIO()
-            pq.write_table(part, buffer, compression="snappy")
+            pq.write_table(part, buffer, compression="snappy", write_page_checksum=True)
             self.files.write(path, buffer.getvalue())
             partition = {"day": day.isoformat()}
             yield AddFile(path, buffer.tell(), part.num_rows, partition, history_statistics(part))

@@ -94,6 +94,7 @@ def _encode_table(rows: pa.Table) -> memoryview:
         # Numbers here ascend or repeat, so delta encoding makes large ledgers small.
         column_encoding=dict.fromkeys(_NUMBERS, "DELTA_BINARY_PACKED") if large else None,
         write_statistics=False,
+        write_page_checksum=True,  # or a flipped bit could change a ledger silently
         store_schema=False,
         row_group_size=1_000_000,
     )

@@ -5,6 +5,7 @@ taken.
 from __future__ import annotations
 
 import io
+import random
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +22,11 @@ from spark_mq.delta.actions import AddFile
 from spark_mq.delta.log import Change
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.message_index import FileSlice
+from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.parquet.thrift import I32, I64, Struct, decode, encode, get
+from spark_mq.storage.ledger_rows import LEASES_SCHEMA, encode_ledger
+from spark_mq.storage.ledger_scan import read_rows
 
 Make = Callable[..., Queue]
 MB = 2**20
@@ -259,3 +263,37 @@ def test_a_broken_page_of_commits_costs_nothing_while_the_log_is_there(delta_que
     index_commits(queue)
     break_newest_page(Path(queue._context.messages.path).parent / "commits")
     assert again(queue).stats()["published"] == 2
+
+
+@pytest.mark.parametrize("ranges", [50, 300, 3_000])
+def test_a_flipped_bit_in_a_page_never_changes_a_ledger(tmp_path: Path, ranges: int) -> None:
+    """A lease would go by ranges that nobody wrote."""
+    rng, store = random.Random(ranges), ObjectStore(str(tmp_path))
+    rows = [Range(2 * n, 2 * n, "leased" if n % 2 else "settled", 1) for n in range(ranges)]
+    sound = bytes(encode_ledger(Ledger(LedgerHeader(), rows))[0])
+    store.write("f", sound)
+    expected = read_rows(store, "f", len(sound), LEASES_SCHEMA)
+    pages = len(sound) - 8 - int.from_bytes(sound[-8:-4], "little")
+    refused = 0
+    for _ in range(200):
+        data = bytearray(sound)
+        data[rng.randrange(pages)] ^= 1 << rng.randrange(8)
+        store.write("f", bytes(data))
+        try:
+            assert read_rows(store, "f", len(sound), LEASES_SCHEMA) == expected
+        except (pa.ArrowInvalid, MemoryError):
+            refused += 1
+    assert refused > 100
+
+
+def test_each_table_is_written_with_page_checksums(delta_queue: Make) -> None:
+    queue = delta_queue()
+    queue.publish(["a", "b"])
+    assert queue.group().lease("w", max_messages=1) is not None
+    index_commits(queue)
+    queue.sweep()
+    home = Path(queue._context.messages.path).parent
+    for table in ("messages", "leases", "commits", "history"):
+        files = [p for p in (home / table).rglob("*.parquet") if p.parent.name != "_delta_log"]
+        assert files, table
+        assert all(4 in decode(path.read_bytes(), 4)[0] for path in files), table
