@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 from spark_mq.util.json_text import parse_foreign
 
-__all__ = ["Action", "parse"]
+__all__ = ["Action", "checked_action", "parse"]
 
 Action = dict[str, Any]
 
@@ -26,7 +26,7 @@ def parse(text: bytes) -> list[Action]:
             if not isinstance(action, dict):
                 raise ValueError(f"an action is a {type(action).__name__}, not an object")
             given = ((name, value) for name, value in action.items() if value is not None)
-            actions.append({name: _checked(name, value) for name, value in given})
+            actions.append({name: checked_action(name, value) for name, value in given})
     rows = sum(a["add"]["stats"].get("numRecords") or 0 for a in actions if "add" in a)
     if rows > _MAX_ROWS:
         raise ValueError(f"it adds {rows} rows, more than a commit may have")
@@ -57,7 +57,8 @@ _FIELDS: Final[dict[str, dict[str, tuple[type, bool]]]] = {
 }
 
 
-def _checked(name: str, value: Any) -> Any:
+def checked_action(name: str, value: Any) -> Any:
+    """Return an action without its null fields. Raise ValueError if it is malformed."""
     if name not in _FIELDS:
         return value
     _expect(isinstance(value, dict), name, "an object")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote
@@ -13,12 +14,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_mq.delta.actions import AddFile, Commit, check_protocol
+from spark_mq.delta.parse import checked_action
 
 __all__ = ["PartitionKey", "TableState", "TrackFiles", "added_file", "partition_key"]
 
 PartitionKey = tuple[tuple[str, str | None], ...]  # sorted pairs of column and value
 
 _NO_FILES: Final[dict[str, AddFile]] = {}
+# The field that tells whether a row of a checkpoint has an action.
+_REQUIRED: Final = {
+    "metaData": "id", "protocol": "minReaderVersion", "txn": "appId", "add": "path",
+}  # fmt: skip
 _BATCH_ROWS: Final = 10_000  # rows of a checkpoint that are read together
 
 TrackFiles = bool | Callable[[str], bool]  # all data files, none, or those with certain paths
@@ -105,14 +111,15 @@ class TableState:
         if self.track_files is not False:
             wanted.append("add")
         for file in files:
-            parquet = pq.ParquetFile(file)
-            names = [name for name in wanted if name in parquet.schema_arrow.names]
-            # In parts, because a table may have a million files.
-            for batch in parquet.iter_batches(_BATCH_ROWS, columns=names):
-                for name in names:
-                    self._load_actions(name, _present(batch, name), path)
-        if not self.metadata:
-            raise ValueError("it has no metadata")
+            with _malformed_is_broken():
+                parquet = pq.ParquetFile(file)
+                names = [name for name in wanted if name in parquet.schema_arrow.names]
+                # In parts, because a table may have a million files.
+                for batch in parquet.iter_batches(_BATCH_ROWS, columns=names):
+                    for name in names:
+                        self._load_actions(name, _present(batch, name), path)
+        if not self.metadata or not self.protocol:
+            raise ValueError("it has no metadata or no protocol")
         self.version, self.operation_id = version, None
 
     def _load_actions(self, name: str, rows: list[dict[str, Any]], path: str) -> None:
@@ -120,10 +127,11 @@ class TableState:
             if name == "metaData":
                 self.metadata = _metadata(row)
             elif name == "protocol":
-                check_protocol(path, row)
-                self.protocol = row
+                self.protocol = checked_action(name, row)
+                check_protocol(path, self.protocol)
             elif name == "txn":
-                self.txns[row["appId"]] = row["version"]
+                txn = checked_action(name, row)
+                self.txns[txn["appId"]] = txn["version"]
             elif self._tracks(unquote(row["path"])):
                 file = _loaded(row)
                 key = self._partition_of[file.path] = partition_key(file.partition)
@@ -131,14 +139,21 @@ class TableState:
                 self.partitions.setdefault(key, {})[file.path] = file
 
 
+@contextlib.contextmanager
+def _malformed_is_broken() -> Iterator[None]:
+    """Raise ValueError for what another engine, or a damaged disk, may do to a checkpoint."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, OSError) as error:
+        if getattr(error, "errno", None) is not None:  # of the store
+            raise
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
 def _present(batch: pa.RecordBatch, name: str) -> list[dict[str, Any]]:
     """Return the rows that have an action."""
     column = batch.column(name)
-    kind = column.type
-    required = next(
-        f for f in ("id", "path", "appId", "minReaderVersion") if kind.get_field_index(f) >= 0
-    )
-    there = pc.is_valid(pc.struct_field(column, required))
+    there = pc.is_valid(pc.struct_field(column, _REQUIRED[name]))
     found: list[dict[str, Any]] = column.filter(there).to_pylist()
     return found
 
@@ -148,7 +163,8 @@ def _loaded(row: Mapping[str, Any]) -> AddFile:
     stats = row.get("stats")
     values, tags = (dict(row.get(name) or ()) for name in ("partitionValues", "tags"))
     at = row.get("modificationTime") or 0
-    return AddFile(unquote(row["path"]), row["size"], _rows_of(stats), values, stats, at, tags)
+    size = row.get("size") or 0
+    return AddFile(unquote(row["path"]), size, _rows_of(stats), values, stats, at, tags)
 
 
 def added_file(add: Mapping[str, Any]) -> AddFile:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from support.clocks import PAUSES, MachineClocks
@@ -38,6 +39,7 @@ from spark_mq.errors import (
     StorageError,
     UnsupportedTable,
 )
+from spark_mq.parquet.thrift import decode
 
 SCHEMA = pa.schema([("part", pa.string()), ("value", pa.int64())])
 
@@ -208,6 +210,67 @@ def test_a_torn_checkpoint_loses_nothing_while_the_commits_are_there(store: Inje
     store.delete(log_path(0))
     with pytest.raises(CorruptLog, match=r"checkpoint .* cannot be read"):
         DeltaLog(store).refresh()
+
+
+def without(name: str, field: str) -> Callable[[pa.Table], pa.Table]:
+    """Drop a field of an action in a checkpoint."""
+
+    def drop(rows: pa.Table) -> pa.Table:
+        column = rows[name].combine_chunks()
+        kept = [f for f in column.type if f.name != field]
+        parts = [column.field(f.name) for f in kept]
+        left = pa.StructArray.from_arrays(parts, fields=kept, mask=column.is_null())
+        return rows.set_column(rows.schema.names.index(name), name, left)
+
+    return drop
+
+
+def no_struct(rows: pa.Table) -> pa.Table:
+    return rows.set_column(rows.schema.names.index("add"), "add", pa.array(range(len(rows))))
+
+
+BROKEN: dict[str, Callable[[pa.Table], pa.Table]] = {
+    "add without path": without("add", "path"),
+    "add without struct": no_struct,
+    "txn without appId": without("txn", "appId"),
+    "txn without version": without("txn", "version"),
+    "protocol without minReaderVersion": without("protocol", "minReaderVersion"),
+    "protocol without minWriterVersion": without("protocol", "minWriterVersion"),
+    "no protocol": lambda rows: rows.drop_columns(["protocol"]),
+    "broken page": lambda rows: rows,
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_checkpoint_that_is_none_is_passed_over_or_named(
+    store: InjectedStore, broken: str
+) -> None:
+    other(store, change("one", txns=[("app", 1)]))
+    write_checkpoint(store)
+    path, sink = f"_delta_log/{1:020d}.checkpoint.parquet", pa.BufferOutputStream()
+    rows = BROKEN[broken](pq.read_table(pa.BufferReader(store.read(path))))
+    pq.write_table(rows, sink, use_dictionary=False)
+    data = bytearray(sink.getvalue())
+    if broken == "broken page":
+        _, page = decode(bytes(data), 4)
+        data[page : page + 5] = b"\xff" * 5
+    store.write(path, bytes(data))
+    assert paths(DeltaLog(store)) == {"part=a/one.parquet"}
+    store.delete(log_path(0))
+    with pytest.raises(CorruptLog, match=r"checkpoint .* cannot be read"):
+        DeltaLog(store).refresh()
+
+
+def test_a_checkpoint_may_leave_out_the_size_of_a_file_as_a_commit_may(
+    store: InjectedStore,
+) -> None:
+    other(store, change("one"))
+    write_checkpoint(store)
+    path, sink = f"_delta_log/{1:020d}.checkpoint.parquet", pa.BufferOutputStream()
+    rows = pq.read_table(pa.BufferReader(store.read(path)))
+    pq.write_table(without("add", "size")(rows), sink)
+    store.write(path, sink.getvalue())
+    assert [file.size for file in DeltaLog(store).refresh().files()] == [0]
 
 
 def test_a_handle_survives_a_cleaning_beyond_it(store: InjectedStore, log: DeltaLog) -> None:
