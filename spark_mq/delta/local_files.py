@@ -121,6 +121,8 @@ class LocalBackend:
 
     def delete_empty_folders(self, names: Iterable[str]) -> None:
         for name in names:
+            if self._leads_out(name):
+                continue
             for folder, _, _ in os.walk(self._full(name), topdown=False):
                 with contextlib.suppress(OSError):
                     os.rmdir(folder)

@@ -140,6 +140,18 @@ def test_list_all_stays_below_the_root(store: ObjectStore, tmp_path: Path) -> No
     assert [info.path for info in store.list_all()] == ["a"]
 
 
+def test_empty_folders_behind_a_link_out_of_the_root_stay(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    (tmp_path / "outside" / "empty").mkdir(parents=True)
+    store.write("kept", b"1")
+    Path(store.root, "link").symlink_to(tmp_path / "outside")
+    Path(store.root, "inside", "empty").mkdir(parents=True)
+    store.delete_empty_folders(["link", "link/empty", "inside"])
+    assert (tmp_path / "outside" / "empty").is_dir()
+    assert not Path(store.root, "inside").exists()
+
+
 @pytest.mark.parametrize("name", ODD)
 def test_odd_characters_in_paths(store: ObjectStore, name: str) -> None:
     path = f"k={name}/{name}"
