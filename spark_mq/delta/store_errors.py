@@ -44,9 +44,10 @@ _REFUSED: Final = re.compile(
     re.IGNORECASE,
 )
 _UNREACHABLE: Final = re.compile(
-    r"sending request|timed? ?out|connect|reset|dns|http|retries|50\d|generic (s3|gcs|azure)",
+    r"sending request|timed? ?out|connect|reset|dns|http|retries|\b50\d\b|generic (s3|gcs|azure)",
     re.IGNORECASE,
 )
+_PATHS: Final = re.compile(r"'[^']*/[^']*'|\S*/\S*")  # whose words say nothing of the cause
 
 # Addresses that a store's client asks for credentials if it has none.
 _NO_CREDENTIALS: Final = re.compile(
@@ -83,14 +84,15 @@ def to_storage_error(
     if isinstance(error, SparkMQError):
         return error
     text, code = one_line(error), getattr(error, "errno", None)
+    said = _PATHS.sub(" ", text)
     outcome, repeat = _OUTCOMES[landed]
     if _NO_CREDENTIALS.search(text):
         advice = _credentials_advice(path)
-    elif code in _FULL_CODES or _FULL.search(text):
+    elif code in _FULL_CODES or _FULL.search(said):
         advice = "The disk or its quota is full. Free some space and retry"
-    elif code in _REFUSED_CODES or isinstance(error, PermissionError) or _REFUSED.search(text):
+    elif code in _REFUSED_CODES or isinstance(error, PermissionError) or _REFUSED.search(said):
         advice = "The store refuses access. Make it readable and writable for this user and retry"
-    elif isinstance(error, TimeoutError | ConnectionError) or _UNREACHABLE.search(text):
+    elif isinstance(error, TimeoutError | ConnectionError) or _UNREACHABLE.search(said):
         advice = "The store is out of reach. Retry"
     else:
         advice = "Retry. If it fails again, check the store"
@@ -100,7 +102,9 @@ def to_storage_error(
 
 
 def _credentials_advice(path: str) -> str:
-    options = next((text for start, text in _CREDENTIALS.items() if path.startswith(start)), "them")
+    options = next(
+        (text for start, text in _CREDENTIALS.items() if path.lower().startswith(start)), "them"
+    )
     return (
         "No credentials were found: none are given, and the lookup of an instance role failed. "
         f"Give the storage options {options}. Environment variables of these names in capitals "

@@ -58,6 +58,7 @@ def test_a_store_out_of_reach_with_credentials_stays_one(closed_port: int) -> No
     ("path", "asked", "named"),
     [
         ("s3://b/q", "PUT http://169.254.169.254/latest/api/token - 403 Forbidden", "aws_"),
+        ("S3://b/q", "PUT http://169.254.169.254/latest/api/token - 403 Forbidden", "aws_"),
         ("s3a://b/q", "GET http://169.254.170.2/v2/credentials: timed out", "aws_"),
         (
             "gs://b/q",
@@ -91,3 +92,31 @@ def test_the_options_that_the_error_names_exist(tmp_path: Path) -> None:
 def test_a_403_inside_a_name_is_no_refusal() -> None:
     error = OSError(5, "GET http://host/66e2d231af9f403d8991b8 - status code: 500 Internal Error")
     assert "out of reach" in str(to_storage_error("s3://b/q", error, "reading"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Failed to open local file '/data/kafka connect/http/f'. Detail: [errno 5] I/O error",
+        "Failed to open local file '/quota/forbidden/f'. Detail: [errno 5] I/O error",
+        "cannot read consumer_group=dns/part-1.parquet",
+        "the file ended after 5003 of 15010 bytes",
+    ],
+)
+def test_a_path_or_a_size_says_nothing_of_the_cause(text: str) -> None:
+    found = str(to_storage_error("/q", OSError(5, text), "reading"))
+    assert found.endswith("Retry. If it fails again, check the store")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "error trying to connect: tcp connect error",
+        "Connection reset by peer",
+        "Server returned non-2xx status code: 503 Service Unavailable",
+        "operation timed out",
+        "Generic S3 error: Error performing GET http://127.0.0.1:1/b in 2s, after 2 retries",
+    ],
+)
+def test_a_store_that_does_not_answer_is_out_of_reach(text: str) -> None:
+    assert "out of reach" in str(to_storage_error("s3://b/q", OSError(5, text), "reading"))
