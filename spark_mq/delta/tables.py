@@ -147,22 +147,26 @@ def checkpoint_soon(store: ObjectStore, version: int) -> None:
         target=_checkpoint, args=(store, version), name=f"checkpoint-{version}"
     )
     _writing[store.root] = thread
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:  # no thread is left, but the commit has landed
+        del _writing[store.root]
+        _log_not_written(store, version, error)
 
 
 def _checkpoint(store: ObjectStore, version: int) -> None:
     try:
         write_checkpoint(store)
     except Exception as error:
-        _logger.warning(
-            "checkpoint %d of %s was not written. A later commit writes one: %s",
-            version,
-            store.root,
-            error,
-        )
+        _log_not_written(store, version, error)
     finally:
         if _writing.get(store.root) is threading.current_thread():
             del _writing[store.root]
+
+
+def _log_not_written(store: ObjectStore, version: int, error: Exception) -> None:
+    text = "checkpoint %d of %s was not written. A later commit writes one: %s"
+    _logger.warning(text, version, store.root, error)
 
 
 def wait_for_checkpoints(path: str | None = None) -> None:

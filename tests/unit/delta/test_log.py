@@ -20,12 +20,14 @@ from deltalake import DeltaTable, write_deltalake
 from support.clocks import PAUSES, MachineClocks
 
 from spark_mq.delta import follower
+from spark_mq.delta import log as log_module
 from spark_mq.delta.actions import AddFile, Change, log_path
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.parse import parse
 from spark_mq.delta.state import TableState
 from spark_mq.delta.tables import (
+    checkpoint_soon,
     create_table,
     last_checkpoint,
     wait_for_checkpoints,
@@ -925,6 +927,24 @@ def test_a_hundredth_commit_writes_a_checkpoint_outside_the_call(store: Injected
         log.commit(change(str(number)), log.state.version)
     assert asked == [100, 200]
     wait_for_checkpoints(store.root)
+
+
+def test_a_commit_that_landed_succeeds_though_no_thread_is_left_for_its_checkpoint(
+    store: InjectedStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    log = DeltaLog(store, on_checkpoint=checkpoint_soon)
+    monkeypatch.setattr(log_module, "CHECKPOINT_INTERVAL", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        assert log.commit(change("one"), log.state.version) == 1
+    assert "checkpoint 1 of" in caplog.text
+    wait_for_checkpoints(store.root)
+    log.commit(change("two"), 1)
+    wait_for_checkpoints(store.root)
+    assert last_checkpoint(store) == 2
 
 
 def test_parsed_commits_are_as_readers_of_the_log_have_them(
