@@ -150,7 +150,7 @@ def checkpoint_soon(store: ObjectStore, version: int) -> None:
     try:
         thread.start()
     except RuntimeError as error:  # no thread is left, but the commit has landed
-        del _writing[store.root]
+        _writing.pop(store.root, None)
         _log_not_written(store, version, error)
 
 

@@ -35,7 +35,9 @@ def _rounded_up(at: datetime) -> str:
 
 def may_match(file: AddFile, filters: Filters) -> bool:
     """Return whether a file may have rows that match, by its day and its statistics."""
-    since = next((value for name, _, value in filters if name == "committed_at"), None)
+    # Another operator leaves nothing out.
+    wanted = {(name, operator): value for name, operator, value in filters}
+    since = wanted.get(("committed_at", ">="))
     if since is not None and (file.partition.get("day") or "") < since.date().isoformat():
         return False
     stats = json.loads(file.stats or "{}")
@@ -46,8 +48,9 @@ def may_match(file: AddFile, filters: Filters) -> bool:
     low, high = stats.get("minValues", {}).get("first"), most.get("last")
     if low is None or high is None:
         return True
-    wanted = next((value for name, _, value in filters if name == "first"), None)
-    return wanted is None or low <= wanted <= high
+    return bool(
+        low <= wanted.get(("first", "<="), low) and wanted.get(("last", ">="), high) <= high
+    )
 
 
 def matching_rows(rows: pa.Table, filters: Filters) -> pa.Table:

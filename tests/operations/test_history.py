@@ -317,6 +317,28 @@ def test_files_of_the_archive_that_are_too_old_are_not_read(
     assert history(queue) == rows
 
 
+@pytest.mark.parametrize("operator", ["=", "<=", ">="])
+def test_a_search_of_the_archive_leaves_out_no_file_that_matches(
+    delta_queue: Make, operator: str
+) -> None:
+    queue = delta_queue()
+    queue.publish(["a", "b", "c"])
+    lease(queue, 1).ack()
+    archive(queue)
+    lease(queue, 2).ack()
+    archive(queue)
+    table = queue._context.history
+    assert table is not None
+    rows = table.read([])[0]
+    compare = {"=": pc.equal, "<=": pc.less_equal, ">=": pc.greater_equal}[operator]
+    for name in ("first", "last", "committed_at"):
+        values = rows[name].drop_null().unique().to_pylist()
+        step = timedelta(days=3) if name == "committed_at" else 3
+        for value in (min(values) - step, *values, max(values) + step):
+            found = table.read([(name, operator, value)])[0]
+            assert found.num_rows == rows.filter(compare(rows[name], value)).num_rows
+
+
 def test_a_group_or_a_message_has_its_own_history(queue: Queue) -> None:
     s = queue.publish(["a", "b"]).sequences
     lease(queue, 1, group="one").ack()
