@@ -360,7 +360,7 @@ class ConsumerGroup(GroupViews):
         graceful_timeout: Duration = "30s",
         stop: threading.Event | None = None,
         max_poll_interval: Duration = "500ms",
-        max_settle_delay: Duration = "100ms",
+        max_settle_delay: Duration | None = None,
         until: str | None = None,
         until_empty: bool = False,
         fail_on_data_loss: bool = True,
@@ -429,7 +429,7 @@ class ConsumerGroup(GroupViews):
             also wait for delayed ones, retries, and leases of others. Dead messages count as
             settled, and blocked ones do not. Default: do not end.
         until_empty
-            The same as ``until="empty"``. Without effect if `until` is given.
+            The same as ``until="empty"``.
         fail_on_data_loss
             Raise if the queue's hard limit dropped unsettled messages.
 

@@ -32,6 +32,7 @@ EACH: Final = ("lease", "message")
 UNTIL: Final = ("empty", "settled")
 DEFAULT_MAX_MESSAGES: Final = 1_000  # held with each="message"
 DEFAULT_CONCURRENCY: Final = 100
+DEFAULT_SETTLE_DELAY: Final = 0.1  # seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ class WorkOptions:
     graceful_timeout: Duration = "30s"
     stop: threading.Event | None = None
     max_poll_interval: Duration = "500ms"
-    max_settle_delay: Duration = "100ms"
+    max_settle_delay: Duration | None = None
     until: str | None = None
     until_empty: bool = False
     fail_on_data_loss: bool = True
@@ -79,7 +80,14 @@ class WorkOptions:
         """Return when the work ends by itself: None, "empty" or "settled"."""
         if self.until is None:
             return "empty" if self.until_empty else None
-        return validate_choice("until", self.until, UNTIL)
+        until = validate_choice("until", self.until, UNTIL)
+        if self.until_empty and until != "empty":
+            raise InvalidOption(
+                f"until={self.until!r} and until_empty=True are two ends: give one",
+                option="until",
+                value=self.until,
+            )
+        return until
 
     def seconds(self, option: str, *, zero: bool = False) -> float:
         return validate_duration(option, getattr(self, option), zero=zero) / SECOND
@@ -100,6 +108,7 @@ def _run_for_leases(served: Served, options: WorkOptions) -> WorkSummary:
     for option, given in (
         ("also", bool(others)),
         ("concurrency", options.concurrency is not None),
+        ("max_settle_delay", options.max_settle_delay is not None),
         ("an async handler", is_async(handler)),
     ):
         if given:
@@ -139,19 +148,19 @@ def _run_for_messages(served: Served, options: WorkOptions) -> WorkSummary:
         policy,
         options.limit(),
         poll,
-        options.seconds("max_settle_delay", zero=True),
+        DEFAULT_SETTLE_DELAY
+        if options.max_settle_delay is None
+        else options.seconds("max_settle_delay", zero=True),
         options.end(),
     )
     grace = options.seconds("graceful_timeout", zero=True)
     state = WorkState(options.stop or threading.Event())
-    pool = _pool([handler for _, handler in served], options, state.stop)
+    pool = _pool([handler for _, handler in served], options, state)
     feeds = [GroupFeed(ledger, handler, feeding, pool, state) for ledger, handler in served]
     return MessageWork(feeds, pool, state, poll).run(grace)
 
 
-def _pool(
-    handlers: Sequence[Callable[[Any], Any]], options: WorkOptions, stop: threading.Event
-) -> Pool:
+def _pool(handlers: Sequence[Callable[[Any], Any]], options: WorkOptions, state: WorkState) -> Pool:
     kinds = {is_async(handler) for handler in handlers}
     if len(kinds) > 1:
         raise InvalidOption(
@@ -168,7 +177,7 @@ def _pool(
                 option="concurrency",
                 value=options.concurrency,
             )
-        return ThreadPool(threads, stop)
+        return ThreadPool(threads, state.stop, state.fail)
     if threads != 1:
         raise InvalidOption(
             f"threads={threads} is not for async handlers: give concurrency",
@@ -176,4 +185,4 @@ def _pool(
             value=threads,
         )
     given = DEFAULT_CONCURRENCY if options.concurrency is None else options.concurrency
-    return CoroutinePool(validate_count("concurrency", given, most=100_000))
+    return CoroutinePool(validate_count("concurrency", given, most=100_000), state.fail)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import threading
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Final, Protocol
 
@@ -61,16 +62,18 @@ class _Slots:
 
 
 class ThreadPool(_Slots):
-    """Calls handlers in threads. `stopping` ends their pauses."""
+    """Calls handlers in threads. `stopping` ends their pauses, and `fail` gets what ends one."""
 
-    def __init__(self, slots: int, stopping: threading.Event) -> None:
+    def __init__(
+        self, slots: int, stopping: threading.Event, fail: Callable[[BaseException], None]
+    ) -> None:
         super().__init__(slots)
-        self._stopping = stopping
+        self._stopping, self._fail = stopping, fail
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
 
     def start(self) -> None:
         for n in range(self._all):
-            threading.Thread(target=self._run, name=f"spark_mq handler {n}", daemon=True).start()
+            threading.Thread(target=self._serve, name=f"spark_mq handler {n}", daemon=True).start()
 
     def submit(self, task: Task) -> None:
         self._tasks.put(task)
@@ -78,6 +81,12 @@ class ThreadPool(_Slots):
     def stop(self) -> None:
         for _ in range(self._all):
             self._tasks.put(None)
+
+    def _serve(self) -> None:
+        try:
+            self._run()
+        except BaseException as error:
+            self._fail(error)
 
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:
@@ -95,10 +104,11 @@ class ThreadPool(_Slots):
 
 
 class CoroutinePool(_Slots):
-    """Calls ``async def`` handlers in one event loop, in another thread."""
+    """Calls ``async def`` handlers in one event loop, in another thread. See `ThreadPool`."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, fail: Callable[[BaseException], None]) -> None:
         super().__init__(slots)
+        self._fail = fail
         self._loop = asyncio.new_event_loop()
         self._tasks: asyncio.Queue[Task] = asyncio.Queue()
         self._running: dict[Task, asyncio.Task[Any]] = {}
@@ -109,17 +119,20 @@ class CoroutinePool(_Slots):
         self._thread.start()
 
     def submit(self, task: Task) -> None:
-        self._loop.call_soon_threadsafe(self._tasks.put_nowait, task)
+        self._call(self._tasks.put_nowait, task)
 
     def give_up(self, task: Task) -> None:
         super().give_up(task)
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._cancel_one, task)
+        self._call(self._cancel_one, task)
 
     def stop(self) -> None:
         self._stopped = True
-        self._loop.call_soon_threadsafe(self._cancel)
+        self._call(self._cancel)
         self._thread.join(_CANCEL_SECONDS)
+
+    def _call(self, function: Callable[..., object], *args: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(function, *args)
 
     def _cancel_one(self, task: Task) -> None:
         if (slot := self._running.get(task)) is not None:
@@ -139,7 +152,15 @@ class CoroutinePool(_Slots):
             self._loop.close()
 
     async def _run_all(self) -> None:
-        await asyncio.gather(*(self._run() for _ in range(self._all)))
+        await asyncio.gather(*(self._serve_slot() for _ in range(self._all)))
+
+    async def _serve_slot(self) -> None:
+        try:
+            await self._run()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self._fail(error)
 
     async def _run(self) -> None:
         slot = asyncio.current_task()

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -26,7 +27,8 @@ from spark_mq import (
 from spark_mq.errors import InvalidHandlerResult, InvalidOption
 from spark_mq.lease import Lease
 from spark_mq.per_message.keeper import LeaseKeeper
-from spark_mq.per_message.pool import ThreadPool
+from spark_mq.per_message.pool import CoroutinePool, ThreadPool
+from spark_mq.per_message.task import MessageTask
 from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.util.clock import SECOND
 
@@ -58,6 +60,16 @@ def counts(queue: Queue) -> dict[str, int]:
 def events(queue: Queue, sequence: int) -> list[str]:
     """What happened to a message."""
     return [event.event for event in queue.trace(sequence).events]
+
+
+@contextlib.contextmanager
+def watched_stop() -> Iterator[threading.Event]:
+    """An event that is set when the block ends, so that its worker ends in any case."""
+    stop = threading.Event()
+    try:
+        yield stop
+    finally:
+        stop.set()
 
 
 @contextlib.contextmanager
@@ -731,6 +743,33 @@ def test_a_settle_waits_out_contention(make: Make, monkeypatch: pytest.MonkeyPat
     assert counts(queue) == {"acked": 3}
 
 
+async def _ack(message: ReceivedMessage) -> None:
+    pass
+
+
+@pytest.mark.parametrize("step", ["has_expired", "finish"])
+@pytest.mark.parametrize("handler", [lambda _: None, _ack], ids=["threads", "coroutines"])
+def test_an_error_around_a_handler_ends_the_work(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, step: str, handler: Handler
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no clock")
+
+    monkeypatch.setattr(MessageTask, step, fail)
+    queue.publish("a")
+    with ThreadPoolExecutor(1) as pool, watched_stop() as stop:
+        work = pool.submit(drain, queue, handler, stop=stop, graceful_timeout=0)
+        assert isinstance(work.exception(20), RuntimeError)
+
+
+def test_a_pool_of_coroutines_that_has_ended_takes_tasks_and_stops_again() -> None:
+    pool = CoroutinePool(1, lambda _: None)
+    pool.start()
+    pool.stop()
+    pool.submit(MessageTask(None, None, None))  # type: ignore[arg-type]
+    pool.stop()
+
+
 # -- wrong options
 
 
@@ -745,6 +784,8 @@ def test_a_settle_waits_out_contention(make: Make, monkeypatch: pytest.MonkeyPat
         ({"max_messages": 0}, "max_messages"),
         ({"max_settle_delay": "soon"}, "max_settle_delay"),
         ({"also": ["audit"]}, "also"),
+        ({"until": "settled", "until_empty": True}, "until"),
+        ({"each": "lease", "max_settle_delay": "1s"}, "max_settle_delay"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_leased(
