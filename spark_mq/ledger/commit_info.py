@@ -14,7 +14,6 @@ _LISTS: Final = (
     ("operation", "+"),
     ("lease_id", ","),
     ("worker_id", ","),
-    ("user", ","),
 )
 """The items that list several values, each with its separator."""
 
@@ -45,10 +44,10 @@ def settle_info(
     commands: Sequence[SettleCommand], outcomes: Sequence[SettleOutcome]
 ) -> dict[str, Any]:
     """Return the metadata of a commit of settle commands, for DESCRIBE HISTORY."""
-    done = [(c, o) for c, o in zip(commands, outcomes, strict=True) if o.settled]
+    done = [(c, o) for c, o in zip(commands, outcomes, strict=True) if o.settled or o.ended]
     return {
         "operation": "+".join(dict.fromkeys(c.verb for c, _ in done)),
         "lease_id": ",".join(dict.fromkeys(c.lease_id for c, _ in done)),
         "messages": sum(o.settled for _, o in done),
-        "ranges": " ".join(f"{c.verb} {format_intervals(o.ranges)}" for c, o in done),
+        "ranges": " ".join(f"{c.verb} {format_intervals(o.ranges)}" for c, o in done if o.settled),
     }

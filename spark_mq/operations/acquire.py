@@ -266,7 +266,8 @@ def settle_lost_messages(group: GroupLedger, ledger: Ledger, fail: bool) -> Ledg
         )  # fmt: skip
     if lost:
         _log.error(
-            "group %s: %d messages up to %d are lost, dropped by the queue's hard limit",
+            "group %s: %d messages up to %d are lost, dropped by the queue's hard limit, or its "
+            "group_expiry",
             group.name, lost, horizon,
         )  # fmt: skip
     return after

@@ -116,8 +116,10 @@ def settle(
     selected, missing = _resolve(ledger, leases, sequences, message_ids)
     asked = [(one, one.command(verb, delay, error, jitter)) for one in selected]
     asked = [(one, command) for one, command in asked if command.intervals != []]
-    ended = [each for each in asked if _lost_by_end(*each, ledger.now())]
-    asked = [each for each in asked if each not in ended]
+    now = ledger.now()
+    ended = [(one, lost) for one, command in asked if (lost := _lost_by_end(one, command, now))]
+    over = [one for one, _ in ended]
+    asked = [(one, command) for one, command in asked if one not in over]
     if not asked:
         ledger.require_group()
     outcomes = ledger.settle([command for _, command in asked]) if asked else []
@@ -126,7 +128,7 @@ def settle(
         if one.held is not None:
             one.held.mark_settled([*outcome.ranges, *outcome.returned])
     of = [one.lease_id for one in selected]
-    outcomes += [SettleOutcome(lost=_lost_by_end(*each, ledger.now())) for each in ended]
+    outcomes += [SettleOutcome(lost=lost) for _, lost in ended]
     return _result([one.lease_id for one, _ in [*asked, *ended]], outcomes, missing, of=of)
 
 

@@ -138,7 +138,8 @@ class SharedLedger(GroupReader):
         operation = LedgerOperation(compute, txn, priority, lease_ids, watch, post)
         if current_user() is None or watch is not None:
             return self.run(operation)
-        # Not shared: the commit names the person, and others must not get the name.
+        # Not shared: the commit names the person, and others must not get the name. An operation
+        # with `watch` is a worker's, as its leases and settles are.
         self._process.check()
         ((result,),) = self._run_batch([[(self, operation)]])
         return _or_raise(result)

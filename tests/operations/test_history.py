@@ -24,11 +24,12 @@ from support.handles import again, archive, archived, history, lease, on_commit
 
 from spark_mq import Message, Queue
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.errors import InvalidOption
+from spark_mq.errors import InvalidOption, LeaseLost
 from spark_mq.ledger.bands import BandLayout
 from spark_mq.ledger.message_range import range_between
 from spark_mq.ledger.ranges import SETTLED
 from spark_mq.operations.outcomes import show_outcomes
+from spark_mq.operations.settle import settle
 from spark_mq.storage import history_table as history_of
 from spark_mq.testing import ManualClock
 from spark_mq.util.clock import to_datetime
@@ -711,6 +712,40 @@ def test_the_archive_survives_in_spite_of_a_ledger_cleaned_and_a_process_new(
     printed = io.StringIO()
     print(again(queue).trace(queue._context.messages.index().files[0].first), file=printed)
     assert "acked" in printed.getvalue()
+
+
+def test_a_late_nack_of_the_last_attempt_is_named_as_the_operation(
+    make: Make, clock: ManualClock
+) -> None:
+    queue = make(max_delivery_attempts=1)
+    queue.publish("a")
+    taken = lease(queue)
+    clock.advance("10m")
+    with contextlib.suppress(LeaseLost):
+        taken.nack()
+    rows = history(queue).to_pylist()
+    assert [row["operation"] for row in rows if row["event"] == "lease_expired"] == ["nack"]
+
+
+def test_a_lease_that_ended_names_its_messages_though_it_is_extended_meanwhile(
+    queue: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first, _) = queue.publish(["a", "b"]).sequences
+    ended, other = lease(queue, 1), lease(queue, 1)
+    ended._start_limit(1)
+    clock.advance("10m")
+    ledger = queue.group()._ledger
+    real = type(ledger).settle
+
+    def extend_first(*args: Any) -> Any:
+        ended._held.move_deadline(queue._context.now() + 1)
+        return real(*args)
+
+    monkeypatch.setattr(type(ledger), "settle", extend_first)
+    with pytest.raises(LeaseLost) as lost:
+        settle(ledger, [ended._held, other._held], "ack")
+    reason = "since its lease reached max_lease_duration"
+    assert lost.value.lost == [(first, first, reason)]
 
 
 # -- a message that was redriven
