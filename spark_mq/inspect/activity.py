@@ -14,6 +14,7 @@ from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.states import UNSETTLED
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.history import read_history
+from spark_mq.storage.history_rows import FAILURES
 from spark_mq.util.clock import SECOND, Duration, to_datetime
 from spark_mq.util.records import Record
 from spark_mq.util.validation import validate_choice, validate_count, validate_duration
@@ -21,7 +22,6 @@ from spark_mq.util.validation import validate_choice, validate_count, validate_d
 __all__ = ["THROUGHPUT_SCHEMA", "MessageRecord", "notable_messages", "throughput", "with_rates"]
 
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
-_FAILURES: Final = ("nacked", "rejected", "lease_expired", "exhausted", "given_back")
 _EVENT_COLUMNS: Final = ("committed_at", "consumer_group", "event", "outcome", "message_count")
 _ENDS: Final = ("acked", "dead_lettered", "dropped", "expired")
 _COUNTS: Final = ("published", "leased", "failed", *_ENDS)
@@ -38,10 +38,10 @@ THROUGHPUT_SCHEMA: Final = pa.schema(
 )
 """One row for each interval and group.
 
-``failed`` counts nacks, rejects, expired leases, reached limits, and batches given back from a dead
-driver. ``consumer_group`` is null in the rows that count ``published``. ``settled_per_second`` is
-the rate of ``acked``, ``dead_lettered``, ``dropped`` and ``expired`` together. An interval that has
-not ended has the rates of its time so far, of one second at least.
+``failed`` counts nacks, rejects, expired leases, and batches given back from a dead driver.
+``consumer_group`` is null in the rows that count ``published``. ``settled_per_second`` is the rate
+of ``acked``, ``dead_lettered``, ``dropped`` and ``expired`` together. An interval that has not
+ended has the rates of its time so far, of one second at least.
 """
 
 BY: Final = ("slowest", "failing")
@@ -99,11 +99,11 @@ def throughput(
             _count(counts, file.committed_at // length * length, None, "published", file.rows)
     events = read_history(context, group=group, since=start, columns=_EVENT_COLUMNS)
     for row in _event_sums(events, length):
-        name = "failed" if row["event"] in _FAILURES else row["event"]
+        name = "failed" if row["event"] in FAILURES else row["event"]
         name = row["outcome"] or name
         if name in _COUNTS:
             _count(counts, row["bucket"], row["consumer_group"], name, row["message_count_sum"])
-        if row["event"] in _FAILURES and name != "failed":
+        if row["event"] in FAILURES and name != "failed":
             _count(counts, row["bucket"], row["consumer_group"], "failed", row["message_count_sum"])
     rows = [
         {"at": to_datetime(at), "consumer_group": name, **with_rates(found, at, length, now)}

@@ -305,6 +305,17 @@ def test_the_throughput_over_time_is_the_same_before_and_after_a_sweep(queue: Qu
     assert queue.throughput(group="other").num_rows == 1
 
 
+def test_a_limit_that_is_lowered_counts_no_failure_again(queue: Queue) -> None:
+    queue.publish("a")
+    group = queue.group("g")
+    group.lease("w").nack(delay=0)
+    group.configure(max_delivery_attempts=1)
+    assert group.lease("w") is None
+    queue.sweep()
+    assert group.stats().dead_lettered == 1
+    assert sum(queue.throughput(every="1h", since="2h")["failed"].to_pylist()) == 1
+
+
 def test_slow_and_failing_messages_are_named(queue: Queue, clock: ManualClock) -> None:
     queue.publish(["fast", "slow", "failing"])
     group = queue.group("g")
