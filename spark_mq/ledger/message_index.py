@@ -230,8 +230,11 @@ class MessageIndex(BandIndex):
         return [file for file in files if file.times is not None]
 
     def file_at(self, seq: int) -> DataFile:
-        """Return the file with a message. In a gap, return the file before it."""
-        return self.files[bisect_right(self.files.firsts, seq) - 1]
+        """Return the file with a message, or the one before a gap. Raise IndexError if none is."""
+        file = self.last_file_from(seq)
+        if file is None:
+            raise IndexError(f"no file begins at or before {seq}")
+        return file
 
     def last_file_from(self, seq: int) -> DataFile | None:
         """Return the last file that begins at or before a sequence, or None."""

@@ -18,11 +18,11 @@ def to_arrow(numbers: array[int]) -> pa.Array:
 
 
 def to_array(numbers: pa.Array | pa.ChunkedArray, null: int = 0) -> array[int]:
-    """Return a column of 64-bit numbers or instants as an array. Nulls become `null`."""
+    """Return a column of whole numbers or instants as an array. Nulls become `null`."""
     found = array("q")
     chunks = numbers.chunks if isinstance(numbers, pa.ChunkedArray) else [numbers]
     for chunk in chunks:
-        whole = pc.fill_null(chunk.cast(pa.int64()), null) if chunk.null_count else chunk
+        whole = pc.fill_null(chunk.cast(pa.int64()), null)
         values = memoryview(whole.buffers()[1])
         found.frombytes(values[whole.offset * _BYTES : (whole.offset + len(whole)) * _BYTES])
     return found

@@ -21,7 +21,7 @@ class RecentSet(set[T]):
         self._most = most
 
     def add(self, item: T) -> None:
-        if len(self) >= self._most:
+        if item not in self and len(self) >= self._most:
             self.clear()
         super().add(item)
 

@@ -75,7 +75,9 @@ def short_repr(value: Any) -> str:
         text = repr(value)
     except ValueError:
         # Python refuses to convert very large integers to text.
-        return f"a number of {value.bit_length()} bits"
+        if isinstance(value, int):
+            return f"a number of {value.bit_length()} bits"
+        return f"a {type(value).__name__} with a very large number"
     if len(text) <= _MAX_SHOWN:
         return text
     return f"{text[:_MAX_SHOWN]}... ({len(text)} characters)"

@@ -159,6 +159,13 @@ def test_an_empty_log():
     assert list(index.slices(0, 2**62)) == []
 
 
+def test_no_file_is_taken_for_one_before_the_first():
+    index = MessageIndex([DataFile(5, 3, "a", 30, 1), DataFile(9, 2, "b", 8, 1)], 1)
+    assert [index.file_at(place).path for place in (5, 8, 9)] == ["a", "a", "b"]
+    with pytest.raises(IndexError, match="no file"):
+        index.file_at(4)
+
+
 def test_a_slice_across_files_and_commits():
     index = MessageIndex(
         [

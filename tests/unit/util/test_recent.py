@@ -20,6 +20,13 @@ def test_a_set_holds_no_more_than_its_most_and_always_the_last(added: list[int],
     assert found <= set(added)
 
 
+def test_a_full_set_keeps_its_items_if_one_of_them_is_added_again() -> None:
+    found: RecentSet[int] = RecentSet(2)
+    for item in (1, 2, 1):
+        found.add(item)
+    assert found == {1, 2}
+
+
 @given(items, st.integers(1, 5))
 def test_a_dict_holds_what_was_set_last(added: list[int], most: int) -> None:
     found: RecentDict[int, int] = RecentDict(most)

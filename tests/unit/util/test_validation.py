@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta, timezone
 from functools import partial
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,8 @@ from spark_mq.errors import InvalidOption, SparkMQError
 from spark_mq.ledger.queue_settings import QueueSettings
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.clock import SECOND, to_datetime, to_micros
+from spark_mq.util.columns import to_array
+from spark_mq.util.setting_text import parse_setting
 from spark_mq.util.validation import (
     suggest,
     validate_callable,
@@ -163,6 +166,26 @@ def test_bad_counts_are_refused(value):
         InvalidOption, match=r"^n=.* is not valid: give a whole number from 1 to 2,147,483,647"
     ):
         validate_count("n", value)
+
+
+def test_a_value_with_a_number_that_is_too_long_to_print_is_refused():
+    with pytest.raises(InvalidOption, match="n=a list with a very large number is not valid"):
+        validate_count("n", [10**5000])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("7", 7), ("-1", -1), ("1.5", 1.5), ("1e3", 1000.0), ("None", None), ("30s", "30s"),
+     ("nan", "nan"), ("infinity", "infinity"), ("1_0", "1_0"), ("e", "e")],
+)  # fmt: skip
+def test_a_setting_that_a_person_writes_is_a_number_only_in_digits(text, value):
+    assert parse_setting(text) == value
+
+
+@pytest.mark.parametrize("kind", [pa.int32(), pa.int64()])
+@pytest.mark.parametrize("numbers", [[1, 2, 3], [1, None, 3]])
+def test_a_column_of_any_width_becomes_an_array(kind, numbers):
+    assert to_array(pa.array(numbers, kind)).tolist() == [one or 0 for one in numbers]
 
 
 def test_the_bounds_of_a_count_are_its_own():
