@@ -1,4 +1,4 @@
-"""Define the command ``spark-mq``. It needs the extra ``cli``.
+"""Define the command ``spark-mq``, which needs the extra ``cli``.
 
 stdout carries data only, as a table for people or as JSON lines. Errors, questions and progress go
 to stderr. Every option is also an environment variable ``SPARK_MQ_*``.
@@ -12,7 +12,6 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line and exit."""
     try:
         from spark_mq.cli.app import run
     except ModuleNotFoundError as error:

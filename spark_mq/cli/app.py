@@ -1,7 +1,4 @@
-"""Run a command, and turn errors into exit codes.
-
-An error is one line.
-"""
+"""Run a command, and turn an error into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -79,7 +76,7 @@ def _root(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command. Returns the exit code."""
+    """Run one command and return its exit code."""
     try:
         code = app(list(arguments), prog_name="spark-mq", standalone_mode=False)
         sys.stdout.flush()
@@ -116,10 +113,7 @@ def _failed(error: Exception, arguments: Sequence[str]) -> int:
 
 
 def _end_of_pipe() -> int:
-    """Return the exit code for a reader that has read enough.
-
-    `head` is such a reader.
-    """
+    """Return the exit code for a reader that has read enough, such as `head`."""
     # Python flushes stdout again at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return OK

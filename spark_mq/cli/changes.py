@@ -26,7 +26,6 @@ _COLUMNS: Final[list[Column]] = [
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
     app.command()(changes)
 
 

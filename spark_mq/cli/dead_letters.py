@@ -76,7 +76,7 @@ def show(
 
 
 def _which(letter: str | None, message_id: str | None) -> tuple[str, str]:
-    """Return the condition for a letter, and its name in words. Raises InvalidOption."""
+    """Return the SQL condition for a letter, and its name in words."""
     if (letter is None) == (message_id is None):
         raise InvalidOption(
             "dlq show needs one dead letter: give the LETTER of `dlq list`, or --message-id",

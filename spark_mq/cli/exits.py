@@ -19,16 +19,11 @@ from spark_mq.errors import (
 __all__ = ["FAILED", "INTERRUPTED", "NOT_FOUND", "OK", "STORE", "USAGE", "exit_code_of"]
 
 OK: Final = 0
-FAILED: Final = 1
-"""The command failed, or `check` found a problem."""
-USAGE: Final = 2
-"""An argument is wrong."""
-NOT_FOUND: Final = 3
-"""There is no such queue, group or message."""
-STORE: Final = 4
-"""The store failed, or a table is damaged."""
-INTERRUPTED: Final = 130
-"""Ctrl-C, or no to a question."""
+FAILED: Final = 1  # the command failed, or `check` found a problem
+USAGE: Final = 2  # an argument is wrong
+NOT_FOUND: Final = 3  # there is no such queue, group or message
+STORE: Final = 4  # the store failed, or a table is damaged
+INTERRUPTED: Final = 130  # Ctrl-C, or no to a question
 
 _NOT_FOUND: Final = (QueueNotFound, GroupNotFound)
 _USAGE: Final = (InvalidOption, InvalidSchema)
@@ -36,7 +31,6 @@ _STORE: Final = (StorageError, CorruptLog, NotAQueue, UnsupportedTable, Contenti
 
 
 def exit_code_of(error: Exception) -> int:
-    """Return the exit code of an error."""
     for kinds, code in ((_NOT_FOUND, NOT_FOUND), (_USAGE, USAGE), (_STORE, STORE)):
         if isinstance(error, kinds):
             return code

@@ -35,8 +35,7 @@ __all__ = ["app"]
 app = typer.Typer(help="Look at groups, configure and move them.", no_args_is_help=True)
 interventions.register(app)
 
-_LANES = 5
-"""Lanes in the description of a group, the hottest."""
+_LANES = 5  # the hottest lanes in the description of a group
 _Sequences = Annotated[
     list[int] | None, option("--sequence", help="Only this message. Repeatable.")
 ]
@@ -210,7 +209,6 @@ def seek(
 
 
 def _instant(text: str) -> datetime:
-    """Return an instant with its zone. Raises InvalidOption."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:

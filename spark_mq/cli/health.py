@@ -1,7 +1,4 @@
-"""Check the health of a queue with ``spark-mq check``.
-
-The exit code shows the result.
-"""
+"""Check the health of a queue with ``spark-mq check``, whose exit code is the result."""
 
 from __future__ import annotations
 
@@ -25,7 +22,6 @@ __all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
     app.command()(check)
 
 
@@ -39,7 +35,8 @@ def check(
 ) -> None:
     """Exit with 1 and a reason if the queue is unhealthy.
 
-    Unhealthy: not swept, a group that leases nothing, an unreadable ledger, or past a limit.
+    It is unhealthy if it was not swept in time, a group leases nothing, a ledger cannot be read, or
+    a limit is exceeded.
     """
     health = open_queue(queue, storage_option).health(
         max_unswept=parse_limit(max_unswept),

@@ -14,7 +14,6 @@ __all__ = ["CommandFormatter", "text_for_commands"]
 
 
 def text_for_commands(error: BaseException) -> str:
-    """Return an error's text with commands in place of Python calls."""
     text = str(error) or type(error).__name__
     for call, command in _advice(error):
         text = text.replace(call, command)
@@ -22,10 +21,7 @@ def text_for_commands(error: BaseException) -> str:
 
 
 def _advice(error: BaseException) -> Iterator[tuple[str, str]]:
-    """Yield the advice of an error and of its causes.
-
-    An error may repeat the text of its cause.
-    """
+    """Yield the advice of an error and of its causes, because it may repeat their text."""
     seen: list[BaseException] = []
     found: BaseException | None = error
     while found is not None and found not in seen:
@@ -36,10 +32,9 @@ def _advice(error: BaseException) -> Iterator[tuple[str, str]]:
 
 
 class CommandFormatter(logging.Formatter):
-    """Formats the log for people at the command line."""
+    """Formats log lines for people, with commands in place of Python calls."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a record."""
         if isinstance(record.args, tuple):
             record = logging.makeLogRecord(record.__dict__)
             record.args = tuple(map(_for_commands, record.args or ()))
@@ -49,7 +44,6 @@ class CommandFormatter(logging.Formatter):
 
 
 def _for_commands(value: Any) -> Any:
-    """Return a log record's argument as the command line shows it."""
     if isinstance(value, Advice):
         return value.command
     return text_for_commands(value) if isinstance(value, SparkMQError) else value

@@ -1,7 +1,4 @@
-"""Change messages without leases.
-
-The commands are ``spark-mq group discard``, ``retry-now`` and ``dead-letter``.
-"""
+"""Change messages without leases: ``group discard``, ``retry-now`` and ``dead-letter``."""
 
 from __future__ import annotations
 
@@ -40,7 +37,6 @@ _Reason = Annotated[str | None, option("--reason", help="Why, for people.")]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
     for command in (discard, retry_now, dead_letter):
         app.command()(command)
 

@@ -1,7 +1,4 @@
-"""Show the hottest lanes of a group with ``spark-mq lanes``.
-
-Each lane shows why it is held back.
-"""
+"""Show the hottest lanes of a group with ``spark-mq lanes``."""
 
 from __future__ import annotations
 
@@ -39,7 +36,6 @@ _KEY_COLUMNS: Final[list[Column]] = [("KEY", "key"), ("MESSAGES", "messages"), (
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
     app.command()(lanes)
 
 
@@ -76,12 +72,10 @@ def lanes(
 
 
 def lane_rows(lanes: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return lanes as rows of a table."""
     return [{**_shared(one), "age": show_age(one.head_age)} for one in lanes]
 
 
 def priority_rows(priorities: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return priorities as rows of a table."""
     return [{**asdict(one), "age": show_age(one.oldest_age)} for one in priorities]
 
 

@@ -1,7 +1,4 @@
-"""Publish and show messages.
-
-The commands are ``publish``, ``peek``, ``tail``, ``leases``, ``locate`` and ``trace``.
-"""
+"""Publish and show messages: ``publish``, ``peek``, ``tail``, ``leases``, ``locate``, ``trace``."""
 
 from __future__ import annotations
 
@@ -70,7 +67,6 @@ def _complete_states(incomplete: str) -> list[str]:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
     app.command()(publishing.publish)
     for command in (peek, tail, leases, locate, trace):
         app.command()(command)
@@ -234,14 +230,13 @@ def trace(
 
 
 def _require_found(sequences: Sequence[int]) -> None:
-    """End the command with its exit code if no message was found."""
     if not sequences:
         print("spark-mq: no message has this id or key", file=sys.stderr)
         raise typer.Exit(NOT_FOUND)
 
 
 def _print_trace(queue: Any, sequence: int, output: OutputFormat) -> set[int]:
-    """Print a message and those of its redrives. Return their sequences."""
+    """Print a message and those of its redrives, and return their sequences."""
     found = queue.trace(sequence)
     chain = found.chain()
     places = {one.sequence: queue._locate_traced(one) for one in chain}

@@ -1,7 +1,4 @@
-"""Serve the metrics of a queue with ``spark-mq metrics``.
-
-Prometheus reads them.
-"""
+"""Serve the metrics of a queue to Prometheus with ``spark-mq metrics``."""
 
 from __future__ import annotations
 
@@ -29,7 +26,6 @@ __all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
     app.command()(metrics)
 
 
@@ -55,11 +51,10 @@ def metrics(
 
 
 def _server(listener: socket.socket, content: Callable[[], bytes]) -> ThreadingHTTPServer:
-    """Return a server that answers requests with the current content."""
+    """Return a server that answers a request for any path with the current content."""
 
     class Handler(BaseHTTPRequestHandler):
-        timeout = 30
-        """Seconds until a silent client loses its connection."""
+        timeout = 30  # seconds until a silent client loses its connection
 
         def do_GET(self) -> None:
             body = content()
@@ -75,7 +70,7 @@ def _server(listener: socket.socket, content: Callable[[], bytes]) -> ThreadingH
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Log nothing. A scrape is no news."""
+            """Log nothing, because a scrape is no news."""
 
     server = ThreadingHTTPServer(("", 0), Handler, bind_and_activate=False)
     server.socket.close()
@@ -84,7 +79,7 @@ def _server(listener: socket.socket, content: Callable[[], bytes]) -> ThreadingH
 
 
 def _look(queue: Any) -> Mapping[str, QueueOverview | None]:
-    """Look at a queue. None if the look fails."""
+    """Return the overview of a queue by its path, or None if the look fails."""
     try:
         return {queue.path: queue.describe(lanes=True)}
     except (SparkMQError, OSError) as error:

@@ -41,8 +41,6 @@ __all__ = [
 
 
 class OutputFormat(StrEnum):
-    """The format of a command's data."""
-
     table = "table"
     json = "json"
 
@@ -55,7 +53,6 @@ def option(*names: str, **settings: Any) -> Any:
 
 
 def _complete_groups(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the groups of the queue whose names begin like this."""
     path = context.params.get("queue")
     if not path:
         return []
@@ -112,7 +109,7 @@ Every = Annotated[
 
 
 def parse_pairs(name: str, pairs: Sequence[str] | None) -> dict[str, str]:
-    """Return NAME=VALUE texts as a mapping. Raises InvalidOption."""
+    """Return NAME=VALUE texts as a mapping."""
     found = {}
     for pair in pairs or ():
         key, equals, value = pair.partition("=")
@@ -131,7 +128,7 @@ def parse_limit(text: str) -> str | None:
 
 
 def parse_sequence(text: str, what: str) -> int:
-    """Return a sequence. Raises InvalidOption, which names --message-id."""
+    """Return a sequence, or raise an InvalidOption that suggests --message-id."""
     if text.isascii() and text.isdigit():
         return int(text)
     raise InvalidOption(
@@ -140,7 +137,6 @@ def parse_sequence(text: str, what: str) -> int:
 
 
 def open_queue(path: str, storage_options: Sequence[str] | None = None) -> Queue:
-    """Open a queue. Raises QueueNotFound and others."""
     from spark_mq.queue import Queue
 
     options = parse_pairs("--storage-option", storage_options)
@@ -148,12 +144,12 @@ def open_queue(path: str, storage_options: Sequence[str] | None = None) -> Queue
 
 
 def existing_group(queue: Queue, name: str) -> ConsumerGroup:
-    """Return a group that exists. Raises GroupNotFound."""
+    """Return a group, or raise GroupNotFound instead of creating it."""
     return queue.group(name, create=False)
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask before something is destroyed. Raises typer.Abort for a no."""
+    """Ask before data is lost. Raises typer.Abort for a no, InvalidOption without a terminal."""
     if yes:
         return
     question = printable(question)
@@ -166,5 +162,4 @@ def confirm(question: str, yes: bool) -> None:
 
 
 def as_options(pairs: Sequence[str] | None) -> Mapping[str, str]:
-    """Return the storage options of a command."""
     return parse_pairs("--storage-option", pairs)

@@ -1,7 +1,4 @@
-"""Print data as a table or JSON lines, and progress.
-
-Progress goes to stderr.
-"""
+"""Print data as a table or JSON lines on stdout, and progress on stderr."""
 
 from __future__ import annotations
 
@@ -49,12 +46,10 @@ __all__ = [
     "track",
 ]
 
-Column = tuple[str, str]
-"""The heading of a column, and the name of its value in a row."""
+Column = tuple[str, str]  # the heading, and the name of the value in a row
 
 _NUMBERS: Final = (int, float)
-_PROGRESS_SECONDS: Final = 3.0
-"""Seconds between lines of progress, if stderr is no terminal."""
+_PROGRESS_SECONDS: Final = 3.0  # between lines of progress, if stderr is no terminal
 
 
 def complain(text: str) -> None:
@@ -64,17 +59,7 @@ def complain(text: str) -> None:
 
 
 def emit(rows: Iterable[Any], columns: Sequence[Column], output: OutputFormat) -> None:
-    """Print rows as lines of JSON or as a table.
-
-    Parameters
-    ----------
-    rows
-        Mappings or dataclasses.
-    columns
-        The columns of the table. JSON has all values.
-    output
-        The format.
-    """
+    """Print rows, which are mappings or dataclasses. JSON has all values, a table the columns."""
     if output is OutputFormat.json:
         for row in rows:
             print(json_line(row))
@@ -83,7 +68,7 @@ def emit(rows: Iterable[Any], columns: Sequence[Column], output: OutputFormat) -
 
 
 def emit_one(row: Any, output: OutputFormat) -> None:
-    """Print one object as one line of JSON, or line by line."""
+    """Print one object as one line of JSON, or with a line for each value."""
     if output is OutputFormat.json:
         print(json_line(row))
         return
@@ -98,10 +83,7 @@ def _mapping(row: Any) -> dict[str, Any]:
 
 
 def json_line(row: Any) -> str:
-    """Return an object as one line of JSON.
-
-    Times are ISO 8601 in UTC. Durations are numbers of seconds.
-    """
+    """Return an object as one line of JSON, with times in UTC and durations in seconds."""
     text = json.dumps(_plain(_mapping(row)), ensure_ascii=False)
     if text.isprintable():
         return text
@@ -110,7 +92,7 @@ def json_line(row: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it. Bytes that are not text become base64."""
+    """Return a value as JSON can hold it."""
     if isinstance(value, Mapping):
         return {str(name): _plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple | range):
@@ -132,19 +114,16 @@ def _time_json(value: datetime) -> str:
     return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
+# Conversions of the types that JSON lacks.
 _JSON: Final[Mapping[type, Callable[[Any], Any]]] = {
     bytes: _bytes_json,
     datetime: _time_json,
     timedelta: timedelta.total_seconds,
 }
-"""Conversions of the types that JSON lacks."""
 
 
 def _print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> None:
-    """Print a table, with rich on a terminal.
-
-    Otherwise print plain lines that no width cuts.
-    """
+    """Print a table, with rich on a terminal, otherwise as plain lines that no width cuts."""
     if sys.stdout.isatty():
         Console().print(make_table(rows, columns))
         return
@@ -163,7 +142,7 @@ def _print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -
 def make_table(
     rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], title: str | None = None
 ) -> Table:
-    """Return a table for a terminal. Values are never read as markup."""
+    """Return a table for a terminal, which never reads values as markup."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for heading, name in columns:
         right = _is_number(rows, name)
@@ -181,7 +160,6 @@ def _is_number(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
 
 
 def make_cell(value: Any) -> str:
-    """Return a value as the text of a cell."""
     if value in ([], (), {}):
         return "-"
     for kind, show in _SHOWN:
@@ -191,7 +169,7 @@ def make_cell(value: Any) -> str:
 
 
 def _show_number(value: float) -> str:
-    """Return a number for people. A small rate must not look like none."""
+    """Return a number for people. A small rate must not look like zero."""
     return f"{value:.1f}" if abs(value) >= 1 or not value else f"{value:.2g}"
 
 
@@ -201,10 +179,7 @@ def _show_flag(value: bool) -> str:
 
 @contextmanager
 def track(what: str, total: int | None = None, stream: TextIO | None = None) -> Iterator[Any]:
-    """Show progress on stderr. Yields a function that takes the messages done so far.
-
-    On a terminal it is a bar. Otherwise it is one line every three seconds.
-    """
+    """Show progress on stderr, and yield a function that takes the messages done so far."""
     stream = stream or sys.stderr
     if stream.isatty():
         columns = (
@@ -232,10 +207,7 @@ def track(what: str, total: int | None = None, stream: TextIO | None = None) -> 
 
 @contextmanager
 def busy(what: str, stream: TextIO | None = None) -> Iterator[None]:
-    """Show on stderr that something runs, its step, and for how long.
-
-    On a terminal it is a spinner. Otherwise it is one line every three seconds.
-    """
+    """Show on stderr what runs, its step, and for how long."""
     stream = stream or sys.stderr
     at = what
 
@@ -267,7 +239,7 @@ def busy(what: str, stream: TextIO | None = None) -> Iterator[None]:
 
 
 def _write_line(text: str, stream: TextIO) -> None:
-    """Write a line of progress. If nobody reads it, the work goes on without it."""
+    """Write a line of progress. The work must not fail if nobody reads it."""
     with suppress(OSError, ValueError):
         print(text, file=stream, flush=True)
 
@@ -282,4 +254,3 @@ _SHOWN: Final[tuple[tuple[type, Callable[[Any], str]], ...]] = (
     (bytes, show_value),
     (str, printable),
 )
-"""How each type of value is shown in a cell."""

@@ -26,14 +26,14 @@ from spark_mq.errors import InvalidOption, SparkMQError
 
 __all__ = ["publish"]
 
+# A commit ends with either.
 _CHUNK_LINES = 10_000
 _CHUNK_BYTES = 16 * 2**20
-"""Lines and bytes of one commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """The format of a line's message."""
+    """How a line becomes a message."""
 
     raw: bool = False
     envelope: bool = False
@@ -75,7 +75,7 @@ def publish(
     """Publish JSON lines of files or stdin, one message a line.
 
     Blank lines are left out. Up to 10,000 lines are one commit. With --producer-id a call that was
-    killed can be repeated with the same input. It continues after the last line published.
+    killed can be repeated with the same input, because it continues after the last line published.
     """
     lines = _Format(raw, envelope, key_field, id_field, priority)
     if raw and (envelope or key_field or id_field):
@@ -110,10 +110,7 @@ def _open(queue: str, create: bool, storage_option: list[str] | None) -> Any:
 
 
 def _stopped(error: SparkMQError, published: int, producer_id: str | None) -> SparkMQError:
-    """Return the error of a publish that stopped.
-
-    It names the messages that were published before.
-    """
+    """Return the error of a publish, with the number of messages published before it."""
     if published and producer_id is None:
         text = f"{error}. {published} messages were published before: publish the rest only"
     elif published:
@@ -125,10 +122,7 @@ def _stopped(error: SparkMQError, published: int, producer_id: str | None) -> Sp
 
 @contextmanager
 def _inputs(names: list[str]) -> Iterator[Iterable[tuple[str, BinaryIO]]]:
-    """Open all inputs before the first publish.
-
-    So a missing one is found before anything is published.
-    """
+    """Open all inputs, so that a missing one is found before anything is published."""
     with ExitStack() as stack:
         opened: list[tuple[str, BinaryIO]] = []
         for name in names:
@@ -149,7 +143,7 @@ def _inputs(names: list[str]) -> Iterator[Iterable[tuple[str, BinaryIO]]]:
 def _chunks(
     inputs: Iterable[tuple[str, BinaryIO]], lines: _Format, skip: int
 ) -> Iterator[tuple[list[Any], int]]:
-    """Yield the messages of each commit, with the lines read so far."""
+    """Yield the messages of each commit, with the number of lines read so far."""
     chunk: list[Any] = []
     size = number = 0
     for name, file in inputs:

@@ -12,8 +12,7 @@ from spark_mq.operations.public_settings import GroupSettings, QueueSettings
 
 __all__ = ["emit_settings"]
 
-_DEFAULTS = "group"
-"""The setting of a queue that holds the defaults of its groups."""
+_DEFAULTS = "group"  # the setting of a queue that holds the defaults of its groups
 
 
 def emit_settings(
@@ -22,17 +21,7 @@ def emit_settings(
     after: GroupSettings | QueueSettings,
     output: OutputFormat,
 ) -> None:
-    """Print the settings after a change.
-
-    Parameters
-    ----------
-    names
-        What the settings belong to, such as the queue.
-    before, after
-        The settings. The table shows a changed one as ``old -> new``.
-    output
-        The format. JSON has only the new values.
-    """
+    """Print settings. JSON has the new ones, a table shows a changed one as ``old -> new``."""
     if output is OutputFormat.json:
         emit_one({**names, **asdict(after)}, output)
         return
@@ -42,7 +31,7 @@ def emit_settings(
 def _shown(
     before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[tuple[str, str]]:
-    """Yield each setting and its text. The defaults of groups come last, one by one."""
+    """Yield each setting with its text, the defaults of groups last, one by one."""
     for name, value in after.items():
         if name != _DEFAULTS:
             old, new = _cell(before[name]), _cell(value)

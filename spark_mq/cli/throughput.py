@@ -28,7 +28,6 @@ _COLUMNS: Final[list[Column]] = [
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
     app.command()(throughput)
 
 

@@ -1,7 +1,4 @@
-"""Show a live view of a queue with ``spark-mq top``.
-
-It has states, rates, ages, workers and last errors.
-"""
+"""Show a live view of a queue with ``spark-mq top``."""
 
 from __future__ import annotations
 
@@ -44,12 +41,10 @@ _LANES: Final[list[Column]] = [
     ("HELD LANE", "lane"), ("GROUP", "group"), ("MESSAGES", "messages"), ("SHARE", "share"),
     ("AGE", "age"), ("HELD BACK", "held_back"), ("BECAUSE", "because"),
 ]  # fmt: skip
-_DETAILED: Final = 10
-"""Groups whose workers and errors one refresh reads, the busiest."""
+_DETAILED: Final = 10  # the busiest groups, whose workers and errors a refresh reads
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
     app.command()(top)
 
 
@@ -95,7 +90,7 @@ def _run_live(view: _View, pause: float, left: int | None) -> None:
 
 
 class _View:
-    """The data of one refresh after the other. Rates need the one before."""
+    """Makes the data of each refresh, with rates since the one before."""
 
     def __init__(self, queue: Any, groups: int) -> None:
         self._queue = queue
@@ -103,7 +98,7 @@ class _View:
         self._before: tuple[float, Any] | None = None
 
     def refresh(self) -> dict[str, Any]:
-        """Return one view. It reads only changes since the last one."""
+        """Return one view, for which only changes since the last one are read."""
         overview = self._queue.describe()
         now = time.monotonic()
         rates = self._rates(overview, now)
@@ -129,7 +124,7 @@ class _View:
         }
 
     def _held_lanes(self, names: list[str]) -> list[dict[str, Any]]:
-        """Return the lane of each ordered group that holds back most messages."""
+        """Return the lane that holds back most messages in each ordered group."""
         found = []
         for name in names:
             group = self._queue.group(name)
@@ -160,7 +155,6 @@ class _View:
         return found
 
     def _details(self, names: list[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Return the workers and the last errors of some groups."""
         workers, errors, now = [], [], datetime.now(UTC)
         for name in names:
             group = self._queue.group(name)

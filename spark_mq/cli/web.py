@@ -1,7 +1,4 @@
-"""Serve a page about queues with ``spark-mq web``.
-
-It needs the extra ``web``.
-"""
+"""Serve a page about queues with ``spark-mq web``, which needs the extra ``web``."""
 
 from __future__ import annotations
 
@@ -30,7 +27,6 @@ _PACKAGES = ("anyio", "starlette", "uvicorn")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
     app.command()(web)
 
 
@@ -58,7 +54,8 @@ def web(
 ) -> None:
     """Serve a page about all queues under a path until SIGTERM. It only looks, by default.
 
-    It listens on localhost. Elsewhere it needs SPARK_MQ_WEB_PASSWORD or SPARK_MQ_WEB_TOKEN.
+    It listens on localhost. At another --address it needs SPARK_MQ_WEB_PASSWORD or
+    SPARK_MQ_WEB_TOKEN.
     """
     try:
         from spark_mq.web import Access, Health, Looks, serve
@@ -91,7 +88,6 @@ def web(
 
 
 def _login() -> str:
-    """Return the name of the user who started the command."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -78,7 +78,6 @@ _Ack = Annotated[str, option("--ack", help="after, first or manual.")]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
     for command in (sweep, work, jobs):
         app.command()(command)
 
@@ -110,10 +109,7 @@ def sweep(
 
 @contextmanager
 def stopping() -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM and Ctrl-C set.
-
-    The running sweep ends first.
-    """
+    """Yield an event that SIGTERM and Ctrl-C set, so that running work can end first."""
     stop = threading.Event()
     before = {}
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -147,7 +143,7 @@ def work(
 ) -> None:
     """Run a worker in plain Python until SIGTERM or Ctrl-C.
 
-    It leases, calls the function, and settles.
+    It leases messages, calls the function with them, and settles them.
     """
     function = load_handler(handler)
     opened = open_queue(queue, storage_option)
@@ -174,7 +170,7 @@ def work(
 
 
 def _waiting(queue: Queue, group: ConsumerGroup) -> int:
-    """Count the due messages, also of a missing group."""
+    """Count the due messages, which are all retained ones if the group is missing."""
     return group.stats().ready if group.exists() else queue.describe().retained
 
 
@@ -182,7 +178,7 @@ def _waiting(queue: Queue, group: ConsumerGroup) -> int:
 def _progress(
     handler: Callable[[Any], Any], ends: bool, waiting: Callable[[], int]
 ) -> Iterator[Callable[[Any], Any]]:
-    """Show the progress of a worker that ends. Yields the handler that counts messages."""
+    """Show the progress of a worker that ends, and yield a handler that counts messages."""
     if not ends:
         yield handler
         return
@@ -199,10 +195,7 @@ def _progress(
 
 
 def _counted(handler: Callable[[Any], Any], count: Callable[[Any], None]) -> Callable[[Any], Any]:
-    """Return a handler that counts its messages.
-
-    It is async if the other one is.
-    """
+    """Return a handler that counts its messages, async if the given one is."""
 
     def call(given: Any) -> Any:
         try:
@@ -220,7 +213,7 @@ def _counted(handler: Callable[[Any], Any], count: Callable[[Any], None]) -> Cal
 
 
 def _until(until: str | None, until_empty: bool) -> str | None:
-    """Return when the work ends. Raises InvalidOption for two different ends."""
+    """Return when the work ends, from two options that must not differ."""
     if not until_empty or until in (None, "empty"):
         return "empty" if until_empty else until
     raise InvalidOption(
@@ -229,10 +222,7 @@ def _until(until: str | None, until_empty: bool) -> str | None:
 
 
 def load_handler(text: str) -> Callable[[Any], Any]:
-    """Return the function that MODULE:FUNCTION names. Raises InvalidOption.
-
-    The module may lie in the current folder. ``path/to/file.py:function`` is valid too.
-    """
+    """Return the function that MODULE:FUNCTION or path/to/file.py:function names."""
     where, colon, name = text.rpartition(":")
     if not (where and colon and name):
         raise _bad_handler(text, "it names no function. Give MODULE:FUNCTION")
