@@ -1,7 +1,6 @@
-"""Serve a web page of queues (extra ``web``).
+"""Serve a web page of queues (extra ``web``), also as ``spark-mq web``.
 
-Nothing is loaded from a network. It only looks at queues, unless it is started with
-``allow_changes``. ``spark-mq web`` serves it.
+Pages load nothing from other hosts, and only look at queues unless ``allow_changes`` is given.
 """
 
 from spark_mq.web.app import create_app

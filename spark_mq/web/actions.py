@@ -31,18 +31,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Action:
-    """A change with its question.
-
-    ``run`` makes the change. It may return counts for the page ``then``, which shows the change.
-    ``more`` is the rest of the form, or None if there is nothing to change. ``ask`` is a form for
-    missing input.
-    """
+    """A change, with the question that asks for it."""
 
     question: Callable[[View], str]
-    run: Callable[[View], object]
-    more: Callable[[View], Child] = lambda _: ""
-    ask: Callable[[View], Child] = lambda _: None
-    then: str = "changes"
+    run: Callable[[View], object]  # may return counts for the page `then`
+    more: Callable[[View], Child] = lambda _: ""  # rest of the form, or None if nothing changes
+    ask: Callable[[View], Child] = lambda _: None  # a form for missing input
+    then: str = "changes"  # the page that shows the change
 
 
 def _of_group(text: str) -> Callable[[View], str]:
@@ -64,7 +59,7 @@ def _redrive(view: View) -> Mapping[str, int]:
 
 
 def _redrive_trial(view: View) -> Child:
-    """Return the letters and the groups of a redrive. None if no letter matches."""
+    """Return the letters and the groups of a redrive, or None if no letter matches."""
     letters = trial(view, _where(view), limit_of(view), offer=False)
     if letters is None:
         return None
@@ -119,11 +114,9 @@ _ACTIONS: Final[Mapping[str, _Action]] = {
     ),
     "sweep": _Action(lambda view: f"Sweep {view.name} now?", _sweep, then="sweeps"),
 }
-"""The changes that the page offers, by name."""
+# Parameters of its address that a form repeats.
 _INPUTS: Final = ("do", "group", "where", "limit", "to", "setting", "value")
-"""Parameters of its address that a form repeats."""
-_PLACES: Final = {"redrive": "letters", "sweep": "sweeps"}
-"""The page that offers a change, for those of no group."""
+_PLACES: Final = {"redrive": "letters", "sweep": "sweeps"}  # pages that offer a change of no group
 
 
 def _action(view: View) -> _Action:
@@ -133,7 +126,6 @@ def _action(view: View) -> _Action:
 
 
 def confirmation(view: View) -> Html:
-    """Return the page that asks whether to make a change."""
     action = _action(view)
     question, asked = action.question(view), action.ask(view)
     if asked is not None:
@@ -160,7 +152,7 @@ def _nothing(view: View) -> Html:
 
 
 def _question(view: View, asked: Child) -> Html:
-    """Return the form for the input of a change. It changes nothing."""
+    """Return the form for the missing input of a change."""
     return el(
         "form",
         _hidden(view, ("do", "group")),
@@ -185,7 +177,7 @@ def _buttons(view: View, text: str, kind: str | None = None) -> Html:
 
 
 def _back(view: View, text: str) -> Html:
-    """Return a link to the page that asked for the change."""
+    """Return a link to the page that offered the change."""
     if view.text("group"):
         address = href("group", view.name, group=view.text("group"))
     elif view.text("do") in _PLACES:
@@ -196,13 +188,7 @@ def _back(view: View, text: str) -> Html:
 
 
 def change(view: View) -> str:
-    """Make a change. Returns the address of the page that shows it.
-
-    Raises
-    ------
-    Forbidden
-        The server offers no changes, or the form is not one of this visitor.
-    """
+    """Make a change, and return the address of the page that shows it."""
     action = _action(view)
     view.check_form()
     action.question(view)  # refuses a group that does not exist

@@ -45,20 +45,18 @@ __all__ = ["Health", "create_app"]
 _log = logging.getLogger(__name__)
 
 STATIC: Final = Path(__file__).parent / "static"
-THREADS: Final = 8
-"""Pages that are made at the same time. Others wait, so that memory stays bounded."""
-MAX_FORM: Final = 64 * 1024
-"""Bytes of a form."""
+THREADS: Final = 8  # pages that are made at the same time. It bounds memory
+MAX_FORM: Final = 64 * 1024  # bytes of a form
 MAX_FIELDS: Final = 20
-FORM_SECONDS: Final = 10.0
-"""Seconds until the whole form is there."""
+FORM_SECONDS: Final = 10.0  # until the whole form is there
+# Files that the pages load. htmx is version 2.0.11, as npm has it.
 _FILES: Final = {
     "style.css": "text/css",
     "icon.svg": "image/svg+xml",
     "htmx.min.js": "text/javascript",
     "htmx.LICENSE.txt": "text/plain",
 }
-"""Files that the pages load, with their types. htmx is version 2.0.11, as npm has it."""
+# The pages of a queue by the first part of their address.
 _PAGES: Final[Mapping[str, Callable[[View], Html]]] = {
     "queue": queue_page,
     "group": group_page,
@@ -69,12 +67,11 @@ _PAGES: Final[Mapping[str, Callable[[View], Html]]] = {
     "changes": changes_page,
     "change": confirmation,
 }
-"""The pages of a queue by the first part of their address."""
+# The forms of pages that take free text. An error shows them again.
 _FORMS: Final[Mapping[Callable[[View], Html], Callable[[View], Html]]] = {
     letters_page: letters_form,
     messages_page: messages_form,
 }
-"""The forms of pages that take free text. An error shows them again."""
 _STATUS: Final = (
     (Forbidden, 403), (QueueNotFound, 404), (GroupNotFound, 404), (InvalidOption, 400),
     (SparkMQError, 503), (OSError, 503),
@@ -82,17 +79,7 @@ _STATUS: Final = (
 
 
 def create_app(looks: Looks, access: Access, health: Health | None = None) -> Starlette:
-    """Return the application.
-
-    Parameters
-    ----------
-    looks
-        The queues.
-    access
-        The users who may look and change.
-    health
-        When a queue counts as unhealthy. Default: if it was not swept for an hour.
-    """
+    """Return the ASGI application."""
     pages = _Pages(looks, access, health or Health())
     routes = [Route("/", pages.shows(home))]
     routes += [
@@ -120,8 +107,6 @@ async def _lifespan(_: Starlette) -> AsyncIterator[None]:
 
 
 class _Pages:
-    """Answers requests."""
-
     def __init__(self, looks: Looks, access: Access, health: Health) -> None:
         self._looks = looks
         self._access = access
@@ -150,7 +135,6 @@ class _Pages:
         return endpoint
 
     async def change(self, request: Request) -> Response:
-        """Make a change that a form confirms."""
         body = b""
         try:
             async with asyncio.timeout(FORM_SECONDS):
@@ -172,7 +156,7 @@ class _Pages:
         )
 
     def healthz(self, request: Request) -> Response:
-        """Answer 200 if all queues are healthy, otherwise 503. It names nothing."""
+        """Answer 200 if all queues are healthy, otherwise 503. It is open, so it names none."""
         problems = 0
         try:
             for name in self._looks.queues():
@@ -187,13 +171,12 @@ class _Pages:
         return JSONResponse(healthy, 503 if problems else 200)
 
     def metrics(self, request: Request) -> Response:
-        """Answer with the metrics of all queues, for Prometheus."""
         content = exposition(self._looks.by_path())
         return Response(content, headers={"Content-Type": CONTENT_TYPE})
 
 
 def _query(request: Request) -> dict[str, str]:
-    """Return the parameters, the last of each name. Commas separate ticked letters."""
+    """Return the last parameter of each name, and all ticked letters with commas between."""
     given = dict(request.query_params)
     return {**given, "pick": ",".join(request.query_params.getlist("pick"))}
 
@@ -201,10 +184,7 @@ def _query(request: Request) -> dict[str, str]:
 def _answer(
     view: View, make: Callable[[], Response], show: Callable[[View], Html] | None = None
 ) -> Response:
-    """Make an answer. An error becomes a page that explains it.
-
-    If the page has a form, it is shown again with its input.
-    """
+    """Make an answer, or a page that explains the error and has the form with its input."""
     try:
         return make()
     except (SparkMQError, OSError) as error:
@@ -218,10 +198,7 @@ def _answer(
 def _around(
     view: View, status: int, show: Callable[[View], Html] | None
 ) -> tuple[str | None, Html | None]:
-    """Return the queue and the form of the page of an error.
-
-    They let the visitor go on. A queue that cannot be read has neither.
-    """
+    """Return the queue and the form for the page of an error, if the queue can be read."""
     if status >= 500 or not view.name:
         return None, None
     try:

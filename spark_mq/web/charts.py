@@ -17,20 +17,16 @@ _LEFT: Final = 54
 _RIGHT: Final = 6
 _TOP: Final = 10
 _BOTTOM: Final = 22
-MAX_POINTS: Final = 400
-"""Points of a line. More are thinned out."""
+MAX_POINTS: Final = 400  # of a line. More are thinned out
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A line of a chart. Its points are seconds since 1970 and values.
-
-    ``colour`` is 1 to 4. Lines of the same meaning have the same colour in every chart.
-    """
+    """A line of a chart."""
 
     name: str
-    points: Sequence[tuple[float, float]]
-    colour: int
+    points: Sequence[tuple[float, float]]  # seconds since 1970, and values
+    colour: int  # 1 to 4. Lines of the same meaning have the same in every chart
 
 
 def line_chart(
@@ -41,20 +37,10 @@ def line_chart(
     scale: Callable[[float], float] | None = None,
     total: str | None = None,
 ) -> Html:
-    """Return a chart of lines over time, with a legend.
+    """Return a chart of at most four lines over time, with a legend.
 
-    Parameters
-    ----------
-    title
-        The title of the chart.
-    series
-        The lines, four at most.
-    show
-        Shows a value to people.
-    scale
-        Returns the top of the scale for the largest value. Default: a round decimal number.
-    total
-        The legend has the sums of the lines, after this text. Default: it has the last values.
+    ``scale`` returns the top of the scale for the largest value. The legend has the sums of the
+    lines after the text ``total``, or without it their last values.
     """
     head = el("h3", title)
     times = [at for one in series for at, _ in one.points]
@@ -124,7 +110,7 @@ def _clock(at: float) -> str:
 
 
 def _nice(value: float) -> float:
-    """Return a round number that is not smaller. It is the top of a scale."""
+    """Return a round number that is not smaller, for the top of a scale."""
     if value <= 0:
         return 1.0
     power = 1.0
@@ -136,7 +122,7 @@ def _nice(value: float) -> float:
 
 
 def nice_age(value: float) -> float:
-    """Return a round age that is not smaller. It is the top of a scale of seconds."""
+    """Return a round age in seconds that is not smaller, for the top of a scale."""
     day = 86_400
     steps = (2, 10, 20, 60, 120, 600, 1200, 3600, 7200, day / 4, day / 2, day)
     return next((float(one) for one in steps if one >= value), _nice(value / day) * day)
@@ -144,12 +130,9 @@ def nice_age(value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LaneCell:
-    """A lane in a strip, with its number, messages, kind and text."""
-
     lane: int
     messages: int
-    kind: str
-    """"free", "leased" or "held back"."""
+    kind: str  # one of LANE_KINDS
     text: str
 
 
@@ -157,15 +140,7 @@ LANE_KINDS: Final = ("free", "leased", "held back")
 
 
 def lane_strip(number: int, cells: Sequence[LaneCell]) -> Html:
-    """Return a strip with a place for each lane. A lane with more messages is darker.
-
-    Parameters
-    ----------
-    number
-        The number of lanes.
-    cells
-        The lanes that have messages.
-    """
+    """Return a strip with a place for each lane, which is darker with more messages."""
     most = max((one.messages for one in cells), default=0)
     if not most:
         return el("p", "No lane has messages.", class_="note")
@@ -194,10 +169,7 @@ def lane_strip(number: int, cells: Sequence[LaneCell]) -> Html:
 
 
 def state_bar(counts: Sequence[tuple[str, int]]) -> Html:
-    """Return a bar with one part for each state.
-
-    The width of a part is its share of the messages.
-    """
+    """Return a bar with a part for each state, as wide as its share of the messages."""
     total = sum(count for _, count in counts)
     if not total:
         return el("p", "No message waits.", class_="note")

@@ -1,7 +1,4 @@
-"""Move a group and change its settings by forms.
-
-A form shows the effects before the change.
-"""
+"""Move a group and change its settings by forms, which show the effects first."""
 
 from __future__ import annotations
 
@@ -25,10 +22,7 @@ _SETTINGS: Final = tuple(one.name for one in fields(GroupSettings))
 
 
 def ask_for_position(view: View) -> Child:
-    """Return the fields of a seek.
-
-    None: the request has a position.
-    """
+    """Return the field of a seek, or None if the request has a position."""
     if view.text("to") is not None:
         return None
     note = (
@@ -39,7 +33,7 @@ def ask_for_position(view: View) -> Child:
 
 
 def seek_trial(view: View) -> Html:
-    """Return the effects of the seek. It moves nothing."""
+    """Return the effects of a seek without making it."""
     target = _position(view)
     found = view.group()[0].preview_seek(target)
     position = href("message", view.name, sequence=found.position)
@@ -59,7 +53,6 @@ def seek_trial(view: View) -> Html:
 
 
 def seek(view: View) -> None:
-    """Move the group."""
     view.group()[0].seek(_position(view))
 
 
@@ -68,10 +61,7 @@ def _position(view: View) -> str:
 
 
 def ask_for_setting(view: View) -> Child:
-    """Return the fields of a change of a setting.
-
-    None: the request has them.
-    """
+    """Return the fields of a change of a setting, or None if the request has them."""
     if view.text("setting") is not None and view.text("value") is not None:
         return None
     note = "A number, a duration such as 30s, a word such as linear, or none."
@@ -83,7 +73,7 @@ def ask_for_setting(view: View) -> Child:
 
 
 def new_setting(view: View) -> Html:
-    """Return a setting as it is and as it would be. Raises InvalidOption."""
+    """Return a setting as it is and as it would be."""
     group, (name, value) = view.group()[0], _setting(view)
     after = public_group_settings(GroupSettings.validated(**{name: value}))
     pairs = [
@@ -94,7 +84,6 @@ def new_setting(view: View) -> Html:
 
 
 def configure(view: View) -> None:
-    """Change the setting."""
     name, value = _setting(view)
     view.group()[0].configure(**{name: value})
 

@@ -27,6 +27,7 @@ __all__ = [
     "when",
 ]
 
+# The pages of a queue, each with the first part of its path and its name.
 TABS: Final = (
     ("queue", "Queue"),
     ("messages", "Messages"),
@@ -34,11 +35,8 @@ TABS: Final = (
     ("sweeps", "Sweeps and health"),
     ("changes", "Changes"),
 )
-"""The pages of a queue, each with the first part of its path and its name."""
-MAX_SHOWN: Final = 64 * 1024
-"""Bytes of a payload that a page shows."""
-_LONG: Final = 36
-"""Longer texts of a table may break within a word. A message id that was made has 36."""
+MAX_SHOWN: Final = 64 * 1024  # bytes of a payload
+_LONG: Final = 36  # longer texts may break within a word. A generated message id has 36
 _HTMX: Final = json.dumps(
     {"includeIndicatorStyles": False, "allowEval": False, "selfRequestsOnly": True,
      "historyCacheSize": 0}
@@ -46,26 +44,14 @@ _HTMX: Final = json.dumps(
 
 
 def href(view: str, queue: str, **parameters: str | int | None) -> str:
-    """Return the address of a page of a queue. Parameters that are None are left out."""
+    """Return the address of a page of a queue, without the parameters that are None."""
     given = {name.rstrip("_"): value for name, value in parameters.items() if value is not None}
     query = f"?{urlencode(given)}" if given else ""
     return f"/{view}/{quote(queue)}{query}"
 
 
 def page(title: str, *content: Child, queue: str | None = None, view: str = "") -> Html:
-    """Return a whole page.
-
-    Parameters
-    ----------
-    title
-        The title of the page.
-    *content
-        The content of the page.
-    queue
-        The queue that it is about. Default: none.
-    view
-        The page of the queue that is open.
-    """
+    """Return a whole page. ``view`` is the open tab of the queue that it is about."""
     head = el(
         "head",
         el("meta", charset="utf-8"),
@@ -98,7 +84,6 @@ def _tab(queue: str, name: str, text: str, view: str) -> Html:
 def table(
     headings: Sequence[str], rows: Iterable[Sequence[Child]], *, empty: str = "None."
 ) -> Html:
-    """Return a table. Numbers are aligned to the right."""
     found = list(rows)
     if not found:
         return el("p", empty, class_="note")
@@ -123,7 +108,7 @@ def _is_number(value: Child) -> bool:
 
 
 def count(value: int | float | None) -> str:
-    """Return a number for people, with thousands apart."""
+    """Return a number for people, with commas between thousands."""
     if value is None:
         return "-"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
@@ -135,7 +120,6 @@ def number_of(number: int, what: str) -> str:
 
 
 def size(value: int) -> str:
-    """Return a number of bytes for people."""
     for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if value >= 2**power:
             return f"{value / 2**power:,.1f} {unit}"
@@ -143,7 +127,7 @@ def size(value: int) -> str:
 
 
 def when(at: datetime | None, now: datetime | None = None) -> Html:
-    """Return a time, with how long ago it was."""
+    """Return a time, with how long ago it was if ``now`` is given."""
     if at is None:
         return el("span", "-")
     ago = "" if now is None else f" ({_distance((now - at).total_seconds())})"
@@ -155,7 +139,6 @@ def _distance(seconds: float) -> str:
 
 
 def facts(pairs: Iterable[tuple[str, Child]]) -> Html:
-    """Return facts as pairs of a name and a value."""
     return el(
         "dl",
         [el("div", el("dt", name), el("dd", _fact(value))) for name, value in pairs],
@@ -172,7 +155,6 @@ def _fact(value: Child) -> Child:
 def field(
     label: str, name: str, value: str | int | None = None, *, options: Sequence[str] = ()
 ) -> Html:
-    """Return a labelled field of a form, or a choice."""
     if options:
         choices = [
             el("option", one or "any", value=one, selected=one == (value or "")) for one in options
@@ -187,7 +169,7 @@ def button(text: str, address: str) -> Html:
 
 
 def lazy(address: str, *, every: str | None = None, text: str = "Loading…") -> Html:
-    """Return a place that loads itself once the page is there."""
+    """Return an element that loads its content once the page is there."""
     trigger = "load" if every is None else f"load, every {every}"
     link = el("noscript", el("a", "Show", href=address))
     return el("div", el("p", text, class_="note"), link, hx_get=address, hx_trigger=trigger)
@@ -207,7 +189,7 @@ def payload(value: bytes | None) -> Html:
 
 
 def _whole_characters(value: bytes) -> bytes:
-    """Return bytes without a character of UTF-8 that the end cuts."""
+    """Return bytes without a UTF-8 character that the end may cut."""
     for at in range(1, 4):
         if value[-at] >= 0xC0:
             return value[:-at]

@@ -1,7 +1,4 @@
-"""Look at queues for the pages, at most once a second.
-
-All callers share a look.
-"""
+"""Look at queues at most once a second, for all pages together."""
 
 from __future__ import annotations
 
@@ -21,41 +18,25 @@ from spark_mq.util.clock import to_seconds
 
 __all__ = ["Looks", "Sample"]
 
-FRESH_SECONDS: Final = 1.0
-"""How long an overview counts as fresh."""
-FIND_SECONDS: Final = 10.0
-"""How long the list of queues counts as fresh."""
-SAMPLES: Final = 720
-"""Samples of a chart. One in five seconds makes an hour."""
-CHARTS: Final = 200
-"""Queues and groups whose samples are kept, the latest that were looked at."""
+FRESH_SECONDS: Final = 1.0  # age of an overview that need not be read again
+FIND_SECONDS: Final = 10.0  # age of a list of queues that need not be read again
+SAMPLES: Final = 720  # of a chart. One in five seconds makes an hour
+CHARTS: Final = 200  # queues and groups whose samples are kept, the last that were looked at
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Counters and ages of a queue or a group at one moment.
+    """Counters and ages of a queue or a group at one moment."""
 
-    Attributes
-    ----------
-    at
-        Seconds since 1970.
-    published, acked, dead
-        Messages so far.
-    age, lease_age
-        The ages of the oldest unsettled message and of the oldest lease, in seconds.
-    """
-
-    at: float
+    at: float  # seconds since 1970
     published: int
     acked: int
     dead: int
-    age: float
-    lease_age: float
+    age: float  # seconds, of the oldest unsettled message
+    lease_age: float  # seconds, of the oldest lease
 
 
 class _Known:
-    """A queue that was opened, and its last overview."""
-
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
         self.lock = threading.Lock()
@@ -64,19 +45,7 @@ class _Known:
 
 
 class Looks:
-    """The queues under a path, with their last looks. Thread-safe.
-
-    Parameters
-    ----------
-    path
-        A path or a URI.
-    storage_options
-        Options of the object store.
-    max_depth
-        Folders between the path and a queue. Default: 3.
-    clock
-        Returns seconds. Default: a monotonic clock.
-    """
+    """The queues under a path or URI, with their last looks. Thread-safe."""
 
     def __init__(
         self,
@@ -98,13 +67,7 @@ class Looks:
         self._samples: OrderedDict[tuple[str, str | None], deque[Sample]] = OrderedDict()
 
     def queues(self, max_age: float = FIND_SECONDS) -> dict[str, str]:
-        """Return the path of each queue by its name on the page.
-
-        Parameters
-        ----------
-        max_age
-            How many seconds old the list may be. Default: 10.
-        """
+        """Return each queue's path by its name on the page, at most ``max_age`` seconds old."""
         with self._lock:
             if self._clock() - self._found_at > max_age:
                 paths = Queue.find_all(
@@ -117,7 +80,6 @@ class Looks:
             return self._found
 
     def queue(self, name: str) -> Queue:
-        """Return a queue by its name on the page. Raises QueueNotFound."""
         return self._opened(name).queue
 
     def _opened(self, name: str) -> _Known:
@@ -131,7 +93,7 @@ class Looks:
         return known
 
     def overview(self, name: str) -> QueueOverview:
-        """Return an overview that is a second old at most. Raises QueueNotFound and others."""
+        """Return an overview that is a second old at most."""
         was_open = name in self._known
         try:
             return self._overview(name, self._opened(name))
@@ -161,7 +123,6 @@ class Looks:
         self._known.pop(name, None)
 
     def all(self) -> dict[str, QueueOverview | SparkMQError]:
-        """Return an overview or an error of each queue, by name."""
         found: dict[str, QueueOverview | SparkMQError] = {}
         for name in self.queues():
             try:
@@ -171,7 +132,7 @@ class Looks:
         return found
 
     def by_path(self) -> dict[str, QueueOverview | None]:
-        """Return an overview of each queue by path, with lanes. None if the look failed."""
+        """Return each queue's overview with lanes by its path, or None if the look failed."""
         paths = self.queues()
         return {paths[name]: self._with_lanes(name, one) for name, one in self.all().items()}
 
@@ -184,10 +145,7 @@ class Looks:
             return None
 
     def samples(self, name: str, group: str | None = None) -> list[Sample]:
-        """Return the samples of a queue or a group.
-
-        They begin with the page's first look at it.
-        """
+        """Return the last samples since the page's first look at a queue or a group."""
         overview = self.overview(name)
         if group is not None and (stats := overview.groups.get(group)) is not None:
             self._sample(name, group, [stats], 0)
@@ -208,10 +166,7 @@ class Looks:
 
 
 def _name(root: str, path: str) -> str:
-    """Return a queue's name on the page.
-
-    It is the path below the root, or the root's last part.
-    """
+    """Return a queue's path below the root, or the root's last part, as its name on the page."""
     return path[len(root) :].strip("/") or path.rstrip("/").rpartition("/")[2]
 
 

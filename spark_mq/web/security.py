@@ -1,7 +1,4 @@
-"""Let in only permitted requests.
-
-The host, the password and CSRF tokens decide. Headers limit a page.
-"""
+"""Let in only permitted requests, by host, password and form token, and set safe headers."""
 
 from __future__ import annotations
 
@@ -26,14 +23,11 @@ from spark_mq.errors import InvalidOption
 
 __all__ = ["Access", "Guard", "is_local"]
 
-MIN_SECRET: Final = 12
-"""Characters of a password or a token."""
+MIN_SECRET: Final = 12  # characters of a password or a token
 COOKIE: Final = "spark_mq_session"
-_OPEN_PATHS: Final = frozenset({"/healthz"})
-"""They need no password, and they name neither queues nor groups."""
+_OPEN_PATHS: Final = frozenset({"/healthz"})  # need no password, and name no queue or group
 _LOCAL_HOST: Final = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
-MAX_WRONG: Final = 20
-"""Wrong passwords and tokens until each further try has to wait. A second forgives one of them."""
+MAX_WRONG: Final = 20  # wrong secrets until each further try waits. A second forgives one
 _HEADERS: Final[Mapping[str, str]] = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -49,24 +43,13 @@ _HEADERS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The users who may look, and those who may change something.
+    """The users who may look, and whether they may change something."""
 
-    Attributes
-    ----------
-    password
-        The password of HTTP Basic. The visitor chooses the user name, and it is recorded.
-    token
-        The token of ``Authorization: Bearer``, for programs.
-    allow_changes
-        Whether the page offers changes. Default: no.
-    user
-        The name that is recorded without a password.
-    """
-
+    # For HTTP Basic, the visitor chooses the user name that the records have.
     password: str | None = field(default=None, repr=False)
-    token: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)  # of `Authorization: Bearer`
     allow_changes: bool = False
-    user: str = "local"
+    user: str = "local"  # the name in the records without a password
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
     def __post_init__(self) -> None:
@@ -100,10 +83,7 @@ class Access:
         return (user or "unknown") if _equal(password, self.password) else None
 
     def csrf_token(self, session: str, user: str) -> str:
-        """Return the form token of this session and user.
-
-        Each form must carry it.
-        """
+        """Return the token that each form of this session and user must carry."""
         text = f"{session}\n{user}".encode()
         return hmac.new(self.key, text, hashlib.sha256).hexdigest()
 
@@ -125,8 +105,8 @@ def is_local(address: str) -> bool:
 class Guard:
     """Refuses forbidden requests, and adds the headers to each answer.
 
-    Without a password only this machine reaches the page. Then the host must be a name of this
-    machine. So no web site can read the page through a name that points here.
+    Without a password the host must be a name of this machine, so that no web site can read the
+    page through a name that points here.
     """
 
     def __init__(self, app: ASGIApp, access: Access) -> None:

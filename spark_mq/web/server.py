@@ -22,17 +22,17 @@ __all__ = ["serve"]
 
 _log = logging.getLogger(__name__)
 
+# Seconds for a client to take an answer and to send the head of the next request.
 REQUEST_SECONDS: Final = 10.0
-"""Seconds of a client to send the head of a request, and to take the answer to the one before."""
+# One more closes the oldest without a request, which is the new one if all others have one.
 MAX_CONNECTIONS: Final = 200
-"""One more closes the oldest without a request. If all have one, it is closed itself."""
 
 
 class BoundedProtocol(H11Protocol):
-    """Closes connections without a request.
+    """Closes connections without a request, for which uvicorn has no setting.
 
-    uvicorn has no setting for it: its `timeout_keep_alive` ends with any byte after an answer, and
-    its `limit_concurrency` counts half a request as one, and refuses those of others.
+    Its `timeout_keep_alive` ends with any byte after an answer. Its `limit_concurrency` counts half
+    a request as one, and refuses those of others.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -74,25 +74,9 @@ def serve(
     health: Health | None = None,
     listening: Callable[[str], None],
 ) -> None:
-    """Serve the page until SIGTERM or Ctrl-C.
+    """Serve the page until SIGTERM or Ctrl-C, and call ``listening`` with its address.
 
-    Parameters
-    ----------
-    looks
-        The queues.
-    access
-        The users who may look and change.
-    address, port
-        The address to listen at. Port 0: any free one.
-    health
-        When a queue counts as unhealthy.
-    listening
-        Called with the page's address once it can be opened.
-
-    Raises
-    ------
-    InvalidOption
-        The address is not this machine's alone and there is no password, or it is in use.
+    Raises InvalidOption if the address is in use, or open to others without a password.
     """
     if access.is_open and not is_local(address):
         raise InvalidOption(

@@ -31,58 +31,32 @@ class Health:
 
 
 class Forbidden(SparkMQError):
-    """The error for a refused request.
-
-    The server offers no changes, or a form does not belong to this visitor.
-    """
+    """The server offers no changes, or a form does not belong to this visitor."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One request.
-
-    Attributes
-    ----------
-    looks
-        The queues.
-    name
-        The queue's name on the page. Empty on the first page.
-    query
-        The parameters. Commas separate the ticked letters.
-    health
-        When a queue counts as unhealthy.
-    allow_changes
-        Whether the page offers changes.
-    user
-        The visitor.
-    csrf_token
-        The token that a form must carry.
-    from_page
-        Whether the browser says that the request comes from a page of this server.
-    """
+    """One request."""
 
     looks: Looks
-    name: str
-    query: Mapping[str, str]
+    name: str  # of the queue on the page. Empty on the first page
+    query: Mapping[str, str]  # commas separate ticked letters
     health: Health
     allow_changes: bool
     user: str
-    csrf_token: str = field(repr=False)
-    from_page: bool = True
+    csrf_token: str = field(repr=False)  # a form must carry it
+    from_page: bool = True  # False: the browser says that another site sent it
 
     @property
     def queue(self) -> Queue:
-        """Return the queue. Raises QueueNotFound."""
         return self.looks.queue(self.name)
 
     @property
     def overview(self) -> QueueOverview:
-        """Return the overview of the queue. Raises QueueNotFound and others."""
         return self.looks.overview(self.name)
 
     @property
     def now(self) -> datetime:
-        """Return the current time (aware, UTC)."""
         return datetime.now(UTC)
 
     def text(self, name: str) -> str | None:
@@ -96,10 +70,7 @@ class View:
     def number(
         self, name: str, *, least: int = 0, most: int = MAX_NUMBER, text: str | None = None
     ) -> int | None:
-        """Return a parameter that is a number, or None without it. Raises InvalidOption.
-
-        ``text`` is one of its values, if it may be repeated.
-        """
+        """Return a parameter, or its value ``text``, as a number, or None without it."""
         text = text or self.text(name)
         if text is None:
             return None
@@ -124,14 +95,14 @@ class View:
             )
 
     def condition(self) -> str | None:
-        """Return the condition for dead letters, or None without one. Raises Forbidden."""
+        """Return the condition for dead letters, or None without one."""
         where = self.text("where")
         if where is not None:  # another site must not start a search of all letters
             self.check_form()
         return where
 
     def group(self) -> tuple[ConsumerGroup, GroupStats]:
-        """Return the group that the parameters name, and its stats. Raises GroupNotFound."""
+        """Return the group that the parameters name, with its stats."""
         name, overview = self.text("group") or "", self.overview
         if name in overview.damaged:
             raise GroupNotFound(overview.damaged[name], group=name)

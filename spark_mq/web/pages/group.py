@@ -22,7 +22,6 @@ MAX_LEASES: Final = 50
 
 
 def group_page(view: View) -> Html:
-    """Show a group, or the requested part of it."""
     part = view.text("part")
     if part == "live":
         return _live(view)
@@ -82,7 +81,6 @@ def _live(view: View) -> Html:
 
 
 def _letters(view: View, stats: GroupStats) -> Child:
-    """Return the number of dead-lettered messages, with a link."""
     if not stats.dead_lettered:
         return 0
     return el("a", count(stats.dead_lettered), href=href("letters", view.name))
@@ -177,7 +175,6 @@ def _notable(view: View) -> Html:
 
 
 def show_setting(value: Any) -> str:
-    """Return the value of a setting for people."""
     if value is None:
         return "none"
     if isinstance(value, timedelta):

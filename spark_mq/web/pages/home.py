@@ -18,10 +18,6 @@ _HEADINGS = (
 
 
 def home(view: View) -> Html:
-    """Show the queues, or only their live part.
-
-    The request decides.
-    """
     live = _live(view)
     return live if view.text("part") == "live" else page("Queues", live)
 

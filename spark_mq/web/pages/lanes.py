@@ -15,15 +15,11 @@ from spark_mq.web.view import View
 
 __all__ = ["lane_page", "lanes_part"]
 
-TOP: Final = 20
-"""Lanes in the table, the hottest."""
+TOP: Final = 20  # the hottest lanes of a table, or the commonest keys
 
 
 def lanes_part(view: View) -> Html:
-    """Return a group's priorities and lanes.
-
-    The result is empty if it has neither.
-    """
+    """Return a group's priorities and lanes, which are empty if it has neither."""
     group, _ = view.group()
     priorities, lanes = group.priorities(), group.lanes(None)
     return join(
@@ -62,7 +58,6 @@ def _lanes(view: View, group: ConsumerGroup, lanes: Sequence[LaneInfo]) -> Html:
 
 
 def _kind(one: LaneInfo) -> str:
-    """Return the name of a lane's kind in the strip."""
     if one.held_by == "lease":
         return "leased"
     return "held back" if one.held_back else "free"
@@ -105,7 +100,6 @@ def _message_link(view: View, sequence: int | None) -> Child:
 
 
 def lane_page(view: View, lane: int) -> Html:
-    """Show the commonest keys of a lane."""
     group, _ = view.group()
     found = group.hot_keys(lane, TOP)
     rows: list[list[Child]] = [

@@ -24,10 +24,8 @@ from spark_mq.web.view import View
 __all__ = ["MAX_REDRIVE", "letters_form", "letters_page", "limit_of", "trial"]
 
 ROWS: Final = 50
-COUNTED: Final = 10_000
-"""Letters that the page counts by reason, from the newest on."""
-MAX_REDRIVE: Final = 10_000
-"""Letters that one redrive from the page publishes."""
+COUNTED: Final = 10_000  # the newest letters, which the page counts by reason
+MAX_REDRIVE: Final = 10_000  # letters that one redrive from the page publishes
 DEFAULT_REDRIVE: Final = 1_000
 _HEADINGS: Final = (
     "Letter", "Error", "Reason", "Message", "Id", "Key", "Group", "Deliveries", "Value",
@@ -46,18 +44,17 @@ def letters_page(view: View) -> Html:
 
 
 def _picked(view: View) -> str | None:
-    """Return SQL that selects the ticked letters. None without any. Raises InvalidOption."""
+    """Return SQL that selects the ticked letters, or None without any."""
     picked = [view.number("pick", text=one) for one in view.several("pick")]
     return f"dead_letter_sequence IN ({', '.join(map(str, picked))})" if picked else None
 
 
 def limit_of(view: View) -> int:
-    """Return the most letters of a redrive. Raises InvalidOption."""
     return view.number("limit", least=1, most=MAX_REDRIVE) or DEFAULT_REDRIVE
 
 
 def letters_form(view: View, where: str | None = None) -> Html:
-    """Return the form for a condition. Its input need not be valid."""
+    """Return the form for a condition, which may hold invalid input."""
     hint = "SQL over the columns, such as reason = 'rejected' AND error LIKE '%timeout%'."
     return el(
         "form",
@@ -89,7 +86,7 @@ def _all(view: View) -> Html:
 
 
 def _choice(view: View, letters: list[dict[str, Any]]) -> Html:
-    """Return the letters with boxes, and the dry run of ticked ones."""
+    """Return the letters with boxes to tick for a dry run."""
     return el(
         "form",
         _table(view, letters, tick=True),
@@ -158,18 +155,9 @@ def _more(view: View, letters: list[dict[str, Any]]) -> Child:
 
 
 def trial(view: View, where: str, limit: int, *, offer: bool = True) -> Html | None:
-    """Return the letters that a redrive would publish. It publishes nothing.
+    """Return the letters that a redrive would publish, without publishing any.
 
-    Without ``offer`` the result is None if there is no letter.
-
-    Parameters
-    ----------
-    view
-        The request.
-    where, limit
-        As for :meth:`spark_mq.Queue.redrive`.
-    offer
-        Whether to offer the redrive. Default: yes.
+    Without ``offer`` there is no button, and the result is None if there is no letter.
     """
     found = view.queue.list_dead_letters(where=where, limit=limit)
     if not offer and not found.num_rows:

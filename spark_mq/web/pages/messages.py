@@ -17,12 +17,10 @@ __all__ = ["message_page", "messages_form", "messages_page"]
 ROWS: Final = 50
 MAX_EVENTS: Final = 500
 MAX_GROUPS: Final = 200
-MAX_CHOICES: Final = 50
-"""Groups that the form offers. With more, the name is typed."""
+MAX_CHOICES: Final = 50  # groups that the form offers. With more, the name is typed
 
 
 def messages_page(view: View) -> Html:
-    """Show messages by sequence, id, key or state."""
     key, message_id = view.text("key"), view.text("id")
     group, state = view.text("group"), view.text("state")
     after = view.number("after")
@@ -50,13 +48,13 @@ def messages_page(view: View) -> Html:
 
 
 def _at(view: View, sequence: int) -> list[PeekedMessage]:
-    """Return the message of a sequence, or nothing."""
+    """Return the message of a sequence in a list, which is empty without it."""
     found = view.queue.peek(1, after=sequence - 1) if sequence else view.queue.peek(1)
     return [one for one in found if one.sequence == sequence]
 
 
 def messages_form(view: View) -> Html:
-    """Return the form for a search. Its input need not be valid."""
+    """Return the form for a search, which may hold invalid input."""
     names = list(view.overview.groups)
     given = view.text("group")
     offered = ("", *names) if len(names) <= MAX_CHOICES and given in (None, *names) else ()
@@ -101,10 +99,6 @@ def _more(view: View, found: list[PeekedMessage]) -> Child:
 
 
 def message_page(view: View) -> Html:
-    """Show one message, or only its life.
-
-    The request decides.
-    """
     sequence = view.number("sequence")
     if sequence is None:
         raise InvalidOption("sequence is missing: give a number", option="sequence", value=None)

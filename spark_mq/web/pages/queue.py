@@ -1,7 +1,4 @@
-"""Show one queue.
-
-The page has its states, rates, ages, groups, workers and blockers.
-"""
+"""Show one queue with its states, rates, ages, groups, workers and blockers."""
 
 from __future__ import annotations
 
@@ -21,13 +18,10 @@ from spark_mq.web.view import View
 
 __all__ = ["charts", "lag_of", "queue_page", "states_of"]
 
-ROWS: Final = 50
-"""Groups of one page of the table."""
-BUSY: Final = 10
-"""Groups whose workers are listed, the busiest."""
+ROWS: Final = 50  # groups of one page of the table
+BUSY: Final = 10  # the busiest groups whose workers are listed, and workers of each
 MAX_BLOCKERS: Final = 50
 _COLOURS: Final = {"published": 1, "acked": 2, "dead-lettered": 3, "failed": 3, "leased": 4}
-"""The colours of lines."""
 _HEADINGS: Final = (
     "Group", "Lag", "Ready", "Delayed", "In flight", "Dead", "Acked", "Oldest", "Oldest lease",
     "Stopped because",
@@ -35,7 +29,6 @@ _HEADINGS: Final = (
 
 
 def queue_page(view: View) -> Html:
-    """Show a queue, or the requested part of it."""
     part = view.text("part")
     if part == "live":
         return _live(view)
@@ -88,13 +81,12 @@ def _sizes(view: View, overview: QueueOverview) -> Html:
 
 
 def states_of(stats: Sequence[GroupStats]) -> list[tuple[str, int]]:
-    """Return the messages of some groups in each state."""
+    """Count the messages of some groups in each state."""
     names = ("ready", "delayed", "in_flight", "dead", "blocked", "routing")
     return [(name.replace("_", " "), sum(getattr(one, name) for one in stats)) for name in names]
 
 
 def charts(samples: Sequence[Sample], *, published: bool) -> Html:
-    """Return the charts of rates and ages."""
     names = ["published"] if published else []
     rates = [_rate(samples, name) for name in (*names, "acked", "dead")]
     ages = [
@@ -118,7 +110,7 @@ def _short(value: float) -> str:
 
 
 def _rate(samples: Sequence[Sample], name: str) -> Series:
-    """Return the growth of a counter. A seek can make one smaller."""
+    """Return the growth of a counter, at least 0, because a seek can make it smaller."""
     points = [
         (after.at, max(0, getattr(after, name) - getattr(before, name)) / (after.at - before.at))
         for before, after in pairwise(samples)
@@ -153,7 +145,7 @@ def _busy(stats: GroupStats) -> tuple[int, ...]:
 
 
 def lag_of(stats: GroupStats) -> int:
-    """Return the messages that a group has not settled."""
+    """Count the messages that a group has not settled."""
     return sum(number for _, number in states_of([stats]))
 
 
@@ -167,10 +159,7 @@ def _row(view: View, name: str, stats: GroupStats) -> list[Child]:
 
 
 def _search(view: View, search: str | None) -> Html:
-    """Return a search form that htmx leaves alone.
-
-    The form requests the whole page.
-    """
+    """Return a search form that keeps its text when htmx refreshes the live part."""
     return el(
         "form",
         field("Name contains", "q", search),
@@ -192,7 +181,6 @@ def _turn(view: View, search: str | None, number: int, pages: int) -> Html:
 
 
 def _work(view: View) -> Html:
-    """Return the workers of the busiest groups, and the blockers."""
     groups = view.overview.groups
     busy = sorted((n for n in groups if groups[n].in_flight), key=lambda n: -groups[n].in_flight)
     workers: list[tuple[int, list[Child]]] = []

@@ -16,8 +16,7 @@ __all__ = ["changes_page", "health_link", "health_of", "sweeps_page"]
 
 MAX_PROBLEMS: Final = 200
 MAX_CHANGES: Final = 200
-_CHANGES: Final = {"redriven": "redrive"}
-"""The word for a change, if its commit has another one."""
+_CHANGES: Final = {"redriven": "redrive"}  # the word for a change, if its commit has another one
 PERIODS: Final = ("1h", "1d", "7d", "30d")
 
 
@@ -44,7 +43,6 @@ def health_link(view: View, name: str, overview: QueueOverview) -> Html:
 
 
 def sweeps_page(view: View) -> Html:
-    """Show the last sweep, the work that waits, and the problems."""
     overview = view.overview
     health, sweeps = health_of(view, overview), overview.sweeps
     rows: list[list[Child]] = [
@@ -81,7 +79,7 @@ def _sequence(number: int) -> str:
 
 
 def _swept(view: View) -> Child:
-    """Return what a sweep from this page did. None without one."""
+    """Return what a sweep from this page did, or None without one."""
     if (routed := view.number("routed")) is None:
         return None
     text = f"The sweep is done. It routed {number_of(routed, 'dead message')}."
@@ -89,18 +87,17 @@ def _swept(view: View) -> Child:
 
 
 def _words(operation: str) -> str:
-    """Return a change in the words of the glossary. A commit may hold several operations."""
+    """Return a change in the glossary's words. A commit may hold several operations."""
     return ", ".join(_CHANGES.get(one, one.replace("_", " ")) for one in operation.split("+"))
 
 
 def _group(change: ChangeRecord) -> str:
-    """Return the group of a change. That of all redrives is no group of the user."""
+    """Return the group of a change, but not the reserved one of all redrives."""
     name = change.group or ""
     return "" if name.startswith(RESERVED_PREFIX) else name
 
 
 def changes_page(view: View) -> Html:
-    """Show the changes that people made, for an audit."""
     asked = view.text("since")
     since = asked if asked in PERIODS else "1d"
     rows: list[list[Child]] = [
@@ -129,7 +126,7 @@ def changes_page(view: View) -> Html:
 
 
 def _done(view: View) -> Child:
-    """Return what a change from this page did. None without one."""
+    """Return what a change from this page did, or None without one."""
     if (redriven := view.number("redriven")) is not None:
         text = f"Redriven: {number_of(redriven, 'dead letter')}."
         return el("p", text, class_="result good" if redriven else "result warn")
