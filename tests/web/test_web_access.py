@@ -75,6 +75,7 @@ def test_a_password_is_needed_if_there_is_one(visit: Visit, queue: Queue, addres
     client = visit(password=PASSWORD, allow_changes=True)
     wrong = ({}, basic("bob", "wrong"), basic("bob", ""), {"Authorization": "Basic %%%"},
              {"Authorization": "Bearer"}, {"Authorization": f"Bearer {PASSWORD}"},
+             {"Authorization": "Basic é".encode("latin-1")},
              {"Authorization": "Basic " + base64.b64encode(b"\xff\xfe").decode()})  # fmt: skip
     for headers in wrong:
         answer = client.get(address, headers=headers)
