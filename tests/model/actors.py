@@ -172,7 +172,6 @@ def saved(source: StreamSource) -> tuple[tuple[str, Any], ...]:
         f"StreamSource has {set(vars(source)) ^ known}: worlds must know what a runner remembers"
     )
     plain: dict[str, Any] = {name: getattr(source, name) for name in KEPT}
-    plain["_offered"] = tuple(sorted(plain["_offered"]))
     plain["_planned"] = tuple(plain["_planned"].items())
     alive = plain["_alive"]
     plain["_alive"] = None if alive is None else (alive.lease_id, alive.timeout, alive.limit)
@@ -185,7 +184,7 @@ def restored(
 ) -> StreamSource:
     plain = dict(kept)
     source = StreamSource(group._ledger, options, keep_alive=Alive, runner=plain["runner"])
-    source._offered, source._planned = set(plain["_offered"]), dict(plain["_planned"])
+    source._offered, source._planned = plain["_offered"], dict(plain["_planned"])
     source._alive = None if plain["_alive"] is None else Alive(*plain["_alive"])
     source._bound, source._checked, source._first = (
         plain["_bound"],
@@ -208,8 +207,13 @@ class Frame:
     columns: tuple[str, ...] = ("lease_id", "sequence")
     verdicts: list[MessageVerdict] = field(default_factory=list)
 
+    def withColumn(self, *_: object) -> Frame:
+        raise NotImplementedError
 
-def frame_verdicts(df: Frame, lease_id: str | None = None) -> list[MessageVerdict]:
+
+def frame_verdicts(
+    df: Frame, lease_id: str | None = None, *, reads: Sequence[str] = ()
+) -> list[MessageVerdict]:
     """In the place of ``spark_mq.spark.settle_rows.verdicts_of``, which asks Spark the same of a
     DataFrame.
     """
@@ -376,7 +380,7 @@ class Driver(Program):
     def start(self, proc: Proc, store: Store) -> Proc:
         log: Checkpoint = store.checkpoints[self.checkpoint]
         runner = f"{self.who:x}{proc.ids + 1:x}"
-        source = (("runner", runner), ("_offered", ()), ("_planned", ()), ("_alive", None),
+        source = (("runner", runner), ("_offered", None), ("_planned", ()), ("_alive", None),
                   ("_bound", None), ("_checked", False),
                   ("_first", True))  # fmt: skip
         replay = len(log.ends) > log.committed

@@ -264,7 +264,7 @@ ALL = [
            "ledger.find((WAITING, BLOCKED, 'dead'))", "ordered_dead"),
     # -- section 6: the source
     Mutant(SOURCE, "a replay never leases again", stream.StreamSource.plan,
-           "if key in self._offered else self.replay(stream, n)", "", "crashes"),
+           "if key == self._offered else self.replay(stream, n)", "", "crashes"),
     Mutant(SOURCE, "nor where nothing is left of its batch", stream.StreamSource.plan,
            "self.replay(stream, n)",
            "(self.replay if self.ledger.current().find(('leased', 'waiting'), ('lease_id', "
