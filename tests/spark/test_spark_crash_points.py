@@ -24,6 +24,7 @@ from support.harness import (
     forget_last_commit,
     make_queue,
     numbered,
+    session_with,
     start,
     values,
 )
@@ -31,7 +32,6 @@ from support.spark_session import new_session
 
 from spark_mq import Queue
 from spark_mq.delta.local_files import LocalFiles
-from spark_mq.spark import SparkMQDataSource
 from spark_mq.spark.stream_reader import LeaseReader
 
 # These classes go to Spark's Python workers, which cannot import test modules.
@@ -110,21 +110,10 @@ class WatchedReader(LeaseReader):
         steps(f"before {hook}")
 
 
-class WatchedSource(SparkMQDataSource):
-    """Under the real one's name, by which a batch's lease is found."""
-
-    def streamReader(self, schema: Any) -> LeaseReader:
-        reader = super().streamReader(schema)
-        reader.__class__ = WatchedReader
-        return reader
-
-
 @pytest.fixture(scope="module")
 def watched_spark(spark: Any) -> Any:
     """A session in which the process that leases can be killed."""
-    session = spark.newSession()
-    session.dataSource.register(WatchedSource)
-    return session
+    return session_with(spark, WatchedReader)
 
 
 class Crash:
@@ -210,8 +199,7 @@ def crashed(spark: Any, folder: Path, run: str, side: str, at: int) -> Crash:
 def drive(folder: Path, run: str) -> None:
     """Run the stream in a process group that a step kills, with its JVM."""
     os.setsid()
-    session = new_session(folder / "warehouse")
-    session.dataSource.register(WatchedSource)
+    session = session_with(new_session(folder / "warehouse"), WatchedReader)
     getattr(Crash(session, folder), run)()
 
 

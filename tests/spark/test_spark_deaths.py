@@ -30,6 +30,7 @@ from support.harness import (
     forget_last_commit,
     make_queue,
     numbered,
+    session_with,
     until,
     values,
 )
@@ -38,7 +39,6 @@ from support.order_checker import check_order_of_queue, keys_of
 
 from spark_mq import Message, Queue
 from spark_mq.ledger.ranges import LEASED
-from spark_mq.spark import SparkMQDataSource
 from spark_mq.spark.stream_reader import LeaseReader
 
 # These classes go to Spark's Python workers, which cannot import test modules.
@@ -65,21 +65,10 @@ class MortalReader(LeaseReader):
             raise RuntimeError(f"died {place}")
 
 
-class MortalSource(SparkMQDataSource):
-    """Under the real one's name, by which a batch's lease is found."""
-
-    def streamReader(self, schema: Any) -> LeaseReader:
-        reader = super().streamReader(schema)
-        reader.__class__ = MortalReader
-        return reader
-
-
 @pytest.fixture(scope="session")
 def mortal_spark(spark: Any) -> Any:
     """A session in which the source's runner can be made to die."""
-    session = spark.newSession()
-    session.dataSource.register(MortalSource)
-    return session
+    return session_with(spark, MortalReader)
 
 
 @pytest.fixture

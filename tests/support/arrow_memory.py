@@ -24,4 +24,4 @@ def at_most(size: float) -> Iterator[None]:
         yield
     finally:
         pa.set_memory_pool(usual)
-    assert (pool.max_memory() or 0) < size
+    assert 0 < (pool.max_memory() or 0) < size

@@ -15,6 +15,8 @@ from typing import Any
 from spark_mq import Queue
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
+from spark_mq.spark import SparkMQDataSource
+from spark_mq.spark.stream_reader import LeaseReader
 
 PATIENCE = 150.0
 """Seconds until a condition counts as never coming true.
@@ -32,6 +34,22 @@ def make_queue(path: Path | str, **settings: Any) -> Queue:
         "durable": False,
     }
     return Queue.create(path, **{**quick, **settings})
+
+
+def session_with(spark: Any, reader_class: type[LeaseReader]) -> Any:
+    """Return a session whose source reads by a class of a test."""
+
+    class Source(SparkMQDataSource):
+        """Under the real one's name, by which a batch's lease is found."""
+
+        def streamReader(self, schema: Any) -> LeaseReader:
+            reader = super().streamReader(schema)
+            reader.__class__ = reader_class
+            return reader
+
+    session = spark.newSession()
+    session.dataSource.register(Source)
+    return session
 
 
 class Stream:
