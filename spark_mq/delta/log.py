@@ -122,15 +122,11 @@ class DeltaLog(LogFollower):
             state = self._state
             if state is not None and state.version == version and state.operation_id is not None:
                 return state.operation_id
-        try:
-            commit = self.read_commit(version)  # the state may be from its checkpoint
-        except (FileNotFoundError, CorruptLog):
-            return None
-        except OSError as error:
-            raise to_storage_error(self.path, error, "committing to") from error
-        with self._lock:
-            self._remember(commit)
-        return commit.operation_id
+        with wrap_store_errors(self.path, "committing to"):
+            try:
+                return self.read_commit(version).operation_id  # the state may be of a checkpoint
+            except (FileNotFoundError, CorruptLog):
+                return None
 
     def _known_winner(self, version: int, change: Change) -> Commit | None:
         """Return the foreign commit at a number that this handle has read already, or None."""
@@ -220,8 +216,8 @@ class DeltaLog(LogFollower):
         The commit before it is gone. If the cleaner deleted the number's first commit too, the put
         found a free number in the past. The cleaner came after the put in three cases, in which the
         commit counts: it is deleted as well, its number has a checkpoint, or the next commit names
-        it as its predecessor. A next commit of another engine names none: then this one is made
-        again, unless its caller finds that it counts.
+        it as its predecessor. If another engine made the next commit, it names nothing, so this
+        one is made again, unless its caller finds that it counts.
         """
         if not self.store.exists(log_path(version)) or self.store.exists(checkpoint_path(version)):
             return
