@@ -117,9 +117,9 @@ def settle(
     asked = [(one, one.command(verb, delay, error, jitter)) for one in selected]
     asked = [(one, command) for one, command in asked if command.intervals != []]
     now = ledger.now()
-    ended = [(one, lost) for one, command in asked if (lost := _lost_by_end(one, command, now))]
-    over = [one for one, _ in ended]
-    asked = [(one, command) for one, command in asked if one not in over]
+    lost = [_lost_by_end(one, command, now) for one, command in asked]
+    ended = [(one, of_it) for (one, _), of_it in zip(asked, lost, strict=True) if of_it]
+    asked = [each for each, of_it in zip(asked, lost, strict=True) if not of_it]
     if not asked:
         ledger.require_group()
     outcomes = ledger.settle([command for _, command in asked]) if asked else []
