@@ -21,7 +21,7 @@ __all__ = ["PartitionKey", "TableState", "TrackFiles", "added_file", "partition_
 PartitionKey = tuple[tuple[str, str | None], ...]  # sorted pairs of column and value
 
 _NO_FILES: Final[dict[str, AddFile]] = {}
-# The field that tells whether a row of a checkpoint has an action.
+# The field that shows whether a row of a checkpoint has an action.
 _REQUIRED: Final = {
     "metaData": "id", "protocol": "minReaderVersion", "txn": "appId", "add": "path",
 }  # fmt: skip

@@ -35,7 +35,7 @@ def ack_committed_leases(
     runner: str | None,
     keep: Sequence[str] = (),
 ) -> tuple[Ledger, dict[str, Any]]:
-    """Expire leases except `keep`, and ack those of a stream's batches up to `up_to` (0: none).
+    """Expire leases except `keep`, and ack those of a stream's batches up to `up_to`, if any.
 
     Only leases of `runner` are acked, because another runner's is a successor's. At the runner's
     start it is None, which also acks those of dead runners. Return the ledger, and the commit's

@@ -45,7 +45,7 @@ class View:
     allow_changes: bool
     user: str
     csrf_token: str = field(repr=False)  # a form must carry it
-    from_page: bool = True  # False: the browser says that another site sent it
+    from_page: bool = True  # False if the browser says that another site sent it
 
     @property
     def queue(self) -> Queue:
