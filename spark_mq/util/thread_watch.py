@@ -76,21 +76,21 @@ class ThreadWatch:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {signal.SIGTERM: signal.signal(signal.SIGTERM, self._on_signal)}
-        theirs = signal.getsignal(signal.SIGINT)
+        interrupt = signal.getsignal(signal.SIGINT)
+        terminate = signal.getsignal(signal.SIGTERM)
         ours: Any = self._on_signal
-        if callable(theirs) and theirs is not signal.default_int_handler:
+        if callable(interrupt) and interrupt is not signal.default_int_handler:
             # The program's own handler may raise KeyboardInterrupt, which counts as Ctrl-C.
-            ours = partial(self._on_own_signal, theirs)
+            ours = partial(self._on_own_signal, interrupt)
         try:
-            if callable(theirs):
-                before[signal.SIGINT] = signal.signal(signal.SIGINT, ours)
+            if callable(interrupt):
+                signal.signal(signal.SIGINT, ours)
+            signal.signal(signal.SIGTERM, self._on_signal)
             yield
         finally:
-            if signal.getsignal(signal.SIGINT) is not ours:  # the program has set another one
-                before.pop(signal.SIGINT, None)
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            if signal.getsignal(signal.SIGINT) is ours:  # the program has set no other one
+                signal.signal(signal.SIGINT, interrupt)
+            signal.signal(signal.SIGTERM, terminate)
 
     def _wait_for_stop(self) -> None:
         """Wait for the event, a signal, or the end of all threads."""

@@ -57,12 +57,16 @@ class Interrupter:
         self.at, self.lines, self.fired = at, dict[Line, None](), False
 
     def run(self, act: Callable[[], Any]) -> None:
+        handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
         sys.settrace(self._call)
         try:
             with contextlib.suppress(KeyboardInterrupt):
                 act()
         finally:
             sys.settrace(None)
+            # A worker's handlers, where no real Ctrl-C raises: their restoring was interrupted.
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
     def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
         return self._line if frame.f_code.co_filename.startswith(PACKAGE) else None

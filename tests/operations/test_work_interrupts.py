@@ -122,6 +122,29 @@ def test_a_third_ctrl_c_interrupts_what_runs() -> None:
             signal.raise_signal(signal.SIGINT)
 
 
+def test_an_interrupt_while_the_signals_are_taken_leaves_the_programs_handlers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SIGTERM stayed with a worker that had never begun, so it no longer ended the process."""
+    numbers = signal.SIGINT, signal.SIGTERM
+    before, real = [signal.getsignal(n) for n in numbers], signal.signal
+
+    def interrupted(number: int, handler: Any) -> Any:
+        monkeypatch.setattr(signal, "signal", real)
+        real(number, handler)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(signal, "signal", interrupted)
+    watch = ThreadWatch([], threading.Event(), 0.01, lambda: None)
+    try:
+        with pytest.raises(KeyboardInterrupt), watch.signals():
+            pytest.fail("the block must not begin")
+        assert [signal.getsignal(n) for n in numbers] == before
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            real(number, handler)
+
+
 def test_a_programs_own_handler_may_interrupt_at_any_line() -> None:
     """It was lost, or ended the work without the wait, unless it came while the queue was read."""
     calls: list[int] = []
