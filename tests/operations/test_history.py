@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from support.arrow_memory import heap_in_use
 from support.handles import again, archive, archived, history, lease, on_commit
 
 from spark_mq import Message, Queue
@@ -269,6 +270,25 @@ def test_some_columns_are_those_of_the_whole_history(queue: Queue) -> None:
     assert history(queue, columns=names, group="other").num_rows == (
         history(queue, group="other").num_rows
     )
+
+
+def test_the_kept_events_take_no_more_memory_than_they_are_counted_for(
+    delta_queue: Make,
+) -> None:
+    """They took three times as much, so that a process that sweeps for hours grew by 100 MB."""
+    queue = delta_queue()
+    for n in range(20):
+        queue.publish([str(n)])
+        lease(queue).ack()
+    table, before = queue._context.ledgers, heap_in_use()
+    kept = []
+    for _ in range(10):  # as many handles keep the events of the same commits
+        other = again(queue)._context.ledgers
+        assert list(other.commits(0, table.version()))
+        kept.append(other._events)
+    taken = heap_in_use() - before
+    assert sum(len(events) for events in kept) > 300
+    assert taken < 1.2 * sum(events._weight for events in kept)
 
 
 def test_a_second_look_reads_only_the_commits_since_the_first(
