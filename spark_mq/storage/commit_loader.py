@@ -87,6 +87,8 @@ class CommitLoader:
     def _check_commits(self, rows: pa.Table, upto: int) -> None:
         """Raise TablesDisagree if ``commits/`` describes another log."""
         latest = self._log.state.version
+        if upto > latest:  # a sweep may have read later commits since this process looked
+            latest = self._log.refresh().version
         if upto > latest:
             reason = f"commits/ has version {upto} of messages/, which ends at version {latest}"
             raise tables_disagree(self._commits.path, reason)

@@ -550,6 +550,25 @@ def test_a_handle_that_reads_while_files_are_rewritten_reads_again(
     assert reader.stats()["published"] == 3
 
 
+def test_a_process_that_slept_while_another_one_swept_opens_the_queue(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took commits/ for that of another log, because its own look was older."""
+    queue.publish("a")
+    fresh = again(queue)
+    commits, values = log_of(fresh).commits, iter(["bc", "de"])
+    read = commits.read
+
+    def slow_read(*of: Any) -> Any:
+        for value in next(values, ""):
+            queue.publish(value)
+        index_and_clean(queue)
+        return read(*of)
+
+    monkeypatch.setattr(commits, "read", slow_read)
+    assert fresh.stats()["published"] == 3
+
+
 def test_cleaning_a_log_takes_checksums_and_old_checkpoints_along(queue: Queue) -> None:
     for value in "abc":
         queue.publish(value)
