@@ -25,6 +25,14 @@ def test_a_seek_skips_all_before_and_makes_unread_all_after():
     assert group.at(5).delivery_count == 1
 
 
+def test_a_seek_to_the_last_message_of_a_lease_is_noted_for_that_message():
+    group = Group()
+    group.lease("a", 8)
+    seek(group, 7)
+    fenced = [(r.first, r.last, r.lease_id) for kind, r in group.ledger.events if kind == "fenced"]
+    assert fenced == [(7, 7, "a")]
+
+
 def test_a_seek_back_makes_settled_messages_unread_again():
     group = Group()
     group.lease("a", 8)

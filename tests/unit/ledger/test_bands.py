@@ -146,6 +146,16 @@ def test_the_index_knows_which_files_have_priorities() -> None:
     assert len(list(index.files_with(0, 0, end))) == 3
 
 
+def test_a_file_that_begins_after_a_range_is_not_in_it() -> None:
+    """Neighbours whose sequences touch, as those of one commit do."""
+    text = encode_bands(4, [(BandLayout(4).number(5, 2), 3)])
+    files = [DataFile(first, 3, f"f{first}", 30, 0, bands=text) for first in (0, 3, 6)]
+    index = MessageIndex(files, 1, lanes=4)
+    assert list(index.files_with(5, 0, 2)) == [(0, 2)]
+    assert list(index.files_with(5, 2, 5)) == [(2, 2), (3, 5)]
+    assert [begins for begins, *_ in index.banded_pieces(0, 2)] == [0]
+
+
 def test_a_smaller_index_keeps_the_bands_of_its_files() -> None:
     index = _index()
     kept = index.without_settled(sequence(1, 2))

@@ -48,6 +48,12 @@ def rows_of(group: Group, lease_id: str) -> list[tuple[int, int]]:
     ]
 
 
+def test_a_lease_of_a_file_with_its_lanes_in_turns_takes_no_more_than_it_may() -> None:
+    group = ordered(file_of(1, (0, 1, 1), (0, 0, 4), (0, 1, 3)))
+    first = sequence(1, 0)
+    assert group.lease("a", 3, max_sequence=first + 7) == [first, first + 1, first + 2]
+
+
 def test_a_lease_leaves_a_share_of_the_lanes_free() -> None:
     group = ordered(file_of(1, (0, 0, 2), (0, 1, 2), (0, 2, 2), (0, 3, 2)))
     group.lease("a", 100)
