@@ -64,7 +64,7 @@ def test_sets_of_bands_and_lanes_convert_to_each_other() -> None:
     assert layout.lanes_in(both) == 0b1100
     assert layout.lanes_in(layout.of_lanes(0b1100)) == 0b1100
     assert layout.priorities_in(both) == 1 << 9 | 1
-    assert layout.everything & layout.of_priority(0) == 0b11111 << 45
+    assert [layout.of_priority(p) for p in (9, 8, 0)] == [0b11111, 0b11111 << 5, 0b11111 << 45]
     assert layout.without_lane & both == 1 << layout.number(0, None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.ledger_group import Group
+from support.ledger_group import TIMEOUT, Group
 
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger.bands import BandLayout, encode_bands
@@ -16,6 +16,7 @@ from spark_mq.ledger.queue_settings import QueueSettings
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.ledger.replay import replay_batch
 from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.settle import NACK
 
 LANES = 4
 LAYOUT = BandLayout(LANES)
@@ -46,6 +47,25 @@ def rows_of(group: Group, lease_id: str) -> list[tuple[int, int]]:
         for file in group.index.files
         for seq in range(max(first, file.first), min(last, file.last) + 1)
     ]
+
+
+def test_an_extension_keeps_messages_of_the_first_band() -> None:
+    group = ordered(file_of(1, (9, 0, 2)))
+    first, last = group.lease("a", 2)
+    _, outcome = extend(
+        group.ledger, group.index, "a", group.now + TIMEOUT, [(first, last)], ordered_at=group.now
+    )
+    assert (outcome.settled, outcome.lost) == (2, [])
+
+
+def test_without_an_order_an_extension_keeps_messages_behind_others_of_their_key() -> None:
+    file = file_of(1, (0, 0, 3))
+    group = Group(0, GroupSettings(clock_skew=0, breaker_threshold=None), [file])
+    group.index = MessageIndex([file], 1, lanes=LANES)
+    first, second, _ = group.lease("a", 3)
+    group.settle(NACK, "a", [first])
+    outcome = group.extend("a", seqs=[second])
+    assert (outcome.settled, outcome.lost) == (1, [])
 
 
 def test_a_lease_of_a_file_with_its_lanes_in_turns_takes_no_more_than_it_may() -> None:
