@@ -81,7 +81,7 @@ class Stream:
 
         Raises what ended it.
         """
-        return until_connected(lambda: finish(self.start(each, frame=frame)))
+        return finish(self.start(each, frame=frame))
 
     def settle_with(
         self, process: Callable[[Any, Any], Any], *, on_error: str = "raise", frame: Any = None
@@ -101,25 +101,20 @@ def configured(spark: Any, name: str, value: str) -> Iterator[None]:
 
 
 def start(writer: Any, checkpoint: Path, *, available_now: bool = True) -> Any:
+    """Start a query, again if Spark's Python process took more than its ten seconds to begin.
+
+    No setting changes them (SPARK-45245), and a busy machine does not keep them. Over Connect the
+    start raises then, as docs/reference/errors.md says, and nothing was leased.
+    """
     writer = writer.option("checkpointLocation", str(checkpoint))
     writer = writer.trigger(availableNow=True) if available_now else writer
-    return until_connected(writer.start)
-
-
-def until_connected(act: Callable[[], Any]) -> Any:
-    """Run a query, again if Spark's Python process took more than its ten seconds to begin.
-
-    No setting changes them (SPARK-45245), and a busy machine does not keep them. Nothing was leased
-    then, as docs/reference/errors.md says.
-    """
-    for _ in range(5):
+    for _ in range(4):
         try:
-            return act()
+            return writer.start()
         except Exception as error:
             if "failed to connect back" not in str(error):
                 raise
-            last = error
-    raise last
+    return writer.start()
 
 
 def finish(query: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from support.banded_files import LANES, file_of, ordered
 from support.ledger_group import TIMEOUT, Group
 
 from spark_mq.errors import InvalidOption
@@ -17,24 +18,6 @@ from spark_mq.ledger.ranges import Ledger
 from spark_mq.ledger.replay import replay_batch
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import NACK
-
-LANES = 4
-LAYOUT = BandLayout(LANES)
-
-
-def file_of(version: int, *runs: tuple[int, int | None, int]) -> DataFile:
-    """Return a file with runs of ``(priority, lane, rows)``."""
-    text = encode_bands(LANES, [(LAYOUT.number(p, lane), rows) for p, lane, rows in runs])
-    rows = sum(rows for _, _, rows in runs)
-    return DataFile(sequence(version, 0), rows, f"f{version}", 10 * rows, version, bands=text)
-
-
-def ordered(*files: DataFile, **settings: object) -> Group:
-    """Return an ordered group on some files."""
-    rules = GroupSettings(clock_skew=0, breaker_threshold=None, order="key", **settings)  # type: ignore[arg-type]
-    group = Group(0, rules, list(files))
-    group.index = MessageIndex(files, len(files), lanes=LANES)
-    return group
 
 
 def rows_of(group: Group, lease_id: str) -> list[tuple[int, int]]:
@@ -59,9 +42,7 @@ def test_an_extension_keeps_messages_of_the_first_band() -> None:
 
 
 def test_without_an_order_an_extension_keeps_messages_behind_others_of_their_key() -> None:
-    file = file_of(1, (0, 0, 3))
-    group = Group(0, GroupSettings(clock_skew=0, breaker_threshold=None), [file])
-    group.index = MessageIndex([file], 1, lanes=LANES)
+    group = ordered(file_of(1, (0, 0, 3)), order="none")
     first, second, _ = group.lease("a", 3)
     group.settle(NACK, "a", [first])
     outcome = group.extend("a", seqs=[second])
