@@ -164,11 +164,9 @@ def decode_parquet(path: str, data: bytes, schema: pa.Schema) -> pa.Table:
     """
     try:
         parquet = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
-        all_names = parquet.schema_arrow.names
-        names = [name for name in all_names if name in schema.names]
-        some = len(names) < len(all_names)
-        # Threads do not pay for a few columns.
-        table = parquet.read(names if some else None, use_threads=not some)
+        names = [name for name in parquet.schema_arrow.names if name in schema.names]
+        # A thread of pyarrow that frees Python's bytes at the end of the process would abort it.
+        table = parquet.read(names, use_threads=False)
         table = pa.table([_column(table, field) for field in schema], schema=schema)
         table.validate(full=True)  # or a text that is no UTF-8 would fail its first reader
     except MemoryError:  # pyarrow's is an ArrowException, too

@@ -147,7 +147,7 @@ def _event_sums(rows: pa.Table, length: int) -> list[dict[str, Any]]:
     keys = ["bucket", "consumer_group", "event", "outcome"]
     sums: list[dict[str, Any]] = (
         rows.append_column("bucket", bucket)
-        .group_by(keys)
+        .group_by(keys, use_threads=False)
         .aggregate([("message_count", "sum")])
         .to_pylist()
     )

@@ -78,7 +78,7 @@ def _changes(
     rows = rows.filter(pc.or_(pc.is_valid(rows["user"]), pc.fill_null(named, False)))
     step = pc.equal(rows["operation"], "freeze redrive")  # of a redrive, which follows
     rows = rows.filter(pc.invert(pc.fill_null(step, False)))
-    sums: pa.Table = rows.group_by(_KEYS).aggregate([("message_count", "sum")])
+    sums: pa.Table = rows.group_by(_KEYS, use_threads=False).aggregate([("message_count", "sum")])
     for row in sums.to_pylist():
         yield ChangeRecord(
             row["committed_at"],

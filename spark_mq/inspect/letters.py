@@ -18,6 +18,7 @@ from spark_mq.maintenance.letter_tables import letter_schema, letter_tables
 from spark_mq.maintenance.redrive import REDRIVE
 from spark_mq.operations.context import QueueContext
 from spark_mq.parquet.reader import MessageReader
+from spark_mq.util.columns import sort_rows
 from spark_mq.util.html import rows_html
 from spark_mq.util.records import Converts, Record
 
@@ -110,7 +111,8 @@ def newest_letters(context: QueueContext, n: int, before: int | None) -> pa.Tabl
         interval = (piece.first, piece.first + piece.rows - 1)
         for table in letter_tables(dead.messages, [interval], piece.rows, skip=True):
             own = table.filter(is_own_letter(context.settings, context.path, table))
-            found = pa.concat_tables([found, own.sort_by([("dead_letter_sequence", "descending")])])
+            ordered = sort_rows(own, "dead_letter_sequence", descending=True)
+            found = pa.concat_tables([found, ordered])
         looked += piece.rows
         if found.num_rows >= n or looked >= _ROWS:
             break
@@ -144,7 +146,7 @@ def _reasons_of(
     columns["row"] = pa.array(range(len(headers)), pa.int64())
     table = pa.table(columns)
     table = table.filter(is_own_letter(context.settings, context.path, table))
-    sums = table.group_by(_KEYS).aggregate([("row", "count"), ("row", "max")])
+    sums = table.group_by(_KEYS, use_threads=False).aggregate([("row", "count"), ("row", "max")])
     for row in sums.to_pylist():
         at = row["row_max"]
         yield DeadLetterReason(

@@ -63,7 +63,7 @@ def list_workers(group: GroupLedger) -> list[WorkerInfo]:
     ledger = group.ledger_in(group.snapshot())
     held = _table(ledger, ledger.find((LEASED,)))
     table = _with_instants(held, ["worker_id", "lease_id", "message_count"])
-    sums = table.group_by("worker_id").aggregate(
+    sums = table.group_by("worker_id", use_threads=False).aggregate(
         [
             ("lease_id", "count_distinct"),
             ("message_count", "sum"),
@@ -92,7 +92,7 @@ def last_errors(group: GroupLedger, n: int) -> list[LastError]:
     at = pc.max_element_wise(table["leased_at"], table["first_failed_at"])
     sums = (
         table.append_column("at", at)
-        .group_by(["error", "state"])
+        .group_by(["error", "state"], use_threads=False)
         .aggregate([("message_count", "sum"), ("first", "min"), ("at", "max")])
     )
     rows = sorted(sums.to_pylist(), key=lambda row: (-(row["at_max"] or 0), row["first_min"]))

@@ -16,6 +16,7 @@ from spark_mq.storage.history_table import BATCH
 from spark_mq.storage.ledger_store import LedgerStore
 from spark_mq.storage.message_store import tables_disagree
 from spark_mq.util.clock import to_datetime
+from spark_mq.util.columns import sort_rows
 
 __all__ = ["read_group_history", "read_history"]
 
@@ -78,8 +79,8 @@ class _Past(NamedTuple):
             _matching(rows, sequence, group, since).select(needed)
             for rows in _commits_after(self.ledgers, up_to)
         ]
-        order = [("version", "ascending"), ("ordinal", "ascending")]
-        return pa.concat_tables([archived, *recent]).sort_by(order).select(names)
+        rows = pa.concat_tables([archived, *recent])
+        return sort_rows(rows, "version", "ordinal").select(names)
 
 
 def _commits_after(ledgers: LedgerStore, version: int) -> Iterator[pa.Table]:

@@ -34,6 +34,7 @@ from spark_mq.operations.redrives import (
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.storage.history_rows import FAILURES
 from spark_mq.util.clock import to_datetime
+from spark_mq.util.columns import sort_rows
 from spark_mq.util.validation import validate_choice, validate_count, validate_name
 
 __all__ = ["FINISHED_SCHEMA", "MessageOutcome", "Trace", "TraceEvent", "finished", "trace"]
@@ -241,7 +242,7 @@ def finished(
             _finished(piece, rows, end, schema)
             for piece, rows in _payload(context, index, start, stop, names)
         ]
-    return pa.concat_tables(parts).sort_by("sequence")
+    return sort_rows(pa.concat_tables(parts), "sequence")
 
 
 def _finished(

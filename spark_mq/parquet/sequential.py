@@ -34,7 +34,9 @@ class SequentialReader:
         meta = metadata.row_group(group)
         width = meta.total_byte_size // max(1, meta.num_rows)
         rows = min(_STEP_ROWS, max(1, _STEP_BYTES // max(1, width)))
-        self._steps = file.iter_batches(rows, row_groups=[group], columns=list(names))
+        self._steps = file.iter_batches(
+            rows, row_groups=[group], columns=list(names), use_threads=False
+        )
         self._step = pa.table({name: [] for name in names})
         self._begin = 0
         self.at = 0  # the first row that it can still return

@@ -16,6 +16,7 @@ from spark_mq.handler import HandlerPolicy, MessageVerdict, commands_for, verdic
 from spark_mq.ledger.intervals import normalise
 from spark_mq.ledger.settle import ACK, NACK, REJECT
 from spark_mq.operations.settle import SettleResult, summarize
+from spark_mq.util.columns import sort_rows
 from spark_mq.util.validation import validate_duration
 
 if TYPE_CHECKING:
@@ -250,7 +251,7 @@ def _batch_runs(
     if rows == 0:
         return pa.nulls(0, pa.list_(pa.struct(list(_RUNS))))
     table = pa.table([lease_id, outcome, delay, error, sequence], names=[*_VERDICT, "sequence"])
-    table = table.sort_by([(name, "ascending") for name in table.schema.names])
+    table = sort_rows(table, *table.schema.names)
     runs = _runs(
         [table[name].combine_chunks() for name in _VERDICT], table["sequence"].combine_chunks()
     )

@@ -16,6 +16,7 @@ from spark_mq.delta.actions import AddFile
 from spark_mq.delta.state import TableState
 from spark_mq.storage.commit_rows import MARK, mark_rows
 from spark_mq.util.clock import to_datetime
+from spark_mq.util.columns import sort_rows
 
 __all__ = [
     "count_small",
@@ -51,12 +52,13 @@ def latest_marks(rows: pa.Table) -> pa.Table:
         return rows
     kept = mark_rows((app, number, at) for app, (number, at) in latest.items())
     whole = pa.concat_tables([rows.filter(pc.invert(is_mark)), kept])
-    return whole.sort_by([("version", "ascending"), ("first", "ascending")])
+    return sort_rows(whole, "version", "first")
 
 
 def _in_order(marks: pa.Table) -> Iterator[tuple[str, int, int]]:
     names = ("app", "number", "version")
-    columns = [marks.sort_by("version")[name].to_pylist() for name in names]
+    ordered = sort_rows(marks, "version")
+    columns = [ordered[name].to_pylist() for name in names]
     return zip(*columns, strict=True)
 
 

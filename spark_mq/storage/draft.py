@@ -128,7 +128,7 @@ class FilesDraft(Draft):
                 made.append(replace(file))
             elif not duplicates.issuperset(rows):
                 with self.store.open(file.path) as source:
-                    table = pq.read_table(source)
+                    table = pq.ParquetFile(source).read(use_threads=False)
                 made += self._write(_without(table, duplicates, rows.start))
         return made
 

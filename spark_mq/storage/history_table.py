@@ -39,6 +39,7 @@ from spark_mq.storage.history_store import Archived, Filters
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.message_store import tables_disagree
 from spark_mq.util.clock import SECOND
+from spark_mq.util.columns import sort_rows
 
 __all__ = ["BATCH", "HistoryTable"]
 
@@ -50,7 +51,7 @@ CHECKPOINT_VERSIONS: Final = 16  # from one checkpoint to the next
 # How much of its own log stays, because nobody reads its past.
 KEEP_VERSIONS: Final = 100
 KEEP_SECONDS: Final = 600.0
-_ORDER: Final = [("version", "ascending"), ("ordinal", "ascending")]
+_ORDER: Final = ("version", "ordinal")
 
 
 class HistoryTable:
@@ -272,7 +273,7 @@ class HistoryTable:
                 change = Change(
                     uuid.uuid4().hex,
                     {"operation": "compact"},
-                    adds=list(self._write(rows.sort_by(_ORDER))),
+                    adds=list(self._write(sort_rows(rows, *_ORDER))),
                     removes=merged,
                     partition={name: value or "" for name, value in key},
                     data_change=False,

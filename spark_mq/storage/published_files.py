@@ -37,6 +37,7 @@ from spark_mq.storage.commit_rows import (
     rewrite_rows,
 )
 from spark_mq.storage.path_lookup import PathLookup
+from spark_mq.util.columns import sort_rows
 from spark_mq.util.show import show_name
 from spark_mq.util.validation import short_repr
 
@@ -248,7 +249,7 @@ class PublishedFiles:
             # A number may be newer than the batch. It shows all that an app has published.
             mark_rows(one for one in marks if one[2] > version),
         ]
-        return pa.concat_tables(parts).sort_by([("version", "ascending"), ("first", "ascending")])
+        return sort_rows(pa.concat_tables(parts), "version", "first")
 
     def version_after(self, version: int, files: int) -> int:
         """Return the last version of a batch of about `files` files."""

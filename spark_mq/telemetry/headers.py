@@ -30,9 +30,9 @@ def add_headers(column: pa.ChunkedArray, extra: Mapping[str, str]) -> pa.Array:
         keys = pa.concat_arrays([keys, pa.repeat(name, len(new))])
         values = pa.concat_arrays([values, pa.repeat(value, len(new))])
     order = pc.sort_indices(parents)  # stable, so the own headers of a row stay first
-    counts = pa.table({"row": pa.concat_arrays([every, parents])}).group_by("row")
-    sizes = counts.aggregate([("row", "count")]).sort_by("row")["row_count"]
-    ends = pc.cumulative_sum(pc.subtract(sizes.combine_chunks(), 1))
+    # In the order of the rows, because `every` names each of them first.
+    sizes = pc.value_counts(pa.concat_arrays([every, parents])).field("counts")
+    ends = pc.cumulative_sum(pc.subtract(sizes, 1))
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends.cast(pa.int32())])
     return pa.MapArray.from_arrays(offsets, keys.take(order), values.take(order))
 
