@@ -110,6 +110,13 @@ def test_a_condition_ends_after_its_time_in_all_tables_together(
         two.select(letters())
 
 
+def test_a_condition_may_have_30_parentheses_inside_each_other() -> None:
+    within = "(" * 29 + "key = 'a'" + ")" * 29
+    assert Condition(f"({within})").select(letters()).num_rows == 2
+    with pytest.raises(InvalidOption, match="more than 30 parentheses inside each other"):
+        Condition(f"(({within}))")
+
+
 HOSTILE = {
     "a large result": "length(repeat('a', 2000000000)) > 1",
     "padding": "lpad(key, 2000000000, 'x') = 'x'",

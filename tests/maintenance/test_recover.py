@@ -148,6 +148,25 @@ def test_a_log_that_went_back_is_refused_by_all_that_would_lose_messages(
         publisher.publish("x").result()
 
 
+def test_a_sweep_changes_no_dead_letter_queue_whose_tables_disagree(tmp_path: Path) -> None:
+    queue = Queue.create(tmp_path / "queue", durable=False)
+    dead = tmp_path / "queue" / "dead_letters"
+    for time in ("old", "new"):
+        queue.publish([time])
+        lease(queue).reject()
+        queue.sweep()
+        lease(queue.dead_letters).ack()
+        if time == "old":
+            shutil.copytree(dead, tmp_path / "old")
+    for table in ("messages", "commits"):
+        shutil.rmtree(dead / table)
+        shutil.copytree(tmp_path / "old" / table, dead / table)
+    before = content(dead)
+    with pytest.raises(TablesDisagree, match=r"Queue\.recover"):
+        late(tmp_path / "queue").sweep()
+    assert content(dead) == before, "nothing was written"
+
+
 def content(path: Path) -> list[Path]:
     """The files of a queue's tables."""
     return sorted(found for table in TABLES for found in (path / table).rglob("*"))

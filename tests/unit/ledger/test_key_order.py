@@ -298,9 +298,9 @@ def test_a_replay_returns_what_stands_behind_a_message_that_it_gives_back() -> N
     assert [(r.state, r.delivery_count) for r in group.ledger] == [("waiting", 2), ("waiting", 1)]
 
 
-def hot_files(count: int) -> list[DataFile]:
-    """Return files in which lane 1 has 40 of 46 messages."""
-    return [file_of(v, (0, 0, 2), (0, 1, 40), (0, 2, 2), (0, 3, 2)) for v in range(1, count + 1)]
+def hot_files(count: int, hot: int = 40) -> list[DataFile]:
+    """Return files in which lane 1 has most messages, and each other lane two."""
+    return [file_of(v, (0, 0, 2), (0, 1, hot), (0, 2, 2), (0, 3, 2)) for v in range(1, count + 1)]
 
 
 def test_a_hot_lane_does_not_fill_a_lease_while_others_have_messages() -> None:
@@ -310,6 +310,20 @@ def test_a_hot_lane_does_not_fill_a_lease_while_others_have_messages() -> None:
     hot = [(version, row) for version, row in rows if row >= 2]
     assert hot == [(version, row) for version in (1, 2, 3) for row in range(2, 42)]
     assert len(rows) == 200
+
+
+def test_a_hot_lane_gets_no_run_after_its_half_of_a_lease() -> None:
+    group = ordered(*hot_files(100, hot=25))
+    group.lease("a", 200)
+    hot = [version for version, row in rows_of(group, "a") if row >= 2]
+    assert hot == [version for version in (1, 2, 3, 4) for _ in range(25)]
+
+
+def test_a_hot_lane_may_fill_a_lease_of_a_group_without_order() -> None:
+    group = ordered(*hot_files(3), file_of(4, (1, 0, 1)), order="none")
+    group.lease("a", 101)
+    oldest = [(version, row) for version in (1, 2, 3) for row in range(46)]
+    assert rows_of(group, "a") == [*oldest[:100], (4, 0)]
 
 
 def test_a_hot_lane_fills_a_lease_if_others_have_no_more() -> None:
