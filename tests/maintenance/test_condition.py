@@ -117,6 +117,11 @@ def test_a_condition_may_have_30_parentheses_inside_each_other() -> None:
         Condition(f"(({within}))")
 
 
+def test_parentheses_after_each_other_are_not_counted_together() -> None:
+    each = " AND ".join(["(key = 'a')"] * 40)
+    assert Condition(each).select(letters()).num_rows == 2
+
+
 HOSTILE = {
     "a large result": "length(repeat('a', 2000000000)) > 1",
     "padding": "lpad(key, 2000000000, 'x') = 'x'",
