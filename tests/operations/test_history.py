@@ -699,9 +699,12 @@ def test_every_end_has_its_outcome(
 def test_a_message_past_its_own_time_has_expired(queue: Queue, clock: ManualClock) -> None:
     queue.publish([Message("a", expires_at=clock() + timedelta(seconds=5))])
     queue.publish(["b"])
+    queue.group().ensure()
     clock.advance("10s")
+    assert (queue.group().stats().expired, queue.group().stats().ready) == (1, 1)
     lease(queue, 2)
     assert queue.finished()["outcome"].to_pylist() == ["expired"]
+    assert queue.group().stats().expired == 1
 
 
 def test_a_message_made_unread_again_counts_by_its_last_end(queue: Queue) -> None:

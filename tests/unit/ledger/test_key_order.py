@@ -319,6 +319,15 @@ def test_a_hot_lane_gets_no_run_after_its_half_of_a_lease() -> None:
     assert hot == [version for version in (1, 2, 3, 4) for _ in range(25)]
 
 
+@pytest.mark.parametrize("priority", [0, 9])
+def test_a_hot_lane_holds_back_no_other_lane(priority: int) -> None:
+    runs = [(priority, 0, 2), (priority, 1, 40), (priority, 2, 2), (priority, 3, 2)]
+    group = ordered(*(file_of(version, *runs) for version in range(1, 21)))
+    group.lease("a", 150)
+    others = [one for one in rows_of(group, "a") if one[1] < 2]
+    assert others == [(version, row) for version in range(1, 21) for row in (0, 1)]
+
+
 def test_a_hot_lane_may_fill_a_lease_of_a_group_without_order() -> None:
     group = ordered(*hot_files(3), file_of(4, (1, 0, 1)), order="none")
     group.lease("a", 101)
