@@ -353,3 +353,9 @@ def test_a_part_of_a_slice_has_its_share_of_the_bytes():
     part = whole.part(2, 3)
     assert (part.first, part.offset, part.rows, part.size) == (2, 2, 3, 300)
     assert whole.part(0, 10) == whole
+
+
+def test_a_file_that_another_thread_is_about_to_add_ends_where_it_begins() -> None:
+    index = MessageIndex([DataFile(sequence(1, 0), 3, "a", 30, 1)], 1)
+    assert index.files.last_of(sequence(1, 0)) == sequence(1, 2)
+    assert index.files.last_of(sequence(2, 0)) == sequence(2, 0)
