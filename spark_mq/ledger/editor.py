@@ -10,7 +10,6 @@ from operator import attrgetter
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from spark_mq.ledger.ranges import (
     SETTLED,
@@ -21,6 +20,7 @@ from spark_mq.ledger.ranges import (
     to_table,
 )
 from spark_mq.ledger.states import LEGAL_TRANSITIONS, illegal_transition
+from spark_mq.util.columns import sort_rows
 
 __all__ = ["END_REASONS", "LedgerEditor", "end_reason_of"]
 
@@ -203,8 +203,7 @@ class LedgerEditor:
         between = table.slice(start, stop - start).filter(kept)
         if merged:
             between = pa.concat_tables([between, to_table(merged)]).combine_chunks()
-            # sort_by would start a query with its own threads.
-            between = between.take(pc.sort_indices(between["first"]))
+            between = sort_rows(between, "first")
         return pa.concat_tables([table.slice(0, start), between, table.slice(stop)])
 
 

@@ -34,6 +34,7 @@ class SequentialReader:
         meta = metadata.row_group(group)
         width = meta.total_byte_size // max(1, meta.num_rows)
         rows = min(_STEP_ROWS, max(1, _STEP_BYTES // max(1, width)))
+        # Without pyarrow's threads, for the reason that decode_parquet has.
         self._steps = file.iter_batches(
             rows, row_groups=[group], columns=list(names), use_threads=False
         )

@@ -51,7 +51,6 @@ CHECKPOINT_VERSIONS: Final = 16  # from one checkpoint to the next
 # How much of its own log stays, because nobody reads its past.
 KEEP_VERSIONS: Final = 100
 KEEP_SECONDS: Final = 600.0
-_ORDER: Final = ("version", "ordinal")
 
 
 class HistoryTable:
@@ -273,7 +272,7 @@ class HistoryTable:
                 change = Change(
                     uuid.uuid4().hex,
                     {"operation": "compact"},
-                    adds=list(self._write(sort_rows(rows, *_ORDER))),
+                    adds=list(self._write(sort_rows(rows, "version", "ordinal"))),
                     removes=merged,
                     partition={name: value or "" for name, value in key},
                     data_change=False,

@@ -25,6 +25,7 @@ from spark_mq.ledger.ranges import (
     to_table,
 )
 from spark_mq.parquet.small_file import SmallFileEncoder
+from spark_mq.util.columns import sort_rows
 
 __all__ = [
     "LEASES_SCHEMA",
@@ -184,7 +185,7 @@ def _from_many(rows: pa.Table) -> Ledger:
     ranges = rows.filter(
         pc.invert(pc.is_in(rows["state"], value_set=pa.array([FLOOR, EVENT])))
     ).select(RANGE_SCHEMA.names)
-    return Ledger(head, ranges.take(pc.sort_indices(ranges["first"])))
+    return Ledger(head, sort_rows(ranges, "first"))
 
 
 def _only_head(floors: Sequence[Mapping[str, Any]]) -> LedgerHeader:

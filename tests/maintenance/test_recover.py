@@ -54,10 +54,15 @@ class Past:
     def with_old(self, path: Path, tables: tuple[str, ...]) -> Path:
         """The queue as it was later, but for some tables."""
         shutil.copytree(self.root / "new", path)
-        for table in tables:
-            shutil.rmtree(path / table)
-            shutil.copytree(self.root / "old" / table, path / table)
+        put_back(path, self.root / "old", tables)
         return path
+
+
+def put_back(path: Path, old: Path, tables: tuple[str, ...]) -> None:
+    """Replace tables by their earlier copies."""
+    for table in tables:
+        shutil.rmtree(path / table)
+        shutil.copytree(old / table, path / table)
 
 
 @pytest.fixture(scope="module")
@@ -158,9 +163,7 @@ def test_a_sweep_changes_no_dead_letter_queue_whose_tables_disagree(tmp_path: Pa
         lease(queue.dead_letters).ack()
         if time == "old":
             shutil.copytree(dead, tmp_path / "old")
-    for table in ("messages", "commits"):
-        shutil.rmtree(dead / table)
-        shutil.copytree(tmp_path / "old" / table, dead / table)
+    put_back(dead, tmp_path / "old", ("messages", "commits"))
     before = content(dead)
     with pytest.raises(TablesDisagree, match=r"Queue\.recover"):
         late(tmp_path / "queue").sweep()

@@ -298,9 +298,10 @@ def test_a_replay_returns_what_stands_behind_a_message_that_it_gives_back() -> N
     assert [(r.state, r.delivery_count) for r in group.ledger] == [("waiting", 2), ("waiting", 1)]
 
 
-def hot_files(count: int, hot: int = 40) -> list[DataFile]:
+def hot_files(count: int, hot: int = 40, priority: int = 0) -> list[DataFile]:
     """Return files in which lane 1 has most messages, and each other lane two."""
-    return [file_of(v, (0, 0, 2), (0, 1, hot), (0, 2, 2), (0, 3, 2)) for v in range(1, count + 1)]
+    runs = [(priority, lane, hot if lane == 1 else 2) for lane in range(LANES)]
+    return [file_of(version, *runs) for version in range(1, count + 1)]
 
 
 def test_a_hot_lane_does_not_fill_a_lease_while_others_have_messages() -> None:
@@ -321,8 +322,7 @@ def test_a_hot_lane_gets_no_run_after_its_half_of_a_lease() -> None:
 
 @pytest.mark.parametrize("priority", [0, 9])
 def test_a_hot_lane_holds_back_no_other_lane(priority: int) -> None:
-    runs = [(priority, 0, 2), (priority, 1, 40), (priority, 2, 2), (priority, 3, 2)]
-    group = ordered(*(file_of(version, *runs) for version in range(1, 21)))
+    group = ordered(*hot_files(20, priority=priority))
     group.lease("a", 150)
     others = [one for one in rows_of(group, "a") if one[1] < 2]
     assert others == [(version, row) for version in range(1, 21) for row in (0, 1)]
