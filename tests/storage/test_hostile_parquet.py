@@ -226,15 +226,22 @@ def test_the_messages_of_a_bomb_are_dead_and_others_go_on(delta_queue: Make, nam
     assert letters.num_rows == 0  # a letter without a payload is not redriven
 
 
-def break_newest_page(table: Path) -> None:
-    """Rewrite a table's newest data file as snappy pages, whose first one is no snappy."""
-    path = max(table.rglob("part-*.parquet"), key=lambda p: p.stat().st_mtime_ns)
-    buffer = io.BytesIO()
-    pq.write_table(pq.ParquetFile(path).read(), buffer, compression="snappy", use_dictionary=False)
-    data = bytearray(buffer.getvalue())
-    _, page = decode(bytes(data), 4)
-    data[page : page + 5] = b"\xff" * 5
-    path.write_bytes(data)
+def break_pages(table: Path) -> None:
+    """Rewrite a table's data files as snappy pages, whose first one is no snappy.
+
+    It takes all files, because two that were written within a tick of the disk's clock look
+    equally new.
+    """
+    paths = list(table.rglob("part-*.parquet"))
+    assert paths
+    for path in paths:
+        buffer = io.BytesIO()
+        rows = pq.ParquetFile(path).read()
+        pq.write_table(rows, buffer, compression="snappy", use_dictionary=False)
+        data = bytearray(buffer.getvalue())
+        _, page = decode(bytes(data), 4)
+        data[page : page + 5] = b"\xff" * 5
+        path.write_bytes(data)
 
 
 def test_a_ledger_whose_pages_are_broken_is_named_with_its_advice(
@@ -245,7 +252,7 @@ def test_a_ledger_whose_pages_are_broken_is_named_with_its_advice(
     queue.publish(["a", "b"])
     queue.group("other").ensure()
     assert queue.group("broken").lease("w", max_messages=1) is not None
-    break_newest_page(Path(queue._context.ledgers.path, "consumer_group=broken"))
+    break_pages(Path(queue._context.ledgers.path, "consumer_group=broken"))
     read = again(queue)
     for fails in (read.group("broken").stats, read.stats):
         with pytest.raises(errors.CorruptLog, match="'broken' cannot be read") as caught:
@@ -261,7 +268,7 @@ def test_a_broken_page_of_commits_costs_nothing_while_the_log_is_there(delta_que
     queue = delta_queue()
     queue.publish(["a", "b"])
     index_commits(queue)
-    break_newest_page(Path(queue._context.messages.path).parent / "commits")
+    break_pages(Path(queue._context.messages.path).parent / "commits")
     assert again(queue).stats()["published"] == 2
 
 
