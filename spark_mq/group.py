@@ -121,7 +121,7 @@ class ConsumerGroup(GroupViews):
     def unblock(self, to: str, sequences: Iterable[int] | None = None) -> int:
         """Decide about messages that block the group. Return their number.
 
-        A group blocks with ``on_exhausted="block"``.
+        A group blocks with ``on_max_deliveries="block"``.
 
         Parameters
         ----------

@@ -229,4 +229,4 @@ def _may_be_capped(digest: LedgerDigest) -> bool:
     settings = digest.settings
     in_flight = digest.counts.get(LEASED, 0)
     full = settings.max_in_flight is not None and in_flight >= settings.max_in_flight
-    return full or digest.ranges >= settings.max_ledger_ranges
+    return full or digest.ranges >= settings.max_tracked_ranges

@@ -40,10 +40,10 @@ def acquire(
     The caller has expired leases already.
     """
     breaker = ledger.head.breaker
-    if why := breaker.blocked_because(rules, now, _is_leased(ledger, breaker.probe)):
+    if why := breaker.blocked_because(rules, now, _is_leased(ledger, breaker.trial)):
         return ledger, Grant((), why, blocked_for_now=True)
-    probes = breaker.is_open(rules)
-    if probes:
+    trials = breaker.is_open(rules)
+    if trials:
         request = replace(request, max_messages=1)
     blocked = ""
     ordered = rules.order == "key" and is_ordered(index, rules)
@@ -60,9 +60,9 @@ def acquire(
     if (found := acquiring.acquire()) is None:
         return ledger, acquiring.nothing(blocked)
     after, grant = found
-    if probes:
-        probing = breaker.with_probe(grant.ranges[0].first, now, rules)
-        after = after.replaced(replace(after.head, breaker=probing), after.events)
+    if trials:
+        on_trial = breaker.with_trial(grant.ranges[0].first, now, rules)
+        after = after.replaced(replace(after.head, breaker=on_trial), after.events)
     return after, grant
 
 

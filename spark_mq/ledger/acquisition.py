@@ -138,7 +138,7 @@ class Acquisition:
         `blocked` names the message that stops the group, or is empty.
         """
         full = self.full and self.may_read
-        return Grant(blocked_because="max_ledger_ranges" if full else blocked)
+        return Grant(blocked_because="max_tracked_ranges" if full else blocked)
 
     def has_due(self) -> bool:
         return self.may_read or self.due.count > 0
@@ -224,11 +224,11 @@ def _is_full(ledger: Ledger, now: int, rules: GroupSettings) -> bool:
 
     Delayed ranges do not count, and neither do ranges that wait for the sweep or the owner.
     """
-    if ledger.size < rules.max_ledger_ranges:
+    if ledger.size < rules.max_tracked_ranges:
         return False
     excluded = len(ledger.find((DEAD, BLOCKED, ROUTING)))
     delayed = len(ledger.find((WAITING,), ("available_at", ">", now)))
-    return ledger.size - excluded - delayed >= rules.max_ledger_ranges
+    return ledger.size - excluded - delayed >= rules.max_tracked_ranges
 
 
 def last_readable(index: MessageIndex, request: AcquireRequest) -> int:

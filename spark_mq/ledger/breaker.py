@@ -1,8 +1,8 @@
 """Stop a group whose handler fails for every message, or that its owner paused.
 
 The breaker opens after several leases of different messages failed in a row. Then the group grants
-one lease of one message at a time, the probe. An ack or a reject of the probe closes the breaker. A
-failure of the probe makes the next wait longer.
+one lease of one message at a time, the trial. An ack or a reject of the trial closes the breaker. A
+failure of the trial makes the next wait longer.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Breaker:
     failed: tuple[int, ...] = ()  # the first message of each lease that failed in a row
     cause: str | None = None  # the error of the last of them
     opened_at: int | None = None  # None while it is closed
-    next_probe_at: int | None = None
-    probe: int | None = None  # the message of the last probe
-    failed_probes: int = 0  # since the breaker opened
+    next_trial_at: int | None = None
+    trial: int | None = None  # the message of the last trial
+    failed_trials: int = 0  # since the breaker opened
     paused_at: int | None = None
     pause_reason: str | None = None
 
@@ -53,15 +53,15 @@ class Breaker:
         return OPEN if self.is_open(rules) else CLOSED
 
     def is_open(self, rules: GroupSettings) -> bool:
-        """Return whether the group grants probes only."""
+        """Return whether the group grants trials only."""
         return self.opened_at is not None and rules.breaker_threshold is not None
 
-    def blocked_because(self, rules: GroupSettings, now: int, probing: bool) -> str:
+    def blocked_because(self, rules: GroupSettings, now: int, on_trial: bool) -> str:
         """Return why the group grants no lease now, or an empty string."""
         if self.paused_at is None and self.is_open(rules):
-            if probing:
-                return f"{self._why_open()}; message {self.probe} is the probe"
-            if now >= (self.next_probe_at or 0):
+            if on_trial:
+                return f"{self._why_open()}; message {self.trial} is the trial"
+            if now >= (self.next_trial_at or 0):
                 return ""
         return self.why(rules)
 
@@ -72,7 +72,7 @@ class Breaker:
             return f"paused since {_at(self.paused_at)}{reason}"
         if not self.is_open(rules):
             return ""
-        return f"{self._why_open()}; the next probe is at {_at(self.next_probe_at or 0)}"
+        return f"{self._why_open()}; the next trial is at {_at(self.next_trial_at or 0)}"
 
     def _why_open(self) -> str:
         return (
@@ -88,40 +88,40 @@ class Breaker:
             return self
         cause = cause[:_MAX_CAUSE] if cause else cause
         if self.opened_at is not None:
-            if first != self.probe:
+            if first != self.trial:
                 return self  # a lease from before the breaker opened
-            probes = self.failed_probes + 1
-            at = now + _wait(probes, rules)
-            return replace(self, failed_probes=probes, next_probe_at=at, probe=None, cause=cause)
+            trials = self.failed_trials + 1
+            at = now + _wait(trials, rules)
+            return replace(self, failed_trials=trials, next_trial_at=at, trial=None, cause=cause)
         if first in self.failed:
             return replace(self, cause=cause)
         failed = (*self.failed, first)
         if len(failed) < rules.breaker_threshold:
             return replace(self, failed=failed, cause=cause)
         at = now + _wait(0, rules)
-        return replace(self, failed=failed, cause=cause, opened_at=now, next_probe_at=at)
+        return replace(self, failed=failed, cause=cause, opened_at=now, next_trial_at=at)
 
     def with_success(self, intervals: Iterable[Interval]) -> Breaker:
-        """Return the breaker after a success. An open one closes only if it has the probe."""
+        """Return the breaker after a success. An open one closes only if it has the trial."""
         if self.opened_at is None:
             return replace(self, failed=(), cause=None) if self.failed else self
-        probe = -1 if self.probe is None else self.probe
-        if not any(first <= probe <= last for first, last in intervals):
+        trial = -1 if self.trial is None else self.trial
+        if not any(first <= trial <= last for first, last in intervals):
             return self
         return Breaker(paused_at=self.paused_at, pause_reason=self.pause_reason)
 
-    def with_probe(self, message: int, now: int, rules: GroupSettings) -> Breaker:
-        at = now + _wait(self.failed_probes, rules)
-        return replace(self, probe=message, next_probe_at=at)
+    def with_trial(self, message: int, now: int, rules: GroupSettings) -> Breaker:
+        at = now + _wait(self.failed_trials, rules)
+        return replace(self, trial=message, next_trial_at=at)
 
     def paused(self, reason: str | None, now: int) -> Breaker:
         at = now if self.paused_at is None else self.paused_at
         return replace(self, paused_at=at, pause_reason=reason)
 
 
-def _wait(failed_probes: int, rules: GroupSettings) -> int:
-    """Return the microseconds until the next probe. They double with each failed probe."""
-    return min(rules.breaker_max_wait, rules.breaker_wait * 2 ** min(failed_probes, 40))
+def _wait(failed_trials: int, rules: GroupSettings) -> int:
+    """Return the microseconds until the next trial. They double with each failed trial."""
+    return min(rules.breaker_max_wait, rules.breaker_reset_timeout * 2 ** min(failed_trials, 40))
 
 
 def _at(instant: int) -> str:

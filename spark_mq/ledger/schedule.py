@@ -223,7 +223,7 @@ def next_due_at(ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: 
         ends.append(deadline + rules.clock_skew + 1)
     breaker = ledger.head.breaker
     if breaker.is_open(rules):
-        ends.append(breaker.next_probe_at)
+        ends.append(breaker.next_trial_at)
     if index.has_times_after(ledger.tracked_up_to) and (unread := unread_range(ledger, index)):
         ends += [r.available_at for r in split_by_time(unread, index, now, now).later]
     return min((end for end in ends if end is not None), default=None)

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 RETRY_POLICIES: Final = ("exponential", "linear", "constant", "none")
-ON_EXHAUSTED: Final = ("dead_letter", "drop", "block")
+ON_MAX_DELIVERIES: Final = ("dead_letter", "drop", "block")
 ON_REJECT: Final = ("dead_letter", "drop")
 ORDERS: Final = ("none", "key")
 
@@ -35,7 +35,7 @@ DURATION_SETTINGS: Final = (
     "retry_delay",
     "max_retry_delay",
     "max_retry_age",
-    "breaker_wait",
+    "breaker_reset_timeout",
     "breaker_max_wait",
 )
 """The settings of a group that are stored in microseconds."""
@@ -61,13 +61,18 @@ _COUNTS: Final = (
     "max_delivery_attempts",
     "max_failures",
     "max_in_flight",
-    "max_ledger_ranges",
+    "max_tracked_ranges",
     "breaker_threshold",
 )
-_NONZERO: Final = ("visibility_timeout", "max_retry_age", "breaker_wait", "breaker_max_wait")
+_NONZERO: Final = (
+    "visibility_timeout",
+    "max_retry_age",
+    "breaker_reset_timeout",
+    "breaker_max_wait",
+)
 _CHOICES: Final = {
     "retry": RETRY_POLICIES,
-    "on_exhausted": ON_EXHAUSTED,
+    "on_max_deliveries": ON_MAX_DELIVERIES,
     "on_reject": ON_REJECT,
     "order": ORDERS,
 }
@@ -81,7 +86,7 @@ class GroupSettings:
 
     visibility_timeout: int = 60 * SECOND
     max_delivery_attempts: int | None = 5
-    on_exhausted: str = "dead_letter"
+    on_max_deliveries: str = "dead_letter"
     clock_skew: int = SECOND
     retry: str = "exponential"
     retry_delay: int = 10 * SECOND
@@ -90,10 +95,10 @@ class GroupSettings:
     max_failures: int | None = None
     max_retry_age: int | None = None
     max_in_flight: int | None = None
-    max_ledger_ranges: int = 200_000
+    max_tracked_ranges: int = 200_000
     on_reject: str = "dead_letter"
     breaker_threshold: int | None = 5
-    breaker_wait: int = 10 * SECOND
+    breaker_reset_timeout: int = 10 * SECOND
     breaker_max_wait: int = 300 * SECOND
     order: str = "none"
 
@@ -195,7 +200,7 @@ def _unknown_setting(name: str, known: list[str]) -> str:
 class GroupOptions(TypedDict, total=False):
     """A user's settings of a group, without the two most common."""
 
-    on_exhausted: str
+    on_max_deliveries: str
     clock_skew: Duration
     retry: str
     retry_delay: Duration
@@ -204,10 +209,10 @@ class GroupOptions(TypedDict, total=False):
     max_failures: int | None
     max_retry_age: Duration | None
     max_in_flight: int | None
-    max_ledger_ranges: int
+    max_tracked_ranges: int
     on_reject: str
     breaker_threshold: int | None
-    breaker_wait: Duration
+    breaker_reset_timeout: Duration
     breaker_max_wait: Duration
     order: str
 

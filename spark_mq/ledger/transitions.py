@@ -48,7 +48,7 @@ def expire_leases(
         found += ledger.find((LEASED,), ("expires_at", "<", now - rules.clock_skew))
     if WAITING in ledger.states:
         found += _exhausted_rows(ledger, rules)
-    if BLOCKED in ledger.states and rules.on_exhausted != "block":
+    if BLOCKED in ledger.states and rules.on_max_deliveries != "block":
         found += ledger.find((BLOCKED,))
     if not found:
         return ledger
@@ -75,14 +75,14 @@ def record_expired_leases(
 ) -> None:
     """Count each expired lease in the breaker, by order of deadlines.
 
-    The first delivery of a message does not count, unless it is the probe. Its usual end is a
+    The first delivery of a message does not count, unless it is the trial. Its usual end is a
     worker that was stopped, such as for a deployment.
     """
     firsts: dict[str | None, Range] = {}
     for r in leased:
         firsts.setdefault(r.lease_id, r)
     for r in sorted(firsts.values(), key=lambda r: (r.expires_at or 0, r.first)):
-        if r.delivery_count > 1 or r.first == editor.head.breaker.probe:
+        if r.delivery_count > 1 or r.first == editor.head.breaker.trial:
             at = r.expires_at or 0
             record_failure(editor, expired(r, rules), _expiry_error(r), at, rules)
 
@@ -193,8 +193,8 @@ def to_dead(r: Range, reason: str, error: str | None) -> Range:
 
 
 def exhaust(r: Range, rules: GroupSettings, reason: str, error: str | None) -> Range:
-    """Return a range past a limit as dead, settled or blocked, by ``on_exhausted``."""
-    state = {"drop": SETTLED, "block": BLOCKED}.get(rules.on_exhausted, DEAD)
+    """Return a range past a limit as dead, settled or blocked, by ``on_max_deliveries``."""
+    state = {"drop": SETTLED, "block": BLOCKED}.get(rules.on_max_deliveries, DEAD)
     return to_dead(r, reason, error)._replace(state=state)
 
 

@@ -22,13 +22,13 @@ def log_breaker_change(group: str, before: Breaker, after: Breaker) -> None:
     if after.opened_at is not None and before.opened_at is None:
         _log.error(
             "group %s: the breaker is open: %d leases failed in a row, the last with %s. The next "
-            "probe is at %s. Repair the handler, or %s",
-            group, len(after.failed), cause, _at(after.next_probe_at), RESUME_GROUP,
+            "trial is at %s. Repair the handler, or %s",
+            group, len(after.failed), cause, _at(after.next_trial_at), RESUME_GROUP,
         )  # fmt: skip
-    elif after.failed_probes > before.failed_probes:
+    elif after.failed_trials > before.failed_trials:
         _log.warning(
-            "group %s: the probe failed with %s. The next probe is at %s",
-            group, cause, _at(after.next_probe_at),
+            "group %s: the trial failed with %s. The next trial is at %s",
+            group, cause, _at(after.next_trial_at),
         )  # fmt: skip
     elif before.opened_at is not None and after.opened_at is None:
         _log.warning("group %s: the breaker is closed", group)

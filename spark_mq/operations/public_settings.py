@@ -35,7 +35,7 @@ class GroupSettings(Record):
         again after ``clock_skew`` more.
     max_delivery_attempts
         The most deliveries of a message. None for no limit. Default 5.
-    on_exhausted
+    on_max_deliveries
         The end of a message past a limit. Default "dead_letter". "drop" settles it.
         "block" stops deliveries after it until the owner calls ``unblock``.
     clock_skew
@@ -56,25 +56,25 @@ class GroupSettings(Record):
         The longest time since the first failure. None for no limit, the default.
     max_in_flight
         The most messages under lease. None for no limit, the default.
-    max_ledger_ranges
+    max_tracked_ranges
         The ledger size that stops leases of unread messages. Default 200,000 ranges.
     on_reject
         The end of a rejected message. Default "dead_letter". "drop" settles it.
     breaker_threshold
         Leases of different messages that fail in a row until the breaker opens. None for no
         breaker. Default 5.
-    breaker_wait
-        The wait before the first probe of an open breaker. It doubles with each failed probe.
+    breaker_reset_timeout
+        The wait before the first trial of an open breaker. It doubles with each failed trial.
         Default 10 s.
     breaker_max_wait
-        The longest wait before a probe. Default 5 min.
+        The longest wait before a trial. Default 5 min.
     order
         "key" delivers the messages of a key in order. The queue must have lanes. Default "none".
     """
 
     visibility_timeout: timedelta
     max_delivery_attempts: int | None
-    on_exhausted: str
+    on_max_deliveries: str
     clock_skew: timedelta
     retry: str
     retry_delay: timedelta
@@ -83,10 +83,10 @@ class GroupSettings(Record):
     max_failures: int | None
     max_retry_age: timedelta | None
     max_in_flight: int | None
-    max_ledger_ranges: int
+    max_tracked_ranges: int
     on_reject: str
     breaker_threshold: int | None
-    breaker_wait: timedelta
+    breaker_reset_timeout: timedelta
     breaker_max_wait: timedelta
     order: str
 

@@ -258,7 +258,7 @@ def test_a_group_is_paused_and_resumed(run: Run, queue: Queue) -> None:
 def test_a_blocked_group_is_unblocked(run: Run, tmp_path: Path) -> None:
     queue = Queue.create(tmp_path / "q", durable=False)
     group = queue.group("g")
-    group.configure(max_delivery_attempts=1, on_exhausted="block")
+    group.configure(max_delivery_attempts=1, on_max_deliveries="block")
     queue.publish(["poison", "next"])
     group.lease("w").nack(error="broken")
     check = run("check", "-q", queue.path, expect=1)

@@ -32,7 +32,7 @@ def queue(tmp_path: Path) -> Queue:
     queue.sweep()
     queue.group("billing").pause(EVIL)
     stuck = queue.group("stuck")
-    stuck.configure(max_delivery_attempts=1, on_exhausted="block", breaker_threshold=1)
+    stuck.configure(max_delivery_attempts=1, on_max_deliveries="block", breaker_threshold=1)
     stuck.lease("w").nack(error=EVIL)
     return queue
 
@@ -97,7 +97,7 @@ def test_no_log_of_the_library_has_what_steers_a_terminal(
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="spark_mq")
     billing, stuck = queue.group("billing"), queue.group("stuck")
-    stuck.configure(on_exhausted="dead_letter")
+    stuck.configure(on_max_deliveries="dead_letter")
 
     def handle(held: Any) -> None:
         raise Reject(EVIL)

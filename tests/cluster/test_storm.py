@@ -115,7 +115,7 @@ def test_nothing_is_lost_or_owned_twice_while_executors_are_killed(
         clock_skew=SKEW,
         max_delivery_attempts=20,
         retry_delay="0s",
-        max_ledger_ranges=10_000,
+        max_tracked_ranges=10_000,
     )
     stop, enough = SPAWN.Event(), SPAWN.Event()
     processes = [start_process(publish, queue.path, {}, size, enough) for size in (7, 12)]

@@ -93,7 +93,7 @@ def test_history_names_the_user_who_made_a_change(queue: Queue) -> None:
 def test_a_trace_names_the_user(queue: Queue) -> None:
     (sequence,) = queue.publish("a").sequences
     with acting_as("alice"):
-        queue.group("g").configure(max_delivery_attempts=1, on_exhausted="block")
+        queue.group("g").configure(max_delivery_attempts=1, on_max_deliveries="block")
         queue.group("g").lease("w").nack(error="x")
         queue.group("g").unblock("drop")
     events = queue.trace(sequence).events

@@ -20,10 +20,10 @@ SETTINGS = [
     {},
     {"max_in_flight": 2},
     {"max_failures": 2},
-    {"max_delivery_attempts": 2, "on_exhausted": "block"},
+    {"max_delivery_attempts": 2, "on_max_deliveries": "block"},
     {"max_delivery_attempts": None, "retry": "none"},
     {"max_retry_age": "30s"},
-    {"clock_skew": "0s", "max_ledger_ranges": 2},
+    {"clock_skew": "0s", "max_tracked_ranges": 2},
 ]
 STEP = st.tuples(
     st.sampled_from(["publish", "delayed", "lease", "ack", "nack", "reject", "wait", "sweep"]),

@@ -336,7 +336,7 @@ def test_slow_and_failing_messages_are_named(queue: Queue, clock: ManualClock) -
 def test_blockers_name_the_message_and_the_group(queue: Queue, clock: ManualClock) -> None:
     queue.publish(["poison", "next"])
     group = queue.group("g")
-    group.configure(max_delivery_attempts=1, on_exhausted="block")
+    group.configure(max_delivery_attempts=1, on_max_deliveries="block")
     poison = group.lease("w")
     poison.nack(error="broken")
     queue.group("done").ensure()
@@ -406,12 +406,12 @@ def test_a_busy_group_is_healthy_and_a_full_ledger_is_not(queue: Queue) -> None:
     queue.group("busy").lease("w")
     assert queue.describe().groups["busy"].blocked_because == "max_in_flight"
     assert queue.health(max_unswept=None).healthy
-    queue.group("full").configure(max_ledger_ranges=1)
+    queue.group("full").configure(max_tracked_ranges=1)
     queue.group("full").lease("w")
     (problem,) = queue.health(max_unswept=None).problems
     assert (problem.check, problem.group) == ("blocked", "full")
     (blocker, other) = queue.blockers()
-    assert {blocker.because, other.because} == {"max_in_flight", "max_ledger_ranges"}
+    assert {blocker.because, other.because} == {"max_in_flight", "max_tracked_ranges"}
 
 
 def test_sweeps_leave_their_time(delta_queue: Callable[..., Queue], clock: ManualClock) -> None:

@@ -77,7 +77,7 @@ class Delivery(World):
         setup: Sequence[Program] = (),
         retention: str = "7d",
         most: int | None = None,
-        probe_waits: Sequence[int] = (),
+        trial_waits: Sequence[int] = (),
         keys: str = "",
         **settings: Any,
     ) -> None:
@@ -116,7 +116,7 @@ class Delivery(World):
             alone=len(programs) == 1,
             room=min((_room(program) for program in programs), default=0),
             threshold=settings.get("breaker_threshold"),
-            probe_waits=probe_waits,
+            trial_waits=trial_waits,
             keys=keys,
         )
         for program in programs:
@@ -255,7 +255,7 @@ class Delivery(World):
         ]
         waits += [r.available_at for r in rows if r.state == WAITING and r.available_at is not None]
         heads = [book.head for _, book in state.store.books]
-        waits += [head.breaker.next_probe_at for head in heads if head.breaker.next_probe_at]
+        waits += [head.breaker.next_trial_at for head in heads if head.breaker.next_trial_at]
         later = [at for at in waits if at > now]
         return (
             (

@@ -29,9 +29,9 @@ class Breaker(NamedTuple):
 
     streak: tuple[int, ...] = ()
     """The first messages of the leases that failed since the last ack."""
-    probe_from: int | None = None
-    """When the next probe may be leased. None: it is closed."""
-    probe: int | None = None
+    trial_from: int | None = None
+    """When the next trial may be leased. None: it is closed."""
+    trial: int | None = None
     failed: int = 0
     paused: bool = False
 
@@ -87,7 +87,7 @@ class Onlooker:
         alone: bool = False,
         room: int = 0,
         threshold: int | None = None,
-        probe_waits: Sequence[int] = (),
+        trial_waits: Sequence[int] = (),
         keys: str = "",
     ) -> None:
         self.messages, self.attempts, self.skew, self.backoff, self.group, self.cap = (
@@ -100,8 +100,8 @@ class Onlooker:
         )
         self.keys = keys
         """The key of each message, if the group delivers them in order."""
-        self.threshold, self.probe_waits = threshold, tuple(probe_waits)
-        """Failed leases that open the breaker, and the waits before the first probe and later
+        self.threshold, self.trial_waits = threshold, tuple(trial_waits)
+        """Failed leases that open the breaker, and the waits before the first trial and later
         ones.
         """
         self.room = room
@@ -187,9 +187,9 @@ class Onlooker:
             notes.trouble,
             notes.passed,
             notes.breaker._replace(
-                probe_from=None
-                if notes.breaker.probe_from is None
-                else max(0, notes.breaker.probe_from - now)
+                trial_from=None
+                if notes.breaker.trial_from is None
+                else max(0, notes.breaker.trial_from - now)
             ),
             notes.excused,
         )
@@ -376,27 +376,27 @@ class _Noting:
         """Count the leases that failed. A world with a breaker lets none expire."""
         if self.onlooker.threshold is None:
             return
-        waits, b = self.onlooker.probe_waits, self.breaker
+        waits, b = self.onlooker.trial_waits, self.breaker
         for _, verb, _, _, _, ranges, *_ in settles:
             rows = self._in(ranges)
             if not rows:
                 continue
-            if verb == "ack" and (b.probe_from is None or b.probe in rows):
+            if verb == "ack" and (b.trial_from is None or b.trial in rows):
                 b = Breaker(paused=b.paused)
-            elif verb == "nack" and b.probe_from is None:
+            elif verb == "nack" and b.trial_from is None:
                 streak = tuple(sorted({*b.streak, rows[0]}))
                 opens = len(streak) >= self.onlooker.threshold
-                b = b._replace(streak=streak, probe_from=self.now + waits[0] if opens else None)
-            elif verb == "nack" and b.probe in rows:
+                b = b._replace(streak=streak, trial_from=self.now + waits[0] if opens else None)
+            elif verb == "nack" and b.trial in rows:
                 failed = b.failed + 1
                 wait = waits[min(failed, len(waits) - 1)]
                 b = b._replace(
-                    failed=min(failed, len(waits)), probe=None, probe_from=self.now + wait
+                    failed=min(failed, len(waits)), trial=None, trial_from=self.now + wait
                 )
         self.breaker = b
         book = self.after.book(self.onlooker.group)
         is_open = book is not None and book.head.breaker.opened_at is not None
-        if is_open != (b.probe_from is not None):
+        if is_open != (b.trial_from is not None):
             raise Violation(f"the breaker is {'open' if is_open else 'closed'} after {b}")
 
     def _died_of_expiry(self, verb: str, row: Range) -> bool:
@@ -413,18 +413,18 @@ class _Noting:
         b = self.breaker
         if b.paused:
             raise Violation(f"messages {granted} are leased while the group is paused")
-        if b.probe_from is None:
+        if b.trial_from is None:
             return
         if len(granted) > 1:
             raise Violation(f"the breaker is open, and {len(granted)} messages are leased")
-        if self.now < b.probe_from:
-            raise Violation(f"the probe is leased {b.probe_from - self.now} us too early")
-        row = None if b.probe is None else old[b.probe]
+        if self.now < b.trial_from:
+            raise Violation(f"the trial is leased {b.trial_from - self.now} us too early")
+        row = None if b.trial is None else old[b.trial]
         if row is not None and row.state == LEASED:
-            raise Violation(f"a second probe is leased, while message {b.probe} is one")
-        waits = self.onlooker.probe_waits
+            raise Violation(f"a second trial is leased, while message {b.trial} is one")
+        waits = self.onlooker.trial_waits
         wait = waits[min(b.failed, len(waits) - 1)]
-        self.breaker = b._replace(probe=granted[0], probe_from=self.now + wait)
+        self.breaker = b._replace(trial=granted[0], trial_from=self.now + wait)
 
     def extended(self, lease: str) -> None:
         """Its holder may rely on what the ledger says now."""

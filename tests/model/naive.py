@@ -78,11 +78,11 @@ class Naive:
     retry_delay: int
     max_retry_delay: int
     max_in_flight: int | None = None
-    max_ledger_ranges: int = 200_000
+    max_tracked_ranges: int = 200_000
     retry: str = "exponential"
     max_failures: int | None = None
     max_retry_age: int | None = None
-    on_exhausted: str = "dead_letter"
+    on_max_deliveries: str = "dead_letter"
     on_reject: str = "dead_letter"
     threshold: int | None = None
     first_wait: int = 0
@@ -95,9 +95,9 @@ class Naive:
     streak: list[int] = field(default_factory=list)
     """The first messages of the leases that failed in a row."""
     opened: int | None = None
-    probe_from: int | None = None
-    probe: int | None = None
-    probes_failed: int = 0
+    trial_from: int | None = None
+    trial: int | None = None
+    trials_failed: int = 0
     paused: int | None = None
     skipped: set[int] = field(default_factory=set)
 
@@ -162,11 +162,11 @@ class Naive:
         )
 
     def bury(self, m: Message, reason: str) -> None:
-        if self.on_exhausted == "drop":
+        if self.on_max_deliveries == "drop":
             m.forget("settled")
             self.count("dropped", 1)
         else:
-            m.die(reason, "blocked" if self.on_exhausted == "block" else "dead")
+            m.die(reason, "blocked" if self.on_max_deliveries == "block" else "dead")
 
     def reject(self, m: Message, reason: str) -> None:
         if self.on_reject == "drop":
@@ -181,21 +181,21 @@ class Naive:
         if self.threshold is None:
             return
         if self.opened is not None:
-            if first == self.probe:
-                self.probes_failed, self.probe = self.probes_failed + 1, None
-                self.probe_from = at + self.wait_for_probe()
+            if first == self.trial:
+                self.trials_failed, self.trial = self.trials_failed + 1, None
+                self.trial_from = at + self.wait_for_trial()
         elif first not in self.streak:
             self.streak.append(first)
             if len(self.streak) == self.threshold:
-                self.opened, self.probe_from = at, at + self.first_wait
+                self.opened, self.trial_from = at, at + self.first_wait
 
     def lease_expired(self, deliveries: int, first: int, at: int) -> None:
-        if deliveries > 1 or first == self.probe:  # a first death is mostly a deployment
+        if deliveries > 1 or first == self.trial:  # a first death is mostly a deployment
             self.lease_failed(first, at)
 
-    def wait_for_probe(self) -> int:
+    def wait_for_trial(self) -> int:
         wait = self.first_wait
-        for _ in range(self.probes_failed):
+        for _ in range(self.trials_failed):
             wait = min(2 * wait, self.longest_wait)
         return wait
 
@@ -203,19 +203,19 @@ class Naive:
         """The handler has dealt with messages."""
         if self.opened is None:
             self.streak = []
-        elif self.probe in seqs:
+        elif self.trial in seqs:
             self.resume_breaker()
 
     def resume_breaker(self) -> None:
-        self.streak, self.opened, self.probe_from = [], None, None
-        self.probe, self.probes_failed = None, 0
+        self.streak, self.opened, self.trial_from = [], None, None
+        self.trial, self.trials_failed = None, 0
 
     def stopped(self, now: int) -> str:
         """Why nothing may be leased at all, or ""."""
         if self.paused is not None:
             return "paused"
         leased = {m.seq for m in self.by_state("leased")}
-        waits = self.opened is not None and (now < self.probe_from or self.probe in leased)
+        waits = self.opened is not None and (now < self.trial_from or self.trial in leased)
         return "breaker" if waits else ""
 
     def alone(self, m: Message) -> bool:
@@ -594,7 +594,7 @@ class Naive:
         counted = [r[0] for r in self.runs() if r[0].state not in ("dead", "blocked", "routing")]
         full = (
             len([m for m in counted if not (m.state == "waiting" and m.info["available_at"] > now)])
-            >= self.max_ledger_ranges
+            >= self.max_tracked_ranges
         )
         room = (
             wanted.max_messages
@@ -613,9 +613,9 @@ class Naive:
                 f"{why=} with {len(due)} due and {len(unread)} unread, {len(behind)} behind what "
                 "blocks"
             )
-            assert why in ("", "max_in_flight", "max_ledger_ranges") or str(blocked) in why
+            assert why in ("", "max_in_flight", "max_tracked_ranges") or str(blocked) in why
             assert why != "max_in_flight" or limit < 1
-            assert why != "max_ledger_ranges" or full
+            assert why != "max_tracked_ranges" or full
             return
         assert why == ""
         assert len(set(taken)) == len(taken) <= limit
@@ -629,7 +629,7 @@ class Naive:
         elif reads and self._isolates(expected[0], attempts):
             self.passed_over = min(3, self.passed_over + 1)
         if self.opened is not None:
-            self.probe, self.probe_from = taken[0], now + self.wait_for_probe()
+            self.trial, self.trial_from = taken[0], now + self.wait_for_trial()
 
     def _turn(
         self, due: list[Message], reads: list[Message], limit: int, attempts: int | None

@@ -177,7 +177,7 @@ def dropping(large: bool) -> World:
         [Rejecter("w", 1), Router("r", 2)],
         Bounds(crashes=1 if large else 0),
         messages=(2,),
-        on_exhausted="drop",
+        on_max_deliveries="drop",
     )
 
 
@@ -192,9 +192,9 @@ def broken(large: bool) -> World:
         attempts=9,
         tick=31 * SECOND,
         breaker_threshold=2,
-        breaker_wait="20s",
+        breaker_reset_timeout="20s",
         breaker_max_wait="30s",
-        probe_waits=[20 * SECOND, 30 * SECOND],
+        trial_waits=[20 * SECOND, 30 * SECOND],
     )
 
 

@@ -136,9 +136,9 @@ def breaker_key(breaker: Breaker, now: int) -> Hashable:
     return (
         breaker.failed,
         breaker.opened_at is not None,
-        None if breaker.next_probe_at is None else max(0, breaker.next_probe_at - now),
-        breaker.probe,
-        breaker.failed_probes,
+        None if breaker.next_trial_at is None else max(0, breaker.next_trial_at - now),
+        breaker.trial,
+        breaker.failed_trials,
         breaker.paused_at is not None,
     )
 

@@ -81,14 +81,14 @@ class LedgerMachine(RuleBasedStateMachine):
             retry_delay=2 * SECOND,
             max_retry_delay=7 * SECOND,
             max_in_flight=in_flight,
-            max_ledger_ranges=ranges,
+            max_tracked_ranges=ranges,
             retry=retry,
             max_failures=failures,
             max_retry_age=age,
-            on_exhausted=exhausted,
+            on_max_deliveries=exhausted,
             on_reject=reject,
             breaker_threshold=threshold,
-            breaker_wait=3 * SECOND,
+            breaker_reset_timeout=3 * SECOND,
             breaker_max_wait=10 * SECOND,
         )
         self.naive = Naive(
@@ -502,10 +502,10 @@ class LedgerMachine(RuleBasedStateMachine):
         assert head.counters == self.naive.counters
         assert head.passed_over == self.naive.passed_over
         breaker, naive = head.breaker, self.naive
-        assert (list(breaker.failed), breaker.opened_at, breaker.next_probe_at, breaker.probe) == (
-            naive.streak, naive.opened, naive.probe_from, naive.probe,
+        assert (list(breaker.failed), breaker.opened_at, breaker.next_trial_at, breaker.trial) == (
+            naive.streak, naive.opened, naive.trial_from, naive.trial,
         )  # fmt: skip
-        assert (breaker.failed_probes, breaker.paused_at) == (naive.probes_failed, naive.paused)
+        assert (breaker.failed_trials, breaker.paused_at) == (naive.trials_failed, naive.paused)
         for m in messages:
             assert self.naive.n is None or m.info["delivery_count"] <= self.naive.n
             if m.info["reason"] not in (None, "rejected", UNREADABLE, transitions.REQUESTED):

@@ -68,7 +68,7 @@ class Order(RuleBasedStateMachine):
     def begin(self, *, lanes, n, ordered, exhausted, in_flight):
         self.layout, self.ordered = BandLayout(lanes), ordered
         self.rules = GroupSettings(
-            max_delivery_attempts=n, clock_skew=0, retry_delay=5 * SECOND, on_exhausted=exhausted,
+            max_delivery_attempts=n, clock_skew=0, retry_delay=5 * SECOND, on_max_deliveries=exhausted,
             max_in_flight=in_flight, breaker_threshold=None, order="key" if ordered else "none",
         )  # fmt: skip
         self.index, self.ledger = MessageIndex(lanes=lanes), Ledger(LedgerHeader())

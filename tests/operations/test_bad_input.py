@@ -441,7 +441,7 @@ def test_bad_delays_and_waits(tmp_path: Path, queue: Queue, value: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("option", ["max_delivery_attempts", "max_in_flight", "max_ledger_ranges"])
+@pytest.mark.parametrize("option", ["max_delivery_attempts", "max_in_flight", "max_tracked_ranges"])
 @pytest.mark.parametrize("value", BAD_COUNTS, ids=repr)
 def test_bad_limits(tmp_path: Path, option: str, value: Any) -> None:
     where(

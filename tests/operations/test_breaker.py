@@ -54,32 +54,32 @@ def test_a_bug_in_a_handler_costs_a_few_messages_not_the_queue(
     assert queue.group().stats().acked >= 985
 
 
-def test_stats_and_errors_show_state_cause_and_next_probe(queue: Queue, clock: ManualClock) -> None:
+def test_stats_and_errors_show_state_cause_and_next_trial(queue: Queue, clock: ManualClock) -> None:
     broken(queue)
     stats = queue.group().stats()
-    probe = f"{clock() + timedelta(seconds=10):%Y-%m-%d %H:%M:%S} UTC"
+    trial = f"{clock() + timedelta(seconds=10):%Y-%m-%d %H:%M:%S} UTC"
     assert stats.breaker == "open"
     assert stats.blocked_because == queue.group().blocked_because
-    for part in ("5 leases failed in a row", "KeyError: 'ammount'", f"next probe is at {probe}"):
+    for part in ("5 leases failed in a row", "KeyError: 'ammount'", f"next trial is at {trial}"):
         assert part in stats.blocked_because
     assert queue.group().lease("w", wait="10ms") is None
 
 
-def test_a_probe_is_one_message_and_its_ack_closes_the_breaker(
+def test_a_trial_is_one_message_and_its_ack_closes_the_breaker(
     queue: Queue, clock: ManualClock
 ) -> None:
     broken(queue)
     clock.advance("10s")
-    probe = lease(again(queue), 50)
-    assert len(probe) == 1
+    trial = lease(again(queue), 50)
+    assert len(trial) == 1
     assert queue.group().lease("w", max_messages=50) is None
-    assert "is the probe" in queue.group().blocked_because
-    probe.ack()
+    assert "is the trial" in queue.group().blocked_because
+    trial.ack()
     assert queue.group().stats().breaker == "closed"
     assert len(lease(queue, 50)) == 50
 
 
-def test_a_waiting_worker_gets_the_probe_when_it_is_due(queue: Queue, clock: ManualClock) -> None:
+def test_a_waiting_worker_gets_the_trial_when_it_is_due(queue: Queue, clock: ManualClock) -> None:
     broken(queue)
     stop, seen = threading.Event(), list[int]()
 
@@ -117,21 +117,26 @@ def test_the_threshold_is_a_setting_of_the_group(make: Make, threshold: int | No
 def test_the_waits_are_settings_of_the_group(queue: Queue, clock: ManualClock) -> None:
     numbers(queue)
     queue.group().ensure()
-    queue.group().configure(breaker_threshold=1, breaker_wait="1m", breaker_max_wait="90s")
+    queue.group().configure(breaker_threshold=1, breaker_reset_timeout="1m", breaker_max_wait="90s")
     lease(queue).nack(delay="1d")
     waits = []
     for _ in range(3):
         start = clock()
-        while (probe := queue.group().lease("w", max_messages=9)) is None:
+        while (trial := queue.group().lease("w", max_messages=9)) is None:
             clock.advance("1s")
         waits.append((clock() - start).total_seconds())
-        probe.nack(delay="1d")
+        trial.nack(delay="1d")
     assert waits == [60, 90, 90]
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("breaker_threshold", 0), ("breaker_wait", 0), ("breaker_max_wait", 0), ("on_reject", "no")],
+    [
+        ("breaker_threshold", 0),
+        ("breaker_reset_timeout", 0),
+        ("breaker_max_wait", 0),
+        ("on_reject", "no"),
+    ],
 )
 def test_bad_settings_are_refused_by_name(make: Make, name: str, value: object) -> None:
     with pytest.raises(InvalidOption, match=name) as caught:
@@ -196,7 +201,7 @@ def test_the_log_shows_that_it_opens_and_closes(
         clock.advance("10s")
         caplog.clear()
         lease(queue).nack(error="again")
-        assert "the probe failed with again" in caplog.text
+        assert "the trial failed with again" in caplog.text
         clock.advance("20s")
         caplog.clear()
         lease(queue, 9).ack()
@@ -335,11 +340,11 @@ def test_a_pause_is_in_the_history_of_the_queue(queue: Queue) -> None:
 # -- rejects
 
 
-@pytest.mark.parametrize("on_exhausted", ["dead_letter", "drop", "block"])
+@pytest.mark.parametrize("on_max_deliveries", ["dead_letter", "drop", "block"])
 def test_a_reject_is_a_dead_letter_whatever_is_done_with_exhausted_messages(
-    make: Make, on_exhausted: str
+    make: Make, on_max_deliveries: str
 ) -> None:
-    queue = make(on_exhausted=on_exhausted)
+    queue = make(on_max_deliveries=on_max_deliveries)
     queue.publish(["bad"])
     lease(queue).reject(error="not an order")
     assert queue.group().stats().dead == 1

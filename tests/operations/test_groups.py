@@ -209,7 +209,7 @@ def test_groups_have_settings_of_their_own(queue: Queue) -> None:
     ("given", "reported"),
     [
         ({"retry": "sometimes"}, "exponential, linear, constant, none"),
-        ({"on_exhausted": "explode"}, "dead_letter, drop, block"),
+        ({"on_max_deliveries": "explode"}, "dead_letter, drop, block"),
         ({"retry_jitter": 2}, "from 0 to 1"),
         ({"max_failures": 0}, "whole number from 1"),
         ({"max_retry_age": "0s"}, "more than zero"),
@@ -376,7 +376,7 @@ def test_by_default_an_outage_of_minutes_dead_letters_nothing(
 
 
 def test_a_group_that_drops_settles_what_is_past_its_limit_and_counts_it(make: Make) -> None:
-    queue = make(on_exhausted="drop", max_delivery_attempts=2)
+    queue = make(on_max_deliveries="drop", max_delivery_attempts=2)
     receipt = queue.publish(["a", "b"])
     for _ in range(2):
         lease(queue).nack([receipt.sequences[0]], delay=0)
@@ -394,7 +394,7 @@ def test_a_rejected_message_is_dropped_where_the_group_drops(make: Make) -> None
 
 def blocked(make: Make) -> Queue:
     """Messages 0 to 4, of which 1 has failed its last attempt."""
-    queue = make(on_exhausted="block", max_failures=1)
+    queue = make(on_max_deliveries="block", max_failures=1)
     receipt = queue.publish([str(n) for n in range(5)])
     taken = lease(queue, 3)
     taken.nack([receipt.sequences[1]], error="no")
@@ -414,7 +414,7 @@ def test_a_group_that_blocks_leases_nothing_past_the_message_and_says_why(make: 
 
 
 def test_rejecting_never_blocks(make: Make) -> None:
-    queue = make(on_exhausted="block")
+    queue = make(on_max_deliveries="block")
     receipt = queue.publish(["a", "b"])
     taken = lease(queue, 1)
     taken.reject()
@@ -451,7 +451,7 @@ def test_a_retried_message_counts_from_zero(make: Make) -> None:
 
 
 def test_only_the_named_messages_are_unblocked(make: Make) -> None:
-    queue = make(on_exhausted="block", max_failures=1)
+    queue = make(on_max_deliveries="block", max_failures=1)
     receipt = queue.publish(["a", "b", "c"])
     lease(queue, 3).nack(receipt.sequences)
     assert queue.group().unblock("drop", [receipt.sequences[1]]) == 1
@@ -464,7 +464,7 @@ def test_only_the_named_messages_are_unblocked(make: Make) -> None:
 
 def test_a_group_that_ceases_to_block_treats_what_blocked_as_it_now_wants(make: Make) -> None:
     queue = blocked(make)
-    queue.group().configure(on_exhausted="drop")
+    queue.group().configure(on_max_deliveries="drop")
     assert held(queue) == [b"0", b"2", b"3", b"4"]
     assert queue.group().stats().dropped == 1
 
@@ -681,7 +681,7 @@ def test_every_duration_of_the_settings_is_a_timedelta(make: Make) -> None:
         "message_ttl": timedelta(days=5), "dedup_window": timedelta(hours=1),
         "max_retry_age": timedelta(hours=6), "retry_delay": timedelta(milliseconds=250),
         "visibility_timeout": timedelta(minutes=1), "clock_skew": timedelta(seconds=1),
-        "max_retry_delay": timedelta(minutes=15), "breaker_wait": timedelta(seconds=10),
+        "max_retry_delay": timedelta(minutes=15), "breaker_reset_timeout": timedelta(seconds=10),
         "breaker_max_wait": timedelta(minutes=5),
     }  # fmt: skip
     assert isinstance(queue.settings, QueueSettings)

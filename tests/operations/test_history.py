@@ -676,7 +676,11 @@ def test_finished_messages_are_reported_with_how_and_when(queue: Queue, clock: M
         ({}, lambda queue, taken: taken.ack(), "acked"),
         ({}, lambda queue, taken: (taken.reject(), queue.sweep()), "dead_lettered"),
         ({"on_reject": "drop"}, lambda queue, taken: taken.reject(error="no"), "dropped"),
-        ({"on_exhausted": "drop", "retry": "none"}, lambda queue, taken: taken.nack(), "dropped"),
+        (
+            {"on_max_deliveries": "drop", "retry": "none"},
+            lambda queue, taken: taken.nack(),
+            "dropped",
+        ),
         ({}, lambda queue, taken: queue.group().seek("latest"), "skipped"),
     ],
 )

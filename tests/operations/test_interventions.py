@@ -110,7 +110,9 @@ def test_retry_now_delivers_before_deliver_at(queue: Queue, clock: ManualClock) 
 
 @pytest.mark.parametrize("how", ["dead", "blocked"])
 def test_retry_now_gives_dead_and_blocked_messages_new_attempts(make: Make, how: str) -> None:
-    queue = make(max_delivery_attempts=1, on_exhausted={"dead": "dead_letter"}.get(how, "block"))
+    queue = make(
+        max_delivery_attempts=1, on_max_deliveries={"dead": "dead_letter"}.get(how, "block")
+    )
     sequence = queue.publish("a").sequences[0]
     lease(queue, 1).nack([sequence])
     assert states(queue) == {how: 1}

@@ -23,7 +23,7 @@ LANES = 8
 @pytest.fixture
 def queue(make: Make) -> Queue:
     queue = make(lanes=LANES, visibility_timeout="30s", hard_retention="1d")
-    queue.group().configure(order="key", retry_delay="10s", on_exhausted="block")
+    queue.group().configure(order="key", retry_delay="10s", on_max_deliveries="block")
     return queue
 
 

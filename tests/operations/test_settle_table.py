@@ -97,7 +97,7 @@ PREPARE: dict[str, Callable[[Case], object]] = {
     "given back": lambda case: by_id(case, "nack"),
     "dead": lambda case: by_id(case, "reject"),
     "blocked": lambda case: (
-        case.queue.group().configure(on_exhausted="block", max_failures=1),
+        case.queue.group().configure(on_max_deliveries="block", max_failures=1),
         by_id(case, "nack"),
     ),
     "being routed": lambda case: (by_id(case, "reject"), freeze(case.queue)),

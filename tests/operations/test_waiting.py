@@ -117,7 +117,7 @@ def test_a_redriven_message_wakes_who_waits(queue: Queue, waiter_on: Callable[..
 
 
 def test_an_unblocked_group_wakes_who_waits(make: Make, waiter_on: Callable[..., Waiter]) -> None:
-    queue = make(on_exhausted="block", max_failures=1)
+    queue = make(on_max_deliveries="block", max_failures=1)
     receipt = queue.publish(["a", "b"])
     lease(queue, 2).nack([receipt.sequences[0]])
     queue.group().expire()

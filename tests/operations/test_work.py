@@ -467,7 +467,7 @@ def test_a_store_that_fails_for_a_moment_does_not_end_the_loop(
 
 
 def test_a_blocked_group_is_waited_out(make: Make) -> None:
-    queue = make(on_exhausted="block", max_failures=1)
+    queue = make(on_max_deliveries="block", max_failures=1)
     s = queue.publish(["a", "b"]).sequences
     lease(queue, 2).nack([s[0]])
     with pytest.raises(GroupBlocked):

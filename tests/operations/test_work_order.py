@@ -163,7 +163,7 @@ def test_a_delayed_message_holds_back_its_lane(
 
 
 def test_a_blocked_message_stops_its_lane_only(make: Callable[..., Queue]) -> None:
-    queue = ordered(make, max_delivery_attempts=1, on_exhausted="block")
+    queue = ordered(make, max_delivery_attempts=1, on_max_deliveries="block")
     queue.publish([Message(value, key=key_in(0)) for value in "ab"])
     queue.publish([Message(value, key=key_in(1)) for value in "xy"])
     seen: list[str] = []

@@ -265,7 +265,7 @@ def test_a_bug_in_a_handler_opens_the_breaker_and_a_resume_goes_on(
     spark: Any, tmp_path: Path
 ) -> None:
     queue = make_queue(
-        tmp_path / "queue", breaker_threshold=2, breaker_wait="1h", breaker_max_wait="1h",
+        tmp_path / "queue", breaker_threshold=2, breaker_reset_timeout="1h", breaker_max_wait="1h",
         retry_delay="1s",
     )  # fmt: skip
     queue.publish(numbered(6))

@@ -531,14 +531,14 @@ def test_max_in_flight_cuts_a_lease_and_then_says_why(make: Make) -> None:
 
 
 def test_max_ledger_ranges_stops_unread_but_not_what_waits(make: Make) -> None:
-    queue = make(max_ledger_ranges=3)
+    queue = make(max_tracked_ranges=3)
     queue.publish([str(n) for n in range(10)])
     lease = take(queue, 4)
     lease.nack([lease.messages[1].sequence], delay=0)
     assert take(queue, 1).messages[0].delivery_count == 2
     with pytest.raises(errors.GroupBlocked) as caught:
         queue.group().lease("w")
-    assert caught.value.blocked_because == "max_ledger_ranges"
+    assert caught.value.blocked_because == "max_tracked_ranges"
     lease.ack()
     assert len(take(queue, 1)) == 1
 

@@ -403,7 +403,11 @@ CASES = [
     Case("configure", lambda queue, _: queue.group().configure(max_in_flight=3), left_alone),
     Case("drop", lambda queue, _: queue.drop_group("other"), some_dead),
     Case(
-        "unblock", unblock, blocked, unblock, settings={"on_exhausted": "block", "max_failures": 1}
+        "unblock",
+        unblock,
+        blocked,
+        unblock,
+        settings={"on_max_deliveries": "block", "max_failures": 1},
     ),
     Case("expire", lambda queue, _: expire(queue), left_alone, ahead=3600),
     Case("route", route_all, some_dead, route_all),

@@ -539,12 +539,12 @@ def test_changes_are_in_the_words_of_the_glossary(visit: Visit, queue: Queue) ->
     text = client.get("/change/orders", params=query).text
     assert "<dt>Move to</dt><dd>2026-01-31 12:00:00Z</dd>" in text
     client.post("/change/orders", data=form_of(client, **query))
-    group.configure(max_ledger_ranges=1_000_000)
+    group.configure(max_tracked_ranges=1_000_000)
     rows = re.findall(r"<tr>(.*?)</tr>", client.get("/changes/orders").text)
     cells = [[re.sub(r"<[^>]*>", "", one) for one in row.split("</td>")] for row in rows]
     made = {row[1]: (row[4], row[5]) for row in cells if len(row) > 5}
     assert made["seek"] == ("to 2026-01-31 12:00:00Z", "5")
-    assert made["configure"] == ("max_ledger_ranges=1000000", "")
+    assert made["configure"] == ("max_tracked_ranges=1000000", "")
     assert made["redrive"] == ("", "1")
     assert "1,000,000" in client.get("/group/orders", params={"group": "billing"}).text
 
@@ -598,7 +598,7 @@ def test_a_sweep_and_an_unblock_are_offered(visit: Visit, queue: Queue) -> None:
     assert "The sweep is done. It routed 1 dead message." in shown
     assert {user for operation, user in who(queue) if "rout" in operation} == {"alice"}
     group = queue.group("stuck")
-    group.configure(max_delivery_attempts=1, on_exhausted="block")
+    group.configure(max_delivery_attempts=1, on_max_deliveries="block")
     group.lease("w").nack(error="broken")
     assert "Unblock: drop" in client.get("/group/orders", params={"group": "stuck"}).text
     client.post("/change/orders", data=form_of(client, do="unblock-drop", group="stuck"))

@@ -213,10 +213,10 @@ def test_max_in_flight_is_no_reason_where_nothing_is_due():
 
 
 def test_a_full_ledger_stops_unread_and_says_why_but_waiting_work_goes_on():
-    group = Group(rules=limits(max_ledger_ranges=2))
+    group = Group(rules=limits(max_tracked_ranges=2))
     group.lease("a", 1)
     group.lease("b", 1)
-    assert group.ask("c") == Grant((), "max_ledger_ranges")
+    assert group.ask("c") == Grant((), "max_tracked_ranges")
     group.settle(RELEASE, "a")
     assert group.lease("c", 10) == [0]
     group.settle(ACK, "c")
@@ -225,7 +225,7 @@ def test_a_full_ledger_stops_unread_and_says_why_but_waiting_work_goes_on():
 
 
 def test_dead_routing_and_delayed_ranges_do_not_fill_a_ledger():
-    group = Group(rules=limits(max_ledger_ranges=2))
+    group = Group(rules=limits(max_tracked_ranges=2))
     for lease_id, verb in (("a", REJECT), ("b", NACK), ("c", REJECT)):
         assert group.lease(lease_id)
         group.settle(verb, lease_id, delay=1000 * SECOND)
@@ -234,7 +234,7 @@ def test_dead_routing_and_delayed_ranges_do_not_fill_a_ledger():
     assert group.states().startswith("RWDU")
     assert group.lease("d") == [3]
     assert group.lease("e") == [4]
-    assert group.ask("f").blocked_because == "max_ledger_ranges"
+    assert group.ask("f").blocked_because == "max_tracked_ranges"
     group.now += 1000 * SECOND
     assert group.lease("f") == [1], "due now, so it goes on"
 

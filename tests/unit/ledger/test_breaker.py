@@ -44,7 +44,7 @@ def test_five_leases_of_different_messages_that_fail_in_a_row_open_it():
     why = group.ask("x", 10).blocked_because
     assert why.startswith("breaker open since 1970-01-01 00:16:40 UTC: 5 leases failed in a row")
     assert "no column ammount" in why
-    assert "next probe is at 1970-01-01 00:16:50 UTC" in why
+    assert "next trial is at 1970-01-01 00:16:50 UTC" in why
 
 
 def test_leases_that_expire_for_the_second_time_open_it_too():
@@ -154,15 +154,15 @@ def test_an_open_breaker_grants_one_lease_of_one_message_after_a_wait():
     group.now = breaker(group).opened_at + 10 * SECOND - 1
     assert group.lease("early", 10) == []
     group.now += 1
-    assert group.lease("probe", 10) == [5]
-    assert "message 5 is the probe" in group.ask("second", 10).blocked_because
+    assert group.lease("trial", 10) == [5]
+    assert "message 5 is the trial" in group.ask("second", 10).blocked_because
 
 
-def test_a_probe_that_succeeds_closes_it():
+def test_a_trial_that_succeeds_closes_it():
     group = broken()
     group.now += 10 * SECOND
-    assert group.lease("probe", 10) == [5]
-    group.settle(ACK, "probe")
+    assert group.lease("trial", 10) == [5]
+    group.settle(ACK, "trial")
     assert breaker(group) == Breaker()
     assert len(group.lease("next", 10)) == 10
 
@@ -184,38 +184,38 @@ def test_a_failure_of_another_lease_does_not_lengthen_the_wait():
     assert breaker(group) == before
 
 
-def test_the_wait_doubles_with_each_failed_probe_up_to_five_minutes():
+def test_the_wait_doubles_with_each_failed_trial_up_to_five_minutes():
     group = broken(max_delivery_attempts=None)
     waits = []
     for i in range(7):
         start = group.now
-        group.now = breaker(group).next_probe_at
+        group.now = breaker(group).next_trial_at
         waits.append(round((group.now - start) / SECOND))
         assert len(group.lease(f"p{i}", 10)) == 1
         group.settle(NACK, f"p{i}", delay=10_000 * SECOND)
     assert waits == [10, 20, 40, 80, 160, 300, 300]
 
 
-def test_a_probe_that_expires_has_failed():
+def test_a_trial_that_expires_has_failed():
     group = broken()
     group.now += 10 * SECOND
-    assert group.lease("probe") == [5]
+    assert group.lease("trial") == [5]
     group.expire()
-    assert breaker(group).failed_probes == 1
-    assert breaker(group).next_probe_at == breaker(group).opened_at + 90 * SECOND + 1
+    assert breaker(group).failed_trials == 1
+    assert breaker(group).next_trial_at == breaker(group).opened_at + 90 * SECOND + 1
 
 
-def test_a_probe_that_is_released_leaves_the_wait_as_it_is():
+def test_a_trial_that_is_released_leaves_the_wait_as_it_is():
     group = broken()
     group.now += 10 * SECOND
-    assert group.lease("probe") == [5]
-    group.settle(RELEASE, "probe")
+    assert group.lease("trial") == [5]
+    group.settle(RELEASE, "trial")
     assert group.lease("too soon") == []
     group.now += 10 * SECOND
     assert group.lease("again") == [5]
 
 
-def test_failures_of_probes_count_as_usual():
+def test_failures_of_trials_count_as_usual():
     group = Group(messages=1, rules=limits(max_delivery_attempts=3, breaker_threshold=1))
     while group.state(0) != "dead":
         group.now += 400 * SECOND
@@ -224,10 +224,10 @@ def test_failures_of_probes_count_as_usual():
     assert group.at(0).delivery_count == 3
 
 
-def test_a_probe_that_a_seek_took_away_is_followed_by_another():
+def test_a_trial_that_a_seek_took_away_is_followed_by_another():
     group = broken()
     group.now += 10 * SECOND
-    assert group.lease("probe") == [5]
+    assert group.lease("trial") == [5]
     seek(group, 50)
     assert group.lease("too soon") == []
     group.now += 10 * SECOND
@@ -248,24 +248,26 @@ def test_the_events_of_the_ledger_show_that_it_opened_and_closed():
     opened = [(name, r.first, r.state, r.error) for name, r in group.ledger.events]
     assert opened[-1] == ("breaker_opened", 4, "waiting", "no column ammount")
     group.now += 10 * SECOND
-    group.lease("probe")
-    group.settle(ACK, "probe")
+    group.lease("trial")
+    group.settle(ACK, "trial")
     assert [(name, r.first) for name, r in group.ledger.events][-2:] == [
         ("breaker_closed", 5),
         ("acked", 5),
     ]
 
 
-@pytest.mark.parametrize("on_exhausted", ["dead_letter", "drop", "block"])
-def test_a_failure_that_is_final_counts_once(on_exhausted):
+@pytest.mark.parametrize("on_max_deliveries", ["dead_letter", "drop", "block"])
+def test_a_failure_that_is_final_counts_once(on_max_deliveries):
     group = Group(
         messages=9,
-        rules=limits(max_delivery_attempts=1, on_exhausted=on_exhausted, breaker_threshold=1),
+        rules=limits(
+            max_delivery_attempts=1, on_max_deliveries=on_max_deliveries, breaker_threshold=1
+        ),
     )
     group.lease("a")
     group.settle(NACK, "a")
     assert state(group) == OPEN
-    assert group.ledger.head.counters == ({"dropped": 1} if on_exhausted == "drop" else {})
+    assert group.ledger.head.counters == ({"dropped": 1} if on_max_deliveries == "drop" else {})
 
 
 @pytest.mark.parametrize("first", ["fold", "settle"])
@@ -318,12 +320,12 @@ def test_resume_closes_an_open_breaker():
     assert len(group.lease("next", 10)) == 10
 
 
-def test_a_probe_that_succeeds_does_not_end_a_pause():
+def test_a_trial_that_succeeds_does_not_end_a_pause():
     group = broken()
     group.now += 10 * SECOND
-    group.lease("probe")
+    group.lease("trial")
     pause(group)
-    group.settle(ACK, "probe")
+    group.settle(ACK, "trial")
     assert state(group) == PAUSED
     assert breaker(group).opened_at is None
 
@@ -331,6 +333,6 @@ def test_a_probe_that_succeeds_does_not_end_a_pause():
 def test_a_breaker_is_stored_with_what_differs_from_a_closed_one():
     group = broken()
     stored = breaker(group).to_stored()
-    assert set(stored) == {"failed", "cause", "opened_at", "next_probe_at"}
+    assert set(stored) == {"failed", "cause", "opened_at", "next_trial_at"}
     assert Breaker.from_stored(stored) == breaker(group)
     assert Breaker().to_stored() == {}

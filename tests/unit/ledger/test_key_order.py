@@ -132,11 +132,11 @@ def test_a_reject_leaves_the_later_messages_with_their_lease() -> None:
 
 def test_a_dead_message_holds_back_nothing_and_a_blocked_one_its_lane() -> None:
     files = [file_of(1, (0, 0, 1), (0, 1, 1)), file_of(2, (0, 0, 1), (0, 1, 1))]
-    for on_exhausted, expected in (
+    for on_max_deliveries, expected in (
         ("dead_letter", [(1, 1), (2, 0), (2, 1)]),
         ("block", [(1, 1), (2, 1)]),
     ):
-        group = ordered(*files, max_delivery_attempts=2, on_exhausted=on_exhausted)
+        group = ordered(*files, max_delivery_attempts=2, on_max_deliveries=on_max_deliveries)
         for attempt in ("a", "b"):
             group.lease(attempt, 1)
             group.settle("nack", attempt, [sequence(1, 0)], delay=0)

@@ -44,7 +44,7 @@ def test_a_retry_a_delay_and_a_blocked_message_hold_their_lane_back() -> None:
     late = DeliveryTimes.of([(1, 2_000 * SECOND, None), (1, None, None)])
     group = ordered(
         file_of(1, (0, 0, 2)), file_of(2, (0, 1, 2), times=late), file_of(3, (0, 2, 2)),
-        max_delivery_attempts=2, on_exhausted="block",
+        max_delivery_attempts=2, on_max_deliveries="block",
     )  # fmt: skip
     group.lease("a", 1)
     group.settle("nack", "a", [sequence(1, 0)], delay=70 * SECOND, error="no")

@@ -227,7 +227,9 @@ def test_a_late_nack_or_release_does_the_same_whoever_expires_the_lease(
 ):
     ends = []
     for expire in (by_the_fold, by_nobody):
-        rules = limits(max_delivery_attempts=attempts, on_exhausted=exhausted, breaker_threshold=1)
+        rules = limits(
+            max_delivery_attempts=attempts, on_max_deliveries=exhausted, breaker_threshold=1
+        )
         group = Group(rules=rules)
         if deliveries == 2:
             group.lease("before", size)
@@ -259,7 +261,7 @@ def test_a_settle_between_deadline_and_margin_is_in_time():
 
 @pytest.mark.parametrize("exhausted", ["dead_letter", "drop", "block"])
 def test_a_reject_is_dead_whatever_happens_to_exhausted_messages(exhausted):
-    group = Group(rules=limits(on_exhausted=exhausted))
+    group = Group(rules=limits(on_max_deliveries=exhausted))
     group.lease("a", 1)
     group.settle(REJECT, "a")
     assert (group.state(0), group.ledger.head.counters) == ("dead", {})

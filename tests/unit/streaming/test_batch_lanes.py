@@ -142,7 +142,7 @@ def test_a_batch_of_an_unordered_group_has_no_lanes(queue: Queue) -> None:
 
 def test_a_blocked_message_stops_only_its_key_in_a_stream(queue: Queue) -> None:
     group = queue.group("g")
-    group.configure(order="key", on_exhausted="block", max_failures=1)
+    group.configure(order="key", on_max_deliveries="block", max_failures=1)
     queue.publish([Message("bad", key="a"), Message("behind", key="a"), Message("b", key="b")])
     runner = Runner(queue)
     plan = runner.batch()

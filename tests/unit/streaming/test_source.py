@@ -908,7 +908,7 @@ def test_a_checkpoint_of_another_source_is_refused(queue: Queue, offset: Any) ->
     assert queue.groups() == []
 
 
-def test_an_open_breaker_gives_a_stream_a_probe_at_its_time(clock: ManualClock) -> None:
+def test_an_open_breaker_gives_a_stream_a_trial_at_its_time(clock: ManualClock) -> None:
     queue = memory_queue(clock, breaker_threshold=2)
     queue.publish([str(i) for i in range(9)])
     for _ in range(2):
@@ -924,7 +924,7 @@ def test_an_open_breaker_gives_a_stream_a_probe_at_its_time(clock: ManualClock) 
     assert runner.offer()
     assert len(sequences(runner.plan())) == 1
     runner.commit()
-    assert runner.offer(), "the ack of the probe has closed it"
+    assert runner.offer(), "the ack of the trial has closed it"
     assert len(sequences(runner.plan())) == 6
     assert queue.group("g").stats().breaker == "closed"
 

@@ -266,7 +266,7 @@ def test_settings_of_a_group_are_checked():
     [
         {"visibility_timeout": 0},
         {"max_delivery_attempts": 0},
-        {"max_ledger_ranges": None},
+        {"max_tracked_ranges": None},
         {"max_in_flight": -1},
         {"colour": 1},
     ],
