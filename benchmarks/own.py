@@ -66,7 +66,7 @@ def ledger_commit(folder: Path, rounds: int) -> Iterator[Result]:
         ledger = Ledger.from_ranges(
             LedgerHeader(),
             [
-                Range(i * 2, i * 2, "waiting", 1, available_at=i, delivery_count=1)
+                Range(i * 2, i * 2, "available", 1, available_at=i, delivery_count=1)
                 for i in range(ranges)
             ],
         )

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from spark_mq.errors import InvalidHandlerResult, InvalidOption
 from spark_mq.ledger.intervals import Interval, from_sequences, normalise, subtract
-from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, ROUTING, SETTLED, WAITING
+from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, ROUTING, SETTLED
 from spark_mq.ledger.settle import ACK, NACK, REJECT, SettleCommand, SettleOutcome
 from spark_mq.operations.settle import SettleResult
 from spark_mq.util.clock import to_datetime
@@ -39,7 +39,7 @@ ON_ERROR: Final = ("nack", "reject", "ack", "raise")
 WHEN: Final = ("after", "first", "manual")
 _PAST: Final = {ACK: "acked despite the error", NACK: "nacked", REJECT: "rejected"}
 _STATES: Final = {
-    WAITING: "due again",
+    AVAILABLE: "due again",
     DEAD: "dead",
     ROUTING: "dead",
     BLOCKED: "blocking the group",
@@ -230,7 +230,7 @@ def log_outcomes(group: str, now: int, done: Iterable[tuple[SettleCommand, Settl
             counts[_STATES[state]] = counts.get(_STATES[state], 0) + count
         when = _due(outcome.next_due_at, now)
         ends = ", ".join(
-            f"{count} {end}{when if end == _STATES[WAITING] else ''}"
+            f"{count} {end}{when if end == _STATES[AVAILABLE] else ''}"
             for end, count in counts.items()
         )
         verb = _PAST[command.verb]

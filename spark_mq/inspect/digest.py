@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from spark_mq.ledger.breaker import CLOSED
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import BLOCKED, DEAD, EVENT, FLOOR, LEASED, ROUTING, WAITING
+from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, EVENT, FLOOR, LEASED, ROUTING
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.stats import GroupStats, age_at
 from spark_mq.util.columns import to_arrow
@@ -51,7 +51,7 @@ class LedgerDigest:
     counters: Mapping[str, int]
     floor: int  # all messages up to this sequence are settled
     counts: dict[str, int] = field(default_factory=dict)
-    """Messages by state. Waiting ones are "due" or "later". Those of a late lease are "due"."""
+    """Messages by state. Available ones are "due" or "later". Those of a late lease are "due"."""
     ranges: int = 0
     tracked_up_to: int = -1  # the last sequence that is not unread
     first_unsettled: int | None = None  # the first in the ledger: its lowest range is unsettled
@@ -118,12 +118,12 @@ def _grouped(digests: Sequence[LedgerDigest], rows: pa.Table, now: int) -> Itera
     deadline = pc.add(rows["expires_at"].cast(pa.int64()), skew.take(rows["group"]))
     available_at = rows["available_at"].cast(pa.int64())
     state = rows["state"]
-    leased, waiting = pc.equal(state, LEASED), pc.equal(state, WAITING)
+    leased, available = pc.equal(state, LEASED), pc.equal(state, AVAILABLE)
     late = pc.and_(leased, pc.fill_null(pc.less(deadline, now), False))
-    later = pc.and_(waiting, pc.fill_null(pc.greater(available_at, now), True))
+    later = pc.and_(available, pc.fill_null(pc.greater(available_at, now), True))
     kinds = pc.case_when(
-        pc.make_struct(late, later, waiting), pa.scalar(_LATE), pa.scalar(_LATER), pa.scalar(_DUE),
-        state,
+        pc.make_struct(late, later, available),
+        pa.scalar(_LATE), pa.scalar(_LATER), pa.scalar(_DUE), state,
     )  # fmt: skip
     table = rows.select(["group", "message_count", "first", "last", "delivery_count"])
     for name, column in (

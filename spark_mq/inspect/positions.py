@@ -9,7 +9,7 @@ from typing import Final
 from spark_mq.ledger.admin import unsettled_ranges
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.message_range import range_between
-from spark_mq.ledger.ranges import SETTLED, UNREAD, WAITING, Ledger, Range
+from spark_mq.ledger.ranges import AVAILABLE, SETTLED, UNREAD, Ledger, Range
 from spark_mq.ledger.schedule import split_by_time
 from spark_mq.util.validation import validate_choice
 
@@ -60,10 +60,10 @@ def _ranges(ledger: Ledger, index: MessageIndex, first: int) -> Iterator[Range]:
 
 
 def _split(r: Range, index: MessageIndex, now: int) -> Iterator[tuple[str, Range]]:
-    """Split a waiting or unread range by time, and name the state of each piece."""
-    if r.state == WAITING and (r.available_at or 0) > now:
+    """Split an available or unread range by time, and name the state of each piece."""
+    if r.state == AVAILABLE and (r.available_at or 0) > now:
         yield "delayed", r
-    elif r.state in (WAITING, UNREAD):
+    elif r.state in (AVAILABLE, UNREAD):
         found = split_by_time(r, index, now, now)
         named = [("ready", piece) for piece in found.due]
         named += [("delayed", piece) for piece in found.later]

@@ -21,19 +21,19 @@ from spark_mq.ledger.order import (
     DueRanges,
 )
 from spark_mq.ledger.ranges import (
+    AVAILABLE,
     BLOCKED,
     DEAD,
     LEASED,
     ROUTING,
     UNREAD,
-    WAITING,
     Ledger,
     LedgerHeader,
     Range,
 )
 from spark_mq.ledger.schedule import TimeSplit, add_scheduled
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.ledger.taking import limit_bytes, take_unread, take_waiting
+from spark_mq.ledger.taking import limit_bytes, take_available, take_unread
 
 __all__ = [
     "MAX_PASSED_OVER",
@@ -165,7 +165,7 @@ class Acquisition:
     ) -> tuple[Ledger, Grant] | None:
         """Lease the messages of some rows, and unread messages if it is their turn."""
         editor, scheduled, reach = LedgerEditor(self.ledger), list[Range](), -1
-        taken = take_waiting(editor, rows, limit, self.request.max_sequence, self.index)
+        taken = take_available(editor, rows, limit, self.request.max_sequence, self.index)
         if self._takes_unread(kind, rows):
             unread, reach = self._take_unread(self.limit - sum(r.message_count for r in taken))
             taken += unread.due
@@ -227,7 +227,7 @@ def _is_full(ledger: Ledger, now: int, rules: GroupSettings) -> bool:
     if ledger.size < rules.max_tracked_ranges:
         return False
     excluded = len(ledger.find((DEAD, BLOCKED, ROUTING)))
-    delayed = len(ledger.find((WAITING,), ("available_at", ">", now)))
+    delayed = len(ledger.find((AVAILABLE,), ("available_at", ">", now)))
     return ledger.size - excluded - delayed >= rules.max_tracked_ranges
 
 

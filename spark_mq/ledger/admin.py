@@ -12,13 +12,13 @@ from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.message_range import range_between
 from spark_mq.ledger.ranges import (
+    AVAILABLE,
     BLOCKED,
     DEAD,
     LEASED,
     ROUTING,
     SETTLED,
     UNREAD,
-    WAITING,
     Ledger,
     LedgerHeader,
     Range,
@@ -62,7 +62,7 @@ def _with_breaker(ledger: Ledger, breaker: Breaker) -> Ledger:
 def seek(ledger: Ledger, index: MessageIndex, target: int) -> Ledger:
     """Move the group to a sequence, so that all messages before it are skipped.
 
-    All messages from it on are unread, or waiting if a range in routing follows them. No lease
+    All messages from it on are unread, or available if a range in routing follows them. No lease
     keeps its messages. Ranges in routing stay.
     """
     routing = ledger.ranges_at(ledger.find((ROUTING,)))
@@ -106,10 +106,10 @@ def _with_skipped(head: LedgerHeader, skipped: Iterable[Range], target: int) -> 
 
 
 def _ranges_after_seek(first: int, last: int, target: int, index: MessageIndex) -> list[Range]:
-    """Return ``first..last`` as settled before the target, and as waiting from it on."""
+    """Return ``first..last`` as settled before the target, and as available from it on."""
     pieces = [
         (first, min(last, target - 1), SETTLED, None),
-        (max(first, target), last, WAITING, 0),
+        (max(first, target), last, AVAILABLE, 0),
     ]
     return [
         r._replace(available_at=available_at)
@@ -191,7 +191,7 @@ def _unblocked(r: Range, now: int, how: str) -> Range:
     return Range(
         r.first,
         r.last,
-        WAITING,
+        AVAILABLE,
         r.message_count,
         available_at=now,
         first_leased_at=r.first_leased_at,

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from spark_mq.ledger.bands import FileBands, lowest_of
 from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import BLOCKED, UNREAD, WAITING, Ledger, Range
+from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, UNREAD, Ledger, Range
 from spark_mq.ledger.schedule import split_by_time
 
 __all__ = ["MAX_PIECES", "BandWalk", "Piece"]
@@ -64,7 +64,7 @@ class BandWalk:
         self._heavy: dict[int, int] = {}  # what was taken of heavy bands
         self._deferred: dict[int, int] = {}  # where heavy bands go on, by band
         self._from = 0  # the first sequence of the walk
-        self._unsettled = ledger.find((WAITING, BLOCKED)) if ordered else []
+        self._unsettled = ledger.find((AVAILABLE, BLOCKED)) if ordered else []
         self._bands: list[int] = []  # of the first of these rows
 
     @property
@@ -74,8 +74,8 @@ class BandWalk:
     def take(self, bands: int, rows: Sequence[int], *, reads: bool, all_lanes: bool) -> None:
         """Take the messages of some bands of one priority, as far as they are open.
 
-        The waiting rows come first, then unread messages if it `reads`. `all_lanes` lifts the limit
-        to one block of lanes.
+        The available rows come first, then unread messages if it `reads`. `all_lanes` lifts the
+        limit to one block of lanes.
         """
         shares, spares = self._shares, self._ordered and not all_lanes
         begun = len(self.taken)

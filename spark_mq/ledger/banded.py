@@ -28,7 +28,7 @@ from spark_mq.ledger.key_order import claims_on_lanes, held_lanes, is_ordered, l
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.message_range import range_between
 from spark_mq.ledger.order import ASSUMED_ATTEMPTS, AcquireKind, BandedRanges, Head
-from spark_mq.ledger.ranges import BLOCKED, LEASED, UNREAD, WAITING, Ledger, Range
+from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, LEASED, UNREAD, Ledger, Range
 from spark_mq.ledger.schedule import add_scheduled, split_by_time
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.taking import fitting_bytes
@@ -137,7 +137,8 @@ class BandedAcquisition(Acquisition):
             return super().nothing(blocked)
         ledger = self.ledger
         stopped = ledger.find((BLOCKED,)) if BLOCKED in ledger.states else []
-        goes_on = ledger.find((LEASED,)) or ledger.find((WAITING,), ("available_at", ">", self.now))
+        later = ("available_at", ">", self.now)
+        goes_on = ledger.find((LEASED,)) or ledger.find((AVAILABLE,), later)
         if goes_on or not self.has_due():
             return Grant()
         return super().nothing(blocked_by(ledger.range_at(stopped[0])) if stopped else "")
@@ -217,7 +218,7 @@ class BandedAcquisition(Acquisition):
                 add_scheduled(editor, piece, skipped)
 
     def _scheduled(self, skipped: Range) -> Iterable[Range]:
-        """Yield skipped messages as waiting, due already or later, or as expired."""
+        """Yield skipped messages as available, due already or later, or as expired."""
         cutoff = due_cutoff(self.now, self.request)
         found = split_by_time(skipped, self.index, self.now, cutoff)
         for r in found.due:
@@ -235,7 +236,7 @@ def _range_of(piece: Piece, ranges: Mapping[int, Range]) -> Range:
 
 
 def _due_since_ever(r: Range) -> Range:
-    return r._replace(state=WAITING, available_at=0)
+    return r._replace(state=AVAILABLE, available_at=0)
 
 
 def _first_of(r: Range) -> int:

@@ -8,7 +8,7 @@ from spark_mq.ledger.held_messages import HeldMessages, SettleOutcome
 from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.key_order import return_behind
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import LEASED, WAITING, Ledger, Range
+from spark_mq.ledger.ranges import AVAILABLE, LEASED, Ledger, Range
 
 __all__ = ["extend"]
 
@@ -60,7 +60,7 @@ class _Extension(HeldMessages):
 
     def apply(self, r: Range) -> None:
         before, expires_at = r, self._expires_at
-        if r.state == WAITING:
+        if r.state == AVAILABLE:
             r = _revived(r, expires_at)
             self.revived.append((r.first, r.last))
             self.editor.record_event("extended", r)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import BLOCKED, LEASED, SETTLED, WAITING, Ledger, Range
+from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, LEASED, SETTLED, Ledger, Range
 
 __all__ = ["HeldMessages", "SettleOutcome", "why_lost"]
 
@@ -38,7 +38,7 @@ class SettleOutcome:
         self.settled += r.message_count
         self.ranges.append((r.first, r.last))
         self.states[became.state] = self.states.get(became.state, 0) + r.message_count
-        if became.state == WAITING:
+        if became.state == AVAILABLE:
             due = became.available_at or 0
             self.next_due_at = due if self.next_due_at is None else min(self.next_due_at, due)
 
@@ -96,7 +96,7 @@ class HeldMessages:
                 self.editor.add(self._rest[row], self._rest[row])
 
     def _holds(self, r: Range) -> bool:
-        return r.state in (LEASED, WAITING) and r.lease_id == self.lease_id
+        return r.state in (LEASED, AVAILABLE) and r.lease_id == self.lease_id
 
     def _visit_interval(self, first: int, last: int, rows: range) -> None:
         low = self.index.first_at_or_after(first)
@@ -150,6 +150,6 @@ class HeldMessages:
 def why_lost(r: Range) -> str:
     if r.state == LEASED:
         return f"leased by {r.lease_id}"
-    if r.state == WAITING:
+    if r.state == AVAILABLE:
         return "given back"
     return f"{'blocked' if r.state == BLOCKED else 'dead'}: {r.reason}"

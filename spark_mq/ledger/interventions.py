@@ -12,18 +12,18 @@ from spark_mq.ledger.key_order import return_behind
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.message_range import range_between
 from spark_mq.ledger.ranges import (
+    AVAILABLE,
     BLOCKED,
     DEAD,
     LEASED,
     ROUTING,
     SETTLED,
     UNREAD,
-    WAITING,
     Ledger,
     Range,
 )
 from spark_mq.ledger.schedule import split_by_time
-from spark_mq.ledger.transitions import REQUESTED, to_dead, to_waiting
+from spark_mq.ledger.transitions import REQUESTED, to_available, to_dead
 from spark_mq.util.validation import truncate_error
 
 __all__ = ["DEAD_LETTER", "DISCARD", "RETRY_NOW", "Intervention", "intervene"]
@@ -134,7 +134,7 @@ class _Change:
             self._change(piece)
         reach = [(unread.first, pieces[-1].last)]
         for low, high in subtract(reach, [(piece.first, piece.last) for piece in pieces]):
-            if before := range_between(self.index, low, high, WAITING):
+            if before := range_between(self.index, low, high, AVAILABLE):
                 self.editor.add(before._replace(available_at=0), unread)
 
     def _inside(self, r: Range) -> list[Range]:
@@ -149,7 +149,7 @@ class _Change:
             self.editor.add(r, r)
             return
         if r.state == LEASED:
-            self.editor.record_event("fenced", r._replace(state=WAITING))
+            self.editor.record_event("fenced", r._replace(state=AVAILABLE))
             self.fenced.add(r.lease_id or "")
         self.editor.add(after, self._shown_before(r), _EVENTS[self.how])
         self.done.changed += r.message_count
@@ -168,19 +168,19 @@ class _Change:
             return r if r.state == DEAD else to_dead(r, REQUESTED, self.error or r.error)
         if r.state in (DEAD, BLOCKED):
             return Range(
-                r.first, r.last, WAITING, r.message_count,
+                r.first, r.last, AVAILABLE, r.message_count,
                 first_leased_at=r.first_leased_at, available_at=self.now,
                 reason=REQUESTED, error=r.error,
             )  # fmt: skip
-        if r.state == WAITING and self._is_due(r):
+        if r.state == AVAILABLE and self._is_due(r):
             return r
-        size = r.lease_size if r.suspect and r.state == WAITING else None
-        return to_waiting(r, self.now, r.error)._replace(
+        size = r.lease_size if r.suspect and r.state == AVAILABLE else None
+        return to_available(r, self.now, r.error)._replace(
             lease_size=size, reason=REQUESTED if r.delivery_count == 0 else r.reason
         )
 
     def _is_due(self, r: Range) -> bool:
-        """Return whether all messages of a waiting range are due."""
+        """Return whether all messages of an available range are due."""
         if (r.available_at or 0) > self.now:
             return False
         return not split_by_time(r, self.index, self.now, self.now).later

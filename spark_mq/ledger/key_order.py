@@ -11,9 +11,9 @@ from operator import or_
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import BLOCKED, LEASED, WAITING, Ledger, Range
+from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, LEASED, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.ledger.transitions import to_waiting
+from spark_mq.ledger.transitions import to_available
 
 __all__ = [
     "claims_on_lanes",
@@ -54,7 +54,7 @@ def claims_on_lanes(ledger: Ledger, index: MessageIndex, lanes: int) -> list[int
     if not lanes:
         return []
     claimed: dict[str | None, list[int]] = {}
-    rows = ledger.find((WAITING,), ("lease_id", "is set", True))
+    rows = ledger.find((AVAILABLE,), ("lease_id", "is set", True))
     for row, r in zip(rows, ledger.ranges_at(rows), strict=True):
         claimed.setdefault(r.lease_id, []).append(row)
     bands = index.layout.of_lanes(lanes)
@@ -67,10 +67,10 @@ def claims_on_lanes(ledger: Ledger, index: MessageIndex, lanes: int) -> list[int
 
 
 def returned(r: Range, now: int) -> Range:
-    """Return a leased range as waiting, with its delivery uncounted."""
+    """Return a leased range as available, with its delivery uncounted."""
     count = r.delivery_count - 1
     first = r.first_leased_at if count else None
-    back = to_waiting(r, now, r.error)
+    back = to_available(r, now, r.error)
     return back._replace(delivery_count=count, first_leased_at=first)
 
 
@@ -90,7 +90,7 @@ def return_behind(
     without_lane = index.layout.without_lane
     given_back = expired = 0  # the bands with a message before that others get first
     editor = LedgerEditor(ledger)
-    for row in ledger.find((LEASED, WAITING, BLOCKED)):
+    for row in ledger.find((LEASED, AVAILABLE, BLOCKED)):
         if row > last:
             break
         state = ledger.state_at(row)

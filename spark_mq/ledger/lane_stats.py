@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from spark_mq.ledger.bands import MAX_PRIORITY
 from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, ROUTING, WAITING, Ledger, Range
+from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, ROUTING, Ledger, Range
 from spark_mq.ledger.schedule import split_by_time, split_due, unread_range
 from spark_mq.ledger.settings import GroupSettings
 
@@ -231,10 +231,11 @@ _Found = tuple[str, int | None, int, int, int | None]
 def _tracked(ledger: Ledger, now: int) -> Iterator[_Found]:
     kinds: dict[int, str] = {}
     for state, kind in (
-        (LEASED, IN_FLIGHT), (WAITING, READY), (BLOCKED, BLOCKED), (DEAD, DEAD), (ROUTING, ROUTING),
+        (LEASED, IN_FLIGHT), (AVAILABLE, READY),
+        *((state, state) for state in (BLOCKED, DEAD, ROUTING)),
     ):  # fmt: skip
         kinds.update(dict.fromkeys(ledger.find((state,)), kind))
-    later = ledger.find((WAITING,), ("available_at", ">", now))
+    later = ledger.find((AVAILABLE,), ("available_at", ">", now))
     kinds.update(dict.fromkeys(later, DELAYED))
     firsts, lasts = ledger.first_sequences, ledger.last_sequences
     for row in sorted(kinds):

@@ -45,7 +45,7 @@ class Range(NamedTuple):
     leased_at: int | None = None
     expires_at: int | None = None
     lease_size: int | None = None
-    """Messages in its lease, or for a waiting suspect in the failed one. 1 blames the message."""
+    """Messages in its lease, or for an available suspect in the failed one. 1 blames it alone."""
     first_leased_at: int | None = None
     first_failed_at: int | None = None
     delivery_count: int = 0

@@ -1,4 +1,4 @@
-"""Order the waiting messages for the next lease, and keep together what failed together."""
+"""Order the available messages for the next lease, and keep together what failed together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence, Set
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from spark_mq.ledger.ranges import WAITING, Condition, Ledger
+from spark_mq.ledger.ranges import AVAILABLE, Condition, Ledger
 
 __all__ = [
     "ASSUMED_ATTEMPTS",
@@ -44,7 +44,7 @@ _CLEAR: Final[Condition] = ("suspect", "=", False)
 
 
 class Head(NamedTuple):
-    """The waiting range that the next lease begins with."""
+    """The available range that the next lease begins with."""
 
     row: int
     kind: AcquireKind
@@ -83,7 +83,7 @@ class DueRanges:
 
     def _head_without_limit(self) -> Head:
         suspect, rest = (*self._due, _SUSPECT), (*self._due, _CLEAR)
-        fresh = self.ledger.find((WAITING,), *rest, ("delivery_count", "<", ASSUMED_ATTEMPTS))
+        fresh = self.ledger.find((AVAILABLE,), *rest, ("delivery_count", "<", ASSUMED_ATTEMPTS))
         heads = [Head(fresh[0], REST)] if fresh else []
         if self._rows[SUSPECT]:
             heads.append(Head(_longest_due(self.ledger, suspect), SUSPECT))
@@ -120,7 +120,7 @@ class BandedRanges(DueRanges):
 
     def fresh(self) -> list[int]:
         """Return the due rows of messages that were never delivered, in order."""
-        return self.ledger.find((WAITING,), *self._due, ("delivery_count", "=", 0))
+        return self.ledger.find((AVAILABLE,), *self._due, ("delivery_count", "=", 0))
 
     def head_among(self, available: Set[int]) -> Head | None:
         """Return the first due range of those that can begin a lease, as :meth:`head` does."""
@@ -166,39 +166,39 @@ class BandedRanges(DueRanges):
 def _due_rows(
     ledger: Ledger, due: Sequence[Condition], attempts: int | None
 ) -> dict[AcquireKind, list[int]]:
-    """Return the waiting rows that are due, by kind, in order."""
+    """Return the available rows that are due, by kind, in order."""
     # The rows of a large ledger take long to list, so an emptiness check does not list them.
-    if WAITING not in ledger.states or ledger.minimum("first", (WAITING,), *due) is None:
+    if AVAILABLE not in ledger.states or ledger.minimum("first", (AVAILABLE,), *due) is None:
         return {SUSPECT: [], LAST: [], REST: []}
     if attempts is None:
-        suspect = ledger.find((WAITING,), *due, _SUSPECT)
-        return {SUSPECT: suspect, LAST: [], REST: ledger.find((WAITING,), *due, _CLEAR)}
+        suspect = ledger.find((AVAILABLE,), *due, _SUSPECT)
+        return {SUSPECT: suspect, LAST: [], REST: ledger.find((AVAILABLE,), *due, _CLEAR)}
     before_last = max(1, attempts - 1)
     last = (*due, ("delivery_count", ">=", before_last))
     # A message without a failure can be on its last attempt, after a replay and a release.
     # It goes alone, because it is innocent so far.
-    innocent = ledger.find((WAITING,), *last, ("failure_count", "=", 0))
-    suspect = ledger.find((WAITING,), *due, _SUSPECT)
+    innocent = ledger.find((AVAILABLE,), *last, ("failure_count", "=", 0))
+    suspect = ledger.find((AVAILABLE,), *due, _SUSPECT)
     rest = (*due, _CLEAR, ("delivery_count", "<", before_last))
     return {
         SUSPECT: sorted({*suspect, *innocent}),
-        LAST: ledger.find((WAITING,), *last, _CLEAR, ("failure_count", ">", 0)),
-        REST: ledger.find((WAITING,), *rest),
+        LAST: ledger.find((AVAILABLE,), *last, _CLEAR, ("failure_count", ">", 0)),
+        REST: ledger.find((AVAILABLE,), *rest),
     }
 
 
 def _longest_due(ledger: Ledger, conditions: Sequence[Condition]) -> int:
     """Return the row that is due the longest. The least delivered wins a tie, then the lowest."""
-    since = ledger.minimum("available_at", (WAITING,), *conditions)
+    since = ledger.minimum("available_at", (AVAILABLE,), *conditions)
     longest = (*conditions, ("available_at", "=", since))
-    least = ledger.minimum("delivery_count", (WAITING,), *longest)
-    return ledger.find((WAITING,), *longest, ("delivery_count", "=", least))[0]
+    least = ledger.minimum("delivery_count", (AVAILABLE,), *longest)
+    return ledger.find((AVAILABLE,), *longest, ("delivery_count", "=", least))[0]
 
 
 def _failed_together(ledger: Ledger, head: int) -> list[int]:
-    """Return the waiting rows that failed in the same lease as a head, and as often."""
+    """Return the available rows that failed in the same lease as a head, and as often."""
     first = ledger.range_at(head)
     names = ("available_at", "delivery_count", "failure_count", "lease_id", "error")
     values = [(name, getattr(first, name)) for name in names]
     same = [(name, "is null" if value is None else "=", value) for name, value in values]
-    return ledger.find((WAITING,), *same)
+    return ledger.find((AVAILABLE,), *same)

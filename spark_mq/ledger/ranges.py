@@ -28,6 +28,7 @@ from spark_mq.ledger.message_range import (
     to_table,
 )
 from spark_mq.ledger.states import (
+    AVAILABLE,
     BLOCKED,
     DEAD,
     LEASED,
@@ -35,11 +36,11 @@ from spark_mq.ledger.states import (
     SETTLED,
     STATES,
     UNREAD,
-    WAITING,
     State,
 )
 
 __all__ = [
+    "AVAILABLE",
     "BLOCKED",
     "DEAD",
     "EVENT",
@@ -51,7 +52,6 @@ __all__ = [
     "SETTLED",
     "STATES",
     "UNREAD",
-    "WAITING",
     "Condition",
     "Event",
     "Ledger",
@@ -244,7 +244,7 @@ class Ledger:
 
     def rows_held(self, lease_id: str) -> list[int]:
         """Return the rows that a lease holds. It may hold expired ranges too."""
-        return self.find((LEASED, WAITING), ("lease_id", "=", lease_id))
+        return self.find((LEASED, AVAILABLE), ("lease_id", "=", lease_id))
 
     def held(self, lease_id: str) -> list[Range]:
         return self.ranges_at(self.rows_held(lease_id))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.key_order import is_ordered, return_behind
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import LEASED, WAITING, Ledger, Range
+from spark_mq.ledger.ranges import AVAILABLE, LEASED, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.transitions import (
     exhaust,
     exhausted_limit,
     record_failure,
-    to_waiting,
+    to_available,
     with_failure,
 )
 
@@ -23,7 +23,7 @@ def rows_held_by_batch(ledger: Ledger, prefix: str) -> list[int]:
 
     Each runner has another lease id, ``stream/n/runner``, so a batch's ids share ``stream/n/``.
     """
-    return ledger.find((LEASED, WAITING), ("lease_id", "starts with", prefix))
+    return ledger.find((LEASED, AVAILABLE), ("lease_id", "starts with", prefix))
 
 
 def replay_batch(
@@ -104,8 +104,8 @@ def return_to_group(r: Range, now: int, rules: GroupSettings) -> Range:
     if reason := exhausted_limit(r, rules, now, own=r.lease_size == 1):
         return exhaust(r, rules, reason, error)
     if r.lease_size == 1:
-        return to_waiting(r, now, error)._replace(suspect=False)
-    return to_waiting(r, now, error)._replace(suspect=True, lease_size=r.lease_size)
+        return to_available(r, now, error)._replace(suspect=False)
+    return to_available(r, now, error)._replace(suspect=True, lease_size=r.lease_size)
 
 
 def _death_error(r: Range) -> str:

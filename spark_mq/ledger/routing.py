@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import DEAD, ROUTING, UNREAD, WAITING, Ledger, Range
+from spark_mq.ledger.ranges import AVAILABLE, DEAD, ROUTING, UNREAD, Ledger, Range
 
 __all__ = ["drop_dead", "freeze", "freeze_dead", "settle_routed"]
 
@@ -46,17 +46,17 @@ def freeze_dead(
 def freeze(
     ledger: Ledger, index: MessageIndex, routing_id: str, intervals: Sequence[Interval]
 ) -> tuple[Ledger, int]:
-    """Freeze waiting and unread messages of intervals under a routing id, and count them.
+    """Freeze available and unread messages of intervals under a routing id, and count them.
 
-    Unread messages below the last interval enter the ledger as waiting.
+    Unread messages below the last interval enter the ledger as available.
     """
     editor, total = LedgerEditor(ledger), 0
     wanted = normalise(intervals)
-    for r in _waiting_or_unread(editor, index, wanted):
+    for r in _available_or_unread(editor, index, wanted):
         rest = subtract([(r.first, r.last)], wanted)
         for low, high in rest:
             piece = r.slice(low, high, index)
-            editor.add(piece._replace(state=WAITING, available_at=r.available_at or 0), r)
+            editor.add(piece._replace(state=AVAILABLE, available_at=r.available_at or 0), r)
         for low, high in subtract([(r.first, r.last)], rest):
             piece = r.slice(low, high, index)
             frozen = piece._replace(state=ROUTING, lease_id=routing_id, available_at=None)
@@ -65,13 +65,13 @@ def freeze(
     return (editor.build(), total) if total else (ledger, 0)
 
 
-def _waiting_or_unread(
+def _available_or_unread(
     editor: LedgerEditor, index: MessageIndex, wanted: Sequence[Interval]
 ) -> list[Range]:
-    """Remove waiting ranges of some intervals. Return them with the unread range."""
+    """Remove available ranges of some intervals. Return them with the unread range."""
     ledger = editor.ledger
     rows = sorted({row for first, last in wanted for row in ledger.overlapping(first, last)})
-    found = editor.remove([row for row in rows if ledger.state_at(row) == WAITING])
+    found = editor.remove([row for row in rows if ledger.state_at(row) == AVAILABLE])
     first, last = ledger.tracked_up_to + 1, max((last for _, last in wanted), default=-1)
     if unread := index.count(first, last):
         low, high = index.nth_from(first, 1), index.nth_from(first, unread)

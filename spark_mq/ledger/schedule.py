@@ -13,7 +13,7 @@ from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import subtract
 from spark_mq.ledger.message_index import DeliveryTimes, MessageIndex
 from spark_mq.ledger.message_range import range_between
-from spark_mq.ledger.ranges import LEASED, SETTLED, UNREAD, WAITING, Ledger, Range
+from spark_mq.ledger.ranges import AVAILABLE, LEASED, SETTLED, UNREAD, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.transitions import expired, is_late, record_expired_leases
 
@@ -34,8 +34,8 @@ __all__ = [
 class TimeSplit:
     """The pieces of a range by their times, each list in the order of sequence."""
 
-    due: list[Range] = field(default_factory=list)  # as in the range, unread or waiting
-    later: list[Range] = field(default_factory=list)  # waiting until their time
+    due: list[Range] = field(default_factory=list)  # as in the range, unread or available
+    later: list[Range] = field(default_factory=list)  # available at their time
     expired: list[Range] = field(default_factory=list)  # settled
 
 
@@ -44,7 +44,7 @@ def unread_range(ledger: Ledger, index: MessageIndex) -> Range | None:
 
 
 def split_by_time(r: Range, index: MessageIndex, now: int, cutoff: int) -> TimeSplit:
-    """Split a waiting or unread range by its messages' times.
+    """Split an available or unread range by its messages' times.
 
     Messages with an ``expires_at`` up to `now` are expired. Others with a ``deliver_at`` up to
     `cutoff` are due.
@@ -77,7 +77,7 @@ def _none_expired(times: DeliveryTimes, now: int) -> bool:
 
 
 def _as_later(piece: Range, available_at: int | None) -> Range:
-    return piece._replace(state=WAITING, available_at=available_at)
+    return piece._replace(state=AVAILABLE, available_at=available_at)
 
 
 def _split_file(out: TimeSplit, part: Range, index: MessageIndex, now: int, cutoff: int) -> None:
@@ -136,10 +136,10 @@ def _append(pieces: list[Range], piece: Range, index: MessageIndex) -> None:
 
 
 def split_due(ledger: Ledger, index: MessageIndex, now: int, cutoff: int) -> Ledger:
-    """Split the waiting ranges that are due by their least time, up to `cutoff`."""
+    """Split the available ranges that are due by their least time, up to `cutoff`."""
     if not index.has_times_after(ledger.head.ack_floor):
         return ledger
-    rows = ledger.find((WAITING,), ("available_at", "<=", cutoff))
+    rows = ledger.find((AVAILABLE,), ("available_at", "<=", cutoff))
     if not rows:
         return ledger
     timed = _rows_with_times(ledger, index, rows)
@@ -197,7 +197,7 @@ def settle_expired_held(
         if r.state == LEASED and not is_late(r, now, rules):
             continue
         back = expired(r, rules) if r.state == LEASED else r
-        if back.state != WAITING or (back.available_at or 0) > now:
+        if back.state != AVAILABLE or (back.available_at or 0) > now:
             continue
         ended = split_by_time(back, index, now, now).expired
         if not ended:
@@ -217,7 +217,7 @@ def next_due_at(ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: 
 
     That is the end of the first lease, delay or wait of the breaker, in microseconds.
     """
-    ends = [ledger.minimum("available_at", (WAITING,), ("available_at", ">", now))]
+    ends = [ledger.minimum("available_at", (AVAILABLE,), ("available_at", ">", now))]
     deadline = ledger.minimum("expires_at", (LEASED,))
     if deadline is not None:
         ends.append(deadline + rules.clock_skew + 1)

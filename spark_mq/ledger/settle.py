@@ -15,7 +15,7 @@ from spark_mq.ledger.held_messages import HeldMessages, SettleOutcome, why_lost
 from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.key_order import is_ordered, return_behind, returned
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import LEASED, SETTLED, WAITING, Ledger, Range
+from spark_mq.ledger.ranges import AVAILABLE, LEASED, SETTLED, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.transitions import (
     exhaust,
@@ -25,7 +25,7 @@ from spark_mq.ledger.transitions import (
     record_expired_leases,
     record_failure,
     rejected,
-    to_waiting,
+    to_available,
     with_failure,
 )
 from spark_mq.util.validation import truncate_error
@@ -98,7 +98,7 @@ def settle(
 def _has_expired_part(ledger: Ledger, lease_id: str) -> bool:
     """Return whether only a part of a lease has expired."""
     own = ("lease_id", "=", lease_id)
-    return bool(ledger.find((WAITING,), own)) and bool(ledger.find((LEASED,), own))
+    return bool(ledger.find((AVAILABLE,), own)) and bool(ledger.find((LEASED,), own))
 
 
 class _Settling(HeldMessages):
@@ -129,7 +129,7 @@ class _Settling(HeldMessages):
             r = self._expire(r)
         elif r.state == LEASED and self._fails:
             self._failed = self._failed or r
-        if r.state not in (LEASED, WAITING):
+        if r.state not in (LEASED, AVAILABLE):
             self._report_ended(r)
             return
         if self._succeeds:
@@ -146,7 +146,7 @@ class _Settling(HeldMessages):
         """Expire a piece, as any other operation would have done before."""
         after = expired(r, self.rules)
         self._expired.append(r)
-        if after.state == WAITING:
+        if after.state == AVAILABLE:
             self.editor.record_event("lease_expired", after)
         else:
             self.editor.add(after, r, "lease_expired", of_lease=True)
@@ -210,12 +210,12 @@ def _nacked(r: Range, now: int, rules: GroupSettings, command: SettleCommand) ->
         delay = rules.delay(r.failure_count, command.jitter) if live else 0
     suspect = not by_name and r.lease_size != 1
     lease_size = r.lease_size if suspect else None
-    return to_waiting(r, now + delay, error)._replace(suspect=suspect, lease_size=lease_size)
+    return to_available(r, now + delay, error)._replace(suspect=suspect, lease_size=lease_size)
 
 
 def _released(r: Range, now: int, delay: int | None) -> Range:
-    if r.state == WAITING:  # an expiry has counted the delivery already
+    if r.state == AVAILABLE:  # an expiry has counted the delivery already
         lease_size = r.lease_size if r.suspect else None
         at = (r.available_at or 0) if delay is None else now + delay
-        return to_waiting(r, at, r.error)._replace(lease_size=lease_size)
+        return to_available(r, at, r.error)._replace(lease_size=lease_size)
     return returned(r, now + (delay or 0))

@@ -9,6 +9,7 @@ from typing import Final
 from spark_mq.errors import IllegalTransition
 
 __all__ = [
+    "AVAILABLE",
     "BLOCKED",
     "DEAD",
     "LEASED",
@@ -18,7 +19,6 @@ __all__ = [
     "STATES",
     "UNREAD",
     "UNSETTLED",
-    "WAITING",
     "State",
     "illegal_transition",
 ]
@@ -32,7 +32,7 @@ class State(StrEnum):
     #: Held by a lease until ``expires_at``. The delivery is counted already.
     LEASED = "leased"
     #: Due for delivery from ``available_at`` on.
-    WAITING = "waiting"
+    AVAILABLE = "available"
     #: Rejected or past a limit. The sweep routes it to the dead-letter queue.
     DEAD = "dead"
     #: Past a limit in a group that blocks. It waits for the owner's ``unblock``.
@@ -45,24 +45,24 @@ class State(StrEnum):
 
 UNREAD: Final[str] = State.UNREAD
 LEASED: Final[str] = State.LEASED
-WAITING: Final[str] = State.WAITING
+AVAILABLE: Final[str] = State.AVAILABLE
 DEAD: Final[str] = State.DEAD
 BLOCKED: Final[str] = State.BLOCKED
 ROUTING: Final[str] = State.ROUTING
 SETTLED: Final[str] = State.SETTLED
 
-STATES: Final = (LEASED, WAITING, DEAD, BLOCKED, ROUTING, SETTLED)  # of the ranges in a ledger
+STATES: Final = (LEASED, AVAILABLE, DEAD, BLOCKED, ROUTING, SETTLED)  # of the ranges in a ledger
 
-UNSETTLED: Final = (LEASED, WAITING, DEAD, BLOCKED, ROUTING)
+UNSETTLED: Final = (LEASED, AVAILABLE, DEAD, BLOCKED, ROUTING)
 
-# A late ack, expires_at, a trim or the owner settles waiting messages without a lease. A redrive
-# moves waiting and unread messages to routing.
+# A late ack, expires_at, a trim or the owner settles available messages without a lease. A redrive
+# moves available and unread messages to routing.
 _NEXT_STATES: Final[Mapping[str, tuple[str, ...]]] = {
-    UNREAD: (LEASED, WAITING, DEAD, ROUTING, SETTLED),
-    LEASED: (WAITING, DEAD, BLOCKED, SETTLED),
-    WAITING: (LEASED, DEAD, BLOCKED, ROUTING, SETTLED),
-    DEAD: (WAITING, ROUTING, SETTLED),
-    BLOCKED: (WAITING, DEAD, SETTLED),
+    UNREAD: (LEASED, AVAILABLE, DEAD, ROUTING, SETTLED),
+    LEASED: (AVAILABLE, DEAD, BLOCKED, SETTLED),
+    AVAILABLE: (LEASED, DEAD, BLOCKED, ROUTING, SETTLED),
+    DEAD: (AVAILABLE, ROUTING, SETTLED),
+    BLOCKED: (AVAILABLE, DEAD, SETTLED),
     ROUTING: (SETTLED,),
     SETTLED: (),
 }

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from spark_mq.ledger.acquire import AcquireRequest, acquire
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, ROUTING, WAITING, Ledger
+from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, ROUTING, Ledger
 from spark_mq.ledger.schedule import split_by_time, split_due, unread_range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.records import Record
@@ -71,14 +71,14 @@ def compute_stats(
 ) -> GroupStats:
     """Return the stats of a ledger. The caller has expired leases already."""
     ledger = split_due(ledger, index, now, now)
-    due = ledger.count((WAITING,), ("available_at", "<=", now))
+    due = ledger.count((AVAILABLE,), ("available_at", "<=", now))
     unread, later, expired = _unread_counts(ledger, index, now)
     _, grant = acquire(ledger, index, now, rules, AcquireRequest("stats", "stats", 1, now))
     counters = ledger.head.counters
     return GroupStats(
         ready=unread + due,
         unread=unread,
-        delayed=ledger.count((WAITING,)) - due + later,
+        delayed=ledger.count((AVAILABLE,)) - due + later,
         in_flight=ledger.count((LEASED,)),
         dead=ledger.count((DEAD,)),
         blocked=ledger.count((BLOCKED,)),

@@ -1,4 +1,4 @@
-"""Take the messages of a lease from waiting and unread ranges."""
+"""Take the messages of a lease from available and unread ranges."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import UNREAD, Ledger, Range
 from spark_mq.ledger.schedule import TimeSplit, split_by_time
 
-__all__ = ["fitting_bytes", "limit_bytes", "take_unread", "take_waiting"]
+__all__ = ["fitting_bytes", "limit_bytes", "take_available", "take_unread"]
 
 
-def take_waiting(
+def take_available(
     editor: LedgerEditor, rows: list[int], limit: int, upto: int | None, index: MessageIndex
 ) -> list[Range]:
     """Take up to `limit` messages from rows that begin by `upto`. The rest stays."""

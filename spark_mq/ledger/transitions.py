@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from spark_mq.ledger.editor import LedgerEditor
-from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, SETTLED, WAITING, Ledger, Range
+from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, SETTLED, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
 
 __all__ = [
@@ -23,8 +23,8 @@ __all__ = [
     "record_expired_leases",
     "record_failure",
     "rejected",
+    "to_available",
     "to_dead",
-    "to_waiting",
     "with_failure",
 ]
 
@@ -40,13 +40,13 @@ def expire_leases(
 ) -> Ledger:
     """Expire leases and apply limits, except for the leases in `keep`.
 
-    The result is `ledger` itself if nothing changed. A lowered limit applies to waiting ranges
+    The result is `ledger` itself if nothing changed. A lowered limit applies to available ranges
     before their next delivery. Blocked ranges become dead or settled if the group no longer blocks.
     """
     found: list[int] = []
     if LEASED in ledger.states:
         found += ledger.find((LEASED,), ("expires_at", "<", now - rules.clock_skew))
-    if WAITING in ledger.states:
+    if AVAILABLE in ledger.states:
         found += _exhausted_rows(ledger, rules)
     if BLOCKED in ledger.states and rules.on_max_deliveries != "block":
         found += ledger.find((BLOCKED,))
@@ -97,23 +97,23 @@ def record_failure(
         editor.head = replace(editor.head, breaker=after)
         if after.opened_at is not None and before.opened_at is None:
             # Only the event of the failure may settle the messages.
-            state = WAITING if r.state == SETTLED else r.state
+            state = AVAILABLE if r.state == SETTLED else r.state
             editor.record_event("breaker_opened", r._replace(state=state, error=error))
 
 
 def _exhausted_rows(ledger: Ledger, rules: GroupSettings) -> set[int]:
-    """Return the waiting rows past a limit.
+    """Return the available rows past a limit.
 
     Failures of whole leases do not exhaust a suspect, which is first delivered alone.
     """
     rows: set[int] = set()
     if rules.max_delivery_attempts is not None:
         attempts = ("delivery_count", ">=", rules.max_delivery_attempts)
-        rows.update(ledger.find((WAITING,), attempts))
+        rows.update(ledger.find((AVAILABLE,), attempts))
     limit = rules.failure_limit(own=True)
     if limit is not None:
         failed = ("failure_count", ">=", limit)
-        rows.update(ledger.find((WAITING,), failed, ("suspect", "=", False)))
+        rows.update(ledger.find((AVAILABLE,), failed, ("suspect", "=", False)))
     return rows
 
 
@@ -132,13 +132,13 @@ def _expiry_error(r: Range) -> str:
 
 
 def expired(r: Range, rules: GroupSettings) -> Range:
-    """Return a leased range after its expiry, waiting or past a limit."""
+    """Return a leased range after its expiry, available or past a limit."""
     error, at = _expiry_error(r), r.expires_at or 0
     r = with_failure(r, at)
     if reason := exhausted_limit(r, rules, at, own=r.lease_size == 1):
         return exhaust(r, rules, reason, error)
     # The lease's own fields stay, because an extension would revive the lease.
-    back = to_waiting(r, at, error)
+    back = to_available(r, at, error)
     return back._replace(
         lease_id=r.lease_id,
         worker_id=r.worker_id,
@@ -171,10 +171,10 @@ def exhausted_limit(r: Range, rules: GroupSettings, now: int, *, own: bool) -> s
     return None
 
 
-def to_waiting(r: Range, available_at: int, error: str | None) -> Range:
-    """Return the range as waiting, without its lease."""
+def to_available(r: Range, available_at: int, error: str | None) -> Range:
+    """Return the range as available, without its lease."""
     return r._replace(
-        state=WAITING,
+        state=AVAILABLE,
         lease_id=None,
         worker_id=None,
         leased_at=None,
@@ -187,7 +187,7 @@ def to_waiting(r: Range, available_at: int, error: str | None) -> Range:
 
 def to_dead(r: Range, reason: str, error: str | None) -> Range:
     """Return the range as dead. ``leased_at`` stays as the time of the last delivery."""
-    return to_waiting(r, 0, error)._replace(
+    return to_available(r, 0, error)._replace(
         state=DEAD, leased_at=r.leased_at, available_at=None, suspect=False, reason=reason
     )
 

@@ -13,7 +13,7 @@ from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval, subtract
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.message_range import range_between
-from spark_mq.ledger.ranges import UNREAD, WAITING, Ledger, Range
+from spark_mq.ledger.ranges import AVAILABLE, UNREAD, Ledger, Range
 from spark_mq.ledger.schedule import add_scheduled, split_by_time
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.transitions import rejected
@@ -55,7 +55,7 @@ def postpone_due(
     """
 
     def later(r: Range) -> Range:
-        return r._replace(state=WAITING, available_at=until)
+        return r._replace(state=AVAILABLE, available_at=until)
 
     return _replace_due(ledger, index, interval, now, later)[0]
 
@@ -88,7 +88,7 @@ def _replace_due(
 
 def _outside(piece: Range) -> Range:
     """Return a piece before the interval. The ledger has no unread range before another range."""
-    return piece if piece.state == WAITING else piece._replace(state=WAITING, available_at=0)
+    return piece if piece.state == AVAILABLE else piece._replace(state=AVAILABLE, available_at=0)
 
 
 def _due_or_unread(
@@ -101,7 +101,7 @@ def _due_or_unread(
         [
             row
             for row, r in zip(near, ledger.ranges_at(near), strict=True)
-            if r.state == WAITING and (r.available_at or 0) <= now
+            if r.state == AVAILABLE and (r.available_at or 0) <= now
         ]
     )
     if unread := range_between(index, ledger.tracked_up_to + 1, interval[1], UNREAD):

@@ -14,7 +14,7 @@ from typing import Any
 
 from spark_mq.errors import GroupNotFound
 from spark_mq.ledger.commit_info import settle_info
-from spark_mq.ledger.ranges import LEASED, WAITING, Ledger
+from spark_mq.ledger.ranges import AVAILABLE, LEASED, Ledger
 from spark_mq.ledger.replay import rows_held_by_batch
 from spark_mq.ledger.settle import ACK, SettleCommand
 from spark_mq.ledger.transitions import expire_leases
@@ -57,7 +57,7 @@ def _committed_leases(
     if up_to == 0:
         return []
     ledger = view.ledger
-    rows = ledger.find((LEASED, WAITING), ("lease_id", "starts with", stream + "/"))
+    rows = ledger.find((LEASED, AVAILABLE), ("lease_id", "starts with", stream + "/"))
     if not rows:
         return []
     ids = {r.lease_id for r in ledger.ranges_at(rows) if r.lease_id}

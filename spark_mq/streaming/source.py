@@ -16,7 +16,7 @@ from typing import Any, Final
 from spark_mq.errors import CommitConflict, StorageError
 from spark_mq.ledger import acquire as acquiring
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import WAITING, Ledger, Range
+from spark_mq.ledger.ranges import AVAILABLE, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.stats import compute_stats
 from spark_mq.operations.acquire import (
@@ -152,7 +152,7 @@ class StreamSource:
                 break
         index, damage = self.ledger.index_or_damage(ledger)
         self._looked = (ledger, index, view.settings, view.now)
-        waiting = ledger.count((WAITING,))
+        waiting = ledger.count((AVAILABLE,))
         if not waiting and damage is None and index.last_sequence <= ledger.tracked_up_to:
             self.available_count = 0
             return False

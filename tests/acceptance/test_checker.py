@@ -19,7 +19,7 @@ def row(
     event: str,
     lease: str | None = "a",
     *,
-    state: str = "waiting",
+    state: str = "available",
     count: int = 1,
     at: int = 0,
     **more: Any,

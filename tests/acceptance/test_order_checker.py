@@ -45,7 +45,7 @@ def test_a_good_history_has_nothing_wrong(rows: Rows) -> None:
     [
         ([row(1, "leased", 0, 0), row(2, "leased", 3, 3, "y")], "['x', 'y'] hold key 'a'"),
         ([row(1, "leased", 2, 2)], "x holds 2 of key 'a' before 0"),
-        ([row(1, "leased", 0, 2), row(2, "waiting", 0, 0)], "x holds 2 of key 'a' before 0"),
+        ([row(1, "leased", 0, 2), row(2, "available", 0, 0)], "x holds 2 of key 'a' before 0"),
         ([row(1, "leased", 0, 2), row(2, "blocked", 0, 0)], "x holds 2 of key 'a' before 0"),
     ],
 )

@@ -112,12 +112,12 @@ def test_a_batch_is_settled_by_what_its_function_does_and_returns(
     ranges = {
         r.first: (r.state, r.error)
         for r in stream.group._ledger.current()
-        if r.state in ("dead", "waiting")
+        if r.state in ("dead", "available")
     }
     at = receipt.sequences
     assert ranges == {
         at[1]: ("dead", "never"),
-        at[2]: ("waiting", "not now"),
+        at[2]: ("available", "not now"),
         at[3]: ("dead", "bad"),
         at[9]: ("dead", "bad"),
     }

@@ -16,6 +16,7 @@ from .actors import OFF, Checkpoint, Context, Driver, Event, Poison, Proc, Progr
 from .explorer import EFFECT, State, Suspend, Tape, Untaped, Violation, World
 from .invariants import Batch, Notes, Onlooker
 from .storage import (
+    AVAILABLE,
     BLOCKED,
     DEAD,
     IDS,
@@ -23,7 +24,6 @@ from .storage import (
     ROUTING,
     SECOND,
     SETTLED,
-    WAITING,
     Book,
     Rig,
     Store,
@@ -253,7 +253,9 @@ class Delivery(World):
             for r in rows
             if r.state == LEASED and r.expires_at is not None
         ]
-        waits += [r.available_at for r in rows if r.state == WAITING and r.available_at is not None]
+        waits += [
+            r.available_at for r in rows if r.state == AVAILABLE and r.available_at is not None
+        ]
         heads = [book.head for _, book in state.store.books]
         waits += [head.breaker.next_trial_at for head in heads if head.breaker.next_trial_at]
         later = [at for at in waits if at > now]

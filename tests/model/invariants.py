@@ -18,7 +18,7 @@ from spark_mq.streaming.offset import fence_app_id, parse_lease_id
 
 from .actors import Event
 from .explorer import Violation
-from .storage import BLOCKED, DEAD, LEASED, ROUTING, SETTLED, WAITING, Book, Store
+from .storage import AVAILABLE, BLOCKED, DEAD, LEASED, ROUTING, SETTLED, Book, Store
 
 Batch = tuple[str, Any]
 """A write to a sink: the transaction's app and version, or a worker's lease."""
@@ -329,7 +329,7 @@ class _Noting:
                 self.holder[at] == lease
                 and (lease, at) not in self.given
                 and row is not None
-                and row.state in (LEASED, WAITING)
+                and row.state in (LEASED, AVAILABLE)
                 and not self._died_of_expiry(verb, row)
             ):
                 raise Violation(
@@ -361,7 +361,7 @@ class _Noting:
             self.given.add((str(self.holder[at]), at))
         self.touched.add(at)
         now = self.view[at]
-        wanted = {"discard": SETTLED, "dead letter": DEAD, "retry now": WAITING}[how]
+        wanted = {"discard": SETTLED, "dead letter": DEAD, "retry now": AVAILABLE}[how]
         if now is None or now.state != wanted or (now.available_at or 0) > self.now:
             raise Violation(f"the owner's {how} of message {at} has left it as {now}")
         self.excused.add(at)
@@ -436,7 +436,7 @@ class _Noting:
                 self.holder[at] == lease
                 and (lease, at) not in self.given
                 and row is not None
-                and row.state in (LEASED, WAITING)
+                and row.state in (LEASED, AVAILABLE)
             ):
                 raise Violation(
                     f"message {at} is not revived by an extension of {lease}, though nobody has "
@@ -464,7 +464,7 @@ class _Noting:
                 self.holder[at] == lease
                 and (lease, at) not in self.given
                 and row is not None
-                and row.state in (LEASED, WAITING)
+                and row.state in (LEASED, AVAILABLE)
             ):
                 raise Violation(f"{lease} is not extended, though it holds message {at}: {row}")
 
@@ -577,11 +577,11 @@ class _Noting:
         for one in settles:
             if one[1] == "nack" and one[3]:
                 for at in self._in(one[5]):
-                    if new[at] is not None and new[at].state == WAITING and new[at].suspect:  # type: ignore[union-attr]
+                    if new[at] is not None and new[at].state == AVAILABLE and new[at].suspect:  # type: ignore[union-attr]
                         raise Violation(f"message {at} was nacked by name, and is suspect")
             elif one[1] == "nack" and self.sizes.get(one[2]) == 1:
                 for at in self._in(one[5]):
-                    if new[at] is not None and new[at].state == WAITING and new[at].suspect:  # type: ignore[union-attr]
+                    if new[at] is not None and new[at].state == AVAILABLE and new[at].suspect:  # type: ignore[union-attr]
                         raise Violation(f"message {at} was nacked alone, and is suspect")
         live = sum(r is not None and r.state == LEASED for r in new)
         if self.onlooker.cap is not None and granted and live > self.onlooker.cap:
@@ -599,7 +599,7 @@ class _Noting:
         same_batch = (
             a is not None and a.lease_id is not None and batch_of(a.lease_id) == batch_of(lease)
         )
-        if a is not None and a.state not in (LEASED, WAITING):
+        if a is not None and a.state not in (LEASED, AVAILABLE):
             raise Violation(f"message {at} is leased, and was {a.state}")
         if (
             a is not None
@@ -619,7 +619,12 @@ class _Noting:
                 f"message {at} is leased by {lease}, and {before} may use it for "
                 f"{self.until[before] - self.now} us yet"
             )
-        if a is not None and a.state == WAITING and self.due_from[at] > self.now and not same_batch:
+        if (
+            a is not None
+            and a.state == AVAILABLE
+            and self.due_from[at] > self.now
+            and not same_batch
+        ):
             raise Violation(
                 f"message {at} is leased {self.due_from[at] - self.now} us before it is due"
             )
@@ -675,7 +680,7 @@ class _Noting:
                 self.trouble.add((batch_of(lease), 2))
             late = (
                 b is not None
-                and b.state == WAITING
+                and b.state == AVAILABLE
                 and b.lease_id == lease
                 and (lease, at) not in self.given
             )
@@ -764,7 +769,7 @@ class _Noting:
         for at, (key, r) in enumerate(zip(keys, self.view, strict=False)):
             if r is None:
                 continue
-            if r.state in (WAITING, BLOCKED):
+            if r.state in (AVAILABLE, BLOCKED):
                 stops.setdefault(key, []).append((at, r.lease_id))
             if r.state == LEASED:
                 lease = str(r.lease_id)
@@ -774,11 +779,11 @@ class _Noting:
                 if behind:
                     raise Violation(f"{lease} holds message {at} behind {behind} of its key")
             a = old[at]
-            if granted and a is not None and a.lease_id and r.state == WAITING and not r.lease_id:
+            if granted and a is not None and a.lease_id and r.state == AVAILABLE and not r.lease_id:
                 self.given.add((a.lease_id, at))  # another lease has one of its keys
 
     def _is_due(self, r: Range | None) -> bool:
-        return r is not None and r.state == WAITING and (r.available_at or 0) <= self.now
+        return r is not None and r.state == AVAILABLE and (r.available_at or 0) <= self.now
 
     def _may_be_leased(self, at: int, granted: list[int]) -> bool:
         """Not dead by the same commit, nor put off because its file is out of reach."""
@@ -821,7 +826,7 @@ class _Noting:
             return r
         alone = self.sizes.get(str(r.lease_id)) == 1
         return r._replace(
-            state=WAITING, suspect=not alone, available_at=r.expires_at, expires_at=None,
+            state=AVAILABLE, suspect=not alone, available_at=r.expires_at, expires_at=None,
             failure_count=r.failure_count + 1, error="expired",
         )  # fmt: skip
 

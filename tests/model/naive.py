@@ -107,7 +107,7 @@ class Naive:
         return [
             m
             for m in self.messages
-            if m.state in ("leased", "waiting") and m.info["lease_id"] == lease_id
+            if m.state in ("leased", "available") and m.info["lease_id"] == lease_id
         ]
 
     def by_state(self, *states: str) -> list[Message]:
@@ -223,7 +223,7 @@ class Naive:
 
     def pardon(self) -> None:
         """Waiting beyond a limit: by attempts, or by failures that were its own."""
-        for m in self.by_state("waiting"):
+        for m in self.by_state("available"):
             f = self.allowed(True)
             if self.spent(m) or (
                 f is not None and m.info["failure_count"] >= f and not m.info["suspect"]
@@ -254,15 +254,15 @@ class Naive:
             self.bury(m, reason)
         else:
             suspect = not self.alone(m)
-            m.become("waiting", available_at=at, expires_at=None, suspect=suspect)
+            m.become("available", available_at=at, expires_at=None, suspect=suspect)
 
     def pardon_but(self, keep: tuple[str, ...]) -> None:
-        kept = [m for m in self.by_state("waiting") if m.info["lease_id"] in keep]
+        kept = [m for m in self.by_state("available") if m.info["lease_id"] in keep]
         for m in kept:
             m.state = "kept"
         self.pardon()
         for m in kept:
-            m.state = "waiting"
+            m.state = "available"
 
     def failed(self, m: Message, now: int, named: bool = False) -> None:
         m.own_failure |= named or self.lease_sizes[m.info["lease_id"]] == 1
@@ -314,7 +314,7 @@ class Naive:
                 # As if another operation had come first.
                 ended.append((m.info["delivery_count"], seq, m.info["expires_at"]))
                 self.expire_one(m)
-                if m.state != "waiting" and seqs is None:
+                if m.state != "available" and seqs is None:
                     continue
             elif mine and verb == "nack":
                 ended.append((2, seq, now))
@@ -343,7 +343,7 @@ class Naive:
     def settle_one(
         self, verb: str, m: Message, now: int, *, named: bool, delay: int | None, jitter: float
     ) -> None:
-        late = m.state == "waiting"
+        late = m.state == "available"
         if verb == "ack":
             m.forget("settled")
             self.count("acked", 1)
@@ -368,16 +368,16 @@ class Naive:
                 backoff = min(self.max_retry_delay, self.retry_delay * growth)
                 delay = 0 if late else round(backoff * (1 + jitter / 10))
             suspect, size = not named and not self.alone(m), m.info["lease_size"]
-            m.end_lease("waiting", available_at=now + delay, suspect=suspect)
+            m.end_lease("available", available_at=now + delay, suspect=suspect)
             m.info["lease_size"] = size if suspect else None
         elif late:
             size, due = m.info["lease_size"], m.info["available_at"]
-            m.end_lease("waiting", available_at=due if delay is None else now + delay)
+            m.end_lease("available", available_at=due if delay is None else now + delay)
             m.info["lease_size"] = size if m.info["suspect"] else None
         else:
             back = m.info["delivery_count"] - 1
             m.end_lease(
-                "waiting",
+                "available",
                 available_at=now + (delay or 0),
                 delivery_count=back,
                 first_leased_at=m.info["first_leased_at"] if back else None,
@@ -391,7 +391,7 @@ class Naive:
         others = set(seqs or ()) - {m.seq for m in held}
         done = {m.seq for m in self.by_state("settled")} - self.skipped
         for m in held:
-            if m.state == "waiting":
+            if m.state == "available":
                 left = m.info["failure_count"] - 1
                 first = m.info["first_failed_at"] if left else None
                 m.become(
@@ -417,7 +417,7 @@ class Naive:
     ) -> list[Message]:
         held = [
             m
-            for m in self.by_state("leased", "waiting")
+            for m in self.by_state("leased", "available")
             if (m.info["lease_id"] or "").startswith(prefix)
         ]
         n, f = self.n or 10**9, self.allowed(False) or 10**9
@@ -436,7 +436,7 @@ class Naive:
                 self.bury(m, reason)
             else:
                 size = m.info["lease_size"]
-                m.end_lease("waiting", available_at=now, suspect=size != 1)
+                m.end_lease("available", available_at=now, suspect=size != 1)
                 m.info["lease_size"] = None if size == 1 else size
         if returned and not kept:
             self.lease_failed(returned[0], now)
@@ -468,7 +468,7 @@ class Naive:
                 self.count("dropped", 1)
             else:
                 m.own_failure = False
-                m.forget("waiting", available_at=now, first_leased_at=m.info["first_leased_at"])
+                m.forget("available", available_at=now, first_leased_at=m.info["first_leased_at"])
         return len(wanted)
 
     def intervene(self, how: str, seqs: list[int], now: int, force: bool) -> tuple[int, set[int]]:
@@ -481,7 +481,7 @@ class Naive:
             return 0, barred
         changed = 0
         for m in named:
-            waits = m.state == "waiting" and m.info["available_at"] > now
+            waits = m.state == "available" and m.info["available_at"] > now
             if m.state == "settled" or (how == "dead letter" and m.state == "dead"):
                 continue
             if how == "retry now" and not waits and m.state not in ("dead", "blocked", "leased"):
@@ -501,18 +501,18 @@ class Naive:
         elif m.state in ("dead", "blocked"):
             m.own_failure = False
             kept = m.info["first_leased_at"]
-            m.forget("waiting", available_at=now, first_leased_at=kept, reason="requested")
+            m.forget("available", available_at=now, first_leased_at=kept, reason="requested")
         else:
-            keeps = m.info["suspect"] and m.state == "waiting"
+            keeps = m.info["suspect"] and m.state == "available"
             size = m.info["lease_size"] if keeps else None
             never = m.info["delivery_count"] == 0
             reason = "requested" if never else m.info["reason"]
-            m.end_lease("waiting", available_at=now, reason=reason)
+            m.end_lease("available", available_at=now, reason=reason)
             m.info["lease_size"] = size
 
     def cut(self, horizon: int) -> int:
         gone = [
-            m for m in self.by_state("unread", "waiting", "dead", "blocked") if m.seq <= horizon
+            m for m in self.by_state("unread", "available", "dead", "blocked") if m.seq <= horizon
         ]
         for m in gone:
             m.forget("settled")
@@ -535,7 +535,7 @@ class Naive:
             elif (
                 m.seq < reach
             ):  # below something that stays, unread is written down as due since ever
-                m.forget("waiting", available_at=0)
+                m.forget("available", available_at=0)
             else:
                 m.forget("unread")
 
@@ -546,14 +546,14 @@ class Naive:
             m
             for m in self.messages
             if first <= m.seq <= last
-            and (m.state == "unread" or (m.state == "waiting" and m.info["available_at"] <= now))
+            and (m.state == "unread" or (m.state == "available" and m.info["available_at"] <= now))
         ]
 
     def _write_down(self, before: int) -> None:
         """Unread messages below something in the ledger are in it too, as due since ever."""
         for m in self.by_state("unread"):
             if m.seq < before:
-                m.become("waiting", available_at=0)
+                m.become("available", available_at=0)
 
     def bury_file(self, first: int, last: int, reason: str, now: int) -> int:
         due = self._due_of(first, last, now)
@@ -568,7 +568,7 @@ class Naive:
         if any(m.state == "unread" for m in due):
             self._write_down(first)
         for m in due:
-            m.become("waiting", available_at=until)
+            m.become("available", available_at=until)
 
     # -- judging what a lease took
 
@@ -587,13 +587,19 @@ class Naive:
         upto = min(blocked - 1, wanted.max_sequence if wanted.max_sequence is not None else 2**63)
         by = now if wanted.due_by is None else min(now, wanted.due_by)
         due = [
-            m for m in self.by_state("waiting") if m.info["available_at"] <= by and m.seq <= upto
+            m for m in self.by_state("available") if m.info["available_at"] <= by and m.seq <= upto
         ]
         unread = [m for m in self.by_state("unread") if m.seq <= upto]
         # Ranges that count against the cap: not dead, routing or delayed ones.
         counted = [r[0] for r in self.runs() if r[0].state not in ("dead", "blocked", "routing")]
         full = (
-            len([m for m in counted if not (m.state == "waiting" and m.info["available_at"] > now)])
+            len(
+                [
+                    m
+                    for m in counted
+                    if not (m.state == "available" and m.info["available_at"] > now)
+                ]
+            )
             >= self.max_tracked_ranges
         )
         room = (

@@ -43,10 +43,10 @@ MARGIN = 5 * SECOND
 """More than any clock_skew: a deadline that is past by less is not over yet."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-UNREAD, SETTLED, WAITING, LEASED, DEAD, BLOCKED, ROUTING = (
+UNREAD, SETTLED, AVAILABLE, LEASED, DEAD, BLOCKED, ROUTING = (
     "unread",
     "settled",
-    "waiting",
+    "available",
     "leased",
     "dead",
     "blocked",
@@ -463,7 +463,24 @@ def log_key(log: Log) -> Hashable:
     )
 
 
-__all__ = ["BEGIN", "BLOCKED", "DEAD", "HORIZON", "IDS", "LEASED", "ROUTING", "SECOND", "SETTLED",
-           "UNREAD", "WAITING", "Book",
-           "Log", "Rig", "Store", "deterministic", "ledger_key", "log_key",
-           "stored_key"]  # fmt: skip
+__all__ = [
+    "AVAILABLE",
+    "BEGIN",
+    "BLOCKED",
+    "DEAD",
+    "HORIZON",
+    "IDS",
+    "LEASED",
+    "ROUTING",
+    "SECOND",
+    "SETTLED",
+    "UNREAD",
+    "Book",
+    "Log",
+    "Rig",
+    "Store",
+    "deterministic",
+    "ledger_key",
+    "log_key",
+    "stored_key",
+]  # fmt: skip

@@ -184,7 +184,7 @@ class Order(RuleBasedStateMachine):
         by_seq = {m.seq: m for m in self.messages}
         for seq in granted:
             state, _, due, _ = before[seq]
-            assert state in ("unread", "waiting"), f"{seq} was {state}"
+            assert state in ("unread", "available"), f"{seq} was {state}"
             assert due <= self.now, f"{seq} is leased {due - self.now} us too early"
             m = by_seq[seq]
             if not self.ordered or m.key is None:
@@ -274,13 +274,13 @@ class Order(RuleBasedStateMachine):
             m = by_seq[seq]
             assert self.ordered
             assert m.key is not None
-            assert after[seq][0] == "waiting"
+            assert after[seq][0] == "available"
             assert after[seq][3] == before[seq][3] - 1, "a message that was not named is counted"
             assert any(
                 o.lane == m.lane
                 and o.priority == m.priority
                 and o.seq < seq
-                and after[o.seq][0] in ("waiting", "blocked")
+                and after[o.seq][0] in ("available", "blocked")
                 for o in self.messages
             ), f"{seq} returns, and nothing waits before it"
 
@@ -301,7 +301,7 @@ class Order(RuleBasedStateMachine):
         for seq in self._inside(outcome.ranges):
             assert now[seq][:2] == ("leased", lease_id)
         for seq, (state, _, _, count) in states.items():
-            if state == "waiting":
+            if state == "available":
                 assert now[seq][3] == count, f"the expiry of {seq} was counted"
 
     def _inside(self, intervals):
@@ -397,7 +397,7 @@ class Order(RuleBasedStateMachine):
             state, lease, *_ = now[m.seq]
             if m.key is None:
                 continue
-            if state in ("waiting", "blocked") and m.seq not in self.overtaken:
+            if state in ("available", "blocked") and m.seq not in self.overtaken:
                 waits.setdefault(m.queue, []).append((m.seq, lease))
             if state == "leased":
                 # A part of the same lease may have expired: its next settle returns the rest.

@@ -79,7 +79,7 @@ def test_the_cells_of_the_notebook_run_in_a_session_that_is_there(
 def assert_states(printed: str) -> None:
     """The counts of the sample queue, by state."""
     lines = [line.replace(" ", "") for line in printed.splitlines()]
-    for state, count in (("leased", 390), ("waiting", 100), ("dead", 10), ("unread", 600)):
+    for state, count in (("leased", 390), ("available", 100), ("dead", 10), ("unread", 600)):
         assert any(f"|{state}" in line and f"|{count}|" in line for line in lines), printed
 
 

@@ -72,7 +72,7 @@ def test_each_commit_tells_what_happened_to_which_messages(queue: Queue) -> None
         ("leased", "leased", None, 4),
         ("acked", "settled", "acked", 1),
         ("rejected", "dead", None, 1),
-        ("nacked", "waiting", None, 1),
+        ("nacked", "available", None, 1),
         ("routed", "settled", "dead_lettered", 1),
     ]
     operations = history(queue)["operation"].to_pylist()
@@ -95,7 +95,7 @@ def test_the_outcomes_of_settled_ranges_come_from_the_history(queue: Queue) -> N
     before = [
         ("acked", 1, 1, None),
         ("dead_lettered", 1, 1, "no"),
-        ("waiting", 1, 1, "again"),
+        ("available", 1, 1, "again"),
         ("leased", 1, 1, None),
     ]
     assert shown(queue) == before
@@ -924,7 +924,7 @@ def test_a_message_that_came_back_with_another_of_its_key_shows_why(make: Make) 
     assert [event.event for event in trace.events] == ["leased", "returned"]
     back = trace.events[-1]
     assert (back.state, back.delivery_count, back.reason) == (
-        "waiting",
+        "available",
         0,
         "an earlier message of its key waits",
     )

@@ -179,7 +179,7 @@ def test_the_history_says_who_did_it(delta_queue: Make) -> None:
     row = queue.finished(outcome="dropped").to_pylist()[0]
     assert (row["sequence"], row["error"]) == (s[0], "test data")
     *_, fenced, discarded, outcome = str(queue.trace(s[0])).splitlines()
-    assert "fenced -> waiting  from w  user alice" in fenced
+    assert "fenced -> available  from w  user alice" in fenced
     assert "discarded -> settled: dropped  user alice" in discarded, "the worker did not do it"
     assert "reason: requested  error: test data" in discarded
     assert "group default settled it: dropped  reason: requested  error: test data" in outcome

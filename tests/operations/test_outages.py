@@ -175,7 +175,7 @@ def test_a_lease_whose_messages_cannot_be_read_any_more_is_released_uncounted(
             taken.table()
         for settle in (taken.nack, taken.ack, taken.reject):
             assert settle().settled == 0
-        assert counts(queue) == {("waiting", 0, 0)}
+        assert counts(queue) == {("available", 0, 0)}
         with pytest.raises(errors.StorageError):
             queue.group().lease("w", max_messages=2)
     with pytest.raises(errors.StorageError, match="lease again"):
@@ -429,7 +429,7 @@ def test_a_handler_that_meets_the_outage_is_not_the_messages_failure(
             before = outage.failed
             clock.advance("1d")
             until(lambda before=before: outage.failed > before)  # type: ignore[misc]
-        assert counts(queue) == {("waiting", 0, 0)}
+        assert counts(queue) == {("available", 0, 0)}
         outage.on = False
         until(lambda: clock.advance("10s") or len(seen) == 2)
     assert seen == [(b"1", 1), (b"2", 1)]

@@ -140,7 +140,7 @@ def test_a_trace_shows_the_release(delta_queue: Make) -> None:
     assert lease is not None
     lease.release(delay="15m")
     events = [(e.event, e.state) for e in queue.trace(sequence).events]
-    assert events == [("leased", "leased"), ("released", "waiting")]
+    assert events == [("leased", "leased"), ("released", "available")]
 
 
 @pytest.mark.parametrize("delay", [-1, "soon", True])

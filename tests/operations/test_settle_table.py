@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow_on_delta
 
 Make = Callable[..., Queue]
 VERBS = ("ack", "nack", "reject", "release")
-AFTER = {"ack": "settled", "nack": "waiting", "reject": "dead", "release": "waiting"}
+AFTER = {"ack": "settled", "nack": "available", "reject": "dead", "release": "available"}
 
 # state of the message              ack, reject      nack, release
 TABLE = {

@@ -182,7 +182,11 @@ def test_a_handler_says_what_becomes_of_single_messages(
         (r.state, r.error, r.available_at and (r.available_at - queue._context.now()) // 1_000_000)
         for r in queue.group()._ledger.current()
     }
-    assert {("dead", "never", None), ("waiting", None, 0), ("waiting", "later", 300)} <= reported
+    assert {
+        ("dead", "never", None),
+        ("available", None, 0),
+        ("available", "later", 300),
+    } <= reported
 
 
 @pytest.mark.parametrize(

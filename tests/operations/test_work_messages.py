@@ -189,7 +189,7 @@ def test_a_failure_blames_its_message_alone(queue: Queue) -> None:
     summary = drain(queue, handle, threads=4)
     assert (summary.failed, summary.nacked) == (1, 1)
     assert counts(queue) == {"acked": 9, "delayed": 1}
-    (r,) = [r for r in queue.group()._ledger.current() if r.state == "waiting"]
+    (r,) = [r for r in queue.group()._ledger.current() if r.state == "available"]
     assert (r.first, r.suspect, r.failure_count, r.error) == (bad, False, 1, "ValueError: boom")
 
 

@@ -103,9 +103,9 @@ def test_a_settle_whose_reply_is_lost_is_no_lease_lost(
     }
     expected = {
         "ack": ("settled", 1),
-        "nack": ("waiting", 1),
+        "nack": ("available", 1),
         "reject": ("dead", 1),
-        "release": ("waiting", 0),
+        "release": ("available", 0),
         "extend": ("leased", 1),
     }
     assert reported == expected[verb]

@@ -442,11 +442,11 @@ def test_rows_settled_inside_the_function_stay_as_they_were_settled(
     ranges = {
         r.first: (r.state, r.error)
         for r in stream.group._ledger.current()
-        if r.state in ("dead", "waiting")
+        if r.state in ("dead", "available")
     }
     assert ranges == {
         receipt.sequences[0]: ("dead", "never"),
-        receipt.sequences[1]: ("waiting", "not now"),
+        receipt.sequences[1]: ("available", "not now"),
     }
     assert stream.group.stats().acked == 3
 

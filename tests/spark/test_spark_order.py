@@ -264,7 +264,7 @@ def test_the_settle_of_a_nacked_row_says_what_the_batch_still_holds(
 
     stream.settle_with(process)
     assert states[0] == {
-        "0": "leased", "1": "leased", "2": "waiting", "3": "waiting", "4": "waiting",
+        "0": "leased", "1": "leased", "2": "available", "3": "available", "4": "available",
         "other 0": "leased", "other 1": "leased",
     }  # fmt: skip
     stats = stream.group.stats()

@@ -233,9 +233,9 @@ def test_a_batch_read_shows_each_message_with_its_state_and_changes_nothing(
     expected = [
         (receipt.sequences[0], "acked", 1, 0, None, None, None),
         (receipt.sequences[1], "leased", 1, 0, "w2", None, None),
-        (receipt.sequences[2], "waiting", 1, 1, None, None, "not now"),
+        (receipt.sequences[2], "available", 1, 1, None, None, "not now"),
         (receipt.sequences[3], "dead", 1, 0, None, "rejected", "never"),
-        (receipt.sequences[4], "waiting", 1, 1, None, None, None),
+        (receipt.sequences[4], "available", 1, 1, None, None, None),
         (receipt.sequences[5], "unread", 0, 0, None, None, None),
     ]
     types = (

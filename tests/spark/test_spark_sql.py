@@ -194,7 +194,7 @@ def ended(tmp_path: Path) -> Queue:
     group.expire()
     queue.publish("skipped")
     group.seek("latest")
-    queue.publish(["waiting", "unread"])
+    queue.publish(["available", "unread"])
     held = group.lease("w")
     assert held is not None
     held.nack(delay="1h")
@@ -213,7 +213,7 @@ def test_a_read_shows_how_each_message_ended_also_once_a_sweep_has_cleaned(
     pushing: Any, ended: Queue
 ) -> None:
     expected = {name: (name, *kept) for name, kept in ENDED.items()}
-    expected["waiting"] = ("waiting", 1, 1, None, None)
+    expected["available"] = ("available", 1, 1, None, None)
     expected["unread"] = ("unread", 0, 0, None, None)
     for _ in range(2):
         assert seen(pushing, ended, "true") == expected
@@ -265,7 +265,7 @@ def test_the_history_is_read_only_for_messages_that_may_have_ended(
         return real(group, columns)
 
     monkeypatch.setattr(outcomes, "read_group_history", read)
-    assert read_rows(ended, In(("state",), ("leased", "waiting", "unread"))) == 2
+    assert read_rows(ended, In(("state",), ("leased", "available", "unread"))) == 2
     assert read_rows(ended, EqualTo(("worker_id",), "w")) == 0
     assert looks == []
     read_rows(ended, EqualTo(("state",), "acked"))

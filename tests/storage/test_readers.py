@@ -37,7 +37,7 @@ def test_the_rows_that_a_reader_finds_are_what_happened(queue: Queue) -> None:
     held = Counter[tuple[str, str]]()
     for row in read(queue, "leases").to_pylist():
         held[row["consumer_group"], row["state"]] += row["message_count"]
-    assert held["large", "waiting"] == LARGE_LEDGER
+    assert held["large", "available"] == LARGE_LEDGER
     assert held["large", "leased"] == queue.group("large").stats().in_flight == LARGE_LEDGER
     assert held[ODD_GROUP, "leased"] == queue.group(ODD_GROUP).stats().in_flight == 2
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from spark_mq import Queue
-from spark_mq.ledger.ranges import DEAD, LEASED, SETTLED, WAITING, Ledger, LedgerHeader, Range
+from spark_mq.ledger.ranges import AVAILABLE, DEAD, LEASED, SETTLED, Ledger, LedgerHeader, Range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.clock import SECOND
 
 __all__ = ["build_large_queue"]
 
-STATES = (LEASED, SETTLED, WAITING, SETTLED, DEAD, SETTLED)
+STATES = (LEASED, SETTLED, AVAILABLE, SETTLED, DEAD, SETTLED)
 
 
 def build_large_queue(path: Path, *, messages: int, files: int, groups: int, ranges: int) -> Queue:
@@ -64,7 +64,7 @@ def _range(at: tuple[int, int], state: str, count: int, row: int, now: int) -> R
             first_leased_at=now,
             delivery_count=1,
         )
-    if state == WAITING:
+    if state == AVAILABLE:
         return r._replace(
             available_at=now + row * SECOND, delivery_count=2, failure_count=1, error="timeout"
         )

@@ -7,7 +7,7 @@ from itertools import groupby
 from hypothesis import strategies as st
 
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
-from spark_mq.ledger.ranges import DEAD, LEASED, SETTLED, WAITING, Ledger, LedgerHeader, Range
+from spark_mq.ledger.ranges import AVAILABLE, DEAD, LEASED, SETTLED, Ledger, LedgerHeader, Range
 
 FILES = [
     DataFile(0, 5, "a", 5, 0),
@@ -19,11 +19,11 @@ SEQS = [f.first + row for f in FILES for row in range(f.rows)]
 
 KINDS = [
     Range(0, 0, SETTLED, 1),
-    Range(0, 0, WAITING, 1, available_at=5, delivery_count=1, failure_count=1, first_leased_at=1),
+    Range(0, 0, AVAILABLE, 1, available_at=5, delivery_count=1, failure_count=1, first_leased_at=1),
     Range(
         0,
         0,
-        WAITING,
+        AVAILABLE,
         1,
         available_at=5,
         delivery_count=1,

@@ -23,7 +23,7 @@ __all__ = ["check_order", "check_order_of_queue", "keys_of"]
 Band = tuple[str, int]
 """A key and a priority."""
 
-_HOLD_BACK: Final = ("waiting", "leased", "blocked")
+_HOLD_BACK: Final = ("available", "leased", "blocked")
 """The states in which a message holds back the later ones of its band."""
 
 
@@ -31,7 +31,7 @@ _HOLD_BACK: Final = ("waiting", "leased", "blocked")
 class _Message:
     """One message in one group."""
 
-    state: str = "waiting"
+    state: str = "available"
     holder: str | None = None
 
 

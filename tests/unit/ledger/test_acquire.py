@@ -109,7 +109,7 @@ def test_an_expired_lease_comes_back_in_smaller_pieces_of_it_alone():
         assert group.lease("next", 10_000) == list(range(size))
         group.expire()
     assert group.state(0) == "dead"
-    assert group.state(1) == "waiting"
+    assert group.state(1) == "available"
 
 
 def test_a_suspect_piece_never_spans_two_failures():
@@ -143,7 +143,7 @@ def test_spare_attempts_are_kept_for_a_replay():
     group.expire()
     assert len(group.lease("d", 1000, reserved_attempts=1)) == 1
     group.expire()
-    assert group.state(0) == "waiting"
+    assert group.state(0) == "available"
     assert group.lease("e", 1000, reserved_attempts=1) == [0]
     group.expire()
     assert group.state(0) == "dead"
@@ -255,7 +255,7 @@ def test_available_now_cuts_a_waiting_range_at_its_end(how):
     group.settle(RELEASE, "a") if how == RELEASE else group.expire()
     assert group.lease("b", 10_000, max_sequence=0) == [0]
     assert group.lease("c", 10_000, max_sequence=0) == []
-    assert group.state(1) == "waiting"
+    assert group.state(1) == "available"
 
 
 def test_available_now_does_not_wait_for_what_became_due_later():

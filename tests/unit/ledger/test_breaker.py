@@ -246,7 +246,7 @@ def test_none_disables_it_also_while_it_is_open():
 def test_the_events_of_the_ledger_show_that_it_opened_and_closed():
     group = broken()
     opened = [(name, r.first, r.state, r.error) for name, r in group.ledger.events]
-    assert opened[-1] == ("breaker_opened", 4, "waiting", "no column ammount")
+    assert opened[-1] == ("breaker_opened", 4, "available", "no column ammount")
     group.now += 10 * SECOND
     group.lease("trial")
     group.settle(ACK, "trial")

@@ -10,10 +10,10 @@ from support.ledger_kinds import KINDS, SEQS, kind_lists, ledger_of
 from spark_mq.errors import IllegalTransition
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.ranges import (
+    AVAILABLE,
     LEASED,
     SETTLED,
     UNREAD,
-    WAITING,
     Ledger,
     LedgerHeader,
     Range,
@@ -22,11 +22,11 @@ from spark_mq.ledger.ranges import (
 from spark_mq.ledger.states import LEGAL_TRANSITIONS
 
 LEGAL = {
-    "unread": {"leased", "waiting", "dead", "routing", "settled"},
-    "leased": {"waiting", "dead", "blocked", "settled"},
-    "waiting": {"leased", "dead", "blocked", "routing", "settled"},
-    "dead": {"waiting", "routing", "settled"},
-    "blocked": {"waiting", "dead", "settled"},
+    "unread": {"leased", "available", "dead", "routing", "settled"},
+    "leased": {"available", "dead", "blocked", "settled"},
+    "available": {"leased", "dead", "blocked", "routing", "settled"},
+    "dead": {"available", "routing", "settled"},
+    "blocked": {"available", "dead", "settled"},
     "routing": {"settled"},
     "settled": set(),
 }
@@ -55,10 +55,10 @@ def test_an_event_shows_the_new_state_and_the_old_lease():
     editor = LedgerEditor(Ledger.from_ranges(LedgerHeader(), [was]))
     editor.remove([0])
     editor.add(Range(0, 3, SETTLED, 4), was, "acked")
-    editor.add(Range(4, 9, WAITING, 6, available_at=5), was, "nacked")
+    editor.add(Range(4, 9, AVAILABLE, 6, available_at=5), was, "nacked")
     assert editor.build().events == [
         ("acked", was._replace(last=3, message_count=4, state=SETTLED)),
-        ("nacked", was._replace(first=4, message_count=6, state=WAITING, available_at=5)),
+        ("nacked", was._replace(first=4, message_count=6, state=AVAILABLE, available_at=5)),
     ]
 
 

@@ -117,7 +117,7 @@ def test_a_nack_returns_the_later_messages_of_its_lane_uncounted() -> None:
     assert outcome.returned == [(sequence(1, 2), sequence(1, 2))]
     assert rows_of(group, "a") == [(1, 0), (1, 3), (1, 4)]
     back = next(r for r in group.ledger if r.first == sequence(1, 2))
-    assert (back.state, back.delivery_count, back.lease_id) == ("waiting", 0, None)
+    assert (back.state, back.delivery_count, back.lease_id) == ("available", 0, None)
     late = group.settle("ack", "a", [sequence(1, 2)])
     assert late.lost == [(sequence(1, 2), sequence(1, 2), "given back")]
 
@@ -256,7 +256,7 @@ def test_an_extension_keeps_the_count_of_what_it_does_not_revive() -> None:
         group.ledger, group.index, "a", group.now + 60_000_000, wanted, ordered_at=group.now
     )
     assert outcome.settled == 1
-    waiting = [r for r in group.ledger if r.state == "waiting"]
+    waiting = [r for r in group.ledger if r.state == "available"]
     assert [(r.first, r.last) for r in waiting] == [(sequence(1, 0), sequence(1, 1))]
     assert [(r.delivery_count, r.failure_count, r.lease_id) for r in waiting] == [
         (*before[sequence(1, 0)], "a")
@@ -277,7 +277,7 @@ def test_an_extension_still_returns_what_it_did_not_revive_uncounted() -> None:
     )
     assert (outcome.settled, outcome.ranges) == (0, [])
     back = [r for r in group.ledger if r.first > sequence(1, 0)]
-    assert [(r.state, r.delivery_count) for r in back] == [("waiting", 0)]
+    assert [(r.state, r.delivery_count) for r in back] == [("available", 0)]
 
 
 def test_a_replay_returns_what_stands_behind_a_message_that_it_gives_back() -> None:
@@ -295,7 +295,10 @@ def test_a_replay_returns_what_stands_behind_a_message_that_it_gives_back() -> N
     )  # fmt: skip
     assert granted == []
     assert group.ledger.held("s/1/b") == []
-    assert [(r.state, r.delivery_count) for r in group.ledger] == [("waiting", 2), ("waiting", 1)]
+    assert [(r.state, r.delivery_count) for r in group.ledger] == [
+        ("available", 2),
+        ("available", 1),
+    ]
 
 
 def hot_files(count: int, hot: int = 40, priority: int = 0) -> list[DataFile]:

@@ -198,7 +198,7 @@ def _kind(group: Group, seq: int) -> str:
     r = group.at(seq)
     if r is None:
         return "settled" if seq <= group.ledger.head.ack_floor else "ready"
-    if r.state == "waiting":
+    if r.state == "available":
         return "ready" if (r.available_at or 0) <= group.now else "delayed"
     return {"leased": "in_flight"}.get(r.state, r.state)
 
@@ -209,7 +209,7 @@ def test_a_census_of_a_large_backlog_looks_at_each_run_once() -> None:
     group = ordered(*files)
     ranges = [
         Range(
-            file.first + at, file.first + at + 3, "leased" if at % 8 else "waiting", 4,
+            file.first + at, file.first + at + 3, "leased" if at % 8 else "available", 4,
             lease_id="a" if at % 8 else None, expires_at=10**16 if at % 8 else None,
             available_at=None if at % 8 else 0, delivery_count=1,
         )

@@ -87,7 +87,7 @@ def test_what_a_ledger_forgets_is_unread():
     assert messages == 6
     assert after.tracked_up_to == sequence(3, 2)
     assert [(r.first >> 32, r.state, r.message_count) for r in after] == [
-        (2, "waiting", 3),
+        (2, "available", 3),
         (3, "dead", 3),
     ]
     ((_event, r),) = [found for found in after.events if found[0] == REWOUND]

@@ -14,7 +14,7 @@ from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger.acquire import AcquireRequest
 from spark_mq.ledger.message_index import DataFile, DeliveryTimes, MessageIndex, sequence
-from spark_mq.ledger.ranges import WAITING, Ledger, Range
+from spark_mq.ledger.ranges import AVAILABLE, Ledger, Range
 from spark_mq.ledger.schedule import split_by_time
 from spark_mq.testing import ManualClock, memory_queue
 
@@ -126,11 +126,11 @@ def test_delayed_messages_of_a_file_are_one_range_until_one_is_due(
     lease = queue.group().lease("w", max_messages=10)
     assert lease is not None
     lease.ack()
-    (waiting,) = [r for r in ledger(queue) if r.state == WAITING]
+    (waiting,) = [r for r in ledger(queue) if r.state == AVAILABLE]
     assert waiting.message_count == 50
     clock.advance(62)
     assert values(queue, 100) == ["d0", "d1", "d2"]
-    assert sum(r.state == WAITING for r in ledger(queue)) == 1
+    assert sum(r.state == AVAILABLE for r in ledger(queue)) == 1
 
 
 def test_delayed_messages_do_not_hold_up_what_lies_behind_them(
@@ -208,7 +208,7 @@ def test_a_dead_letter_has_no_times_of_its_own(queue: Queue, clock: ManualClock)
 def test_available_now_takes_what_was_due_at_its_start(queue: Queue, clock: ManualClock) -> None:
     times = ((2, 5_000_000, None), (2, None, 7_000_000), (1, None, None))
     index = MessageIndex([DataFile(sequence(1, 0), 5, "f", 50, 0, DeliveryTimes.of(times))], 1)
-    whole = Range(sequence(1, 0), sequence(1, 4), WAITING, 5)
+    whole = Range(sequence(1, 0), sequence(1, 4), AVAILABLE, 5)
     pieces = split_by_time(whole, index, now=6_000_000, cutoff=4_000_000)
     assert [(r.first & 0xF, r.last & 0xF) for r in pieces.due] == [(2, 4)]
     assert [(r.first & 0xF, r.last & 0xF, r.available_at) for r in pieces.later] == [
@@ -259,7 +259,7 @@ def test_delayed_messages_behind_the_due_ones_are_set_aside_once(
     )
     queue.publish([Message("far", deliver_at=in_seconds(clock, 900))])
     assert values(queue, auto_ack=True) == ["now"]
-    waiting = [(r.message_count, r.available_at) for r in ledger(queue) if r.state == WAITING]
+    waiting = [(r.message_count, r.available_at) for r in ledger(queue) if r.state == AVAILABLE]
     assert [count for count, _ in waiting] == [5, 1]
     assert ledger(queue).tracked_up_to == queue._context.messages.index().last_sequence
 
@@ -302,7 +302,7 @@ def test_the_sweep_settles_what_expired_unread_and_sets_aside_what_is_delayed(
     clock.advance(6)
     queue.sweep()
     found = ledger(queue)
-    assert [(r.state, r.message_count) for r in found] == [(WAITING, 1), ("settled", 1)]
+    assert [(r.state, r.message_count) for r in found] == [(AVAILABLE, 1), ("settled", 1)]
     assert found.head.counters["expired"] == 2
     revision = found.head.revision
     queue.sweep()

@@ -9,7 +9,7 @@ from support.ledger_group import SECOND, TIMEOUT, Group, freeze, limits, seek
 
 from spark_mq.ledger import settle as settle_rules
 from spark_mq.ledger.message_index import DataFile, sequence
-from spark_mq.ledger.ranges import DEAD, LEASED, SETTLED, WAITING, Ledger, Range
+from spark_mq.ledger.ranges import AVAILABLE, DEAD, LEASED, SETTLED, Ledger, Range
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, SettleOutcome
 
 # -- nack
@@ -21,7 +21,7 @@ def test_a_nack_that_names_messages_blames_them():
     group.settle(NACK, "a", [1], error="no such customer")
     back = group.at(1)
     assert (back.state, back.suspect, back.lease_id, back.failure_count, back.error) == (
-        WAITING,
+        AVAILABLE,
         False,
         None,
         1,
@@ -110,7 +110,7 @@ def test_release_is_as_if_it_had_never_been_leased():
     group = Group()
     group.lease("a", 3)
     group.settle(RELEASE, "a")
-    assert group.at(0) == Range(0, 2, WAITING, 3, available_at=group.now)
+    assert group.at(0) == Range(0, 2, AVAILABLE, 3, available_at=group.now)
 
 
 def test_release_restores_a_suspect_and_no_older_lease_id():
@@ -175,14 +175,14 @@ def test_a_late_nack_gives_up_the_claim():
     group = late(NACK)
     back = group.at(0)
     assert (back.state, back.lease_id, back.available_at, back.suspect) == (
-        WAITING,
+        AVAILABLE,
         None,
         group.now,
         True,
     )
     assert back.failure_count == 1, "its expiry has counted already"
     assert group.settle(ACK, "a", [0]).lost == [(0, 0, "given back")]
-    assert group.state(0) == "waiting"
+    assert group.state(0) == "available"
 
 
 def test_a_late_nack_by_name_blames_and_keeps_a_given_delay():
@@ -200,7 +200,7 @@ def test_a_late_release_gives_up_the_claim_and_keeps_the_count():
     group = late(RELEASE)
     back = group.at(0)
     assert (back.state, back.lease_id, back.suspect, back.delivery_count) == (
-        WAITING,
+        AVAILABLE,
         None,
         True,
         1,
@@ -325,8 +325,8 @@ def test_a_settle_touches_what_its_lease_holds_and_tells_of_the_rest(case, by, v
     if by == "nothing":
         assert outcome == SettleOutcome()
     elif expected == "held":
-        state = {ACK: "settled", REJECT: "dead"}.get(verb, "waiting")
-        due = group.at(0).available_at if state == "waiting" else None
+        state = {ACK: "settled", REJECT: "dead"}.get(verb, "available")
+        due = group.at(0).available_at if state == "available" else None
         assert (due is None) == (verb in (ACK, REJECT))
         assert outcome == SettleOutcome(settled=1, ranges=[(0, 0)])
         assert (outcome.states, outcome.next_due_at) == ({state: 1}, due)

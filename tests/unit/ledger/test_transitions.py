@@ -6,7 +6,7 @@ import pytest
 from support.ledger_group import SECOND, TIMEOUT, Group, dead_ones, freeze, limits
 
 from spark_mq.ledger import routing
-from spark_mq.ledger.ranges import DEAD, ROUTING, WAITING
+from spark_mq.ledger.ranges import AVAILABLE, DEAD, ROUTING
 from spark_mq.ledger.settle import ACK, NACK
 
 # -- expiry
@@ -19,7 +19,7 @@ def test_expiry_makes_suspect_and_due_since_the_deadline():
     group.expire()
     back = group.at(1)
     assert (back.state, back.suspect, back.available_at, back.lease_id) == (
-        WAITING,
+        AVAILABLE,
         True,
         deadline,
         "a",
@@ -36,7 +36,7 @@ def test_a_lease_is_not_expired_before_the_margin_for_clocks_has_passed():
     assert group.state(0) == "leased"
     group.now += 1
     group.expire_leases()
-    assert group.state(0) == "waiting"
+    assert group.state(0) == "available"
 
 
 def test_every_operation_folds_others_but_never_the_lease_it_names():
@@ -145,7 +145,7 @@ def test_a_batch_is_not_granted_a_second_replay():
     assert group.replay_batch("s/1/", "s/1/z", again=True) == 0
     back = group.at(0)
     assert (back.state, back.suspect, back.lease_id, back.available_at) == (
-        WAITING,
+        AVAILABLE,
         True,
         None,
         group.now,
@@ -159,7 +159,7 @@ def test_a_replay_that_would_be_the_last_attempt_in_company_is_given_back_uncoun
     group.lease("s/1/x", 2)
     assert group.replay_batch("s/1/", "s/1/y") == 0
     assert (group.at(0).state, group.at(0).suspect, group.at(0).delivery_count) == (
-        WAITING,
+        AVAILABLE,
         True,
         1,
     )

@@ -183,7 +183,7 @@ def test_a_batch_that_meets_an_outage_is_released_uncounted(
         with pytest.raises(StorageError):
             each(BATCH, n)
         (left,) = queue.group()._ledger.current()
-        assert (left.state, left.delivery_count, left.failure_count) == ("waiting", 0, 0)
+        assert (left.state, left.delivery_count, left.failure_count) == ("available", 0, 0)
         assert left.lease_id is None
 
 
@@ -207,7 +207,7 @@ def test_a_batch_that_fails_by_itself_is_no_outage(queue: Queue, error: Exceptio
     each._finder = SimpleNamespace(find=lambda batch: BatchLeases([taken.lease_id], True))
     each(BATCH, 0)
     (left,) = queue.group()._ledger.current()
-    assert (left.state, left.delivery_count, left.failure_count) == ("waiting", 1, 1)
+    assert (left.state, left.delivery_count, left.failure_count) == ("available", 1, 1)
 
 
 def test_an_outage_of_an_earlier_run_does_not_explain_a_failure_of_this_one(
@@ -231,7 +231,7 @@ def test_an_outage_of_an_earlier_run_does_not_explain_a_failure_of_this_one(
             each(BATCH, 0)
     each(BATCH, 0)
     (left,) = queue.group()._ledger.current()
-    assert (left.state, left.failure_count) == ("waiting", 1)
+    assert (left.state, left.failure_count) == ("available", 1)
 
 
 def test_a_store_that_spark_could_not_read_is_tried_again_by_the_next_run(

@@ -12,7 +12,7 @@ from support.drivers import Checkpoint, Runner, deliveries, grant, mark, sequenc
 
 from spark_mq import Queue
 from spark_mq.errors import InvalidOption, LeaseLost, StreamFenced
-from spark_mq.ledger.ranges import LEASED, WAITING
+from spark_mq.ledger.ranges import AVAILABLE, LEASED
 from spark_mq.ledger.settle import ACK, SettleCommand
 from spark_mq.operations import keep_alive
 from spark_mq.operations.keep_alive import LeaseKeepAlive
@@ -402,7 +402,7 @@ def test_a_second_replay_gives_the_batch_back_as_suspects_and_is_empty(
     assert sequences(third.batch()) == []
     ranges = list(queue.group("g")._ledger.current())
     assert [(r.state, r.suspect, r.lease_id, r.delivery_count) for r in ranges] == [
-        (WAITING, True, None, 2)
+        (AVAILABLE, True, None, 2)
     ]
     piece = third.batch()
     assert 1 <= len(sequences(piece)) < 100, "suspects come in pieces"

@@ -14,7 +14,7 @@ from support.marks import slow_but
 
 from spark_mq import Message
 from spark_mq.errors import StreamFenced
-from spark_mq.ledger.ranges import LEASED, WAITING
+from spark_mq.ledger.ranges import AVAILABLE, LEASED
 from spark_mq.ledger.settle import ACK, SettleCommand
 from spark_mq.streaming.options import BatchPlan
 from spark_mq.testing import ManualClock, memory_queue
@@ -144,7 +144,7 @@ class _Storm:
         owners = {r.lease_id for r in before if r.state == LEASED}
         outcome = runner.group._ledger.settle([SettleCommand(ACK, plan.lease_id)])[0]
         assert not outcome.settled or plan.lease_id in owners | {
-            r.lease_id for r in before if r.state == WAITING
+            r.lease_id for r in before if r.state == AVAILABLE
         }
 
     def _freeze(self, runner: Runner, plan: BatchPlan | None) -> None:
@@ -219,5 +219,5 @@ class _OrderedStorm(_Storm):
                     self.holds += 1
                     assert band not in waiting, f"{r.lease_id} holds {seq} before its turn"
                     assert holders.setdefault(band[0], r.lease_id) == r.lease_id
-                elif r.state == WAITING:
+                elif r.state == AVAILABLE:
                     waiting.add(band)
