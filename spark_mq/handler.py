@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from spark_mq.errors import InvalidHandlerResult, InvalidOption
 from spark_mq.ledger.intervals import Interval, from_sequences, normalise, subtract
-from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, ROUTING, SETTLED
+from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, SETTLED, TRANSFERRING
 from spark_mq.ledger.settle import ACK, NACK, REJECT, SettleCommand, SettleOutcome
 from spark_mq.operations.settle import SettleResult
 from spark_mq.util.clock import to_datetime
@@ -41,7 +41,7 @@ _PAST: Final = {ACK: "acked despite the error", NACK: "nacked", REJECT: "rejecte
 _STATES: Final = {
     AVAILABLE: "due again",
     DEAD: "dead",
-    ROUTING: "dead",
+    TRANSFERRING: "dead",
     BLOCKED: "blocking the group",
     SETTLED: "dropped",
     LEASED: "leased again already",

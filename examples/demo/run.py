@@ -296,7 +296,7 @@ class Demo:
             + stats.delayed
             + stats.in_flight
             + stats.dead
-            + stats.routing
+            + stats.transferring
             == 0,
             f"the second group counted {len(audited):,}": len(audited)
             == len(pc.unique(audited))

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from spark_mq.ledger.breaker import CLOSED
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, EVENT, FLOOR, LEASED, ROUTING
+from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, EVENT, FLOOR, LEASED, TRANSFERRING
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.stats import GroupStats, age_at
 from spark_mq.util.columns import to_arrow
@@ -200,7 +200,7 @@ def stats_of(digest: LedgerDigest, index: MessageIndex, now: int) -> GroupStats 
         in_flight=counts.get(LEASED, 0),
         dead=counts.get(DEAD, 0),
         blocked=0,
-        routing=counts.get(ROUTING, 0),
+        transferring=counts.get(TRANSFERRING, 0),
         acked=counters.get("acked", 0),
         dead_lettered=counters.get("dead_lettered", 0),
         dropped=counters.get("dropped", 0),

@@ -112,7 +112,7 @@ class GroupViews:
         Parameters
         ----------
         state
-            "ready", "unread", "delayed", "leased", "dead", "blocked", "routing" or "settled".
+            "ready", "unread", "delayed", "leased", "dead", "blocked", "transferring" or "settled".
             "ready" contains "unread". Default: all.
         n, key, message_id, after
             As for :meth:`spark_mq.Queue.peek`.

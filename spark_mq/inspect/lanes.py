@@ -41,7 +41,7 @@ _MAX_PIECES: Final = 1_000
 _MAX_WALKED: Final = 100_000
 """Runs of messages in one band that the search for a lane's messages looks at."""
 _ORDERS: Final = ("messages", "age")
-_GONE: Final = ("dead", "routing", "settled")
+_GONE: Final = ("dead", "transferring", "settled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class PriorityInfo(Record):
     ----------
     priority
         9 to 0.
-    ready, delayed, in_flight, blocked, dead, routing
+    ready, delayed, in_flight, blocked, dead, transferring
         Messages by state, as in :class:`~spark_mq.GroupStats`.
     oldest_age
         Time since the publish of the first of them that is not dead. None without one.
@@ -64,7 +64,7 @@ class PriorityInfo(Record):
     in_flight: int
     blocked: int
     dead: int
-    routing: int
+    transferring: int
     oldest_age: timedelta | None
 
 
@@ -220,7 +220,7 @@ def list_lanes(group: GroupLedger, top: int | None, by: str) -> list[LaneInfo]:
 
 
 def _lane(look: _Look, one: LaneStats, total: int) -> LaneInfo:
-    counts = {name: n for name, n in one.counts.items() if name != "routing"}
+    counts = {name: n for name, n in one.counts.items() if name != "transferring"}
     until = None if one.until is None else to_datetime(one.until)
     r = one.held_by
     leased = r is not None and one.holder == Holder.LEASE

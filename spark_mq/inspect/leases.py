@@ -68,7 +68,7 @@ class MessagePosition(Record):
     sequence, group
         The message, and the name of the group.
     state
-        "ready", "delayed", "leased", "dead", "blocked", "routing" or "settled".
+        "ready", "delayed", "leased", "dead", "blocked", "transferring" or "settled".
     lease_id, worker_id, leased_until
         Its lease, its worker and its deadline, if it is leased.
     available_at

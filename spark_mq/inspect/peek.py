@@ -49,7 +49,7 @@ class PeekedMessage(Record):
         Its priority, and the lane of its key. None without a key, or if the queue has no lanes.
     group, state
         The group, and the message's state in it: "ready", "delayed", "leased", "dead", "blocked",
-        "routing" or "settled". None for a look at the queue.
+        "transferring" or "settled". None for a look at the queue.
     delivery_count, failure_count
         Deliveries and failures in the group.
     lease_id, worker_id, leased_until

@@ -22,7 +22,7 @@ STATE_NAMES: Final = (
     "leased",
     "dead",
     "blocked",
-    "routing",
+    "transferring",
     "settled",
 )
 """The states that a look at messages knows. "ready" contains "unread"."""

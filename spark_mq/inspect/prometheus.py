@@ -24,7 +24,7 @@ def _timestamp(at: datetime | None) -> float | None:
     return None if at is None else at.timestamp()
 
 
-_STATES: Final = ("ready", "delayed", "in_flight", "dead", "blocked", "routing")
+_STATES: Final = ("ready", "delayed", "in_flight", "dead", "blocked", "transferring")
 _OUTCOMES: Final = ("acked", "dead_lettered", "dropped", "skipped", "expired", "lost")
 _GAUGES: Final[Mapping[str, tuple[str, Callable[[GroupStats], float | None]]]] = {
     "spark_mq_oldest_unsettled_age_seconds": (

@@ -25,7 +25,7 @@ from spark_mq.ledger.ranges import (
     BLOCKED,
     DEAD,
     LEASED,
-    ROUTING,
+    TRANSFERRING,
     UNREAD,
     Ledger,
     LedgerHeader,
@@ -226,7 +226,7 @@ def _is_full(ledger: Ledger, now: int, rules: GroupSettings) -> bool:
     """
     if ledger.size < rules.max_tracked_ranges:
         return False
-    excluded = len(ledger.find((DEAD, BLOCKED, ROUTING)))
+    excluded = len(ledger.find((DEAD, BLOCKED, TRANSFERRING)))
     delayed = len(ledger.find((AVAILABLE,), ("available_at", ">", now)))
     return ledger.size - excluded - delayed >= rules.max_tracked_ranges
 

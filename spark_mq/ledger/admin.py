@@ -16,8 +16,8 @@ from spark_mq.ledger.ranges import (
     BLOCKED,
     DEAD,
     LEASED,
-    ROUTING,
     SETTLED,
+    TRANSFERRING,
     UNREAD,
     Ledger,
     LedgerHeader,
@@ -62,18 +62,18 @@ def _with_breaker(ledger: Ledger, breaker: Breaker) -> Ledger:
 def seek(ledger: Ledger, index: MessageIndex, target: int) -> Ledger:
     """Move the group to a sequence, so that all messages before it are skipped.
 
-    All messages from it on are unread, or available if a range in routing follows them. No lease
+    All messages from it on are unread, or available if a range in transfer follows them. No lease
     keeps its messages. Ranges in routing stay.
     """
-    routing = ledger.ranges_at(ledger.find((ROUTING,)))
-    reach = min([target, *(r.first for r in routing)])
+    moving = ledger.ranges_at(ledger.find((TRANSFERRING,)))
+    reach = min([target, *(r.first for r in moving)])
     floor, below = reach - 1, index.count(0, reach - 1)
     ranges: list[Range] = []
-    for r in routing:
+    for r in moving:
         ranges += _ranges_after_seek(reach, r.first - 1, target, index)
         ranges.append(r)
         reach = r.last + 1
-    # After the last routing range only skipped messages need a range. The others are unread.
+    # After the last range in transfer only skipped messages need a range. The others are unread.
     ranges += _ranges_after_seek(reach, target - 1, target, index)
     skipped = list(unsettled_ranges(ledger, index, target - 1))
     recorded = _record_seek(ledger, index, target, skipped)
@@ -119,7 +119,7 @@ def _ranges_after_seek(first: int, last: int, target: int, index: MessageIndex) 
 
 
 def unsettled_ranges(
-    ledger: Ledger, index: MessageIndex, last: int, but: Sequence[str] = (SETTLED, ROUTING)
+    ledger: Ledger, index: MessageIndex, last: int, but: Sequence[str] = (SETTLED, TRANSFERRING)
 ) -> Iterable[Range]:
     """Yield the ranges up to `last` in no state of `but`, the unread messages as one range."""
     for r in ledger.ranges_at(list(ledger.overlapping(0, last))):
@@ -136,7 +136,7 @@ def settle_lost(
     index: MessageIndex,
     horizon: int,
     event: str = "lost",
-    but: Sequence[str] = (SETTLED, ROUTING, LEASED),
+    but: Sequence[str] = (SETTLED, TRANSFERRING, LEASED),
 ) -> tuple[Ledger, int]:
     """Settle the messages up to a trim horizon as lost, and count them.
 

@@ -16,8 +16,8 @@ from spark_mq.ledger.ranges import (
     BLOCKED,
     DEAD,
     LEASED,
-    ROUTING,
     SETTLED,
+    TRANSFERRING,
     UNREAD,
     Ledger,
     Range,
@@ -101,8 +101,8 @@ class _Change:
         """Yield the messages that must not change, and their holders."""
         for row in self._rows:
             r = self.ledger.range_at(row)
-            if r.state == ROUTING or (r.state == LEASED and not force):
-                who = "a sweep or redrive copies it" if r.state == ROUTING else (
+            if r.state == TRANSFERRING or (r.state == LEASED and not force):
+                who = "a sweep or redrive copies it" if r.state == TRANSFERRING else (
                     f"lease {r.lease_id} of {r.worker_id} holds it"
                 )  # fmt: skip
                 for piece in self._inside(r):
@@ -111,7 +111,7 @@ class _Change:
     def change_tracked(self) -> None:
         for row in self._rows:
             r = self.ledger.range_at(row)
-            pieces = [] if r.state in (SETTLED, ROUTING) else self._inside(r)
+            pieces = [] if r.state in (SETTLED, TRANSFERRING) else self._inside(r)
             if not pieces:
                 continue
             self.editor.remove([row])

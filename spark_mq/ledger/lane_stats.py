@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from spark_mq.ledger.bands import MAX_PRIORITY
 from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, ROUTING, Ledger, Range
+from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, TRANSFERRING, Ledger, Range
 from spark_mq.ledger.schedule import split_by_time, split_due, unread_range
 from spark_mq.ledger.settings import GroupSettings
 
@@ -34,9 +34,9 @@ MAX_RUNS: Final = 1_000_000
 READY: Final = "ready"
 DELAYED: Final = "delayed"
 IN_FLIGHT: Final = "in_flight"
-KINDS: Final = (READY, DELAYED, IN_FLIGHT, BLOCKED, DEAD, ROUTING)
+KINDS: Final = (READY, DELAYED, IN_FLIGHT, BLOCKED, DEAD, TRANSFERRING)
 """The kinds of messages, for people. The last two hold nothing back."""
-_OUT_OF_ORDER: Final = (DEAD, ROUTING)
+_OUT_OF_ORDER: Final = (DEAD, TRANSFERRING)
 
 
 class Holder(StrEnum):
@@ -57,7 +57,7 @@ class Holder(StrEnum):
 
 
 class _Head(NamedTuple):
-    """The first message of a band that is not settled, dead or in routing."""
+    """The first message of a band that is not settled, dead or in transfer."""
 
     sequence: int
     kind: str
@@ -71,7 +71,7 @@ class PriorityStats:
 
     priority: int
     counts: dict[str, int]  # messages by kind, see KINDS
-    first: int  # the first that is not dead or in routing, or -1
+    first: int  # the first that is not dead or in transfer, or -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class LaneStats:
 
     lane: int | None  # None for messages without a key
     counts: dict[str, int]  # messages by kind, see KINDS
-    head: int  # the first that is not dead or in routing, or -1
+    head: int  # the first that is not dead or in transfer, or -1
     held_back: int = 0
     """Due messages that wait for an earlier message of their key, or for a lease."""
     holder: Holder = Holder.NOTHING
@@ -90,7 +90,7 @@ class LaneStats:
 
     @property
     def messages(self) -> int:
-        """Return the number of messages that are not settled, dead or in routing."""
+        """Return the number of messages that are not settled, dead or in transfer."""
         return sum(self.counts[kind] for kind in KINDS if kind not in _OUT_OF_ORDER)
 
 
@@ -232,7 +232,7 @@ def _tracked(ledger: Ledger, now: int) -> Iterator[_Found]:
     kinds: dict[int, str] = {}
     for state, kind in (
         (LEASED, IN_FLIGHT), (AVAILABLE, READY),
-        *((state, state) for state in (BLOCKED, DEAD, ROUTING)),
+        *((state, state) for state in (BLOCKED, DEAD, TRANSFERRING)),
     ):  # fmt: skip
         kinds.update(dict.fromkeys(ledger.find((state,)), kind))
     later = ledger.find((AVAILABLE,), ("available_at", ">", now))

@@ -40,7 +40,7 @@ class Range(NamedTuple):
     state: str
     message_count: int
     lease_id: str | None = None
-    """The lease that holds it, an expired one that may still settle, or the routing id."""
+    """The lease that holds it, an expired one that may still settle, or the transfer id."""
     worker_id: str | None = None
     leased_at: int | None = None
     expires_at: int | None = None
@@ -53,7 +53,7 @@ class Range(NamedTuple):
     suspect: bool = False
     """Failed as part of a whole lease: the culprit is unknown. A lease keeps it for a release."""
     available_at: int | None = None
-    reason: str | None = None  # why it is dead, blocked, routing, or due before its time
+    reason: str | None = None  # why it is dead, blocked, in transfer, or due before its time
     error: str | None = None  # of the last failure
 
     def same_state_as(self, other: Range) -> bool:

@@ -1,6 +1,6 @@
 """Freeze ranges for a copy to another queue, and settle them. Drop dead ranges.
 
-A routing id identifies one copy, and only that id gives the right to settle its ranges.
+A transfer id identifies one copy, and only that id gives the right to settle its ranges.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import AVAILABLE, DEAD, ROUTING, UNREAD, Ledger, Range
+from spark_mq.ledger.ranges import AVAILABLE, DEAD, TRANSFERRING, UNREAD, Ledger, Range
 
 __all__ = ["drop_dead", "freeze", "freeze_dead", "settle_routed"]
 
 
 def freeze_dead(
     ledger: Ledger,
-    routing_id: str,
+    transfer_id: str,
     limit: int,
     index: MessageIndex | None = None,
     max_messages: int | None = None,
 ) -> tuple[Ledger, list[Range]]:
-    """Freeze up to `limit` dead ranges under a routing id, the first step of routing.
+    """Freeze up to `limit` dead ranges under a transfer id, the first step of a transfer.
 
     The index splits a range that exceeds `max_messages`, which has no effect without it.
     """
@@ -38,15 +38,15 @@ def freeze_dead(
             editor.add(r.slice(last + 1, r.last, index), r)
         left -= piece.message_count
         if piece.message_count:
-            frozen.append(piece._replace(state=ROUTING, lease_id=routing_id))
+            frozen.append(piece._replace(state=TRANSFERRING, lease_id=transfer_id))
             editor.add(frozen[-1], r)
     return editor.build(), frozen
 
 
 def freeze(
-    ledger: Ledger, index: MessageIndex, routing_id: str, intervals: Sequence[Interval]
+    ledger: Ledger, index: MessageIndex, transfer_id: str, intervals: Sequence[Interval]
 ) -> tuple[Ledger, int]:
-    """Freeze available and unread messages of intervals under a routing id, and count them.
+    """Freeze available and unread messages of intervals under a transfer id, and count them.
 
     Unread messages below the last interval enter the ledger as available.
     """
@@ -59,7 +59,7 @@ def freeze(
             editor.add(piece._replace(state=AVAILABLE, available_at=r.available_at or 0), r)
         for low, high in subtract([(r.first, r.last)], rest):
             piece = r.slice(low, high, index)
-            frozen = piece._replace(state=ROUTING, lease_id=routing_id, available_at=None)
+            frozen = piece._replace(state=TRANSFERRING, lease_id=transfer_id, available_at=None)
             editor.add(frozen, r, "set_aside")
             total += piece.message_count
     return (editor.build(), total) if total else (ledger, 0)
@@ -79,11 +79,11 @@ def _available_or_unread(
     return found
 
 
-def settle_routed(ledger: Ledger, routing_id: str, event: str = "routed") -> tuple[Ledger, int]:
-    """Settle the ranges under a routing id, the last step of routing. Count the messages."""
+def settle_routed(ledger: Ledger, transfer_id: str, event: str = "routed") -> tuple[Ledger, int]:
+    """Settle the ranges under a transfer id, the last step of a transfer. Count the messages."""
     editor, total = LedgerEditor(ledger), 0
-    own = ("lease_id", "=", routing_id)
-    for r in editor.remove(ledger.find((ROUTING,), own)):
+    own = ("lease_id", "=", transfer_id)
+    for r in editor.remove(ledger.find((TRANSFERRING,), own)):
         editor.add(r.as_settled(), r, event)
         total += r.message_count
     return editor.build(), total

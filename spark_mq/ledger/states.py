@@ -14,9 +14,9 @@ __all__ = [
     "DEAD",
     "LEASED",
     "LEGAL_TRANSITIONS",
-    "ROUTING",
     "SETTLED",
     "STATES",
+    "TRANSFERRING",
     "UNREAD",
     "UNSETTLED",
     "State",
@@ -37,8 +37,8 @@ class State(StrEnum):
     DEAD = "dead"
     #: Past a limit in a group that blocks. It waits for the owner's ``unblock``.
     BLOCKED = "blocked"
-    #: Being copied to another queue under the routing id in ``lease_id``.
-    ROUTING = "routing"
+    #: Being copied to another queue under the transfer id in ``lease_id``.
+    TRANSFERRING = "transferring"
     #: Finished. The ledger forgets it below the floor.
     SETTLED = "settled"
 
@@ -48,22 +48,22 @@ LEASED: Final[str] = State.LEASED
 AVAILABLE: Final[str] = State.AVAILABLE
 DEAD: Final[str] = State.DEAD
 BLOCKED: Final[str] = State.BLOCKED
-ROUTING: Final[str] = State.ROUTING
+TRANSFERRING: Final[str] = State.TRANSFERRING
 SETTLED: Final[str] = State.SETTLED
 
-STATES: Final = (LEASED, AVAILABLE, DEAD, BLOCKED, ROUTING, SETTLED)  # of the ranges in a ledger
+UNSETTLED: Final = (LEASED, AVAILABLE, DEAD, BLOCKED, TRANSFERRING)
 
-UNSETTLED: Final = (LEASED, AVAILABLE, DEAD, BLOCKED, ROUTING)
+STATES: Final = (*UNSETTLED, SETTLED)  # of the ranges in a ledger
 
 # A late ack, expires_at, a trim or the owner settles available messages without a lease. A redrive
-# moves available and unread messages to routing.
+# moves available and unread messages to transferring.
 _NEXT_STATES: Final[Mapping[str, tuple[str, ...]]] = {
-    UNREAD: (LEASED, AVAILABLE, DEAD, ROUTING, SETTLED),
+    UNREAD: (LEASED, AVAILABLE, DEAD, TRANSFERRING, SETTLED),
     LEASED: (AVAILABLE, DEAD, BLOCKED, SETTLED),
-    AVAILABLE: (LEASED, DEAD, BLOCKED, ROUTING, SETTLED),
-    DEAD: (AVAILABLE, ROUTING, SETTLED),
+    AVAILABLE: (LEASED, DEAD, BLOCKED, TRANSFERRING, SETTLED),
+    DEAD: (AVAILABLE, TRANSFERRING, SETTLED),
     BLOCKED: (AVAILABLE, DEAD, SETTLED),
-    ROUTING: (SETTLED,),
+    TRANSFERRING: (SETTLED,),
     SETTLED: (),
 }
 LEGAL_TRANSITIONS: Final = frozenset(

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from spark_mq.ledger.acquire import AcquireRequest, acquire
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, ROUTING, Ledger
+from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, TRANSFERRING, Ledger
 from spark_mq.ledger.schedule import split_by_time, split_due, unread_range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.records import Record
@@ -34,7 +34,7 @@ class GroupStats(Record):
     """Waiting for the sweep to route them."""
     blocked: int
     """Past a limit in a group that blocks."""
-    routing: int
+    transferring: int
     """Being copied to another queue."""
     acked: int
     """Acked since the group began."""
@@ -82,7 +82,7 @@ def compute_stats(
         in_flight=ledger.count((LEASED,)),
         dead=ledger.count((DEAD,)),
         blocked=ledger.count((BLOCKED,)),
-        routing=ledger.count((ROUTING,)),
+        transferring=ledger.count((TRANSFERRING,)),
         acked=counters.get("acked", 0),
         dead_lettered=counters.get("dead_lettered", 0),
         dropped=counters.get("dropped", 0),

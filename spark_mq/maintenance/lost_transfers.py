@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.log_marks import MAX_SEQUENCE, REWOUND, agreed_up_to
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import RANGE_SCHEMA, ROUTING, Range
+from spark_mq.ledger.ranges import RANGE_SCHEMA, TRANSFERRING, Range
 from spark_mq.maintenance.dead_letters import Routing, copy_dead
 from spark_mq.maintenance.redrive import REDRIVE, Redrive
 from spark_mq.maintenance.transfer import Transfer
@@ -128,4 +128,4 @@ def _range(row: dict[str, Any]) -> Range:
     for name in _INSTANTS:
         if fields.get(name) is not None:
             fields[name] = round(fields[name].timestamp() * 1_000_000)
-    return Range(**{**fields, "state": ROUTING})
+    return Range(**{**fields, "state": TRANSFERRING})

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from spark_mq.ledger import admin
 from spark_mq.ledger.log_marks import MAX_SEQUENCE, agreed_up_to, forget, with_mark
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import ROUTING, SETTLED, Ledger, LedgerHeader
+from spark_mq.ledger.ranges import SETTLED, TRANSFERRING, Ledger, LedgerHeader
 from spark_mq.maintenance.lost_transfers import count_lost_transfers, repeat_lost_transfers
 from spark_mq.maintenance.redrive import REDRIVE
 from spark_mq.operations.context import QueueContext
@@ -188,6 +188,6 @@ class LedgerRepair:
             return Ledger(replace(ledger.head, ack_floor=trimmed))
         if self._context.ledgers.known_horizon() >= trimmed:
             return ledger  # they were dropped by a hard limit
-        but = (SETTLED, ROUTING)
+        but = (SETTLED, TRANSFERRING)
         after, self.skipped = admin.settle_lost(ledger, index, trimmed, "skipped", but)
         return after

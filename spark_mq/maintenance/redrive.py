@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from spark_mq.errors import SparkMQError
 from spark_mq.ledger import admin
 from spark_mq.ledger.intervals import Interval, from_sequences, subtract
-from spark_mq.ledger.ranges import DEAD, ROUTING, Range
+from spark_mq.ledger.ranges import DEAD, TRANSFERRING, Range
 from spark_mq.ledger.routing import freeze
 from spark_mq.maintenance.condition import Condition
 from spark_mq.maintenance.dead_letters import HEADER_PREFIX
@@ -142,7 +142,7 @@ def _unrouted(group: GroupLedger) -> int:
             error,
         )
         return 0
-    return ledger.count((DEAD, ROUTING))
+    return ledger.count((DEAD, TRANSFERRING))
 
 
 def _try_condition(context: QueueContext, condition: Condition, limit: int | None) -> None:

@@ -93,7 +93,7 @@ def purge(context: QueueContext, name: str) -> PurgeResult:
         horizon = update_ledger(context.ledgers, HORIZON, compute, whole_table=True)
         # A seek does not skip messages that are being routed. They stay until the next trim.
         behind = (group for group in context.groups() if group.current().head.ack_floor < tail)
-        if horizon >= tail or all(group.stats().routing for group in behind):
+        if horizon >= tail or all(group.stats().transferring for group in behind):
             return PurgeResult(index.count(start, horizon), context.messages.drop(horizon))
     return PurgeResult(0, 0)
 

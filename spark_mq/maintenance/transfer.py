@@ -1,6 +1,6 @@
 """Move messages of a ledger into another queue, each once.
 
-A transfer is three commits. The first commit freezes the messages as ``routing`` under a new id.
+A transfer is three commits. The first freezes the messages as ``transferring`` under a new id.
 The second one publishes them with that id as application transaction. The third one settles that
 id. A crash in between leaves an id that the next transfer finishes.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 from spark_mq.errors import DuplicatePublish
 from spark_mq.ledger.log_marks import with_mark
-from spark_mq.ledger.ranges import ROUTING, Ledger, Range
+from spark_mq.ledger.ranges import TRANSFERRING, Ledger, Range
 from spark_mq.ledger.routing import settle_routed
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.parquet.writer import WrittenFile
@@ -57,7 +57,7 @@ class Transfer(ABC):
     def finish_all(self) -> int:
         """Finish the transfers that were begun. Return the number of messages."""
         ledger = self._ledger(self.source.snapshot())
-        rows = ledger.ranges_at(ledger.find((ROUTING,)))
+        rows = ledger.ranges_at(ledger.find((TRANSFERRING,)))
         found = sorted({r.lease_id for r in rows if r.lease_id})
         return sum(self.finish(transfer_id) for transfer_id in found)
 
@@ -78,8 +78,8 @@ class Transfer(ABC):
     def finish(self, transfer_id: str) -> int:
         """Publish the frozen messages of an id unless that is done, and settle it."""
         ledger = self._ledger(self.source.snapshot())
-        routing = ledger.ranges_at(ledger.find((ROUTING,)))
-        frozen = [r for r in routing if r.lease_id == transfer_id]
+        moving = ledger.ranges_at(ledger.find((TRANSFERRING,)))
+        frozen = [r for r in moving if r.lease_id == transfer_id]
         # The look saves writing the files. The transaction refuses a second publish.
         if frozen and self.target.last_number(transfer_id) is None:
             files = self.write(frozen)

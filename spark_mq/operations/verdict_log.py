@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from spark_mq.ledger.ranges import DEAD, ROUTING
+from spark_mq.ledger.ranges import DEAD, TRANSFERRING
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, SettleOutcome
 from spark_mq.util.show import printable
 
@@ -50,7 +50,9 @@ class VerdictLog:
         with self._lock:
             for command, outcome in zip(commands, outcomes, strict=True):
                 self._counts[command.verb] += outcome.settled
-                self._counts[DEAD] += sum(outcome.states.get(one, 0) for one in (DEAD, ROUTING))
+                self._counts[DEAD] += sum(
+                    outcome.states.get(one, 0) for one in (DEAD, TRANSFERRING)
+                )
                 if command.verb in (NACK, REJECT) and outcome.settled:
                     self._error = self._error or command.error
             if self._clock() - self._logged_at >= EVERY:

@@ -118,7 +118,7 @@ def test_dead_letters_tell_what_they_were_and_why(make: Make, clock: ManualClock
         "spark_mq.sequence": str(receipt.sequences[0]),
     }
     reported = queue.group().stats()
-    assert (reported.dead, reported.routing, reported.dead_lettered, reported.floor) == (
+    assert (reported.dead, reported.transferring, reported.dead_lettered, reported.floor) == (
         0,
         0,
         1,
@@ -242,7 +242,7 @@ def test_routing_killed_at_any_commit_and_repeated_is_exactly_once(
     assert route(survivor.group()) == 0
     assert dead_values(survivor) == [b"0", b"1", b"2"]
     assert survivor.group().stats().dead_lettered == 3
-    assert survivor.group().stats().routing == 0
+    assert survivor.group().stats().transferring == 0
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -294,7 +294,7 @@ def test_new_dead_are_routed_behind_what_another_sweeper_left(
             route(queue.group())
     queue.publish("new")
     lease(queue).reject()
-    assert queue.group().stats().routing == 2
+    assert queue.group().stats().transferring == 2
     assert again(queue).sweep().routed == 3
     assert sorted(dead_values(queue)) == [b"0", b"1", b"new"]
 
@@ -342,7 +342,12 @@ def test_a_dead_message_of_the_dead_letter_queue_is_dropped_and_never_copied(
         if (more := group.lease("w", max_messages=1)) is not None:
             more.reject(error="not mine")
     stats = group.stats()
-    assert (letters.stats()["published"], stats.dropped, stats.dead, stats.routing) == (2, 2, 0, 0)
+    assert (letters.stats()["published"], stats.dropped, stats.dead, stats.transferring) == (
+        2,
+        2,
+        0,
+        0,
+    )
     finished = letters.finished("fixer")
     assert finished["outcome"].to_pylist() == ["dropped"] * 2
     assert finished["error"].to_pylist() == ["not mine"] * 2

@@ -21,9 +21,9 @@ from .storage import (
     DEAD,
     IDS,
     LEASED,
-    ROUTING,
     SECOND,
     SETTLED,
+    TRANSFERRING,
     Book,
     Rig,
     Store,
@@ -273,7 +273,7 @@ class Delivery(World):
         if book is None:
             return False
         view = book.view(self.messages)
-        ended = (SETTLED, DEAD, BLOCKED, ROUTING)
+        ended = (SETTLED, DEAD, BLOCKED, TRANSFERRING)
         dead = self.attempts is None or all(r is not None and r.state in ended for r in view)
         return dead and all(
             view[at] is not None and view[at].state == SETTLED for at in self.must_live

@@ -18,7 +18,7 @@ from spark_mq.streaming.offset import fence_app_id, parse_lease_id
 
 from .actors import Event
 from .explorer import Violation
-from .storage import AVAILABLE, BLOCKED, DEAD, LEASED, ROUTING, SETTLED, Book, Store
+from .storage import AVAILABLE, BLOCKED, DEAD, LEASED, SETTLED, TRANSFERRING, Book, Store
 
 Batch = tuple[str, Any]
 """A write to a sink: the transaction's app and version, or a worker's lease."""
@@ -476,7 +476,7 @@ class _Noting:
         book = before.book(self.onlooker.group)
         old = book.view(self.onlooker.messages) if book else (None,) * len(self.view)
         for at, (a, b) in enumerate(zip(old, self.view, strict=True)):
-            if a is not None and a.state == ROUTING:
+            if a is not None and a.state == TRANSFERRING:
                 if a != b:
                     raise Violation(f"a seek moves message {at}, which is being routed: {b}")
                 continue
@@ -693,7 +693,7 @@ class _Noting:
     def _settled(self, at: int, a: Range | None) -> None:
         if at in self.excused:
             return
-        if a is not None and a.state == ROUTING:
+        if a is not None and a.state == TRANSFERRING:
             if self.onlooker.messages[at] not in self.after.dead_sequences():
                 raise Violation(
                     f"message {at} is settled as routed, and not in the dead-letter queue"
@@ -752,13 +752,13 @@ class _Noting:
         for at in granted:
             for other, r in enumerate(then):
                 now = self.view[other]
-                ended = now is not None and now.state in (SETTLED, DEAD, ROUTING)
+                ended = now is not None and now.state in (SETTLED, DEAD, TRANSFERRING)
                 if keys[other] != keys[at] or other in granted or ended:
                     continue  # it may have died with its expiry, in this commit
                 state = "unread" if r is None else r.state
                 if state == LEASED:
                     raise Violation(f"message {at} is leased, and {other} of its key is: {r}")
-                if other < at and state not in (SETTLED, DEAD, ROUTING):
+                if other < at and state not in (SETTLED, DEAD, TRANSFERRING):
                     raise Violation(f"message {at} overtakes {other} of its key: {r}")
 
     def _held_in_order(self, old: tuple[Range | None, ...], granted: list[int]) -> None:

@@ -104,7 +104,7 @@ LEDGER, SOURCE, SETTLING, LETTERS, TRIM, ORDER = "4", "6", "7", "8", "3", "order
 #   may lease nothing for a while (tests/model/test_order.py).
 # - an extension revives nothing behind an expired message of its key: the next settle would return
 #   it (tests/unit/ledger/test_key_order.py).
-# - routing looks at the mark before it publishes: a second publish under its routing id is refused.
+# - routing looks at the mark before it publishes: a second one under its transfer id is refused.
 #   It saves writing the files.
 ALL = [
     # -- section 4: the ledger
@@ -337,14 +337,14 @@ ALL = [
            dead_letters.route_dead_letters, "routing.finish_all()", "0", "routing"),
     Mutant(LETTERS, "each routing has a new id", transfer.Transfer.freeze,
            'f"{self.prefix}-{uuid.uuid4().hex}"', '"routing-1"', "routing_goes_on"),
-    Mutant(LETTERS, "a race for a routing id is refused", transfer.Transfer._publish,
+    Mutant(LETTERS, "a race for a transfer id is refused", transfer.Transfer._publish,
            "txn=(transfer_id, 1), ", "", "routing"),
     Mutant(LETTERS, "dead letters are published before they are settled", transfer.Transfer.finish,
            "if frozen and", "if not frozen and", "routing_and_seek"),
-    Mutant(LETTERS, "a routing id settles its own alone", routing.settle_routed,
-           '("lease_id", "=", routing_id)', '("first", ">=", 0)', "routing_goes_on"),
+    Mutant(LETTERS, "a transfer id settles its own alone", routing.settle_routed,
+           '("lease_id", "=", transfer_id)', '("first", ">=", 0)', "routing_goes_on"),
     Mutant(LETTERS, "a seek leaves alone what is being routed", moving.seek,
-           "ledger.ranges_at(ledger.find((ROUTING,)))", "[]", "routing_and_seek"),
+           "ledger.ranges_at(ledger.find((TRANSFERRING,)))", "[]", "routing_and_seek"),
     Mutant(LETTERS, "a redriver finishes what it finds", redrive.redrive,
            "Redrive(context).finish_all()", "0", "redriving"),
     Mutant(LETTERS, "a race for a redrive is refused", transfer.Transfer._publish,

@@ -320,7 +320,7 @@ class Naive:
                 ended.append((2, seq, now))
             if (
                 m is None
-                or m.state in ("unread", "dead", "blocked", "routing")
+                or m.state in ("unread", "dead", "blocked", "transferring")
                 or (m.state == "settled" and seq in self.skipped)
             ):
                 lost.add(seq)
@@ -445,14 +445,14 @@ class Naive:
         self.granted(kept, lease_id, worker_id, now, expires_at)
         return kept
 
-    def freeze(self, routing_id: str, ranges: int) -> list[Message]:
+    def freeze(self, transfer_id: str, ranges: int) -> list[Message]:
         dead = [run for run in self.runs() if run[0].state == "dead"][:ranges]
         for m in (frozen := [m for run in dead for m in run]):
-            m.become("routing", lease_id=routing_id)
+            m.become("transferring", lease_id=transfer_id)
         return frozen
 
-    def settle_routed(self, routing_id: str) -> int:
-        done = [m for m in self.by_state("routing") if m.info["lease_id"] == routing_id]
+    def settle_routed(self, transfer_id: str) -> int:
+        done = [m for m in self.by_state("transferring") if m.info["lease_id"] == transfer_id]
         for m in done:
             m.forget("settled")
         self.count("dead_lettered", len(done))
@@ -475,7 +475,7 @@ class Naive:
         """Returns how many messages changed, and those that must not."""
         named = [m for m in self.messages if m.seq in seqs]
         barred = {
-            m.seq for m in named if m.state == "routing" or (m.state == "leased" and not force)
+            m.seq for m in named if m.state == "transferring" or (m.state == "leased" and not force)
         }
         if barred:
             return 0, barred
@@ -522,12 +522,14 @@ class Naive:
     def seek(self, target: int) -> None:
         self.skipped = {seq for seq in self.skipped if seq < target}
         self.skipped |= {
-            m.seq for m in self.messages if m.seq < target and m.state not in ("settled", "routing")
+            m.seq
+            for m in self.messages
+            if m.seq < target and m.state not in ("settled", "transferring")
         }
-        reach = max((m.seq for m in self.by_state("routing")), default=-1)
+        reach = max((m.seq for m in self.by_state("transferring")), default=-1)
         for m in self.messages:
-            m.own_failure = m.own_failure and m.state == "routing"
-            if m.state == "routing":
+            m.own_failure = m.own_failure and m.state == "transferring"
+            if m.state == "transferring":
                 continue
             if m.seq < target:
                 self.count("skipped", m.state != "settled")
@@ -590,8 +592,10 @@ class Naive:
             m for m in self.by_state("available") if m.info["available_at"] <= by and m.seq <= upto
         ]
         unread = [m for m in self.by_state("unread") if m.seq <= upto]
-        # Ranges that count against the cap: not dead, routing or delayed ones.
-        counted = [r[0] for r in self.runs() if r[0].state not in ("dead", "blocked", "routing")]
+        # Ranges that count against the cap: not dead, transferring or delayed ones.
+        counted = [
+            r[0] for r in self.runs() if r[0].state not in ("dead", "blocked", "transferring")
+        ]
         full = (
             len(
                 [

@@ -43,14 +43,14 @@ MARGIN = 5 * SECOND
 """More than any clock_skew: a deadline that is past by less is not over yet."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-UNREAD, SETTLED, AVAILABLE, LEASED, DEAD, BLOCKED, ROUTING = (
+UNREAD, SETTLED, AVAILABLE, LEASED, DEAD, BLOCKED, TRANSFERRING = (
     "unread",
     "settled",
     "available",
     "leased",
     "dead",
     "blocked",
-    "routing",
+    "transferring",
 )
 
 _INSTANTS = ("expires_at", "available_at", "leased_at", "first_leased_at", "first_failed_at")
@@ -471,9 +471,9 @@ __all__ = [
     "HORIZON",
     "IDS",
     "LEASED",
-    "ROUTING",
     "SECOND",
     "SETTLED",
+    "TRANSFERRING",
     "UNREAD",
     "Book",
     "Log",

@@ -330,20 +330,20 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(ranges=st.integers(1, 3))
     def freeze(self, ranges):
         self.expire_leases()
-        routing_id = self.new_id("routing")
-        self.ledger, frozen = routing.freeze_dead(self.ledger, routing_id, ranges)
-        expected = self.naive.freeze(routing_id, ranges)
+        transfer_id = self.new_id("routing")
+        self.ledger, frozen = routing.freeze_dead(self.ledger, transfer_id, ranges)
+        expected = self.naive.freeze(transfer_id, ranges)
         assert [seq for r in frozen for seq in self.expand(r)] == [m.seq for m in expected]
         if frozen:
-            self.routings.append(routing_id)
+            self.routings.append(transfer_id)
 
     @precondition(lambda self: self.routings)
     @rule(which=numbers)
     def settle_routed(self, which):
-        routing_id = self.routings[which % len(self.routings)]
+        transfer_id = self.routings[which % len(self.routings)]
         self.expire_leases()
-        self.ledger, total = routing.settle_routed(self.ledger, routing_id)
-        assert total == self.naive.settle_routed(routing_id)
+        self.ledger, total = routing.settle_routed(self.ledger, transfer_id)
+        assert total == self.naive.settle_routed(transfer_id)
 
     @rule(where=numbers, gap=st.sampled_from([0, 0, 1]))
     def seek(self, where, gap):

@@ -29,7 +29,7 @@ from spark_mq.ledger.unreadable import postpone_due, reject_unreadable
 
 SECOND = 1_000_000
 TIMEOUT = 60 * SECOND
-OVER = ("settled", "dead", "routing")
+OVER = ("settled", "dead", "transferring")
 KEYS = ["a", "b", "c", "d", "e", None]
 
 published = st.lists(

@@ -82,7 +82,7 @@ def _sizes(view: View, overview: QueueOverview) -> Html:
 
 def states_of(stats: Sequence[GroupStats]) -> list[tuple[str, int]]:
     """Count the messages of some groups in each state."""
-    names = ("ready", "delayed", "in_flight", "dead", "blocked", "routing")
+    names = ("ready", "delayed", "in_flight", "dead", "blocked", "transferring")
     return [(name.replace("_", " "), sum(getattr(one, name) for one in stats)) for name in names]
 
 

@@ -6,7 +6,7 @@ from support.ledger_group import Group, dead_ones, freeze, seek
 
 from spark_mq.ledger import routing
 from spark_mq.ledger.message_index import DataFile, sequence
-from spark_mq.ledger.ranges import AVAILABLE, ROUTING
+from spark_mq.ledger.ranges import AVAILABLE, TRANSFERRING
 from spark_mq.ledger.settle import ACK, NACK, REJECT
 
 # -- seek
@@ -73,7 +73,7 @@ def test_a_seek_leaves_no_range_that_begins_or_ends_in_a_gap():
     group.settle(REJECT, "a", [1])
     freeze(group)
     seek(group, sequence(1, 0))
-    assert [(r.first, r.state) for r in group.ledger] == [(1, ROUTING)]
+    assert [(r.first, r.state) for r in group.ledger] == [(1, TRANSFERRING)]
     group.settle(REJECT, "a")
     group.lease("b", 4)
     group.settle(REJECT, "b", [sequence(2, 1)])
@@ -81,7 +81,7 @@ def test_a_seek_leaves_no_range_that_begins_or_ends_in_a_gap():
     seek(group, 0)
     assert [(r.first, r.last, r.state, r.message_count) for r in group.ledger] == [
         (0, 0, AVAILABLE, 1),
-        (1, 1, ROUTING, 1),
+        (1, 1, TRANSFERRING, 1),
         (sequence(2, 0), sequence(2, 0), AVAILABLE, 1),
-        (sequence(2, 1), sequence(2, 1), ROUTING, 1),
+        (sequence(2, 1), sequence(2, 1), TRANSFERRING, 1),
     ]

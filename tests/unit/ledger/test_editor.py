@@ -22,12 +22,12 @@ from spark_mq.ledger.ranges import (
 from spark_mq.ledger.states import LEGAL_TRANSITIONS
 
 LEGAL = {
-    "unread": {"leased", "available", "dead", "routing", "settled"},
+    "unread": {"leased", "available", "dead", "transferring", "settled"},
     "leased": {"available", "dead", "blocked", "settled"},
-    "available": {"leased", "dead", "blocked", "routing", "settled"},
-    "dead": {"available", "routing", "settled"},
+    "available": {"leased", "dead", "blocked", "transferring", "settled"},
+    "dead": {"available", "transferring", "settled"},
     "blocked": {"available", "dead", "settled"},
-    "routing": {"settled"},
+    "transferring": {"settled"},
     "settled": set(),
 }
 """The moves of the state diagram, written down once more."""

@@ -21,9 +21,9 @@ from spark_mq.ledger.ranges import (
     DEAD,
     LEASED,
     RANGE_SCHEMA,
-    ROUTING,
     SETTLED,
     STATES,
+    TRANSFERRING,
     Ledger,
     LedgerHeader,
     Range,
@@ -191,7 +191,8 @@ def test_the_largest_sequences_and_counts_fit():
 
 def test_routing_gives_no_hold():
     ledger = Ledger.from_ranges(
-        LedgerHeader(), [Range(0, 0, ROUTING, 1, lease_id="a"), Range(1, 1, DEAD, 1, lease_id="a")]
+        LedgerHeader(),
+        [Range(0, 0, TRANSFERRING, 1, lease_id="a"), Range(1, 1, DEAD, 1, lease_id="a")],
     )
     assert ledger.rows_held("a") == []
 

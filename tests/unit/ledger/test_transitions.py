@@ -6,7 +6,7 @@ import pytest
 from support.ledger_group import SECOND, TIMEOUT, Group, dead_ones, freeze, limits
 
 from spark_mq.ledger import routing
-from spark_mq.ledger.ranges import AVAILABLE, DEAD, ROUTING
+from spark_mq.ledger.ranges import AVAILABLE, DEAD, TRANSFERRING
 from spark_mq.ledger.settle import ACK, NACK
 
 # -- expiry
@@ -195,8 +195,8 @@ def test_freezing_sets_the_first_dead_ranges_aside_under_an_id():
     group = dead_ones()
     group.ledger, frozen = routing.freeze_dead(group.ledger, "r1", 2)
     assert [(r.first, r.state, r.lease_id, r.reason, r.error) for r in frozen] == [
-        (1, ROUTING, "r1", "rejected", "1"),
-        (3, ROUTING, "r1", "rejected", "3"),
+        (1, TRANSFERRING, "r1", "rejected", "1"),
+        (3, TRANSFERRING, "r1", "rejected", "3"),
     ]
     assert group.states() == "LRLRLDLLUU"
 
