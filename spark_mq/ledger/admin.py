@@ -94,7 +94,7 @@ def _record_seek(
             editor.record_event("fenced", piece._replace(state=UNREAD))
     if (again := index.count(target, ledger.tracked_up_to)) > 0:
         first = index.nth_from(target, 1)
-        editor.record_event("sought", Range(first, ledger.tracked_up_to, UNREAD, again))
+        editor.record_event("seek", Range(first, ledger.tracked_up_to, UNREAD, again))
     return editor.build()
 
 

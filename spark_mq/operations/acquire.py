@@ -121,7 +121,7 @@ def lease_operation(
             return None, Acquired(lease_id, expires_at), {}  # a trim may have dropped them: look
         if damage is not None and not grant.ranges:
             raise damage
-        infos: list[Mapping[str, Any]] = [] if kept is expired else [{"operation": "cut"}]
+        infos: list[Mapping[str, Any]] = [] if kept is expired else [{"operation": "data_loss"}]
         infos += [found.commit_info()] if found.dead else []
         infos += [grant.commit_info(request)] if grant.ranges else []
         acquired = Acquired(
@@ -277,6 +277,6 @@ def settle_lost_now(group: GroupLedger, fail: bool) -> None:
     """Settle lost messages in a commit. Raise DataLossError instead with `fail`."""
 
     def compute(view: GroupView) -> Update[None]:
-        return settle_lost_messages(group, view.ledger, fail), None, {"operation": "cut"}
+        return settle_lost_messages(group, view.ledger, fail), None, {"operation": "data_loss"}
 
     group.update(compute)

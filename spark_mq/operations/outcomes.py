@@ -24,7 +24,7 @@ from spark_mq.storage.history_rows import FAILURES
 __all__ = ["OUTCOMES", "find_outcomes", "last_ends", "outcomes_in", "show_outcomes"]
 
 OUTCOMES: Final = (*END_REASONS.values(), "dropped")
-_UNDOING: Final = ("sought", REWOUND)  # events that make messages unread again
+_UNDOING: Final = ("seek", REWOUND)  # events that make messages unread again
 # Columns of an end that a read shows. Holder and deadlines ended with it.
 _KEPT: Final = ("delivery_count", "failure_count", "reason", "error")
 _END: Final = ("version", "first", "last", "outcome", *_KEPT)
@@ -35,7 +35,7 @@ _kind: Final = attrgetter("state", *_KEPT)
 
 def last_ends(rows: pa.Table, low: int, high: int) -> Iterator[tuple[dict[str, Any], Interval]]:
     """Yield the ends in ``low..high`` that no later event of a group's history undid."""
-    sought = [
+    seeks = [
         (r["version"], (r["first"], r["last"]))
         for r in rows.filter(pc.is_in(rows["event"], value_set=pa.array(_UNDOING))).to_pylist()
     ]
@@ -43,7 +43,7 @@ def last_ends(rows: pa.Table, low: int, high: int) -> Iterator[tuple[dict[str, A
         within = (max(low, end["first"]), min(high, end["last"]))
         if within[0] > within[1]:
             continue
-        undone = normalise(interval for version, interval in sought if version > end["version"])
+        undone = normalise(interval for version, interval in seeks if version > end["version"])
         for interval in subtract([within], undone):
             yield end, interval
 

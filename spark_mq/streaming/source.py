@@ -200,7 +200,7 @@ class StreamSource:
             done = info.get("messages", 0)
             kept = settle_lost_messages(self.ledger, acked, self.options.fail_on_data_loss)
             if kept is not acked:
-                info = {"operation": "cut", **info}
+                info = {"operation": "data_loss", **info}
             index, _ = self.ledger.index_or_damage(view.ledger)
             found = acquire_readable(
                 self.ledger.payloads, kept, index,

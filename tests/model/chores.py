@@ -78,7 +78,7 @@ class Seeker(Chore):
 
     def do(self, ctx: Context) -> None:
         ctx.group().seek(self.to)
-        ctx.emit("sought")
+        ctx.emit("seek")
 
 
 class Rejecter(Worker):

@@ -126,7 +126,7 @@ class Onlooker:
             set(letters)
         ):
             raise Violation(f"the dead-letter queue holds a message twice: {letters}")
-        if ("sought",) in events:
+        if ("seek",) in events:
             return new.sought(before).finish()
         for event in events:
             if event[0] == "settle":

@@ -53,7 +53,7 @@ def test_each_group_has_its_own_outcome() -> None:
     assert [(one.group, one.outcome) for one in found] == [("a", "dropped"), ("g", "acked")]
 
 
-@pytest.mark.parametrize("undoing", ["sought", REWOUND])
+@pytest.mark.parametrize("undoing", ["seek", REWOUND])
 def test_a_message_made_unread_again_has_only_its_last_outcome(undoing: str) -> None:
     again = {"event": undoing}
     assert outcomes_in(events(acked(), again)) == ()

@@ -95,7 +95,7 @@ def _step(found: Findings, life: Life, row: Row, seq: int, skew: timedelta) -> N
         f"version {row['version']}: message {seq} of group {row['consumer_group']}: {event} "
         f"by {lease}"
     )
-    found.expect(life.ends == 0 or event == "sought", f"{where}, but it had ended")
+    found.expect(life.ends == 0 or event == "seek", f"{where}, but it had ended")
     if event in ("leased", "replayed"):
         found.expect(
             life.holder is None or event == "replayed", f"{where}, but {life.holder} holds it"
@@ -134,7 +134,7 @@ def _step(found: Findings, life: Life, row: Row, seq: int, skew: timedelta) -> N
         "given_back",
         "fenced",
         "skipped",
-        "sought",
+        "seek",
         "lost",
         "exhausted",
         "expired",
@@ -142,9 +142,9 @@ def _step(found: Findings, life: Life, row: Row, seq: int, skew: timedelta) -> N
         "unblocked",
     ):
         life.holder = life.expired = life.free_at = None
-        if event in ("sought", "unblocked", "fenced"):
+        if event in ("seek", "unblocked", "fenced"):
             life.deliveries = 0
-        life.ends = 0 if event == "sought" else life.ends
+        life.ends = 0 if event == "seek" else life.ends
     elif event not in ("breaker_opened", "breaker_closed"):  # of the group
         found.expect(False, f"{where}: an event that nobody knows")
     life.ends += row["state"] == "settled"
