@@ -110,7 +110,7 @@ class Group:
         return r.state if r else "settled" if seq <= self.ledger.head.ack_floor else "unread"
 
     def states(self) -> str:
-        """One letter a message: U(nread), L(eased), W(aiting), D(ead), R(outing), S(ettled)."""
+        """One letter a message, the first of its state, as U for an unread one."""
         return "".join(self.state(seq)[0].upper() for seq in range(self.messages))
 
 

@@ -231,7 +231,7 @@ def test_dead_routing_and_delayed_ranges_do_not_fill_a_ledger():
         group.settle(verb, lease_id, delay=1000 * SECOND)
         if lease_id == "a":
             freeze(group)
-    assert group.states().startswith("RWDU")
+    assert group.states().startswith("TADU")
     assert group.lease("d") == [3]
     assert group.lease("e") == [4]
     assert group.ask("f").blocked_because == "max_tracked_ranges"
@@ -297,4 +297,4 @@ def test_what_max_bytes_leaves_out_goes_back_as_it_was():
     assert {
         seq: group.at(seq)._replace(first=0, last=0, message_count=0) for seq in range(2, 6)
     } == {seq: before[seq] for seq in range(2, 6)}
-    assert group.states() == "LLWWWWUUUU"
+    assert group.states() == "LLAAAAUUUU"

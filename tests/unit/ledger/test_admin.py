@@ -58,11 +58,11 @@ def test_a_seek_leaves_routing_alone():
     group = dead_ones()
     group.ledger, _ = routing.freeze_dead(group.ledger, "r1", 2)
     seek(group, 2)
-    assert group.states() == "SRWRUUUUUU", "what lies between is due since ever"
+    assert group.states() == "STATUUUUUU", "what lies between is due since ever"
     assert group.ledger.head.counters == {"skipped": 1}
     assert group.lease("b", 3) == [2, 4, 5]
     seek(group, 9)
-    assert group.states() == "SRSRSSSSSU"
+    assert group.states() == "STSTSSSSSU"
     group.ledger, total = routing.settle_routed(group.ledger, "r1")
     assert (total, group.ledger.head.ack_floor, len(group.ledger)) == (2, 8, 0)
 

@@ -27,7 +27,7 @@ def test_a_nack_that_names_messages_blames_them():
         1,
         "no such customer",
     )
-    assert group.states().startswith("LWL")
+    assert group.states().startswith("LAL")
 
 
 @pytest.mark.parametrize("how", [{"seqs": None}, {"seqs": [0, 1, 2], "whole": True}])
