@@ -44,7 +44,7 @@ def drained(queue: Queue, handler: Callable[[Any], Any], **options: Any) -> tupl
     summary = queue.group().work(handler, until="settled", **options)
     took = time.perf_counter() - started
     stats = queue.group().stats()
-    assert (stats.ready, stats.in_flight, summary.failed) == (0, 0, 0)
+    assert (stats.ready, stats.leased, summary.failed) == (0, 0, 0)
     return took, revision(queue) - before
 
 

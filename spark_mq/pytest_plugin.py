@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 _MAX_ROUNDS = 1_000
-_LEFT = ("ready", "delayed", "in_flight", "blocked", "transferring")
+_LEFT = ("ready", "delayed", "leased", "blocked", "transferring")
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def has_ended(ledger: GroupLedger, until: str) -> bool:
     if until == "empty":
         return True
     stats = ledger.stats()
-    return not (stats.ready or stats.delayed or stats.in_flight or stats.blocked)
+    return not (stats.ready or stats.delayed or stats.leased or stats.blocked)
 
 
 @dataclass(eq=False, slots=True)

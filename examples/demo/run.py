@@ -182,7 +182,7 @@ class Demo:
 
         def drained(stats: GroupStats) -> bool:
             alive()
-            return stats.ready + stats.delayed + stats.in_flight == 0
+            return stats.ready + stats.delayed + stats.leased == 0
 
         self.watch(group, drained)
         say("nothing is left: SIGTERM to both workers")
@@ -198,15 +198,15 @@ class Demo:
         shown: tuple[int, ...] | None = None
         moved = time.monotonic()
         while not done(stats := group.stats()):
-            now = (stats.acked, stats.dead, stats.in_flight, stats.ready, stats.delayed)
+            now = (stats.acked, stats.dead, stats.leased, stats.ready, stats.delayed)
             if now != shown and not any(now[:3]):
                 say("waiting for Spark")
             elif now != shown:
-                total = stats.ready + stats.delayed + stats.in_flight + stats.dead + stats.acked
+                total = stats.ready + stats.delayed + stats.leased + stats.dead + stats.acked
                 bar = "#" * (24 * (stats.acked + stats.dead) // total)
                 say(
                     f"[{bar:24}] acked {stats.acked:>7,}  dead {stats.dead:>5,}  in flight "
-                    f"{stats.in_flight:>6,}  ready {stats.ready:>7,}"
+                    f"{stats.leased:>6,}  ready {stats.ready:>7,}"
                 )
             if now != shown:
                 shown, moved = now, time.monotonic()
@@ -294,7 +294,7 @@ class Demo:
             f"{len(dead):,}": stats.dead_lettered == len(dead),
             "something is not settled": stats.ready
             + stats.delayed
-            + stats.in_flight
+            + stats.leased
             + stats.dead
             + stats.transferring
             == 0,

@@ -25,12 +25,12 @@ __all__ = ["LANE_COLUMNS", "PRIORITY_COLUMNS", "lane_rows", "priority_rows", "re
 
 LANE_COLUMNS: Final[list[Column]] = [
     ("LANE", "lane"), ("MESSAGES", "messages"), ("SHARE", "share"), ("READY", "ready"),
-    ("DELAYED", "delayed"), ("IN FLIGHT", "in_flight"), ("DEAD", "dead"), ("HEAD", "head"),
+    ("DELAYED", "delayed"), ("LEASED", "leased"), ("DEAD", "dead"), ("HEAD", "head"),
     ("AGE", "age"), ("HELD BACK", "held_back"), ("BECAUSE", "because"),
 ]  # fmt: skip
 PRIORITY_COLUMNS: Final[list[Column]] = [
     ("PRIORITY", "priority"), ("READY", "ready"), ("DELAYED", "delayed"),
-    ("IN FLIGHT", "in_flight"), ("DEAD", "dead"), ("BLOCKED", "blocked"), ("OLDEST", "age"),
+    ("LEASED", "leased"), ("DEAD", "dead"), ("BLOCKED", "blocked"), ("OLDEST", "age"),
 ]  # fmt: skip
 _KEY_COLUMNS: Final[list[Column]] = [("KEY", "key"), ("MESSAGES", "messages"), ("SHARE", "share")]
 

@@ -33,7 +33,7 @@ app = typer.Typer(
 )
 
 GROUP_COLUMNS = [
-    ("GROUP", "group"), ("READY", "ready"), ("DELAYED", "delayed"), ("IN FLIGHT", "in_flight"),
+    ("GROUP", "group"), ("READY", "ready"), ("DELAYED", "delayed"), ("LEASED", "leased"),
     ("DEAD", "dead"), ("BLOCKED", "blocked"), ("ACKED", "acked"), ("OLDEST", "oldest"),
     ("LEASE", "lease"), ("RANGES", "ledger_ranges"), ("BLOCKED BECAUSE", "blocked_because"),
 ]  # fmt: skip
@@ -195,7 +195,7 @@ def group_rows(groups: Mapping[str, GroupStats], most: int) -> list[dict[str, An
 
 def _business(item: tuple[str, GroupStats]) -> tuple[int | str, ...]:
     name, one = item
-    return (-one.blocked, -one.dead, -one.in_flight, -one.ready, -one.delayed, name)
+    return (-one.blocked, -one.dead, -one.leased, -one.ready, -one.delayed, name)
 
 
 @app.command()

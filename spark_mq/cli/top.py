@@ -25,7 +25,7 @@ from spark_mq.util.validation import validate_duration
 __all__ = ["register"]
 
 _GROUPS: Final[list[Column]] = [
-    ("GROUP", "group"), ("READY", "ready"), ("DELAYED", "delayed"), ("IN FLIGHT", "in_flight"),
+    ("GROUP", "group"), ("READY", "ready"), ("DELAYED", "delayed"), ("LEASED", "leased"),
     ("DEAD", "dead"), ("BLOCKED", "blocked"), ("ACKED/S", "acked_per_second"),
     ("DEAD/S", "dead_per_second"), ("OLDEST", "oldest"), ("LEASE", "lease"),
     ("BLOCKED BECAUSE", "blocked_because"),

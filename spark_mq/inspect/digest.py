@@ -197,7 +197,7 @@ def stats_of(digest: LedgerDigest, index: MessageIndex, now: int) -> GroupStats 
         ready=unread + counts.get(_DUE, 0),
         unread=unread,
         delayed=counts.get(_LATER, 0),
-        in_flight=counts.get(LEASED, 0),
+        leased=counts.get(LEASED, 0),
         dead=counts.get(DEAD, 0),
         blocked=0,
         transferring=counts.get(TRANSFERRING, 0),
@@ -227,6 +227,6 @@ def _is_of_log(digest: LedgerDigest, index: MessageIndex) -> bool:
 
 def _may_be_capped(digest: LedgerDigest) -> bool:
     settings = digest.settings
-    in_flight = digest.counts.get(LEASED, 0)
-    full = settings.max_in_flight is not None and in_flight >= settings.max_in_flight
+    leased = digest.counts.get(LEASED, 0)
+    full = settings.max_in_flight is not None and leased >= settings.max_in_flight
     return full or digest.ranges >= settings.max_tracked_ranges

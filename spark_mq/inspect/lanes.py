@@ -52,7 +52,7 @@ class PriorityInfo(Record):
     ----------
     priority
         9 to 0.
-    ready, delayed, in_flight, blocked, dead, transferring
+    ready, delayed, leased, blocked, dead, transferring
         Messages by state, as in :class:`~spark_mq.GroupStats`.
     oldest_age
         Time since the publish of the first of them that is not dead. None without one.
@@ -61,7 +61,7 @@ class PriorityInfo(Record):
     priority: int
     ready: int
     delayed: int
-    in_flight: int
+    leased: int
     blocked: int
     dead: int
     transferring: int
@@ -78,7 +78,7 @@ class LaneInfo(Record):
         Its number. None for messages without a key, which nothing holds back.
     messages, share
         Messages that are neither settled nor dead, and their part of those of all lanes (0 to 1).
-    ready, delayed, in_flight, blocked, dead
+    ready, delayed, leased, blocked, dead
         Messages by state, as in :class:`~spark_mq.GroupStats`.
     head, head_age
         The first message that is not dead, and the time since its publish. None without one.
@@ -104,7 +104,7 @@ class LaneInfo(Record):
     share: float
     ready: int
     delayed: int
-    in_flight: int
+    leased: int
     blocked: int
     dead: int
     head: int | None

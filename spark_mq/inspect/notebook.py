@@ -17,7 +17,7 @@ __all__ = ["NOTEBOOK_ERRORS", "QueueStats", "failed_html", "group_html"]
 
 NOTEBOOK_ERRORS: Final = (SparkMQError, *STORE_ERRORS)
 _LANE_COLUMNS: Final = (
-    "lane", "messages", "share", "ready", "in_flight", "head", "head_age", "held_back", "because",
+    "lane", "messages", "share", "ready", "leased", "head", "head_age", "held_back", "because",
 )  # fmt: skip
 
 

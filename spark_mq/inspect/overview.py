@@ -39,7 +39,7 @@ __all__ = [
 MAX_SUMMARIES: Final = 20  # groups whose lanes one look counts
 _BUSY: Final = "max_in_flight"  # the cap that a busy group reaches, which is no problem
 _COUNTS: Final = (
-    "ready", "delayed", "in_flight", "dead", "blocked", "acked", "dead_lettered",
+    "ready", "delayed", "leased", "dead", "blocked", "acked", "dead_lettered",
 )  # fmt: skip
 _GROUP_COLUMNS: Final = ("group", *_COUNTS, "oldest_unsettled_age", "blocked_because")
 MAX_LINES: Final = 50  # groups in the text of an overview
@@ -210,7 +210,7 @@ def _lanes(
 
 
 def _backlog(stats: GroupStats) -> int:
-    return stats.ready + stats.delayed + stats.in_flight + stats.blocked
+    return stats.ready + stats.delayed + stats.leased + stats.blocked
 
 
 def _last_publish(index: MessageIndex) -> datetime | None:

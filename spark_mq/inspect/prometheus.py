@@ -24,7 +24,7 @@ def _timestamp(at: datetime | None) -> float | None:
     return None if at is None else at.timestamp()
 
 
-_STATES: Final = ("ready", "delayed", "in_flight", "dead", "blocked", "transferring")
+_STATES: Final = ("ready", "delayed", "leased", "dead", "blocked", "transferring")
 _OUTCOMES: Final = ("acked", "dead_lettered", "dropped", "skipped", "expired", "lost")
 _GAUGES: Final[Mapping[str, tuple[str, Callable[[GroupStats], float | None]]]] = {
     "spark_mq_oldest_unsettled_age_seconds": (
@@ -170,7 +170,7 @@ def _of_lanes(overviews: list[QueueOverview]) -> Iterator[_Family]:
     if not groups:
         return
     backlog = (
-        ((*labels, str(one.priority)), one.ready + one.delayed + one.in_flight + one.blocked)
+        ((*labels, str(one.priority)), one.ready + one.delayed + one.leased + one.blocked)
         for labels, own in groups
         for one in own.priorities
     )

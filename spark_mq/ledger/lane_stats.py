@@ -33,8 +33,7 @@ MAX_RUNS: Final = 1_000_000
 """Runs of messages in one band that a census counts. More would take seconds."""
 READY: Final = "ready"
 DELAYED: Final = "delayed"
-IN_FLIGHT: Final = "in_flight"
-KINDS: Final = (READY, DELAYED, IN_FLIGHT, BLOCKED, DEAD, TRANSFERRING)
+KINDS: Final = (READY, DELAYED, LEASED, BLOCKED, DEAD, TRANSFERRING)
 """The kinds of messages, for people. The last two hold nothing back."""
 _OUT_OF_ORDER: Final = (DEAD, TRANSFERRING)
 
@@ -125,7 +124,7 @@ class BandCensus:
             for number, start, end in bands.between(low, high):
                 tally[number] += end - start + 1
                 self._runs_left -= 1
-                if holds and (kind == IN_FLIGHT or number not in heads):
+                if holds and (kind == LEASED or number not in heads):
                     self._note(kind, row, begins + start, until, number)
             self.counted_to = begins + high
         return True
@@ -134,7 +133,7 @@ class BandCensus:
         """Note a message if it is the first of its band, or the first leased one of its lane."""
         head = _Head(seq, kind, row, until)
         self._heads.setdefault(number, head)
-        if kind == IN_FLIGHT:
+        if kind == LEASED:
             self._leased.setdefault(number % self.layout.width, head)
 
     def priorities(self) -> list[PriorityStats]:
@@ -177,7 +176,7 @@ class BandCensus:
     ) -> LaneStats:
         r = None if by.row is None else self._ranges[by.row]
         until = by.until
-        if r is not None and by.kind == IN_FLIGHT:
+        if r is not None and by.kind == LEASED:
             until = r.expires_at
         elif r is not None and by.kind == DELAYED:
             until = r.available_at
@@ -185,7 +184,7 @@ class BandCensus:
         return LaneStats(lane, counts, head, behind, holder, by.sequence, until, r)
 
     def _holder(self, by: _Head, r: Range | None) -> Holder:
-        if by.kind == IN_FLIGHT:
+        if by.kind == LEASED:
             return Holder.LEASE
         if by.kind == BLOCKED:
             return Holder.BLOCKED
@@ -231,8 +230,7 @@ _Found = tuple[str, int | None, int, int, int | None]
 def _tracked(ledger: Ledger, now: int) -> Iterator[_Found]:
     kinds: dict[int, str] = {}
     for state, kind in (
-        (LEASED, IN_FLIGHT), (AVAILABLE, READY),
-        *((state, state) for state in (BLOCKED, DEAD, TRANSFERRING)),
+        (AVAILABLE, READY), *((state, state) for state in (LEASED, BLOCKED, DEAD, TRANSFERRING)),
     ):  # fmt: skip
         kinds.update(dict.fromkeys(ledger.find((state,)), kind))
     later = ledger.find((AVAILABLE,), ("available_at", ">", now))

@@ -28,7 +28,7 @@ class GroupStats(Record):
     """Due now and never leased."""
     delayed: int
     """Due later, by deliver_at or after a nack or release."""
-    in_flight: int
+    leased: int
     """Held by a lease."""
     dead: int
     """Waiting for the sweep to route them."""
@@ -79,7 +79,7 @@ def compute_stats(
         ready=unread + due,
         unread=unread,
         delayed=ledger.count((AVAILABLE,)) - due + later,
-        in_flight=ledger.count((LEASED,)),
+        leased=ledger.count((LEASED,)),
         dead=ledger.count((DEAD,)),
         blocked=ledger.count((BLOCKED,)),
         transferring=ledger.count((TRANSFERRING,)),

@@ -41,7 +41,7 @@ class StreamProgress:
         Rows of the source that the batch has read. The queues of one source share this number.
     batch_duration
         How long the batch took.
-    ready, delayed, in_flight, dead, blocked
+    ready, delayed, leased, dead, blocked
         Messages of the group by state.
     oldest_unsettled_age
         Time since the publish of the first unsettled message, or None if all are settled.
@@ -60,7 +60,7 @@ class StreamProgress:
     batch_duration: timedelta
     ready: int
     delayed: int
-    in_flight: int
+    leased: int
     dead: int
     blocked: int
     oldest_unsettled_age: timedelta | None

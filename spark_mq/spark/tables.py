@@ -37,7 +37,7 @@ def _schema(**columns: Any) -> StructType:
 
 
 _COUNTS: Final = (
-    "ready", "unread", "delayed", "in_flight", "dead", "blocked", "transferring", "acked",
+    "ready", "unread", "delayed", "leased", "dead", "blocked", "transferring", "acked",
     "dead_lettered", "dropped", "skipped", "expired", "lost", "floor", "tail",
 )  # fmt: skip
 STATS_SCHEMA: Final = _schema(

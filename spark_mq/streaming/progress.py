@@ -12,7 +12,7 @@ from spark_mq.util.clock import to_seconds
 __all__ = ["show_progress"]
 
 _SHOWN: Final = (
-    *("ready", "delayed", "in_flight", "dead", "blocked"),
+    *("ready", "delayed", "leased", "dead", "blocked"),
     *("oldest_unsettled_age", "blocked_because", "breaker"),
 )
 

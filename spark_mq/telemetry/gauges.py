@@ -10,7 +10,7 @@ from spark_mq.telemetry.reporter import meter_provider
 
 __all__ = ["MESSAGES", "STATES", "report_gauges"]
 
-STATES: Final = ("ready", "delayed", "in_flight", "dead", "blocked")
+STATES: Final = ("ready", "delayed", "leased", "dead", "blocked")
 MESSAGES: Final = "spark_mq.messages"
 OLDEST_AGE: Final = "spark_mq.oldest_unsettled_age"
 BLOCKED: Final = "spark_mq.blocked"

@@ -366,7 +366,7 @@ class Run:
             self.queue.group(name).stats() for name in names if self.queue.group(name).exists()
         ]
         return len(reported) == len(names) and not any(
-            s.ready or s.delayed or s.in_flight or s.dead or s.transferring for s in reported
+            s.ready or s.delayed or s.leased or s.dead or s.transferring for s in reported
         )
 
     def end(self) -> None:

@@ -171,7 +171,7 @@ class Soak:
         one["files queue"], one["bytes queue"] = len(sizes), sum(sizes) / 2**20
         with suppress(StorageError):
             stats = self.queue.group(GROUP).stats()
-            one["backlog"] = stats.ready + stats.in_flight
+            one["backlog"] = stats.ready + stats.leased
         self.samples.append(one)
         if len(self.samples) % 30 == 1:
             print(json.dumps(one), flush=True)
@@ -182,7 +182,7 @@ class Soak:
         deadline = time.monotonic() + 300
         for name in ("publisher 1", "publisher 2"):
             self.living[name].process.wait(60)
-        while (stats := self.queue.group(GROUP).stats()).ready + stats.in_flight + stats.delayed:
+        while (stats := self.queue.group(GROUP).stats()).ready + stats.leased + stats.delayed:
             for slot in self.victims:
                 if slot.resume_at is not None:
                     slot.signal(signal.SIGCONT)

@@ -166,7 +166,7 @@ def test_a_queue_is_described(run: Run, queue: Queue) -> None:
     billing = row["groups"]["billing"]
     assert (row["settings"]["retention"], row["settings"]["hard_retention"]) == (604_800.0, None)
     assert 0 < billing["oldest_unsettled_age"] < 3600
-    assert [billing[name] for name in ("ready", "delayed", "in_flight", "dead", "acked")] == [1] * 5
+    assert [billing[name] for name in ("ready", "delayed", "leased", "dead", "acked")] == [1] * 5
     text = run("queue", "describe", queue.path).out
     assert "5 messages" in text
     (line,) = [line for line in text.splitlines() if line.startswith("billing")]
@@ -205,7 +205,7 @@ def test_groups_are_listed_described_configured_and_dropped(run: Run, queue: Que
         "billing", "audit",
     ]  # fmt: skip
     row = run("group", "describe", "billing", *here, "-o", "json").row
-    assert (row["in_flight"], row["leases"], row["settings"]["retry_delay"]) == (1, 1, 10.0)
+    assert (row["leased"], row["leases"], row["settings"]["retry_delay"]) == (1, 1, 10.0)
     assert "retry_delay" in run("group", "describe", "billing", *here).out
     after = run("group", "configure", "billing", *here, "--set", "retry_delay=5m", "--set",
                 "max_delivery_attempts=none", "--set", "retry_jitter=0.5", "-o",
@@ -232,7 +232,7 @@ def test_a_seek_changes_nothing_without_execute(run: Run, queue: Queue) -> None:
     row = run("group", "seek", "billing", "--to-sequence", target, *here).row
     assert (row["position"], row["executed"], row["fenced_leases"]) == (target, False, 1)
     assert (row["skipped"], row["delivered_again"]) == (1, 2)
-    assert queue.group("billing").stats().in_flight == before.in_flight
+    assert queue.group("billing").stats().leased == before.leased
     done = run("group", "seek", "billing", "--to-sequence", target, "--execute", *here).row
     assert done == {**row, "executed": True}
     assert queue.group("billing").stats().ready == 3
@@ -577,7 +577,7 @@ def test_ctrl_c_ends_work_with_130_and_without_a_traceback(
     assert (process.returncode, out) == (130, "")
     assert "Traceback" not in err
     stats = queue.group("new").stats()
-    assert (stats.acked, stats.ready, stats.in_flight) == ((1, 4, 0) if presses == 1 else (0, 5, 0))
+    assert (stats.acked, stats.ready, stats.leased) == ((1, 4, 0) if presses == 1 else (0, 5, 0))
 
 
 def test_top_shows_states_workers_and_errors(run: Run, queue: Queue) -> None:
@@ -657,7 +657,7 @@ def test_metrics_are_what_prometheus_reads(queue: Queue) -> None:
         return found[name, frozenset({"queue": queue.path, **labels}.items())]
 
     stats = queue.group("billing").stats()
-    for state in ("ready", "delayed", "in_flight", "dead", "blocked"):
+    for state in ("ready", "delayed", "leased", "dead", "blocked"):
         shown = value("spark_mq_messages", group="billing", state=state)
         assert shown == getattr(stats, state)
     assert value("spark_mq_settled_total", group="audit", outcome="acked") == 5

@@ -96,7 +96,7 @@ def test_a_task_that_reads_is_run_again_and_each_row_comes_once(here: Here, fate
     )
     assert len({lease for _, lease, _ in rows}) == 1
     stats = stream.group.stats()
-    assert (stats.acked, stats.in_flight) == (ROWS, 0)
+    assert (stats.acked, stats.leased) == (ROWS, 0)
 
 
 def test_rows_are_settled_once_whatever_becomes_of_the_task_that_names_them(

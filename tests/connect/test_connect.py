@@ -143,7 +143,7 @@ def test_an_exception_settles_the_batch_as_asked(
     else:
         stream.settle_with(process, on_error=on_error)
     stats = stream.group.stats()
-    assert (stats.ready, stats.dead, stats.in_flight) == left
+    assert (stats.ready, stats.dead, stats.leased) == left
 
 
 @pytest.mark.slow
@@ -204,7 +204,7 @@ def test_a_death_between_a_sink_and_the_ack_is_mended_by_the_replay(
 
     with pytest.raises(StreamingQueryException, match="died after the sink"):
         stream.settle_with(process, on_error="raise")
-    assert stream.group.stats().in_flight == ROWS
+    assert stream.group.stats().leased == ROWS
     stream.settle_with(process, on_error="raise")
     assert noted(tmp_path) == ["skipped"]
     assert len(list(tmp_path.glob("sink *"))) == 1

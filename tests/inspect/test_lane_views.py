@@ -49,7 +49,7 @@ def test_the_hottest_lanes_come_first_with_what_holds_them(
     lease = group.lease("w-1", max_messages=2)
     clock.advance(10)
     first, second, third = group.lanes()
-    assert (first.lane, first.messages, first.in_flight, first.ready) == (3, 6, 2, 4)
+    assert (first.lane, first.messages, first.leased, first.ready) == (3, 6, 2, 4)
     assert (first.held_by, first.held_back, first.share) == ("lease", 4, 6 / 9)
     assert (first.lease_id, first.worker_id) == (lease.lease_id, "w-1")
     assert first.until == lease.expires_at
@@ -104,7 +104,7 @@ def test_lanes_of_an_unordered_group_are_counted_and_not_held(make: Callable[...
     queue.publish([Message("x", key=key_in(3)) for _ in range(4)])
     queue.group("g").lease("w", max_messages=2)
     (only,) = queue.group("g").lanes()
-    assert (only.lane, only.in_flight, only.held_by) == (3, 2, "")
+    assert (only.lane, only.leased, only.held_by) == (3, 2, "")
 
 
 def test_a_queue_without_lanes_has_none(make: Callable[..., Queue]) -> None:
@@ -125,7 +125,7 @@ def test_priorities_are_counted_by_state(make: Callable[..., Queue], clock: Manu
     lease.reject([lease.messages[0].sequence])
     clock.advance(5)
     two, one, zero = group.priorities()
-    assert (two.priority, two.in_flight, two.dead, two.ready) == (2, 1, 1, 1)
+    assert (two.priority, two.leased, two.dead, two.ready) == (2, 1, 1, 1)
     assert (one.priority, one.ready, zero.priority, zero.ready) == (1, 3, 0, 3)
     assert zero.oldest_age >= timedelta(seconds=4)
 
@@ -190,7 +190,7 @@ def test_an_overview_sums_up_lanes_and_priorities_if_asked(
     assert (summary.lanes_leased, summary.lanes_held_back, summary.held_back) == (1, 1, 1)
     assert summary.oldest_head_age >= timedelta(seconds=6)
     (zero,) = summary.priorities
-    assert (zero.ready, zero.delayed, zero.in_flight) == (4, 1, 1)
+    assert (zero.ready, zero.delayed, zero.leased) == (4, 1, 1)
     assert summary.to_arrow().column("priorities").to_pylist()[0][0]["ready"] == 4
 
 

@@ -76,7 +76,7 @@ def test_a_queue_that_cannot_be_read_shows_why(
 
 def test_a_group_shows_its_stats_and_leases(queue: Queue, lease: Any) -> None:
     html = queue.group("billing")._repr_html_()
-    assert "in_flight</th><td" in html
+    assert "leased</th><td" in html
     assert lease.lease_id in html
     assert "worker-1" in html
 
@@ -148,7 +148,7 @@ def test_results_convert_to_arrow(queue: Queue, lease: Any) -> None:
     messages = group.peek().to_arrow()
     assert messages["value"].to_pylist() == [b"<b>first</b>", b"\xff\x00"]
     assert dict(messages["headers"][0].as_py()) == {"a": "1"}
-    assert group.stats().to_arrow()["in_flight"].to_pylist() == [2]
+    assert group.stats().to_arrow()["leased"].to_pylist() == [2]
     life = queue.trace(lease.messages[0].sequence).to_arrow()
     assert life["event"].to_pylist()[-1] == "leased"
     assert queue.redrive(dry_run=True).to_arrow().num_rows == 0

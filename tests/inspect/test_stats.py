@@ -100,7 +100,7 @@ def test_a_second_look_reads_only_what_has_changed(queue: Queue, monkeypatch: An
     assert sorted(scanned) == [f"g{number}" for number in range(5)]
     scanned.clear()
     queue.group("g3").lease("w")
-    assert reader.read()["g3"].in_flight == 2
+    assert reader.read()["g3"].leased == 2
     assert scanned == ["g3"]
 
 
@@ -112,7 +112,7 @@ def test_plain_groups_need_no_ledger_of_their_own(queue: Queue, monkeypatch: Any
         raise AssertionError("a plain group was counted by the slow way")
 
     monkeypatch.setattr("spark_mq.inspect.stats.compute_stats", refuse)
-    assert StatsReader(queue._context).read()["g"].in_flight == 1
+    assert StatsReader(queue._context).read()["g"].leased == 1
     assert stats_module.compute_stats is not refuse
 
 

@@ -389,10 +389,10 @@ def test_an_overview_and_a_health_print_as_text(queue: Queue, clock: ManualClock
         f"{queue.sweep_state().unarchived_commits} commits wait for a sweep"
     )
     assert audit.startswith(
-        "  audit: ready 3, delayed 0, in_flight 0, dead 0, blocked 0, acked 0, dead_lettered 0, "
+        "  audit: ready 3, delayed 0, leased 0, dead 0, blocked 0, acked 0, dead_lettered 0, "
         "oldest "
     )
-    assert billing.startswith("  billing: ready 1, delayed 0, in_flight 1, dead 1, ")
+    assert billing.startswith("  billing: ready 1, delayed 0, leased 1, dead 1, ")
     assert ", leases nothing: paused since" in billing
     assert str(queue.health()).startswith("group 'billing' leases nothing: paused since")
     for number in range(60):

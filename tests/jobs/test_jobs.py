@@ -439,7 +439,7 @@ def test_sigterm_lets_the_batch_in_hand_finish(
     assert (tmp_path / "checkpoint" / "commits" / "0").exists()
 
     stats = queue.group("g").stats()
-    assert (stats.acked, stats.in_flight, stats.ready, stats.delayed) == (10, 0, 15, 0)
+    assert (stats.acked, stats.leased, stats.ready, stats.delayed) == (10, 0, 15, 0)
     left = queue.group("g").lease("w2", max_messages=100).messages
     assert [(m.value, m.delivery_count) for m in left] == [
         (f"m{n}".encode(), 1) for n in range(10, 25)

@@ -899,7 +899,7 @@ def test_files_of_lost_races_are_cleaned_away(
     latest = delta_leases(queue).log.refresh().version
     housekeep(queue, keep_versions=0, keep_seconds=0)
     assert delta_leases(queue).log.refresh().version == latest  # nothing more to find
-    assert again(queue).group().stats().in_flight == 6
+    assert again(queue).group().stats().leased == 6
 
 
 def test_a_ledger_that_lands_while_a_sweep_lists_stays_whatever_its_time(
@@ -921,7 +921,7 @@ def test_a_ledger_that_lands_while_a_sweep_lists_stays_whatever_its_time(
     for _ in range(3):
         clean(sweeper, keep_versions=0, keep_seconds=0)
     assert listing.calls > 0
-    assert again(queue).group().stats().in_flight == 1
+    assert again(queue).group().stats().leased == 1
     assert lease(queue, 9).ack().settled == 9
 
 
@@ -960,7 +960,7 @@ def test_what_two_sweeps_took_for_an_orphan_is_never_committed(
         write()
     assert gone == [True]
     fresh = again(queue)
-    assert fresh.group().stats().in_flight == (table == "leases")
+    assert fresh.group().stats().leased == (table == "leases")
     assert history(fresh).num_rows > 0
     assert fresh.sweep() is not None
     found = DeltaTable(f"{queue.path}/{table}").file_uris()
@@ -980,7 +980,7 @@ def test_what_a_restore_brought_back_is_not_deleted(delta_queue: Make) -> None:
     cycle(queue, 3)
     DeltaTable(queue._context.ledgers.path).restore(then)
     housekeep(queue, keep_versions=0, keep_seconds=0)
-    assert again(queue).group().stats().in_flight == 1
+    assert again(queue).group().stats().leased == 1
 
 
 @pytest.mark.slow

@@ -520,7 +520,7 @@ def test_bad_names(tmp_path: Path, queue: Queue, value: Any) -> None:
 def test_good_names(queue: Queue, value: str) -> None:
     assert len(lease(queue, group=value)) == 2
     assert value in queue.groups()
-    assert again(queue).group(value).stats().in_flight == 2
+    assert again(queue).group(value).stats().leased == 2
 
 
 @pytest.mark.parametrize("value", [-1, True, 1.5, "x", math.nan, 2**63, None], ids=repr)

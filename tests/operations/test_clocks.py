@@ -174,7 +174,7 @@ def test_a_jump_under_every_kind_of_state_breaks_nothing(
     worker.sweep()
     stats = worker.group().stats()
     assert stats.acked + stats.dead_lettered + stats.expired == 10
-    assert (stats.ready, stats.delayed, stats.in_flight, stats.dead) == (0, 0, 0, 0)
+    assert (stats.ready, stats.delayed, stats.leased, stats.dead) == (0, 0, 0, 0)
     assert str(worker.trace(held._ranges[0].first))
 
 
@@ -186,7 +186,7 @@ def test_a_jump_back_lengthens_leases_and_waits_by_itself_and_forgets_none(
     lease(queue, 1).nack(delay="10s")
     jump(clock, "-2h")
     assert queue.group().lease("w") is None
-    assert (queue.group().stats().in_flight, queue.group().stats().delayed) == (1, 1)
+    assert (queue.group().stats().leased, queue.group().stats().delayed) == (1, 1)
     clock.advance("2h")
     clock.advance("62s")
     assert len(lease(queue)) == 2, "each was alone in its lease, so none is a suspect"
@@ -280,7 +280,7 @@ def test_whatever_the_clocks_do_each_message_is_settled_once_and_none_is_lost(
         ranges = list(group._ledger.current())
         assert all(a.last < b.first for a, b in pairwise(ranges))
         assert stats.acked == settled
-        assert stats.ready + stats.delayed + stats.in_flight + stats.acked == published
+        assert stats.ready + stats.delayed + stats.leased + stats.acked == published
         assert all(
             age is None or age >= timedelta(0)
             for age in (stats.oldest_unsettled_age, stats.oldest_lease_age)

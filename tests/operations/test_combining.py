@@ -228,7 +228,7 @@ def test_by_message_id_all_held_messages_with_it_are_settled(queue: Queue) -> No
         "0, 4 and 1, 5"
     )
     stats = queue.group().stats()
-    assert (stats.acked, stats.in_flight) == (4, 2)
+    assert (stats.acked, stats.leased) == (4, 2)
 
 
 def test_an_id_that_is_not_held_is_reported_after_the_rest_is_settled(queue: Queue) -> None:
@@ -272,7 +272,7 @@ def test_a_repeated_settle_by_message_id_does_the_same_as_by_sequence(
 def test_no_ids_are_nothing_to_do(queue: Queue) -> None:
     a, *_ = three(queue)
     assert a.ack(message_ids=[]) == SettleResult(0)
-    assert queue.group().stats().in_flight == 6
+    assert queue.group().stats().leased == 6
 
 
 @pytest.mark.parametrize(
@@ -293,4 +293,4 @@ def test_what_is_not_clear_is_refused_and_nothing_settled(
     a, b, *_ = three(queue)
     with pytest.raises(InvalidOption):
         call(queue.group(), a, b)
-    assert queue.group().stats().in_flight == 6
+    assert queue.group().stats().leased == 6

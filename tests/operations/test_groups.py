@@ -152,7 +152,7 @@ def test_without_create_a_handle_creates_no_group(queue: Queue) -> None:
     queue.group("billing").ensure()
     group = queue.group("billing", create=False)
     assert group.lease("w") is not None
-    assert group.ensure().stats().in_flight == 1
+    assert group.ensure().stats().leased == 1
     queue.drop_group("billing")
     for call in (
         lambda: group.lease("w"),
@@ -381,7 +381,7 @@ def test_a_group_that_drops_settles_what_is_past_its_limit_and_counts_it(make: M
     for _ in range(2):
         lease(queue).nack([receipt.sequences[0]], delay=0)
     stats = queue.group().stats()
-    assert (stats.dead, stats.dropped, stats.in_flight) == (0, 1, 1)
+    assert (stats.dead, stats.dropped, stats.leased) == (0, 1, 1)
     assert queue.sweep().routed == 0
 
 
@@ -579,7 +579,7 @@ def test_a_lease_that_meets_a_hard_limit_takes_no_trimmed_message(
     monkeypatch.setattr(ledgers, "write", Injected(ledgers.write, before=cut))
     assert leased(queue) == [b"c"]
     stats = queue.group().stats()
-    assert (stats.lost, stats.dead, stats.in_flight) == (2, 0, 1)
+    assert (stats.lost, stats.dead, stats.leased) == (2, 0, 1)
 
 
 def test_a_message_that_a_hard_limit_drops_under_its_lease_is_lost_and_not_dead(
@@ -600,7 +600,7 @@ def test_a_message_that_a_hard_limit_drops_under_its_lease_is_lost_and_not_dead(
     assert found is not None
     assert [m.value for m in found.messages] == [b"c"]
     stats = queue.group().stats()
-    assert (stats.lost, stats.dead, stats.in_flight) == (2, 0, 1)
+    assert (stats.lost, stats.dead, stats.leased) == (2, 0, 1)
 
 
 def test_a_seek_accepts_a_loss(make: Make, clock: ManualClock) -> None:

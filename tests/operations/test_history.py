@@ -697,7 +697,7 @@ def test_every_end_has_its_outcome(
     (place,) = queue.locate(sequence)
     assert (place.state, place.outcome) == ("settled", outcome)
     assert queue.finished(outcome="lost").num_rows == 0
-    assert queue.group().stats().in_flight == 0
+    assert queue.group().stats().leased == 0
 
 
 def test_a_message_past_its_own_time_has_expired(queue: Queue, clock: ManualClock) -> None:

@@ -18,7 +18,7 @@ CHANGES = ("discard", "retry_now", "dead_letter")
 
 def states(queue: Queue) -> dict[str, int]:
     stats = again(queue).group().stats()
-    names = ("ready", "delayed", "in_flight", "dead", "blocked", "acked", "dropped")
+    names = ("ready", "delayed", "leased", "dead", "blocked", "acked", "dropped")
     return {name: value for name in names if (value := getattr(stats, name))}
 
 
@@ -28,7 +28,7 @@ def test_a_discarded_message_reaches_no_worker(queue: Queue) -> None:
     assert group.discard(s[1]) == 1
     assert group.discard(s[1]) == 0, "it is settled already"
     assert [m.sequence for m in lease(queue).messages] == [s[0], s[2]]
-    assert states(queue) == {"in_flight": 2, "dropped": 1}
+    assert states(queue) == {"leased": 2, "dropped": 1}
 
 
 def test_several_are_discarded_in_one_commit(queue: Queue) -> None:
@@ -131,7 +131,7 @@ def test_a_held_message_is_refused_and_nothing_changes(queue: Queue, how: str) -
         getattr(queue.group(), how)(list(s))
     assert [place for *place, _ in refused.value.data["held"]] == [[s[0], s[0]]]
     assert held.lease_id in str(refused.value)
-    assert states(queue) == {"in_flight": 1, "ready": 1}
+    assert states(queue) == {"leased": 1, "ready": 1}
     assert held.ack() == SettleResult(1)
 
 
@@ -142,7 +142,7 @@ def test_a_forced_change_fences_the_lease(queue: Queue, how: str, verb: str) -> 
     held = lease(queue, 2)
     assert getattr(queue.group(), how)(s[0], force=True) == 1
     expected = {"discard": "dropped", "retry_now": "ready", "dead_letter": "dead"}[how]
-    assert states(queue) == {"in_flight": 1, expected: 1}
+    assert states(queue) == {"leased": 1, expected: 1}
     if how == "discard" and verb != "extend":
         assert getattr(held, verb)([s[0]]) == SettleResult(0, 1)
     elif how == "discard":
@@ -150,7 +150,7 @@ def test_a_forced_change_fences_the_lease(queue: Queue, how: str, verb: str) -> 
     else:
         with pytest.raises(LeaseLost):
             held.extend("1m", [s[0]]) if verb == "extend" else getattr(held, verb)([s[0]])
-    assert states(queue) == {"in_flight": 1, expected: 1}
+    assert states(queue) == {"leased": 1, expected: 1}
     assert held.ack([s[1]]) == SettleResult(1)
 
 

@@ -83,7 +83,7 @@ def test_messages_that_do_not_fit_stay_due_in_their_order(queue: Queue) -> None:
     lease.release()
     assert _leased(queue, max_bytes=60_000) == [first]
     stats = group.stats()
-    assert (stats.in_flight, stats.ready) == (1, 2)
+    assert (stats.leased, stats.ready) == (1, 2)
     assert _leased(queue) == [second, third]
 
 

@@ -116,7 +116,7 @@ def test_one_call_extends_several_leases_in_one_commit(queue: Queue, clock: Manu
     assert group.lease("v", max_messages=3) is None
     clock.advance("10m")
     assert group.expire() == 2
-    assert group.stats().in_flight == 1
+    assert group.stats().leased == 1
 
 
 def test_a_lease_is_extended_by_a_process_that_knows_none_of_the_later_messages(

@@ -150,7 +150,7 @@ def test_no_settle_expires_a_lease_that_its_commit_extends(
         calls = [submit(queue.group().lease, "w"), submit(other.ack), submit(late.extend)]
     assert [one.result(30) for one in calls] == [None, SettleResult(1), SettleResult(1)]
     stats = queue.group().stats()
-    assert (stats.in_flight, stats.dead) == (1, 0)
+    assert (stats.leased, stats.dead) == (1, 0)
 
 
 def test_an_error_is_that_of_its_own_operation(

@@ -35,7 +35,7 @@ def drain(queue: Queue, handler: Callable[[Lease], Any], **options: Any) -> Work
 
 def counts(queue: Queue) -> dict[str, int]:
     stats = queue.group().stats()
-    names = ("ready", "delayed", "in_flight", "dead", "acked")
+    names = ("ready", "delayed", "leased", "dead", "acked")
     return {name: value for name in names if (value := getattr(stats, name))}
 
 
@@ -117,7 +117,7 @@ def test_with_raise_the_loop_ends_with_the_error_and_the_lease_is_left(queue: Qu
 
     with pytest.raises(ValueError, match="boom"):
         drain(queue, fail, on_error="raise")
-    assert counts(queue) == {"in_flight": 1, "ready": 1}
+    assert counts(queue) == {"leased": 1, "ready": 1}
 
 
 def test_what_the_handler_settled_itself_stands(queue: Queue) -> None:
@@ -154,7 +154,7 @@ def test_manual_settles_nothing_but_what_the_handler_says(queue: Queue, clock: M
         ack="manual",
         max_messages=3,
     )
-    assert counts(queue) == {"in_flight": 2, "acked": 1}
+    assert counts(queue) == {"leased": 2, "acked": 1}
     clock.advance("62s")
     assert counts(queue) == {"ready": 2, "acked": 1}
 
@@ -235,7 +235,7 @@ def test_what_says_nothing_of_messages_ends_the_loop_and_settles_nothing(
     receipt = queue.publish(["a"])
     with pytest.raises(InvalidHandlerResult):
         drain(queue, lambda _: wrong(receipt.sequences[0]) if callable(wrong) else wrong)
-    assert counts(queue) == {"in_flight": 1}
+    assert counts(queue) == {"leased": 1}
 
 
 def _reject(_: object) -> None:
@@ -247,7 +247,7 @@ def test_a_decision_about_one_message_ends_a_loop_of_leases(queue: Queue, handle
     queue.publish(["a"])
     with pytest.raises(InvalidHandlerResult, match="use each='message'"):
         drain(queue, handler)
-    assert counts(queue) == {"in_flight": 1}
+    assert counts(queue) == {"leased": 1}
 
 
 @pytest.mark.parametrize(
@@ -446,7 +446,7 @@ def test_what_outlasts_the_grace_keeps_its_count_and_is_left_to_expire(
         raise SystemExit
 
     assert queue.group().work(handle, stop=stop, graceful_timeout=0).settled == 0
-    assert counts(queue) == {"in_flight": 1}
+    assert counts(queue) == {"leased": 1}
     clock.advance("62s")
     assert lease(again(queue)).messages[0].delivery_count == 2
     release.set()

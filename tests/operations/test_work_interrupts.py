@@ -43,7 +43,7 @@ def test_ctrl_c_says_what_it_waits_for_and_settles_it(
     assert f"for 1 handler: {name} " in caplog.text
     assert "Press Ctrl-C again to end at once" in caplog.text
     stats = queue.group().stats()
-    assert (stats.acked, stats.ready, stats.in_flight) == (1, 19, 0)
+    assert (stats.acked, stats.ready, stats.leased) == (1, 19, 0)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -80,7 +80,7 @@ def test_a_second_ctrl_c_ends_at_once_and_gives_back_what_is_held(
         signal.signal(signal.SIGINT, before)
     assert "for 2 handlers: " in caplog.text
     stats = queue.group().stats()
-    assert (stats.ready, stats.in_flight, stats.acked) == (9, 0, 0)
+    assert (stats.ready, stats.leased, stats.acked) == (9, 0, 0)
     held = lease(again(queue), 9)
     assert [m.delivery_count for m in held.messages] == [1] * 9, "uncounted"
     go_on.set()

@@ -53,7 +53,7 @@ def revision(queue: Queue) -> int:
 
 def counts(queue: Queue) -> dict[str, int]:
     stats = again(queue).group().ensure().stats()
-    names = ("ready", "delayed", "in_flight", "dead", "acked")
+    names = ("ready", "delayed", "leased", "dead", "acked")
     return {name: value for name in names if (value := getattr(stats, name))}
 
 
@@ -129,9 +129,9 @@ def test_a_slow_message_delays_neither_settles_nor_leases(queue: Queue) -> None:
             assert go_on.wait(60)
 
     with working(queue, handle, threads=2) as done:
-        until(lambda: counts(queue) == {"acked": 20, "in_flight": 1})
+        until(lambda: counts(queue) == {"acked": 20, "leased": 1})
         queue.publish([str(n) for n in range(20)])
-        until(lambda: counts(queue) == {"acked": 40, "in_flight": 1})
+        until(lambda: counts(queue) == {"acked": 40, "leased": 1})
         go_on.set()
         until(lambda: counts(queue) == {"acked": 41})
     assert done[0].settled == 41
@@ -148,7 +148,7 @@ def test_no_more_is_leased_than_the_handlers_need_soon(queue: Queue) -> None:
     with working(queue, handle, threads=2):
         for _ in range(2):
             assert started.acquire(timeout=60)
-        assert counts(queue) == {"in_flight": 2, "ready": 98}, "the rest is for other workers"
+        assert counts(queue) == {"leased": 2, "ready": 98}, "the rest is for other workers"
         go_on.set()
         until(lambda: counts(queue) == {"acked": 100})
 
@@ -158,7 +158,7 @@ def test_no_more_is_held_than_max_messages(queue: Queue) -> None:
     most: list[int] = []
 
     def handle(_: ReceivedMessage) -> None:
-        most.append(counts(queue).get("in_flight", 0))
+        most.append(counts(queue).get("leased", 0))
 
     drain(queue, handle, threads=2, max_messages=5)
     # What is finished and not settled yet does not count: it waits for nobody.
@@ -281,7 +281,7 @@ def test_what_would_ack_by_mistake_ends_the_loop_and_settles_nothing(
     queue.publish("a")
     with pytest.raises(InvalidHandlerResult):
         drain(queue, handler)
-    assert counts(queue) == {"in_flight": 1}
+    assert counts(queue) == {"leased": 1}
 
 
 def test_with_raise_the_loop_ends_with_the_error(queue: Queue) -> None:
@@ -292,7 +292,7 @@ def test_with_raise_the_loop_ends_with_the_error(queue: Queue) -> None:
 
     with pytest.raises(ValueError, match="boom"):
         drain(queue, fail, on_error="raise")
-    assert counts(queue) == {"in_flight": 1, "ready": 1}
+    assert counts(queue) == {"leased": 1, "ready": 1}
 
 
 def test_acked_first_a_message_is_lost_with_its_handler(queue: Queue) -> None:
@@ -381,7 +381,7 @@ def test_coroutines_that_outlast_the_grace_are_cancelled(queue: Queue) -> None:
 
     queue.group().work(handle, each="message", stop=stop, graceful_timeout=0)
     assert cancelled.wait(30)
-    assert counts(queue) == {"in_flight": 1}
+    assert counts(queue) == {"leased": 1}
 
 
 # -- several groups and queues
@@ -491,7 +491,7 @@ def test_what_outlasts_the_grace_is_left_to_expire(queue: Queue, clock: ManualCl
         release.wait(60)
 
     queue.group().work(handle, each="message", stop=stop, graceful_timeout=0)
-    assert counts(queue) == {"in_flight": 1}
+    assert counts(queue) == {"leased": 1}
     clock.advance("62s")
     assert lease(again(queue)).messages[0].delivery_count == 2
     release.set()
@@ -509,7 +509,7 @@ def test_sigterm_ends_it_after_the_running_handlers(queue: Queue) -> None:
     queue.group().work(handle, each="message")
     assert len(seen) >= 5
     assert counts(queue).get("acked", 0) == len(seen)
-    assert counts(queue).get("in_flight", 0) == 0
+    assert counts(queue).get("leased", 0) == 0
 
 
 # -- leases and outages
@@ -623,7 +623,7 @@ def test_a_thread_that_outlasts_max_lease_duration_gets_no_messages_until_it_ret
         queue.publish(["hung", "b", "c", "d"])
         try:
             assert hung.wait(60)
-            expected = {"acked": 1, "in_flight": 1, "ready": 3}
+            expected = {"acked": 1, "leased": 1, "ready": 3}
             until(lambda: clock.advance(MICROSECOND) or counts(queue) == expected)
             taken = lease(again(queue))
             assert [m.delivery_count for m in taken.messages] == [1, 1, 1], "uncounted"

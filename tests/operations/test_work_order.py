@@ -252,7 +252,7 @@ def test_a_stop_after_a_failure_gives_back_each_message_once(
     summary = queue.group().work(handle, each="message", max_messages=100, stop=stop)
     assert (summary.acked, summary.nacked, summary.released) == (4, 1, 5)
     stats = queue.group().stats()
-    assert (stats.acked, stats.ready, stats.in_flight) == (4, 6, 0)
+    assert (stats.acked, stats.ready, stats.leased) == (4, 6, 0)
 
 
 def test_coroutines_keep_the_order_too(make: Callable[..., Queue]) -> None:

@@ -112,7 +112,7 @@ def test_competing_writers_over_a_store_that_fails_all_the_time_lose_nothing(
     assert not failed
     assert len(done) == len(set(done)) == 80
     stats = Queue.open(queue.path, storage_options=s3).group().stats()
-    assert (stats.acked, stats.in_flight, stats.dead) == (80, 0, 0)
+    assert (stats.acked, stats.leased, stats.dead) == (80, 0, 0)
 
 
 def test_a_request_has_a_small_file(queue: Queue) -> None:

@@ -84,7 +84,7 @@ def test_a_lease_whose_reply_is_lost_is_taken_once(
     assert faulty.met() == 1
     assert lease is not None
     assert lease.messages[0].delivery_count == 1
-    assert other.group().stats().in_flight == 1
+    assert other.group().stats().leased == 1
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -148,7 +148,7 @@ def test_a_commit_whose_reply_is_lost_is_found(
     lease = late.group().lease("w", max_messages=1)
     assert lease is not None
     assert lease.messages[0].delivery_count == 1
-    assert queue.group().stats().in_flight == 1
+    assert queue.group().stats().leased == 1
     proxy.once(fault, "PUT", "leases/_delta_log")
     assert lease.ack().settled == 1
     proxy.once(fault, "PUT", "messages/_delta_log")
@@ -281,4 +281,4 @@ def test_a_lease_without_a_look_takes_nothing_that_a_trim_has_dropped(s3: dict[s
     assert found is not None
     assert [m.value for m in found.messages] == [b"new"]
     stats = other.group().stats()
-    assert (stats.lost, stats.dead, stats.in_flight) == (4, 0, 1)
+    assert (stats.lost, stats.dead, stats.leased) == (4, 0, 1)

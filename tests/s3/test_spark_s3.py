@@ -129,7 +129,7 @@ def test_the_table_functions_take_storage_options_from_the_session(
         spark.conf.set(name, value)
     try:
         (stats,) = spark.sql(query % ("stats", "")).collect()
-        assert (stats.consumer_group, stats.ready, stats.in_flight) == ("g", 1, 2)
+        assert (stats.consumer_group, stats.ready, stats.leased) == ("g", 1, 2)
         (held,) = spark.sql(query % ("leases", "")).collect()
         assert (held.lease_id, held.worker_id) == (lease.lease_id, "worker-1")
         events = spark.sql(query % ("trace", f", {published.sequences[0]}"))

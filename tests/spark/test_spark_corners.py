@@ -79,7 +79,7 @@ def test_a_union_of_a_queue_with_itself_delivers_each_message_once(
     stream.settle_with(process, frame=stream.frame().union(stream.frame()))
     assert sorted(seen) == numbered(10)
     stats = stream.group.stats()
-    assert (stats.acked, stats.in_flight, stats.ready) == (10, 0, 0)
+    assert (stats.acked, stats.leased, stats.ready) == (10, 0, 0)
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_a_stateful_query_counts_each_message_once_across_a_restart(
     assert counts["b"] == counts["c"] == 4
     assert counts["a"] in (5, 1)
     until(
-        lambda: stream.group.ensure().stats().in_flight + stream.group.stats().acked == 13,
+        lambda: stream.group.ensure().stats().leased + stream.group.stats().acked == 13,
         "all leased, the last batch maybe not acked yet",
     )
     assert stream.group.stats().ready == 0

@@ -161,7 +161,7 @@ class Crash:
     def assert_once(self, point: str) -> None:
         assert values(self.spark.read.format("delta").load(self.out)) == numbered(6), point
         stats = Queue.open(self.path).group("g").stats()
-        assert (stats.acked, stats.ready, stats.in_flight) == (6, 0, 0), point
+        assert (stats.acked, stats.ready, stats.leased) == (6, 0, 0), point
 
 
 def points(spark: Any, folder: Path, run: str, side: str) -> list[str]:
@@ -229,7 +229,7 @@ def test_killed_between_a_plain_delta_sink_and_sparks_note_of_it_a_batch_lands_o
     second = [at for at, name in enumerate(found) if name == "before latestOffset"][1]
     crash = crashed(watched_spark, tmp_path, "into_plain_sink", "runner", second)
     landed = watched_spark.read.format("delta").load(crash.out).count()
-    assert (landed, Queue.open(crash.path).group("g").stats().in_flight) == (3, 3)
+    assert (landed, Queue.open(crash.path).group("g").stats().leased) == (3, 3)
     forget_last_commit(crash.folder / "checkpoint")
     crash.into_plain_sink()
     crash.assert_once("before Spark noted the batch")

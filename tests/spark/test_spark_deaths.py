@@ -123,7 +123,7 @@ def test_a_query_that_dies_and_restarts_loses_nothing_and_doubles_nothing(
         "after ack": (0, 0, 4),
     }
     stats = mortal.group.stats()
-    assert (stats.ready, stats.in_flight, stats.acked) == states[place], "died where it should"
+    assert (stats.ready, stats.leased, stats.acked) == states[place], "died where it should"
 
     queue.publish(["004"])
     mortal.run(each)
@@ -133,7 +133,7 @@ def test_a_query_that_dies_and_restarts_loses_nothing_and_doubles_nothing(
     assert counts == {**dict.fromkeys(numbered(4), 2 if place == "after lease" else 1), "004": 1}
     assert sink.skipped == (1 if place == "before ack" else 0)
     stats = mortal.group.stats()
-    assert (stats.acked, stats.ready, stats.in_flight) == (5, 0, 0)
+    assert (stats.acked, stats.ready, stats.leased) == (5, 0, 0)
 
 
 @pytest.mark.parametrize("place", slow_but({"after lease"}, DEATHS[1:]))
@@ -394,7 +394,7 @@ def test_a_query_that_was_stopped_acks_its_last_batch_when_it_starts_again(
 
     query = stream.start(each, available_now=False)
     freezer.wait(query)
-    assert stream.group.stats().in_flight == 3
+    assert stream.group.stats().leased == 3
     freezer.release.set()
     # Stopped right after Spark committed the batch: whether it has come to ask for the next is
     # chance.
@@ -593,7 +593,7 @@ def test_two_workers_never_see_one_message_under_two_live_leases(
     assert clashes == []
     assert sorted(seen) == numbered(24), "each one once"
     stats = queue.group("g").stats()
-    assert (stats.acked, stats.in_flight) == (24, 0)
+    assert (stats.acked, stats.leased) == (24, 0)
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ def test_available_now_drains_the_queue_in_batches_acks_all_of_it_and_ends(
     assert sorted(v for rows in seen for v in rows) == sorted(numbered(5) + numbered(4))
     assert [len(rows) for rows in seen] == [3, 3, 3]
     stats = stream.group.stats()
-    assert (stats.acked, stats.in_flight, stats.ready) == (9, 0, 0)
+    assert (stats.acked, stats.leased, stats.ready) == (9, 0, 0)
 
 
 def test_available_now_ends_on_an_empty_queue_and_does_not_wait_for_delayed_messages(
@@ -221,7 +221,7 @@ def test_what_ack_manual_never_saw_for_a_filter_expires_too(stream: Stream, queu
     stream.run(each, frame=stream.frame().where("false"))
     assert called == []
     stats = stream.group.stats()
-    assert (stats.acked, stats.in_flight) == (0, 3)
+    assert (stats.acked, stats.leased) == (0, 3)
 
 
 def test_progress_tells_what_is_ready_and_why_nothing_may_be_leased(
@@ -250,7 +250,7 @@ def test_progress_tells_what_is_ready_and_why_nothing_may_be_leased(
         "group": "g",
         "ready": 3,
         "delayed": 0,
-        "in_flight": 2,
+        "leased": 2,
         "dead": 0,
         "blocked": 0,
         "blocked_because": "max_in_flight",
@@ -293,7 +293,7 @@ def test_a_bug_in_a_handler_opens_the_breaker_and_a_resume_goes_on(
     assert "2 leases failed in a row" in why
     assert "ammount" in why
     stats = queue.group("g").stats()
-    assert (stats.unread, stats.dead, stats.in_flight) == (4, 0, 0)
+    assert (stats.unread, stats.dead, stats.leased) == (4, 0, 0)
     repaired.append(True)
     queue.group("g").resume()
     until(lambda: queue.group("g").stats().acked == 6, "all went through after the resume")
@@ -308,7 +308,7 @@ def test_a_paused_group_leaves_a_query_running_and_idle(stream: Stream, queue: Q
     until(lambda: query.recentProgress, "the query asked")
     assert query.isActive
     assert seen == []
-    assert stream.group.stats().in_flight == 0
+    assert stream.group.stats().leased == 0
     stream.group.resume()
     until(lambda: seen == ["one"], "it went on")
     query.stop()

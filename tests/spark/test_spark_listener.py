@@ -87,7 +87,7 @@ def event(*offsets: Any) -> Any:
 
 
 def stats(queue: str) -> dict[str, Any]:
-    counts = dict.fromkeys(("ready", "delayed", "in_flight", "dead", "blocked"), 2)
+    counts = dict.fromkeys(("ready", "delayed", "leased", "dead", "blocked"), 2)
     return {
         **counts, "source": "spark_mq", "queue": queue, "group": "g",
         "oldest_unsettled_age": None, "blocked_because": "", "breaker": "closed",

@@ -268,7 +268,7 @@ def test_the_settle_of_a_nacked_row_says_what_the_batch_still_holds(
         "other 0": "leased", "other 1": "leased",
     }  # fmt: skip
     stats = stream.group.stats()
-    assert (stats.acked, stats.in_flight, stats.delayed) == (4, 0, 1)
+    assert (stats.acked, stats.leased, stats.delayed) == (4, 0, 1)
 
 
 def test_a_rejected_row_lets_the_later_rows_go_on(stream: Stream, queue: Queue) -> None:

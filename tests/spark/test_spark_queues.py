@@ -77,7 +77,7 @@ def test_a_stream_over_two_queues_names_each_rows_queue_and_settles_each_lease_i
     )
     for queue in both:
         stats = queue.group("g").stats()
-        assert (stats.acked, stats.dead, stats.ready, stats.in_flight) == (2, 1, 0, 0)
+        assert (stats.acked, stats.dead, stats.ready, stats.leased) == (2, 1, 0, 0)
     assert [int(n) for _, n in sink.batches] == [1, 2]
 
 
@@ -169,7 +169,7 @@ def test_rows_that_say_nothing_of_messages_end_the_query_and_settle_nothing(
     stream.queue.publish(numbered(2))
     with pytest.raises(StreamingQueryException, match=reported):
         stream.run(stream.group.for_each_batch(lambda batch, lease: batch.selectExpr(*columns)))
-    assert stream.group.stats().in_flight == 2
+    assert stream.group.stats().leased == 2
 
 
 def test_a_delay_column_overrides_the_backoff_of_a_nack(stream: Stream) -> None:
@@ -224,7 +224,7 @@ def test_manual_settles_only_what_the_function_does(spark: Any, tmp_path: Path) 
 
     stream.run(stream.group.for_each_batch(process, ack="manual"))
     stats = stream.group.stats()
-    assert (stats.acked, stats.in_flight) == (1, 2)
+    assert (stats.acked, stats.leased) == (1, 2)
 
 
 @pytest.mark.slow

@@ -99,7 +99,7 @@ def test_each_ack_policy_hands_over_the_same_rows(stream: Stream, queue: Queue, 
     assert both.by_spark == [True]
     assert both.batches == both.through_python
     stats = stream.group.stats()
-    assert (stats.acked, stats.in_flight) == ((0, 6) if ack == "manual" else (6, 0))
+    assert (stats.acked, stats.leased) == ((0, 6) if ack == "manual" else (6, 0))
 
 
 def test_redelivered_rows_have_their_counts_and_order(stream: Stream, queue: Queue) -> None:

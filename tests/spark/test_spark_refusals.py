@@ -183,7 +183,7 @@ def test_a_batch_without_lease_id_is_refused_and_not_acked(stream: Stream, fille
         )
     assert called == []
     stats = stream.group.stats()
-    assert (stats.acked, stats.in_flight) == (0, 3)
+    assert (stats.acked, stats.leased) == (0, 3)
 
 
 WRITES = {

@@ -56,7 +56,7 @@ def rows(spark: Any, query: str) -> list[dict[str, Any]]:
 def test_the_table_functions_say_what_the_python_api_says(spark: Any, busy: Queue) -> None:
     register(spark)
     (stats,) = rows(spark, f"SELECT * FROM spark_mq_stats('{busy.path}')")
-    assert (stats["consumer_group"], stats["ready"], stats["in_flight"]) == ("billing", 6, 2)
+    assert (stats["consumer_group"], stats["ready"], stats["leased"]) == ("billing", 6, 2)
     (lease,) = rows(spark, f"SELECT * FROM spark_mq_leases('{busy.path}')")
     (expected,) = busy.group("billing").leases()
     assert lease["lease_id"] == expected.lease_id

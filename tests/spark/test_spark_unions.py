@@ -45,7 +45,7 @@ def test_each_lease_of_a_union_of_two_queues_is_settled_in_its_own(
     assert "Write the rows of each queue by itself" in refused[0]
     for stream in pair:
         stats = stream.group.stats()
-        assert (stats.acked, stats.dead, stats.ready, stats.in_flight) == (1, 2, 0, 0)
+        assert (stats.acked, stats.dead, stats.ready, stats.leased) == (1, 2, 0, 0)
 
 
 @pytest.mark.slow

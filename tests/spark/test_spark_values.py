@@ -105,7 +105,7 @@ def test_without_the_column_the_query_ends_and_settles_nothing(
     with pytest.raises(StreamingQueryException, match="valueSchema"):
         stream.run(each)
     stats = stream.group.stats()
-    assert (stats.acked, stats.dead, stats.in_flight) == (0, 0, 1)
+    assert (stats.acked, stats.dead, stats.leased) == (0, 0, 1)
 
 
 def test_ack_first_cannot_reject_what_it_has_acked(queue: Queue) -> None:

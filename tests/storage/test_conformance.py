@@ -290,7 +290,7 @@ def test_expire_folds_now(queue: Queue, clock: ManualClock) -> None:
     clock.advance("62s")
     assert queue.group().expire() == 2
     assert queue.group().expire() == 0
-    assert (stats(queue).in_flight, stats(queue).ready) == (0, 2)
+    assert (stats(queue).leased, stats(queue).ready) == (0, 2)
 
 
 def test_auto_ack_settles_with_the_lease(queue: Queue, clock: ManualClock) -> None:
@@ -309,7 +309,7 @@ def test_the_verbs_work_by_lease_id_from_another_handle(queue: Queue, clock: Man
     assert elsewhere.reject(lease.lease_id, [third]) == SettleResult(1)
     assert elsewhere.extend(lease.lease_id, "5m") == SettleResult(1)
     assert elsewhere.release(lease.lease_id) == SettleResult(1)
-    assert (stats(queue).acked, stats(queue).dead, stats(queue).ready, stats(queue).in_flight) == (
+    assert (stats(queue).acked, stats(queue).dead, stats(queue).ready, stats(queue).leased) == (
         1,
         1,
         2,
@@ -559,7 +559,7 @@ def test_stats_tell_every_message_once(queue: Queue, clock: ManualClock) -> None
         reported.ready,
         reported.unread,
         reported.delayed,
-        reported.in_flight,
+        reported.leased,
         reported.dead,
         reported.acked,
     ) == (

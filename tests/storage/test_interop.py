@@ -160,7 +160,7 @@ def test_foreign_writers_publish_while_workers_lease(queue: Queue, tidies: bool)
         f"{name}-{n}" for name in ("foreign", "own") for n in range(wanted // 2)
     )
     stats = again(queue).group().stats()
-    assert (stats.acked, stats.dead, stats.ready, stats.in_flight) == (wanted, 0, 0, 0)
+    assert (stats.acked, stats.dead, stats.ready, stats.leased) == (wanted, 0, 0, 0)
 
 
 @pytest.mark.parametrize("optimize", ["compact", "z_order"])
@@ -425,7 +425,7 @@ def test_each_table_may_be_tidied_by_another_engine_after_each_operation(
                 + reported.dead_lettered
                 + reported.dead
                 + reported.ready
-                + reported.in_flight
+                + reported.leased
                 == published
             )
         groups = [name for name in ("default", "other") if name in queue.groups()]

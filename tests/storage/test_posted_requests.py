@@ -130,7 +130,7 @@ def test_a_commit_runs_the_lease_that_another_writer_has_posted(queue: Queue) ->
     theirs = posted.post().decode(result)
     assert len(sequences(theirs)) == 5
     assert not sequences(theirs) & sequences(own)
-    assert queue.group().stats().in_flight == 10
+    assert queue.group().stats().leased == 10
     assert deleted(queue)
     assert {one.worker_id for one in queue.group().leases()} == {"w", "posted"}
 
@@ -150,7 +150,7 @@ def test_a_commit_runs_the_settles_and_extensions_of_others(queue: Queue) -> Non
     for thread in threads:
         thread.join(30)
     stats = queue.group().stats()
-    assert (stats.in_flight, stats.delayed, stats.ready) == (3 + 5, 3, 20 - 14)
+    assert (stats.leased, stats.delayed, stats.ready) == (3 + 5, 3, 20 - 14)
     assert not sequences(own) & {seq for one in held for seq in sequences(one)}
 
 
@@ -181,10 +181,10 @@ def test_a_request_runs_once_although_its_file_is_still_there(
     assert len(files(queue)) >= 1
     assert outcome(turn) is not None
     assert not sequences(first) & sequences(third)
-    assert queue.group().stats().in_flight == 15
+    assert queue.group().stats().leased == 15
     fresh = sharing(again(queue))  # it knows the note only from the log
     leased(fresh, 2)
-    assert queue.group().stats().in_flight == 17
+    assert queue.group().stats().leased == 17
 
 
 def test_a_writer_that_commits_itself_is_not_run_by_others(
@@ -195,7 +195,7 @@ def test_a_writer_that_commits_itself_is_not_run_by_others(
     leased(other, 5)
     assert len(files(queue)) == 1
     leased(queue, 5)
-    assert queue.group().stats().in_flight == 10
+    assert queue.group().stats().leased == 10
 
 
 def test_of_two_commits_that_run_a_request_only_one_lands(
@@ -208,7 +208,7 @@ def test_of_two_commits_that_run_a_request_only_one_lands(
     on_commit(monkeypatch, "leases", before=lambda: raced.append(leased(third, 3)))
     own = leased(queue, 4)
     assert outcome(turn) is not None
-    assert queue.group().stats().in_flight == 5 + 3 + 4
+    assert queue.group().stats().leased == 5 + 3 + 4
     assert not sequences(own) & sequences(raced[0])
     notes = [
         commit.note.get(SERVED) or {}
@@ -271,7 +271,7 @@ def test_a_request_that_makes_no_sense_runs_nothing(queue: Queue, operations: An
     own = leased(queue, 5)
     assert len(sequences(own)) == 5
     stats = queue.group().stats()
-    assert (stats.in_flight, stats.dead, stats.ready) == (7, 0, 13)
+    assert (stats.leased, stats.dead, stats.ready) == (7, 0, 13)
     leased(sharing(again(queue)), 5).ack()
     assert {one.worker_id for one in queue.group().leases()} == {"w"}
 
@@ -425,7 +425,7 @@ def test_the_request_of_a_dead_writer_is_not_run_and_goes(
     (file,) = files(queue)
     os.utime(file, (time.time() - MINUTE, time.time() - MINUTE))
     leased(queue, 5)
-    assert queue.group().stats().in_flight == 5
+    assert queue.group().stats().leased == 5
     assert deleted(queue)
 
 
@@ -440,7 +440,7 @@ def test_a_request_of_before_what_a_writer_knows_is_not_run(queue: Queue) -> Non
     queue._context.ledgers.files.write(f"{FOLDER}/default/{turn._request.name}", data)
     fresh = sharing(again(queue))
     leased(fresh, 1)
-    assert queue.group().stats().in_flight == 11
+    assert queue.group().stats().leased == 11
 
 
 def test_an_interrupted_writer_withdraws_its_request(
@@ -496,7 +496,7 @@ def test_an_outage_after_the_post_does_not_claim_that_nothing_was_changed(
     assert raised.value.landed is None
     leased(queue, 1)
     stats = queue.group().stats()
-    assert (stats.acked, stats.in_flight) == ((5, 1) if verb == "ack" else (0, 11))
+    assert (stats.acked, stats.leased) == ((5, 1) if verb == "ack" else (0, 11))
     if verb == "ack":
         assert held.ack().settled == 0, "a repeated settle is no error"
 
@@ -607,6 +607,6 @@ def test_writers_that_meet_share_commits_and_lose_nothing(queue: Queue) -> None:
         thread.join(60)
     assert len(done) == len(set(done)) == 300
     stats = queue.group().stats()
-    assert (stats.ready, stats.in_flight) == (0, 0)
+    assert (stats.ready, stats.leased) == (0, 0)
     assert queue._context.ledgers.version() > before
     assert deleted(queue)

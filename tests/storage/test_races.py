@@ -94,7 +94,7 @@ def test_a_writer_frozen_until_the_log_was_cleaned_commits_nothing_into_the_past
     assert wrapper.calls == 7, "five of the other, one into the past, one that counts"
     assert not past.exists()
     assert [m.value for m in mine.messages] == [b"20", b"21", b"22", b"23"]
-    assert again(queue).group().stats().in_flight == 24
+    assert again(queue).group().stats().leased == 24
     assert mine.ack().settled == 4
 
 
@@ -273,7 +273,7 @@ def test_a_ledger_commit_that_landed_is_not_repeated(
     assert wrapper.calls == 1 + and_then
     assert operations(queue).count("ack") == 1
     assert queue.group().stats().acked == 2
-    assert queue.group().stats().in_flight == and_then
+    assert queue.group().stats().leased == and_then
 
 
 def test_a_lease_that_landed_is_held(
@@ -442,7 +442,7 @@ def test_a_ledger_file_cleaned_under_a_read_is_read_anew(
         return real(path)
 
     monkeypatch.setattr(files, "read", replaced)
-    assert reader.group().stats().in_flight == 2
+    assert reader.group().stats().leased == 2
     assert len(set(read)) == 2, "the file was replaced under the first read"
 
 
@@ -541,7 +541,7 @@ def test_four_processes_lose_no_update(queue: Queue, workers: Any) -> None:
     done = workers.starmap(_lease_and_ack, [(queue.path, 25)] * 4)
     reported = queue.group().stats()
     assert done == [25] * 4
-    assert (reported.acked, reported.ready, reported.in_flight) == (100, 0, 0)
+    assert (reported.acked, reported.ready, reported.leased) == (100, 0, 0)
     assert sorted(operations(queue)) == ["ack"] * 100 + ["create group"] + ["lease"] * 100
 
 

@@ -38,8 +38,8 @@ def test_the_rows_that_a_reader_finds_are_what_happened(queue: Queue) -> None:
     for row in read(queue, "leases").to_pylist():
         held[row["consumer_group"], row["state"]] += row["message_count"]
     assert held["large", "available"] == LARGE_LEDGER
-    assert held["large", "leased"] == queue.group("large").stats().in_flight == LARGE_LEDGER
-    assert held[ODD_GROUP, "leased"] == queue.group(ODD_GROUP).stats().in_flight == 2
+    assert held["large", "leased"] == queue.group("large").stats().leased == LARGE_LEDGER
+    assert held[ODD_GROUP, "leased"] == queue.group(ODD_GROUP).stats().leased == 2
 
     history = read(queue, "history").to_pylist()
     events = Counter((row["event"], row["error"]) for row in history if row["event"])

@@ -85,7 +85,7 @@ def test_an_ack_after_a_suspend_across_a_cleaning_is_kept(
     clocks.move(*PAUSES[pause])
     assert held.ack().settled == 1
     stats = again(queue).group().stats()
-    assert (stats.acked, stats.in_flight) == (1, 0)
+    assert (stats.acked, stats.leased) == (1, 0)
 
 
 @pytest.mark.parametrize("pause", PAUSES)

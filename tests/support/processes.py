@@ -93,4 +93,4 @@ def start(target: Callable[..., None], *args: Any) -> Any:
 
 def idle(queue: Queue) -> bool:
     stats = queue.group().ensure().stats()
-    return not (stats.ready or stats.delayed or stats.in_flight or stats.dead or stats.transferring)
+    return not (stats.ready or stats.delayed or stats.leased or stats.dead or stats.transferring)

@@ -160,7 +160,7 @@ def test_an_exception_settles_the_batch_as_the_policy_says() -> None:
     queue.publish(["a", "b"])
     with pytest.raises(ValueError, match="broken"):
         run_batch(process, queue.group("raise"))
-    assert queue.group("raise").stats().in_flight == 2
+    assert queue.group("raise").stats().leased == 2
     run_batch(process, queue.group("reject"), on_error="reject")
     assert [one.error for one in queue.group("reject").peek(state="dead")] == [
         "ValueError: broken"

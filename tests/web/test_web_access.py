@@ -522,10 +522,10 @@ def test_a_group_is_moved_after_a_dry_run(visit: Visit, queue: Queue) -> None:
         "Messages delivered again": f"{expected.delivered_again:,}",
         "Leases fenced": f"{expected.fenced_leases:,}",
     }
-    assert (group.stats().ready, group.stats().in_flight) == (before.ready, before.in_flight)
+    assert (group.stats().ready, group.stats().leased) == (before.ready, before.leased)
     form = form_of(client, **query)
     assert client.post("/change/orders", data={**form, "csrf": "x"}).status_code == 403
-    assert group.stats().in_flight == before.in_flight
+    assert group.stats().leased == before.leased
     assert client.post("/change/orders", data=form).status_code == 303
     assert group.stats().skipped == expected.skipped
     assert ("seek", "alice") in who(queue)

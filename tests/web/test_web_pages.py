@@ -413,9 +413,9 @@ def test_metrics_are_what_prometheus_reads(visit: Visit, queue: Queue, tmp_path:
         return found[name, frozenset({"queue": path, **labels}.items())]
 
     assert value("spark_mq_up", queue.path) == 1
-    for state in ("ready", "delayed", "in_flight", "dead"):
+    for state in ("ready", "delayed", "leased", "dead"):
         assert value("spark_mq_messages", queue.path, group="billing", state=state) == 1
-    assert value("spark_mq_messages", second.path, group="g", state="in_flight") == 1
+    assert value("spark_mq_messages", second.path, group="g", state="leased") == 1
     assert value("spark_mq_settled_total", queue.path, group="audit", outcome="acked") == 5
 
 

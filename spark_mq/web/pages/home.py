@@ -48,9 +48,7 @@ def _row(view: View, name: str, one: QueueOverview | SparkMQError) -> list[Child
     return [
         link,
         health_link(view, name, one),
-        sum(
-            g.ready + g.delayed + g.in_flight + g.dead + g.blocked + g.transferring for g in groups
-        ),
+        sum(g.ready + g.delayed + g.leased + g.dead + g.blocked + g.transferring for g in groups),
         one.dead_letters,
         show_age(max(ages, default=None)),
         one.published,

@@ -30,11 +30,11 @@ def lanes_part(view: View) -> Html:
 
 def _priorities(priorities: Sequence[PriorityInfo]) -> Html:
     rows: list[list[Child]] = [
-        [one.priority, one.ready, one.delayed, one.in_flight, one.dead, one.blocked,
+        [one.priority, one.ready, one.delayed, one.leased, one.dead, one.blocked,
          show_age(one.oldest_age)]
         for one in priorities
     ]  # fmt: skip
-    headings = ("Priority", "Ready", "Delayed", "In flight", "Dead", "Blocked", "Oldest")
+    headings = ("Priority", "Ready", "Delayed", "Leased", "Dead", "Blocked", "Oldest")
     return join(el("h2", "Priorities"), table(headings, rows))
 
 
@@ -74,13 +74,13 @@ def _table(view: View, lanes: Sequence[LaneInfo]) -> Html:
     rows: list[list[Child]] = [
         [
             _lane_link(view, one), one.messages, f"{one.share:.1%}", one.ready, one.delayed,
-            one.in_flight, one.dead, _message_link(view, one.head), show_age(one.head_age),
+            one.leased, one.dead, _message_link(view, one.head), show_age(one.head_age),
             one.held_back, one.because,
         ]
         for one in lanes
     ]  # fmt: skip
     headings = (
-        "Lane", "Messages", "Share", "Ready", "Delayed", "In flight", "Dead", "First", "Age",
+        "Lane", "Messages", "Share", "Ready", "Delayed", "Leased", "Dead", "First", "Age",
         "Held back", "Because",
     )  # fmt: skip
     return table(headings, rows, empty="No lane has messages.")

@@ -23,7 +23,7 @@ BUSY: Final = 10  # the busiest groups whose workers are listed, and workers of 
 MAX_BLOCKERS: Final = 50
 _COLOURS: Final = {"published": 1, "acked": 2, "dead-lettered": 3, "failed": 3, "leased": 4}
 _HEADINGS: Final = (
-    "Group", "Lag", "Ready", "Delayed", "In flight", "Dead", "Acked", "Oldest", "Oldest lease",
+    "Group", "Lag", "Ready", "Delayed", "Leased", "Dead", "Acked", "Oldest", "Oldest lease",
     "Stopped because",
 )  # fmt: skip
 
@@ -82,7 +82,7 @@ def _sizes(view: View, overview: QueueOverview) -> Html:
 
 def states_of(stats: Sequence[GroupStats]) -> list[tuple[str, int]]:
     """Count the messages of some groups in each state."""
-    names = ("ready", "delayed", "in_flight", "dead", "blocked", "transferring")
+    names = ("ready", "delayed", "leased", "dead", "blocked", "transferring")
     return [(name.replace("_", " "), sum(getattr(one, name) for one in stats)) for name in names]
 
 
@@ -152,7 +152,7 @@ def lag_of(stats: GroupStats) -> int:
 def _row(view: View, name: str, stats: GroupStats) -> list[Child]:
     return [
         el("a", name, href=href("group", view.name, group=name)),
-        lag_of(stats), stats.ready, stats.delayed, stats.in_flight, stats.dead, stats.acked,
+        lag_of(stats), stats.ready, stats.delayed, stats.leased, stats.dead, stats.acked,
         show_age(stats.oldest_unsettled_age), show_age(stats.oldest_lease_age),
         el("span", stats.blocked_because, class_="warn"),
     ]  # fmt: skip
@@ -182,7 +182,7 @@ def _turn(view: View, search: str | None, number: int, pages: int) -> Html:
 
 def _work(view: View) -> Html:
     groups = view.overview.groups
-    busy = sorted((n for n in groups if groups[n].in_flight), key=lambda n: -groups[n].in_flight)
+    busy = sorted((n for n in groups if groups[n].leased), key=lambda n: -groups[n].leased)
     workers: list[tuple[int, list[Child]]] = []
     for name in busy[:BUSY]:
         for one in view.queue.group(name).workers()[:BUSY]:

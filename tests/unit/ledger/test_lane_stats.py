@@ -31,7 +31,7 @@ def test_lanes_count_their_messages_and_name_the_lease_that_holds_them() -> None
     group.lease("a", 2)
     first, second, without = census(group).lanes()
     assert (first.lane, first.messages, first.head) == (0, 8, sequence(1, 0))
-    assert (first.counts["in_flight"], first.counts["ready"], first.held_back) == (2, 6, 6)
+    assert (first.counts["leased"], first.counts["ready"], first.held_back) == (2, 6, 6)
     assert (first.holder, first.sequence) == (Holder.LEASE, sequence(1, 0))
     assert first.until == group.now + TIMEOUT
     assert first.held_by is not None
@@ -97,7 +97,7 @@ def test_an_unordered_group_holds_no_lane_back() -> None:
     group = ordered(file_of(1, (0, 0, 2)), order="none")
     group.lease("a", 1)
     found = lane(group, 0)
-    assert (found.holder, found.held_back, found.counts["in_flight"]) == (Holder.NOTHING, 0, 1)
+    assert (found.holder, found.held_back, found.counts["leased"]) == (Holder.NOTHING, 0, 1)
 
 
 def test_priorities_count_their_messages() -> None:
@@ -105,7 +105,7 @@ def test_priorities_count_their_messages() -> None:
     group.lease("a", 2)
     group.settle("ack", "a", [sequence(1, 0)])
     nine, three, zero = census(group).priorities()
-    assert (nine.priority, nine.counts["in_flight"], nine.first) == (9, 1, sequence(1, 1))
+    assert (nine.priority, nine.counts["leased"], nine.first) == (9, 1, sequence(1, 1))
     assert (three.priority, three.counts["ready"], three.first) == (3, 1, sequence(1, 2))
     assert (zero.priority, zero.counts["ready"], zero.first) == (0, 3, sequence(1, 3))
 
@@ -114,7 +114,7 @@ def test_a_queue_without_bands_has_one_priority() -> None:
     group = Group()
     group.lease("a", 3)
     (zero,) = census(group).priorities()
-    assert (zero.priority, zero.counts["ready"], zero.counts["in_flight"]) == (0, 7, 3)
+    assert (zero.priority, zero.counts["ready"], zero.counts["leased"]) == (0, 7, 3)
     assert zero.first == 0
 
 
@@ -200,7 +200,7 @@ def _kind(group: Group, seq: int) -> str:
         return "settled" if seq <= group.ledger.head.ack_floor else "ready"
     if r.state == "available":
         return "ready" if (r.available_at or 0) <= group.now else "delayed"
-    return {"leased": "in_flight"}.get(r.state, r.state)
+    return r.state
 
 
 def test_a_census_of_a_large_backlog_looks_at_each_run_once() -> None:

@@ -161,7 +161,7 @@ def test_an_expired_message_is_dropped_and_counted(queue: Queue, clock: ManualCl
     assert queue.group().ensure().stats().ready == 1
     assert values(queue) == ["long"]
     stats = queue.group().stats()
-    assert (stats.expired, stats.in_flight, stats.ready) == (1, 1, 0)
+    assert (stats.expired, stats.leased, stats.ready) == (1, 1, 0)
 
 
 def test_a_message_that_expires_while_it_waits_for_its_next_try_is_dropped(

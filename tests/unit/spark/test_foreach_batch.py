@@ -58,7 +58,7 @@ def test_a_result_that_is_no_dataframe_ends_the_query_and_settles_nothing(
     each._finder = SimpleNamespace(find=lambda batch: BatchLeases([taken.lease_id], True))
     with pytest.raises(InvalidHandlerResult, match=r"process returned (list|Table): it must"):
         each(BATCH, 0)
-    assert queue.group().stats().in_flight == 1
+    assert queue.group().stats().leased == 1
 
 
 def test_the_log_tells_what_failed_and_what_has_become_of_it(
@@ -93,7 +93,7 @@ def test_process_may_return_what_its_own_settles_return(queue: Queue) -> None:
     each._finder = SimpleNamespace(find=lambda batch: BatchLeases([taken.lease_id], True))
     each(BATCH, 0)
     stats = queue.group().stats()
-    assert (stats.delayed, stats.acked, stats.in_flight) == (2, 0, 0)
+    assert (stats.delayed, stats.acked, stats.leased) == (2, 0, 0)
 
 
 @pytest.mark.parametrize("several", [False, True], ids=["one queue", "several queues"])
@@ -120,7 +120,7 @@ def test_what_manual_leaves_is_not_acked_by_the_commit(
     each(BATCH, 0)
     source.ack_committed(stream, 1)
     stats = queue.group().stats()
-    assert (stats.in_flight, stats.acked) == (left, 2 - left)
+    assert (stats.leased, stats.acked) == (left, 2 - left)
 
 
 class Away:

@@ -127,7 +127,7 @@ def test_a_batch_takes_its_share_of_each_queue(clock: ManualClock) -> None:
         queue.publish(["x"] * 50)
     runner = Runner(both, max_messages=20)
     assert sizes(runner.batch()) == {"memory/0": 10, "memory/1": 10}
-    assert all(queue.group("g").stats().in_flight == 10 for queue in both)
+    assert all(queue.group("g").stats().leased == 10 for queue in both)
 
 
 def test_what_one_queue_has_not_the_others_take(clock: ManualClock) -> None:
@@ -339,7 +339,7 @@ class _Storm:
             self.clock.advance("1h")
         for queue in self.queues:
             stats = queue.group("g").stats()
-            assert (stats.ready, stats.delayed, stats.in_flight, stats.dead) == (0, 0, 0, 0)
+            assert (stats.ready, stats.delayed, stats.leased, stats.dead) == (0, 0, 0, 0)
         assert sum(queue.group("g").stats().acked for queue in self.queues) == len(self.published)
         assert set().union(self.others, *self.sink.values()) == self.published, (
             "acked, and never written"

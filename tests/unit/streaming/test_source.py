@@ -127,7 +127,7 @@ def test_the_last_batch_is_acked_once_spark_asks_for_what_follows(queue: Queue) 
     queue.publish(["a", "b"])
     runner = Runner(queue)
     runner.batch()
-    assert queue.group("g").stats().in_flight == 2
+    assert queue.group("g").stats().leased == 2
     assert not runner.offer()
     assert queue.group("g").stats().acked == 2
     commits = len(queue._context.ledgers.notes)  # type: ignore[attr-defined]
@@ -163,7 +163,7 @@ def test_manual_mode_leaves_what_nobody_settled_to_expire(queue: Queue, clock: M
     plan = runner.batch()
     runner.group.ack(plan.lease_id, [receipt.sequences[0]])
     assert not runner.offer()
-    assert queue.group("g").stats().in_flight == 1
+    assert queue.group("g").stats().leased == 1
     clock.advance("61s")
     again = runner.batch()
     assert sequences(again) == [receipt.sequences[1]]
@@ -187,12 +187,12 @@ def test_what_a_batch_left_on_purpose_is_not_acked_by_its_commit(
     assert sequences(following) == [third]
     assert not runner.offer()
     stats = queue.group("g").stats()
-    assert (stats.acked, stats.in_flight) == (2, 1), (
+    assert (stats.acked, stats.leased) == (2, 1), (
         "the batch after it left nothing on purpose, and is acked"
     )
     restarted = Runner(queue, runner.checkpoint)
     assert not restarted.offer()  # nor at the next start
-    assert queue.group("g").stats().in_flight == 1
+    assert queue.group("g").stats().leased == 1
     clock.advance("61s")
     again = restarted.batch()
     assert (sequences(again), deliveries(again)) == ([second], {2})
@@ -220,7 +220,7 @@ def test_what_was_left_before_a_crash_is_replayed_and_may_be_acked_then(queue: Q
     replayed = successor.batch()
     assert deliveries(replayed) == {2}
     assert not successor.offer()
-    assert queue.group("g").stats().in_flight == 2
+    assert queue.group("g").stats().leased == 2
     assert successor.group.ack(replayed.lease_id).settled == 2
 
 
@@ -248,7 +248,7 @@ def test_an_ack_that_has_not_seen_what_was_left_is_refused(queue: Queue) -> None
     queue._context.ledgers.read = late  # type: ignore[method-assign]
     runner.source.ack_committed(stream, n)
     assert looks == 2
-    assert queue.group("g").stats().in_flight == 1
+    assert queue.group("g").stats().leased == 1
 
 
 def _batch_of(plan: BatchPlan) -> tuple[str, int]:
@@ -430,7 +430,7 @@ def test_a_driver_that_dies_on_one_batch_each_time_kills_only_the_poison(
         if not runner.replays:
             break
     stats = queue.group("g").stats()
-    assert (stats.acked, stats.dead, stats.ready, stats.in_flight) == (49, 1, 0, 0)
+    assert (stats.acked, stats.dead, stats.ready, stats.leased) == (49, 1, 0, 0)
     (dead,) = [r for r in queue.group("g")._ledger.current() if r.state == "dead"]
     assert dead.first == poison
     assert max(delivered.values()) <= 5, "never more deliveries than allowed"
@@ -594,7 +594,7 @@ def test_a_start_acks_nothing_in_manual_mode(queue: Queue) -> None:
     stopped = Runner(queue, ack_on_commit=False)
     stopped.batch()
     assert not Runner(queue, stopped.checkpoint, ack_on_commit=False).offer()
-    assert queue.group("g").stats().in_flight == 2
+    assert queue.group("g").stats().leased == 2
 
 
 # -- zombies
@@ -943,7 +943,7 @@ def test_a_batch_is_replayed_while_its_group_is_paused(clock: ManualClock) -> No
     assert queue.group("g").stats().acked == 9
 
 
-def test_progress_says_what_is_ready_delayed_in_flight_and_blocked(clock: ManualClock) -> None:
+def test_progress_says_what_is_ready_delayed_leased_and_blocked(clock: ManualClock) -> None:
     queue = memory_queue(clock, max_in_flight=2)
     queue.publish([str(i) for i in range(5)])
     other = queue.group("g").lease("other", max_messages=2)
@@ -960,7 +960,7 @@ def test_progress_says_what_is_ready_delayed_in_flight_and_blocked(clock: Manual
         "group": "g",
         "ready": 3,
         "delayed": 1,
-        "in_flight": 1,
+        "leased": 1,
         "dead": 0,
         "blocked": 0,
         "blocked_because": "",
@@ -974,7 +974,7 @@ def test_progress_says_what_is_ready_delayed_in_flight_and_blocked(clock: Manual
     assert (
         reported["ready"],
         reported["delayed"],
-        reported["in_flight"],
+        reported["leased"],
         reported["blocked_because"],
     ) == (
         2,

@@ -70,7 +70,7 @@ class _Storm:
                 self._life(checkpoint, calm=True)
             self.clock.advance("1h")
         stats = self.queue.group("g").stats()
-        assert (stats.ready, stats.delayed, stats.in_flight, stats.dead) == (0, 0, 0, 0)
+        assert (stats.ready, stats.delayed, stats.leased, stats.dead) == (0, 0, 0, 0)
         assert stats.acked == len(self.published)
         written = set().union(self.written_by_others, *self.sink.values())
         assert written == self.published, "acked, and never written"
