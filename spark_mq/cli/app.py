@@ -6,7 +6,8 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -69,10 +70,23 @@ def _root(
         print(context.get_help(), file=sys.stderr)
         raise typer.Exit(USAGE)
     context.obj = {"debug": debug}
-    level = logging.INFO if verbose else logging.WARNING
-    handler = logging.StreamHandler(sys.stderr)
+    context.with_resource(_log_to_stderr(logging.INFO if verbose else logging.WARNING))
+
+
+@contextmanager
+def _log_to_stderr(level: int) -> Iterator[None]:
+    """Log to stderr while a command runs, without a trace in the process of a caller."""
+    root, handler = logging.getLogger(), logging.StreamHandler(sys.stderr)
     handler.setFormatter(CommandFormatter("spark-mq: %(levelname)s: %(message)s"))
-    logging.basicConfig(level=level, handlers=[handler])
+    handler.setLevel(level)
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(level)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(before)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -1,0 +1,100 @@
+"""Commands of the command line, run in this process or as one of their own."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_mq.cli.app import run as run_here
+
+ROOT = Path(__file__).parents[2]
+
+
+class Done:
+    """A command that has ended."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """stdout as JSON lines."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def row(self) -> dict[str, Any]:
+        (row,) = self.rows
+        return row
+
+
+Run = Callable[..., Done]
+Start = Callable[[list[str], str, dict[str, str]], Done]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of a command, without options from that of the tests."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_MQ_")}
+    return {**own, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", **more}
+
+
+def checked(start: Start) -> Run:
+    """Return a function that runs a command and checks how it ended."""
+
+    def command(*words: object, stdin: str = "", expect: int = 0, **env: str) -> Done:
+        done = start([str(word) for word in words], stdin, env)
+        assert done.code == expect, (words, done.code, done.out[-500:], done.err[-2_000:])
+        if expect:
+            assert len(done.err.splitlines()) <= 1, done.err
+        assert "Traceback" not in done.err
+        return done
+
+    return command
+
+
+def in_a_process(folder: Path) -> Run:
+    def start(words: list[str], stdin: str, env: dict[str, str]) -> Done:
+        done = subprocess.run(
+            [sys.executable, "-m", "spark_mq", *words],
+            cwd=folder, env=environment(**env), input=stdin, capture_output=True, text=True,
+            timeout=120, check=False,
+        )  # fmt: skip
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    return checked(start)
+
+
+def in_this_process(folder: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    def start(words: list[str], stdin: str, env: dict[str, str]) -> Done:
+        capsys.readouterr()
+        with _as_a_process(folder, stdin, env):
+            code = run_here(words)
+        return Done(code, *capsys.readouterr())
+
+    return checked(start)
+
+
+@contextmanager
+def _as_a_process(folder: Path, stdin: str, env: dict[str, str]) -> Iterator[None]:
+    """Give a command its own folder, environment, stdin and modules."""
+    modules = set(sys.modules)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "path", [*sys.path])
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        for name in [name for name in os.environ if name.startswith("SPARK_MQ_")]:
+            patch.delenv(name)
+        for name, value in env.items():
+            patch.setenv(name, value)
+        yield
+    for name in set(sys.modules) - modules:
+        if Path(getattr(sys.modules[name], "__file__", None) or "/").parent == folder:
+            del sys.modules[name]  # a handler, of which the next test has another
