@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, Unpack
 
 import pyarrow as pa
 
+from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.delta.object_store import absolute_path
 from spark_mq.errors import InvalidOption
 from spark_mq.group import ConsumerGroup
@@ -396,9 +397,9 @@ class Queue(QueueViews):
         name
             The name of the queue, to confirm the deletion. Raises InvalidOption for another name.
         """
-        if self._context.history is None:
+        if is_in_memory(self.path):
             raise InvalidOption(
-                f"{self.path} cannot be dropped: a queue in memory has no files. It ends with its "
+                f"{self.path} cannot be dropped: a queue in memory ends with its "
                 "last handle. To empty it, use purge",
                 option="name",
                 value=name,

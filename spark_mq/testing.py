@@ -11,9 +11,8 @@ A test moves the queue's clock by hand.
     >>> queue.group().stats().ready
     2
 
-The queue in memory follows the same rules as one on Delta tables. Only the two storage classes
-differ, and both pass the same tests. It exists in one process. It cannot be pickled, and a Spark
-stream cannot read it.
+The queue in memory has the same Delta tables as one on a disk. Only their files are in memory. It
+exists in one process, so it cannot be pickled, and a Spark stream cannot read it.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any, Unpack
 
+from spark_mq.delta.memory_files import MemoryFiles
 from spark_mq.group import ConsumerGroup
 from spark_mq.ledger.queue_settings import QueueSettings
 from spark_mq.ledger.schedule import next_due_at
 from spark_mq.ledger.settings import GroupSettings, GroupSettingsOptions
-from spark_mq.operations.context import QueueContext
+from spark_mq.operations.create import create_queue_tables, open_context
 from spark_mq.queue import Queue
-from spark_mq.storage.memory import MemoryLedgers, MemoryMessages
 from spark_mq.testing_batch import FakeBatchLease, run_batch
 from spark_mq.util.clock import Clock, Duration, system_clock, to_datetime, to_micros
 from spark_mq.util.notifier import Notifier
@@ -39,13 +38,14 @@ __all__ = ["FakeBatchLease", "ManualClock", "memory_queue", "next_due", "run_bat
 class ManualClock:
     """A clock that only a test moves. Pass it as ``clock`` to a queue.
 
-    It can be pickled. A copy is independent. Delta commits carry the time of the machine, not that
-    of a queue's clock.
+    It can be pickled. A copy is independent. The commits of a queue on a disk or in an object store
+    carry the time of the machine, not that of a queue's clock.
 
     Parameters
     ----------
     start
-        The first time, an aware datetime. Default: the present.
+        The first time, an aware datetime. Default: the present, in whole milliseconds, which are
+        the unit of commit times.
 
     Examples
     --------
@@ -58,7 +58,8 @@ class ManualClock:
     def __init__(self, start: datetime | None = None) -> None:
         self.notifier = Notifier()
         """Wakes callers that wait for messages when the clock is moved."""
-        self._now = datetime.now(UTC)
+        now = datetime.now(UTC)
+        self._now = now.replace(microsecond=now.microsecond // 1000 * 1000)
         if start is not None:
             self.set(start)
 
@@ -128,10 +129,10 @@ def memory_queue(
         lanes=lanes,
         group_expiry=group_expiry,
     )
-    ticking = clock or system_clock
-    dead_path = "memory/dead_letters"
-    dead = _memory_context(dead_path, QueueSettings.for_dead_letters(), ticking)
-    return Queue(_memory_context("memory", settings, ticking, dead))
+    files = MemoryFiles(clock or system_clock)
+    path = f"{files.root}/memory"
+    create_queue_tables(path, settings, {}, exist_ok=False)
+    return Queue(open_context(path, {}, clock))
 
 
 def next_due(group: ConsumerGroup) -> datetime | None:
@@ -143,17 +144,3 @@ def next_due(group: ConsumerGroup) -> datetime | None:
     index = ledger.messages.index()
     at = next_due_at(ledger.current(), index, ledger.settings(), ledger.now())
     return None if at is None else to_datetime(at)
-
-
-def _memory_context(
-    path: str, settings: QueueSettings, clock: Clock, dead: QueueContext | None = None
-) -> QueueContext:
-    """Return a queue in memory. Without `dead` it is its own dead-letter queue."""
-    return QueueContext(
-        path,
-        settings,
-        MemoryMessages(clock, settings.lanes),
-        MemoryLedgers(clock),
-        clock=clock,
-        open_dead_letters=lambda context: dead or context,
-    )

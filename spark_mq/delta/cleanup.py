@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 import uuid
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
@@ -63,7 +62,7 @@ class _Listing:
 
     def base(self, latest: int, keep: Keep) -> int:
         """Return the checkpoint from which the oldest kept version is read, or -1."""
-        now = max(self.commits.values(), default=time.time())
+        now = max(self.commits.values(), default=0.0)
         young = (
             version
             for version in sorted(self.commits)
@@ -130,7 +129,7 @@ def _clean_data(log: DeltaLog, base: int, live: set[str], first_path: str) -> in
         if info.path.endswith(".parquet")
         and not info.path.startswith(LOG_FOLDER + "/")
         and info.path not in live
-        and is_stale(info)
+        and is_stale(log.store, info)
     ]
     if not old:
         return 0
@@ -164,9 +163,9 @@ def _conflict_with_all(state: TableState) -> Change:
     return Change(uuid.uuid4().hex, FIND_ORPHANS, metadata=state.metadata)
 
 
-def is_stale(info: FileInfo) -> bool:
+def is_stale(store: ObjectStore, info: FileInfo) -> bool:
     """Return whether a file is so old that its writer has committed it, or died."""
-    return info.modified < time.time() - _STALE_SECONDS
+    return info.modified < store.now() - _STALE_SECONDS
 
 
 def delete_orphans(

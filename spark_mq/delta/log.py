@@ -98,7 +98,7 @@ class DeltaLog(LogFollower):
         unsynced += change.companions
         while True:
             version += 1
-            started, now = self.clock.now(), int(time.time() * 1000)
+            started, now = self.clock.now(), int(self.store.now() * 1000)
             winner = self._known_winner(version, change)
             if winner is None:
                 data = encode(change, previous, operation, now)

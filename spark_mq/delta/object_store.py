@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from spark_mq.delta.file_info import FileInfo, FileInfos
 from spark_mq.delta.local_files import LocalBackend, LocalFiles
+from spark_mq.delta.memory_files import MemoryBackend, is_in_memory
 from spark_mq.delta.remote_files import RemoteBackend
 from spark_mq.delta.storage_options import PROVIDERS
 from spark_mq.delta.store_errors import one_line
@@ -40,7 +41,7 @@ _NO_NAME: Final = re.compile(r"[\x00-\x1f\x7f]|(?:^|/)\.{0,2}(?:/|$)")
 
 
 class ObjectStore:
-    """Read and write the files under one root. Picklable and thread-safe.
+    """Read and write the files under one root. Thread-safe, and picklable except in memory.
 
     Paths are relative to the root, with "/" between folders. `storage_options` are those of
     delta-rs. `durable` syncs local files and folders to the disk. Raise InvalidOption for an
@@ -56,20 +57,28 @@ class ObjectStore:
         local_files: LocalFiles | None = None,
     ) -> None:
         self.root = _FILE.sub("", os.fspath(root))
-        self.is_local = "://" not in self.root
+        # Whether each call is cheap and sees all that was written.
+        self.is_local = "://" not in self.root or is_in_memory(self.root)
         self.options = dict(storage_options or {})
         self.durable = durable
         self._local_files = local_files or LocalFiles()
-        self._backend: LocalBackend | RemoteBackend = (
-            LocalBackend(os.path.abspath(self.root), durable, self._local_files)
-            if self.is_local
-            else RemoteBackend(_checked_uri(self.root, "root"), self.options)
-        )
+        self._backend = self._open_backend()
+        # Returns the time in seconds since 1970. In memory it is that of a test's clock.
+        self.now: Callable[[], float] = self._backend.now
 
     def __repr__(self) -> str:
         return f"ObjectStore({self.root!r}, durable={self.durable})"
 
+    def _open_backend(self) -> LocalBackend | MemoryBackend | RemoteBackend:
+        if is_in_memory(self.root):
+            return MemoryBackend(self.root)
+        if self.is_local:
+            return LocalBackend(os.path.abspath(self.root), self.durable, self._local_files)
+        return RemoteBackend(_checked_uri(self.root, "root"), self.options)
+
     def __reduce__(self) -> Any:
+        if is_in_memory(self.root):
+            raise TypeError(f"{self!r} is kept in memory: it cannot be used by another process")
         return _rebuilt, (self.root, self.options, self.durable, self._local_files)
 
     def child(self, name: str) -> ObjectStore:

@@ -7,6 +7,7 @@ import errno
 import io
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, unquote, urlsplit
@@ -53,6 +54,8 @@ _SIGNED: Final = re.compile(
 
 class RemoteBackend:
     """Do an :class:`ObjectStore`'s work under one prefix of a bucket."""
+
+    now = staticmethod(time.time)
 
     def __init__(self, root: str, options: Mapping[str, str]) -> None:
         parts = urlsplit(root)

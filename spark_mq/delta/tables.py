@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -81,7 +80,7 @@ def create_table(
         "format": {"provider": "parquet", "options": {}},
         "schemaString": Schema.from_arrow(schema).to_json(),
         "partitionColumns": list(partition_by),
-        "createdTime": int(time.time() * 1000),
+        "createdTime": int(store.now() * 1000),
         "configuration": dict(configuration or {}),
     }
     operation = operation_id or uuid.uuid4().hex

@@ -37,8 +37,6 @@ class SweepState(Record):
 
 
 def sweep_state(context: QueueContext) -> SweepState:
-    if context.history is None:
-        return SweepState(None, None, 0, 0)
     archived, archived_at = context.history.progress()
     indexed, indexed_at = context.messages.index_progress()
     times = [at for at in (archived_at, indexed_at) if at is not None]

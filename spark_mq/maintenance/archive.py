@@ -17,7 +17,5 @@ def index_commits(context: QueueContext) -> int:
 
 
 def archive_history(context: QueueContext) -> Archived:
-    """Archive the ledger commits that ``history/`` lacks. A queue in memory has no archive."""
-    if context.history is None:
-        return Archived(0, -1)
+    """Archive the ledger commits that ``history/`` lacks."""
     return context.history.archive(context.settings.history_retention)

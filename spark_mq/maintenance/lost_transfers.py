@@ -22,9 +22,8 @@ from spark_mq.maintenance.redrive import REDRIVE, Redrive
 from spark_mq.maintenance.transfer import Transfer
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
-from spark_mq.storage.history_rows import HISTORY_SCHEMA, history_rows
+from spark_mq.storage.history_rows import history_rows
 from spark_mq.storage.history_table import BATCH
-from spark_mq.storage.memory import MemoryMessages
 
 __all__ = ["count_lost_transfers", "repeat_lost_transfers"]
 
@@ -40,7 +39,8 @@ class _Lost(NamedTuple):
 
 def count_lost_transfers(context: QueueContext) -> tuple[int, int]:
     """Return the numbers of lost dead letters and lost redriven messages."""
-    routed = sum(_size(lost) for lost in _lost_routings(context))
+    dead = context.existing_dead_letters()  # None before the first dead letter, or if it is lost
+    routed = sum(_size(lost) for lost in _lost_routings(context, dead))
     return routed, sum(_size(lost) for lost in _lost_redrives(context))
 
 
@@ -49,7 +49,8 @@ def repeat_lost_transfers(context: QueueContext) -> tuple[int, int]:
 
     The old id of a transfer publishes its messages once, however often this runs.
     """
-    routed = sum(_repeat(lost) for lost in _lost_routings(context))
+    dead = context.dead_letters()
+    routed = sum(_repeat(lost) for lost in _lost_routings(context, dead))
     return routed, sum(_repeat(lost) for lost in _lost_redrives(context))
 
 
@@ -61,12 +62,11 @@ def _repeat(lost: _Lost) -> int:
     return _size(lost) if lost.transfer.publish_again(lost.ranges, lost.transfer_id) else 0
 
 
-def _lost_routings(context: QueueContext) -> Iterator[_Lost]:
-    dead = context.existing_dead_letters()  # None in a dry run, and then all letters are lost
-    target = MemoryMessages(context.clock) if dead is None else dead.messages
+def _lost_routings(context: QueueContext, dead: QueueContext | None) -> Iterator[_Lost]:
+    """Yield the lost transfers of dead letters, which are all of them without a queue for them."""
     for group in context.groups():
-        routing = Routing(group, target, copy_dead)
-        yield from _lost(context, group, routing, "routed")
+        routing = Routing(group, (dead or context).messages, copy_dead)
+        yield from _lost(context, group, routing, "routed", all_lost=dead is None)
 
 
 def _lost_redrives(context: QueueContext) -> Iterator[_Lost]:
@@ -76,12 +76,17 @@ def _lost_redrives(context: QueueContext) -> Iterator[_Lost]:
 
 
 def _lost(
-    source: QueueContext, group: GroupLedger, transfer: Transfer, event: str
+    source: QueueContext,
+    group: GroupLedger,
+    transfer: Transfer,
+    event: str,
+    *,
+    all_lost: bool = False,
 ) -> Iterator[_Lost]:
     rows = _events(source, group.name)
     done = rows.filter(pc.equal(rows["event"], event))
     ids = [one for one in pc.unique(done["lease_id"]).to_pylist() if one is not None]
-    lost = [one for one in ids if transfer.target.last_number(one) is None]
+    lost = [one for one in ids if all_lost or transfer.target.last_number(one) is None]
     index = source.messages.plan_recovery().index if lost else None
     for transfer_id in lost:
         assert index is not None
@@ -93,12 +98,10 @@ def _lost(
 
 def _events(source: QueueContext, group: str) -> pa.Table:
     """Return the events of a group that archive and ledgers agree on."""
-    rows, archived = HISTORY_SCHEMA.empty_table(), -1
-    if source.history is not None:
-        agreed = source.history.agreed_up_to()
-        rows, archived = source.history.read([("consumer_group", "=", group)])
-        if agreed is not None:
-            rows, archived = rows.filter(pc.less_equal(rows["version"], agreed)), agreed
+    agreed = source.history.agreed_up_to()
+    rows, archived = source.history.read([("consumer_group", "=", group)])
+    if agreed is not None:
+        rows, archived = rows.filter(pc.less_equal(rows["version"], agreed)), agreed
     parts, latest = [rows], source.ledgers.version()
     for first in range(archived + 1, latest + 1, BATCH):
         recent = history_rows(source.ledgers.commits(first, min(first + BATCH - 1, latest)))

@@ -133,13 +133,12 @@ def recover_tables(context: QueueContext, dry_run: bool) -> RecoveryReport:
 
 
 def _recover_history(context: QueueContext, dry_run: bool) -> int:
-    history = context.history
-    agreed = None if history is None else history.agreed_up_to()
-    if history is None or agreed is None:
+    agreed = context.history.agreed_up_to()
+    if agreed is None:
         return 0
-    archived = history.read([("version", ">=", agreed + 1)])[1]
+    archived = context.history.read([("version", ">=", agreed + 1)])[1]
     if not dry_run:
-        history.truncate(agreed)
+        context.history.truncate(agreed)
     return max(1, archived - agreed)
 
 

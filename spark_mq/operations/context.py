@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any, Final
 
+from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import SparkMQError, TablesDisagree
 from spark_mq.ledger.queue_settings import QueueSettings
@@ -44,7 +45,7 @@ class QueueContext:
         messages: MessageStore,
         ledgers: LedgerStore,
         *,
-        history: HistoryStore | None = None,
+        history: HistoryStore,
         clock: Clock | None = None,
         storage_options: Mapping[str, str] | None = None,
         open_dead_letters: Callable[[QueueContext], QueueContext],
@@ -57,7 +58,7 @@ class QueueContext:
         self._process = ForkGuard(f"queue {path}")
         self._messages = messages
         self._ledgers = ledgers
-        self.history = history  # None in memory
+        self.history = history
         self.clock = clock or system_clock
         self.storage_options = dict(storage_options or {})
         self.payloads = PayloadFiles(messages)
@@ -71,7 +72,7 @@ class QueueContext:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> Any:
-        if self._reopen is None:
+        if self._reopen is None or is_in_memory(self.path):
             raise TypeError(
                 f"Queue({self.path!r}) is kept in memory: it cannot be pickled, nor used by "
                 f"another process"
@@ -80,7 +81,7 @@ class QueueContext:
         return self._reopen, (self.path, self.storage_options, clock)
 
     def reopened(self) -> QueueContext:
-        """Return the queue opened once more, or itself if it is in memory."""
+        """Return the queue opened once more."""
         if self._reopen is None:
             return self
         return self._reopen(self.path, self.storage_options, self.clock)

@@ -49,7 +49,7 @@ def read_group_history(group: SharedLedger, columns: Sequence[str]) -> pa.Table:
 class _Past(NamedTuple):
     """The archive and the ledgers, which together have all events of a queue."""
 
-    history: HistoryStore | None
+    history: HistoryStore
     ledgers: LedgerStore
     path: str
 
@@ -69,12 +69,10 @@ class _Past(NamedTuple):
             filters.append(("committed_at", ">=", to_datetime(since)))
         names = HISTORY_SCHEMA.names if columns is None else list(columns)
         needed = [name for name in HISTORY_SCHEMA.names if name in {*names, "version", "ordinal"}]
-        archived, up_to = HISTORY_SCHEMA.empty_table().select(needed), -1
-        if self.history is not None:
-            archived, up_to = self.history.read(filters, needed)
-            if up_to > self.ledgers.version():
-                reason = f"history/ has commits of leases/ up to version {up_to}, which it lacks"
-                raise tables_disagree(self.path, reason)
+        archived, up_to = self.history.read(filters, needed)
+        if up_to > self.ledgers.version():
+            reason = f"history/ has commits of leases/ up to version {up_to}, which it lacks"
+            raise tables_disagree(self.path, reason)
         recent = [
             _matching(rows, sequence, group, since).select(needed)
             for rows in _commits_after(self.ledgers, up_to)

@@ -50,7 +50,7 @@ def find_past_lease(group: SharedLedger, lease_id: str) -> PastLease | None:
 def _past(group: SharedLedger, lease_id: str) -> Iterator[pa.Table]:
     """Yield the events of a lease, the newest commits first."""
     archive, latest = group.history, group.ledgers.version()
-    archived = -1 if archive is None else archive.progress()[0]
+    archived = archive.progress()[0]
     since: int | None = None
     for last in range(latest, archived, -_COMMITS):
         rows = history_rows(group.ledgers.commits(max(archived + 1, last - _COMMITS + 1), last))
@@ -62,15 +62,14 @@ def _past(group: SharedLedger, lease_id: str) -> Iterator[pa.Table]:
         yield rows.filter(pc.fill_null(own, False))
         if since is not None and (times["min"] or 0) < since:
             return
-    if archive is not None:
-        after = group.now() - _REACH if since is None else since
-        yield archive.read(
-            [
-                ("consumer_group", "=", group.name),
-                ("lease_id", "=", lease_id),
-                ("committed_at", ">=", to_datetime(after)),
-            ]
-        )[0]
+    after = group.now() - _REACH if since is None else since
+    yield archive.read(
+        [
+            ("consumer_group", "=", group.name),
+            ("lease_id", "=", lease_id),
+            ("committed_at", ">=", to_datetime(after)),
+        ]
+    )[0]
 
 
 def _intervals(rows: pa.Table, events: tuple[str, ...]) -> list[Interval]:

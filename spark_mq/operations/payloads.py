@@ -90,7 +90,7 @@ class FileCheck:
 
 def is_remote(messages: MessageStore) -> bool:
     """Return whether the files are in an object store, which may take minutes to fail."""
-    return "://" in messages.path
+    return not messages.files.is_local
 
 
 class PayloadFiles:

@@ -73,7 +73,7 @@ class SharedLedger(GroupReader):
 
     batcher: OperationBatcher
     payloads: PayloadFiles
-    history: HistoryStore | None = None  # None in memory
+    history: HistoryStore
     # The context sets it.
     open_posted: Callable[[Mapping[str, Any]], LedgerOperation[Any] | None] | None = None
     _created = False
@@ -81,7 +81,7 @@ class SharedLedger(GroupReader):
     def share(
         self,
         payloads: PayloadFiles,
-        history: HistoryStore | None,
+        history: HistoryStore,
         batchers: dict[str, OperationBatcher],
     ) -> None:
         """Share checked files, the archive and commits with other objects of the queue."""

@@ -94,7 +94,7 @@ def publish_draft(
         raise
     except StorageError as error:
         # In an object store a commit may land later still.
-        if error.data["landed"] is False and "://" not in messages.path:
+        if error.data["landed"] is False and messages.files.is_local:
             draft.discard()
         raise
     draft.discard(keep=draft.landed)

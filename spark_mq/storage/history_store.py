@@ -21,7 +21,7 @@ class Archived(NamedTuple):
 
 
 class HistoryStore(Protocol):
-    """The archive of ledger commits. A queue in memory has none."""
+    """The archive of ledger commits."""
 
     def read(self, filters: Filters, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
         """Return the rows that match, and the last archived version, or -1 without an archive."""

@@ -248,7 +248,8 @@ class HistoryTable:
         """Drop the files of days before the retention. Return where those of later days begin."""
         if retention >= 10_000 * 86_400 * SECOND:
             return ""
-        oldest = (datetime.now(UTC) - timedelta(microseconds=retention)).date().isoformat()
+        now = datetime.fromtimestamp(self.files.now(), UTC)
+        oldest = (now - timedelta(microseconds=retention)).date().isoformat()
 
         def compute(state: TableState) -> tuple[Change | None, None]:
             old = [file for file in state.files() if (file.partition.get("day") or "") < oldest]

@@ -123,7 +123,7 @@ class MessageStore(ABC):
             raise
         except StorageError as error:
             if (
-                error.data["landed"] is False and "://" not in self.path
+                error.data["landed"] is False and self.files.is_local
             ):  # in an object store it may land later still
                 self.discard(written)
             raise

@@ -40,7 +40,7 @@ def clean_messages(
 
 def clean_ids(log: DeltaLog, ids: IdFiles) -> int:
     """Delete the files of ids that no publish needs. Return their number."""
-    stale = {info.path for info in ids.listed() if is_stale(info)}
+    stale = {info.path for info in ids.listed() if is_stale(log.store, info)}
     # The look comes after the listing, because a commit may have landed meanwhile.
     head = log.refresh().txns.get(DEDUP_APP) if stale else None
     if head is None:

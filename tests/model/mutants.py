@@ -36,11 +36,10 @@ from spark_mq.operations import settle as operations_settle
 from spark_mq.spark import foreach_batch as foreach
 from spark_mq.spark import lease_router as owners
 from spark_mq.spark.batch_lease import BatchLease
-from spark_mq.storage import memory
 from spark_mq.streaming import auto_ack, replay
 from spark_mq.streaming import source as stream
 
-from . import actors
+from . import actors, tables
 from .storage import IDS
 
 
@@ -356,9 +355,9 @@ ALL = [
            "max(-1, ", "trim_and_seek"),
     Mutant(TRIM, "a trim is a compare-and-swap of the whole table", retention.trim,
            "whole_table=True", "whole_table=False", "trim_and_new_group"),
-    Mutant(TRIM, "the commit that makes a group conflicts with a trim", memory.MemoryLedgers.write,
+    Mutant(TRIM, "the commit that makes a group conflicts with a trim", tables.MemoryLedgers.write,
            "(stored.group, HORIZON)", "(stored.group,)", "trim_and_new_group"),
-    Mutant(TRIM, "that of a seek conflicts with a trim", memory.MemoryLedgers.write,
+    Mutant(TRIM, "that of a seek conflicts with a trim", tables.MemoryLedgers.write,
            "(stored.group, HORIZON)", "(stored.group,)", "trim_and_seek"),
     Mutant(TRIM, "a new group starts above the horizon", group_ledger.GroupLedger.create_if_missing,
            "max(position - 1, self.horizon())", "_position(index, self.start) - 1",

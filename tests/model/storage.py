@@ -32,10 +32,10 @@ from spark_mq.ledger.settings import GroupSettings
 from spark_mq.operations.context import QueueContext
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON
-from spark_mq.storage.memory import MemoryLedgers, MemoryMessages
 from spark_mq.testing import ManualClock
 
 from .explorer import EFFECT, FREE, READ, Tape
+from .tables import MemoryLedgers, MemoryMessages, NoHistory
 
 SECOND = 1_000_000
 BEGIN = 1_000_000 * SECOND
@@ -247,12 +247,13 @@ class Rig:
         dead = QueueContext(
             "memory/dead_letters", QueueSettings.for_dead_letters(),
             _Taped(self, self.dead_log, *logs), _Taped(self, self.dead_leases, *leases),
-            clock=self.clock,  # type: ignore[arg-type]
+            history=NoHistory(), clock=self.clock,  # type: ignore[arg-type]
             open_dead_letters=lambda itself: itself,
         )  # fmt: skip
         context = QueueContext(
             "memory", self.settings, _Taped(self, self.log, *logs),
-            _Taped(self, self.leases, *leases), clock=self.clock,  # type: ignore[arg-type]
+            _Taped(self, self.leases, *leases), history=NoHistory(),
+            clock=self.clock,  # type: ignore[arg-type]
             open_dead_letters=lambda _: dead,
         )  # fmt: skip
         context.payloads.readable = _ALL
@@ -268,6 +269,7 @@ class Rig:
                 self.settings,
                 log,
                 self.leases,
+                history=NoHistory(),
                 clock=self.clock,
                 open_dead_letters=lambda itself: itself,
             )

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from support.handles import memory_store
 
+from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.dedup import IdWindow
 from spark_mq.storage.id_files import IdFiles
-from spark_mq.storage.memory import MemoryFiles
 
 from .explorer import Violation
 from .mutants import Mutant
@@ -59,11 +60,12 @@ class State:
         return known, tuple(sorted(self.log)), self.now, self.crashes, procs
 
 
-def ids_in(state: State) -> tuple[IdFiles, MemoryFiles]:
+def ids_in(state: State) -> tuple[IdFiles, ObjectStore]:
     """The files as a new process finds them."""
-    files = MemoryFiles()
-    files._held.update(state.files)
-    return IdFiles(files), files
+    store = memory_store()
+    for path, data in state.files:
+        store.write(path, data)
+    return IdFiles(store), store
 
 
 def step(state: State, who: int) -> State:
@@ -83,10 +85,11 @@ def step(state: State, who: int) -> State:
         assert own.window is not None
         fresh = [one for at, one in enumerate(call) if at not in own.duplicates]
         window = own.window.with_ids(state.names + 1, fresh, own.began, own.began - WINDOW)
-        files, held = ids_in(state)
+        files, store = ids_in(state)
         files.write(window)
+        held = ((info.path, store.read(info.path)) for info in store.list_all())
         own = replace(own, step=WRITTEN, window=window)
-        state = replace(state, names=state.names + 1, files=tuple(sorted(held._held.items())))
+        state = replace(state, names=state.names + 1, files=tuple(held))
     elif own.read != state.head:  # the txn of the other commit: a conflict
         own = Publisher(IDLE, own.began)
     else:

@@ -11,33 +11,37 @@ import pytest
 
 from spark_mq import ConsumerGroup, Lease, Queue
 from spark_mq.delta.actions import LOG_FOLDER, log_path
+from spark_mq.delta.log import DeltaLog
+from spark_mq.delta.memory_files import MemoryFiles
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.maintenance import archive as archive_of
 from spark_mq.maintenance import retention
 from spark_mq.maintenance import sweep as sweep_of
 from spark_mq.maintenance.dead_letters import route_dead_letters
 from spark_mq.maintenance.sweep import SweepReport
-from spark_mq.operations.context import QueueContext
+from spark_mq.operations.create import open_context
 from spark_mq.operations.history import read_history
+from spark_mq.util.clock import system_clock
 
 
 def again(queue: Queue, clock: Any = None) -> Queue:
     """A second handle on the same queue, as another process has it: nothing cached, nothing shared
     but the storage.
     """
-    if queue.path == "memory":
-        context = queue._context
-        fresh = QueueContext(
-            context.path, context.settings, context.messages, context.ledgers,
-            clock=clock or context.clock,
-            open_dead_letters=lambda _: context.dead_letters(),
-        )  # fmt: skip
-        return Queue(fresh)
-    return Queue.open(
-        queue.path,
-        storage_options=queue._context.storage_options,
-        clock=clock or queue._context.clock,
-    )
+    context = queue._context
+    return Queue(open_context(context.path, context.storage_options, clock or context.clock))
+
+
+def memory_store() -> ObjectStore:
+    """An empty store in memory."""
+    files = MemoryFiles(system_clock)  # it lasts until the store has it
+    return ObjectStore(files.root)
+
+
+def notes(queue: Queue) -> list[dict[str, Any]]:
+    """The notes of all commits to the queue's ledgers, the oldest first."""
+    log = DeltaLog(ObjectStore(f"{queue.path}/leases", queue._context.storage_options))
+    return [commit.note for commit in log.commits(1, log.refresh().version)]
 
 
 def lease(queue: Queue, count: int = 10, group: str = "default") -> Lease:
@@ -147,9 +151,7 @@ def archive(queue: Queue) -> int:
 
 def archived(queue: Queue) -> int:
     """The last version of ``leases/`` that has been archived."""
-    history_table = queue._context.history
-    assert history_table is not None
-    return history_table.read([])[1]
+    return queue._context.history.read([])[1]
 
 
 def history(queue: Queue, **options: Any) -> Any:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.handles import memory_store
 
 from spark_mq import errors
 from spark_mq.delta.actions import AddFile, Change, Commit, parse_commit
@@ -22,7 +23,6 @@ from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.spark.options import READ_OPTIONS, ReadOptions, WriteOptions
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA, from_rows, to_rows
-from spark_mq.storage.memory import MemoryFiles
 from spark_mq.storage.published_files import COMMITS_SCHEMA, PublishedFiles
 from spark_mq.streaming import offset as offsets_of
 from spark_mq.util import validation as checks
@@ -213,7 +213,7 @@ def test_commits(text: bytes) -> None:
 
     What it said goes to commits/ and comes back.
     """
-    files = MemoryFiles()
+    files = memory_store()
     state = PublishedFiles(files, "q/messages", set().__contains__)
     refusal = refused(
         lambda: state.apply(parse_commit(7, text, "q/messages")),
@@ -233,7 +233,7 @@ def test_commits(text: bytes) -> None:
 
 
 def test_a_good_commit_is_understood() -> None:
-    state = PublishedFiles(MemoryFiles(), "q/messages", set().__contains__)
+    state = PublishedFiles(memory_store(), "q/messages", set().__contains__)
     state.apply(parse_commit(1, GOOD_ADD, "q/messages"))
     assert (state.index.total, state.index.last_sequence) == (2, (1 << 32) + 1)
 
@@ -278,7 +278,7 @@ def test_notes_of_commits(info: dict[str, Any]) -> None:
 )
 @example(DEEP.encode())
 def test_hints_of_checkpoints(text: bytes) -> None:
-    files = MemoryFiles()
+    files = memory_store()
     files.write("_delta_log/_last_checkpoint", text)
     assert last_checkpoint(files) >= -1
 

@@ -49,7 +49,7 @@ IMPORTS = {
     "obstore": {"delta.remote_files"},
 }
 """The only modules that import these packages."""
-STORES = {"MessageTable", "LedgerTable", "MemoryMessages", "MemoryLedgers", "HistoryTable"}
+STORES = {"MessageTable", "LedgerTable", "HistoryTable"}
 
 
 def _modules() -> dict[str, ast.Module]:

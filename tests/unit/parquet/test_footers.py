@@ -8,13 +8,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.handles import memory_store
 
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.parquet import footers as module
 from spark_mq.parquet.footers import Footer, FooterCache, read_footer
 from spark_mq.parquet.reader import MessageReader
-from spark_mq.storage.memory import MemoryFiles
 
 
 @pytest.fixture
@@ -125,10 +125,10 @@ def test_two_stores_in_memory_share_no_footers(cache: FooterCache) -> None:
     for values in ([b"aaaa", b"b"], [b"c", b"dddd"]):
         sink = pa.BufferOutputStream()
         pq.write_table(pa.table({"value": pa.array(values, pa.binary())}), sink, compression="none")
-        files = MemoryFiles()
+        files = memory_store()
         files.write("f", sink.getvalue().to_pybytes())
         assert (
             MessageReader(files, ["value"]).read(FileSlice("f", 0, 2, 0, 0, 0))["value"].to_pylist()
             == values
         )
-    assert len(cache) == 0
+    assert len(cache) == 2

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.drivers import Checkpoint, Runner, deliveries, grant, mark, sequences, states
+from support.handles import again, notes
 
 from spark_mq import Queue
 from spark_mq.errors import InvalidOption, LeaseLost, StreamFenced
@@ -61,7 +62,7 @@ def test_a_group_starts_where_its_first_stream_says(queue: Queue) -> None:
 def test_an_empty_queue_offers_where_it_started(queue: Queue) -> None:
     runner = Runner(queue)
     assert not runner.offer()
-    assert queue._context.ledgers.notes[-1]["operation"] == "create group"  # type: ignore[attr-defined]
+    assert notes(queue)[-1]["operation"] == "create group"
 
 
 def test_batch_0_of_an_empty_queue_is_empty_whichever_stream_id_spark_kept(queue: Queue) -> None:
@@ -94,9 +95,9 @@ def test_repeated_calls_for_one_batch_get_the_same_answer_and_one_lease(queue: Q
     runner = Runner(queue, max_messages=1)
     assert runner.offer()
     plan = runner.plan()
-    commits = len(queue._context.ledgers.notes)  # type: ignore[attr-defined]
+    commits = len(notes(queue))
     assert runner.plan() is plan
-    assert len(queue._context.ledgers.notes) == commits  # type: ignore[attr-defined]
+    assert len(notes(queue)) == commits
     assert len(runner.alive) == 1
 
 
@@ -115,9 +116,9 @@ def test_the_next_lease_acks_the_batch_before_it_in_the_same_commit(queue: Queue
     queue.publish(["a", "b"])
     runner = Runner(queue, max_messages=1)
     first = runner.batch()
-    before = len(queue._context.ledgers.notes)  # type: ignore[attr-defined]
+    before = len(notes(queue))
     second = runner.batch()
-    assert len(queue._context.ledgers.notes) == before + 1  # type: ignore[attr-defined]
+    assert len(notes(queue)) == before + 1
     assert states(queue) == [(LEASED, 1, second.lease_id)]
     assert queue.group("g").stats().acked == 1
     assert first.lease_id != second.lease_id
@@ -130,9 +131,9 @@ def test_the_last_batch_is_acked_once_spark_asks_for_what_follows(queue: Queue) 
     assert queue.group("g").stats().leased == 2
     assert not runner.offer()
     assert queue.group("g").stats().acked == 2
-    commits = len(queue._context.ledgers.notes)  # type: ignore[attr-defined]
+    commits = len(notes(queue))
     assert not runner.offer()
-    assert len(queue._context.ledgers.notes) == commits, "an idle look commits nothing"  # type: ignore[attr-defined]
+    assert len(notes(queue)) == commits, "an idle look commits nothing"
 
 
 def test_a_batch_whose_deadline_passed_before_spark_asked_is_acked_and_not_run_again(
@@ -179,9 +180,7 @@ def test_what_a_batch_left_on_purpose_is_not_acked_by_its_commit(
     runner.group.ack(plan.lease_id, [first])
     assert leave(runner.group._ledger, *_batch_of(plan)) == 1
     assert leave(runner.group._ledger, *_batch_of(plan)) == 1
-    assert [note["operation"] for note in queue._context.ledgers.notes].count("leave") == 1, (
-        "once is enough"
-    )  # type: ignore[attr-defined]
+    assert [note["operation"] for note in notes(queue)].count("leave") == 1, "once is enough"
     runner.commit()
     following = runner.batch()  # its lease would ack what is left of the batch before it
     assert sequences(following) == [third]
@@ -204,9 +203,9 @@ def test_where_nothing_was_left_nothing_is_put_down(queue: Queue) -> None:
     plan = runner.batch()
     assert leave(queue.group("other")._ledger, *_batch_of(plan)) == 0
     runner.group.ack(plan.lease_id)
-    commits = len(queue._context.ledgers.notes)  # type: ignore[attr-defined]
+    commits = len(notes(queue))
     assert leave(runner.group._ledger, *_batch_of(plan)) == 0
-    assert len(queue._context.ledgers.notes) == commits  # type: ignore[attr-defined]
+    assert len(notes(queue)) == commits
 
 
 def test_what_was_left_before_a_crash_is_replayed_and_may_be_acked_then(queue: Queue) -> None:
@@ -230,15 +229,16 @@ def test_an_ack_that_has_not_seen_what_was_left_is_refused(queue: Queue) -> None
     runner = Runner(queue)
     stream, n = _batch_of(runner.batch())
     looks = 0
-    read = queue._context.ledgers.read
+    read, other = queue._context.ledgers.read, again(queue)._context.ledgers
 
     def late(group: str, **given: Any) -> Any:
         nonlocal looks
         stored, looks = read(group, **given), looks + 1
         if looks == 1:  # as `leave` does it in another process
-            queue._context.ledgers.write(
-                stored,
-                stored.ledger,
+            theirs = other.read(group)
+            other.write(
+                theirs,
+                theirs.ledger,
                 operation_id="other",
                 note={},
                 txns=[(auto_ack_app_id(stream), n)],
@@ -670,7 +670,7 @@ def test_a_checkpoint_that_was_rolled_back_is_refused(queue: Queue, start_over: 
     backup = Checkpoint(list(runner.checkpoint.offsets), runner.checkpoint.committed)
     runner.batch()
     runner.batch()
-    before = len(queue._context.ledgers.notes)  # type: ignore[attr-defined]
+    before = len(notes(queue))
     restored = Runner(queue, backup, max_messages=1)
     if start_over == "replay":
         backup.committed -= 1
@@ -678,7 +678,7 @@ def test_a_checkpoint_that_was_rolled_back_is_refused(queue: Queue, start_over: 
         assert restored.offer()
     with pytest.raises(StreamFenced, match="Start with a new checkpoint"):
         restored.plan()
-    assert len(queue._context.ledgers.notes) == before, "and nothing was changed"  # type: ignore[attr-defined]
+    assert len(notes(queue)) == before, "and nothing was changed"
 
 
 # -- AvailableNow
@@ -879,7 +879,7 @@ def test_too_few_attempts_for_a_stream_are_refused_before_anything_changes(attem
     with pytest.raises(InvalidOption, match=f"max_delivery_attempts={attempts}.*3"):
         runner.offer()
     assert queue.groups() == []
-    assert queue._context.ledgers.notes == []  # type: ignore[attr-defined]
+    assert notes(queue) == []
 
 
 def test_a_group_without_a_limit_of_attempts_streams(clock: ManualClock) -> None:

@@ -1,4 +1,7 @@
-"""Define both stores of a queue in memory, for tests, with the rules of those on Delta tables."""
+"""The tables of a queue as plain objects, with the rules of those on Delta.
+
+The model puts their content in place before each step, so they parse and write no log.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+from support.handles import memory_store
 
-from spark_mq.delta.object_store import FileInfo, ObjectStore
 from spark_mq.errors import CommitConflict
 from spark_mq.ledger.dedup import NO_IDS
 from spark_mq.ledger.message_index import ORDINAL_BITS, DataFile, MessageIndex, sequence
@@ -17,6 +20,8 @@ from spark_mq.ledger.ranges import Event, Ledger, LedgerHeader
 from spark_mq.parquet.delivery_times import read_delivery_times
 from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.draft import Draft
+from spark_mq.storage.history_rows import HISTORY_SCHEMA
+from spark_mq.storage.history_store import Archived, Filters
 from spark_mq.storage.id_files import new_name
 from spark_mq.storage.ledger_rows import to_rows
 from spark_mq.storage.ledger_store import LedgerCommit, LedgerSnapshot
@@ -28,37 +33,7 @@ from spark_mq.util.fair_lock import FairLock
 from spark_mq.util.notifier import Notifier
 from spark_mq.util.validation import RESERVED_PREFIX
 
-__all__ = ["MemoryFiles", "MemoryLedgers", "MemoryMessages"]
-
-
-class MemoryFiles(ObjectStore):
-    """The files under a root in memory. They are Parquet, too, so reads run the same code."""
-
-    def __init__(self) -> None:
-        super().__init__("memory")
-        self._held: dict[str, bytes] = {}
-
-    def open(self, path: str) -> Any:
-        return pa.BufferReader(self.read(path))
-
-    def read(self, path: str) -> bytes:
-        try:
-            return self._held[path]
-        except KeyError:
-            raise FileNotFoundError(path) from None
-
-    def write(self, path: str, data: bytes | memoryview, *, sync: bool = True) -> None:
-        self._held[path] = bytes(data)
-
-    def delete(self, path: str) -> None:
-        self._held.pop(path, None)
-
-    def exists(self, path: str) -> bool:
-        return path in self._held
-
-    def list(self, folder: str) -> list[FileInfo]:
-        inside = sorted(path for path in self._held if path.rpartition("/")[0] == folder)
-        return [FileInfo(path, len(self._held[path]), 0.0) for path in inside]
+__all__ = ["MemoryLedgers", "MemoryMessages", "NoHistory"]
 
 
 class MemoryMessages(MessageStore):
@@ -67,7 +42,7 @@ class MemoryMessages(MessageStore):
     def __init__(self, clock: Clock, lanes: int = 0) -> None:
         self.path = "memory/messages"
         self.lanes = lanes
-        self.files = MemoryFiles()
+        self.files = memory_store()
         self.notifier = Notifier()
         self._clock = clock
         self._lock = threading.Lock()
@@ -317,3 +292,22 @@ class MemoryLedgers:
 
     def clean(self, keep_versions: int | None, keep_seconds: float | None, *, archived: int) -> int:
         return 0
+
+
+class NoHistory:
+    """An archive without a commit: the model asks for no past."""
+
+    def progress(self) -> tuple[int, int | None]:
+        return -1, None
+
+    def read(self, filters: Filters, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
+        return HISTORY_SCHEMA.empty_table().select(columns or HISTORY_SCHEMA.names), -1
+
+    def agreed_up_to(self) -> int | None:
+        return None
+
+    def truncate(self, up_to: int) -> None:
+        pass
+
+    def archive(self, retention: int) -> Archived:
+        return Archived(0, -1)
