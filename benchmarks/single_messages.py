@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/single_messages.py --messages 200 --work 10ms --threads 8
 
 Each round fills three queues with the same messages. Then ``group.work`` drains one with leases of
-one, one with ``each="message"`` in as many threads, and one with as many coroutines. The handler
+one, one with ``mode="message"`` in as many threads, and one with as many coroutines. The handler
 waits for
 ``--work``. It prints the median of the rounds: seconds, messages a second, commits in ``leases/``.
 """
@@ -57,8 +57,8 @@ def kinds(work: float, slots: int) -> dict[str, tuple[Callable[[Any], Any], dict
 
     return {
         "leases of one": (handle, {"threads": slots}),
-        "each message, threads": (handle, {"each": "message", "threads": slots}),
-        "each message, async": (handle_async, {"each": "message", "concurrency": slots}),
+        "each message, threads": (handle, {"mode": "message", "threads": slots}),
+        "each message, async": (handle_async, {"mode": "message", "concurrency": slots}),
     }
 
 

@@ -29,7 +29,7 @@ def verdict(sequence: int, outcome: str, error: str) -> dict[str, object]:
 def main(folder: str) -> None:
     queue = Queue.create(f"{folder}/orders", exist_ok=True)
     queue.publish(['{"customer": "ann"}', '{"customer": "closed"}', "no JSON"])
-    summary = queue.group("billing").work(handle, max_messages=100, threads=2, until_empty=True)
+    summary = queue.group("billing").work(handle, max_messages=100, threads=2, until="empty")
     print(f"acked {summary.acked}, nacked {summary.nacked}, rejected {summary.rejected}")
     print(f"swept: {queue.sweep()}")
 

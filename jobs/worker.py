@@ -122,7 +122,7 @@ def arguments() -> argparse.Namespace:
         metavar="N",
         help="the least number of Spark tasks of a batch. Default: 1",
     )
-    parser.add_argument("--graceful-timeout", default="30s", type=duration, metavar="DURATION",
+    parser.add_argument("--shutdown-timeout", default="30s", type=duration, metavar="DURATION",
                         help="how long the running batch may take after SIGTERM. Default: "
                              "30s")  # fmt: skip
     return parser.parse_args()
@@ -207,7 +207,7 @@ def load_handler(text: str) -> tuple[Handler, str]:
 def main() -> None:
     args = arguments()
     handler, directory = load_handler(args.handler)
-    grace = validate_duration("--graceful-timeout", args.graceful_timeout) / SECOND
+    grace = validate_duration("--shutdown-timeout", args.shutdown_timeout) / SECOND
 
     from spark_mq import Queue
     from spark_mq.spark import for_each_batch, on_sigterm, stop_query
@@ -221,7 +221,7 @@ def main() -> None:
     )
 
     spark = session(APP, module_path=directory)
-    each = for_each_batch(group, handler, on_error=args.on_error, also=others, ack=args.ack)
+    each = for_each_batch(group, handler, on_error=args.on_error, more_groups=others, ack=args.ack)
     stream = spark.readStream.format("spark_mq").options(**options).load()
     query = (
         stream.writeStream.foreachBatch(each)

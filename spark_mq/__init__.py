@@ -96,7 +96,7 @@ def _for_each_batch(
     process: Callable[..., Any],
     *,
     on_error: str = "nack",
-    also: Iterable[ConsumerGroup] = (),
+    more_groups: Iterable[ConsumerGroup] = (),
     ack: str = "after",
     reader: str = "spark",
     invalid: str = "keep",
@@ -110,4 +110,6 @@ def _for_each_batch(
             "for_each_batch needs pyspark, which cannot be imported: install spark-mq[spark]",
             name=error.name,
         ) from error
-    return for_each_batch(group, process, on_error, also, ack, reader=reader, invalid=invalid)
+    return for_each_batch(
+        group, process, on_error, more_groups, ack, reader=reader, invalid=invalid
+    )

@@ -258,7 +258,7 @@ class ConsumerGroup(GroupViews):
         max_messages: int = 1,
         max_bytes: int | str | None = None,
         wait: Duration = 0,
-        max_poll_interval: Duration = "500ms",
+        poll_interval: Duration = "500ms",
         visibility_timeout: Duration | None = None,
         auto_ack: bool = False,
         fail_on_data_loss: bool = True,
@@ -279,7 +279,7 @@ class ConsumerGroup(GroupViews):
             larger in memory. Default: no limit.
         wait
             How long to wait for messages. Default: not at all.
-        max_poll_interval
+        poll_interval
             How soon a waiting call notices other processes. Default: 500 ms. It notices changes of
             this process and of time at once.
         visibility_timeout
@@ -313,7 +313,7 @@ class ConsumerGroup(GroupViews):
         worker = worker_name(worker_id)
         validate_count("max_messages", max_messages)
         wait_seconds = validate_duration("wait", wait, zero=True) / SECOND
-        poll = validate_duration("max_poll_interval", max_poll_interval) / SECOND
+        poll = validate_duration("poll_interval", poll_interval) / SECOND
         timeout = None
         if visibility_timeout is not None:
             timeout = validate_duration("visibility_timeout", visibility_timeout)
@@ -347,8 +347,8 @@ class ConsumerGroup(GroupViews):
         self,
         handler: Callable[[Any], Any],
         *,
-        each: str = "lease",
-        also: Iterable[ConsumerGroup] | Mapping[ConsumerGroup, Callable[[Any], Any]] = (),
+        mode: str = "batch",
+        more_groups: Iterable[ConsumerGroup] | Mapping[ConsumerGroup, Callable[[Any], Any]] = (),
         worker_id: str | None = None,
         threads: int = 1,
         concurrency: int | None = None,
@@ -357,12 +357,11 @@ class ConsumerGroup(GroupViews):
         max_lease_duration: Duration = "30m",
         on_error: str = "nack",
         ack: str = "after",
-        graceful_timeout: Duration = "30s",
+        shutdown_timeout: Duration = "30s",
         stop: threading.Event | None = None,
-        max_poll_interval: Duration = "500ms",
-        max_settle_delay: Duration | None = None,
+        poll_interval: Duration = "500ms",
+        settle_linger: Duration | None = None,
         until: str | None = None,
-        until_empty: bool = False,
         fail_on_data_loss: bool = True,
     ) -> WorkSummary:
         """Call a handler for each lease or message, and settle.
@@ -374,20 +373,20 @@ class ConsumerGroup(GroupViews):
         Parameters
         ----------
         handler
-            With ``each="lease"``: called with a :class:`Lease`. It may return verdicts on single
+            With ``mode="batch"``: called with a :class:`Lease`. It may return verdicts on single
             messages: an Arrow table or a list of dicts with ``sequence``, and ``outcome`` ("ack",
             "nack", "reject"; none: a failure), ``delay`` (seconds, or "30s") and ``error``. All
             others that it did not settle itself are acked. It may also return the results of
             its own settles, as ``return lease.ack()`` does.
-            With ``each="message"``: called with a :class:`ReceivedMessage`. It may be ``async``.
+            With ``mode="message"``: called with a :class:`ReceivedMessage`. It may be ``async``.
             :class:`Retry`, :class:`Reject` and :class:`Snooze`, returned or raised, decide about
             the message. Any other return acks it, and any other exception is a failure.
-        each
-            "lease" (default) or "message". With "message", many messages are leased and settled
+        mode
+            "batch" (default) or "message". With "message", many messages are leased and settled
             together, but no more than the handlers need for about a second. In a group with
             ``order="key"`` the messages of a lane are handled one after the other.
-        also
-            With ``each="message"``: more groups, also of other queues, for the same handler or
+        more_groups
+            With ``mode="message"``: more groups, also of other queues, for the same handler or
             each with its own: ``{group: handler}``.
         worker_id
             A label for people. Default: host and process.
@@ -396,7 +395,7 @@ class ConsumerGroup(GroupViews):
         concurrency
             How many calls of an async handler run at a time. Default: 100.
         max_messages
-            The most messages in a lease. Default: 1. With ``each="message"``: the most messages of
+            The most messages in a lease. Default: 1. With ``mode="message"``: the most messages of
             a group that the worker holds. Default: 1,000.
         visibility_timeout
             How long a lease lasts without an extension. Default: the group's setting.
@@ -411,25 +410,23 @@ class ConsumerGroup(GroupViews):
         ack
             When a lease is acked. "after" (default): when the handler has returned, at least once.
             "first": before it is called, at most once, so a worker that dies then loses messages.
-            "manual" (only with ``each="lease"``): only the handler settles messages, and the others
+            "manual" (only with ``mode="batch"``): only the handler settles messages, and the others
             expire. `on_error` still settles the messages of a handler that fails.
-        graceful_timeout
+        shutdown_timeout
             How long running handlers have at the end. Default: 30 seconds. A second Ctrl-C ends
             the wait, and releases what they hold.
         stop
             Ends the loop once it is set.
-        max_poll_interval
+        poll_interval
             How soon the loop notices other processes. Default: 500 ms.
-        max_settle_delay
-            With ``each="message"``: how long a finished message may wait for others, to be settled
+        settle_linger
+            With ``mode="message"``: how long a finished message may wait for others, to be settled
             together. Default: 100 ms.
         until
             "empty": end once nothing can be leased, so also if the group is paused or blocked. The
             summary then says why (``blocked_because``). "settled": end once no message is left, so
             also wait for delayed ones, retries, and leases of others. Dead messages count as
             settled, and blocked ones do not. Default: do not end.
-        until_empty
-            The same as ``until="empty"``.
         fail_on_data_loss
             Raise if the queue's hard limit dropped unsettled messages.
 
@@ -449,7 +446,7 @@ class ConsumerGroup(GroupViews):
             the timeout leaves its lease to expire.
         """
         options = WorkOptions(
-            each=each,
+            mode=mode,
             worker_id=worker_id,
             threads=threads,
             concurrency=concurrency,
@@ -458,15 +455,14 @@ class ConsumerGroup(GroupViews):
             max_lease_duration=max_lease_duration,
             on_error=on_error,
             ack=ack,
-            graceful_timeout=graceful_timeout,
+            shutdown_timeout=shutdown_timeout,
             stop=stop,
-            max_poll_interval=max_poll_interval,
-            max_settle_delay=max_settle_delay,
+            poll_interval=poll_interval,
+            settle_linger=settle_linger,
             until=until,
-            until_empty=until_empty,
             fail_on_data_loss=fail_on_data_loss,
         )
-        return run_worker(_served(self, handler, also), options)
+        return run_worker(_served(self, handler, more_groups), options)
 
     # -- settle: each call is one commit at most, and those of several threads share one
 
@@ -617,7 +613,7 @@ class ConsumerGroup(GroupViews):
         self,
         process: Callable[..., Any],
         on_error: str = "nack",
-        also: Iterable[ConsumerGroup] = (),
+        more_groups: Iterable[ConsumerGroup] = (),
         ack: str = "after",
         *,
         reader: str = "spark",
@@ -633,7 +629,7 @@ class ConsumerGroup(GroupViews):
             self,
             process,
             on_error=on_error,
-            also=also,
+            more_groups=more_groups,
             ack=ack,
             reader=reader,
             invalid=invalid,
@@ -643,14 +639,17 @@ class ConsumerGroup(GroupViews):
 def _served(
     group: ConsumerGroup,
     handler: Callable[[Any], Any],
-    also: Iterable[ConsumerGroup] | Mapping[ConsumerGroup, Callable[[Any], Any]],
+    more_groups: Iterable[ConsumerGroup] | Mapping[ConsumerGroup, Callable[[Any], Any]],
 ) -> list[tuple[GroupLedger, Callable[[Any], Any]]]:
-    more = list(also.items()) if isinstance(also, Mapping) else [(one, handler) for one in also]
+    if isinstance(more_groups, Mapping):
+        more = list(more_groups.items())
+    else:
+        more = [(one, handler) for one in more_groups]
     for one, _ in more:
         if not isinstance(one, ConsumerGroup):
             raise InvalidOption(
-                f"also={short_repr(one)} is no group: give groups, or {{group: handler}}",
-                option="also",
+                f"more_groups={short_repr(one)} is no group: give groups, or {{group: handler}}",
+                option="more_groups",
                 value=one,
             )
     return [(one._ledger, each) for one, each in [(group, handler), *more]]

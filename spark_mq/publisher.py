@@ -82,15 +82,11 @@ class PendingMessage:
         Raises the error of a failed message, and TimeoutError after `timeout` seconds. Default: no
         timeout.
         """
-        receipt = self._outcome(timeout)
-        if isinstance(receipt, BaseException):
-            raise receipt
-        return receipt.sequence_of(self._at)
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return the error of the message, or None once it is durable. Waits as :meth:`result`."""
-        outcome = self._outcome(timeout)
-        return outcome if isinstance(outcome, BaseException) else None
+        error = self._batch.sequences.exception(timeout)
+        self._batch.reported.add(self._at)
+        if error is not None:
+            raise error
+        return self._batch.sequences.result().sequence_of(self._at)
 
     def add_done_callback(self, callback: Callable[[PendingMessage], object]) -> None:
         """Call a function with this object once the message is durable or has failed.
@@ -104,11 +100,6 @@ class PendingMessage:
         """Wait in an event loop for :meth:`result`. A cancelled task cancels no publish."""
         yield from wait_in_loop(self._batch.sequences)
         return self.result()
-
-    def _outcome(self, timeout: float | None) -> PublishReceipt | BaseException:
-        error = self._batch.sequences.exception(timeout)
-        self._batch.reported.add(self._at)
-        return self._batch.sequences.result() if error is None else error
 
 
 class BufferedPublisher:
@@ -129,7 +120,7 @@ class BufferedPublisher:
         *,
         max_messages: int,
         max_bytes: int | str,
-        max_age: Duration,
+        linger: Duration,
         retry_timeout: Duration,
         producer_id: str | None = None,
     ) -> None:
@@ -137,7 +128,7 @@ class BufferedPublisher:
         self._process = ForkGuard(f"a publisher of {context.path}")
         self._max_messages = validate_count("max_messages", max_messages)
         self._max_bytes = validate_size("max_bytes", max_bytes)
-        self._max_age = validate_duration("max_age", max_age) / SECOND
+        self._linger = validate_duration("linger", linger) / SECOND
         self._retry_seconds = validate_duration("retry_timeout", retry_timeout, zero=True) / SECOND
         self._producer = Producer(context.messages, producer_id)
         self._handed = self._producer.number  # the number of the last message that came
@@ -304,7 +295,7 @@ class BufferedPublisher:
         with self._changed:
             while True:
                 batch = self._batch
-                left = batch.since + self._max_age - time.monotonic()
+                left = batch.since + self._linger - time.monotonic()
                 enough = len(batch.rows) >= self._max_messages or batch.size >= self._max_bytes
                 if batch.rows and (
                     enough or left <= 0 or self._closing or self._done < self._wanted

@@ -79,7 +79,7 @@ def drain(mq_queue: Queue, mq_clock: ManualClock) -> Callable[..., list[Received
 
         own = mq_queue.group(group)
         for _ in range(_MAX_ROUNDS):
-            own.work(handle, worker_id="drain", max_messages=max_messages, until_empty=True)
+            own.work(handle, worker_id="drain", max_messages=max_messages, until="empty")
             due = next_due(own) if wait else None
             if due is None:
                 return delivered

@@ -304,7 +304,7 @@ class Queue(QueueViews):
         *,
         max_messages: int = 1000,
         max_bytes: int | str = "4m",
-        max_age: Duration = "100ms",
+        linger: Duration = "100ms",
         retry_timeout: Duration = "30s",
         producer_id: str | None = None,
     ) -> BufferedPublisher:
@@ -316,7 +316,7 @@ class Queue(QueueViews):
         ----------
         max_messages, max_bytes
             Messages and bytes in a commit. Default: 1,000 and 4 MB.
-        max_age
+        linger
             How long the first message waits. Default: 100 ms.
         retry_timeout
             How long a failed commit is retried. Default: 30 seconds.
@@ -336,7 +336,7 @@ class Queue(QueueViews):
             self._context,
             max_messages=max_messages,
             max_bytes=max_bytes,
-            max_age=max_age,
+            linger=linger,
             retry_timeout=retry_timeout,
             producer_id=producer_id,
         )

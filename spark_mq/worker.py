@@ -28,18 +28,18 @@ from spark_mq.worker_loop import Handler, WorkerLoop, WorkSummary
 
 __all__ = ["Handler", "WorkOptions", "WorkSummary", "run_worker"]
 
-EACH: Final = ("lease", "message")
+MODES: Final = ("batch", "message")
 UNTIL: Final = ("empty", "settled")
-DEFAULT_MAX_MESSAGES: Final = 1_000  # held with each="message"
+DEFAULT_MAX_MESSAGES: Final = 1_000  # held with mode="message"
 DEFAULT_CONCURRENCY: Final = 100
-DEFAULT_SETTLE_DELAY: Final = 0.1  # seconds
+DEFAULT_SETTLE_LINGER: Final = 0.1  # seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkOptions:
     """The options of :meth:`spark_mq.ConsumerGroup.work`, not validated yet."""
 
-    each: str = "lease"
+    mode: str = "batch"
     worker_id: str | None = None
     threads: int = 1
     concurrency: int | None = None
@@ -48,12 +48,11 @@ class WorkOptions:
     max_lease_duration: Duration = "30m"
     on_error: str = "nack"
     ack: str = "after"
-    graceful_timeout: Duration = "30s"
+    shutdown_timeout: Duration = "30s"
     stop: threading.Event | None = None
-    max_poll_interval: Duration = "500ms"
-    max_settle_delay: Duration | None = None
+    poll_interval: Duration = "500ms"
+    settle_linger: Duration | None = None
     until: str | None = None
-    until_empty: bool = False
     fail_on_data_loss: bool = True
 
     def policy(self) -> HandlerPolicy:
@@ -78,16 +77,7 @@ class WorkOptions:
 
     def end(self) -> str | None:
         """Return when the work ends by itself: None, "empty" or "settled"."""
-        if self.until is None:
-            return "empty" if self.until_empty else None
-        until = validate_choice("until", self.until, UNTIL)
-        if self.until_empty and until != "empty":
-            raise InvalidOption(
-                f"until={self.until!r} and until_empty=True are two ends: give one",
-                option="until",
-                value=self.until,
-            )
-        return until
+        return None if self.until is None else validate_choice("until", self.until, UNTIL)
 
     def seconds(self, option: str, *, zero: bool = False) -> float:
         return validate_duration(option, getattr(self, option), zero=zero) / SECOND
@@ -97,7 +87,7 @@ Served = Sequence[tuple[GroupLedger, Callable[[Any], Any]]]
 
 
 def run_worker(served: Served, options: WorkOptions) -> WorkSummary:
-    if validate_choice("each", options.each, EACH) == "message":
+    if validate_choice("mode", options.mode, MODES) == "message":
         return _run_for_messages(served, options)
     return _run_for_leases(served, options)
 
@@ -106,15 +96,15 @@ def _run_for_leases(served: Served, options: WorkOptions) -> WorkSummary:
     (ledger, handler), *others = served
     validate_callable("handler", handler, "lease")
     for option, given in (
-        ("also", bool(others)),
+        ("more_groups", bool(others)),
         ("concurrency", options.concurrency is not None),
-        ("max_settle_delay", options.max_settle_delay is not None),
+        ("settle_linger", options.settle_linger is not None),
         ("an async handler", is_async(handler)),
     ):
         if given:
             raise InvalidOption(
-                f"{option} needs each='message': a handler of leases is called in threads, for one "
-                "group. Use each='message', or call work for each group in a thread of its own.",
+                f"{option} needs mode='message': a handler of leases is called in threads, for one "
+                "group. Use mode='message', or call work for each group in a thread of its own.",
                 option=option.split()[-1],
                 value=None,
             )
@@ -125,10 +115,10 @@ def _run_for_leases(served: Served, options: WorkOptions) -> WorkSummary:
         options.policy(),
         options.limit(),
         options.stop or threading.Event(),
-        options.seconds("max_poll_interval"),
+        options.seconds("poll_interval"),
         options.end(),
     )
-    grace = options.seconds("graceful_timeout", zero=True)
+    grace = options.seconds("shutdown_timeout", zero=True)
     return loop.run(validate_count("threads", options.threads, most=1_000), grace)
 
 
@@ -137,23 +127,23 @@ def _run_for_messages(served: Served, options: WorkOptions) -> WorkSummary:
         validate_callable("handler", handler, "message")
     if options.ack == "manual":
         raise InvalidOption(
-            "ack='manual' needs each='lease': a handler of single messages decides by what it "
+            "ack='manual' needs mode='batch': a handler of single messages decides by what it "
             "returns or raises. Use ack='after' or ack='first'.",
             option="ack",
             value="manual",
         )
-    policy, poll = options.policy(), options.seconds("max_poll_interval")
+    policy, poll = options.policy(), options.seconds("poll_interval")
     feeding = FeedOptions(
         options.lease_options(DEFAULT_MAX_MESSAGES),
         policy,
         options.limit(),
         poll,
-        DEFAULT_SETTLE_DELAY
-        if options.max_settle_delay is None
-        else options.seconds("max_settle_delay", zero=True),
+        DEFAULT_SETTLE_LINGER
+        if options.settle_linger is None
+        else options.seconds("settle_linger", zero=True),
         options.end(),
     )
-    grace = options.seconds("graceful_timeout", zero=True)
+    grace = options.seconds("shutdown_timeout", zero=True)
     state = WorkState(options.stop or threading.Event())
     pool = _pool([handler for _, handler in served], options, state)
     feeds = [GroupFeed(ledger, handler, feeding, pool, state) for ledger, handler in served]

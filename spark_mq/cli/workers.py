@@ -45,7 +45,9 @@ _Handler = Annotated[
         help="The function, called with a lease or message. Or path/to/file.py:function.",
     ),
 ]
-_Each = Annotated[str, option("--each", help="Call it with each lease or each message.")]
+_Mode = Annotated[
+    str, option("--mode", help="batch: call it with each lease. message: each message.")
+]
 _MaxMessages = Annotated[
     int | None,
     option("--max-messages", min=1, help="The most messages in a lease. Default: 1, or 1000."),
@@ -62,13 +64,12 @@ _VisibilityTimeout = Annotated[
 _MaxLeaseDuration = Annotated[
     str, option("--max-lease-duration", help="A lease ends after this time.")
 ]
-_GracefulTimeout = Annotated[
-    str, option("--graceful-timeout", help="How long handlers have at the end.")
+_ShutdownTimeout = Annotated[
+    str, option("--shutdown-timeout", help="How long handlers have at the end.")
 ]
 _Until = Annotated[
     str | None, option("--until", help="empty: nothing is due. settled: no message is left.")
 ]
-_UntilEmpty = Annotated[bool, option("--until-empty", help="The same as --until empty.")]
 _CreateGroup = Annotated[
     bool, option("--create-group/--no-create-group", help="Create the group if it is missing.")
 ]
@@ -125,7 +126,7 @@ def work(
     handler: _Handler,
     queue: QueuePath,
     group: Group = "default",
-    each: _Each = "lease",
+    mode: _Mode = "batch",
     max_messages: _MaxMessages = None,
     threads: _Threads = 1,
     concurrency: _Concurrency = None,
@@ -134,9 +135,8 @@ def work(
     max_lease_duration: _MaxLeaseDuration = "30m",
     on_error: _OnError = "nack",
     ack: _Ack = "after",
-    graceful_timeout: _GracefulTimeout = "30s",
+    shutdown_timeout: _ShutdownTimeout = "30s",
     until: _Until = None,
-    until_empty: _UntilEmpty = False,
     create_group: _CreateGroup = True,
     storage_option: StorageOptions = None,
     output: Output = OutputFormat.table,
@@ -148,11 +148,10 @@ def work(
     function = load_handler(handler)
     opened = open_queue(queue, storage_option)
     worked = opened.group(group, create=create_group)
-    ends = until_empty or until is not None
-    with _progress(function, ends, lambda: _waiting(opened, worked)) as counted:
+    with _progress(function, until is not None, lambda: _waiting(opened, worked)) as counted:
         summary = worked.work(
             counted,
-            each=each,
+            mode=mode,
             concurrency=concurrency,
             worker_id=worker_id,
             threads=threads,
@@ -161,8 +160,8 @@ def work(
             max_lease_duration=max_lease_duration,
             on_error=on_error,
             ack=ack,
-            graceful_timeout=graceful_timeout,
-            until=_until(until, until_empty),
+            shutdown_timeout=shutdown_timeout,
+            until=until,
         )
     emit_one(summary, output)
     if summary.blocked_because:  # a warning in the log names the group and the counts
@@ -210,15 +209,6 @@ def _counted(handler: Callable[[Any], Any], count: Callable[[Any], None]) -> Cal
             count(given)
 
     return call_async if is_async(handler) else call
-
-
-def _until(until: str | None, until_empty: bool) -> str | None:
-    """Return when the work ends, from two options that must not differ."""
-    if not until_empty or until in (None, "empty"):
-        return "empty" if until_empty else until
-    raise InvalidOption(
-        f"--until {until} and --until-empty are two ends: give one", option="--until", value=until
-    )
 
 
 def load_handler(text: str) -> Callable[[Any], Any]:

@@ -30,7 +30,7 @@ class WorkSummary(Record):
     leases
         Leases handed to the handler.
     failed
-        Those of them whose handler failed. With ``each="message"``: messages.
+        Those of them whose handler failed. With ``mode="message"``: messages.
     settled
         Messages that ended: acked or rejected. They are not delivered again.
     acked

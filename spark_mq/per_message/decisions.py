@@ -188,7 +188,7 @@ def end_of_result(result: object) -> MessageEnd:
     if _is_verdict(result):
         raise InvalidHandlerResult(
             "the handler of a single message returned an outcome or rows with one: return Retry(), "
-            "Reject() or Snooze(), or use each='lease'",
+            "Reject() or Snooze(), or use mode='batch'",
             option="handler",
             value=type(result).__name__,
         )
@@ -216,7 +216,7 @@ def _misplaced(decision: Any) -> InvalidHandlerResult:
     kind = decision if isinstance(decision, type) else type(decision)
     return InvalidHandlerResult(
         f"the handler of a lease gave {kind.__name__}, which decides about one message: use "
-        "each='message', or return rows with sequence and outcome",
+        "mode='message', or return rows with sequence and outcome",
         option="handler",
         value=kind.__name__,
     )

@@ -54,7 +54,7 @@ def for_each_batch(
     group: ConsumerGroup,
     process: Process,
     on_error: str = "nack",
-    also: Iterable[ConsumerGroup] = (),
+    more_groups: Iterable[ConsumerGroup] = (),
     ack: str = "after",
     *,
     reader: str = "spark",
@@ -88,7 +88,7 @@ def for_each_batch(
         backoff), "reject" (to the dead letters), "ack" (dropped, and the error is only logged), or
         "raise" (the query ends). Default: "nack". An outage of the queue's own store does not
         count here: the batch is released, uncounted, and the query ends with that error.
-    also
+    more_groups
         The groups of the other queues, if the stream reads several. Default: none.
     ack
         When the batch is acked. "after": when `process` has returned. "first": before `process` is
@@ -133,7 +133,9 @@ def for_each_batch(
     policy = HandlerPolicy.validated(on_error, ack)
     if validate_choice("invalid", invalid, INVALID_VALUES) == "reject":
         process = RejectInvalid(process, policy)
-    return ForEachBatch((group, *also), process, policy, validate_choice("reader", reader, READERS))
+    return ForEachBatch(
+        (group, *more_groups), process, policy, validate_choice("reader", reader, READERS)
+    )
 
 
 class ForEachBatch:

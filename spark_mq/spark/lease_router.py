@@ -110,7 +110,7 @@ class LeaseRouter:
         raise InvalidOption(
             f"the batch of stream {stream} {source}, but for_each_batch settles "
             f"{', '.join(map(repr, self.groups))}: use the path and consumerGroup of the stream. "
-            f"For a union of queues, give the other groups by also=[...]",
+            f"For a union of queues, give the other groups by more_groups=[...]",
             option="group",
             value=", ".join(group.name for group in self.groups),
         )

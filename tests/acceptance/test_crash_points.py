@@ -94,7 +94,7 @@ def steps(wanted: str) -> list[str]:
 def drain(queue: Queue) -> None:
     """A good worker in each group, after all leases have run out, until nothing is left; and the chores."""
     for name in {"default", *queue.groups()}:
-        queue.group(name).work(lambda lease: None, max_messages=100, until_empty=True)
+        queue.group(name).work(lambda lease: None, max_messages=100, until="empty")
     queue.sweep()
 
 

@@ -110,7 +110,7 @@ def publish_buffered(path: str, notes: Path, stop: Flag, name: str) -> None:
     Which of them a crash takes is not known before their result is.
     """
     journal = Journal(notes, "published")
-    with opened(path, stop).publisher(max_messages=50, max_age="50ms") as publisher:
+    with opened(path, stop).publisher(max_messages=50, linger="50ms") as publisher:
         while not stop.wait(random.uniform(0.1, 0.5)):
             with suppress(StorageError):
                 waiting = [
@@ -157,7 +157,7 @@ def work(path: str, notes: Path, stop: Flag, name: str) -> None:
                 worker_id=name,
                 max_messages=60,
                 threads=2,
-                max_poll_interval="100ms",
+                poll_interval="100ms",
                 stop=ended,
             )
 
@@ -167,7 +167,7 @@ def settle(path: str, notes: Path, stop: Flag, name: str) -> None:
     group, journal = opened(path, stop).group(GROUP), Journal(notes, "done")
     while not stop.is_set():
         try:
-            lease = group.lease(name, max_messages=40, wait="500ms", max_poll_interval="100ms")
+            lease = group.lease(name, max_messages=40, wait="500ms", poll_interval="100ms")
             if lease is None:
                 continue
             if poison(lease):

@@ -436,7 +436,7 @@ def test_dead_letters_are_listed_shown_and_redriven(run: Run, process: Run, queu
 def test_work_calls_a_function_until_the_queue_is_empty(
     run: Run, queue: Queue, handlers: str
 ) -> None:
-    here = ("-q", queue.path, "-g", "new", "--max-messages", "10", "--until-empty", "-o", "json")
+    here = ("-q", queue.path, "-g", "new", "--max-messages", "10", "--until", "empty", "-o", "json")
     row = run("work", f"{handlers}:picky", *here).row
     assert (row["leases"], row["settled"], row["rejected"]) == (1, 5, 1)
     assert queue.group("new").stats().acked == 4
@@ -448,14 +448,14 @@ def test_work_calls_a_function_until_the_queue_is_empty(
 
 
 def test_work_creates_no_group_if_asked_so(run: Run, queue: Queue, handlers: str) -> None:
-    words = ("work", "handlers:good", "-q", queue.path, "--until-empty", "--no-create-group")
+    words = ("work", "handlers:good", "-q", queue.path, "--until", "empty", "--no-create-group")
     assert "'billing'" in run(*words, "-g", "biling", expect=3).err
     assert "biling" not in queue.groups()
     run(*words, "-g", "billing")
 
 
 def test_work_with_a_wrong_option_creates_no_group(run: Run, queue: Queue, handlers: str) -> None:
-    words = ("work", "handlers:good", "-q", queue.path, "-g", "new", "--until-empty")
+    words = ("work", "handlers:good", "-q", queue.path, "-g", "new", "--until", "empty")
     for name, value in (("--on-error", "nak"), ("--ack", "nak"), ("--visibility-timeout", "x")):
         assert value in run(*words, name, value, expect=2).err
         assert "new" not in queue.groups()
@@ -464,13 +464,13 @@ def test_work_with_a_wrong_option_creates_no_group(run: Run, queue: Queue, handl
 def test_work_calls_a_function_for_each_message_until_all_are_settled(
     run: Run, queue: Queue, handlers: str
 ) -> None:
-    words = ("work", "-q", queue.path, "--each", "message", "-o", "json")
+    words = ("work", "-q", queue.path, "--mode", "message", "-o", "json")
     how = {"one": ("--threads", 4), "one_async": ("--concurrency", 4)}
     for function, more in how.items():
         group = ("-g", f"new-{function}", "--until", "settled")
         row = run(*words, f"handlers:{function}", *group, *more).row
         assert (row["acked"], row["rejected"]) == (4, 1)
-    for wrong in (("--until", "never"), ("--until", "settled", "--until-empty"), ("--each", "x")):
+    for wrong in (("--until", "never"), ("--mode", "x")):
         assert wrong[1] in run(*words, "handlers:one", "-g", "not", *wrong, expect=2).err
     assert "not" not in queue.groups()
 
@@ -478,7 +478,18 @@ def test_work_calls_a_function_for_each_message_until_all_are_settled(
 def test_work_that_leaves_messages_exits_with_1_and_the_cause(
     process: Run, queue: Queue, handlers: str
 ) -> None:
-    words = ("work", "handlers:good", "-q", queue.path, "-g", "new", "--until-empty", "-o", "json")
+    words = (
+        "work",
+        "handlers:good",
+        "-q",
+        queue.path,
+        "-g",
+        "new",
+        "--until",
+        "empty",
+        "-o",
+        "json",
+    )
     queue.group("new").pause("migration")
     done = process(*words, expect=1)
     assert "migration" in done.row["blocked_because"]

@@ -114,9 +114,9 @@ def test_lines_are_not_printed_more_often_than_every_few_seconds(
     ]
 
 
-@pytest.mark.parametrize("until_empty", [True, False])
+@pytest.mark.parametrize("ends", [True, False])
 def test_a_worker_that_ends_counts_its_messages(
-    monkeypatch: pytest.MonkeyPatch, until_empty: bool
+    monkeypatch: pytest.MonkeyPatch, ends: bool
 ) -> None:
     queue, shown = memory_queue(), list[int]()
     queue.publish(["a", "b", "c"])
@@ -133,12 +133,10 @@ def test_a_worker_that_ends_counts_its_messages(
     monkeypatch.setattr(workers, "track", Track)
     group = queue.group()
     handled: list[Any] = []
-    with workers._progress(
-        handled.append, until_empty, lambda: workers._waiting(queue, group)
-    ) as counted:
-        group.work(counted, max_messages=2, until_empty=True)
+    with workers._progress(handled.append, ends, lambda: workers._waiting(queue, group)) as counted:
+        group.work(counted, max_messages=2, until="empty")
     assert len(handled) == 2
-    assert shown == ([2, 3] if until_empty else [])
+    assert shown == ([2, 3] if ends else [])
 
 
 class Unread(io.StringIO):
@@ -164,7 +162,7 @@ def test_a_handler_does_not_fail_if_nobody_reads_the_progress(
             raise ValueError("no customer")
 
     with workers._progress(handle, True, lambda: workers._waiting(queue, group)) as counted:
-        summary = group.work(counted, each="message", until="settled")
+        summary = group.work(counted, mode="message", until="settled")
     assert (summary.acked, summary.nacked) == (1, 2)
     queue.sweep()
     (error,) = queue.list_dead_letters()["error"].to_pylist()

@@ -170,7 +170,7 @@ def test_a_union_of_queues_settles_each_lease_in_its_own(
     def process(batch: Any, lease: Any) -> None:
         note(tmp_path, len(lease.lease_ids))
 
-    stream.run(stream.group.for_each_batch(process, also=[other.group("h")]), frame=both)
+    stream.run(stream.group.for_each_batch(process, more_groups=[other.group("h")]), frame=both)
     assert noted(tmp_path) == [2]
     assert (stream.group.stats().acked, other.group("h").stats().acked) == (3, 5)
 

@@ -458,7 +458,7 @@ def test_a_batch_that_outlasts_the_grace_keeps_its_count_and_is_left_to_expire(
     worker = start(
         sys.executable, JOBS / "worker.py", "--queue", queue.path, "--queue", other.path, "--group",
         "g", "--handler", "hung:process",
-        "--checkpoint", tmp_path / "checkpoint", "--graceful-timeout", "1s",
+        "--checkpoint", tmp_path / "checkpoint", "--shutdown-timeout", "1s",
     )  # fmt: skip
     wait_for((tmp_path / "begun").exists, worker)
     worker.send_signal(signal.SIGTERM)

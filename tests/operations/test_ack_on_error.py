@@ -18,16 +18,16 @@ def _fail(_: Any) -> None:
     raise ValueError("no matter")
 
 
-@pytest.mark.parametrize("each", ["lease", "message"])
+@pytest.mark.parametrize("mode", ["batch", "message"])
 def test_a_failed_handlers_messages_are_acked(
-    queue: Queue, each: str, caplog: pytest.LogCaptureFixture
+    queue: Queue, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue.publish(["a", "b"])
     group = queue.group()
     with caplog.at_level(logging.WARNING):
-        summary = group.work(_fail, each=each, on_error="ack", max_messages=2, until="settled")
+        summary = group.work(_fail, mode=mode, on_error="ack", max_messages=2, until="settled")
     assert (summary.settled, summary.nacked, summary.rejected) == (2, 0, 0)
-    assert summary.failed == (1 if each == "lease" else 2)
+    assert summary.failed == (1 if mode == "batch" else 2)
     stats = group.stats()
     assert (stats.acked, stats.dead, stats.ready, stats.delayed) == (2, 0, 0, 0)
     assert "no matter" in caplog.text, "the error is in the log"
@@ -64,18 +64,18 @@ def test_a_decision_goes_before(queue: Queue) -> None:
         raise ValueError("no matter")
 
     group = queue.group()
-    group.work(handle, each="message", on_error="ack", until="empty")
+    group.work(handle, mode="message", on_error="ack", until="empty")
     assert (group.stats().delayed, group.stats().acked) == (1, 1)
 
 
-@pytest.mark.parametrize("each", ["lease", "message"])
-def test_a_bug_opens_the_breaker_before_it_drops_everything(make: Make, each: str) -> None:
+@pytest.mark.parametrize("mode", ["batch", "message"])
+def test_a_bug_opens_the_breaker_before_it_drops_everything(make: Make, mode: str) -> None:
     queue = make(breaker_threshold=3)
     queue.publish([str(n) for n in range(20)])
     group = queue.group()
     for _ in range(3):
         lease_limit: dict[str, Any] = {"max_messages": 1, "until": "empty"}
-        group.work(_fail, each=each, on_error="ack", **lease_limit)
+        group.work(_fail, mode=mode, on_error="ack", **lease_limit)
     stats = group.stats()
     assert stats.breaker == "open"
     assert stats.acked == 3, "the breaker stopped the rest"

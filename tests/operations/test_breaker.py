@@ -39,7 +39,7 @@ def test_a_bug_in_a_handler_costs_a_few_messages_not_the_queue(
 ) -> None:
     numbers(queue, 1000)
     for _ in range(120):  # ten minutes
-        queue.group().work(typo, until_empty=True)
+        queue.group().work(typo, until="empty")
         clock.advance("5s")
     stats = queue.group().stats()
     assert stats.breaker == "open"
@@ -48,7 +48,7 @@ def test_a_bug_in_a_handler_costs_a_few_messages_not_the_queue(
     summary = None
     for _ in range(3):
         clock.advance("5m")
-        summary = queue.group().work(lambda _: None, until_empty=True, max_messages=1000)
+        summary = queue.group().work(lambda _: None, until="empty", max_messages=1000)
     assert summary is not None
     assert queue.group().stats().breaker == "closed"
     assert queue.group().stats().acked >= 985
@@ -165,7 +165,7 @@ def test_a_killed_worker_with_many_leases_does_not_open_it(
 
 def test_on_error_reject_opens_it_too(queue: Queue) -> None:
     numbers(queue)
-    queue.group().work(typo, on_error="reject", until_empty=True)
+    queue.group().work(typo, on_error="reject", until="empty")
     stats = queue.group().stats()
     assert (stats.breaker, stats.dead) == ("open", 5)
 
@@ -176,7 +176,7 @@ def test_on_error_reject_and_ack_end_the_leases_that_open_the_breaker(
 ) -> None:
     """A nack retries them. These end them at once, so a bug costs five whole leases."""
     numbers(queue, 200)
-    queue.group().work(typo, on_error=on_error, max_messages=20, until_empty=True)
+    queue.group().work(typo, on_error=on_error, max_messages=20, until="empty")
     stats = queue.group().stats()
     assert (stats.breaker, stats.unread, stats.dead + stats.acked) == ("open", 100, 100)
 
@@ -215,7 +215,7 @@ def test_the_log_shows_a_pause_once_in_a_wait(
     queue.group().pause("migration of the orders")
     caplog.clear()
     with caplog.at_level(logging.WARNING, logger="spark_mq"):
-        assert queue.group().lease("w", wait="50ms", max_poll_interval="1ms") is None
+        assert queue.group().lease("w", wait="50ms", poll_interval="1ms") is None
     said = [r.getMessage() for r in caplog.records]
     assert len(said) == 1
     assert "migration of the orders" in said[0]
@@ -262,7 +262,7 @@ def test_a_waiting_worker_goes_on_when_the_group_is_resumed(queue: Queue) -> Non
         if len(seen) == 4:
             stop.set()
 
-    options = {"stop": stop, "max_poll_interval": "20ms"}
+    options = {"stop": stop, "poll_interval": "20ms"}
     thread = threading.Thread(target=queue.group().work, args=(handle,), kwargs=options)
     thread.start()
     queue.group().resume()
@@ -272,32 +272,32 @@ def test_a_waiting_worker_goes_on_when_the_group_is_resumed(queue: Queue) -> Non
 
 def test_a_worker_on_a_paused_group_with_until_empty_ends(queue: Queue) -> None:
     queue.group().pause()
-    assert queue.group().work(lambda _: None, until_empty=True).blocked_because == ""
+    assert queue.group().work(lambda _: None, until="empty").blocked_because == ""
     numbers(queue)
-    assert queue.group().work(lambda _: None, until_empty=True).leases == 0
+    assert queue.group().work(lambda _: None, until="empty").leases == 0
 
 
-@pytest.mark.parametrize("each", ["lease", "message"])
+@pytest.mark.parametrize("mode", ["batch", "message"])
 def test_a_worker_says_why_it_ends_before_the_group_is_empty(
-    queue: Queue, each: str, caplog: pytest.LogCaptureFixture
+    queue: Queue, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     numbers(queue)
     group, other = queue.group(), queue.group("other")
     ready = group.ensure().stats().ready
     group.pause("migration")
-    summary = group.work(lambda _: None, each=each, until="empty", threads=3)
+    summary = group.work(lambda _: None, mode=mode, until="empty", threads=3)
     assert (summary.leases, summary.blocked_because) == (0, group.blocked_because)
     assert "migration" in summary.blocked_because
     (said,) = [r.getMessage() for r in caplog.records if "the work ends" in r.getMessage()]
     assert f"migration. Ready: {ready} messages" in said
     group.resume()
-    assert group.work(lambda _: None, each=each, until="empty").blocked_because == ""
+    assert group.work(lambda _: None, mode=mode, until="empty").blocked_because == ""
     numbers(queue)
     group.pause("migration")
     stop = threading.Event()
     stop.set()
-    assert group.work(lambda _: None, each=each, until="empty", stop=stop).blocked_because == ""
-    both = other.work(lambda _: None, each="message", also=[group], until="empty")
+    assert group.work(lambda _: None, mode=mode, until="empty", stop=stop).blocked_because == ""
+    both = other.work(lambda _: None, mode="message", more_groups=[group], until="empty")
     assert (both.acked > 0, both.blocked_because) == (
         True,
         f"group default: {group.blocked_because}",
@@ -312,7 +312,7 @@ def test_a_pause_while_a_worker_works_ends_its_leases_not_its_handler(queue: Que
         seen.append(len(taken))
         queue.group().pause()
 
-    queue.group().work(handle, until_empty=True, max_messages=10)
+    queue.group().work(handle, until="empty", max_messages=10)
     assert seen == [10]
     assert queue.group().stats().acked == 10
 

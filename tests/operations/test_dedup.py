@@ -129,7 +129,7 @@ def test_it_works_with_the_numbers_of_a_producer(queue: Queue) -> None:
 @pytest.mark.parametrize("producer", [None, "p"])
 def test_a_publisher_leaves_duplicates_out(queue: Queue, producer: str | None) -> None:
     queue.publish(message("a"))
-    with queue.publisher(max_age="1d", producer_id=producer) as publisher:
+    with queue.publisher(linger="1d", producer_id=producer) as publisher:
         pending = [publisher.publish(message(one)) for one in ("b", "a", "c")]
         publisher.flush()
         only = publisher.publish(message("a"))

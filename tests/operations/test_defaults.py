@@ -35,7 +35,7 @@ def recorded(patch: pytest.MonkeyPatch, owner: Any, name: str) -> list[tuple[Any
 
 def test_a_worker_runs_by_its_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = recorded(monkeypatch, WorkerLoop, "run")
-    memory_queue().group().work(lambda _: None, until_empty=True)
+    memory_queue().group().work(lambda _: None, until="empty")
     ((loop, threads, grace),) = calls
     assert (threads, grace) == (1, 30.0)
     assert (loop.limit, loop.poll) == (30 * 60 * SECOND, 0.5)
@@ -66,7 +66,7 @@ def test_a_publisher_tries_for_half_a_minute() -> None:
     with memory_queue().publisher() as publisher:
         assert publisher._retry_seconds == 30.0
         assert (publisher._max_messages, publisher._max_bytes) == (1_000, 4 * 2**20)
-        assert publisher._max_age == 0.1
+        assert publisher._linger == 0.1
 
 
 def test_a_stream_takes_a_hundred_thousand_messages_for_half_an_hour() -> None:

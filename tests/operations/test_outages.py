@@ -327,7 +327,7 @@ def working(queue: Queue, handler: Callable[[Lease], Any], **options: Any) -> It
 
     def work() -> None:
         try:
-            queue.group().work(handler, stop=stop, max_poll_interval="1ms", **options)
+            queue.group().work(handler, stop=stop, poll_interval="1ms", **options)
         except BaseException as error:
             failed.append(error)
 
@@ -449,10 +449,10 @@ def raise_storage_error(how: str) -> None:
         raise ValueError("no")  # noqa: B904
 
 
-@pytest.mark.parametrize("each", ["lease", "message"])
+@pytest.mark.parametrize("mode", ["batch", "message"])
 @pytest.mark.parametrize("how", ["plain", "from", "while handling"])
 def test_an_error_of_another_store_counts_as_any_failure_of_a_handler(
-    make: Make, monkeypatch: pytest.MonkeyPatch, how: str, each: Literal["lease", "message"]
+    make: Make, monkeypatch: pytest.MonkeyPatch, how: str, mode: Literal["batch", "message"]
 ) -> None:
     monkeypatch.setattr(outages, "FIRST_PAUSE", 0.0)
     queue = make(max_delivery_attempts=3, retry_delay=0)
@@ -464,15 +464,15 @@ def test_an_error_of_another_store_counts_as_any_failure_of_a_handler(
         if len(tries) < 10:
             raise_storage_error(how)
 
-    summary = queue.group().work(handle, each=each, until_empty=True)
+    summary = queue.group().work(handle, mode=mode, until="empty")
     assert tries == [1, 2, 3]
     assert (summary.failed, queue.group().stats().dead) == (3, 1)
 
 
-@pytest.mark.parametrize("each", ["lease", "message"])
+@pytest.mark.parametrize("mode", ["batch", "message"])
 @pytest.mark.parametrize("how", ["plain", "from", "while handling"])
 def test_an_error_of_any_store_counts_nothing_while_the_queues_own_store_fails_too(
-    make: Make, monkeypatch: pytest.MonkeyPatch, how: str, each: Literal["lease", "message"]
+    make: Make, monkeypatch: pytest.MonkeyPatch, how: str, mode: Literal["batch", "message"]
 ) -> None:
     monkeypatch.setattr(outages, "FIRST_PAUSE", 0.0)
     queue = make(max_delivery_attempts=2)
@@ -489,7 +489,7 @@ def test_an_error_of_any_store_counts_nothing_while_the_queues_own_store_fails_t
         if len(tries) < 10:
             raise_storage_error(how)
 
-    summary = queue.group().work(handle, each=each, until_empty=True)
+    summary = queue.group().work(handle, mode=mode, until="empty")
     assert tries == [1] * 10
     assert (summary.failed, queue.group().stats().acked) == (0, 1)
 
@@ -516,7 +516,7 @@ def test_a_settle_of_the_handler_that_fails_counts_nothing(
         tries.append(taken.messages[0].delivery_count)
         taken.ack()
 
-    queue.group().work(handle, ack="manual", until_empty=True)
+    queue.group().work(handle, ack="manual", until="empty")
     assert tries == [1] * 10
     assert queue.group().stats().acked == 1
 
@@ -528,7 +528,7 @@ def test_a_handlers_own_oserror_is_its_failure(make: Make) -> None:
     def handle(_: Lease) -> None:
         raise FileNotFoundError("what the message names")
 
-    queue.group().work(handle, until_empty=True)
+    queue.group().work(handle, until="empty")
     assert queue.group().stats().dead == 1
 
 
@@ -575,7 +575,7 @@ def test_a_settle_waits_out_contention(make: Make, monkeypatch: pytest.MonkeyPat
         return real(self, *operations)
 
     monkeypatch.setattr(ledger, "run_together", contended)
-    summary = queue.group().work(lambda _: None, until_empty=True)
+    summary = queue.group().work(lambda _: None, until="empty")
     assert (len(tries), summary.settled) == (3, 1)
 
 
@@ -595,7 +595,7 @@ def test_a_worker_that_cannot_settle_ends_after_its_grace(
 
     monkeypatch.setattr(ledger, "run_together", failing)
     before = time.monotonic()
-    queue.group().work(lambda _: None, stop=stop, graceful_timeout="200ms")
+    queue.group().work(lambda _: None, stop=stop, shutdown_timeout="200ms")
     assert time.monotonic() - before < 20
     assert counts(queue) == {("leased", 1, 0)}
 

@@ -13,7 +13,7 @@ from spark_mq.errors import StorageError
 
 def test_a_callback_gets_its_message_once_it_is_durable(queue: Queue) -> None:
     done = list[PendingMessage]()
-    with queue.publisher(max_age="1h") as publisher:
+    with queue.publisher(linger="1h") as publisher:
         pending = [publisher.publish(text) for text in ("a", "b")]
         for one in pending:
             one.add_done_callback(done.append)
@@ -35,7 +35,7 @@ def test_a_callback_that_fails_harms_nobody(
         raise error
 
     done = list[PendingMessage]()
-    with queue.publisher(max_age="1h") as publisher, caplog.at_level(logging.ERROR):
+    with queue.publisher(linger="1h") as publisher, caplog.at_level(logging.ERROR):
         first = publisher.publish("a")
         first.add_done_callback(fail)
         first.add_done_callback(done.append)
@@ -49,7 +49,7 @@ def test_a_callback_that_fails_harms_nobody(
 
 def test_messages_can_be_awaited(queue: Queue) -> None:
     async def publish() -> list[int | None]:
-        with queue.publisher(max_age="10ms") as publisher:
+        with queue.publisher(linger="10ms") as publisher:
             return list(await asyncio.gather(*map(_wait, map(publisher.publish, "abc"))))
 
     sequences = asyncio.run(publish())
@@ -64,7 +64,7 @@ async def _wait(pending: PendingMessage) -> int | None:
 
 def test_a_cancelled_wait_cancels_no_publish(queue: Queue) -> None:
     async def publish() -> None:
-        with queue.publisher(max_age="1h") as publisher:
+        with queue.publisher(linger="1h") as publisher:
             pending = publisher.publish("a")
             task = asyncio.create_task(_wait(pending))
             await asyncio.sleep(0)
@@ -87,7 +87,7 @@ def test_an_awaited_failure_is_raised_and_counts_as_reported(
     monkeypatch.setattr(queue._context.messages, "commit", fail)
 
     async def publish() -> None:
-        with queue.publisher(max_age="10ms", retry_timeout=0) as publisher:
+        with queue.publisher(linger="10ms", retry_timeout=0) as publisher:
             with pytest.raises(StorageError):
                 await publisher.publish("a")
             publisher.flush()  # raises nothing more

@@ -173,7 +173,7 @@ def test_a_drain_never_waits_on_a_prior_owner_whose_lease_is_past(
     seen: list[str] = []
     summary = queue.group().work(
         lambda taken: seen.extend(m.value.decode() for m in taken.messages),
-        until_empty=True,
+        until="empty",
         max_messages=10,
     )
     assert sorted(seen) == ["0", "1", "2"]

@@ -87,7 +87,7 @@ def test_eight_threads_of_a_worker_share_their_commits(
             begun.wait(30)  # the first leases are commits of their own
 
     monkeypatch.setattr(batcher, "_run", run)
-    summary = queue.group().work(handle, threads=8, until_empty=True)
+    summary = queue.group().work(handle, threads=8, until="empty")
     assert (summary.leases, summary.settled) == (200, 200)
     assert sorted(seen) == sorted(str(n).encode() for n in range(200)), "each message once"
     # 8, then at most 2 for each 8 of 152, and 1 for each of the last 48.
@@ -387,7 +387,7 @@ def test_a_worker_settles_and_leases_the_next_in_one_commit(queue: Queue) -> Non
     queue.publish(["a", "b", "c"])
     queue.group().ensure()
     before = version(queue)
-    assert queue.group().work(lambda taken: None, until_empty=True).settled == 3
+    assert queue.group().work(lambda taken: None, until="empty").settled == 3
     assert operations(queue, before) == ["lease", "ack+lease", "ack+lease", "ack"]
 
 
@@ -438,7 +438,7 @@ def test_a_lease_that_comes_with_a_failed_settle_is_released(
     def handle(taken: Lease) -> None:
         counts.extend(m.delivery_count for m in taken.messages)
 
-    assert queue.group().work(handle, until_empty=True).settled == 2
+    assert queue.group().work(handle, until="empty").settled == 2
     assert counts == [1, 1], "neither delivery is counted twice"
     states = [(r.state, r.delivery_count) for r in during[0]]
     assert states == [("leased", 1), ("available", 0)], (
@@ -473,7 +473,7 @@ def test_a_lease_that_fails_beside_a_settle_is_asked_for_again(
 
     monkeypatch.setattr(shared_ledger.SharedLedger, "index_or_damage", index)
     monkeypatch.setattr(shared_ledger.SharedLedger, "run_together", run)
-    assert queue.group().work(lambda taken: None, until_empty=True).settled == 2
+    assert queue.group().work(lambda taken: None, until="empty").settled == 2
     assert operations(queue, before) == ["lease", "ack", "lease", "ack"]
 
 
@@ -482,7 +482,6 @@ def test_acked_first_threads_share_their_leases_too(queue: Queue) -> None:
     queue.group().ensure()
     before = version(queue)
     assert (
-        queue.group().work(lambda taken: None, threads=8, ack="first", until_empty=True).settled
-        == 40
+        queue.group().work(lambda taken: None, threads=8, ack="first", until="empty").settled == 40
     )
     assert version(queue) - before < 80, "less than one commit for each lease and each ack"

@@ -79,7 +79,7 @@ def test_a_worker_logs_its_verdicts_in_two_lines_however_many_leases_it_has(
             {"sequence": message.sequence, "outcome": "reject", "error": f"bad {message.value!r}"}
         ]
 
-    queue.group("billing").work(handler, until_empty=True)
+    queue.group("billing").work(handler, until="empty")
     first, rest = lines(caplog)
     assert first == "group billing: 1 rejected, 1 of these dead. The first error: bad b'0'"
     assert rest == "group billing: 19 rejected, 19 of these dead. The first error: bad b'1'"

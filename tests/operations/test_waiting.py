@@ -30,7 +30,7 @@ class Waiter(threading.Thread):
         super().__init__(daemon=True)
         self.queue, self.options = (
             queue,
-            {"wait": "60s", "max_poll_interval": LONG, "max_messages": 10, **options},
+            {"wait": "60s", "poll_interval": LONG, "max_messages": 10, **options},
         )
         self.lease: Lease | None = None
         self.error: Exception | None = None
@@ -131,7 +131,7 @@ def test_a_delayed_message_is_leased_when_it_is_due(tmp_path: Path) -> None:
     queue = Queue.create(tmp_path / "queue")
     due = queue._context.clock() + timedelta(seconds=1.2)
     queue.publish([Message("later", deliver_at=due)])
-    taken = queue.group().lease("w", wait="30s", max_poll_interval=LONG)
+    taken = queue.group().lease("w", wait="30s", poll_interval=LONG)
     assert taken is not None
     assert timedelta() <= queue._context.clock() - due < timedelta(seconds=1.5)
 
@@ -140,7 +140,7 @@ def test_an_expiry_is_noticed_when_it_comes(tmp_path: Path) -> None:
     queue = Queue.create(tmp_path / "queue", visibility_timeout="500ms", clock_skew="100ms")
     queue.publish(["a"])
     first = lease(queue)
-    second = queue.group().lease("w", wait="30s", max_poll_interval=LONG)
+    second = queue.group().lease("w", wait="30s", poll_interval=LONG)
     assert second is not None
     assert queue._context.clock() - first.expires_at > timedelta(milliseconds=100)
     assert queue._context.clock() - first.expires_at < timedelta(seconds=1.5)

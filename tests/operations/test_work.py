@@ -30,7 +30,7 @@ Make = Callable[..., Queue]
 
 
 def drain(queue: Queue, handler: Callable[[Lease], Any], **options: Any) -> WorkSummary:
-    return queue.group().work(handler, until_empty=True, **options)
+    return queue.group().work(handler, until="empty", **options)
 
 
 def counts(queue: Queue) -> dict[str, int]:
@@ -245,7 +245,7 @@ def _reject(_: object) -> None:
 @pytest.mark.parametrize("handler", [_reject, lambda _: Snooze("1m"), lambda _: Retry])
 def test_a_decision_about_one_message_ends_a_loop_of_leases(queue: Queue, handler: Any) -> None:
     queue.publish(["a"])
-    with pytest.raises(InvalidHandlerResult, match="use each='message'"):
+    with pytest.raises(InvalidHandlerResult, match="use mode='message'"):
         drain(queue, handler)
     assert counts(queue) == {"leased": 1}
 
@@ -258,7 +258,7 @@ def test_a_decision_about_one_message_ends_a_loop_of_leases(queue: Queue, handle
         {"on_error": "explode"},
         {"ack": "never"},
         {"worker_id": "a b"},
-        {"graceful_timeout": "soon"},
+        {"shutdown_timeout": "soon"},
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_leased(
@@ -404,7 +404,7 @@ def test_an_idle_loop_ends_when_asked(queue: Queue) -> None:
     thread = threading.Thread(
         target=queue.group().work,
         args=(print,),
-        kwargs={"stop": stop, "max_poll_interval": "100ms"},
+        kwargs={"stop": stop, "poll_interval": "100ms"},
     )
     thread.start()
     until(queue.groups)
@@ -445,7 +445,7 @@ def test_what_outlasts_the_grace_keeps_its_count_and_is_left_to_expire(
         release.wait(30)
         raise SystemExit
 
-    assert queue.group().work(handle, stop=stop, graceful_timeout=0).settled == 0
+    assert queue.group().work(handle, stop=stop, shutdown_timeout=0).settled == 0
     assert counts(queue) == {"leased": 1}
     clock.advance("62s")
     assert lease(again(queue)).messages[0].delivery_count == 2
@@ -467,7 +467,7 @@ def test_a_store_that_fails_for_a_moment_does_not_end_the_loop(
         return real(*args)
 
     monkeypatch.setattr(work, "wait_for_lease", take)
-    assert drain(queue, lambda _: None, max_poll_interval="10ms").settled == 1
+    assert drain(queue, lambda _: None, poll_interval="10ms").settled == 1
 
 
 def test_a_blocked_group_is_waited_out(make: Make) -> None:
@@ -515,7 +515,7 @@ def _worker(path: str, started: Any, go_on: Any) -> None:
         assert stop.wait(60)
 
     work = Queue.open(path).group().work
-    summary = work(handle, worker_id="w", graceful_timeout="30s", stop=stop)
+    summary = work(handle, worker_id="w", shutdown_timeout="30s", stop=stop)
     os._exit(10 + summary.settled)
 
 

@@ -13,7 +13,7 @@ from support.handles import again, lease, until
 from spark_mq import Queue
 from spark_mq.util.thread_watch import ThreadWatch, describe_wait
 
-EACH = pytest.mark.parametrize("each", ["lease", "message"])
+MODES = pytest.mark.parametrize("mode", ["batch", "message"])
 
 
 def press_ctrl_c() -> None:
@@ -24,9 +24,9 @@ def waiting(caplog: pytest.LogCaptureFixture) -> bool:
     return "Ctrl-C: waiting up to 30 s for" in caplog.text
 
 
-@EACH
+@MODES
 def test_ctrl_c_says_what_it_waits_for_and_settles_it(
-    queue: Queue, each: str, caplog: pytest.LogCaptureFixture
+    queue: Queue, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue.publish([str(n) for n in range(20)])
     calls: list[Any] = []
@@ -37,9 +37,9 @@ def test_ctrl_c_says_what_it_waits_for_and_settles_it(
         until(lambda: waiting(caplog))
 
     with pytest.raises(KeyboardInterrupt):
-        queue.group().work(handle, each=each)
+        queue.group().work(handle, mode=mode)
     (work,) = calls
-    name = f"lease {work.lease_id}" if each == "lease" else f"message {work.sequence}"
+    name = f"lease {work.lease_id}" if mode == "batch" else f"message {work.sequence}"
     assert f"for 1 handler: {name} " in caplog.text
     assert "Press Ctrl-C again to end at once" in caplog.text
     stats = queue.group().stats()
@@ -47,10 +47,10 @@ def test_ctrl_c_says_what_it_waits_for_and_settles_it(
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-@EACH
+@MODES
 @pytest.mark.parametrize("own", [False, True], ids=["Python's handler", "own handler"])
 def test_a_second_ctrl_c_ends_at_once_and_gives_back_what_is_held(
-    queue: Queue, each: str, own: bool, caplog: pytest.LogCaptureFixture
+    queue: Queue, mode: str, own: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue.publish([str(n) for n in range(9)])
     go_on, ended = threading.Event(), threading.Semaphore(0)
@@ -73,7 +73,7 @@ def test_a_second_ctrl_c_ends_at_once_and_gives_back_what_is_held(
     try:
         with pytest.raises(KeyboardInterrupt):
             queue.group().work(
-                handle, each=each, threads=2, max_messages=4, visibility_timeout="1h"
+                handle, mode=mode, threads=2, max_messages=4, visibility_timeout="1h"
             )
         assert signal.getsignal(signal.SIGINT) is (interrupt if own else before)
     finally:
@@ -89,8 +89,8 @@ def test_a_second_ctrl_c_ends_at_once_and_gives_back_what_is_held(
     assert held.ack().settled == 9, "the late ends of the handlers change nothing"
 
 
-@EACH
-def test_ctrl_c_ends_an_idle_worker(queue: Queue, each: str) -> None:
+@MODES
+def test_ctrl_c_ends_an_idle_worker(queue: Queue, mode: str) -> None:
     idle = threading.Event()
 
     def press() -> None:
@@ -106,7 +106,7 @@ def test_ctrl_c_ends_an_idle_worker(queue: Queue, each: str) -> None:
 
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        queue.group().work(lambda _: None, each=each, stop=Looked())
+        queue.group().work(lambda _: None, mode=mode, stop=Looked())
     thread.join(30)
 
 

@@ -42,7 +42,7 @@ and counts from the time that it finds.
 
 
 def drain(queue: Queue, handler: Handler, **options: Any) -> WorkSummary:
-    given = {"until": "empty", "each": "message", **options}
+    given = {"until": "empty", "mode": "message", **options}
     return queue.group().work(handler, **given)
 
 
@@ -78,7 +78,7 @@ def working(queue: Queue, handler: Handler, **options: Any) -> Iterator[list[Wor
     stop, done = threading.Event(), list[WorkSummary]()
 
     def run() -> None:
-        done.append(queue.group().work(handler, each="message", stop=stop, **options))
+        done.append(queue.group().work(handler, mode="message", stop=stop, **options))
 
     queue.group().ensure()  # so that the test may look before the first lease
     thread = threading.Thread(target=run)
@@ -225,7 +225,7 @@ def test_a_handler_decides_about_its_message(queue: Queue, name: str, how: str) 
             raise make()
         return make()
 
-    queue.group().work(handle, each="message", stop=stop)
+    queue.group().work(handle, mode="message", stop=stop)
     assert counts(queue) == left
     (r,) = queue.group()._ledger.current()
     assert (r.delivery_count, r.failure_count, r.error) == (deliveries, failures, error)
@@ -379,7 +379,7 @@ def test_coroutines_that_outlast_the_grace_are_cancelled(queue: Queue) -> None:
             cancelled.set()
             raise
 
-    queue.group().work(handle, each="message", stop=stop, graceful_timeout=0)
+    queue.group().work(handle, mode="message", stop=stop, shutdown_timeout=0)
     assert cancelled.wait(30)
     assert counts(queue) == {"leased": 1}
 
@@ -392,11 +392,11 @@ def test_one_call_serves_several_groups_and_queues(make: Make, clock: ManualCloc
     queue.publish(["a", "b"])
     other.publish(["c"])
     seen: list[tuple[str, bytes]] = []
-    also = {
+    others = {
         queue.group("audit"): lambda message: seen.append(("audit", message.value)),
         other.group(): lambda message: seen.append(("other", message.value)),
     }
-    drain(queue, lambda message: seen.append(("own", message.value)), also=also, threads=2)
+    drain(queue, lambda message: seen.append(("own", message.value)), more_groups=others, threads=2)
     assert sorted(seen) == [
         ("audit", b"a"), ("audit", b"b"), ("other", b"c"), ("own", b"a"), ("own", b"b"),
     ]  # fmt: skip
@@ -416,7 +416,10 @@ def test_it_ends_only_when_no_group_has_anything_left(queue: Queue, clock: Manua
         last.publish(message.value)
 
     drain(
-        queue, forward, also={last.group(): lambda message: seen.append(message.value)}, threads=2
+        queue,
+        forward,
+        more_groups={last.group(): lambda message: seen.append(message.value)},
+        threads=2,
     )
     assert sorted(seen) == [b"0", b"1", b"2", b"3", b"4"]
 
@@ -424,22 +427,22 @@ def test_it_ends_only_when_no_group_has_anything_left(queue: Queue, clock: Manua
 # -- the end
 
 
-@pytest.mark.parametrize("each", ["message", "lease"])
+@pytest.mark.parametrize("mode", ["message", "batch"])
 def test_until_settled_waits_for_delayed_messages_and_retries(
-    queue: Queue, clock: ManualClock, each: str
+    queue: Queue, clock: ManualClock, mode: str
 ) -> None:
     queue.publish("retried")
     queue.publish("delayed", deliver_at=timedelta(minutes=5))
     seen: list[int] = []
 
     def handle(got: Any) -> Any:
-        message = got if each == "message" else got.messages[0]
+        message = got if mode == "message" else got.messages[0]
         seen.append(message.delivery_count)
         if message.value == b"retried" and message.delivery_count < 3:
             raise ValueError("boom")
 
     thread = threading.Thread(
-        target=queue.group().work, args=(handle,), kwargs={"each": each, "until": "settled"}
+        target=queue.group().work, args=(handle,), kwargs={"mode": mode, "until": "settled"}
     )
     thread.start()
 
@@ -457,7 +460,7 @@ def test_until_settled_waits_for_leases_of_others(queue: Queue) -> None:
     queue.publish("a")
     held, seen = lease(queue, 1), list[int]()
     with working(
-        queue, lambda m: seen.append(m.delivery_count), until="settled", max_poll_interval="50ms"
+        queue, lambda m: seen.append(m.delivery_count), until="settled", poll_interval="50ms"
     ) as done:
         until(lambda: revision(queue) > 0)
         assert not done
@@ -475,7 +478,7 @@ def test_asked_to_stop_it_releases_what_no_handler_got(queue: Queue) -> None:
         if len(seen) == 20:
             stop.set()
 
-    summary = queue.group().work(handle, each="message", stop=stop)
+    summary = queue.group().work(handle, mode="message", stop=stop)
     assert len(seen) == 20
     assert counts(queue) == {"acked": 20, "ready": 80}
     assert summary.settled >= 20
@@ -490,7 +493,7 @@ def test_what_outlasts_the_grace_is_left_to_expire(queue: Queue, clock: ManualCl
         stop.set()
         release.wait(60)
 
-    queue.group().work(handle, each="message", stop=stop, graceful_timeout=0)
+    queue.group().work(handle, mode="message", stop=stop, shutdown_timeout=0)
     assert counts(queue) == {"leased": 1}
     clock.advance("62s")
     assert lease(again(queue)).messages[0].delivery_count == 2
@@ -506,7 +509,7 @@ def test_sigterm_ends_it_after_the_running_handlers(queue: Queue) -> None:
         if len(seen) == 5:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    queue.group().work(handle, each="message")
+    queue.group().work(handle, mode="message")
     assert len(seen) >= 5
     assert counts(queue).get("acked", 0) == len(seen)
     assert counts(queue).get("leased", 0) == 0
@@ -617,7 +620,7 @@ def test_a_thread_that_outlasts_max_lease_duration_gets_no_messages_until_it_ret
             hung.set()
             assert go_on.wait(60)
 
-    with working(queue, handle, max_lease_duration=MICROSECOND, max_poll_interval="10ms") as done:
+    with working(queue, handle, max_lease_duration=MICROSECOND, poll_interval="10ms") as done:
         queue.publish("quick")
         until(lambda: counts(queue) == {"acked": 1})
         queue.publish(["hung", "b", "c", "d"])
@@ -673,7 +676,7 @@ def test_a_thread_that_returns_while_its_lease_ends_takes_messages_again(
                 clock.advance(MICROSECOND)
 
     queue.publish("slow")
-    with working(queue, handle, max_lease_duration=MICROSECOND, max_poll_interval="10ms"):
+    with working(queue, handle, max_lease_duration=MICROSECOND, poll_interval="10ms"):
         assert go_on.wait(60)
         clock.advance("2s")
         queue.publish("next")
@@ -721,7 +724,7 @@ def test_in_an_outage_max_lease_duration_ends_no_handler(
             again(queue).group().pause()  # so that nobody leases it again
             clock.advance("31m")
 
-    assert drain(queue, handle, threads=2, max_settle_delay=0).acked == 2
+    assert drain(queue, handle, threads=2, settle_linger=0).acked == 2
     assert seen == [1, 1]
 
 
@@ -758,7 +761,7 @@ def test_an_error_around_a_handler_ends_the_work(
     monkeypatch.setattr(MessageTask, step, fail)
     queue.publish("a")
     with ThreadPoolExecutor(1) as pool, watched_stop() as stop:
-        work = pool.submit(drain, queue, handler, stop=stop, graceful_timeout=0)
+        work = pool.submit(drain, queue, handler, stop=stop, shutdown_timeout=0)
         assert isinstance(work.exception(20), RuntimeError)
 
 
@@ -776,16 +779,15 @@ def test_a_pool_of_coroutines_that_has_ended_takes_tasks_and_stops_again() -> No
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"each": "batch"}, "each"),
+        ({"mode": "lease"}, "mode"),
         ({"until": "done"}, "until"),
         ({"ack": "manual"}, "ack"),
         ({"concurrency": 5}, "concurrency"),
         ({"threads": 0}, "threads"),
         ({"max_messages": 0}, "max_messages"),
-        ({"max_settle_delay": "soon"}, "max_settle_delay"),
-        ({"also": ["audit"]}, "also"),
-        ({"until": "settled", "until_empty": True}, "until"),
-        ({"each": "lease", "max_settle_delay": "1s"}, "max_settle_delay"),
+        ({"settle_linger": "soon"}, "settle_linger"),
+        ({"more_groups": ["audit"]}, "more_groups"),
+        ({"mode": "batch", "settle_linger": "1s"}, "settle_linger"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_leased(
@@ -803,16 +805,16 @@ def test_options_of_the_other_kind_of_handler_are_refused(queue: Queue) -> None:
         pass
 
     group = queue.group()
-    with pytest.raises(InvalidOption, match="each='message'"):
+    with pytest.raises(InvalidOption, match="mode='message'"):
         group.work(handle)
-    with pytest.raises(InvalidOption, match="each='message'"):
-        group.work(print, also=[queue.group("audit")])
+    with pytest.raises(InvalidOption, match="mode='message'"):
+        group.work(print, more_groups=[queue.group("audit")])
     with pytest.raises(InvalidOption, match="concurrency"):
-        group.work(handle, each="message", threads=4)
+        group.work(handle, mode="message", threads=4)
     with pytest.raises(InvalidOption, match="once for each kind"):
-        group.work(handle, each="message", also={queue.group("audit"): print})
+        group.work(handle, mode="message", more_groups={queue.group("audit"): print})
     with pytest.raises(InvalidOption, match="handler"):
-        group.work(lambda: None, each="message")  # type: ignore[misc]
+        group.work(lambda: None, mode="message")  # type: ignore[misc]
     with pytest.raises(InvalidOption, match="delay"):
         Retry(delay="soon")
 

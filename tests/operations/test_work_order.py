@@ -31,7 +31,7 @@ def ordered(make: Callable[..., Queue], **settings: Any) -> Queue:
 
 
 def drain(queue: Queue, handler: Callable[[ReceivedMessage], Any], **options: Any) -> WorkSummary:
-    return queue.group().work(handler, **{"until": "empty", "each": "message", **options})
+    return queue.group().work(handler, **{"until": "empty", "mode": "message", **options})
 
 
 def test_lanes_run_side_by_side_and_each_in_order(make: Callable[..., Queue]) -> None:
@@ -197,8 +197,8 @@ def test_a_slow_lane_leaves_the_others_their_threads(make: Callable[..., Queue])
 
     group = queue.group().ensure()
     worker = threading.Thread(
-        target=lambda: group.work(handle, each="message", threads=2, stop=stop,
-                                  max_poll_interval=0.02)
+        target=lambda: group.work(handle, mode="message", threads=2, stop=stop,
+                                  poll_interval=0.02)
     )  # fmt: skip
     worker.start()
     try:
@@ -225,7 +225,7 @@ def test_a_stop_gives_back_the_rest_of_a_lane_in_order(make: Callable[..., Queue
         if len(seen) == 3:
             stop.set()
 
-    queue.group().work(handle, each="message", threads=2, stop=stop)
+    queue.group().work(handle, mode="message", threads=2, stop=stop)
     assert seen == [(0, 1), (1, 1), (2, 1)]
     assert (queue.group().stats().ready, queue.group().stats().acked) == (17, 3)
     drain(queue, handle, threads=2)
@@ -249,7 +249,7 @@ def test_a_stop_after_a_failure_gives_back_each_message_once(
         if message.text == "4":
             raise ValueError("bad")
 
-    summary = queue.group().work(handle, each="message", max_messages=100, stop=stop)
+    summary = queue.group().work(handle, mode="message", max_messages=100, stop=stop)
     assert (summary.acked, summary.nacked, summary.released) == (4, 1, 5)
     stats = queue.group().stats()
     assert (stats.acked, stats.ready, stats.leased) == (4, 6, 0)
@@ -334,8 +334,8 @@ def test_no_message_overtakes_an_earlier_one_of_its_key(make: Callable[..., Queu
             raise ValueError("again")
 
     group = queue.group().ensure()
-    options: dict[str, Any] = {"each": "message", "threads": 3, "until": "settled",
-                               "max_poll_interval": 0.02}  # fmt: skip
+    options: dict[str, Any] = {"mode": "message", "threads": 3, "until": "settled",
+                               "poll_interval": 0.02}  # fmt: skip
     workers = [
         threading.Thread(target=lambda n=n: group.work(handle, worker_id=f"w{n}", **options))
         for n in range(2)
@@ -374,7 +374,7 @@ def test_the_order_of_a_group_may_change_while_a_worker_runs() -> None:
     seen: list[str] = []
     worker = threading.Thread(
         target=lambda: group.work(
-            lambda message: seen.append(message.text), each="message", threads=2, stop=stop
+            lambda message: seen.append(message.text), mode="message", threads=2, stop=stop
         )
     )
     worker.start()

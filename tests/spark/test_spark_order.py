@@ -209,7 +209,7 @@ def test_two_queues_in_one_stream_keep_the_order_of_each(
         bad = batch.where("CAST(value AS STRING) = '5'")
         lease.reject(bad, error="five")
 
-    stream.run(groups[0].for_each_batch(process, "raise", also=groups[1:]), frame=frame)
+    stream.run(groups[0].for_each_batch(process, "raise", more_groups=groups[1:]), frame=frame)
     assert sum(map(len, batches)) == 160
     assert [one.stats().dead for one in groups] == [1, 1]
     assert [one.stats().acked for one in groups] == [79, 79]

@@ -46,7 +46,7 @@ def frame(spark: Any, both: tuple[Queue, Queue], **options: Any) -> Any:
 
 def each(both: tuple[Queue, Queue], process: Callable[..., Any], **options: Any) -> Any:
     one, two = (queue.group("g") for queue in both)
-    return one.for_each_batch(process, also=[two], **options)
+    return one.for_each_batch(process, more_groups=[two], **options)
 
 
 def test_a_stream_over_two_queues_names_each_rows_queue_and_settles_each_lease_in_its_own(
@@ -117,7 +117,7 @@ def test_a_group_that_is_not_reported_ends_the_query_with_the_fix(
     spark: Any, both: tuple[Queue, Queue], tmp_path: Path
 ) -> None:
     one = both[0].group("g").for_each_batch(lambda batch, lease: None)
-    with pytest.raises(StreamingQueryException, match="also="):
+    with pytest.raises(StreamingQueryException, match="more_groups="):
         finish(start(frame(spark, both).writeStream.foreachBatch(one), tmp_path / "c"))
 
 

@@ -191,7 +191,7 @@ def test_a_stream_over_several_queues_reads_each_with_its_name(spark: Any, tmp_p
     finish(
         start(
             frame.writeStream.foreachBatch(
-                one.for_each_batch(process, on_error="raise", also=[two])
+                one.for_each_batch(process, on_error="raise", more_groups=[two])
             ),
             tmp_path / "checkpoint",
         )

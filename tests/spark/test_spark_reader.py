@@ -214,10 +214,10 @@ def test_a_union_is_read_by_the_source_and_several_queues_by_spark(
     several = Stream(
         spark, queues[0], tmp_path / "several", path=json.dumps([queue.path for queue in queues])
     )
-    as_union = Both(union[0], also=[union[1].group])
+    as_union = Both(union[0], more_groups=[union[1].group])
     union[0].run(as_union, frame=union[0].frame().union(union[1].frame()))
     assert as_union.by_spark == [False]
-    as_list = Both(several, also=[queues[1].group("g")])
+    as_list = Both(several, more_groups=[queues[1].group("g")])
     several.run(
         as_list, frame=spark.readStream.format("spark_mq").options(**several.options).load()
     )

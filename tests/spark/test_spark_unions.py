@@ -39,7 +39,7 @@ def test_each_lease_of_a_union_of_two_queues_is_settled_in_its_own(
         lease.reject(batch.where("CAST(value AS STRING) IN ('000', '003')"), error="never")
         return batch.where("CAST(value AS STRING) IN ('001', '004')")
 
-    each = one.group.for_each_batch(process, on_error="reject", also=[two.group])
+    each = one.group.for_each_batch(process, on_error="reject", more_groups=[two.group])
     one.run(each, frame=one.frame().union(two.frame()))
     assert leases == [2]
     assert "Write the rows of each queue by itself" in refused[0]
@@ -66,7 +66,7 @@ def test_a_batch_of_a_union_that_reads_one_queue_settles_only_that_ones_lease(
             assert values(batch) == ["006"]
             assert lease.delta_options["txnVersion"] == "2"
 
-    each = one.group.for_each_batch(process, on_error="raise", also=[two.group])
+    each = one.group.for_each_batch(process, on_error="raise", more_groups=[two.group])
     one.run(each, frame=one.frame().union(two.frame()))
     one.run(each, frame=one.frame().union(two.frame()))
     assert [len(ids) for ids in leases] == [2, 1]

@@ -89,7 +89,7 @@ def publish(world: World) -> None:
 
 
 def publish_buffered(world: World) -> None:
-    with world.queue.publisher(max_age="1ms", retry_timeout="1ms") as publisher:
+    with world.queue.publisher(linger="1ms", retry_timeout="1ms") as publisher:
         publisher.publish("new").result()
     world.published[b"new"] += 1
 
@@ -223,7 +223,7 @@ def test_a_worker_waits_out_a_full_disk(
     stop = threading.Event()
     with disk.full(0):
         worker = threading.Thread(
-            target=lambda: group.work(handle, max_messages=10, stop=stop, max_poll_interval="1ms")
+            target=lambda: group.work(handle, max_messages=10, stop=stop, poll_interval="1ms")
         )
         worker.start()
         until(lambda: "could not lease" in caplog.text)

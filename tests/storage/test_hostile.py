@@ -204,7 +204,7 @@ def test_an_error_s_text_never_fails_a_settle(queue: Queue) -> None:
     def handler(taken: Lease) -> None:
         raise ValueError("\ud800" + "x" * 10_000_000)
 
-    assert queue.group().work(handler, until_empty=True).failed == 2
+    assert queue.group().work(handler, until="empty").failed == 2
     (r,) = again(queue).group()._ledger.current()
     assert r.error is not None
     assert (r.state, r.error[:14], len(r.error)) == ("dead", "ValueError: ?x", 2_000)

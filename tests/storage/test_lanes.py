@@ -85,7 +85,7 @@ def test_duplicates_keep_their_positions(queue: Queue) -> None:
 
 
 def test_a_buffered_publisher_knows_each_sequence(queue: Queue) -> None:
-    with queue.publisher(max_age="1s") as publisher:
+    with queue.publisher(linger="1s") as publisher:
         pending = [publisher.publish(m) for m in messages(20)]
         publisher.flush()
         sequences = [
@@ -311,5 +311,5 @@ def test_a_handler_of_messages_sees_each_key_in_order(queue: Queue) -> None:
     def handle(message: ReceivedMessage) -> None:
         seen.setdefault(message.key, []).append(int(message.text))
 
-    group.work(handle, each="message", threads=3, until="empty")
+    group.work(handle, mode="message", threads=3, until="empty")
     assert seen == {key: list(range(at, 40, 4)) for at, key in enumerate(KEYS[:4])}

@@ -189,7 +189,7 @@ def plain(queue: Queue, report: Report) -> None:
 
 
 def buffered(queue: Queue, report: Report) -> None:
-    with queue.publisher(max_messages=4, max_age="1h") as publisher:
+    with queue.publisher(max_messages=4, linger="1h") as publisher:
         for _ in range(3):
             waiting = [publisher.publish("x") for _ in range(4)]
             publisher.flush()
@@ -225,7 +225,7 @@ def work(queue: Queue, report: Report) -> None:
     def handle(lease: Lease) -> None:
         Handled.count += 1
 
-    queue.group().work(handle, max_messages=5, until_empty=True)
+    queue.group().work(handle, max_messages=5, until="empty")
 
 
 def nearly_a_checkpoint(queue: Queue) -> None:

@@ -37,7 +37,7 @@ def consume(path: str, options: dict[str, str], stop: Any) -> None:
     group = Queue.open(path, storage_options=options).group()
     while not stop.wait(0.1):
         with contextlib.suppress(*SLOW):
-            lease = group.lease("good", max_messages=20, wait="200ms", max_poll_interval="50ms")
+            lease = group.lease("good", max_messages=20, wait="200ms", poll_interval="50ms")
             if lease is not None:
                 lease.ack()
 
@@ -46,14 +46,14 @@ def never_ack(path: str, options: dict[str, str], leases: int) -> None:
     group = Queue.open(path, storage_options=options).group()
     for _ in range(leases):
         with contextlib.suppress(*SLOW):
-            group.lease("never", max_messages=7, wait="10s", max_poll_interval="50ms")
+            group.lease("never", max_messages=7, wait="10s", poll_interval="50ms")
 
 
 def crash(path: str, options: dict[str, str]) -> None:
     """Settles half of what it has leased, and dies."""
     group = Queue.open(path, storage_options=options).group()
     with contextlib.suppress(*SLOW):
-        lease = group.lease("crash", max_messages=11, wait="10s", max_poll_interval="50ms")
+        lease = group.lease("crash", max_messages=11, wait="10s", poll_interval="50ms")
         if lease is not None:
             lease.ack([m.sequence for m in lease.messages[::2]])
     os.kill(os.getpid(), signal.SIGKILL)
@@ -74,7 +74,7 @@ def handle(lease: Lease) -> None:
 
 def work(path: str, options: dict[str, str]) -> None:
     Queue.open(path, storage_options=options).group().work(
-        handle, max_messages=30, max_poll_interval="50ms"
+        handle, max_messages=30, poll_interval="50ms"
     )
 
 

@@ -142,7 +142,7 @@ def test_work_is_a_process_span_with_links_and_the_settle_below_it(
 ) -> None:
     queue.publish(["a", "b"])
     queue.publish("c")
-    queue.group().work(lambda lease: None, max_messages=3, until_empty=True, worker_id="w-1")
+    queue.group().work(lambda lease: None, max_messages=3, until="empty", worker_id="w-1")
     span, ack = recorded.span("process orders"), recorded.span("ack orders")
     sent = [one.context.span_id for one in recorded.spans("publish orders")]
     assert span.kind is SpanKind.CONSUMER
@@ -158,7 +158,7 @@ def test_work_on_one_message_belongs_to_the_trace_of_its_publish(
     queue: Queue, recorded: Any
 ) -> None:
     queue.publish("a")
-    queue.group().work(lambda lease: None, until_empty=True)
+    queue.group().work(lambda lease: None, until="empty")
     publish, process = recorded.span("publish orders"), recorded.span("process orders")
     assert process.parent.span_id == publish.context.span_id
     assert process.context.trace_id == publish.context.trace_id
@@ -166,7 +166,7 @@ def test_work_on_one_message_belongs_to_the_trace_of_its_publish(
 
 def test_the_next_lease_is_no_part_of_the_work_before(queue: Queue, recorded: Any) -> None:
     queue.publish(["a", "b"])
-    queue.group().work(lambda lease: None, until_empty=True)
+    queue.group().work(lambda lease: None, until="empty")
     leases = recorded.spans("lease orders")
     assert len(leases) == 2
     assert [one.parent for one in leases] == [None, None]
@@ -178,7 +178,7 @@ def test_a_handler_that_fails_marks_its_span(queue: Queue, recorded: Any) -> Non
     def handler(lease: Lease) -> None:
         raise ValueError("no customer")
 
-    queue.group().work(handler, on_error="reject", until_empty=True)
+    queue.group().work(handler, on_error="reject", until="empty")
     span = recorded.span("process orders")
     assert span.attributes[ERROR_TYPE] == "ValueError"
     assert span.status.status_code is StatusCode.ERROR
@@ -191,7 +191,7 @@ def test_a_handler_that_fails_marks_its_span(queue: Queue, recorded: Any) -> Non
 def test_the_links_of_a_large_batch_are_capped(queue: Queue, recorded: Any) -> None:
     contexts = [f"00-{n + 1:032x}-{n + 1:016x}-01" for n in range(300)]
     queue.publish([Message("x", headers={"traceparent": one}) for one in contexts])
-    queue.group().work(lambda lease: None, max_messages=300, until_empty=True)
+    queue.group().work(lambda lease: None, max_messages=300, until="empty")
     assert len(recorded.span("process orders").links) == 128
     assert len(recorded.span("publish orders").links) == 128
 
@@ -216,7 +216,7 @@ def test_a_buffered_message_carries_the_span_that_published_it(
 def test_the_metrics_count_and_time_the_operations(queue: Queue, recorded: Any) -> None:
     queue.publish(["a", "b", "c"])
     group = queue.group("billing")
-    group.work(lambda lease: None, max_messages=2, until_empty=True)
+    group.work(lambda lease: None, max_messages=2, until="empty")
     (sent,) = recorded.points(metrics.MESSAGING_CLIENT_SENT_MESSAGES)
     (consumed,) = recorded.points(metrics.MESSAGING_CLIENT_CONSUMED_MESSAGES)
     assert (sent.value, consumed.value) == (3, 3)

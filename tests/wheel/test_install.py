@@ -86,7 +86,7 @@ def run_commands(command: Path, tmp_path: Path) -> None:
     run(command, "publish", "-q", queue, "--create", stdin='{"id": 1}\n{"id": 2}\n')
     (tmp_path / "handler.py").write_text("def handle(lease):\n    return None\n")
     handler = f"{tmp_path}/handler.py:handle"
-    run(command, "work", handler, "-q", queue, "-g", "g", "--until-empty")
+    run(command, "work", handler, "-q", queue, "-g", "g", "--until", "empty")
     run(command, "sweep", "-q", queue)
     row = json.loads(run(command, "queue", "describe", queue, "-o", "json"))
     assert row["groups"]["g"]["acked"] == 2
@@ -110,7 +110,7 @@ def run_with_opentelemetry(python: Path, tmp_path: Path) -> None:
         python.with_name("opentelemetry-instrument"), "--traces_exporter", "console",
         "--metrics_exporter", "none", "--logs_exporter", "none",
         python.with_name("spark-mq"), "work", f"{tmp_path}/handler.py:handle", "-q", queue,
-        "--until-empty",
+        "--until", "empty",
     )  # fmt: skip
     assert '"name": "ack orders"' in out
 

@@ -75,7 +75,7 @@ def test_a_time_may_be_reported_from_now(queue: Queue, clock: ManualClock) -> No
         [Message("a", deliver_at=in_5), Message("short", expires_at=in_5), Message("b")],
         deliver_at=in_10,
     )
-    with queue.publisher(max_age="1h") as publisher:
+    with queue.publisher(linger="1h") as publisher:
         publisher.publish(Message("c", deliver_at=in_10))
         clock.advance(5)  # from when it was handed in, not from when it is committed
     assert values(queue, auto_ack=True) == ["a"]
