@@ -21,8 +21,7 @@ from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.keep_alive import LeaseKeepAlive
 from spark_mq.operations.outages import OUTAGES, find_store_failure, is_outage
 from spark_mq.operations.settle import HeldLease, SettleResult, extend, settle
-from spark_mq.parquet.delivery_table import to_delivery_table
-from spark_mq.parquet.reader import MessageReader
+from spark_mq.parquet.reader import MessageReader, to_delivery_table
 from spark_mq.parquet.schema import DELIVERED_COLUMNS, DELIVERY_SCHEMA
 from spark_mq.util.clock import SECOND, Duration, to_datetime
 from spark_mq.util.html import object_html, rows_html

@@ -16,7 +16,7 @@ from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.group_reader import GroupView
 from spark_mq.parquet.bounded import cut_slices, join_tables
-from spark_mq.parquet.read_errors import unreadable_reason
+from spark_mq.parquet.files import unreadable_reason
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.parquet.schema import FILE_SCHEMA, TIME_COLUMNS
 from spark_mq.parquet.writer import WrittenFile, write_file

@@ -14,8 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_mq.ledger.bands import MAX_PRIORITY, BandLayout, encode_bands
-from spark_mq.parquet.files import FileStore
-from spark_mq.parquet.read_errors import unreadable_reason
+from spark_mq.parquet.files import FileStore, unreadable_reason
 
 __all__ = [
     "BAND_COLUMNS",

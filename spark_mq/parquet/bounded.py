@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from typing import Final, TypeVar
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.parquet.files import FileStore
-from spark_mq.parquet.row_sizes import RowSizes
+from spark_mq.parquet.footers import read_footer
 
 __all__ = ["MAX_ROWS", "PART_BYTES", "cut_by_size", "cut_slices", "join_tables"]
 
@@ -17,6 +19,8 @@ T = TypeVar("T")
 
 PART_BYTES: Final = 16 * 2**20  # of the messages in one part
 MAX_ROWS: Final = 5_000  # messages in one part, because headers are Python objects for a while
+_ROW_BYTES: Final = 64  # of a row in all columns, also if they are null
+_HEADER_WEIGHT: Final = 8  # headers become Python objects for a while
 
 
 def cut_slices(
@@ -27,8 +31,8 @@ def cut_slices(
 ) -> Iterator[list[tuple[FileSlice, T]]]:
     """Yield slices with their notes in order, in parts that fit in memory.
 
-    A larger message is a part of its own. A file is compressed, so its metadata is read to learn
-    its size in memory.
+    A larger message is a part of its own. A file is compressed, so its footer is read to learn its
+    size in memory.
     """
     part: list[tuple[FileSlice, T]] = []
     rows, size = 0, 0.0
@@ -67,25 +71,58 @@ def join_tables(
 
 
 class _Sizes:
-    """The sizes of the rows of the last file that was used."""
+    """The mean size of a row in each row group of the last file that was used."""
 
     def __init__(self, files: FileStore) -> None:
         self._files = files
         self._path: str | None = None
-        self._known: RowSizes | None = None
+        self._starts: list[int] = []  # the first row of each row group, and the end
+        self._widths: list[float] = []
 
     def fitting(self, piece: FileSlice, done: int, rows: int, room: float) -> tuple[int, float]:
         """Return how many of a slice's next rows fit, and their bytes."""
         if piece.path != self._path:
             self._path = piece.path
-            try:
-                self._known = RowSizes(self._files, piece.path)
-            except (OSError, pa.ArrowException):
-                self._known = None  # a reader of these rows names the error
-        if self._known is None or self._known.rows < piece.offset + piece.rows:
+            self._read(piece.path)
+        if self._starts[-1] < piece.offset + piece.rows:
             return rows, 0.0  # uncut: a reader refuses a whole slice of a file with fewer rows
-        first = piece.offset + done
-        return self._known.fitting(first, first + rows, room)
+        at = piece.offset + done
+        end, taken = at + rows, 0.0
+        while at < end:
+            group = bisect_right(self._starts, at) - 1
+            width, upto = self._widths[group], min(end, self._starts[group + 1])
+            fit = min(upto - at, int((room - taken) / width))
+            at, taken = at + fit, taken + fit * width
+            if at < upto:
+                break
+        return at - piece.offset - done, taken
+
+    def _read(self, path: str) -> None:
+        try:
+            footer, _ = read_footer(self._files.root, path, self._files.open(path))
+        except (OSError, pa.ArrowException):
+            self._starts = [0]  # a reader of these rows names the error
+            return
+        metadata = footer.metadata
+        self._starts = [*footer.starts, metadata.num_rows]
+        self._widths = [_width(metadata.row_group(at)) for at in range(metadata.num_row_groups)]
+
+
+def _width(group: pq.RowGroupMetaData) -> float:
+    columns = map(group.column, range(group.num_columns))
+    return _ROW_BYTES + sum(_bytes(column, group.num_rows) for column in columns) / group.num_rows
+
+
+def _bytes(column: pq.ColumnChunkMetaData, rows: int) -> float:
+    """Return the most bytes of a column in memory."""
+    weight = _HEADER_WEIGHT if column.path_in_schema.startswith("headers.") else 1
+    size = column.total_uncompressed_size
+    if column.has_dictionary_page and column.physical_type == "BYTE_ARRAY":
+        # As if each row had the whole dictionary.
+        packed = column.data_page_offset - column.dictionary_page_offset
+        ratio = size / max(1, column.total_compressed_size)
+        size = max(size, min(packed * ratio, size) * rows)
+    return float(weight * size)
 
 
 def cut_by_size(piece: FileSlice, max_bytes: int) -> Iterator[FileSlice]:

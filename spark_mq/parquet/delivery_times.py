@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_mq.ledger.message_index import DeliveryTimes, TimedRun
-from spark_mq.parquet.files import FileStore
-from spark_mq.parquet.read_errors import unreadable_reason
+from spark_mq.parquet.files import FileStore, unreadable_reason
 from spark_mq.parquet.schema import INSTANT, TIME_COLUMNS
 from spark_mq.util.clock import EARLIEST, LATEST, SECOND
 

@@ -1,6 +1,7 @@
-"""Keep the footers of the data files that were read last.
+"""Read the footers of data files, and refuse those that claim too much memory.
 
-A lease verifies its files and then reads them, and the next lease often needs the same file.
+A lease verifies its files and then reads them, and the next lease often needs the same file. So
+this process keeps the footers that were used last.
 """
 
 from __future__ import annotations
@@ -9,32 +10,75 @@ import io
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterator
 from itertools import accumulate
 from typing import Any, Final
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
-from spark_mq.parquet.claims import MAX_EXPANDED_BYTES, largest_size
-from spark_mq.parquet.page_index import PageIndex
 from spark_mq.util.process import call_in_forks
 
-__all__ = ["Footer", "FooterCache", "expanding_columns", "footers", "open_file", "read_footer"]
+__all__ = ["Footer", "FooterCache", "check_group", "expanding_columns", "footers", "open_file",
+           "read_footer"]  # fmt: skip
 
 _MAX_FILES: Final = 512
 _MAX_BYTES: Final = 2**20  # of all footers encoded: in memory they take about 30 times as much
 
+# A larger column is read only if its file has a good part of its bytes.
+_MAX_COLUMN_BYTES: Final = 256 * 2**20
+_MAX_RATIO: Final = 32  # more than snappy reaches
+_MAX_EXPANDED_BYTES: Final = 256 * 2**20
+# The highest ratio of each codec. The others have no bound that helps.
+_RATIOS: Final = {"UNCOMPRESSED": 1, "SNAPPY": 25, "LZ4": 256, "LZ4_RAW": 256}
 
-def expanding_columns(group: pq.RowGroupMetaData, names: Sequence[str]) -> list[str]:
-    """Return the columns that a dictionary may expand beyond MAX_EXPANDED_BYTES."""
-    found = []
+
+def check_group(group: pq.RowGroupMetaData, names: Collection[str]) -> None:
+    """Raise ArrowInvalid if columns of a row group claim far more memory than they need.
+
+    GZIP, ZSTD and BROTLI shrink 2 GB to 50 kB, and a reader allocates what the file claims.
+    """
+    for column in _columns(group, names):
+        name, packed = column.path_in_schema, column.total_compressed_size
+        size = column.total_uncompressed_size
+        if min(size, packed) < 0 or size > max(_MAX_COLUMN_BYTES, _MAX_RATIO * packed):
+            raise _refused(name, f"{packed} bytes of the file claim {size} bytes of memory")
+        if "RLE_DICTIONARY" in column.encodings and not column.has_dictionary_page:
+            raise _refused(name, "it has a dictionary that its footer does not name")
+
+
+def _columns(
+    group: pq.RowGroupMetaData, names: Collection[str]
+) -> Iterator[pq.ColumnChunkMetaData]:
     for at in range(group.num_columns):
         column = group.column(at)
-        if column.physical_type == "BYTE_ARRAY" and column.path_in_schema in names:
-            worst = group.num_rows * largest_size(column)
-            if column.has_dictionary_page and worst > MAX_EXPANDED_BYTES:
-                found.append(column.path_in_schema)
-    return found
+        if column.path_in_schema.partition(".")[0] in names:
+            yield column
+
+
+def _refused(name: str, why: str) -> pa.ArrowInvalid:
+    return pa.ArrowInvalid(f"column {name} is refused: {why}")
+
+
+def expanding_columns(group: pq.RowGroupMetaData, names: Collection[str]) -> list[str]:
+    """Return the columns that a dictionary may expand beyond _MAX_EXPANDED_BYTES.
+
+    A dictionary holds a value once, however many rows have it.
+    """
+    return [
+        column.path_in_schema
+        for column in _columns(group, names)
+        if column.physical_type == "BYTE_ARRAY"
+        and column.path_in_schema in names
+        and column.has_dictionary_page
+        and group.num_rows * _largest_size(column) > _MAX_EXPANDED_BYTES
+    ]
+
+
+def _largest_size(column: pq.ColumnChunkMetaData) -> int:
+    """Return the most bytes of a column, also with a wrong footer."""
+    reached = _RATIOS.get(column.compression, 0) * column.total_compressed_size
+    return max(column.total_uncompressed_size, reached)
 
 
 class Footer:
@@ -46,7 +90,6 @@ class Footer:
         groups = range(self.metadata.num_row_groups)
         self.rows = [self.metadata.row_group(group).num_rows for group in groups]
         self.starts = list(accumulate(self.rows[:-1], initial=0))
-        self.pages: PageIndex | None = None  # read when a slice needs it
 
 
 class FooterCache:
@@ -103,7 +146,7 @@ def open_file(
     raw: Any,
     root: str,
     metadata: pq.FileMetaData | None = None,
-    dictionaries: Sequence[str] = (),
+    dictionaries: Collection[str] = (),
 ) -> pq.ParquetFile:
     """Open a data file, without a read if `metadata` is given."""
     return pq.ParquetFile(

@@ -1,4 +1,4 @@
-"""Check a table for a publish, and fill in its columns."""
+"""Check that messages can be published, and fill in their columns."""
 
 from __future__ import annotations
 
@@ -10,14 +10,20 @@ import pyarrow.compute as pc
 
 from spark_mq.errors import InvalidSchema
 from spark_mq.ledger.bands import MAX_PRIORITY
-from spark_mq.parquet.publishable import check_publishable, simple_type
 from spark_mq.parquet.schema import DEDUP_FIELD, INSTANT, MESSAGE_SCHEMA
 from spark_mq.util.clock import EARLIEST, LATEST, SECOND
 from spark_mq.util.random_ids import random_ids
+from spark_mq.util.validation import suggest
 
-__all__ = ["complete_table"]
+__all__ = ["PUBLISH_COLUMNS", "check_publishable", "complete_table"]
 
 _PUBLISH_SCHEMA: Final = MESSAGE_SCHEMA.append(DEDUP_FIELD)
+PUBLISH_COLUMNS: Final = (*MESSAGE_SCHEMA.names, DEDUP_FIELD.name)
+# The types of whole numbers, as Spark and Arrow name them.
+_WHOLE_NUMBERS: Final = (
+    *("tinyint", "smallint", "int", "bigint"),
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+)
 
 
 def complete_table(table: pa.Table, now: int, times: Mapping[str, int]) -> pa.Table:
@@ -50,7 +56,7 @@ def _check_table(table: pa.Table) -> None:
         if names.count(name) > 1:
             raise InvalidSchema(f"column {name!r} is there twice: keep one", column=name)
     kinds = zip(names, table.schema.types, strict=True)
-    check_publishable({name: simple_type(kind) for name, kind in kinds})
+    check_publishable({name: _simple_type(kind) for name, kind in kinds})
     if nulls := table["value"].null_count:
         raise InvalidSchema(
             f"{nulls} values are null: a message needs a value. It may be empty", column="value"
@@ -119,3 +125,51 @@ def _with(table: pa.Table, name: str, column: Any) -> pa.Table:
     if name in table.schema.names:
         return table.set_column(table.schema.get_field_index(name), name, column)
     return table.append_column(name, column)
+
+
+def check_publishable(columns: Mapping[str, str]) -> None:
+    """Raise InvalidSchema if columns of some simple types cannot be published."""
+    if "value" not in columns:
+        hint = suggest("value", columns)
+        fix = f"rename {hint!r}?" if hint else "build one, e.g. to_json(struct('*')) AS value"
+        raise InvalidSchema(f"there is no column 'value' to publish: {fix}", column="value")
+    if columns["value"] not in ("string", "binary"):
+        raise InvalidSchema(
+            f"column 'value' is {columns['value']}, not string or binary: cast it, or use "
+            f"to_json for a struct",
+            column="value",
+        )
+    for name, kind in columns.items():
+        _check_column(name, kind)
+
+
+def _check_column(name: str, kind: str) -> None:
+    if name not in PUBLISH_COLUMNS:
+        hint = suggest(name, PUBLISH_COLUMNS)
+        fix = f"did you mean {hint!r}?" if hint else "put it into value or headers, or drop it"
+        raise InvalidSchema(
+            f"column {name!r} is not one of a message ({', '.join(PUBLISH_COLUMNS)}): {fix}",
+            column=name,
+        )
+    others = {"headers": "map<string,string>", "priority": "int"}
+    wanted = "timestamp" if name.endswith("_at") else others.get(name, "string")
+    if name == "priority" and kind in _WHOLE_NUMBERS:
+        return
+    if name != "value" and kind.replace(" ", "") != wanted:
+        raise InvalidSchema(f"column {name!r} is {kind}, not {wanted}: cast it", column=name)
+
+
+def _simple_type(kind: pa.DataType) -> str:
+    """Return Spark's simple name of a type that messages use."""
+    of = pa.types
+    if of.is_string(kind) or of.is_large_string(kind) or of.is_string_view(kind):
+        return "string"
+    if of.is_binary(kind) or of.is_large_binary(kind) or of.is_binary_view(kind):
+        return "binary"
+    if of.is_fixed_size_binary(kind):
+        return "binary"
+    if of.is_timestamp(kind) and kind.tz:
+        return "timestamp"
+    if of.is_map(kind):
+        return f"map<{_simple_type(kind.key_type)},{_simple_type(kind.item_type)}>"
+    return str(kind)

@@ -1,9 +1,9 @@
-"""Read slices of the data files of ``messages/``."""
+"""Read slices of the data files of ``messages/``, and build the table of delivered messages."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -13,34 +13,32 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from spark_mq.ledger.message_index import FileSlice
-from spark_mq.parquet.claims import check_file, check_group
+from spark_mq.ledger.ranges import Range
+from spark_mq.parquet.bands import effective_priorities
 from spark_mq.parquet.delivery_times import clamp_instants
-from spark_mq.parquet.files import FileStore
-from spark_mq.parquet.footers import expanding_columns, footers, open_file, read_footer
-from spark_mq.parquet.page_index import PageIndex
-from spark_mq.parquet.pages import PageReader
-from spark_mq.parquet.read_errors import row_count_error, unreadable_error, unreadable_reason
+from spark_mq.parquet.files import (
+    FileStore,
+    row_count_error,
+    unreadable_error,
+    unreadable_reason,
+)
+from spark_mq.parquet.footers import check_group, expanding_columns, footers, open_file, read_footer
 from spark_mq.parquet.read_slots import read_slots
-from spark_mq.parquet.row_groups import MAX_GROUP_BYTES, row_groups
+from spark_mq.parquet.row_groups import MAX_GROUP_BYTES, RowGroupWalk, row_groups, walks
 from spark_mq.parquet.schema import FILE_SCHEMA, INSTANT
-from spark_mq.parquet.sequential import SequentialReader
 
 __all__ = [
     "MessageReader",
-    "cast_column",
     "repeat_values",
     "sequences_of",
+    "to_delivery_table",
     "verify_slice",
 ]
 
-# A reader reads only pages of larger row groups. It holds its slice, not the row group.
+# A reader walks through larger row groups, so that it never holds all of one.
 _MAX_WHOLE_ROWS: Final = 50_000
-_MAX_WHOLE_BYTES: Final = 32 * 2**20
-# Each span costs the pages it touches. With more spans, one read of the row group is cheaper.
-_FEW_SPANS: Final = 4
 
 
 def _go_on() -> None:
@@ -62,8 +60,9 @@ def repeat_values(values: Sequence[Any], rows: Sequence[int], kind: pa.DataType)
 class MessageReader:
     """Read slices of data files, in the types of FILE_SCHEMA.
 
-    It keeps the last small row group, so scattered messages of one group are read once. With
-    `share`, later readers of this process also find row groups that are read in parts.
+    It decodes whole row groups, and walks through large ones in steps. It keeps the last row group,
+    so scattered messages of one group are read once. With `share`, later readers of this process
+    also find row groups that are read in parts.
     """
 
     def __init__(
@@ -122,15 +121,10 @@ class MessageReader:
         self._open(path)
         try:
             spans = [span for piece in pieces for span in self._spans(piece)]
-            parts = [
-                self._rows(group, [(first, end) for _, first, end in those])
-                for group, those in groupby(spans if self._present else (), key=itemgetter(0))
-            ]
-        except (OSError, pa.ArrowException) as error:
+            parts = list(self._parts(spans)) if self._present else []
+        except (OSError, pa.ArrowException):
             footers.remove(self._key)
             self._path = ""
-            if isinstance(error, MemoryError):
-                check_file(self._raw, self._footer.metadata, self._present)
             raise
         rows = sum(piece.rows for piece in pieces)
         if sum(end - first for _, first, end in spans) != rows:
@@ -147,12 +141,11 @@ class MessageReader:
     def _open(self, path: str) -> None:
         if path == self._path:
             return
-        self._path, self._group, self._shared = "", -1, False
+        self._path, self._group = "", -1
         self._raw = self.files.open(path)
         self._footer, self._key = read_footer(self.files.root, path, self._raw)
+        self._identity = object() if self._key is None else self._key
         self._present = [name for name in self._schema.names if name in self._footer.names]
-        self._pages: PageReader | None = None
-        self._walks: dict[tuple[int, tuple[str, ...]], SequentialReader] = {}
         self._path = path
 
     def _spans(self, piece: FileSlice) -> Iterator[tuple[int, int, int]]:
@@ -163,87 +156,86 @@ class MessageReader:
             if (first := max(piece.offset - starts[group], 0)) < upto:
                 yield group, first, upto
 
+    def _parts(self, spans: Iterable[tuple[int, int, int]]) -> Iterator[pa.Table]:
+        """Yield the rows of spans. Whole row groups in a row are decoded together."""
+        whole: list[int] = []
+        for group, those in groupby(spans, key=itemgetter(0)):
+            wanted = [(first, end) for _, first, end in those]
+            rows = self._footer.rows[group]
+            if wanted == [(0, rows)] and group != self._group and not self._is_large(group):
+                whole.append(group)
+                continue
+            if whole:
+                yield self._typed(self._decoded(*whole))
+                whole = []
+            yield (
+                self._walked(group, wanted) if self._is_large(group) else self._rows(group, wanted)
+            )
+        if whole:
+            yield self._typed(self._decoded(*whole))
+
+    def _is_large(self, group: int) -> bool:
+        meta = self._footer.metadata.row_group(group)
+        return bool(meta.num_rows > _MAX_WHOLE_ROWS or meta.total_byte_size > MAX_GROUP_BYTES)
+
+    def _rows(self, group: int, spans: list[tuple[int, int]]) -> pa.Table:
+        """Return parts of one small row group."""
+        wanted = sum(end - first for first, end in spans)
+        if group != self._group:
+            self._table, self._group = self._shared(group, wanted), group
+        # A slice would keep the whole row group in memory as long as its reader holds it.
+        # combine_chunks would return a single slice as it is.
+        rows = pa.concat_tables([self._table.slice(first, end - first) for first, end in spans])
+        copies = [pa.concat_arrays(column.chunks) for column in rows.columns]
+        return self._typed(pa.table(copies, names=rows.schema.names))
+
+    def _shared(self, group: int, wanted: int) -> pa.Table:
+        """Return a row group that readers of this process may share."""
+        if not self._share or self._key is None:
+            return self._decoded(group)
+        meta = self._footer.metadata.row_group(group)
+        key = self._key, group, tuple(self._present)
+        decode = partial(self._decoded, group)
+        return row_groups.table(key, wanted, meta.num_rows, meta.total_byte_size, decode)
+
+    def _decoded(self, *groups: int) -> pa.Table:
+        """Decode whole row groups."""
+        metadata = self._footer.metadata
+        names: set[str] = set()
+        for meta in map(metadata.row_group, groups):
+            check_group(meta, self._present)
+            # Equal large values of these columns are held once, until they are read.
+            names.update(expanding_columns(meta, self._present))
+        file = open_file(self._raw, self.files.root, metadata, names)
+        # One thread is enough, because the column of values takes nearly all of the time.
+        rows = file.read_row_groups(groups, self._present, use_threads=False)
+        return self._typed(rows, later=names)
+
+    def _walked(self, group: int, spans: list[tuple[int, int]]) -> pa.Table:
+        """Return parts of one large row group."""
+        metadata, key = self._footer.metadata, (self._identity, group, tuple(self._present))
+        walk, parts = None, []
+        for first, end in spans:
+            if walk is None or walk.at > first:
+                walk = walks.take(key, first)
+            if walk is None:
+                check_group(metadata.row_group(group), self._present)
+                raw = self.files.open(self._path)
+                walk = RowGroupWalk(raw, metadata, group, self._present)
+            parts.append(self._typed(walk.rows(first, end)))
+        if walk is not None and walk.at < self._footer.rows[group]:
+            walks.give(key, walk)
+        return pa.concat_tables(parts)
+
     def _typed(self, rows: pa.Table, later: Collection[str] = ()) -> pa.Table:
         """Cast all columns but `later` to FILE_SCHEMA, and cut foreign nanoseconds off."""
         columns = [
             rows[name]
             if name in later
-            else cast_column(rows[name], self._schema.field(name).type, safe=False)
+            else _cast_column(rows[name], self._schema.field(name).type, safe=False)
             for name in self._present
         ]
         return pa.table(columns, names=self._present)
-
-    def _rows(self, group: int, spans: list[tuple[int, int]]) -> pa.Table:
-        """Return rows of one row group, in the types of FILE_SCHEMA."""
-        meta = self._footer.metadata.row_group(group)
-        wanted = sum(end - first for first, end in spans)
-        if meta.num_rows > _MAX_WHOLE_ROWS or meta.total_byte_size > _MAX_WHOLE_BYTES:
-            return self._pages_of(group, spans)
-        if group != self._group:
-            few = len(spans) <= _FEW_SPANS and 2 * wanted <= meta.num_rows
-            table = self._kept(group, meta, wanted) if few else self._decoded(group)
-            if table is None:
-                return self._pages_of(group, spans)
-            self._table, self._group, self._shared = table, group, few
-        rows = pa.concat_tables([self._table.slice(first, end - first) for first, end in spans])
-        if self._shared or len(spans) > 1:
-            # A slice would keep the whole row group in memory as long as its reader holds it.
-            # combine_chunks would return a single slice as it is.
-            copies = [pa.concat_arrays(column.chunks) for column in rows.columns]
-            rows = pa.table(copies, names=rows.schema.names)
-        return self._typed(rows) if any(map(pa.types.is_dictionary, rows.schema.types)) else rows
-
-    def _pages_of(self, group: int, spans: list[tuple[int, int]]) -> pa.Table:
-        return pa.concat_tables(
-            [self._typed(self._paged(group, first, end)) for first, end in spans]
-        )
-
-    def _kept(self, group: int, meta: pq.RowGroupMetaData, wanted: int) -> pa.Table | None:
-        """Return a row group that readers of this process share, or None."""
-        size = meta.total_byte_size
-        if not self._share or self._key is None or size > MAX_GROUP_BYTES:
-            return None
-        key = self._key, group, tuple(self._present)
-        return row_groups.table(key, wanted, meta.num_rows, size, partial(self._decoded, group))
-
-    def _decoded(self, group: int) -> pa.Table:
-        """Decode a whole row group."""
-        metadata = self._footer.metadata
-        meta = metadata.row_group(group)
-        check_group(self._raw, meta, self._present)
-        # Equal large values of these columns are held once, until they are read.
-        names = expanding_columns(meta, self._present)
-        file = open_file(self._raw, self.files.root, metadata, names)
-        # One thread is enough, because the column of values takes nearly all of the time.
-        rows = file.read_row_group(group, self._present, use_threads=False)
-        return self._typed(rows, later=names)
-
-    def _paged(self, group: int, first: int, end: int) -> pa.Table:
-        try:
-            found = self._page_reader().columns(group, self._present, first, end)
-        except ValueError as error:
-            if isinstance(error, pa.ArrowException):
-                raise
-            raise pa.ArrowInvalid(str(error)) from error
-        rest = tuple(name for name, column in found.items() if column is None)
-        if rest:
-            rows = self._walk(group, rest, first).rows(first, end)
-            found |= {name: rows[name] for name in rest}
-        return pa.table({name: found[name] for name in self._present})
-
-    def _page_reader(self) -> PageReader:
-        if self._pages is None:
-            if self._footer.pages is None:
-                self._footer.pages = PageIndex.of(self._raw)
-            self._pages = PageReader(self._raw, self._footer.pages)
-        return self._pages
-
-    def _walk(self, group: int, names: tuple[str, ...], first: int) -> SequentialReader:
-        walk = self._walks.get((group, names))
-        if walk is None or walk.at > first:
-            walk = SequentialReader(self.files.open(self._path), group, names)
-            self._walks = {(group, names): walk}
-        return walk
 
 
 def verify_slice(
@@ -285,7 +277,7 @@ def _read_piece(
     return MessageReader(files, columns).try_read(piece).validate(full=True)
 
 
-def cast_column(
+def _cast_column(
     column: pa.ChunkedArray, kind: pa.DataType, *, safe: bool = True
 ) -> pa.ChunkedArray:
     """Return a column in another type. Nested types are always cast."""
@@ -308,3 +300,44 @@ def _filled(
     if field.name == "message_id" and column.null_count:
         return pc.coalesce(column, sequences_of(pieces).cast(pa.string()))
     return column
+
+
+def to_delivery_table(
+    payload: pa.Table | None,
+    pieces: Sequence[tuple[FileSlice, Range]],
+    schema: pa.Schema,
+    constants: Mapping[str, Any],
+) -> pa.Table:
+    """Return leased messages in the columns of a schema.
+
+    A column comes from `payload`, from `constants`, or from the slice and its range. `payload` is
+    None if the schema has no column of a data file. Instants are in microseconds since 1970.
+    """
+    rows = [piece.rows for piece, _ in pieces]
+
+    def column(field: pa.Field) -> Any:
+        if payload is not None and field.name in payload.schema.names:
+            column = payload[field.name]
+            return _cast_column(
+                _priority(column) if field.name == "priority" else column, field.type
+            )
+        if field.name == "sequence":
+            return sequences_of(piece for piece, _ in pieces)
+        if field.name in constants:
+            return _repeated([constants[field.name]], [sum(rows)], field.type)
+        name = "expires_at" if field.name == "lease_expires_at" else field.name
+        return _repeated([getattr(of, name) for _, of in pieces], rows, field.type)
+
+    return pa.table([column(field) for field in schema], schema=schema)
+
+
+def _priority(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if column.null_count == len(column):
+        return pa.chunked_array([pa.repeat(pa.scalar(0, column.type), len(column))])
+    return effective_priorities(column)
+
+
+def _repeated(values: Sequence[Any], rows: Sequence[int], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_timestamp(kind):
+        return repeat_values(values, rows, pa.int64()).cast(INSTANT).cast(kind)
+    return repeat_values(values, rows, kind)

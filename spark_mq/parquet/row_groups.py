@@ -1,38 +1,40 @@
-"""Keep decoded row groups while several leases read them in small parts.
+"""Keep decoded row groups, and large ones half read, for the leases that follow.
 
-Leases of few messages, and leases in order of keys, each take a part of a row group. A read of the
-whole row group costs about as much as two small parts of it.
+Leases of few messages, and leases in order of keys, each read a part of a row group. Decoding it
+once costs less than decoding its parts.
 """
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
+from spark_mq.parquet.footers import expanding_columns
 from spark_mq.util.process import call_in_forks
 
-__all__ = ["MAX_GROUP_BYTES", "RowGroupCache", "row_groups"]
+__all__ = ["MAX_GROUP_BYTES", "RowGroupCache", "RowGroupWalk", "WalkCache", "row_groups", "walks"]
 
 _MAX_BYTES: Final = 128 * 2**20
 MAX_GROUP_BYTES: Final = _MAX_BYTES // 4  # larger row groups are not kept
-_MAX_READ_ONCE: Final = 512  # row groups that are remembered as read in part
 _IDLE_SECONDS: Final = 30.0
-# If so many more were read again than not, the next are kept from their first read.
-_SURE: Final = 4
+_MAX_WALKS: Final = 8
+_STEP_ROWS: Final = 10_000
+_STEP_BYTES: Final = 16 * 2**20
 
 
 class _Kept:
-    """A row group, its unread rows, and its use."""
+    """A row group, its unread rows, and its last use."""
 
-    __slots__ = ("again", "left", "lock", "size", "table", "used_at")
+    __slots__ = ("left", "lock", "size", "table", "used_at")
 
-    def __init__(self, left: int, size: int, *, again: bool) -> None:
-        self.left, self.size, self.again, self.used_at = left, size, again, 0.0
+    def __init__(self, left: int, size: int) -> None:
+        self.left, self.size, self.used_at = left, size, 0.0
         self.lock = threading.Lock()
         self.table: pa.Table | None = None
 
@@ -40,10 +42,9 @@ class _Kept:
 class RowGroupCache:
     """Keep row groups that are read in parts. Thread-safe.
 
-    It keeps a row group from the second read of a part, or from the first if most row groups are
-    read again. Because a message is mostly read once, it drops a row group after as many rows were
-    read as it has. To make room, it drops only row groups that nobody used for 30 s. Otherwise
-    leases that walk over more files than fit would drop each one before its next use.
+    Because a message is mostly read once, it drops a row group after as many rows were read as it
+    has. To make room, it drops only row groups that nobody used for 30 s. Otherwise leases that
+    walk over more files than fit would drop each one before its next use.
     """
 
     def __init__(
@@ -56,8 +57,6 @@ class RowGroupCache:
         """Begin empty, with free locks. A forked process has no threads that would free them."""
         self._bytes = 0
         self._kept: dict[Hashable, _Kept] = {}
-        self._read_once: OrderedDict[Hashable, int] = OrderedDict()  # the rows that were read
-        self._score = 0  # row groups that were read again, less those that were not
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -69,17 +68,17 @@ class RowGroupCache:
 
     def table(
         self, key: Hashable, wanted: int, rows: int, size: int, decode: Callable[[], pa.Table]
-    ) -> pa.Table | None:
-        """Return a whole row group, or None to read a part alone.
+    ) -> pa.Table:
+        """Return a whole row group, and keep it if there is room.
 
         `wanted` is how many of its rows the caller wants, and `size` its decoded bytes by its
-        footer. Only one of the threads that want it calls `decode`. After an error of `decode`,
-        nothing is kept.
+        footer. Only one of the threads that want a kept one calls `decode`. After an error of
+        `decode`, nothing is kept.
         """
         with self._lock:
             kept = self._find(key, wanted, rows, size)
         if kept is None:
-            return None
+            return decode()
         with kept.lock:
             if kept.table is None:
                 try:
@@ -98,39 +97,21 @@ class RowGroupCache:
     def _find(self, key: Hashable, wanted: int, rows: int, size: int) -> _Kept | None:
         kept, now = self._kept.get(key), self._clock()
         if kept is None:
-            before = self._read_once.pop(key, 0)
-            if before:
-                self._count(again=True)
-            if not (before or self._score >= _SURE) or not self._has_room(size, now):
-                self._note(key, before + wanted)
+            if not self._has_room(size, now):
                 return None
-            kept = self._kept[key] = _Kept(rows - before, size, again=before > 0)
+            kept = self._kept[key] = _Kept(rows, size)
             self._bytes += size
-        elif not kept.again:
-            kept.again = True
-            self._count(again=True)
         kept.left -= wanted
         kept.used_at = now
         if kept.left <= 0:
             self._drop(key)
         return kept
 
-    def _count(self, *, again: bool) -> None:
-        self._score = max(-_SURE, min(2 * _SURE, self._score + (1 if again else -1)))
-
-    def _note(self, key: Hashable, wanted: int) -> None:
-        self._read_once[key] = wanted
-        if len(self._read_once) > _MAX_READ_ONCE:
-            self._read_once.popitem(last=False)
-            self._count(again=False)
-
     def _has_room(self, size: int, now: float) -> bool:
         """Return whether a row group fits in. Drop idle ones if needed."""
         if self._bytes + size > self._max_bytes:
             idle = [k for k, kept in self._kept.items() if now - kept.used_at >= _IDLE_SECONDS]
             for key in idle:
-                if not self._kept[key].again:
-                    self._count(again=False)
                 self._drop(key)
         return self._bytes + size <= self._max_bytes
 
@@ -149,5 +130,78 @@ class RowGroupCache:
             self._bytes -= kept.size
 
 
+class RowGroupWalk:
+    """Read a large row group once, front to back, in steps that fit in memory."""
+
+    def __init__(
+        self, raw: object, metadata: pq.FileMetaData, group: int, names: Sequence[str]
+    ) -> None:
+        meta = metadata.row_group(group)
+        file = pq.ParquetFile(
+            raw,
+            metadata=metadata,
+            read_dictionary=expanding_columns(meta, names),
+            coerce_int96_timestamp_unit="us",
+            page_checksum_verification=True,
+            buffer_size=2**20,  # Without it, pyarrow fetches a whole column chunk in one piece.
+            pre_buffer=False,
+        )
+        width = meta.total_byte_size // max(1, meta.num_rows)
+        rows = min(_STEP_ROWS, max(1, _STEP_BYTES // max(1, width)))
+        self._steps = file.iter_batches(
+            rows, row_groups=[group], columns=list(names), use_threads=False
+        )
+        self._step = pa.table({name: [] for name in names})
+        self._begin = 0
+        self.at = 0  # the first row that it can still return
+
+    def rows(self, first: int, end: int) -> pa.Table:
+        """Return rows `first` up to `end`. A later call must not go back."""
+        parts = []
+        self.at = first
+        while True:
+            if self._begin + self._step.num_rows > first:
+                upto = min(end - self._begin, self._step.num_rows)
+                low = max(first - self._begin, 0)
+                parts.append(self._step.slice(low, upto - low))
+                if self._begin + upto >= end:
+                    self.at = end
+                    return pa.concat_tables(parts)
+            self._begin += self._step.num_rows
+            step = next(self._steps, None)
+            if step is None:
+                raise pa.ArrowInvalid(f"a row group ends after {self._begin} rows, too early")
+            self._step = pa.Table.from_batches([step])
+
+
+class WalkCache:
+    """Keep the walks that were used last, so that the next lease continues one. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin empty, with a free lock. A forked process shares the position of open files."""
+        self._kept: list[tuple[Hashable, RowGroupWalk]] = []
+        self._lock = threading.Lock()
+
+    def take(self, key: Hashable, first: int) -> RowGroupWalk | None:
+        """Take out the walk that is nearest before a row, or return None."""
+        with self._lock:
+            fit = [one for one in self._kept if one[0] == key and one[1].at <= first]
+            if not fit:
+                return None
+            nearest = max(fit, key=lambda one: one[1].at)
+            self._kept.remove(nearest)
+            return nearest[1]
+
+    def give(self, key: Hashable, walk: RowGroupWalk) -> None:
+        with self._lock:
+            self._kept = [*self._kept[1 - _MAX_WALKS :], (key, walk)]
+
+
 row_groups: Final = RowGroupCache()
+walks: Final = WalkCache()
 call_in_forks(row_groups.reset)
+call_in_forks(walks.reset)
+atexit.register(walks.reset)  # pyarrow must close their files while Python still runs

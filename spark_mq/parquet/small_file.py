@@ -15,8 +15,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from spark_mq.parquet.thrift import BINARY, I32, LIST, STRUCT, TRUE, Struct, encode
-
 __all__ = ["SmallFileEncoder"]
 
 _STRINGS: Final = pa.string()
@@ -28,15 +26,15 @@ _PAGE_START: Final = b"\x15\x00\x15"
 _CHECKSUM_BYTES: Final = 6
 _TAIL_BYTES: Final = 8  # the footer's length and the magic number
 _BOOLEAN, _INT32, _INT64, _BYTES = 0, 1, 2, 6  # physical types
-_EMPTY: Final[Struct] = {}
-_STRING: Final[Struct] = {6: (I32, 0), 10: (STRUCT, {1: (STRUCT, _EMPTY)})}
-_MICROS: Final = {1: (TRUE, True), 2: (STRUCT, {2: (STRUCT, _EMPTY)})}
-_INSTANT: Final[Struct] = {6: (I32, 10), 10: (STRUCT, {8: (STRUCT, _MICROS)})}
-# The physical type, and the fields of a schema element that name the logical one.
-_KINDS: Final[dict[pa.DataType, tuple[int, Struct]]] = {
-    pa.bool_(): (_BOOLEAN, _EMPTY),
-    pa.int32(): (_INT32, _EMPTY),
-    pa.int64(): (_INT64, _EMPTY),
+_STRUCT: Final = 12  # in a list, by Thrift
+# Thrift structs: the fields of a schema element that name the logical type.
+_STRING: Final = b"\x25\x00\x4c\x1c\x00\x00"  # UTF8, STRING
+_INSTANT: Final = b"\x25\x14\x4c\x8c\x11\x1c\x2c\x00\x00\x00\x00"  # TIMESTAMP_MICROS, in UTC
+# The physical type, and the fields that name the logical one.
+_KINDS: Final[dict[pa.DataType, tuple[int, bytes]]] = {
+    pa.bool_(): (_BOOLEAN, b""),
+    pa.int32(): (_INT32, b""),
+    pa.int64(): (_INT64, b""),
     pa.timestamp("us", tz="UTC"): (_INT64, _INSTANT),
     pa.string(): (_BYTES, _STRING),
 }
@@ -48,7 +46,7 @@ class SmallFileEncoder:
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
         self._columns = [(_KINDS[field.type][0], _column_start(field)) for field in schema]
-        self._start = b"\x15\x02\x19" + _list_head(len(schema) + 1, STRUCT) + _root(len(schema))
+        self._start = b"\x15\x02\x19" + _list_head(len(schema) + 1, _STRUCT) + _root(len(schema))
         self._start += b"".join(_element(field) for field in schema)
 
     def encode(self, columns: Sequence[Sequence[Any]]) -> bytes:
@@ -75,7 +73,7 @@ class SmallFileEncoder:
             at += len(page) + len(data)
         size = b"\x16" + _varint(at - len(_MAGIC))
         footer = (
-            self._start + count + b"\x19\x1c\x19" + _list_head(len(chunks), STRUCT)
+            self._start + count + b"\x19\x1c\x19" + _list_head(len(chunks), _STRUCT)
             + b"".join(chunks) + size + count + b"\x00" + _FOOTER_END
         )  # fmt: skip
         return b"".join((*parts, footer, struct.pack("<i", len(footer)), _MAGIC))
@@ -116,24 +114,25 @@ class SmallFileEncoder:
 
 
 def _root(columns: int) -> bytes:
-    return encode({4: (BINARY, b"schema"), 5: (I32, columns)})
+    return b"\x48" + _text(b"schema") + b"\x15" + _varint(columns) + b"\x00"
 
 
 def _element(field: pa.Field) -> bytes:
     """Return the schema element of a nullable column."""
     kind, logical = _KINDS[field.type]
-    return encode({1: (I32, kind), 3: (I32, 1), 4: (BINARY, field.name.encode()), **logical})
+    return (
+        b"\x15" + _varint(kind) + b"\x25\x02\x18" + _text(field.name.encode()) + logical + b"\x00"
+    )
 
 
 def _column_start(field: pa.Field) -> bytes:
-    """Return the constant part of a column's metadata."""
-    fields: Struct = {
-        1: (I32, _KINDS[field.type][0]),
-        2: (LIST, (I32, [0, 3])),  # PLAIN values, RLE levels
-        3: (LIST, (BINARY, [field.name.encode()])),
-        4: (I32, 0),  # uncompressed
-    }
-    return b"\x1c" + encode(fields)[:-1]
+    """Return the constant part of a column's metadata: PLAIN values, RLE levels, uncompressed."""
+    kind, name = _varint(_KINDS[field.type][0]), _text(field.name.encode())
+    return b"\x1c\x15" + kind + b"\x19\x25\x00\x06\x19\x18" + name + b"\x15\x00"
+
+
+def _text(content: bytes) -> bytes:
+    return _unsigned(len(content)) + content
 
 
 def _list_head(count: int, kind: int) -> bytes:

@@ -21,11 +21,9 @@ __all__ = ["BANDS_TAG", "WrittenFile", "write_file"]
 
 BANDS_TAG: Final = "spark_mq.bands"  # in an ``add`` action: the bands of the rows
 
-ROW_GROUP_ROWS: Final = 20_000  # few, because a lease reads slices from anywhere in a file
-# Pages are small, because a lease reads each page that it touches.
-PAGE_BYTES: Final = 128 * 2**10
-PAGE_ROWS: Final = 1_000
-_MAX_BATCH_ROWS: Final = 1_024  # pyarrow's default
+# Row groups are small, because a lease decodes each row group that it touches.
+ROW_GROUP_ROWS: Final = 5_000
+ROW_GROUP_BYTES: Final = 2 * 2**20  # of values, and one value more
 # Fewer bytes of values are always compressed. Three samples have this size together.
 _SAMPLE_BYTES: Final = 2**18
 # The columns as Parquet names them.
@@ -96,28 +94,30 @@ def _encoded(table: pa.Table) -> bytes:
     if not _is_compressible(table["value"]):
         codecs["value"] = "none"
     buffer = io.BytesIO()
-    pq.write_table(
-        table,
-        buffer,
-        compression=codecs,
-        row_group_size=ROW_GROUP_ROWS,
-        # Each read of a few pages reads the whole dictionary too.
-        use_dictionary=[] if mostly_differ(table["key"]) else ["key"],
+    options: dict[str, Any] = {
+        "compression": codecs,
+        # A read of a row group reads the whole dictionary too.
+        "use_dictionary": [] if mostly_differ(table["key"]) else ["key"],
         # A reader skips a column whose statistics show that all of it is null.
-        write_statistics=["message_id", "key", "published_at", "priority", *TIME_COLUMNS],
-        write_page_checksum=True,  # Readers find flipped bits by it.
-        write_page_index=True,  # A lease of few messages reads few pages.
-        data_page_size=PAGE_BYTES,
-        max_rows_per_page=PAGE_ROWS,
-        write_batch_size=_batch_rows(table["value"]),
-    )
+        "write_statistics": ["message_id", "key", "published_at", "priority", *TIME_COLUMNS],
+        "write_page_checksum": True,  # Readers find flipped bits by it.
+    }
+    with pq.ParquetWriter(buffer, table.schema, **options) as writer:
+        start = 0
+        for end in _cuts(table["value"]):
+            writer.write_table(table.slice(start, end - start), ROW_GROUP_ROWS)
+            start = end
     return buffer.getvalue()
 
 
-def _batch_rows(values: pa.ChunkedArray) -> int:
-    """Return the rows of a batch. pyarrow compares a page with PAGE_BYTES after each batch only."""
-    rows = -(-PAGE_BYTES * len(values) // max(1, values.nbytes))
-    return max(1, min(_MAX_BATCH_ROWS, rows))
+def _cuts(values: pa.ChunkedArray) -> list[int]:
+    """Return the ends of parts with ROW_GROUP_BYTES of values, so that large ones stand apart."""
+    if values.nbytes <= ROW_GROUP_BYTES:
+        return [len(values)]
+    sizes = pc.fill_null(pc.binary_length(values), 0).cast(pa.int64())
+    parts = pc.divide(pc.cumulative_sum(sizes), ROW_GROUP_BYTES)
+    ends: list[int] = pc.run_end_encode(parts.combine_chunks()).run_ends.to_pylist()
+    return ends
 
 
 def _is_compressible(values: pa.ChunkedArray) -> bool:

@@ -17,8 +17,7 @@ import pyarrow.parquet as pq
 from spark_mq.group import ConsumerGroup
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Range
-from spark_mq.parquet.files import FileStore
-from spark_mq.parquet.read_errors import row_count_error, unreadable_error
+from spark_mq.parquet.files import FileStore, row_count_error, unreadable_error
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.spark.batch_scan import BatchScan
 from spark_mq.spark.partitions import Piece

@@ -14,8 +14,7 @@ from pyspark.sql.types import StructType
 from spark_mq.delta.object_store import ObjectStore, join
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Range
-from spark_mq.parquet.delivery_table import to_delivery_table
-from spark_mq.parquet.reader import MessageReader
+from spark_mq.parquet.reader import MessageReader, to_delivery_table
 from spark_mq.spark.schema import PAYLOAD_COLUMNS, arrow_schema
 from spark_mq.spark.value_schema import DATA_COLUMNS
 

@@ -22,7 +22,7 @@ from spark_mq.message import to_publish
 from spark_mq.operations.publish import report_files
 from spark_mq.operations.unique_publish import check_dedup, draft_of_files, publish_draft
 from spark_mq.parquet.bands import sort_by_band
-from spark_mq.parquet.publishable import check_publishable
+from spark_mq.parquet.publish_table import check_publishable
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.spark.options import WriteOptions
 from spark_mq.storage.draft import hashed_ids

@@ -23,8 +23,7 @@ from spark_mq.ledger.bands import valid_bands
 from spark_mq.ledger.message_index import ORDINAL_BITS, DataFile, MessageIndex, sequence
 from spark_mq.parquet.bands import may_have_priorities, read_bands
 from spark_mq.parquet.delivery_times import may_have_times, read_delivery_times
-from spark_mq.parquet.files import FileStore
-from spark_mq.parquet.read_errors import unreadable_reason
+from spark_mq.parquet.files import FileStore, unreadable_reason
 from spark_mq.parquet.writer import BANDS_TAG
 from spark_mq.storage.commit_rows import (
     COMMITS_SCHEMA,

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from support.clocks import PAUSES, MachineClocks
+from support.thrift import decode
 
 from spark_mq.delta import follower
 from spark_mq.delta import log as log_module
@@ -41,7 +42,6 @@ from spark_mq.errors import (
     StorageError,
     UnsupportedTable,
 )
-from spark_mq.parquet.thrift import decode
 
 SCHEMA = pa.schema([("part", pa.string()), ("value", pa.int64())])
 

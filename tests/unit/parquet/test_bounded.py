@@ -80,19 +80,12 @@ def largest_part(folder: Path, piece: FileSlice, most: int) -> int:
     return max(table.nbytes for table in tables)
 
 
-INDEXED = {"write_page_index": True, "use_dictionary": False, "write_batch_size": 1}
+def test_small_messages_say_nothing_about_those_that_follow(tmp_path: Path) -> None:
+    piece = written(tmp_path, [10] * 10_000 + [MB] * 60)
+    assert largest_part(tmp_path, piece, 2 * MB) < 4 * MB
 
 
-@pytest.mark.parametrize("options", [{}, INDEXED], ids=["our writer", "another one"])
-def test_small_messages_say_nothing_about_those_that_follow(
-    tmp_path: Path, options: dict[str, object]
-) -> None:
-    widths = [10] * 10_000 + [MB] * 60
-    piece = written(tmp_path, widths, **options)
-    assert largest_part(tmp_path, piece, 2 * MB) < 4 * MB + 21 * MB * (not options)  # a page
-
-
-def test_without_a_page_index_the_mean_decides(tmp_path: Path) -> None:
+def test_in_a_foreign_row_group_the_mean_decides(tmp_path: Path) -> None:
     piece = written(tmp_path, [MB] * 20, use_dictionary=False)
     assert largest_part(tmp_path, piece, 2 * MB) < 3 * MB
 

@@ -15,8 +15,7 @@ from spark_mq.errors import CorruptLog
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Range
 from spark_mq.message import to_received
-from spark_mq.parquet.delivery_table import to_delivery_table
-from spark_mq.parquet.reader import MessageReader, repeat_values, verify_slice
+from spark_mq.parquet.reader import MessageReader, repeat_values, to_delivery_table, verify_slice
 from spark_mq.parquet.schema import DELIVERED_COLUMNS, DELIVERY_SCHEMA, FILE_SCHEMA
 from spark_mq.parquet.writer import write_file
 

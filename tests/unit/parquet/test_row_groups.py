@@ -33,65 +33,44 @@ class Decoder:
         return self.found
 
 
-def read(cache: RowGroupCache, key: str, wanted: int, decode: Callable[[], pa.Table]) -> bool:
-    """Return whether the cache had the row group or decoded it."""
-    return cache.table(key, wanted, ROWS, 1_000, decode) is not None
+def read(cache: RowGroupCache, key: str, wanted: int, decode: Callable[[], pa.Table]) -> pa.Table:
+    return cache.table(key, wanted, ROWS, 1_000, decode)
 
 
-def test_a_row_group_is_decoded_at_the_second_read_and_dropped_after_the_last_row() -> None:
+def test_a_row_group_is_decoded_once_and_dropped_after_the_last_row() -> None:
     cache, decode = RowGroupCache(), Decoder()
-    assert not read(cache, "a", 100, decode)
-    assert read(cache, "a", 300, decode)
+    assert read(cache, "a", 400, decode) is decode.found
     assert (decode.times, len(cache), cache.nbytes) == (1, 1, decode.found.nbytes)
-    assert read(cache, "a", 300, decode)
+    read(cache, "a", 300, decode)
     assert (decode.times, len(cache)) == (1, 1)
-    assert read(cache, "a", 300, decode), "the last rows"
+    read(cache, "a", 300, decode)  # the last rows
     assert (decode.times, len(cache), cache.nbytes) == (1, 0, 0)
-    assert not read(cache, "a", 100, decode), "it begins again"
+    read(cache, "a", 100, decode)
+    assert decode.times == 2, "it begins again"
 
 
 def test_a_full_cache_keeps_its_row_groups_until_they_are_idle() -> None:
     now = [0.0]
     cache, decode = RowGroupCache(max_bytes=24_500, clock=lambda: now[0]), Decoder()
-    for key in "abcd":
-        assert not read(cache, key, 1, decode)
-    assert read(cache, "a", 1, decode)
+    read(cache, "a", 1, decode)
     now[0] = 20.0
-    assert read(cache, "b", 1, decode)
-    assert not read(cache, "c", 1, decode), "two fill it"
+    read(cache, "b", 1, decode)
+    for _ in range(2):
+        read(cache, "c", 1, decode)
+    assert (decode.times, len(cache)) == (4, 2), "two fill it"
     now[0] = 31.0
-    assert read(cache, "c", 1, decode), "the first is idle"
-    assert decode.times == 3
-    assert read(cache, "b", 1, decode)
-    assert not read(cache, "d", 1, decode)
-    assert decode.times == 3
+    for _ in range(2):
+        read(cache, "c", 1, decode)
+    assert decode.times == 5, "the first is idle"
+    read(cache, "b", 1, decode)
+    assert decode.times == 5
     assert cache.nbytes == 2 * decode.found.nbytes <= 24_500
 
 
 def test_a_row_group_that_decodes_to_more_than_its_footer_says_is_weighed_as_it_is() -> None:
     cache, large = RowGroupCache(), Decoder(10, MAX_GROUP_BYTES // 10 + 1)
-    assert not read(cache, "a", 1, large)
-    assert read(cache, "a", 1, large)
+    read(cache, "a", 1, large)
     assert (len(cache), cache.nbytes) == (0, 0), "it is used once and not kept"
-
-
-def test_row_groups_are_kept_from_the_first_read_while_most_are_read_again() -> None:
-    now = [0.0]
-    cache, decode = RowGroupCache(max_bytes=100_000, clock=lambda: now[0]), Decoder()
-    for key in "abcd":
-        assert not read(cache, key, 500, decode)
-        assert read(cache, key, 500, decode)
-    assert read(cache, "e", 500, decode), "the first read"
-    assert read(cache, "e", 500, decode)
-    assert len(cache) == 0
-    now[0] = 100.0
-    kept = 0
-    while read(cache, f"once {kept}", 1, decode):
-        kept += 1
-        now[0] += 31
-        assert kept < 100, "row groups that nobody reads again count"
-    assert kept >= 8
-    assert not read(cache, "the next", 1, decode)
 
 
 def test_an_error_of_the_decoder_is_raised_and_nothing_is_kept() -> None:
@@ -100,12 +79,11 @@ def test_an_error_of_the_decoder_is_raised_and_nothing_is_kept() -> None:
     def broken() -> pa.Table:
         raise OSError("a page is damaged")
 
-    assert not read(cache, "a", 1, broken)
     with pytest.raises(OSError, match="a page is damaged"):
         read(cache, "a", 1, broken)
     assert (len(cache), cache.nbytes) == (0, 0)
-    assert not read(cache, "a", 1, decode)
-    assert read(cache, "a", 1, decode)
+    read(cache, "a", 1, decode)
+    assert (decode.times, len(cache)) == (1, 1)
 
 
 def test_threads_that_want_one_row_group_decode_it_once() -> None:
@@ -116,19 +94,20 @@ def test_threads_that_want_one_row_group_decode_it_once() -> None:
         assert go.wait(30)
         return decode()
 
-    read(cache, "a", 1, slow)
-    found: list[bool] = []
+    found: list[pa.Table] = []
     threads = [
         threading.Thread(target=lambda: found.append(read(cache, "a", 1, slow))) for _ in range(4)
     ]
     for thread in threads:
         thread.start()
     assert begun.wait(30)
-    assert not read(cache, "b", 1, decode), "another row group does not wait"
+    read(cache, "b", 1, decode)  # another row group does not wait
     go.set()
     for thread in threads:
         thread.join()
-    assert (found, decode.times) == ([True] * 4, 1)
+    assert len(found) == 4
+    assert all(table is decode.found for table in found)
+    assert decode.times == 2
 
 
 @pytest.fixture
@@ -157,10 +136,9 @@ def test_readers_of_parts_share_a_row_group(tmp_path: Path, cache: RowGroupCache
         assert found.equals(part(tmp_path, first, share=False))
         assert found["value"][0].as_py() == b"%06d" % first
         kept.append(len(cache))
-        if first:  # The first part holds its pages.
-            held = found.get_total_buffer_size()
-            assert held < 2_500, "a part holds its own rows, not the whole row group"
-    assert kept == [0, *[1] * 8, 0]
+        held = found.get_total_buffer_size()
+        assert held < 2_500, "a part holds its own rows, not the whole row group"
+    assert kept == [*[1] * 9, 0]
 
 
 def test_a_whole_row_group_is_not_kept(tmp_path: Path, cache: RowGroupCache) -> None:

@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.thrift import decode, get
 
 from spark_mq.parquet.small_file import SmallFileEncoder
-from spark_mq.parquet.thrift import decode, get
 
 INSTANT = pa.timestamp("us", tz="UTC")
 TYPES = {

@@ -1,4 +1,4 @@
-"""Data files have small pages, so that a lease reads little more than its messages."""
+"""Data files have small row groups, so that a lease reads little more than its messages."""
 
 from __future__ import annotations
 
@@ -11,35 +11,25 @@ import pyarrow.parquet as pq
 import pytest
 
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.parquet.pages import PageReader
-from spark_mq.parquet.writer import PAGE_BYTES, PAGE_ROWS, ROW_GROUP_ROWS, write_file
+from spark_mq.parquet.writer import ROW_GROUP_BYTES, ROW_GROUP_ROWS, write_file
 
 
 @pytest.mark.parametrize("size", [0, 20, 1_000, 10_000, 300_000])
-def test_pages_are_small(tmp_path: Path, size: int) -> None:
-    rows = min(30_000, 2_000_000 // (size or 1))
+def test_row_groups_are_small(tmp_path: Path, size: int) -> None:
+    rows = min(30_000, 6_000_000 // (size or 1))
     values = [n.to_bytes(4, "little") * (size // 4) for n in range(rows)]
     ids = [f"{n:036}" for n in range(rows)]
     written = write_file(
         ObjectStore(str(tmp_path)),
         pa.table({"value": pa.array(values, pa.binary()), "message_id": ids}),
     )
-    file = tmp_path / written.path
-    meta = pq.ParquetFile(file).metadata
-    assert [meta.row_group(n).num_rows for n in range(meta.num_row_groups)][:-1] == [
-        ROW_GROUP_ROWS
-    ] * (meta.num_row_groups - 1)
-    reader = PageReader(pa.OSFile(str(file)))
-    for name in ("value", "message_id"):
-        column = reader.columns(0, [name], 0, 1)[name]
-        assert column is not None
-        chunk = reader.index.chunk(None, 0, name)
-        assert chunk is not None
-        counts = [end - first for first, end in zip(chunk.first, chunk.first[1:], strict=False)]
-        assert max(counts) <= PAGE_ROWS
-        longest = max(size, 36) if name == "value" else 36
-        assert max(counts) * longest <= 2 * max(PAGE_BYTES, longest), counts
-        assert sum(counts) == meta.row_group(0).num_rows
+    file = pq.ParquetFile(tmp_path / written.path)
+    counts = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
+    assert sum(counts) == rows
+    assert max(counts) <= ROW_GROUP_ROWS
+    assert max(counts) * size <= ROW_GROUP_BYTES + size
+    assert len(counts) <= 2 * max(-(-rows // ROW_GROUP_ROWS), -(-rows * size // ROW_GROUP_BYTES))
+    assert file.read(columns=["value"])["value"].to_pylist() == values
 
 
 def test_a_file_of_no_messages_can_be_written(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
-"""Decode and encode Thrift's compact protocol for Parquet's metadata.
+"""Decode and encode Thrift's compact protocol, to forge the metadata of Parquet files.
 
-pyarrow reads that metadata. It neither locates the pages of a column nor writes metadata for
-existing pages. Source: Apache Thrift, doc/specs/thrift-compact-protocol.md.
+Source: Apache Thrift, doc/specs/thrift-compact-protocol.md.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ __all__ = [
     "decode",
     "encode",
     "get",
-    "read_range",
 ]
 
 TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT, UUID = range(1, 14)
@@ -108,14 +106,15 @@ def _integer(data: bytes, at: int) -> tuple[int, int]:
     return (found >> 1) ^ -(found & 1), at
 
 
-def encode(fields: Struct, *, after: int = 0) -> bytes:
-    """Return a struct in bytes. `after` is the last field that stands in front of these."""
+def encode(fields: Struct) -> bytes:
+    """Return a struct in bytes."""
     out = bytearray()
-    _put_struct(out, fields, after)
+    _put_struct(out, fields)
     return bytes(out)
 
 
-def _put_struct(out: bytearray, fields: Struct, last: int = 0) -> None:
+def _put_struct(out: bytearray, fields: Struct) -> None:
+    last = 0
     for number, (kind, found) in sorted(fields.items()):
         if 0 < number - last < 16:
             out.append((number - last) << 4 | kind)
@@ -132,10 +131,7 @@ def _put(out: bytearray, kind: int, found: Any) -> None:
     if kind in _INTEGERS:
         _put_integer(out, found)
     elif kind == STRUCT:
-        if isinstance(found, bytes):
-            out += found  # encoded already
-        else:
-            _put_struct(out, found)
+        _put_struct(out, found)
     elif kind in (TRUE, FALSE, BYTE):
         out.append(found)
     elif kind == DOUBLE:
@@ -162,14 +158,3 @@ def _put_varint(out: bytearray, number: int) -> None:
 
 def _put_integer(out: bytearray, number: int) -> None:
     _put_varint(out, number << 1 if number >= 0 else (-number << 1) - 1)
-
-
-def read_range(raw: Any, at: int, size: int) -> bytes:
-    """Return bytes of a file. Raise ValueError if it ends before them."""
-    if min(at, size) < 0 or at + size > raw.size():
-        raise ValueError(f"the file ends at byte {raw.size()}, before its metadata says")
-    raw.seek(at)
-    found: bytes = raw.read(size)
-    if len(found) < size:
-        raise ValueError(f"the file ends at byte {at + len(found)}, before its metadata says")
-    return found
