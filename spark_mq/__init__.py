@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from spark_mq.per_message.decisions import Reject, Retry, Snooze
     from spark_mq.publisher import BufferedPublisher, PendingMessage
     from spark_mq.queue import Queue
-    from spark_mq.storage.message_store import PublishReceipt
+    from spark_mq.storage.publish_receipt import PublishReceipt
     from spark_mq.worker import WorkSummary
 
 __all__ = [
@@ -70,7 +70,7 @@ _MODULES = {
     "Message": "message",
     "MessageOutcome": "operations.trace",
     "PendingMessage": "publisher",
-    "PublishReceipt": "storage.message_store",
+    "PublishReceipt": "storage.publish_receipt",
     "PurgeResult": "maintenance.retention",
     "Queue": "queue",
     "QueueSettings": "operations.public_settings",

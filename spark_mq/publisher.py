@@ -27,10 +27,10 @@ from spark_mq.message import Message, from_rows, to_publish, to_row
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.producer import Producer
 from spark_mq.operations.publish import report_send, with_own_context
-from spark_mq.operations.unique_publish import check_dedup, draft_of
+from spark_mq.operations.unique_publish import check_dedup, pending_of
 from spark_mq.parquet.writer import WrittenFile, write_file
-from spark_mq.storage.draft import Draft
-from spark_mq.storage.message_store import PublishReceipt
+from spark_mq.storage.pending_publish import PendingPublish
+from spark_mq.storage.publish_receipt import PublishReceipt
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.process import ForkGuard
 from spark_mq.util.validation import validate_count, validate_duration, validate_size
@@ -308,7 +308,7 @@ class BufferedPublisher:
 
     def _send(self, batch: _Batch) -> PublishReceipt | BaseException:
         """Commit a batch once. Return the receipt or the last error."""
-        written: WrittenFile | Draft | None = None
+        written: WrittenFile | PendingPublish | None = None
         pause, deadline = _FIRST_PAUSE, time.monotonic() + self._retry_seconds
         while True:
             try:
@@ -316,10 +316,10 @@ class BufferedPublisher:
                     now = self._context.now()
                     times = self._context.settings.default_times(now)
                     table = to_publish(from_rows(batch.rows), now, times)
-                    written = draft_of(self._context, table) or write_file(
+                    written = pending_of(self._context, table) or write_file(
                         self._context.messages.files, table, lanes=self._context.messages.lanes
                     )
-                if isinstance(written, Draft):
+                if isinstance(written, PendingPublish):
                     return self._producer.commit_unique(written)
                 return self._producer.commit(written).placed(written)
             except Exception as error:

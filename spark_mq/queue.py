@@ -35,7 +35,7 @@ from spark_mq.operations.publish_messages import publish_messages
 from spark_mq.operations.trace import Trace, finished, trace
 from spark_mq.operations.trimming import find_held_back
 from spark_mq.publisher import BufferedPublisher
-from spark_mq.storage.message_store import PublishReceipt, producer_txn
+from spark_mq.storage.publish_receipt import PublishReceipt, producer_txn
 from spark_mq.util.clock import Clock, Duration
 from spark_mq.util.user import acting_by_default
 from spark_mq.util.validation import short_repr, validate_name

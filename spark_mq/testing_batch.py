@@ -13,7 +13,7 @@ from spark_mq.group import ConsumerGroup
 from spark_mq.handler import HandlerPolicy, commands_for, is_settle_result, parse_result
 from spark_mq.lease import Lease
 from spark_mq.operations.settle import SettleResult, summarize
-from spark_mq.storage.message_store import PublishReceipt
+from spark_mq.storage.publish_receipt import PublishReceipt
 
 __all__ = ["FakeBatchLease", "run_batch"]
 

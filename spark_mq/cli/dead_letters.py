@@ -2,56 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated
 
 import typer
 
-from spark_mq.cli.command import QUEUE, Given, argument, command, option, parse_sequence
-from spark_mq.cli.output import NOT_FOUND, Column, Rows, complain
-from spark_mq.cli.progress import track
+from spark_mq.cli.exits import NOT_FOUND
+from spark_mq.cli.options import (
+    Output,
+    OutputFormat,
+    QueuePath,
+    StorageOptions,
+    Yes,
+    confirm,
+    open_queue,
+    option,
+    parse_sequence,
+)
+from spark_mq.cli.output import complain, emit, emit_one, track
 from spark_mq.errors import InvalidOption
 
-__all__: list[str] = []
+__all__ = ["app"]
 
-_COLUMNS: Final[list[Column]] = [
+app = typer.Typer(help="Look at dead letters and redrive them.", no_args_is_help=True)
+
+_COLUMNS = [
     ("LETTER", "dead_letter_sequence"), ("SEQUENCE", "sequence"), ("ID", "message_id"),
     ("GROUP", "consumer_group"), ("DELIVERIES", "delivery_count"), ("REASON", "reason"),
     ("ERROR", "error"), ("KEY", "key"), ("VALUE", "value"),
 ]  # fmt: skip
-_CHUNK: Final = 10_000
+_CHUNK = 10_000
 
-_Where = Annotated[str | None, option("SQL over the columns, such as \"reason = 'rejected'\".")]
+_Where = Annotated[
+    str | None,
+    option("--where", help="SQL over the columns, such as \"reason = 'rejected'\"."),
+]
 
 
-@command("dlq list")
+@app.command("list")
 def list_letters(
-    on: Given,
+    queue: QueuePath,
     where: _Where = None,
-    limit: Annotated[int, option("The most letters.", "-n", min=1)] = 100,
-) -> Rows:
+    limit: Annotated[int, option("--limit", "-n", min=1, help="The most letters.")] = 100,
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
     """List dead letters that were not redriven."""
-    return _letters(on, where, limit)
+    found = open_queue(queue, storage_option).list_dead_letters(where=where, limit=limit)
+    emit(found.to_pylist(), _COLUMNS, output)
 
 
-def _letters(on: Given, where: str | None, limit: int | None) -> Rows:
-    return Rows(on.queue.list_dead_letters(where=where, limit=limit).to_pylist(), _COLUMNS)
-
-
-@command("dlq show")
+@app.command()
 def show(
-    on: Given,
-    letter: Annotated[str | None, argument("The LETTER of `dlq list`.")] = None,
-    message_id: Annotated[str | None, option("The first letter with this id.")] = None,
-) -> Mapping[str, Any]:
+    queue: QueuePath,
+    letter: Annotated[
+        str | None,
+        typer.Argument(envvar="SPARK_MQ_LETTER", help="The LETTER of `dlq list`."),
+    ] = None,
+    message_id: Annotated[
+        str | None, option("--message-id", help="The first letter with this id.")
+    ] = None,
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
     """Show one dead letter with its headers and its value."""
-    queue = on.queue
+    opened = open_queue(queue, storage_option)
     where, wanted = _which(letter, message_id)
-    rows = queue.list_dead_letters(where=where, limit=1).to_pylist()
+    rows = opened.list_dead_letters(where=where, limit=1).to_pylist()
     if not rows:
         complain(f"no dead letter has the {wanted}")
         raise typer.Exit(NOT_FOUND)
-    return {**rows[0], "headers": dict(rows[0]["headers"] or ())}
+    row = {**rows[0], "headers": dict(rows[0]["headers"] or ())}
+    emit_one(row, output)
 
 
 def _which(letter: str | None, message_id: str | None) -> tuple[str, str]:
@@ -69,27 +90,34 @@ def _which(letter: str | None, message_id: str | None) -> tuple[str, str]:
     return f"message_id = '{quoted}'", f"id {message_id}"
 
 
-@command("dlq redrive", QUEUE, asks=True)
+@app.command()
 def redrive(
-    on: Given,
+    queue: QueuePath,
     where: _Where = None,
-    limit: Annotated[int | None, option("The most letters. Default: all.", "-n", min=1)] = None,
-    rate: Annotated[float | None, option("The most messages a second.")] = None,
-    dry_run: Annotated[bool, option("Only list which.")] = False,
-) -> Rows | Mapping[str, Any]:
+    limit: Annotated[
+        int | None, option("--limit", "-n", min=1, help="The most letters. Default: all.")
+    ] = None,
+    rate: Annotated[float | None, option("--rate", help="The most messages a second.")] = None,
+    dry_run: Annotated[bool, option("--dry-run", help="Only list which.")] = False,
+    yes: Yes = False,
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
     """Publish dead letters into their queue again, each once. Asks first."""
-    queue = on.queue
+    opened = open_queue(queue, storage_option)
     if dry_run:
-        return _letters(on, where, limit)
+        found = opened.list_dead_letters(where=where, limit=limit)
+        emit(found.to_pylist(), _COLUMNS, output)
+        return
     which = f"that meet {where}" if where else "of this queue"
-    on.confirm(f"Redrive the dead letters {which}?")
+    confirm(f"Redrive the dead letters {which}?", yes)
     redriven = 0
     with track("redriven", limit) as progress:
         while limit is None or redriven < limit:
             chunk = _CHUNK if limit is None else min(_CHUNK, limit - redriven)
-            found = queue.redrive(where=where, limit=chunk, rate=rate).messages
+            found = opened.redrive(where=where, limit=chunk, rate=rate).messages
             redriven += found
             progress(redriven)
             if found < chunk:
                 break
-    return {"queue": queue.path, "redriven": redriven}
+    emit_one({"queue": opened.path, "redriven": redriven}, output)

@@ -1,62 +1,67 @@
-"""List, create, describe, change and drop queues with ``spark-mq queue``."""
+"""List, create, change and drop queues with ``spark-mq queue``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Annotated, Any, Final
 
-from spark_mq.cli.command import (
-    NOTHING,
-    QUEUE_ARGUMENT,
-    Given,
-    Settings,
-    argument,
-    command,
+import typer
+
+from spark_mq.cli.options import (
+    Output,
+    OutputFormat,
+    QueuePathArgument,
+    StorageOptions,
+    Yes,
+    as_options,
+    confirm,
+    open_queue,
     option,
     parse_pairs,
 )
-from spark_mq.cli.output import Column, Pages, Part, Rows
-from spark_mq.cli.progress import busy
-from spark_mq.delta.object_store import absolute_path
-from spark_mq.errors import SparkMQError
-from spark_mq.inspect.overview import QueueOverview
+from spark_mq.cli.output import busy, emit, emit_one, json_line, show_age, show_time
+from spark_mq.cli.settings_table import emit_settings
 from spark_mq.ledger.stats import GroupStats
-from spark_mq.operations.public_settings import GroupSettings, QueueSettings
-from spark_mq.queue import Queue
 from spark_mq.util.setting_text import parse_setting
-from spark_mq.util.show import show_age, show_cell, show_time
+from spark_mq.util.show import printable
 
-__all__ = ["GROUP_COLUMNS", "given_settings", "group_rows", "shown_settings"]
+__all__ = ["GROUP_COLUMNS", "app", "group_rows"]
 
-GROUP_COLUMNS: Final[list[Column]] = [
+app = typer.Typer(
+    help="List, create, describe, configure, purge and drop queues.", no_args_is_help=True
+)
+
+GROUP_COLUMNS = [
     ("GROUP", "group"), ("READY", "ready"), ("DELAYED", "delayed"), ("LEASED", "leased"),
     ("DEAD", "dead"), ("BLOCKED", "blocked"), ("ACKED", "acked"), ("OLDEST", "oldest"),
     ("LEASE", "lease"), ("RANGES", "ledger_ranges"), ("BLOCKED BECAUSE", "blocked_because"),
 ]  # fmt: skip
-_LIST_COLUMNS: Final[list[Column]] = [
-    ("QUEUE", "queue"), ("PUBLISHED", "published"), ("GROUPS", "groups"),
-    ("DEAD LETTERS", "dead_letters"),
-]  # fmt: skip
+
 _STATS: Final = tuple(one.name for one in fields(GroupStats))
-_DEFAULTS: Final = "group"  # the setting of a queue that holds the defaults of its groups
+_Top = Annotated[int, option("--groups", help="Groups in the table, the busiest first.")]
 
 
-@command("queue list", NOTHING)
+@app.command("list")
 def list_queues(
-    on: Given,
-    path: Annotated[str, argument("Where to look: a path or a URI.")] = ".",
-    max_depth: Annotated[int, option("Folders between the path and a queue.", min=0)] = 3,
-) -> Rows:
+    path: Annotated[
+        str, typer.Argument(envvar="SPARK_MQ_PATH", help="Where to look: a path or a URI.")
+    ] = ".",
+    max_depth: Annotated[
+        int, option("--max-depth", min=0, help="Folders between the path and a queue.")
+    ] = 3,
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
     """List the queues under a path. Dead-letter queues inside of one are left out."""
-    options = on.storage_options
+    from spark_mq.errors import SparkMQError
+    from spark_mq.queue import Queue
+
+    options = as_options(storage_option)
     rows: list[dict[str, Any]] = []
     for found in Queue.find_all(path, storage_options=options, max_depth=max_depth):
         try:
             overview = Queue.open(found, storage_options=options).describe()
-        except SparkMQError as error:
-            rows.append({"queue": found, "error": str(error)})
-        else:
             rows.append(
                 {
                     "queue": found,
@@ -66,32 +71,60 @@ def list_queues(
                     "error": None,
                 }
             )
-    wrong: list[Column] = [("ERROR", "error")] if any(row["error"] for row in rows) else []
-    return Rows(rows, [*_LIST_COLUMNS, *wrong])
+        except SparkMQError as error:
+            rows.append({"queue": found, "error": str(error)})
+    columns = [("QUEUE", "queue"), ("PUBLISHED", "published"), ("GROUPS", "groups")]
+    columns += [("DEAD LETTERS", "dead_letters")]
+    columns += [("ERROR", "error")] if any(row["error"] for row in rows) else []
+    emit(rows, columns, output)
 
 
-@command("queue create", QUEUE_ARGUMENT)
+@app.command()
 def create(
-    on: Given,
+    queue: QueuePathArgument,
     visibility_timeout: Annotated[
-        str | None, option("How long a lease lasts.", show_default="60s")
+        str | None,
+        option("--visibility-timeout", help="How long a lease lasts.", show_default="60s"),
     ] = None,
     max_delivery_attempts: Annotated[
-        str | None, option("Deliveries of a message, or none.", show_default="5")
+        str | None,
+        option(
+            "--max-delivery-attempts", help="Deliveries of a message, or none.", show_default="5"
+        ),
     ] = None,
     retention: Annotated[
-        str | None, option("How long settled messages stay after their publish.", show_default="7d")
+        str | None,
+        option(
+            "--retention",
+            help="How long settled messages stay after their publish.",
+            show_default="7d",
+        ),
     ] = None,
-    dead_letter_path: Annotated[str | None, option("Another queue for dead letters.")] = None,
+    dead_letter_path: Annotated[
+        str | None, option("--dead-letter-path", help="Another queue for dead letters.")
+    ] = None,
     lanes: Annotated[
-        int | None, option("Lanes for the order of keys. 0: none. Fixed.", min=0, show_default="0")
+        int | None,
+        option(
+            "--lanes", min=0, help="Lanes for the order of keys. 0: none. Fixed.", show_default="0"
+        ),
     ] = None,
-    settings: Settings.More = None,
-    exist_ok: Annotated[bool, option("A queue with these settings may be there.")] = False,
-) -> Mapping[str, Any]:
+    settings: Annotated[
+        list[str] | None,
+        option("--set", metavar="NAME=VALUE", help="Another setting of the queue. Repeatable."),
+    ] = None,
+    exist_ok: Annotated[
+        bool, option("--exist-ok", help="A queue with these settings may be there.")
+    ] = False,
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
     """Create a queue."""
+    from spark_mq.queue import Queue
+
     given: dict[str, Any] = {
         "visibility_timeout": visibility_timeout,
+        "max_delivery_attempts": max_delivery_attempts,
         "retention": retention,
         "dead_letter_path": dead_letter_path,
         "lanes": lanes,
@@ -99,47 +132,51 @@ def create(
     given = {name: value for name, value in given.items() if value is not None}
     if max_delivery_attempts is not None:
         given["max_delivery_attempts"] = parse_setting(max_delivery_attempts)
-    given |= given_settings(settings)
+    given |= {name: parse_setting(text) for name, text in parse_pairs("--set", settings).items()}
     if "durable" in given:
         given["durable"] = str(given["durable"]).lower() in ("true", "1", "yes")
     created = Queue.create(
-        str(on.path), storage_options=on.storage_options, exist_ok=exist_ok, **given
+        queue, storage_options=as_options(storage_option), exist_ok=exist_ok, **given
     )
-    return {"queue": created.path, "name": created.name}
+    emit_one({"queue": created.path, "name": created.name}, output)
 
 
-@command("queue describe", QUEUE_ARGUMENT)
+@app.command()
 def describe(
-    on: Given,
-    groups: Annotated[int, option("Groups in the table, the busiest first.")] = 20,
-) -> Pages:
+    queue: QueuePathArgument,
+    groups: _Top = 20,
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
     """Describe a queue with its sizes, groups, dead letters and sweeps."""
-    overview = on.queue.describe()
-    return Pages([overview], lambda _: _description(overview, groups))
-
-
-def _description(overview: QueueOverview, groups: int) -> Iterator[Part]:
+    overview = open_queue(queue, storage_option).describe()
+    if output is OutputFormat.json:
+        print(json_line(overview))
+        return
     sweeps = overview.sweeps
-    yield {
-        "queue": overview.path,
-        "published": f"{overview.published:,} messages, the last one "
-        f"{show_time(overview.last_published_at)}",
-        "retained": f"{overview.retained:,} messages, {overview.retained_bytes:,} bytes",
-        "tail": overview.tail,
-        "horizon": overview.horizon,
-        "dead letters": overview.dead_letters,
-        "last sweep": f"{show_time(sweeps.last_change_at)}, "
-        f"{sweeps.unarchived_commits} commits wait",
-        "groups": len(overview.groups) + len(overview.damaged),
-        "lanes": overview.settings.lanes or "none",
-    }
+    emit_one(
+        {
+            "queue": overview.path,
+            "published": f"{overview.published:,} messages, the last one "
+            f"{show_time(overview.last_published_at)}",
+            "retained": f"{overview.retained:,} messages, {overview.retained_bytes:,} bytes",
+            "tail": overview.tail,
+            "horizon": overview.horizon,
+            "dead letters": overview.dead_letters,
+            "last sweep": f"{show_time(sweeps.last_change_at)}, "
+            f"{sweeps.unarchived_commits} commits wait",
+            "groups": len(overview.groups) + len(overview.damaged),
+            "lanes": overview.settings.lanes or "none",
+        },
+        output,
+    )
     if overview.groups:
-        yield ""
-        yield Rows(group_rows(overview.groups, groups), GROUP_COLUMNS)
+        print()
+        emit(group_rows(overview.groups, groups), GROUP_COLUMNS, output)
         if len(overview.groups) > groups:
-            yield f"... and {len(overview.groups) - groups} more groups: --groups shows them"
+            print(f"... and {len(overview.groups) - groups} more groups: --groups shows them")
     for name, why in overview.damaged.items():
-        yield f"group {name} is damaged: {why}"
+        print(printable(f"group {name} is damaged: {why}"))
 
 
 def group_rows(groups: Mapping[str, GroupStats], most: int) -> list[dict[str, Any]]:
@@ -161,66 +198,60 @@ def _business(item: tuple[str, GroupStats]) -> tuple[int | str, ...]:
     return (-one.blocked, -one.dead, -one.leased, -one.ready, -one.delayed, name)
 
 
-@command("queue configure", QUEUE_ARGUMENT)
-def configure(on: Given, settings: Settings.Queue = None) -> Mapping[str, Any]:
+@app.command()
+def configure(
+    queue: QueuePathArgument,
+    settings: Annotated[
+        list[str] | None,
+        option("--set", metavar="NAME=VALUE", help="A setting, such as retention=3d."),
+    ] = None,
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
     """Change settings of a queue, and print all of them.
 
     A changed one is shown as old -> new.
     """
-    given = given_settings(settings)
-    before = on.queue.settings
-    after = on.queue.configure(**given) if given else before
-    return {"queue": on.queue.path, **shown_settings(before, after, json=on.json)}
+    opened = open_queue(queue, storage_option)
+    given = {name: parse_setting(text) for name, text in parse_pairs("--set", settings).items()}
+    before = opened.settings
+    after = opened.configure(**given) if given else before
+    emit_settings({"queue": opened.path}, before, after, output)
 
 
-def given_settings(pairs: list[str] | None) -> dict[str, Any]:
-    """Return the settings that --set names, with their values."""
-    return {name: parse_setting(text) for name, text in parse_pairs("--set", pairs).items()}
-
-
-def shown_settings(
-    before: GroupSettings | QueueSettings, after: GroupSettings | QueueSettings, *, json: bool
-) -> Mapping[str, Any]:
-    """Return settings. JSON has the new ones, people see a changed one as ``old -> new``."""
-    return asdict(after) if json else dict(_differences(asdict(before), asdict(after)))
-
-
-def _differences(
-    before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = ""
-) -> Iterator[tuple[str, str]]:
-    """Yield each setting with its text, the defaults of groups last, one by one."""
-    for name, value in after.items():
-        if name != _DEFAULTS:
-            old, new = _setting_cell(before[name]), _setting_cell(value)
-            yield prefix + name, new if old == new else f"{old} -> {new}"
-    if _DEFAULTS in after:
-        yield from _differences(before[_DEFAULTS], after[_DEFAULTS], f"{_DEFAULTS}.")
-
-
-def _setting_cell(value: Any) -> str:
-    return show_cell((", ".join(value) or None) if isinstance(value, tuple) else value)
-
-
-@command("queue purge", QUEUE_ARGUMENT, asks=True)
-def purge(on: Given) -> Mapping[str, Any]:
+@app.command()
+def purge(
+    queue: QueuePathArgument,
+    yes: Yes = False,
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
     """Drop every message published up to now, for all groups. Asks first."""
-    queue = on.queue
-    messages = queue.describe().retained
-    on.confirm(f"Purge {queue.path}: drop {messages:,} messages for all groups?")
+    opened = open_queue(queue, storage_option)
+    messages = opened.describe().retained
+    confirm(f"Purge {opened.path}: drop {messages:,} messages for all groups?", yes)
     with busy("purging"):
-        dropped = queue.purge(queue.name)
+        dropped = opened.purge(opened.name)
     row = {"messages_dropped": dropped.messages, "files_dropped": dropped.files}
-    return {"queue": queue.path, **row}
+    emit_one({"queue": opened.path, **row}, output)
 
 
-@command("queue drop", QUEUE_ARGUMENT, asks=True)
-def drop(on: Given) -> Mapping[str, Any]:
+@app.command()
+def drop(
+    queue: QueuePathArgument,
+    yes: Yes = False,
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
     """Delete a queue with all its tables. Asks first.
 
     The dead letters inside of it are deleted, too.
     """
-    on.confirm(f"Delete the queue at {on.path} with all of its messages?")
-    path = absolute_path(str(on.path))
+    from spark_mq.delta.object_store import absolute_path
+    from spark_mq.queue import Queue
+
+    confirm(f"Delete the queue at {queue} with all of its messages?", yes)
+    path = absolute_path(queue)
     name = path.rstrip("/").rpartition("/")[2]
-    files = Queue.drop_at(path, name, storage_options=on.storage_options)
-    return {"queue": path, "files_deleted": files}
+    files = Queue.drop_at(path, name, storage_options=as_options(storage_option))
+    emit_one({"queue": path, "files_deleted": files}, output)

@@ -12,10 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from spark_mq.delta.actions import AddFile, Commit, log_path, missing_commit_error, parse_commit
-from spark_mq.delta.cold_start import find_start, listed_checkpoint, starting_state
-from spark_mq.delta.log_guards import check_for_gap, check_same_table, remade_table_error
+from spark_mq.delta.log_start import (
+    check_for_gap,
+    check_same_table,
+    find_start,
+    listed_checkpoint,
+    read_ahead,
+    remade_table_error,
+    starting_state,
+)
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.delta.read_ahead import read_ahead
 from spark_mq.delta.state import TableState, TrackFiles
 from spark_mq.errors import CorruptLog, NotAQueue
 from spark_mq.util.clock import ElapsedClock, Instant

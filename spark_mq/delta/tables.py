@@ -7,16 +7,16 @@ import logging
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_mq.delta.actions import LOG_FOLDER, OPERATION_ID, checkpoint_path, version_of
 from spark_mq.delta.checkpoint import encode_checkpoint
-from spark_mq.delta.cold_start import check_start, find_start
 from spark_mq.delta.encode import encode_actions
 from spark_mq.delta.log import DeltaLog
+from spark_mq.delta.log_start import check_start, find_start
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.store_errors import to_storage_error
 
@@ -27,7 +27,6 @@ __all__ = [
     "create_table",
     "last_checkpoint",
     "wait_for_checkpoints",
-    "with_columns",
     "write_checkpoint",
 ]
 
@@ -45,20 +44,6 @@ KEPT_BY_THE_SWEEP: Final = {
 _ATTEMPTS: Final = 5
 _HINT: Final = f"{LOG_FOLDER}/_last_checkpoint"
 _writing: dict[str, threading.Thread] = {}  # threads that write checkpoints, by the table's path
-
-
-def with_columns(metadata: Mapping[str, Any], schema: pa.Schema) -> dict[str, Any] | None:
-    """Return a table's metadata with the missing columns of a schema, or None without any."""
-    known = json.loads(metadata["schemaString"])
-    names = {field["name"] for field in known["fields"]}
-    missing = [field for field in schema if field.name not in names]
-    if not missing:
-        return None
-    from deltalake import Schema  # here, because it is slow to load
-
-    added = json.loads(Schema.from_arrow(pa.schema(missing)).to_json())["fields"]
-    known["fields"] += added
-    return {**metadata, "schemaString": json.dumps(known)}
 
 
 def create_table(

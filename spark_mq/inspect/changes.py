@@ -46,8 +46,8 @@ class ChangeRecord(Record):
         Whether the commit is one of the dead-letter queue.
     detail
         The reason of a pause, discard or dead letter, the settings that a configure changed, the
-        target of a seek, or the condition of a redrive. None for other changes, in history of
-        older versions, and for a redrive that another process had to finish.
+        target of a seek, or the condition of a redrive. None for other changes, and for
+        a redrive that another process had to finish.
     """
 
     at: datetime

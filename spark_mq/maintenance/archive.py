@@ -6,7 +6,7 @@ The sweep calls it. It is safe to kill, to repeat, and to run twice at the same 
 from __future__ import annotations
 
 from spark_mq.operations.context import QueueContext
-from spark_mq.storage.history_store import Archived
+from spark_mq.storage.history_table import Archived
 
 __all__ = ["archive_history", "index_commits"]
 

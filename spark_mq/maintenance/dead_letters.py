@@ -21,7 +21,7 @@ from spark_mq.parquet.reader import MessageReader
 from spark_mq.parquet.schema import FILE_SCHEMA, TIME_COLUMNS
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.storage.ledger_store import LedgerSnapshot
-from spark_mq.storage.message_store import MessageStore
+from spark_mq.storage.message_table import MessageTable
 from spark_mq.storage.update import Priority, Update
 from spark_mq.util.clock import to_datetime
 
@@ -43,7 +43,7 @@ FILE_BYTES = 32 * 2**20  # in one file of the dead-letter queue, all of it in me
 DeadSlice = tuple[FileSlice, dict[str, str]]
 """A slice of messages with one cause of death, and the values of their dead letters' headers."""
 
-Copy = Callable[[MessageStore, MessageStore, Sequence[DeadSlice]], list[WrittenFile]]
+Copy = Callable[[MessageTable, MessageTable, Sequence[DeadSlice]], list[WrittenFile]]
 
 
 class Routing(Transfer):
@@ -52,7 +52,7 @@ class Routing(Transfer):
     operation = "route"
     event = "routed"
 
-    def __init__(self, source: GroupLedger, target: MessageStore, copy: Copy) -> None:
+    def __init__(self, source: GroupLedger, target: MessageTable, copy: Copy) -> None:
         super().__init__(source, target)
         self._copy = copy
 
@@ -126,7 +126,7 @@ def _iso(at: int | None) -> str | None:
 
 
 def copy_dead(
-    log: MessageStore, dead_log: MessageStore, slices: Sequence[DeadSlice]
+    log: MessageTable, dead_log: MessageTable, slices: Sequence[DeadSlice]
 ) -> list[WrittenFile]:
     """Copy dead messages into files of the dead-letter queue, in this process."""
     return [

@@ -16,7 +16,7 @@ from spark_mq.maintenance.letter_headers import typed_texts
 from spark_mq.parquet.bounded import MAX_ROWS, cut_slices, join_tables
 from spark_mq.parquet.reader import MessageReader, sequences_of
 from spark_mq.parquet.schema import FILE_SCHEMA
-from spark_mq.storage.message_store import MessageStore
+from spark_mq.storage.message_table import MessageTable
 
 __all__ = ["COLUMNS", "letter_schema", "letter_tables"]
 
@@ -86,7 +86,7 @@ def letter_schema() -> pa.Schema:
 
 
 def letter_tables(
-    log: MessageStore, intervals: Sequence[Interval], max_rows: int, *, skip: bool = False
+    log: MessageTable, intervals: Sequence[Interval], max_rows: int, *, skip: bool = False
 ) -> Iterator[pa.Table]:
     """Yield dead letters with their headers as columns, in tables that fit in memory.
 

@@ -18,7 +18,7 @@ from spark_mq.maintenance.redrive import REDRIVE
 from spark_mq.operations.context import QueueContext
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON
-from spark_mq.storage.message_store import LogPlan
+from spark_mq.storage.log_recovery import LogPlan
 from spark_mq.storage.update import Update, update_ledger
 from spark_mq.util.records import Record
 

@@ -20,7 +20,7 @@ from spark_mq.ledger.routing import settle_routed
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.ledger_store import LedgerSnapshot
-from spark_mq.storage.message_store import MessageStore
+from spark_mq.storage.message_table import MessageTable
 from spark_mq.storage.update import Priority, Update, update_ledger
 
 __all__ = ["Frozen", "Transfer"]
@@ -39,7 +39,7 @@ class Transfer(ABC):
     event: str  # of the messages in the ledger: "routed" or "redriven"
     detail: str | None = None  # a person's request, for the note of the last commit
 
-    def __init__(self, source: GroupLedger, target: MessageStore) -> None:
+    def __init__(self, source: GroupLedger, target: MessageTable) -> None:
         self.source = source
         self.target = target
 

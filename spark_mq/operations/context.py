@@ -20,9 +20,9 @@ from spark_mq.operations.group_ledger import (
 from spark_mq.operations.payloads import PayloadFiles
 from spark_mq.operations.posted import open_posted
 from spark_mq.operations.shared_ledger import OperationBatcher
-from spark_mq.storage.history_store import HistoryStore
-from spark_mq.storage.ledger_store import LedgerStore
-from spark_mq.storage.message_store import MessageStore
+from spark_mq.storage.history_table import HistoryTable
+from spark_mq.storage.ledger_table import LedgerTable
+from spark_mq.storage.message_table import MessageTable
 from spark_mq.util.clock import Clock, system_clock, to_micros
 from spark_mq.util.process import ForkGuard
 from spark_mq.util.recent import RecentDict
@@ -42,10 +42,10 @@ class QueueContext:
         self,
         path: str,
         settings: QueueSettings,
-        messages: MessageStore,
-        ledgers: LedgerStore,
+        messages: MessageTable,
+        ledgers: LedgerTable,
         *,
-        history: HistoryStore,
+        history: HistoryTable,
         clock: Clock | None = None,
         storage_options: Mapping[str, str] | None = None,
         open_dead_letters: Callable[[QueueContext], QueueContext],
@@ -96,12 +96,12 @@ class QueueContext:
         return self._settings
 
     @property
-    def messages(self) -> MessageStore:
+    def messages(self) -> MessageTable:
         self._process.check()
         return self._messages
 
     @property
-    def ledgers(self) -> LedgerStore:
+    def ledgers(self) -> LedgerTable:
         self._process.check()
         return self._ledgers
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from spark_mq.errors import GroupNotFound
-from spark_mq.storage.ledger_store import LedgerStore
+from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.util.advice import ENSURE_GROUP
 from spark_mq.util.show import show_some
 from spark_mq.util.validation import suggest
@@ -16,7 +16,7 @@ MAX_COMPARED_GROUPS: Final = 100  # with more groups, no name is compared with t
 _MAX_NAMED: Final = 10
 
 
-def group_not_found(name: str, ledgers: LedgerStore, queue_path: str) -> GroupNotFound:
+def group_not_found(name: str, ledgers: LedgerTable, queue_path: str) -> GroupNotFound:
     """Return the error for a missing group, which names the nearest group."""
     known = ledgers.groups() if ledgers.group_count() <= MAX_COMPARED_GROUPS else []
     there = f"The queue has {show_some(known, _MAX_NAMED)}"

@@ -14,9 +14,10 @@ from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.stats import GroupStats, compute_stats
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.group_names import group_not_found
-from spark_mq.storage.ledger_store import LedgerSnapshot, LedgerStore
-from spark_mq.storage.ledger_table import HORIZON
-from spark_mq.storage.message_store import MessageStore, tables_disagree
+from spark_mq.storage.ledger_store import LedgerSnapshot
+from spark_mq.storage.ledger_table import HORIZON, LedgerTable
+from spark_mq.storage.log_recovery import tables_disagree
+from spark_mq.storage.message_table import MessageTable
 from spark_mq.util.clock import Clock, to_micros
 from spark_mq.util.process import ForkGuard
 
@@ -43,8 +44,8 @@ class GroupReader:
     def __init__(
         self,
         name: str,
-        ledgers: LedgerStore,
-        messages: MessageStore,
+        ledgers: LedgerTable,
+        messages: MessageTable,
         clock: Clock,
         defaults: GroupSettings,
         *,
@@ -71,12 +72,12 @@ class GroupReader:
         return f"ConsumerGroup({self.queue_path!r}, {self.name!r})"
 
     @property
-    def ledgers(self) -> LedgerStore:
+    def ledgers(self) -> LedgerTable:
         self._process.check()
         return self._ledgers
 
     @property
-    def messages(self) -> MessageStore:
+    def messages(self) -> MessageTable:
         self._process.check()
         return self._messages
 
@@ -190,7 +191,7 @@ class GroupReader:
             return known, error
 
 
-def read_horizon(ledgers: LedgerStore) -> int:
+def read_horizon(ledgers: LedgerTable) -> int:
     """Return the trim horizon: messages up to it may be gone. -1 before the first trim."""
     ledger = ledgers.read(HORIZON).ledger
     return -1 if ledger is None else ledger.head.ack_floor

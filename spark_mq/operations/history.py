@@ -11,10 +11,9 @@ import pyarrow.compute as pc
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.shared_ledger import CREATE_GROUP, SharedLedger
 from spark_mq.storage.history_rows import HISTORY_SCHEMA, history_rows
-from spark_mq.storage.history_store import HistoryStore
-from spark_mq.storage.history_table import BATCH
-from spark_mq.storage.ledger_store import LedgerStore
-from spark_mq.storage.message_store import tables_disagree
+from spark_mq.storage.history_table import BATCH, HistoryTable
+from spark_mq.storage.ledger_table import LedgerTable
+from spark_mq.storage.log_recovery import tables_disagree
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.columns import sort_rows
 
@@ -49,8 +48,8 @@ def read_group_history(group: SharedLedger, columns: Sequence[str]) -> pa.Table:
 class _Past(NamedTuple):
     """The archive and the ledgers, which together have all events of a queue."""
 
-    history: HistoryStore
-    ledgers: LedgerStore
+    history: HistoryTable
+    ledgers: LedgerTable
     path: str
 
     def read(
@@ -81,7 +80,7 @@ class _Past(NamedTuple):
         return sort_rows(rows, "version", "ordinal").select(names)
 
 
-def _commits_after(ledgers: LedgerStore, version: int) -> Iterator[pa.Table]:
+def _commits_after(ledgers: LedgerTable, version: int) -> Iterator[pa.Table]:
     """Yield the history of the ledger commits after a version, in batches."""
     latest = ledgers.version()
     for first in range(version + 1, latest + 1, BATCH):

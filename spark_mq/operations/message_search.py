@@ -10,13 +10,13 @@ import pyarrow.compute as pc
 from spark_mq.errors import CorruptLog, InvalidOption
 from spark_mq.ledger.intervals import Interval
 from spark_mq.parquet.reader import MessageReader
-from spark_mq.storage.message_store import MessageStore
+from spark_mq.storage.message_table import MessageTable
 
 __all__ = ["check_ids", "find_values"]
 
 
 def find_values(
-    messages: MessageStore, column: str, wanted: Collection[str], intervals: Sequence[Interval]
+    messages: MessageTable, column: str, wanted: Collection[str], intervals: Sequence[Interval]
 ) -> list[tuple[int, str]]:
     """Return sequence and value of the messages whose `column` (message_id or key) is wanted."""
     values, found = pa.array(wanted, pa.string()), list[tuple[int, str]]()

@@ -25,7 +25,7 @@ from spark_mq.ledger.ranges import Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.unreadable import postpone_due, reject_unreadable
 from spark_mq.parquet.reader import verify_slice
-from spark_mq.storage.message_store import MessageStore
+from spark_mq.storage.message_table import MessageTable
 from spark_mq.util.clock import SECOND
 from spark_mq.util.recent import RecentSet
 
@@ -43,7 +43,7 @@ REACH_SECONDS: Final = 10.0  # for the check of a failed batch's files
 class FileCheck:
     """The check of one file."""
 
-    def __init__(self, messages: MessageStore, file: DataFile) -> None:
+    def __init__(self, messages: MessageTable, file: DataFile) -> None:
         self.file = file
         self.reason: str | None = None  # why it is damaged
         self.error: SparkMQError | None = None  # why it is out of reach
@@ -88,7 +88,7 @@ class FileCheck:
         self._ended.wait()
 
 
-def is_remote(messages: MessageStore) -> bool:
+def is_remote(messages: MessageTable) -> bool:
     """Return whether the files are in an object store, which may take minutes to fail."""
     return not messages.files.is_local
 
@@ -96,7 +96,7 @@ def is_remote(messages: MessageStore) -> bool:
 class PayloadFiles:
     """The payload files of one queue that this process has checked. Thread-safe."""
 
-    def __init__(self, messages: MessageStore) -> None:
+    def __init__(self, messages: MessageTable) -> None:
         self.readable: set[str] = RecentSet(_REMEMBERED_FILES)  # paths
         self._messages = messages
 
@@ -233,7 +233,7 @@ class _Search:
 
 
 def read_whole(
-    messages: MessageStore, piece: FileSlice, rows: int
+    messages: MessageTable, piece: FileSlice, rows: int
 ) -> list[tuple[FileSlice, str | None]]:
     """Read all bytes of a slice. Return its parts, each with why it cannot be read, or None."""
     with wrap_store_errors(messages.files.root, "reading messages of"):

@@ -10,8 +10,9 @@ import uuid
 
 from spark_mq.errors import DuplicatePublish, ProducerFenced
 from spark_mq.parquet.writer import WrittenFile
-from spark_mq.storage.draft import Draft
-from spark_mq.storage.message_store import MessageStore, PublishReceipt, producer_txn
+from spark_mq.storage.message_table import MessageTable
+from spark_mq.storage.pending_publish import PendingPublish
+from spark_mq.storage.publish_receipt import PublishReceipt, producer_txn
 
 __all__ = ["Producer"]
 
@@ -19,7 +20,7 @@ __all__ = ["Producer"]
 class Producer:
     """Commits files of messages in order, each once."""
 
-    def __init__(self, messages: MessageStore, producer_id: str | None = None) -> None:
+    def __init__(self, messages: MessageTable, producer_id: str | None = None) -> None:
         self._messages = messages
         self.named = producer_id is not None  # continues after a restart
         # `number` is that of the last message that has landed, or 0 before the first.
@@ -29,13 +30,13 @@ class Producer:
             self._app = producer_txn(producer_id)
             self.number = messages.last_number(self._app) or 0
 
-    def commit_unique(self, draft: Draft) -> PublishReceipt:
-        """Publish a draft, in which a duplicate counts as a message. Raise as :meth:`commit`."""
-        number = self.number + len(draft.ids)
+    def commit_unique(self, pending: PendingPublish) -> PublishReceipt:
+        """Publish messages, of which each duplicate counts, too. Raise as :meth:`commit`."""
+        number = self.number + len(pending.ids)
         receipt = self._messages.commit_unique(
-            draft, txn=(self._app, number), after=self.number if self.named else None
+            pending, txn=(self._app, number), after=self.number if self.named else None
         )
-        draft.discard(keep=draft.landed)
+        pending.discard(keep=pending.landed)
         self.number = number
         return receipt
 

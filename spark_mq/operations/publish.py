@@ -11,7 +11,7 @@ from spark_mq.operations.context import QueueContext
 from spark_mq.operations.signals import destination_of
 from spark_mq.operations.unique_publish import store_table
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
-from spark_mq.storage.message_store import PublishReceipt, check_txn
+from spark_mq.storage.publish_receipt import PublishReceipt, check_txn
 from spark_mq.telemetry.headers import add_headers, trace_headers
 from spark_mq.telemetry.reporter import Reporter, current_reporter
 
@@ -21,7 +21,7 @@ __all__ = ["publish_table", "report_files", "report_send", "with_own_context"]
 def publish_table(
     context: QueueContext, table: pa.Table, txn: tuple[str, int] | None
 ) -> PublishReceipt:
-    """Publish a table as one commit. Raise as ``MessageStore.publish``."""
+    """Publish a table as one commit. Raise as ``MessageTable.publish``."""
     if table.num_rows == 0:
         return _publish_nothing(context, txn)
     reporter = current_reporter()

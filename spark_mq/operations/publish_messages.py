@@ -10,7 +10,7 @@ from spark_mq.errors import DuplicatePublish, InvalidOption
 from spark_mq.message import check_time, to_publish
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.publish import publish_table
-from spark_mq.storage.message_store import PublishReceipt, producer_txn
+from spark_mq.storage.publish_receipt import PublishReceipt, producer_txn
 from spark_mq.util.clock import Duration
 from spark_mq.util.validation import validate_choice, validate_count
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from spark_mq.errors import SparkMQError
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.history import read_history
-from spark_mq.storage.message_store import MessageStore
+from spark_mq.storage.message_table import MessageTable
 
 __all__ = [
     "REDRIVEN_FROM",
@@ -92,7 +92,7 @@ def _named_by(context: QueueContext, letter: int) -> int | None:
 
 
 def _with_id(
-    messages: MessageStore, message_id: str, first: int, last: int
+    messages: MessageTable, message_id: str, first: int, last: int
 ) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield the readable messages with an id, each with its headers."""
     for piece in messages.index().slices(first, last):

@@ -32,7 +32,7 @@ from spark_mq.operations.group_reader import GroupReader, GroupView
 from spark_mq.operations.payloads import PayloadFiles
 from spark_mq.operations.posted_work import Posted, RequestRunner, post_settles
 from spark_mq.operations.signals import destination_of, settle_signals
-from spark_mq.storage.history_store import HistoryStore
+from spark_mq.storage.history_table import HistoryTable
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.request_files import PostedRequest
 from spark_mq.storage.update import Priority, Update, update_ledger
@@ -73,7 +73,7 @@ class SharedLedger(GroupReader):
 
     batcher: OperationBatcher
     payloads: PayloadFiles
-    history: HistoryStore
+    history: HistoryTable
     # The context sets it.
     open_posted: Callable[[Mapping[str, Any]], LedgerOperation[Any] | None] | None = None
     _created = False
@@ -81,7 +81,7 @@ class SharedLedger(GroupReader):
     def share(
         self,
         payloads: PayloadFiles,
-        history: HistoryStore,
+        history: HistoryTable,
         batchers: dict[str, OperationBatcher],
     ) -> None:
         """Share checked files, the archive and commits with other objects of the queue."""

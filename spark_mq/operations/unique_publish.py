@@ -16,11 +16,12 @@ from spark_mq.errors import (
 )
 from spark_mq.operations.context import QueueContext
 from spark_mq.parquet.writer import WrittenFile
-from spark_mq.storage.draft import Draft, FilesDraft, TableDraft, hashed_ids
-from spark_mq.storage.message_store import MessageStore, PublishReceipt
+from spark_mq.storage.message_table import MessageTable
+from spark_mq.storage.pending_publish import PendingFiles, PendingPublish, PendingTable, hashed_ids
+from spark_mq.storage.publish_receipt import PublishReceipt
 from spark_mq.util.advice import SET_DEDUP_WINDOW
 
-__all__ = ["check_dedup", "draft_of", "draft_of_files", "publish_draft", "store_table"]
+__all__ = ["check_dedup", "pending_of", "pending_of_files", "publish_pending", "store_table"]
 
 _DEDUP_ID: Final = "dedup_id"
 
@@ -42,17 +43,17 @@ def store_table(
     context: QueueContext, table: pa.Table, txn: tuple[str, int] | None = None
 ) -> PublishReceipt:
     """Publish a table of :func:`spark_mq.message.to_publish` as one commit, each id once."""
-    draft = draft_of(context, table)
-    if draft is None:
+    pending = pending_of(context, table)
+    if pending is None:
         return context.messages.publish(without_ids(table), txn=txn)
-    return publish_draft(context.messages, draft, txn=txn)
+    return publish_pending(context.messages, pending, txn=txn)
 
 
 def without_ids(table: pa.Table) -> pa.Table:
     return table.drop_columns([_DEDUP_ID]) if _DEDUP_ID in table.schema.names else table
 
 
-def draft_of(context: QueueContext, table: pa.Table) -> Draft | None:
+def pending_of(context: QueueContext, table: pa.Table) -> PendingPublish | None:
     """Return the messages of a table with their dedup ids, or None if they have none."""
     if _DEDUP_ID not in table.schema.names or table[_DEDUP_ID].null_count == table.num_rows:
         return None
@@ -60,42 +61,42 @@ def draft_of(context: QueueContext, table: pa.Table) -> Draft | None:
     ids = hashed_ids(table[_DEDUP_ID])
     store = context.messages
     now, lanes = context.now(), store.lanes
-    return TableDraft(store.files, without_ids(table), ids, now, window, lanes=lanes)
+    return PendingTable(store.files, without_ids(table), ids, now, window, lanes=lanes)
 
 
-def draft_of_files(
+def pending_of_files(
     context: QueueContext, files: Sequence[WrittenFile], ids: Sequence[bytes | None]
-) -> Draft | None:
+) -> PendingPublish | None:
     """Return the messages of files with their dedup ids, or None if they have none."""
     if not any(ids):
         return None
     window = check_dedup(context.settings.dedup_window)
     store = context.messages
-    return FilesDraft(store.files, files, ids, context.now(), window, lanes=store.lanes)
+    return PendingFiles(store.files, files, ids, context.now(), window, lanes=store.lanes)
 
 
-def publish_draft(
-    messages: MessageStore,
-    draft: Draft,
+def publish_pending(
+    messages: MessageTable,
+    pending: PendingPublish,
     *,
     txn: tuple[str, int] | None = None,
     after: int | None = None,
     note: Mapping[str, Any] | None = None,
 ) -> PublishReceipt:
-    """Publish a draft as one commit. Raise as :meth:`MessageStore.commit`."""
+    """Publish pending messages as one commit. Raise as :meth:`MessageTable.commit`."""
     try:
-        receipt = messages.commit_unique(draft, txn=txn, after=after, note=note)
+        receipt = messages.commit_unique(pending, txn=txn, after=after, note=note)
     except (DuplicatePublish, ProducerFenced):
-        draft.discard()
+        pending.discard()
         raise
     except TablesDisagree:
-        if not draft.tried:
-            draft.discard()
+        if not pending.tried:
+            pending.discard()
         raise
     except StorageError as error:
         # In an object store a commit may land later still.
         if error.data["landed"] is False and messages.files.is_local:
-            draft.discard()
+            pending.discard()
         raise
-    draft.discard(keep=draft.landed)
-    return receipt.placed(draft.landed[0]) if len(draft.landed) == 1 else receipt
+    pending.discard(keep=pending.landed)
+    return receipt.placed(pending.landed[0]) if len(pending.landed) == 1 else receipt

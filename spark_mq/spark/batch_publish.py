@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from spark_mq.errors import DuplicatePublish, InvalidOption
-from spark_mq.operations.unique_publish import publish_draft
-from spark_mq.storage.message_store import producer_txn
+from spark_mq.operations.unique_publish import publish_pending
+from spark_mq.storage.publish_receipt import producer_txn
 from spark_mq.util.validation import short_repr, validate_name
 
 if TYPE_CHECKING:
     from spark_mq.parquet.writer import WrittenFile
     from spark_mq.queue import Messages, Queue
-    from spark_mq.storage.draft import Draft
-    from spark_mq.storage.message_store import MessageStore, PublishReceipt
+    from spark_mq.storage.message_table import MessageTable
+    from spark_mq.storage.pending_publish import PendingPublish
+    from spark_mq.storage.publish_receipt import PublishReceipt
 
 __all__ = ["PRODUCER_OPTIONS", "BatchPublisher", "SinkProducer"]
 
@@ -64,20 +65,23 @@ class SinkProducer:
         return cls(validate_name("producerId", name), int(number), given.get("producerRun"))
 
     def commit(
-        self, messages: MessageStore, files: list[WrittenFile], draft: Draft | None = None
+        self,
+        messages: MessageTable,
+        files: list[WrittenFile],
+        pending: PendingPublish | None = None,
     ) -> bool:
         """Publish files. Return False instead if an earlier run of the batch has done so.
 
-        `draft` has the same messages with their dedup ids. Raises InvalidOption if this run has
+        `pending` has the same messages with their dedup ids. Raises InvalidOption if this run has
         published under the same number.
         """
         txn = (producer_txn(self.name), self.number)
         try:
             note = {"operation": "publish", _RUN: self.run}
-            if draft is None:
+            if pending is None:
                 messages.commit(files, txn=txn, note=note)
             else:
-                publish_draft(messages, draft, txn=txn, note=note)
+                publish_pending(messages, pending, txn=txn, note=note)
         except DuplicatePublish:
             first = messages.receipt(*txn)
             if self.run and first and messages.note(first.version or 0).get(_RUN) == self.run:

@@ -9,7 +9,7 @@ from spark_mq.delta.object_store import ObjectStore
 from spark_mq.maintenance.dead_letters import Copy, DeadSlice, copy_dead, dead_tables
 from spark_mq.parquet.bounded import cut_by_size
 from spark_mq.parquet.writer import WrittenFile, write_file
-from spark_mq.storage.message_store import MessageStore
+from spark_mq.storage.message_table import MessageTable
 
 __all__ = ["chunks", "spark_copy"]
 
@@ -24,7 +24,7 @@ def spark_copy(spark: Any, storage_options: Mapping[str, str] | None = None) -> 
     options = dict(storage_options or {})
 
     def copy(
-        log: MessageStore, dead_log: MessageStore, slices: Sequence[DeadSlice]
+        log: MessageTable, dead_log: MessageTable, slices: Sequence[DeadSlice]
     ) -> list[WrittenFile]:
         parts = list(chunks(slices))
         if len(parts) < 2:

@@ -20,13 +20,13 @@ from pyspark.sql.types import StructType
 from spark_mq.errors import DuplicatePublish, InvalidOption, InvalidSchema
 from spark_mq.message import to_publish
 from spark_mq.operations.publish import report_files
-from spark_mq.operations.unique_publish import check_dedup, draft_of_files, publish_draft
+from spark_mq.operations.unique_publish import check_dedup, pending_of_files, publish_pending
 from spark_mq.parquet.bands import sort_by_band
 from spark_mq.parquet.publish_table import check_publishable
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.spark.options import WriteOptions
-from spark_mq.storage.draft import hashed_ids
-from spark_mq.storage.message_store import producer_txn
+from spark_mq.storage.pending_publish import hashed_ids
+from spark_mq.storage.publish_receipt import producer_txn
 
 __all__ = ["QueueStreamWriter", "QueueWriter", "check_dataframe"]
 
@@ -139,14 +139,14 @@ class QueueWriter(DataSourceArrowWriter):
         if not files:
             return
         queue = self.options.open()
-        draft = draft_of_files(queue, files, collect_ids(messages))
+        pending = pending_of_files(queue, files, collect_ids(messages))
 
         def publish() -> None:
             if producer is not None:
-                if not producer.commit(queue.messages, files, draft):
+                if not producer.commit(queue.messages, files, pending):
                     log_unpublished(files)
-            elif draft is not None:
-                publish_draft(queue.messages, draft)
+            elif pending is not None:
+                publish_pending(queue.messages, pending)
             else:
                 queue.messages.commit(files)
 
@@ -194,12 +194,12 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         # Never a name that the user gave. With a new checkpoint, batches count from 0 again.
         producer = f"query-{queries.pop()}"
         queue = self.options.open()
-        draft = draft_of_files(queue, files, collect_ids(messages))
+        pending = pending_of_files(queue, files, collect_ids(messages))
         txn = (producer_txn(producer), batchId)
 
         def publish() -> None:
-            if draft is not None:
-                publish_draft(queue.messages, draft, txn=txn)
+            if pending is not None:
+                publish_pending(queue.messages, pending, txn=txn)
             else:
                 queue.messages.commit(files, txn=txn)
 

@@ -13,7 +13,7 @@ import uuid
 import zlib
 from collections.abc import Container, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,18 +30,22 @@ from spark_mq.delta.tables import (
     checkpoint_soon,
     create_table,
     last_checkpoint,
-    with_columns,
     write_checkpoint,
 )
-from spark_mq.storage.history_rows import HISTORY_SCHEMA, history_rows
-from spark_mq.storage.history_search import history_statistics, matching_rows, may_match
-from spark_mq.storage.history_store import Archived, Filters
+from spark_mq.storage.history_rows import (
+    HISTORY_SCHEMA,
+    Filters,
+    history_rows,
+    history_statistics,
+    matching_rows,
+    may_match,
+)
 from spark_mq.storage.ledger_table import LedgerTable
-from spark_mq.storage.message_store import tables_disagree
+from spark_mq.storage.log_recovery import tables_disagree
 from spark_mq.util.clock import SECOND
 from spark_mq.util.columns import sort_rows
 
-__all__ = ["BATCH", "HistoryTable"]
+__all__ = ["BATCH", "Archived", "HistoryTable"]
 
 BATCH: Final = 1_000  # ledger commits archived by one commit
 MAX_FILES: Final = 100  # small files of one day before they are compacted
@@ -51,6 +55,13 @@ CHECKPOINT_VERSIONS: Final = 16  # from one checkpoint to the next
 # How much of its own log stays, because nobody reads its past.
 KEEP_VERSIONS: Final = 100
 KEEP_SECONDS: Final = 600.0
+
+
+class Archived(NamedTuple):
+    """The number of archived commits, and the last archived version of ``leases/``."""
+
+    commits: int
+    up_to: int
 
 
 class HistoryTable:
@@ -70,6 +81,7 @@ class HistoryTable:
         self._log = DeltaLog(self.files, replaceable=True, on_checkpoint=checkpoint_soon)
 
     def read(self, filters: Filters, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
+        """Return the rows that match, and the last archived version, or -1 without an archive."""
         names = HISTORY_SCHEMA.names if columns is None else list(columns)
         needed = {*names, *(name for name, _, _ in filters)}
         with wrap_store_errors(self.path, "reading"):
@@ -93,6 +105,7 @@ class HistoryTable:
         raise AssertionError("unreachable")
 
     def progress(self) -> tuple[int, int | None]:
+        """Return the last archived version, or -1, and the commit time in microseconds, or None."""
         with wrap_store_errors(self.path, "reading"):
             state = self._log.open()
             if state is None:
@@ -100,6 +113,7 @@ class HistoryTable:
             return state.txns.get(self._app_id(), -1), self._log.commit_time(state.version)
 
     def agreed_up_to(self) -> int | None:
+        """Return the last ledger version that archive and ledgers share, or None if they agree."""
         with wrap_store_errors(self.path, "reading"):
             state = self._log.open()
             done = -1 if state is None else state.txns.get(self._app_id(), -1)
@@ -126,6 +140,7 @@ class HistoryTable:
         return {version: operation for version, operation in pairs if operation}
 
     def truncate(self, up_to: int) -> None:
+        """Drop the rows of all ledger versions after one."""
         with wrap_store_errors(self.path, "writing to"):
             self._log.transact(lambda state: (self._truncation(state, up_to), None))
 
@@ -148,6 +163,7 @@ class HistoryTable:
         )
 
     def archive(self, retention: int) -> Archived:
+        """Archive new ledger commits and drop days older than `retention` microseconds."""
         with wrap_store_errors(self.path, "archiving to"):
             if (agreed := self.agreed_up_to()) is not None:
                 reason = f"history/ has commits of leases/ after version {agreed} that it lacks"
@@ -210,13 +226,8 @@ class HistoryTable:
         return self._log.transact(compute)[1]
 
     def _create(self) -> None:
-        """Create the table, or add the columns that older versions of spark_mq did not write."""
-        state = self._log.open()
-        if state is not None:
-            if (metadata := with_columns(state.metadata, HISTORY_SCHEMA)) is not None:
-                change = Change(uuid.uuid4().hex, {"operation": "add columns"}, metadata=metadata)
-                self._log.transact(lambda _: (change, None))
-        else:
+        """Create the table if it is missing."""
+        if self._log.open() is None:
             create_table(
                 self.files,
                 HISTORY_SCHEMA,

@@ -22,11 +22,15 @@ from spark_mq.delta.store_errors import to_storage_error, wrap_store_errors
 from spark_mq.delta.tables import KEPT_BY_THE_SWEEP, checkpoint_soon, create_table
 from spark_mq.errors import CommitConflict, CorruptLog, NotAQueue, StorageError
 from spark_mq.ledger.ranges import Ledger
-from spark_mq.storage.ledger_cache import ledger_cache
-from spark_mq.storage.ledger_commits import event_cache, to_ledger_commit
-from spark_mq.storage.ledger_damage import unreadable_ledger_error
+from spark_mq.storage.ledger_files import (
+    event_cache,
+    ledger_cache,
+    read_rows,
+    scan_ledgers,
+    to_ledger_commit,
+    unreadable_ledger_error,
+)
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA, encode_ledger, from_rows
-from spark_mq.storage.ledger_scan import read_rows, scan_ledgers
 from spark_mq.storage.ledger_store import PAUSE, LedgerCommit, LedgerSnapshot
 from spark_mq.storage.pause_request import commit_pause_request
 from spark_mq.storage.posted_requests import SERVED, RequestTurn
@@ -99,6 +103,7 @@ class LedgerTable:
             return self.log.open()
 
     def commit_lock(self, group: str) -> FairLock:
+        """Return the lock on a group's ledger for writers on this machine."""
         with self._lock:
             if group not in self._commit_locks:
                 self._commit_locks[group] = fair_lock_for(self.path, group)
@@ -107,6 +112,11 @@ class LedgerTable:
     # -- reading
 
     def read(self, group: str, *, blind: bool = False, look: bool | None = True) -> LedgerSnapshot:
+        """Return the ledger. Raise CorruptLog if it is damaged.
+
+        `blind` leaves the ledger out, so that a change can replace an unreadable one. `look` asks
+        the store for newer commits. With None, the store skips that if it costs a request.
+        """
         seen = -1
         if look is None:
             look = not self._may_skip_look()
@@ -179,6 +189,12 @@ class LedgerTable:
         txns: Sequence[tuple[str, int]] = (),
         whole_table: bool = False,
     ) -> None:
+        """Commit a ledger if its group has not changed since `stored`. None drops the group.
+
+        Raise CommitConflict if the group, the trim horizon or an app of `txns` has changed since.
+        With `whole_table`, a change of any group counts. After a failure, `operation_id` shows
+        whether the commit landed. `note` is the commit's account of itself.
+        """
         token: _Token = stored.token
         added = None if ledger is None else self._write_file(stored.group, ledger)
         change = Change(
@@ -195,7 +211,11 @@ class LedgerTable:
         try:
             version = self.log.commit(change, token.version)
         except (CommitConflict, StorageError) as error:
-            if added is not None and (isinstance(error, CommitConflict) or self._is_final(error)):
+            # In an object store a failed commit may land later.
+            lost = isinstance(error, CommitConflict) or (
+                error.data["landed"] is False and self.files.is_local
+            )
+            if added is not None and lost:
                 self._discard(added)
             raise
         self._last_operation = operation_id
@@ -209,16 +229,14 @@ class LedgerTable:
     def request_turn(
         self, group: str, operations: Sequence[Mapping[str, Any]]
     ) -> RequestTurn | None:
+        """Return the turn in which others may run its JSON `operations`, or None to only pause."""
         # Writers on one machine stand in line at a lock.
         return None if self.files.is_local else RequestTurn(self.files, self.log, group, operations)
 
     def request_pause(self, group: str | None, pause: float, *, share: bool = False) -> None:
+        """Ask other writers of a group, or of all, to pause, and with `share` to share commits."""
         self._last_operation = uuid.uuid4().hex
         commit_pause_request(self.log, self._last_operation, group, pause, share=share)
-
-    def _is_final(self, error: StorageError) -> bool:
-        """Return whether a failed commit certainly never lands. In a store it may land later."""
-        return error.data["landed"] is False and self.files.is_local
 
     def _write_file(self, group: str, ledger: Ledger) -> AddFile:
         data, rows = encode_ledger(ledger)
@@ -238,11 +256,10 @@ class LedgerTable:
     # -- keeping the table small
 
     def clean(self, keep_versions: int | None, keep_seconds: float | None, *, archived: int) -> int:
+        """Delete old versions up to `archived`. None keeps the default. Return how many files."""
         with wrap_store_errors(self.path, "cleaning"):
             deleted = clean_ledgers(self.log, keep_versions, keep_seconds, archived=archived)
             return deleted + (0 if self.files.is_local else delete_old_requests(self.files))
-
-    # -- looking
 
     @property
     def table_id(self) -> str:
@@ -257,17 +274,21 @@ class LedgerTable:
         return max((_reached(file) for file in files), default=-1)
 
     def known_horizon(self) -> int:
+        """Return the trim horizon as of the last look, or -1."""
         with self._lock:
             files = self.log.state.partition({_PARTITION: HORIZON}).values()
         return max((_reached(file) for file in files), default=-1)
 
     def txn_number(self, stored: LedgerSnapshot, app: str) -> int | None:
+        """Return the number last committed for an app, or None."""
         return stored.txns[app] if app in stored.txns else self.log.state.txns.get(app)
 
     def groups(self) -> list[str]:
+        """Return the names of all groups but the reserved ones."""
         return sorted(self._group_files())
 
     def group_count(self) -> int:
+        """Return the number of groups as of the last look, with the reserved ones."""
         return len(self.log.state.partitions)
 
     def version(self) -> int:
@@ -279,16 +300,19 @@ class LedgerTable:
             return self.log.commit_time(version)
 
     def last_change(self, group: str) -> int | None:
+        """Return a group's last commit time in microseconds, as of the last look, or None."""
         with self._lock:
             files = self.log.state.partition({_PARTITION: group}).values()
             return max((file.modified * 1_000 for file in files), default=None)
 
     def tags(self) -> dict[str, Hashable]:
+        """Return a tag of each group's ledger. Every change of a ledger changes its tag."""
         return {name: tuple(files) for name, files in self._group_files().items()}
 
     def scan(
         self, groups: Iterable[str], columns: Sequence[str] | None = None
     ) -> Iterator[tuple[str, pa.Table]]:
+        """Yield the stored rows of some groups that still exist, and cache nothing."""
         files = self._group_files()
         wanted = {group: tuple(files[group].values()) for group in groups if group in files}
         return scan_ledgers(self.files, wanted, columns, lambda group: self.read(group).ledger)
@@ -313,6 +337,7 @@ class LedgerTable:
                 return None
 
     def commits(self, first: int, last: int) -> Iterator[LedgerCommit]:
+        """Yield the commits from one version to another, in order. Cleaned ones are left out."""
         with wrap_store_errors(self.path, "reading"):
             for commit in self.log.commits(first, last):
                 yield to_ledger_commit(self.files, commit, self._events)

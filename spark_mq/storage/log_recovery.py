@@ -3,19 +3,47 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.delta.actions import LOG_FOLDER, AddFile, Change, log_path, version_of
 from spark_mq.delta.log import DeltaLog
+from spark_mq.errors import TablesDisagree
 from spark_mq.ledger.intervals import Interval
-from spark_mq.ledger.message_index import sequence
+from spark_mq.ledger.message_index import MessageIndex, sequence
 from spark_mq.storage.commits_table import CommitsTable
-from spark_mq.storage.message_store import LogPlan
 from spark_mq.storage.published_files import PublishedFiles, commit_matches
 
-__all__ = ["plan_recovery", "publish_again", "rewrite_commits"]
+__all__ = ["LogPlan", "plan_recovery", "publish_again", "rewrite_commits", "tables_disagree"]
+
+
+@dataclass(frozen=True, slots=True)
+class LogPlan:
+    """The planned recovery of the log of messages and its index."""
+
+    index: MessageIndex  # of the log's messages, without the gap
+    covered: int = -1  # the last version that ``commits/`` has
+    agreed: int = -1  # the last version up to which ``commits/`` and the log agree
+    gap: Interval | None = None  # sequences of commits that neither the log nor ``commits/`` has
+    unknown: Sequence[AddFile] = field(default=())  # data files that no known commit added
+    published: PublishedFiles | None = None
+
+    @property
+    def unknown_rows(self) -> int:
+        return sum(file.rows or 0 for file in self.unknown)
+
+
+def tables_disagree(path: str, reason: str) -> TablesDisagree:
+    """Return the error for a table that was restored alone."""
+    return TablesDisagree(
+        f"the tables of a queue disagree: {reason}. One of them was restored alone. Restore all "
+        "tables of one backup, or stop all workers and run Queue.recover(dry_run=True)",
+        path=path,
+        version=None,
+    )
 
 
 def plan_recovery(log: DeltaLog, commits: CommitsTable, published: PublishedFiles) -> LogPlan:

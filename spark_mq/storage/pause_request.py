@@ -19,7 +19,7 @@ _log = logging.getLogger("spark_mq.storage.ledger_table")
 def commit_pause_request(
     log: DeltaLog, operation_id: str, group: str | None, pause: float, *, share: bool
 ) -> None:
-    """Commit a note that asks others to wait. See :meth:`LedgerStore.request_pause`.
+    """Commit a note that asks others to wait. See :meth:`LedgerTable.request_pause`.
 
     A failure is only logged.
     """

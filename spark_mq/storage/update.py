@@ -18,7 +18,8 @@ from typing import Any, Concatenate, Final, Literal, ParamSpec, Protocol, TypeVa
 from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import CommitConflict
 from spark_mq.ledger.ranges import Ledger
-from spark_mq.storage.ledger_store import PAUSE, LedgerSnapshot, LedgerStore
+from spark_mq.storage.ledger_store import PAUSE, LedgerSnapshot
+from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.posted_requests import SERVED, RequestTurn
 from spark_mq.storage.request_files import PostedRequest
 from spark_mq.util.backoff import Backoff, too_many_conflicts
@@ -83,12 +84,12 @@ class SharedWork(Protocol):
 
 
 def _abandons_lock(
-    update: Callable[Concatenate[LedgerStore, str, Params], T],
-) -> Callable[Concatenate[LedgerStore, str, Params], T]:
+    update: Callable[Concatenate[LedgerTable, str, Params], T],
+) -> Callable[Concatenate[LedgerTable, str, Params], T]:
     """Abandon the lock if an interrupt kept the update from its release."""
 
     @functools.wraps(update)
-    def wrapped(store: LedgerStore, group: str, /, *args: Params.args, **given: Params.kwargs) -> T:
+    def wrapped(store: LedgerTable, group: str, /, *args: Params.args, **given: Params.kwargs) -> T:
         try:
             return update(store, group, *args, **given)
         except BaseException:
@@ -100,7 +101,7 @@ def _abandons_lock(
 
 @_abandons_lock
 def update_ledger(
-    store: LedgerStore,
+    store: LedgerTable,
     group: str,
     compute: Callable[[LedgerSnapshot], Update[T]],
     *,
@@ -131,7 +132,7 @@ class _Updating:
 
     def __init__(
         self,
-        store: LedgerStore,
+        store: LedgerTable,
         group: str,
         compute: Callable[[LedgerSnapshot], Update[Any]],
         *,

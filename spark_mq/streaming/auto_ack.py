@@ -19,7 +19,8 @@ from spark_mq.ledger.replay import rows_held_by_batch
 from spark_mq.ledger.settle import ACK, SettleCommand
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.group_ledger import GroupLedger, GroupView
-from spark_mq.storage.ledger_store import LedgerSnapshot, LedgerStore
+from spark_mq.storage.ledger_store import LedgerSnapshot
+from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.update import Update
 from spark_mq.streaming.offset import auto_ack_app_id, parse_lease_id
 
@@ -95,6 +96,6 @@ def exclude_from_auto_ack(group: GroupLedger, stream: str, n: int) -> int:
     return messages
 
 
-def auto_ack_excluded_up_to(ledgers: LedgerStore, snapshot: LedgerSnapshot, stream: str) -> int:
+def auto_ack_excluded_up_to(ledgers: LedgerTable, snapshot: LedgerSnapshot, stream: str) -> int:
     """Return the last excluded batch of a stream, or 0. Raise CommitConflict."""
     return ledgers.txn_number(snapshot, auto_ack_app_id(stream)) or 0

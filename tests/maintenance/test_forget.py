@@ -16,7 +16,7 @@ from support.handles import again, index_commits, lease, trim
 from spark_mq import Queue
 from spark_mq.delta.tables import write_checkpoint
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
-from spark_mq.storage import commit_files, history_table, message_table, message_trim
+from spark_mq.storage import commit_files, history_table, message_log, message_trim
 from spark_mq.storage.message_table import MessageTable
 from spark_mq.testing import ManualClock
 
@@ -180,7 +180,7 @@ def test_a_handle_that_was_asleep_takes_over_what_is_left(
 def test_a_long_lived_handle_forgets_what_sweeps_forget(
     delta_queue: DeltaQueue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(message_table, "FORGET_FILES", 4)
+    monkeypatch.setattr(message_log, "FORGET_FILES", 4)
     queue = delta_queue(retention="1d")
     reader = again(queue)
     for _ in range(20):

@@ -19,14 +19,16 @@ from spark_mq.ledger.message_index import ORDINAL_BITS, DataFile, MessageIndex, 
 from spark_mq.ledger.ranges import Event, Ledger, LedgerHeader
 from spark_mq.parquet.delivery_times import read_delivery_times
 from spark_mq.parquet.writer import WrittenFile
-from spark_mq.storage.draft import Draft
-from spark_mq.storage.history_rows import HISTORY_SCHEMA
-from spark_mq.storage.history_store import Archived, Filters
+from spark_mq.storage.history_rows import HISTORY_SCHEMA, Filters
+from spark_mq.storage.history_table import Archived
 from spark_mq.storage.id_files import new_name
 from spark_mq.storage.ledger_rows import to_rows
 from spark_mq.storage.ledger_store import LedgerCommit, LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON
-from spark_mq.storage.message_store import LogPlan, MessageStore, PublishReceipt, check_txn
+from spark_mq.storage.log_recovery import LogPlan
+from spark_mq.storage.message_table import MessageTable
+from spark_mq.storage.pending_publish import PendingPublish
+from spark_mq.storage.publish_receipt import PublishReceipt, check_txn
 from spark_mq.util.backoff import Backoff
 from spark_mq.util.clock import Clock, system_clock, to_micros
 from spark_mq.util.fair_lock import FairLock
@@ -36,7 +38,7 @@ from spark_mq.util.validation import RESERVED_PREFIX
 __all__ = ["MemoryLedgers", "MemoryMessages", "NoHistory"]
 
 
-class MemoryMessages(MessageStore):
+class MemoryMessages(MessageTable):
     """Messages in memory. Sequences, numbers and files are as in Delta."""
 
     def __init__(self, clock: Clock, lanes: int = 0) -> None:
@@ -56,6 +58,19 @@ class MemoryMessages(MessageStore):
     @property
     def description(self) -> str | None:
         return self._description
+
+    @property
+    def trimmed(self) -> int:
+        return -1
+
+    def index_to_lease(self, after: int, wanted: int) -> MessageIndex:
+        return self.index()
+
+    def full_index(self, first: int) -> MessageIndex:
+        return self.index()
+
+    def note(self, version: int) -> dict[str, Any]:
+        return {}
 
     def describe(self, text: Callable[[str | None], str], operation: str = "describe") -> None:
         with self._lock:
@@ -93,31 +108,33 @@ class MemoryMessages(MessageStore):
 
     def commit_unique(
         self,
-        draft: Draft,
+        pending: PendingPublish,
         *,
         txn: tuple[str, int] | None = None,
         after: int | None = None,
         note: Mapping[str, Any] | None = None,
     ) -> PublishReceipt:
         with self._unique:
-            for files, duplicates in draft.tried:  # an interrupted call may have published
+            for files, duplicates in pending.tried:  # an interrupted call may have published
                 if (landed := self.receipt_of(files[0])) is not None:
-                    draft.landed = files
+                    pending.landed = files
                     return replace(landed, duplicates=duplicates)
             if txn is not None:
                 check_txn(self.last_number(txn[0]), txn, after)
             window = self._ids
-            duplicates = window.duplicates(draft.ids, draft.since)
-            files = draft.files(duplicates)
+            duplicates = window.duplicates(pending.ids, pending.since)
+            files = pending.files(duplicates)
             if not files:
                 receipt = PublishReceipt(None, range(0), True, duplicates)
                 if txn is not None:
                     self._numbers[txn[0]] = (txn[1], receipt)
                 return receipt
-            draft.tried.append((files, duplicates))
+            pending.tried.append((files, duplicates))
             receipt = self.commit(files, txn=txn, after=after, note=note)
-            self._ids = window.with_ids(new_name(), draft.fresh(duplicates), draft.now, draft.since)
-            draft.landed = files
+            self._ids = window.with_ids(
+                new_name(), pending.fresh(duplicates), pending.now, pending.since
+            )
+            pending.landed = files
         return replace(receipt, duplicates=duplicates)
 
     def clean_ids(self) -> int:

@@ -201,27 +201,6 @@ def test_a_second_failure_with_the_same_text_shows_again(queue: Queue) -> None:
     assert blamed(queue, s) == [("nacked", "same", None, None)] * 2
 
 
-def test_history_of_an_older_version_still_reads_and_gets_the_column(delta_queue: Make) -> None:
-    queue = delta_queue()
-    s = queue.publish(["a", "b"]).sequences
-    lease(queue, 2).nack(error="bad", delay=0)
-    archive(queue)
-    path = Path(queue.path, "history")
-    assert blamed(queue, s[0]) == [("nacked", None, "bad", 2)]
-    _as_older_version(path)
-    assert blamed(again(queue), s[0]) == [("nacked", "bad", None, None)]
-    held = lease(again(queue), 2)
-    held.nack(error="worse", delay=0)
-    archive(again(queue))
-    assert "batch_size" in {field.name for field in DeltaTable(path).schema().fields}
-    sizes = DeltaTable(path).to_pyarrow_table(columns=["event", "batch_size"]).to_pylist()
-    assert sorted(str(r["batch_size"]) for r in sizes if r["event"] == "nacked") == ["2", "None"]
-    assert blamed(again(queue), s[0]) == [
-        ("nacked", "bad", None, None),
-        ("nacked", None, "worse", 2),
-    ]
-
-
 def _as_older_version(path: Path) -> None:
     """Take the column out of the table, as a version that did not know it left the table."""
     for file in path.rglob("*.parquet"):

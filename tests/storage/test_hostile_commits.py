@@ -16,7 +16,7 @@ from support.handles import again, lease
 
 from spark_mq import Message, Queue
 from spark_mq.delta.actions import log_path
-from spark_mq.delta.cold_start import listed_checkpoint
+from spark_mq.delta.log_start import listed_checkpoint
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.tables import write_checkpoint
 from spark_mq.errors import CorruptLog

@@ -8,13 +8,13 @@ import pytest
 from support.handles import again
 
 from spark_mq import Message, Queue
-from spark_mq.storage import message_table
+from spark_mq.storage import message_log
 
 
 @pytest.fixture
 def queue(delta_queue: Callable[..., Queue], monkeypatch: pytest.MonkeyPatch) -> Queue:
     """A queue whose messages act as if they were in an object store. They were just looked at."""
-    monkeypatch.setattr(message_table, "RECENT_SECONDS", 60.0)
+    monkeypatch.setattr(message_log, "RECENT_SECONDS", 60.0)
     queue = delta_queue()
     queue._context.messages.files.is_local = False
     queue.publish([str(n) for n in range(10)])
@@ -50,6 +50,6 @@ def test_priorities_and_times_need_a_look(queue: Queue) -> None:
 
 
 def test_an_old_look_is_repeated(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_table, "RECENT_SECONDS", 0.0)
+    monkeypatch.setattr(message_log, "RECENT_SECONDS", 0.0)
     again(queue).publish(Message("high", priority=9))
     assert texts(queue, 1) == ["high"]

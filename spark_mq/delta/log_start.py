@@ -1,26 +1,38 @@
-"""Load the state of a Delta table from its newest checkpoint."""
+"""Find where the log of a Delta table starts, read it ahead, and notice a gap or another table."""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import pyarrow as pa
 
 from spark_mq.delta.actions import (
     LOG_FOLDER,
+    Commit,
     checkpoint_path,
     log_path,
     missing_commit_error,
+    parse_commit,
     version_of,
 )
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState, TrackFiles
-from spark_mq.errors import CorruptLog
+from spark_mq.errors import CorruptLog, NotAQueue
 
-__all__ = ["check_start", "find_start", "listed_checkpoint", "starting_state"]
+__all__ = [
+    "check_for_gap",
+    "check_same_table",
+    "check_start",
+    "find_start",
+    "listed_checkpoint",
+    "read_ahead",
+    "remade_table_error",
+    "starting_state",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -169,3 +181,47 @@ def _older_start(store: ObjectStore, path: str, track_files: TrackFiles) -> Tabl
         except _UNREADABLE:
             continue
     return None
+
+
+def check_for_gap(store: ObjectStore, version: int) -> None:
+    """Raise CorruptLog if only the commit after `version` is missing."""
+    names = (info.path.rpartition("/")[2] for info in store.list(LOG_FOLDER))
+    beyond = any(name[20:] == ".json" and version_of(name) > version + 1 for name in names)
+    if beyond and not store.exists(log_path(version + 1)) and store.exists(log_path(version)):
+        raise missing_commit_error(store.root, version + 1)
+
+
+def check_same_table(path: str, commit: Commit, table_id: str) -> None:
+    """Raise NotAQueue if a commit makes another table of the known one."""
+    if str((commit.metadata or {}).get("id")) != table_id:
+        raise NotAQueue(
+            f"commit {commit.version} of {path} replaced the table. Open the queue again",
+            path=path,
+        )
+
+
+def remade_table_error(path: str) -> NotAQueue:
+    return NotAQueue(
+        f"the Delta table at {path} was created again after this handle was opened. Open the queue "
+        "again",
+        path=path,
+    )
+
+
+def read_ahead(store: ObjectStore, version: int, count: int) -> list[Commit]:
+    """Return up to `count` commits, up to the first missing one."""
+
+    def text(at: int) -> bytes | None:
+        try:
+            return store.read(log_path(at))
+        except FileNotFoundError:
+            return None
+
+    with ThreadPoolExecutor(count) as pool:
+        texts = list(pool.map(text, range(version, version + count)))
+    there = texts[: texts.index(None)] if None in texts else texts
+    return [
+        parse_commit(version + at, found, store.root)
+        for at, found in enumerate(there)
+        if found is not None
+    ]

@@ -1,0 +1,307 @@
+"""Read the messages of a queue, with an index of the commits that published them.
+
+A publish is an ``add`` with ``dataChange=true`` of a path never seen before, in a commit that
+removes nothing. So compaction, trims and RESTORE publish nothing, and each Delta writer that
+appends is a publisher. Most commits come from ``commits/``, the latest from the log.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+
+from spark_mq.delta.actions import missing_commit_error
+from spark_mq.delta.log import DeltaLog
+from spark_mq.delta.object_store import ObjectStore, join
+from spark_mq.delta.state import TableState
+from spark_mq.delta.store_errors import wrap_store_errors
+from spark_mq.delta.tables import checkpoint_soon
+from spark_mq.errors import CorruptLog
+from spark_mq.ledger.intervals import SequenceRange
+from spark_mq.ledger.message_index import ORDINAL_BITS, FileSlice, MessageIndex, sequence
+from spark_mq.parquet.reader import MessageReader
+from spark_mq.parquet.writer import WrittenFile
+from spark_mq.storage.commit_rows import file_columns
+from spark_mq.storage.commits_table import CommitsTable
+from spark_mq.storage.id_files import IdFiles
+from spark_mq.storage.log_recovery import (
+    tables_disagree,
+)
+from spark_mq.storage.message_trim import TRIMMED
+from spark_mq.storage.publish_receipt import PublishReceipt
+from spark_mq.storage.published_files import PublishedFiles, commit_matches
+from spark_mq.util.notifier import notifier_for
+
+__all__ = ["MessageLog"]
+
+# How old the index may be for a lease from a backlog in an object store. A look is a request.
+RECENT_SECONDS: Final = 0.3
+# From so many files on, an index forgets what sweeps forgot. It asks again at twice as many.
+FORGET_FILES: Final = 10_000
+
+
+class MessageLog:
+    """Read the messages of one queue from their Delta table. Thread-safe."""
+
+    def __init__(
+        self,
+        path: str,
+        storage_options: Mapping[str, str] | None = None,
+        *,
+        durable: bool = True,
+        lanes: int = 0,
+    ) -> None:
+        self.path = path
+        self.lanes = lanes
+        self.storage_options = dict(storage_options or {})
+        self.files = ObjectStore(path, self.storage_options, durable=durable)
+        # 100,000 data files cost time to open; commits/ has what a reader needs of them.
+        self.log = DeltaLog(self.files, track_files=False, on_checkpoint=checkpoint_soon)
+        self.ids = IdFiles(self.files)
+        self.notifier = notifier_for(path)
+        self.commits = CommitsTable(
+            join(path.rstrip("/").rpartition("/")[0], "commits"),
+            self.storage_options,
+            durable=durable,
+        )
+        self._lock = threading.RLock()
+        self._reached: Callable[[bool], int] | None = None
+        self._least_version = -1
+        self._published = PublishedFiles(self.files, path, self.active, lanes)
+        self._generation = 0
+        self._forget_at = FORGET_FILES
+
+    def open(self) -> TableState | None:
+        """Return the table at its latest version, or None without one."""
+        with wrap_store_errors(self.path, "opening"):
+            return self.log.open()
+
+    @property
+    def description(self) -> str | None:
+        """Return the text that describes the queue as of the last look, or None."""
+        with wrap_store_errors(self.path, "reading"):
+            return self.log.state.description
+
+    @property
+    def table_id(self) -> str:
+        """Return the table's id. A table made again has another one."""
+        with wrap_store_errors(self.path, "reading"):
+            return self.log.state.table_id
+
+    @property
+    def trimmed(self) -> int:
+        """Return the last trimmed sequence as of the last look, or -1."""
+        with wrap_store_errors(self.path, "reading"):
+            return self.log.state.txns.get(TRIMMED, -1)
+
+    def expect(self, reached: Callable[[bool], int]) -> None:
+        """Refuse a log that the ledgers are ahead of, from now on.
+
+        `reached` returns the last sequence that a ledger has reached. With True it looks for new
+        commits.
+        """
+        self._reached = reached
+        self._least_version = reached(False) >> ORDINAL_BITS
+
+    def _check_expected(self, version: int) -> None:
+        """Raise TablesDisagree if the log is older than the ledgers."""
+        if version >= self._least_version or self._reached is None:
+            return
+        # Other processes may have committed between the looks at the two tables.
+        self._least_version = self._reached(True) >> ORDINAL_BITS
+        latest = self.log.refresh().version
+        if latest < self._least_version:
+            raise tables_disagree(
+                self.path,
+                f"leases/ has reached version {self._least_version} of messages/, which ends at "
+                f"version {latest}",
+            )
+
+    # -- the index
+
+    def index(self, reach: int | None = None) -> MessageIndex:
+        """Return the commit index, with the latest commit.
+
+        An index only grows. A store that forgets files makes another one. An index that already
+        contains the sequence `reach` needs no look at the table.
+        """
+        with self._lock:
+            if reach is None or reach > self._published.index.last_sequence:
+                with wrap_store_errors(self.path, "reading the log of"):
+                    self._look()
+            return self._published.index
+
+    def index_to_lease(self, after: int, wanted: int) -> MessageIndex:
+        """Return the commit index for a lease of messages after a sequence.
+
+        Over an object store it may be a moment old, if it has enough messages for the lease.
+        """
+        known = self._published.index
+        if self.files.is_local or self.log.seconds_since_look > RECENT_SECONDS:
+            return self.index()
+        # A time or a priority may change which messages come first.
+        simple = not known.has_times_after(after) and known.priorities_after(after) == 1
+        enough = known.count(after + 1, known.last_sequence) >= wanted
+        return known if simple and enough else self.index()
+
+    def full_index(self, first: int) -> MessageIndex:
+        """Return the index with known forgotten files from `first` on."""
+        index = self.index()
+        if first > index.forgotten_to:
+            return index
+        with wrap_store_errors(self.commits.path, "reading"):
+            return self._full_index(index, first)
+
+    def known(self) -> MessageIndex:
+        """Return the commit index without a look at the table."""
+        return self._published.index
+
+    def published(self) -> PublishedFiles:
+        """Return what all commits publish, up to the latest."""
+        with self._lock:
+            self.index()
+            return self._published
+
+    def active(self, path: str) -> bool:
+        """Return whether the table has a data file now."""
+        return bool(DeltaLog(self.files, track_files={path}.__contains__).refresh().files())
+
+    def _look(self) -> None:
+        """Add the commits since the last look to the index."""
+        latest = self.log.refresh().version
+        self._check_expected(latest)
+        if self.log.generation != self._generation:
+            self._check_known(latest)
+            self._generation = self.log.generation
+        try:
+            if self._published.index.version < latest:
+                self._catch_up(latest)
+        except BaseException as error:
+            if not isinstance(error, Exception):  # an interrupt: half of a commit may be in it
+                self._published = PublishedFiles(self.files, self.path, self.active, self.lanes)
+            raise
+        if len(self._published.index.files) >= self._forget_at:
+            self._forget_as_swept()
+            self._forget_at = max(FORGET_FILES, 2 * len(self._published.index.files))
+
+    def _catch_up(self, latest: int) -> None:
+        """Add the commits up to a version to the index."""
+        broken = None
+        if self._published.index.version < 0:  # a new handle: commits/ has most commits
+            try:
+                self._load()
+            except CorruptLog as error:
+                broken = error  # nobody needs it as long as all commits are there
+        while self._published.index.version < latest:
+            for commit in self.log.following(self._published.index.version + 1):
+                self._published.apply(commit)
+                if self._published.index.version == latest:
+                    return
+            # The next commit was cleaned since this handle looked last.
+            if broken is not None or not self._load():
+                raise broken or missing_commit_error(self.path, self._published.index.version + 1)
+
+    def _check_known(self, latest: int) -> None:
+        """Raise CorruptLog if the log has replaced the index's last commit."""
+        version = self._published.index.version
+        if latest < version:
+            raise missing_commit_error(self.path, version)
+        try:
+            same = version < 0 or self._published.matches(self.log.read_commit(version))
+        except FileNotFoundError:
+            return  # cleaned
+        if not same:
+            raise CorruptLog(
+                f"commit {version} of {self.path} was replaced after it was read: its messages "
+                "have the sequences of other messages. Open the queue again. Groups that have "
+                "settled the other messages do not get these",
+                path=self.path,
+                version=version,
+            )
+
+    def _forget_as_swept(self) -> None:
+        """Forget what sweeps have forgotten."""
+        table_id = self.log.state.table_id
+        if self.commits.open(table_id) is not None:
+            self._published.forget_as(*self.commits.forgotten(table_id))
+
+    def _full_index(self, index: MessageIndex, first: int) -> MessageIndex:
+        """Return an index with all files from a sequence on, also forgotten ones."""
+        rows = self.commits.past(self.log.state.table_id, first, index.forgotten_to)
+        past = file_columns(rows)
+        full = MessageIndex(forgotten=index.forgotten - sum(past.rows), lanes=index.layout.lanes)
+        full.extend_columns(past, index.version)
+        full.extend(index.files, index.version)
+        return full
+
+    def _load(self) -> bool:
+        """Add what ``commits/`` has beyond the index. Return whether it has anything."""
+        before, table_id = self._published.index.version, self.log.state.table_id
+        found = self.commits.read(table_id, before)
+        if found is not None:
+            self._check_commits(*found)
+            self._published.forget_as(*self.commits.forgotten(table_id))
+            self._published.load_rows(*found)
+        return self._published.index.version > before
+
+    def _check_commits(self, rows: pa.Table, upto: int) -> None:
+        """Raise TablesDisagree if ``commits/`` describes another log."""
+        latest = self.log.state.version
+        if upto > latest:  # a sweep may have read later commits since this process looked
+            latest = self.log.refresh().version
+        if upto > latest:
+            reason = f"commits/ has version {upto} of messages/, which ends at version {latest}"
+            raise tables_disagree(self.commits.path, reason)
+        try:
+            commit = self.log.read_commit(upto)
+        except FileNotFoundError:
+            return  # cleaned
+        if not commit_matches(rows, commit):
+            reason = f"version {upto} of messages/ differs from the one in commits/"
+            raise tables_disagree(self.commits.path, reason)
+
+    # -- one commit, and the messages
+
+    def last_number(self, app: str) -> int | None:
+        """Return the number last committed for `app`, or None."""
+        with wrap_store_errors(self.path, "reading"):
+            return self.log.refresh().txns.get(app)
+
+    def receipt(self, app: str, number: int) -> PublishReceipt | None:
+        """Return the receipt of a number, or None without its commit."""
+        with self._lock:
+            self.index()
+            last, version = self._published.marks.get(app, (None, -1))
+            index, first = self._published.index, sequence(version, 0)
+            rows = index.count(first, sequence(version + 1, 0) - 1)
+            known = last == number and first > index.forgotten_to
+            return PublishReceipt.of_commit(version, rows) if known else None
+
+    def receipt_of(self, written: WrittenFile) -> PublishReceipt | None:
+        """Return the receipt of a file, or None without its commit."""
+        for file in reversed(self.index().files):
+            if file.path == written.path:
+                return PublishReceipt(
+                    file.first >> ORDINAL_BITS,
+                    SequenceRange(range(file.first, file.first + file.rows)),
+                )
+        return None
+
+    def note(self, version: int) -> dict[str, Any]:
+        """Return the note of a commit of spark_mq, or an empty one if it is unknown."""
+        with wrap_store_errors(self.path, "reading"):
+            try:
+                return self.log.read_commit(version).note
+            except FileNotFoundError:
+                return {}  # cleaned
+
+    def read(
+        self, slices: Iterable[FileSlice], columns: list[str] | None = None
+    ) -> Iterator[tuple[FileSlice, pa.Table]]:
+        """Yield slices with their messages, in order. Errors as :meth:`MessageReader.read`."""
+        reader = MessageReader(self.files, columns)
+        for piece in slices:
+            yield piece, reader.read(piece)
