@@ -20,8 +20,8 @@ import json, resource, sys, time
 from contextlib import redirect_stderr, redirect_stdout
 import io
 import spark_mq.cli.app, spark_mq.queue
-from spark_mq.cli.options import open_queue
-from spark_mq.cli.top import _View
+from spark_mq import Queue
+from spark_mq.cli.watch import View
 
 def timed(work):
     wall, cpu = time.perf_counter(), time.process_time()
@@ -34,8 +34,8 @@ with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
     spark_mq.cli.app.run(["queue", "describe", "/no/queue"])  # typer imports more
 figures = {"describe": timed(lambda: spark_mq.cli.app.run(["queue", "describe", path]))}
 figures["check"] = timed(lambda: spark_mq.cli.app.run(["check", "-q", path, "--max-dead", "0"]))
-queue = open_queue(path)
-view = _View(queue, 20)
+queue = Queue.open(path)
+view = View(queue, 20)
 figures["top, first view"] = timed(view.refresh)
 figures["top, refresh"] = timed(view.refresh)
 queue.group("group-0500").lease("bench", max_messages=10)

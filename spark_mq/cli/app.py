@@ -1,4 +1,4 @@
-"""Run a command, and turn an error into one line and an exit code."""
+"""Run a command of the table, and turn an error into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -8,58 +8,78 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any, Final
 
 import typer
 from typer.exceptions import TyperException
 
-from spark_mq.cli import (
-    changes,
-    dead_letters,
-    groups,
-    health,
-    lanes,
-    messages,
-    metrics,
-    queues,
-    throughput,
-    top,
-    web,
-    workers,
+from spark_mq.cli.command import COMMANDS
+from spark_mq.cli.output import (
+    INTERRUPTED,
+    OK,
+    USAGE,
+    CommandFormatter,
+    complain,
+    exit_code_of,
+    text_for_commands,
 )
-from spark_mq.cli.exits import INTERRUPTED, OK, USAGE, exit_code_of
-from spark_mq.cli.hints import CommandFormatter, text_for_commands
-from spark_mq.cli.options import option
-from spark_mq.cli.output import complain
 from spark_mq.util.show import printable
 
 __all__ = ["app", "run"]
 
-app = typer.Typer(
-    name="spark-mq",
-    help="Look after queues of spark_mq. Each option is also an environment variable SPARK_MQ_*.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog=(
-        "Exit codes: 0 done, 1 failed or unhealthy, 2 wrong arguments, 3 not found, "
-        "4 the store failed, 130 interrupted."
-    ),
-)
-for part in (messages, lanes, workers, top, throughput, changes, health, metrics, web):
-    part.register(app)
-app.add_typer(queues.app, name="queue")
-app.add_typer(groups.app, name="group")
-app.add_typer(dead_letters.app, name="dlq")
+# Each module enters its commands in the table, in the order of the help.
+_MODULES: Final = (
+    "publish", "messages", "workers", "watch", "servers", "queues", "groups", "dead_letters",
+)  # fmt: skip
+_GROUPS: Final = {
+    "queue": "List, create, describe, configure, purge and drop queues.",
+    "group": "Look at groups, configure and move them.",
+    "dlq": "Look at dead letters and redrive them.",
+}
+
+
+def _make_app() -> typer.Typer:
+    """Return the table of commands as typer runs it."""
+    for name in _MODULES:
+        import_module(f"spark_mq.cli.{name}")
+    made = typer.Typer(
+        name="spark-mq",
+        help=(
+            "Look after queues of spark_mq. Each option is also an environment variable SPARK_MQ_*."
+        ),
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        epilog=(
+            "Exit codes: 0 done, 1 failed or unhealthy, 2 wrong arguments, 3 not found, "
+            "4 the store failed, 130 interrupted."
+        ),
+    )
+    groups = {name: typer.Typer(help=text, no_args_is_help=True) for name, text in _GROUPS.items()}
+    for name, group in groups.items():
+        made.add_typer(group, name=name)
+    for entry in COMMANDS.values():
+        within, _, name = entry.name.rpartition(" ")
+        groups.get(within, made).command(name)(entry.function())
+    return made
+
+
+app = _make_app()
+
+
+def _option(name: str, *short: str, help: str) -> Any:
+    envvar = "SPARK_MQ_" + name.removeprefix("--").upper()
+    return typer.Option(name, *short, help=help, envvar=envvar)
 
 
 @app.callback(invoke_without_command=True)
 def _root(
     context: typer.Context,
-    debug: Annotated[bool, option("--debug", help="Show the traceback of an error.")] = False,
-    verbose: Annotated[bool, option("--verbose", "-v", help="Log to stderr.")] = False,
-    version: Annotated[bool, option("--version", help="Print the version.")] = False,
+    debug: Annotated[bool, _option("--debug", help="Show the traceback of an error.")] = False,
+    verbose: Annotated[bool, _option("--verbose", "-v", help="Log to stderr.")] = False,
+    version: Annotated[bool, _option("--version", help="Print the version.")] = False,
 ) -> None:
     if version:
         from spark_mq import __version__
@@ -69,7 +89,6 @@ def _root(
     if context.invoked_subcommand is None:
         print(context.get_help(), file=sys.stderr)
         raise typer.Exit(USAGE)
-    context.obj = {"debug": debug}
     context.with_resource(_log_to_stderr(logging.INFO if verbose else logging.WARNING))
 
 

@@ -2,77 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
 
 import typer
 
-from spark_mq.cli.exits import NOT_FOUND
-from spark_mq.cli.options import (
-    Output,
-    OutputFormat,
-    QueuePath,
-    StorageOptions,
-    Yes,
-    confirm,
-    open_queue,
-    option,
-    parse_sequence,
-)
-from spark_mq.cli.output import complain, emit, emit_one, track
+from spark_mq.cli.command import QUEUE, Given, argument, command, option, parse_sequence
+from spark_mq.cli.output import NOT_FOUND, Column, Rows, complain
+from spark_mq.cli.progress import track
 from spark_mq.errors import InvalidOption
 
-__all__ = ["app"]
+__all__: list[str] = []
 
-app = typer.Typer(help="Look at dead letters and redrive them.", no_args_is_help=True)
-
-_COLUMNS = [
+_COLUMNS: Final[list[Column]] = [
     ("LETTER", "dead_letter_sequence"), ("SEQUENCE", "sequence"), ("ID", "message_id"),
     ("GROUP", "consumer_group"), ("DELIVERIES", "delivery_count"), ("REASON", "reason"),
     ("ERROR", "error"), ("KEY", "key"), ("VALUE", "value"),
 ]  # fmt: skip
-_CHUNK = 10_000
+_CHUNK: Final = 10_000
 
-_Where = Annotated[
-    str | None,
-    option("--where", help="SQL over the columns, such as \"reason = 'rejected'\"."),
-]
+_Where = Annotated[str | None, option("SQL over the columns, such as \"reason = 'rejected'\".")]
 
 
-@app.command("list")
+@command("dlq list")
 def list_letters(
-    queue: QueuePath,
+    on: Given,
     where: _Where = None,
-    limit: Annotated[int, option("--limit", "-n", min=1, help="The most letters.")] = 100,
-    storage_option: StorageOptions = None,
-    output: Output = OutputFormat.table,
-) -> None:
+    limit: Annotated[int, option("The most letters.", "-n", min=1)] = 100,
+) -> Rows:
     """List dead letters that were not redriven."""
-    found = open_queue(queue, storage_option).list_dead_letters(where=where, limit=limit)
-    emit(found.to_pylist(), _COLUMNS, output)
+    return _letters(on, where, limit)
 
 
-@app.command()
+def _letters(on: Given, where: str | None, limit: int | None) -> Rows:
+    return Rows(on.queue.list_dead_letters(where=where, limit=limit).to_pylist(), _COLUMNS)
+
+
+@command("dlq show")
 def show(
-    queue: QueuePath,
-    letter: Annotated[
-        str | None,
-        typer.Argument(envvar="SPARK_MQ_LETTER", help="The LETTER of `dlq list`."),
-    ] = None,
-    message_id: Annotated[
-        str | None, option("--message-id", help="The first letter with this id.")
-    ] = None,
-    storage_option: StorageOptions = None,
-    output: Output = OutputFormat.table,
-) -> None:
+    on: Given,
+    letter: Annotated[str | None, argument("The LETTER of `dlq list`.")] = None,
+    message_id: Annotated[str | None, option("The first letter with this id.")] = None,
+) -> Mapping[str, Any]:
     """Show one dead letter with its headers and its value."""
-    opened = open_queue(queue, storage_option)
+    queue = on.queue
     where, wanted = _which(letter, message_id)
-    rows = opened.list_dead_letters(where=where, limit=1).to_pylist()
+    rows = queue.list_dead_letters(where=where, limit=1).to_pylist()
     if not rows:
         complain(f"no dead letter has the {wanted}")
         raise typer.Exit(NOT_FOUND)
-    row = {**rows[0], "headers": dict(rows[0]["headers"] or ())}
-    emit_one(row, output)
+    return {**rows[0], "headers": dict(rows[0]["headers"] or ())}
 
 
 def _which(letter: str | None, message_id: str | None) -> tuple[str, str]:
@@ -90,34 +69,27 @@ def _which(letter: str | None, message_id: str | None) -> tuple[str, str]:
     return f"message_id = '{quoted}'", f"id {message_id}"
 
 
-@app.command()
+@command("dlq redrive", QUEUE, asks=True)
 def redrive(
-    queue: QueuePath,
+    on: Given,
     where: _Where = None,
-    limit: Annotated[
-        int | None, option("--limit", "-n", min=1, help="The most letters. Default: all.")
-    ] = None,
-    rate: Annotated[float | None, option("--rate", help="The most messages a second.")] = None,
-    dry_run: Annotated[bool, option("--dry-run", help="Only list which.")] = False,
-    yes: Yes = False,
-    storage_option: StorageOptions = None,
-    output: Output = OutputFormat.table,
-) -> None:
+    limit: Annotated[int | None, option("The most letters. Default: all.", "-n", min=1)] = None,
+    rate: Annotated[float | None, option("The most messages a second.")] = None,
+    dry_run: Annotated[bool, option("Only list which.")] = False,
+) -> Rows | Mapping[str, Any]:
     """Publish dead letters into their queue again, each once. Asks first."""
-    opened = open_queue(queue, storage_option)
+    queue = on.queue
     if dry_run:
-        found = opened.list_dead_letters(where=where, limit=limit)
-        emit(found.to_pylist(), _COLUMNS, output)
-        return
+        return _letters(on, where, limit)
     which = f"that meet {where}" if where else "of this queue"
-    confirm(f"Redrive the dead letters {which}?", yes)
+    on.confirm(f"Redrive the dead letters {which}?")
     redriven = 0
     with track("redriven", limit) as progress:
         while limit is None or redriven < limit:
             chunk = _CHUNK if limit is None else min(_CHUNK, limit - redriven)
-            found = opened.redrive(where=where, limit=chunk, rate=rate).messages
+            found = queue.redrive(where=where, limit=chunk, rate=rate).messages
             redriven += found
             progress(redriven)
             if found < chunk:
                 break
-    emit_one({"queue": opened.path, "redriven": redriven}, output)
+    return {"queue": queue.path, "redriven": redriven}

@@ -1,193 +1,189 @@
-"""Show, configure, pause, move and drop groups with ``spark-mq group``."""
+"""Show, configure, pause, move and drop groups, and change their messages: ``spark-mq group``."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any, Final
 
-import typer
-
-from spark_mq.cli import interventions
-from spark_mq.cli.lanes import LANE_COLUMNS, PRIORITY_COLUMNS, lane_rows, priority_rows
-from spark_mq.cli.options import (
-    GroupArgument,
-    Output,
-    OutputFormat,
-    QueuePath,
-    StorageOptions,
-    Yes,
-    confirm,
-    existing_group,
-    open_queue,
-    option,
-    parse_pairs,
-)
-from spark_mq.cli.output import emit, emit_one, json_line
-from spark_mq.cli.queues import GROUP_COLUMNS, group_rows
-from spark_mq.cli.settings_table import emit_settings
+from spark_mq.cli.command import GROUP_ARGUMENT, Given, Settings, argument, command, option
+from spark_mq.cli.messages import lane_rows, priority_rows
+from spark_mq.cli.output import Pages, Part, Rows
+from spark_mq.cli.queues import GROUP_COLUMNS, given_settings, group_rows, shown_settings
 from spark_mq.errors import InvalidOption
-from spark_mq.util.setting_text import parse_setting
-from spark_mq.util.show import printable
 
-__all__ = ["app"]
+__all__: list[str] = []
 
-app = typer.Typer(help="Look at groups, configure and move them.", no_args_is_help=True)
-interventions.register(app)
+_LANES: Final = 5  # the hottest lanes in the description of a group
 
-_LANES = 5  # the hottest lanes in the description of a group
-_Sequences = Annotated[
-    list[int] | None, option("--sequence", help="Only this message. Repeatable.")
-]
+_Reason = Annotated[str | None, option("Why, for people.")]
+_Sequences = Annotated[list[int] | None, argument("The messages.", metavar="SEQUENCES")]
+_MessageIds = Annotated[list[str] | None, option("The message with this id. Repeatable.")]
+_Keys = Annotated[list[str] | None, option("Unsettled messages with this key. Repeatable.")]
+_Force = Annotated[bool, option("Also take them from their leases.")]
 
 
-@app.command("list")
-def list_groups(
-    queue: QueuePath,
-    storage_option: StorageOptions = None,
-    output: Output = OutputFormat.table,
-) -> None:
+@command("group list")
+def list_groups(on: Given) -> Rows:
     """List the groups with their counts, the busiest first."""
-    overview = open_queue(queue, storage_option).describe()
+    overview = on.queue.describe()
     rows = group_rows(overview.groups, len(overview.groups))
     rows += [{"group": name, "blocked_because": why} for name, why in overview.damaged.items()]
-    emit(rows, GROUP_COLUMNS, output)
+    return Rows(rows, GROUP_COLUMNS)
 
 
-@app.command()
-def describe(
-    group: GroupArgument,
-    queue: QueuePath,
-    storage_option: StorageOptions = None,
-    output: Output = OutputFormat.table,
-) -> None:
+@command("group describe", GROUP_ARGUMENT)
+def describe(on: Given) -> Pages:
     """Describe a group with its settings, leases, lanes and blockers.
 
     It also shows counts and priorities.
     """
-    opened = open_queue(queue, storage_option)
-    found = existing_group(opened, group)
-    leases, blockers = found.leases(), [one for one in opened.blockers() if one.group == group]
-    stats, settings = asdict(found.stats()), asdict(found.settings)
-    priorities, lanes = found.priorities(), found.lanes(_LANES)
-    if output is OutputFormat.json:
-        row = {"group": group, **stats, "leases": len(leases), "settings": settings}
-        more = {"priorities": priorities, "lanes": lanes, "blockers": blockers}
-        print(json_line({**row, **more}))
-        return
-    emit_one({"group": group, **stats, "leases": len(leases)}, output)
-    print()
-    emit_one(settings, output)
-    if len(priorities) > 1:
-        print()
-        emit(priority_rows(priorities), PRIORITY_COLUMNS, output)
-    if lanes:
-        print()
-        emit(lane_rows(lanes), LANE_COLUMNS, output)
-    for one in blockers:
-        print(f"{printable(one.because)} blocks {one.blocks}: messages {one.first} to {one.last}")
+    group = on.group
+    described = {
+        "group": group.name,
+        **asdict(group.stats()),
+        "leases": len(group.leases()),
+        "settings": asdict(group.settings),
+        "priorities": group.priorities(),
+        "lanes": group.lanes(_LANES),
+        "blockers": [one for one in on.queue.blockers() if one.group == group.name],
+    }
+    return Pages([described], _description)
 
 
-@app.command()
+def _description(described: Mapping[str, Any]) -> Iterator[Part]:
+    parts = {name: described[name] for name in ("settings", "priorities", "lanes", "blockers")}
+    yield {name: value for name, value in described.items() if name not in parts}
+    yield ""
+    yield parts["settings"]
+    if len(parts["priorities"]) > 1:
+        yield ""
+        yield priority_rows(parts["priorities"])
+    if parts["lanes"]:
+        yield ""
+        yield lane_rows(parts["lanes"])
+    for one in parts["blockers"]:
+        yield f"{one.because} blocks {one.blocks}: messages {one.first} to {one.last}"
+
+
+@command("group create", GROUP_ARGUMENT)
 def create(
-    group: GroupArgument,
-    queue: QueuePath,
-    start: Annotated[
-        str, option("--start", help="earliest, latest, a sequence, or an instant.")
-    ] = "earliest",
-    storage_option: StorageOptions = None,
-    output: Output = OutputFormat.table,
-) -> None:
+    on: Given,
+    start: Annotated[str, option("earliest, latest, a sequence, or an instant.")] = "earliest",
+) -> Mapping[str, Any]:
     """Create a group at a position. A group that exists stays as it is."""
-    opened = open_queue(queue, storage_option)
-    made = opened.group(group, start=start)
+    made = on.queue.group(str(on.group_name), start=start)
     there = made.exists()
     made.ensure()
-    emit_one({"group": group, "created": not there}, output)
+    return {"group": made.name, "created": not there}
 
 
-@app.command()
-def configure(
-    group: GroupArgument,
-    queue: QueuePath,
-    settings: Annotated[
-        list[str] | None,
-        option("--set", metavar="NAME=VALUE", help="A setting, such as retry_delay=30s."),
-    ] = None,
-    storage_option: StorageOptions = None,
-    output: Output = OutputFormat.table,
-) -> None:
+@command("group configure", GROUP_ARGUMENT)
+def configure(on: Given, settings: Settings.Group = None) -> Mapping[str, Any]:
     """Change settings of a group, and print all of them.
 
     A changed one is shown as old -> new. Workers apply them immediately.
     """
-    found = existing_group(open_queue(queue, storage_option), group)
-    given = {name: parse_setting(text) for name, text in parse_pairs("--set", settings).items()}
-    before = found.settings
-    after = found.configure(**given) if given else before
-    emit_settings({"group": group}, before, after, output)
+    group = on.group
+    given = given_settings(settings)
+    before = group.settings
+    after = group.configure(**given) if given else before
+    return {"group": group.name, **shown_settings(before, after, json=on.json)}
 
 
-@app.command()
-def pause(
-    group: GroupArgument,
-    queue: QueuePath,
-    reason: Annotated[str | None, option("--reason", help="Why, for people.")] = None,
-    storage_option: StorageOptions = None,
-    output: Output = OutputFormat.table,
-) -> None:
+@command("group pause", GROUP_ARGUMENT)
+def pause(on: Given, reason: _Reason = None) -> Mapping[str, Any]:
     """Stop new leases of a group until `group resume`. Live leases can be settled."""
-    found = existing_group(open_queue(queue, storage_option), group)
-    found.pause(reason)
-    emit_one({"group": group, "blocked_because": found.stats().blocked_because}, output)
+    on.group.pause(reason)
+    return {"group": on.group.name, "blocked_because": on.group.stats().blocked_because}
 
 
-@app.command()
-def resume(
-    group: GroupArgument,
-    queue: QueuePath,
-    storage_option: StorageOptions = None,
-    output: Output = OutputFormat.table,
-) -> None:
+@command("group resume", GROUP_ARGUMENT)
+def resume(on: Given) -> Mapping[str, Any]:
     """End a pause of a group, and close its breaker."""
-    found = existing_group(open_queue(queue, storage_option), group)
-    found.resume()
-    emit_one({"group": group, "blocked_because": found.stats().blocked_because}, output)
+    on.group.resume()
+    return {"group": on.group.name, "blocked_because": on.group.stats().blocked_because}
 
 
-@app.command()
+@command("group unblock", GROUP_ARGUMENT, asks=True)
 def unblock(
-    group: GroupArgument,
-    queue: QueuePath,
-    to: Annotated[str, option("--to", help="retry, dead_letter or drop.")],
-    sequence: _Sequences = None,
-    yes: Yes = False,
-    storage_option: StorageOptions = None,
-    output: Output = OutputFormat.table,
-) -> None:
+    on: Given,
+    to: Annotated[str, option("retry, dead_letter or drop.")],
+    sequence: Annotated[list[int] | None, option("Only this message. Repeatable.")] = None,
+) -> Mapping[str, Any]:
     """Decide about messages that block a group. Asks before it drops any."""
-    found = existing_group(open_queue(queue, storage_option), group)
+    group = on.group
     if to == "drop":
-        confirm(f"Drop the messages that block group {group}?", yes)
-    emit_one({"group": group, "unblocked": found.unblock(to, sequence)}, output)
+        on.confirm(f"Drop the messages that block group {group.name}?")
+    return {"group": group.name, "unblocked": group.unblock(to, sequence)}
 
 
-@app.command()
+@command("group discard", GROUP_ARGUMENT, asks=True)
+def discard(
+    on: Given,
+    sequences: _Sequences = None,
+    message_id: _MessageIds = None,
+    key: _Keys = None,
+    reason: _Reason = None,
+    force: _Force = False,
+) -> Mapping[str, Any]:
+    """Settle messages without a lease. No worker of the group gets them again. Asks first."""
+    on.confirm(f"Discard these messages of group {on.group.name}?")
+    named = _named(sequences, message_id, key)
+    discarded = on.group.discard(**named, reason=reason, force=force)
+    return {"group": on.group.name, "discarded": discarded}
+
+
+@command("group retry-now", GROUP_ARGUMENT, asks=True)
+def retry_now(
+    on: Given,
+    sequences: _Sequences = None,
+    message_id: _MessageIds = None,
+    key: _Keys = None,
+    force: _Force = False,
+) -> Mapping[str, Any]:
+    """Make delayed, dead or blocked messages due now. Asks before it takes any from a lease."""
+    group = on.group
+    if force:
+        on.confirm(f"Take these messages of group {group.name} from their leases?")
+    retried = group.retry_now(**_named(sequences, message_id, key), force=force)
+    return {"group": group.name, "retried": retried}
+
+
+@command("group dead-letter", GROUP_ARGUMENT, asks=True)
+def dead_letter(
+    on: Given,
+    sequences: _Sequences = None,
+    message_id: _MessageIds = None,
+    key: _Keys = None,
+    reason: _Reason = None,
+    force: _Force = False,
+) -> Mapping[str, Any]:
+    """Make messages dead without a lease. The sweep makes them dead letters. Asks first."""
+    on.confirm(f"Make these messages of group {on.group.name} dead?")
+    named = _named(sequences, message_id, key)
+    return {
+        "group": on.group.name, "dead": on.group.dead_letter(**named, reason=reason, force=force)
+    }  # fmt: skip
+
+
+def _named(
+    sequences: list[int] | None, message_id: list[str] | None, key: list[str] | None
+) -> dict[str, Any]:
+    """Return how a change names its messages. What is not given is an empty list."""
+    return {"sequences": sequences or None, "message_id": message_id or None, "key": key or None}
+
+
+@command("group seek", GROUP_ARGUMENT)
 def seek(
-    group: GroupArgument,
-    queue: QueuePath,
-    to_earliest: Annotated[bool, option("--to-earliest", help="To the first message.")] = False,
-    to_latest: Annotated[bool, option("--to-latest", help="Behind the last message.")] = False,
-    to_datetime: Annotated[
-        str | None, option("--to-datetime", help="An instant, as 2026-01-31T12:00:00Z.")
-    ] = None,
-    to_sequence: Annotated[int | None, option("--to-sequence", help="A sequence.")] = None,
-    execute: Annotated[
-        bool, option("--execute", help="Do it. Without this option nothing changes.")
-    ] = False,
-    storage_option: StorageOptions = None,
-    output: Output = OutputFormat.table,
-) -> None:
+    on: Given,
+    to_earliest: Annotated[bool, option("To the first message.")] = False,
+    to_latest: Annotated[bool, option("Behind the last message.")] = False,
+    to_datetime: Annotated[str | None, option("An instant, as 2026-01-31T12:00:00Z.")] = None,
+    to_sequence: Annotated[int | None, option("A sequence.")] = None,
+    execute: Annotated[bool, option("Do it. Without this option nothing changes.")] = False,
+) -> Mapping[str, Any]:
     """Move a group. Without --execute it only shows the effects."""
     given: list[str | int | datetime] = []
     given += ["earliest"] if to_earliest else []
@@ -201,11 +197,10 @@ def seek(
             option="to",
             value=len(given),
         )
-    found = existing_group(open_queue(queue, storage_option), group)
-    preview = found.preview_seek(given[0])
+    preview = on.group.preview_seek(given[0])
     if execute:
-        found.seek(given[0])
-    emit_one({**asdict(preview), "executed": execute}, output)
+        on.group.seek(given[0])
+    return {**asdict(preview), "executed": execute}
 
 
 def _instant(text: str) -> datetime:
@@ -223,18 +218,12 @@ def _instant(text: str) -> datetime:
     return found
 
 
-@app.command()
-def drop(
-    group: GroupArgument,
-    queue: QueuePath,
-    yes: Yes = False,
-    storage_option: StorageOptions = None,
-    output: Output = OutputFormat.table,
-) -> None:
+@command("group drop", GROUP_ARGUMENT, asks=True)
+def drop(on: Given) -> Mapping[str, Any]:
     """Drop a group with its ledger. Asks first."""
-    opened = open_queue(queue, storage_option)
-    if group not in opened.groups():
-        existing_group(opened, group)  # raises GroupNotFound, also if the ledger is damaged
-    confirm(f"Drop group {group} of {opened.path} with its whole state?", yes)
-    opened.drop_group(group)
-    emit_one({"group": group, "dropped": True}, output)
+    name = str(on.group_name)
+    if name not in on.queue.groups():
+        on.existing_group(name)  # raises GroupNotFound, also if the ledger is damaged
+    on.confirm(f"Drop group {name} of {on.queue.path} with its whole state?")
+    on.queue.drop_group(name)
+    return {"group": name, "dropped": True}

@@ -1,63 +1,60 @@
-"""Publish and show messages: ``publish``, ``peek``, ``tail``, ``leases``, ``locate``, ``trace``."""
+"""Show messages: ``peek``, ``tail``, ``leases``, ``locate``, ``trace`` and ``lanes``."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
-from spark_mq.cli import publishing
-from spark_mq.cli.exits import NOT_FOUND
-from spark_mq.cli.options import (
-    Group,
-    Output,
-    OutputFormat,
-    QueuePath,
-    StorageOptions,
-    existing_group,
-    open_queue,
-    option,
-    parse_sequence,
-)
-from spark_mq.cli.output import emit, json_line, printable, show_age, show_time, show_value
+from spark_mq.cli.command import GROUP, Given, argument, command, option, parse_sequence
+from spark_mq.cli.output import NOT_FOUND, Column, Pages, Rows
 from spark_mq.errors import InvalidOption
+from spark_mq.queue import Queue
 from spark_mq.util.clock import SECOND
+from spark_mq.util.show import show_age, show_time, show_value
 from spark_mq.util.validation import validate_count, validate_duration
 
-__all__ = ["register"]
+__all__ = ["lane_rows", "priority_rows"]
 
-_PEEK_COLUMNS = [
+_QUEUE_COLUMNS: Final = ("sequence", "message_id", "key", "published_at", "value")
+_PEEK_COLUMNS: Final[list[Column]] = [
     ("SEQUENCE", "sequence"), ("ID", "message_id"), ("KEY", "key"), ("PUBLISHED", "published_at"),
     ("STATE", "state"), ("DELIVERIES", "delivery_count"), ("FAILURES", "failure_count"),
     ("WORKER", "worker_id"), ("ERROR", "error"), ("VALUE", "value"),
 ]  # fmt: skip
-_QUEUE_COLUMNS = [one for one in _PEEK_COLUMNS if one[1] in
-                  ("sequence", "message_id", "key", "published_at", "value")]  # fmt: skip
-_LEASE_COLUMNS = [
+_LEASE_COLUMNS: Final[list[Column]] = [
     ("LEASE", "lease_id"), ("WORKER", "worker_id"), ("SINCE", "since"), ("UNTIL", "until"),
     ("EXPIRED", "expired"), ("MESSAGES", "messages"), ("DELIVERY", "delivery_count"),
     ("SEQUENCES", "sequences"),
 ]  # fmt: skip
-_PLACE_COLUMNS = [
+_PLACE_COLUMNS: Final[list[Column]] = [
     ("SEQUENCE", "sequence"), ("GROUP", "group"), ("STATE", "state"), ("OUTCOME", "outcome"),
     ("WORKER", "worker_id"), ("LEASE", "lease_id"), ("UNTIL", "leased_until"),
     ("DUE", "available_at"),
     ("DELIVERIES", "delivery_count"), ("FAILURES", "failure_count"), ("REASON", "reason"),
     ("ERROR", "error"),
 ]  # fmt: skip
-_CHUNK = 100
+_LANE_COLUMNS: Final[list[Column]] = [
+    ("LANE", "lane"), ("MESSAGES", "messages"), ("SHARE", "share"), ("READY", "ready"),
+    ("DELAYED", "delayed"), ("LEASED", "leased"), ("DEAD", "dead"), ("HEAD", "head"),
+    ("AGE", "age"), ("HELD BACK", "held_back"), ("BECAUSE", "because"),
+]  # fmt: skip
+_PRIORITY_COLUMNS: Final[list[Column]] = [
+    ("PRIORITY", "priority"), ("READY", "ready"), ("DELAYED", "delayed"),
+    ("LEASED", "leased"), ("DEAD", "dead"), ("BLOCKED", "blocked"), ("OLDEST", "age"),
+]  # fmt: skip
+_KEY_COLUMNS: Final[list[Column]] = [("KEY", "key"), ("MESSAGES", "messages"), ("SHARE", "share")]
+_CHUNK: Final = 100
 
-_Limit = Annotated[int, option("--limit", "-n", min=1, help="The most messages.")]
-_Sequence = Annotated[str | None, typer.Argument(envvar="SPARK_MQ_SEQUENCE", help="The message.")]
-_Key = Annotated[str | None, option("--key", help="Only messages with this key.")]
-_MessageId = Annotated[str | None, option("--message-id", help="Only messages with this id.")]
-_After = Annotated[int | None, option("--after", min=0, help="Only after this sequence.")]
+_Newest = Annotated[int, option("The most messages with the id, newest first.", "-n", min=1)]
+_Sequence = Annotated[str | None, argument("The message.")]
+_MessageId = Annotated[str | None, option("The messages with this id.")]
 
 
 def _complete_states(incomplete: str) -> list[str]:
@@ -66,70 +63,48 @@ def _complete_states(incomplete: str) -> list[str]:
     return [name for name in STATE_NAMES if name.startswith(incomplete)]
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(publishing.publish)
-    for command in (peek, tail, leases, locate, trace):
-        app.command()(command)
-
-
+@command("peek")
 def peek(
-    queue: QueuePath,
-    group: Annotated[
-        str | None, option("--group", "-g", help="Show the state in this group.")
-    ] = None,
+    on: Given,
+    group: Annotated[str | None, option("Show the state in this group.", "-g")] = None,
     state: Annotated[
-        str | None,
-        option("--state", help="Only this state of the group.", autocompletion=_complete_states),
+        str | None, option("Only this state of the group.", autocompletion=_complete_states)
     ] = None,
-    key: _Key = None,
-    message_id: _MessageId = None,
-    after: _After = None,
-    limit: _Limit = 10,
-    storage_option: StorageOptions = None,
-    output: Output = OutputFormat.table,
-) -> None:
+    key: Annotated[str | None, option("Only messages with this key.")] = None,
+    message_id: Annotated[str | None, option("Only messages with this id.")] = None,
+    after: Annotated[int | None, option("Only after this sequence.", min=0)] = None,
+    limit: Annotated[int, option("The most messages.", "-n", min=1)] = 10,
+) -> Rows:
     """Show messages without leasing them."""
-    opened = open_queue(queue, storage_option)
     wanted: dict[str, Any] = {"key": key, "message_id": message_id, "after": after}
-    if group is None:
-        if state is not None:
-            raise InvalidOption(
-                f"--state {state} needs --group: a state belongs to a group",
-                option="--state",
-                value=state,
-            )
-        emit(opened.peek(limit, **wanted), _QUEUE_COLUMNS, output)
-        return
-    found = existing_group(opened, group).peek(limit, state=state, **wanted)
-    emit(found, _PEEK_COLUMNS, output)
+    if group is not None:
+        return Rows(on.existing_group(group).peek(limit, state=state, **wanted), _PEEK_COLUMNS)
+    if state is not None:
+        raise InvalidOption(
+            f"--state {state} needs --group: a state belongs to a group",
+            option="--state",
+            value=state,
+        )
+    columns = [one for one in _PEEK_COLUMNS if one[1] in _QUEUE_COLUMNS]
+    return Rows(on.queue.peek(limit, **wanted), columns)
 
 
+@command("tail")
 def tail(
-    queue: QueuePath,
+    on: Given,
     start: Annotated[
-        str, option("--from", help="latest, earliest, or a sequence to start after.")
+        str, option("latest, earliest, or a sequence to start after.", "--from")
     ] = "latest",
-    limit: Annotated[
-        int | None, option("--limit", "-n", min=1, help="End after so many messages.")
-    ] = None,
-    interval: Annotated[str, option("--interval", help="How often to look.")] = "1s",
-    storage_option: StorageOptions = None,
-    output: Output = OutputFormat.table,
-) -> None:
+    limit: Annotated[int | None, option("End after so many messages.", "-n", min=1)] = None,
+    interval: Annotated[str, option("How often to look.")] = "1s",
+) -> Pages:
     """Print new messages as they are published, until Ctrl-C."""
-    opened = open_queue(queue, storage_option)
+    queue = on.queue
     pause = validate_duration("--interval", interval) / SECOND
-    for message in islice(_new_messages(opened, _start(opened, start), pause), limit):
-        if output is OutputFormat.json:
-            print(json_line(message), flush=True)
-        else:
-            key = "" if message.key is None else f"  {printable(message.key)}"
-            value = show_value(message.value, 1_000)
-            at = show_time(message.published_at)
-            print(f"{message.sequence}  {at}{key}  {value}", flush=True)
+    return Pages(islice(_new_messages(queue, _start(queue, start), pause), limit), _message_line)
 
 
-def _start(queue: Any, text: str) -> int | None:
+def _start(queue: Queue, text: str) -> int | None:
     if text in ("earliest", "latest"):
         tail = queue.describe().tail
         return tail if text == "latest" and tail >= 0 else None
@@ -142,7 +117,7 @@ def _start(queue: Any, text: str) -> int | None:
     )
 
 
-def _new_messages(queue: Any, after: int | None, pause: float) -> Iterable[Any]:
+def _new_messages(queue: Queue, after: int | None, pause: float) -> Iterator[Any]:
     while True:
         found = queue.peek(_CHUNK, after=after)
         yield from found
@@ -152,37 +127,27 @@ def _new_messages(queue: Any, after: int | None, pause: float) -> Iterable[Any]:
             time.sleep(pause)
 
 
-def leases(
-    queue: QueuePath,
-    group: Group = "default",
-    storage_option: StorageOptions = None,
-    output: Output = OutputFormat.table,
-) -> None:
+def _message_line(message: Any) -> list[str]:
+    key = "" if message.key is None else f"  {message.key}"
+    value = show_value(message.value, 1_000)
+    return [f"{message.sequence}  {show_time(message.published_at)}{key}  {value}"]
+
+
+@command("leases", GROUP)
+def leases(on: Given) -> Rows:
     """Show which worker holds which messages, the oldest lease first."""
-    found = existing_group(open_queue(queue, storage_option), group).leases()
-    rows = [{**asdict(one), "sequences": _intervals(one.positions)} for one in found]
-    if output is OutputFormat.json:
-        rows = [asdict(one) for one in found]
-    emit(rows, _LEASE_COLUMNS, output)
+    return Rows(on.group.leases(), _LEASE_COLUMNS, _lease_cells)
 
 
-def _intervals(positions: Iterable[tuple[int, int]]) -> str:
-    parts = [str(low) if low == high else f"{low}-{high}" for low, high in positions]
-    return ",".join(parts[:3]) + (",..." if len(parts) > 3 else "")
+def _lease_cells(lease: Any) -> dict[str, Any]:
+    parts = [str(low) if low == high else f"{low}-{high}" for low, high in lease.positions]
+    return {**asdict(lease), "sequences": ",".join(parts[:3]) + (",..." if parts[3:] else "")}
 
 
+@command("locate")
 def locate(
-    queue: QueuePath,
-    sequence: _Sequence = None,
-    message_id: Annotated[
-        str | None, option("--message-id", help="The messages with this id.")
-    ] = None,
-    limit: Annotated[
-        int, option("--limit", "-n", min=1, help="The most messages with the id, newest first.")
-    ] = 10,
-    storage_option: StorageOptions = None,
-    output: Output = OutputFormat.table,
-) -> None:
+    on: Given, sequence: _Sequence = None, message_id: _MessageId = None, limit: _Newest = 10
+) -> Rows:
     """Show a message's state in each group, with its worker or outcome."""
     given = None if sequence is None else parse_sequence(sequence, "a sequence")
     if (given is None) == (message_id is None):
@@ -191,42 +156,33 @@ def locate(
             option="sequence",
             value=sequence,
         )
-    opened = open_queue(queue, storage_option)
-    found = [given] if given is not None else opened.find(message_id=message_id, n=limit)
+    found = [given] if given is not None else on.queue.find(message_id=message_id, n=limit)
     _require_found(found)
-    emit([place for one in found for place in opened.locate(one)], _PLACE_COLUMNS, output)
+    return Rows([place for one in found for place in on.queue.locate(one)], _PLACE_COLUMNS)
 
 
+@command("trace")
 def trace(
-    queue: QueuePath,
+    on: Given,
     sequence: _Sequence = None,
-    message_id: Annotated[
-        str | None, option("--message-id", help="The messages with this id.")
-    ] = None,
-    key: Annotated[str | None, option("--key", help="The messages with this key.")] = None,
-    limit: Annotated[
-        int, option("--limit", "-n", min=1, help="The most messages, the newest first.")
-    ] = 10,
-    storage_option: StorageOptions = None,
-    output: Output = OutputFormat.table,
-) -> None:
+    message_id: _MessageId = None,
+    key: Annotated[str | None, option("The messages with this key.")] = None,
+    limit: Annotated[int, option("The most messages, the newest first.", "-n", min=1)] = 10,
+) -> Pages:
     """Show a message's life, and its state or outcome by group."""
-    opened = open_queue(queue, storage_option)
     if sequence is not None:
-        sequences = [parse_sequence(sequence, "a sequence")]
+        found: Sequence[int] = [parse_sequence(sequence, "a sequence")]
     elif message_id is not None or key is not None:
-        sequences = opened.find(key=key, message_id=message_id, n=limit)
+        found = on.queue.find(key=key, message_id=message_id, n=limit)
     else:
         raise InvalidOption(
             "trace has no message: give a sequence, --message-id or --key",
             option="sequence",
             value=None,
         )
-    _require_found(sequences)
-    shown: set[int] = set()
-    for one in sequences:
-        if one not in shown:  # a redrive keeps id and key, so the first trace may have it
-            shown |= _print_trace(opened, one, output)
+    _require_found(found)
+    traces = _traces(on.queue, found)
+    return Pages(map(_with_groups, traces) if on.json else traces, _life)
 
 
 def _require_found(sequences: Sequence[int]) -> None:
@@ -235,39 +191,43 @@ def _require_found(sequences: Sequence[int]) -> None:
         raise typer.Exit(NOT_FOUND)
 
 
-def _print_trace(queue: Any, sequence: int, output: OutputFormat) -> set[int]:
-    """Print a message and those of its redrives, and return their sequences."""
-    found = queue.trace(sequence)
-    chain = found.chain()
-    places = {one.sequence: queue._locate_traced(one) for one in chain}
-    if output is OutputFormat.json:
-        print(json_line(_with_groups(found, places)))
-        return set(places)
+_Traced = tuple[Any, dict[int, Any]]  # a trace, and where each message of its chain stands
+
+
+def _traces(queue: Queue, sequences: Iterable[int]) -> Iterator[_Traced]:
+    shown: set[int] = set()
+    for sequence in sequences:
+        if sequence not in shown:  # a redrive keeps id and key, so the first trace may have it
+            found = queue.trace(sequence)
+            places = {one.sequence: queue._locate_traced(one) for one in found.chain()}
+            shown |= places.keys()
+            yield found, places
+
+
+def _life(traced: _Traced) -> Iterator[str]:
+    """Yield the lines of a message and of its redrives, with where they stand now."""
+    trace, places = traced
     now = datetime.now(UTC)
-    for number, one in enumerate(chain):
-        lines = one.lines() if number == 0 else ["redriven as", *one.lines()]
+    for number, one in enumerate(trace.chain()):
+        yield from one.lines() if number == 0 else ["redriven as", *one.lines()]
         ends = {end.group: end for end in one.outcomes}
-        lines += [
-            f"  now  {place.group}  {_standing(place, ends.get(place.group), now)}"
-            for place in places[one.sequence]
-        ]
-        for line in lines:
-            print(printable(line))
-    return set(places)
+        for place in places[one.sequence]:
+            yield f"  now  {place.group}  {_standing(place, ends.get(place.group), now)}"
 
 
-def _with_groups(trace: Any, places: dict[int, Any]) -> dict[str, Any]:
+def _with_groups(traced: _Traced) -> dict[str, Any]:
     """Return a trace for JSON, with each message's state by group."""
-    earlier = None if trace.earlier is None else _with_groups(trace.earlier, places)
+    trace, places = traced
+    earlier = None if trace.earlier is None else _with_groups((trace.earlier, places))
     return {
         **asdict(trace),
         "earlier": earlier,
-        "later": [_with_groups(one, places) for one in trace.later],
+        "later": [_with_groups((one, places)) for one in trace.later],
         "groups": [asdict(one) for one in places[trace.sequence]],
     }
 
 
-def _standing(one: Any, end: Any, now: Any) -> str:
+def _standing(one: Any, end: Any, now: datetime) -> str:
     if one.state == "leased":
         left = (one.leased_until - now).total_seconds()
         until = f"{show_age(left)} left" if left > 0 else "expired"
@@ -277,3 +237,48 @@ def _standing(one: Any, end: Any, now: Any) -> str:
     if one.outcome:
         return f"settled: {end if end and end.outcome == one.outcome else one.outcome}"
     return f"{one.state}: {one.reason}" if one.reason else str(one.state)
+
+
+@command("lanes", GROUP)
+def lanes(
+    on: Given,
+    top: Annotated[int, option("The most lanes, or keys.", "-n", min=1)] = 10,
+    by: Annotated[str, option("messages, or age for the oldest lanes.")] = "messages",
+    lane: Annotated[int | None, option("Show the commonest keys of this lane instead.")] = None,
+) -> Rows:
+    """Show the lanes with the most unsettled messages.
+
+    Each lane shows why it is held back.
+    """
+    group = on.group
+    if not on.queue.settings.lanes:
+        raise InvalidOption(
+            f"{on.queue.path} has no lanes: lanes are fixed when a queue is created. Create a "
+            "queue with --lanes 64.",
+            option="queue",
+            value=on.queue.path,
+        )
+    if lane is not None:
+        return Rows(group.hot_keys(lane, top), _KEY_COLUMNS, _share_cells)
+    return lane_rows(group.lanes(top, by=by))
+
+
+def lane_rows(lanes: Iterable[Any], columns: Sequence[Column] = _LANE_COLUMNS) -> Rows:
+    return Rows(lanes, columns, lane_cells)
+
+
+def lane_cells(lane: Any) -> dict[str, Any]:
+    return {**_share_cells(lane), "age": show_age(lane.head_age)}
+
+
+def _share_cells(one: Any) -> dict[str, Any]:
+    """Return a record with its share in percent."""
+    return {**asdict(one), "share": f"{one.share:.1%}"}
+
+
+def priority_rows(priorities: Iterable[Any]) -> Rows:
+    return Rows(priorities, _PRIORITY_COLUMNS, _priority_cells)
+
+
+def _priority_cells(one: Any) -> Mapping[str, Any]:
+    return {**asdict(one), "age": show_age(one.oldest_age)}

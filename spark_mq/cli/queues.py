@@ -1,67 +1,62 @@
-"""List, create, change and drop queues with ``spark-mq queue``."""
+"""List, create, describe, change and drop queues with ``spark-mq queue``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields
 from typing import Annotated, Any, Final
 
-import typer
-
-from spark_mq.cli.options import (
-    Output,
-    OutputFormat,
-    QueuePathArgument,
-    StorageOptions,
-    Yes,
-    as_options,
-    confirm,
-    open_queue,
+from spark_mq.cli.command import (
+    NOTHING,
+    QUEUE_ARGUMENT,
+    Given,
+    Settings,
+    argument,
+    command,
     option,
     parse_pairs,
 )
-from spark_mq.cli.output import busy, emit, emit_one, json_line, show_age, show_time
-from spark_mq.cli.settings_table import emit_settings
+from spark_mq.cli.output import Column, Pages, Part, Rows
+from spark_mq.cli.progress import busy
+from spark_mq.delta.object_store import absolute_path
+from spark_mq.errors import SparkMQError
+from spark_mq.inspect.overview import QueueOverview
 from spark_mq.ledger.stats import GroupStats
+from spark_mq.operations.public_settings import GroupSettings, QueueSettings
+from spark_mq.queue import Queue
 from spark_mq.util.setting_text import parse_setting
-from spark_mq.util.show import printable
+from spark_mq.util.show import show_age, show_cell, show_time
 
-__all__ = ["GROUP_COLUMNS", "app", "group_rows"]
+__all__ = ["GROUP_COLUMNS", "given_settings", "group_rows", "shown_settings"]
 
-app = typer.Typer(
-    help="List, create, describe, configure, purge and drop queues.", no_args_is_help=True
-)
-
-GROUP_COLUMNS = [
+GROUP_COLUMNS: Final[list[Column]] = [
     ("GROUP", "group"), ("READY", "ready"), ("DELAYED", "delayed"), ("LEASED", "leased"),
     ("DEAD", "dead"), ("BLOCKED", "blocked"), ("ACKED", "acked"), ("OLDEST", "oldest"),
     ("LEASE", "lease"), ("RANGES", "ledger_ranges"), ("BLOCKED BECAUSE", "blocked_because"),
 ]  # fmt: skip
-
+_LIST_COLUMNS: Final[list[Column]] = [
+    ("QUEUE", "queue"), ("PUBLISHED", "published"), ("GROUPS", "groups"),
+    ("DEAD LETTERS", "dead_letters"),
+]  # fmt: skip
 _STATS: Final = tuple(one.name for one in fields(GroupStats))
-_Top = Annotated[int, option("--groups", help="Groups in the table, the busiest first.")]
+_DEFAULTS: Final = "group"  # the setting of a queue that holds the defaults of its groups
 
 
-@app.command("list")
+@command("queue list", NOTHING)
 def list_queues(
-    path: Annotated[
-        str, typer.Argument(envvar="SPARK_MQ_PATH", help="Where to look: a path or a URI.")
-    ] = ".",
-    max_depth: Annotated[
-        int, option("--max-depth", min=0, help="Folders between the path and a queue.")
-    ] = 3,
-    storage_option: StorageOptions = None,
-    output: Output = OutputFormat.table,
-) -> None:
+    on: Given,
+    path: Annotated[str, argument("Where to look: a path or a URI.")] = ".",
+    max_depth: Annotated[int, option("Folders between the path and a queue.", min=0)] = 3,
+) -> Rows:
     """List the queues under a path. Dead-letter queues inside of one are left out."""
-    from spark_mq.errors import SparkMQError
-    from spark_mq.queue import Queue
-
-    options = as_options(storage_option)
+    options = on.storage_options
     rows: list[dict[str, Any]] = []
     for found in Queue.find_all(path, storage_options=options, max_depth=max_depth):
         try:
             overview = Queue.open(found, storage_options=options).describe()
+        except SparkMQError as error:
+            rows.append({"queue": found, "error": str(error)})
+        else:
             rows.append(
                 {
                     "queue": found,
@@ -71,60 +66,32 @@ def list_queues(
                     "error": None,
                 }
             )
-        except SparkMQError as error:
-            rows.append({"queue": found, "error": str(error)})
-    columns = [("QUEUE", "queue"), ("PUBLISHED", "published"), ("GROUPS", "groups")]
-    columns += [("DEAD LETTERS", "dead_letters")]
-    columns += [("ERROR", "error")] if any(row["error"] for row in rows) else []
-    emit(rows, columns, output)
+    wrong: list[Column] = [("ERROR", "error")] if any(row["error"] for row in rows) else []
+    return Rows(rows, [*_LIST_COLUMNS, *wrong])
 
 
-@app.command()
+@command("queue create", QUEUE_ARGUMENT)
 def create(
-    queue: QueuePathArgument,
+    on: Given,
     visibility_timeout: Annotated[
-        str | None,
-        option("--visibility-timeout", help="How long a lease lasts.", show_default="60s"),
+        str | None, option("How long a lease lasts.", show_default="60s")
     ] = None,
     max_delivery_attempts: Annotated[
-        str | None,
-        option(
-            "--max-delivery-attempts", help="Deliveries of a message, or none.", show_default="5"
-        ),
+        str | None, option("Deliveries of a message, or none.", show_default="5")
     ] = None,
     retention: Annotated[
-        str | None,
-        option(
-            "--retention",
-            help="How long settled messages stay after their publish.",
-            show_default="7d",
-        ),
+        str | None, option("How long settled messages stay after their publish.", show_default="7d")
     ] = None,
-    dead_letter_path: Annotated[
-        str | None, option("--dead-letter-path", help="Another queue for dead letters.")
-    ] = None,
+    dead_letter_path: Annotated[str | None, option("Another queue for dead letters.")] = None,
     lanes: Annotated[
-        int | None,
-        option(
-            "--lanes", min=0, help="Lanes for the order of keys. 0: none. Fixed.", show_default="0"
-        ),
+        int | None, option("Lanes for the order of keys. 0: none. Fixed.", min=0, show_default="0")
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        option("--set", metavar="NAME=VALUE", help="Another setting of the queue. Repeatable."),
-    ] = None,
-    exist_ok: Annotated[
-        bool, option("--exist-ok", help="A queue with these settings may be there.")
-    ] = False,
-    storage_option: StorageOptions = None,
-    output: Output = OutputFormat.table,
-) -> None:
+    settings: Settings.More = None,
+    exist_ok: Annotated[bool, option("A queue with these settings may be there.")] = False,
+) -> Mapping[str, Any]:
     """Create a queue."""
-    from spark_mq.queue import Queue
-
     given: dict[str, Any] = {
         "visibility_timeout": visibility_timeout,
-        "max_delivery_attempts": max_delivery_attempts,
         "retention": retention,
         "dead_letter_path": dead_letter_path,
         "lanes": lanes,
@@ -132,51 +99,47 @@ def create(
     given = {name: value for name, value in given.items() if value is not None}
     if max_delivery_attempts is not None:
         given["max_delivery_attempts"] = parse_setting(max_delivery_attempts)
-    given |= {name: parse_setting(text) for name, text in parse_pairs("--set", settings).items()}
+    given |= given_settings(settings)
     if "durable" in given:
         given["durable"] = str(given["durable"]).lower() in ("true", "1", "yes")
     created = Queue.create(
-        queue, storage_options=as_options(storage_option), exist_ok=exist_ok, **given
+        str(on.path), storage_options=on.storage_options, exist_ok=exist_ok, **given
     )
-    emit_one({"queue": created.path, "name": created.name}, output)
+    return {"queue": created.path, "name": created.name}
 
 
-@app.command()
+@command("queue describe", QUEUE_ARGUMENT)
 def describe(
-    queue: QueuePathArgument,
-    groups: _Top = 20,
-    storage_option: StorageOptions = None,
-    output: Output = OutputFormat.table,
-) -> None:
+    on: Given,
+    groups: Annotated[int, option("Groups in the table, the busiest first.")] = 20,
+) -> Pages:
     """Describe a queue with its sizes, groups, dead letters and sweeps."""
-    overview = open_queue(queue, storage_option).describe()
-    if output is OutputFormat.json:
-        print(json_line(overview))
-        return
+    overview = on.queue.describe()
+    return Pages([overview], lambda _: _description(overview, groups))
+
+
+def _description(overview: QueueOverview, groups: int) -> Iterator[Part]:
     sweeps = overview.sweeps
-    emit_one(
-        {
-            "queue": overview.path,
-            "published": f"{overview.published:,} messages, the last one "
-            f"{show_time(overview.last_published_at)}",
-            "retained": f"{overview.retained:,} messages, {overview.retained_bytes:,} bytes",
-            "tail": overview.tail,
-            "horizon": overview.horizon,
-            "dead letters": overview.dead_letters,
-            "last sweep": f"{show_time(sweeps.last_change_at)}, "
-            f"{sweeps.unarchived_commits} commits wait",
-            "groups": len(overview.groups) + len(overview.damaged),
-            "lanes": overview.settings.lanes or "none",
-        },
-        output,
-    )
+    yield {
+        "queue": overview.path,
+        "published": f"{overview.published:,} messages, the last one "
+        f"{show_time(overview.last_published_at)}",
+        "retained": f"{overview.retained:,} messages, {overview.retained_bytes:,} bytes",
+        "tail": overview.tail,
+        "horizon": overview.horizon,
+        "dead letters": overview.dead_letters,
+        "last sweep": f"{show_time(sweeps.last_change_at)}, "
+        f"{sweeps.unarchived_commits} commits wait",
+        "groups": len(overview.groups) + len(overview.damaged),
+        "lanes": overview.settings.lanes or "none",
+    }
     if overview.groups:
-        print()
-        emit(group_rows(overview.groups, groups), GROUP_COLUMNS, output)
+        yield ""
+        yield Rows(group_rows(overview.groups, groups), GROUP_COLUMNS)
         if len(overview.groups) > groups:
-            print(f"... and {len(overview.groups) - groups} more groups: --groups shows them")
+            yield f"... and {len(overview.groups) - groups} more groups: --groups shows them"
     for name, why in overview.damaged.items():
-        print(printable(f"group {name} is damaged: {why}"))
+        yield f"group {name} is damaged: {why}"
 
 
 def group_rows(groups: Mapping[str, GroupStats], most: int) -> list[dict[str, Any]]:
@@ -198,60 +161,66 @@ def _business(item: tuple[str, GroupStats]) -> tuple[int | str, ...]:
     return (-one.blocked, -one.dead, -one.leased, -one.ready, -one.delayed, name)
 
 
-@app.command()
-def configure(
-    queue: QueuePathArgument,
-    settings: Annotated[
-        list[str] | None,
-        option("--set", metavar="NAME=VALUE", help="A setting, such as retention=3d."),
-    ] = None,
-    storage_option: StorageOptions = None,
-    output: Output = OutputFormat.table,
-) -> None:
+@command("queue configure", QUEUE_ARGUMENT)
+def configure(on: Given, settings: Settings.Queue = None) -> Mapping[str, Any]:
     """Change settings of a queue, and print all of them.
 
     A changed one is shown as old -> new.
     """
-    opened = open_queue(queue, storage_option)
-    given = {name: parse_setting(text) for name, text in parse_pairs("--set", settings).items()}
-    before = opened.settings
-    after = opened.configure(**given) if given else before
-    emit_settings({"queue": opened.path}, before, after, output)
+    given = given_settings(settings)
+    before = on.queue.settings
+    after = on.queue.configure(**given) if given else before
+    return {"queue": on.queue.path, **shown_settings(before, after, json=on.json)}
 
 
-@app.command()
-def purge(
-    queue: QueuePathArgument,
-    yes: Yes = False,
-    storage_option: StorageOptions = None,
-    output: Output = OutputFormat.table,
-) -> None:
+def given_settings(pairs: list[str] | None) -> dict[str, Any]:
+    """Return the settings that --set names, with their values."""
+    return {name: parse_setting(text) for name, text in parse_pairs("--set", pairs).items()}
+
+
+def shown_settings(
+    before: GroupSettings | QueueSettings, after: GroupSettings | QueueSettings, *, json: bool
+) -> Mapping[str, Any]:
+    """Return settings. JSON has the new ones, people see a changed one as ``old -> new``."""
+    return asdict(after) if json else dict(_differences(asdict(before), asdict(after)))
+
+
+def _differences(
+    before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, str]]:
+    """Yield each setting with its text, the defaults of groups last, one by one."""
+    for name, value in after.items():
+        if name != _DEFAULTS:
+            old, new = _setting_cell(before[name]), _setting_cell(value)
+            yield prefix + name, new if old == new else f"{old} -> {new}"
+    if _DEFAULTS in after:
+        yield from _differences(before[_DEFAULTS], after[_DEFAULTS], f"{_DEFAULTS}.")
+
+
+def _setting_cell(value: Any) -> str:
+    return show_cell((", ".join(value) or None) if isinstance(value, tuple) else value)
+
+
+@command("queue purge", QUEUE_ARGUMENT, asks=True)
+def purge(on: Given) -> Mapping[str, Any]:
     """Drop every message published up to now, for all groups. Asks first."""
-    opened = open_queue(queue, storage_option)
-    messages = opened.describe().retained
-    confirm(f"Purge {opened.path}: drop {messages:,} messages for all groups?", yes)
+    queue = on.queue
+    messages = queue.describe().retained
+    on.confirm(f"Purge {queue.path}: drop {messages:,} messages for all groups?")
     with busy("purging"):
-        dropped = opened.purge(opened.name)
+        dropped = queue.purge(queue.name)
     row = {"messages_dropped": dropped.messages, "files_dropped": dropped.files}
-    emit_one({"queue": opened.path, **row}, output)
+    return {"queue": queue.path, **row}
 
 
-@app.command()
-def drop(
-    queue: QueuePathArgument,
-    yes: Yes = False,
-    storage_option: StorageOptions = None,
-    output: Output = OutputFormat.table,
-) -> None:
+@command("queue drop", QUEUE_ARGUMENT, asks=True)
+def drop(on: Given) -> Mapping[str, Any]:
     """Delete a queue with all its tables. Asks first.
 
     The dead letters inside of it are deleted, too.
     """
-    from spark_mq.delta.object_store import absolute_path
-    from spark_mq.queue import Queue
-
-    confirm(f"Delete the queue at {queue} with all of its messages?", yes)
-    path = absolute_path(queue)
+    on.confirm(f"Delete the queue at {on.path} with all of its messages?")
+    path = absolute_path(str(on.path))
     name = path.rstrip("/").rpartition("/")[2]
-    files = Queue.drop_at(path, name, storage_options=as_options(storage_option))
-    emit_one({"queue": path, "files_deleted": files}, output)
+    files = Queue.drop_at(path, name, storage_options=on.storage_options)
+    return {"queue": path, "files_deleted": files}

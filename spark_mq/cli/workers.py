@@ -4,153 +4,125 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, TextIO
 
 import typer
 
-from spark_mq.cli.exits import FAILED, NOT_FOUND
-from spark_mq.cli.options import (
-    Every,
-    Group,
-    Output,
-    OutputFormat,
-    QueuePath,
-    StorageOptions,
-    open_queue,
-    option,
-)
-from spark_mq.cli.output import busy, complain, emit, emit_one, track
+from spark_mq.cli.command import GROUP, NOTHING, Given, argument, command, option, stopping
+from spark_mq.cli.output import FAILED, NOT_FOUND, Column, Pages, Rows, complain
+from spark_mq.cli.progress import busy, track
 from spark_mq.errors import InvalidOption
 from spark_mq.group import ConsumerGroup
 from spark_mq.lease import Lease
+from spark_mq.operations.work_summary import WorkSummary
 from spark_mq.per_message.pool import is_async
 from spark_mq.queue import Queue
 from spark_mq.util.clock import SECOND
 from spark_mq.util.validation import validate_duration
 
-__all__ = ["load_handler", "register", "stopping"]
+__all__ = ["counting"]
 
-_Handler = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODULE:FUNCTION",
-        envvar="SPARK_MQ_HANDLER",
-        help="The function, called with a lease or message. Or path/to/file.py:function.",
-    ),
-]
-_Mode = Annotated[
-    str, option("--mode", help="batch: call it with each lease. message: each message.")
-]
-_MaxMessages = Annotated[
-    int | None,
-    option("--max-messages", min=1, help="The most messages in a lease. Default: 1, or 1000."),
-]
-_Concurrency = Annotated[
-    int | None, option("--concurrency", min=1, help="Calls of an async function at a time.")
-]
-_WorkerId = Annotated[
-    str | None, option("--worker-id", help="A label for people. Default: host and process.")
-]
-_VisibilityTimeout = Annotated[
-    str | None, option("--visibility-timeout", help="Default: the group's.")
-]
-_MaxLeaseDuration = Annotated[
-    str, option("--max-lease-duration", help="A lease ends after this time.")
-]
-_ShutdownTimeout = Annotated[
-    str, option("--shutdown-timeout", help="How long handlers have at the end.")
-]
-_Until = Annotated[
-    str | None, option("--until", help="empty: nothing is due. settled: no message is left.")
-]
-_CreateGroup = Annotated[
-    bool, option("--create-group/--no-create-group", help="Create the group if it is missing.")
-]
-_Threads = Annotated[int, option("--threads", min=1, help="Threads that call it.")]
-_OnError = Annotated[str, option("--on-error", help="nack, reject, ack or raise.")]
-_Ack = Annotated[str, option("--ack", help="after, first or manual.")]
+_JOB_COLUMNS: Final[list[Column]] = [("JOB", "job"), ("PATH", "path")]
 
 
-def register(app: typer.Typer) -> None:
-    for command in (sweep, work, jobs):
-        app.command()(command)
-
-
+@command("sweep")
 def sweep(
-    queue: QueuePath,
-    every: Every = None,
-    storage_option: StorageOptions = None,
-    output: Output = OutputFormat.table,
-) -> None:
+    on: Given,
+    every: Annotated[
+        str | None, option("Repeat with this pause, such as 60s.", metavar="DURATION")
+    ] = None,
+) -> Pages:
     """Run the chores that keep the queue small.
 
     They run once, or --every so often until SIGTERM.
     """
-    opened = open_queue(queue, storage_option)
     pause = None if every is None else validate_duration("--every", every) / SECOND
+    return Pages(
+        _reports(on.queue, pause), lambda report: [report if every is None else _in_a_line(report)]
+    )
+
+
+def _reports(queue: Queue, pause: float | None) -> Iterator[Mapping[str, Any]]:
+    """Sweep and yield the report, once or with a pause until a signal."""
     with stopping() as stop:
         while True:
             with busy("sweeping"):
-                report = asdict(opened.sweep())
-            if pause is None or output is OutputFormat.json:
-                emit_one(report, output)
-            else:
-                print("  ".join(f"{name}={count}" for name, count in report.items()))
-            sys.stdout.flush()
+                report = asdict(queue.sweep())
+            yield report
             if pause is None or stop.wait(pause):
                 return
 
 
-@contextmanager
-def stopping() -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM and Ctrl-C set, so that running work can end first."""
-    stop = threading.Event()
-    before = {}
-    for number in (signal.SIGTERM, signal.SIGINT):
-        before[number] = signal.signal(number, lambda *_: stop.set())
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _in_a_line(report: Mapping[str, Any]) -> str:
+    return "  ".join(f"{name}={count}" for name, count in report.items())
 
 
+@command("work", GROUP)
 def work(
-    handler: _Handler,
-    queue: QueuePath,
-    group: Group = "default",
-    mode: _Mode = "batch",
-    max_messages: _MaxMessages = None,
-    threads: _Threads = 1,
-    concurrency: _Concurrency = None,
-    worker_id: _WorkerId = None,
-    visibility_timeout: _VisibilityTimeout = None,
-    max_lease_duration: _MaxLeaseDuration = "30m",
-    on_error: _OnError = "nack",
-    ack: _Ack = "after",
-    shutdown_timeout: _ShutdownTimeout = "30s",
-    until: _Until = None,
-    create_group: _CreateGroup = True,
-    storage_option: StorageOptions = None,
-    output: Output = OutputFormat.table,
-) -> None:
+    on: Given,
+    handler: Annotated[
+        str,
+        argument(
+            "The function, called with a lease or message. Or path/to/file.py:function.",
+            metavar="MODULE:FUNCTION",
+        ),
+    ],
+    mode: Annotated[
+        str, option("batch: call it with each lease. message: each message.")
+    ] = "batch",
+    max_messages: Annotated[
+        int | None,
+        option(
+            "The most messages in a lease. Default: 1. With --mode message the most that the "
+            "worker holds. Default: 1,000.",
+            min=1,
+        ),
+    ] = None,
+    threads: Annotated[int, option("Threads that call it.", min=1)] = 1,
+    concurrency: Annotated[
+        int | None,
+        option("Calls of an async function at a time, with --mode message. Default: 100.", min=1),
+    ] = None,
+    worker_id: Annotated[
+        str | None, option("A label for people. Default: host and process.")
+    ] = None,
+    visibility_timeout: Annotated[
+        str | None, option("How long a lease lasts without an extension. Default: the group's.")
+    ] = None,
+    max_lease_duration: Annotated[
+        str, option("A lease ends after this time, and later verdicts of its handler are refused.")
+    ] = "30m",
+    on_error: Annotated[str, option("nack, reject, ack or raise.")] = "nack",
+    ack: Annotated[str, option("after, first or manual.")] = "after",
+    shutdown_timeout: Annotated[
+        str, option("How long running calls have after SIGTERM or Ctrl-C.")
+    ] = "30s",
+    until: Annotated[
+        str | None, option("empty: nothing is due. settled: no message is left.")
+    ] = None,
+    create_group: Annotated[
+        bool,
+        option(
+            "Create the group if it is missing, which is otherwise an error.",
+            "--create-group/--no-create-group",
+        ),
+    ] = True,
+) -> WorkSummary:
     """Run a worker in plain Python until SIGTERM or Ctrl-C.
 
     It leases messages, calls the function with them, and settles them.
     """
     function = load_handler(handler)
-    opened = open_queue(queue, storage_option)
-    worked = opened.group(group, create=create_group)
-    with _progress(function, until is not None, lambda: _waiting(opened, worked)) as counted:
-        summary = worked.work(
-            counted,
+    group = on.queue.group(str(on.group_name), create=create_group)
+    with counting(function, on.queue, group, ends=until is not None) as called:
+        summary = group.work(
+            called,
             mode=mode,
             concurrency=concurrency,
             worker_id=worker_id,
@@ -163,26 +135,29 @@ def work(
             shutdown_timeout=shutdown_timeout,
             until=until,
         )
-    emit_one(summary, output)
     if summary.blocked_because:  # a warning in the log names the group and the counts
-        raise typer.Exit(FAILED)
-
-
-def _waiting(queue: Queue, group: ConsumerGroup) -> int:
-    """Count the due messages, which are all retained ones if the group is missing."""
-    return group.stats().ready if group.exists() else queue.describe().retained
+        on.exit_code = FAILED
+    return summary
 
 
 @contextmanager
-def _progress(
-    handler: Callable[[Any], Any], ends: bool, waiting: Callable[[], int]
+def counting(
+    handler: Callable[[Any], Any],
+    queue: Queue,
+    group: ConsumerGroup,
+    *,
+    ends: bool,
+    stream: TextIO | None = None,
+    **progress: Any,
 ) -> Iterator[Callable[[Any], Any]]:
     """Show the progress of a worker that ends, and yield a handler that counts messages."""
     if not ends:
         yield handler
         return
+    # If the group is missing, all retained messages are due.
+    due = group.stats().ready if group.exists() else queue.describe().retained
     lock, done = threading.Lock(), 0
-    with track("worked", waiting()) as show:
+    with track("worked", due, stream, **progress) as show:
 
         def count(given: Any) -> None:
             nonlocal done
@@ -239,7 +214,8 @@ def _bad_handler(text: str, problem: str) -> InvalidOption:
     )
 
 
-def jobs(output: Output = OutputFormat.table) -> None:
+@command("jobs", NOTHING, stores=False)
+def jobs(on: Given) -> Rows:
     """Print the paths of the jobs for spark-submit."""
     folders = [Path(__file__).parents[2] / "jobs"]
     spec = importlib.util.find_spec("spark_mq_jobs")
@@ -248,10 +224,6 @@ def jobs(output: Output = OutputFormat.table) -> None:
     for folder in folders:
         paths = sorted(path for path in folder.glob("*.py") if not path.name.startswith("_"))
         if paths:
-            emit([{"job": p.stem, "path": str(p)} for p in paths], _JOB_COLUMNS, output)
-            return
+            return Rows([{"job": path.stem, "path": str(path)} for path in paths], _JOB_COLUMNS)
     complain("the jobs are not installed")
     raise typer.Exit(NOT_FOUND)
-
-
-_JOB_COLUMNS = [("JOB", "job"), ("PATH", "path")]

@@ -1,13 +1,19 @@
-"""Show times, ages and payloads to people."""
+"""Show values to people, and as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any, Final
 
 __all__ = [
+    "json_line",
     "printable",
     "show_age",
+    "show_cell",
     "show_duration",
     "show_moment",
     "show_name",
@@ -91,3 +97,70 @@ def show_some(texts: Sequence[str], most: int, separator: str = ", ") -> str:
     """Return the first of some texts, and the number of the others."""
     more = len(texts) - most
     return separator.join(texts[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def show_cell(value: Any) -> str:
+    """Return a value as a table for people shows it."""
+    if value in ([], (), {}):
+        return "-"
+    for kind, show in _SHOWN:
+        if isinstance(value, kind):
+            return show(value)
+    return printable(json.dumps(_plain(value)))
+
+
+def _show_number(value: float) -> str:
+    """Return a number for people. A small rate must not look like zero."""
+    return f"{value:.1f}" if abs(value) >= 1 or not value else f"{value:.2g}"
+
+
+_SHOWN: Final[tuple[tuple[type, Callable[[Any], str]], ...]] = (
+    (type(None), lambda _: "-"),
+    (bool, lambda value: "yes" if value else "no"),  # before int, because True is an int
+    (int, str),
+    (float, _show_number),
+    (datetime, show_time),
+    (timedelta, show_duration),
+    (bytes, show_value),
+    (str, printable),
+)
+
+
+def json_line(value: Any) -> str:
+    """Return an object as one line of JSON, with times in UTC and durations in seconds."""
+    text = json.dumps(_plain(value), ensure_ascii=False)
+    if text.isprintable():
+        return text
+    # A terminal may show the line, so what could steer it is escaped, as JSON allows.
+    return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in text)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON can hold it."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple | range):
+        return [_plain(one) for one in value]
+    convert = next((_JSON[kind] for kind in _JSON if isinstance(value, kind)), None)
+    return value if convert is None else convert(value)
+
+
+def _bytes_json(value: bytes) -> Any:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}
+
+
+def _time_json(value: datetime) -> str:
+    return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+# Conversions of the types that JSON lacks.
+_JSON: Final[Mapping[type, Callable[[Any], Any]]] = {
+    bytes: _bytes_json,
+    datetime: _time_json,
+    timedelta: timedelta.total_seconds,
+}

@@ -478,25 +478,14 @@ def test_work_calls_a_function_for_each_message_until_all_are_settled(
 def test_work_that_leaves_messages_exits_with_1_and_the_cause(
     process: Run, queue: Queue, handlers: str
 ) -> None:
-    words = (
-        "work",
-        "handlers:good",
-        "-q",
-        queue.path,
-        "-g",
-        "new",
-        "--until",
-        "empty",
-        "-o",
-        "json",
-    )
+    here = ("-q", queue.path, "-g", "new", "--until", "empty", "-o", "json")
     queue.group("new").pause("migration")
-    done = process(*words, expect=1)
+    done = process("work", "handlers:good", *here, expect=1)
     assert "migration" in done.row["blocked_because"]
     assert "migration" in done.err
     assert "Ready: 5 messages" in done.err
     queue.group("new").resume()
-    assert process(*words).row["blocked_because"] == ""
+    assert process("work", "handlers:good", *here).row["blocked_because"] == ""
 
 
 def test_work_and_sweep_end_cleanly_after_sigterm(

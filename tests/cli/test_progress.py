@@ -11,7 +11,8 @@ import pytest
 from support.handles import until
 
 from spark_mq import Message
-from spark_mq.cli import output, workers
+from spark_mq.cli.progress import busy, track
+from spark_mq.cli.workers import counting
 from spark_mq.testing import memory_queue
 from spark_mq.util.steps import showing_steps, step
 
@@ -37,10 +38,9 @@ class Heard(io.StringIO):
         return size
 
 
-def test_a_busy_command_says_that_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "_PROGRESS_SECONDS", 0.001)
+def test_a_busy_command_says_that_it_runs() -> None:
     stream = Heard()
-    with output.busy("sweeping", stream):
+    with busy("sweeping", stream, pause=0.001):
         assert stream.written.wait(10)
     assert stream.getvalue().startswith("sweeping: 0 s\n")
     assert "spark_mq progress" not in {thread.name for thread in threading.enumerate()}
@@ -73,13 +73,12 @@ def test_a_sweep_and_a_purge_say_which_step_they_have_reached() -> None:
     ]
 
 
-def test_the_step_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "_PROGRESS_SECONDS", 0.001)
+def test_the_step_is_shown() -> None:
     stream, terminal = Heard(), Terminal()
-    with output.busy("sweeping", stream):
+    with busy("sweeping", stream, pause=0.001):
         step("chore 1 of 5: index commits")
         until(lambda: "commits: 0 s" in stream.getvalue())
-    with output.busy("purging", terminal):
+    with busy("purging", terminal):
         step("groups, 0 of 2 done")
     assert "sweeping: chore 1 of 5: index commits: 0 s\n" in stream.getvalue()
     assert "purging: groups, 0 of 2 done" in terminal.getvalue()
@@ -87,25 +86,22 @@ def test_the_step_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_short_command_says_nothing() -> None:
     stream = io.StringIO()
-    with output.busy("sweeping", stream):
+    with busy("sweeping", stream):
         pass
     assert stream.getvalue() == ""
 
 
 def test_a_terminal_shows_a_spinner() -> None:
     stream = Terminal()
-    with output.busy("purging", stream):
+    with busy("purging", stream):
         pass
     assert "purging" in stream.getvalue()
 
 
-def test_lines_are_not_printed_more_often_than_every_few_seconds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_lines_are_not_printed_more_often_than_every_few_seconds() -> None:
     now = 0.0
-    monkeypatch.setattr(output.time, "monotonic", lambda: now)
     stream = io.StringIO()
-    with output.track("published", 50, stream) as show:
+    with track("published", 50, stream, clock=lambda: now) as show:
         for done in range(50):
             now += 1.0
             show(done)
@@ -115,28 +111,16 @@ def test_lines_are_not_printed_more_often_than_every_few_seconds(
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_a_worker_that_ends_counts_its_messages(
-    monkeypatch: pytest.MonkeyPatch, ends: bool
-) -> None:
-    queue, shown = memory_queue(), list[int]()
+def test_a_worker_that_ends_counts_its_messages(ends: bool) -> None:
+    queue, stream = memory_queue(), io.StringIO()
     queue.publish(["a", "b", "c"])
-
-    class Track:
-        def __init__(self, what: str, total: int | None) -> None:
-            assert (what, total) == ("worked", 3)
-
-        def __enter__(self) -> Callable[[int], None]:
-            return shown.append
-
-        def __exit__(self, *_: object) -> None: ...
-
-    monkeypatch.setattr(workers, "track", Track)
     group = queue.group()
     handled: list[Any] = []
-    with workers._progress(handled.append, ends, lambda: workers._waiting(queue, group)) as counted:
+    with counting(handled.append, queue, group, ends=ends, stream=stream, pause=0) as counted:
         group.work(counted, max_messages=2, until="empty")
     assert len(handled) == 2
-    assert shown == ([2, 3] if ends else [])
+    shown = ["worked: 2 of 3 messages", "worked: 3 of 3 messages"]
+    assert stream.getvalue().splitlines() == (shown if ends else [])
 
 
 class Unread(io.StringIO):
@@ -146,12 +130,8 @@ class Unread(io.StringIO):
         raise BrokenPipeError(32, "Broken pipe")
 
 
-def test_a_handler_does_not_fail_if_nobody_reads_the_progress(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_handler_does_not_fail_if_nobody_reads_the_progress() -> None:
     """Otherwise good messages were nacked, and a failure was recorded as a broken pipe."""
-    monkeypatch.setattr(output, "_PROGRESS_SECONDS", 0)
-    monkeypatch.setattr(output.sys, "stderr", Unread())
     queue = memory_queue()
     queue.publish(["good", "bad"])
     group = queue.group()
@@ -161,7 +141,7 @@ def test_a_handler_does_not_fail_if_nobody_reads_the_progress(
         if message.text == "bad":
             raise ValueError("no customer")
 
-    with workers._progress(handle, True, lambda: workers._waiting(queue, group)) as counted:
+    with counting(handle, queue, group, ends=True, stream=Unread(), pause=0) as counted:
         summary = group.work(counted, mode="message", until="settled")
     assert (summary.acked, summary.nacked) == (1, 2)
     queue.sweep()
@@ -172,7 +152,6 @@ def test_a_handler_does_not_fail_if_nobody_reads_the_progress(
 def test_a_busy_command_goes_on_if_nobody_reads_the_progress(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(output, "_PROGRESS_SECONDS", 0.001)
     monkeypatch.setattr(threading, "excepthook", lambda args: failed.append(args.exc_value))
     failed: list[Any] = []
     tried = threading.Event()
@@ -182,6 +161,6 @@ def test_a_busy_command_goes_on_if_nobody_reads_the_progress(
             tried.set()
             return super().write(text)
 
-    with output.busy("sweeping", Tried()):
+    with busy("sweeping", Tried(), pause=0.001):
         assert tried.wait(10)
     assert failed == []

@@ -7,7 +7,9 @@ import re
 import shlex
 import tomllib
 from dataclasses import fields
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import TypeGuard
 
 import pytest
@@ -78,18 +80,44 @@ def test_every_option_of_a_job_has_its_place() -> None:
     assert names <= documented
 
 
-def test_every_command_and_option_of_the_command_line_has_its_place() -> None:
-    sources = [p.read_text(encoding="utf-8") for p in (ROOT / "spark_mq" / "cli").glob("*.py")]
-    source = "".join(sources)
-    options = {
-        name for text in re.findall(r"option\(([^)]*)", source) for name in _OPTION.findall(text)
-    }
+def test_every_command_and_option_of_the_command_line_has_its_place(
+    write_reference: ModuleType,
+) -> None:
+    commands = dict(write_reference.commands())
+    assert {"queue describe", "top", "dlq redrive"} <= set(commands)
+    options = {name for one in commands.values() for p in one.params for name in p.opts}
+    options = {name for name in options if name.startswith("--")}
     assert {"--max-dead", "--execute", "--queue"} <= options
     words = in_code("cli.md")
     documented = {word for code in words for word in _OPTION.findall(code)}
     assert options <= documented
-    for command in _commands():
+    for command in commands:
         assert any(code == command or code.startswith(f"{command} ") for code in words), command
+
+
+def test_the_reference_of_the_command_line_is_what_the_commands_say(
+    write_reference: ModuleType,
+) -> None:
+    text = (REFERENCE / "cli.md").read_text(encoding="utf-8")
+    assert write_reference.rewritten(text) == text, "run docs/write_reference.py, which writes it"
+    named = set(re.findall(r"<!-- (?:options|commands): ([\w-]+) -->", text))
+    having = {
+        name.split()[0]
+        for name, one in write_reference.commands()
+        if write_reference.own_options(one)
+    }
+    assert having <= named
+
+
+@pytest.fixture(scope="module")
+def write_reference() -> ModuleType:
+    pytest.importorskip("typer")
+    spec = spec_from_file_location("write_reference", ROOT / "docs" / "write_reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in pages()])
@@ -117,27 +145,11 @@ def test_every_command_of_a_page_is_one(page: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_every_output_of_work_and_publish_has_its_place() -> None:
-    source = (ROOT / "spark_mq" / "cli" / "publishing.py").read_text(encoding="utf-8")
-    (row,) = re.findall(r"emit_one\(\{(.*?)\}", source)
+    source = (ROOT / "spark_mq" / "cli" / "publish.py").read_text(encoding="utf-8")
+    (row,) = re.findall(r"return (\{.*\"skipped_lines.*\})", source)
     published = set(re.findall(r'"(\w+)":', row))
     assert "skipped_lines" in published
     assert published | {field.name for field in fields(WorkSummary)} <= in_code("cli.md")
-
-
-def _commands() -> list[str]:
-    typer = pytest.importorskip("typer")
-    from spark_mq.cli.app import app
-
-    def names(group: object, before: str) -> list[str]:
-        found = []
-        for name, command in group.commands.items():
-            inner = hasattr(command, "commands")
-            found += names(command, f"{before}{name} ") if inner else [before + name]
-        return found
-
-    commands = names(typer.main.get_command(app), "")
-    assert {"queue describe", "top", "dlq redrive"} <= set(commands)
-    return commands
 
 
 @pytest.fixture

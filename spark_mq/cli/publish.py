@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,19 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
-import typer
-
-from spark_mq.cli.options import (
-    Output,
-    OutputFormat,
-    QueuePath,
-    StorageOptions,
-    as_options,
-    open_queue,
-    option,
-)
-from spark_mq.cli.output import emit_one, track
+from spark_mq.cli.command import Given, argument, command, option
+from spark_mq.cli.progress import track
 from spark_mq.errors import InvalidOption, SparkMQError
+from spark_mq.message import Message
+from spark_mq.queue import Queue
 
 __all__ = ["publish"]
 
@@ -42,36 +35,31 @@ class _Format:
     priority: int = 0
 
 
+@command("publish")
 def publish(
-    queue: QueuePath,
-    files: Annotated[
-        list[str] | None,
-        typer.Argument(envvar="SPARK_MQ_FILES", help="Files of lines. Default, and -: stdin."),
-    ] = None,
+    on: Given,
+    files: Annotated[list[str] | None, argument("Files of lines. Default, and -: stdin.")] = None,
     create: Annotated[
-        bool, option("--create", help="Create the queue if it does not exist.")
+        bool, option("Create the queue with default settings if it does not exist.")
     ] = False,
-    raw: Annotated[bool, option("--raw", help="Lines are any text, not JSON.")] = False,
+    raw: Annotated[bool, option("Lines are any text, not JSON.")] = False,
     envelope: Annotated[
         bool,
-        option("--envelope", help="Lines are objects: value, key, headers, message_id, priority."),
+        option(
+            "Lines are objects: value, key, headers, message_id, priority, as peek prints them."
+        ),
     ] = False,
-    key_field: Annotated[
-        str | None, option("--key-field", help="The field of the object that is the key.")
-    ] = None,
-    id_field: Annotated[
-        str | None, option("--id-field", help="The field of the object that is the id.")
-    ] = None,
+    key_field: Annotated[str | None, option("The field of the object that is the key.")] = None,
+    id_field: Annotated[str | None, option("The field of the object that is the id.")] = None,
     priority: Annotated[
-        int, option("--priority", min=0, max=9, help="A higher one is leased first.")
+        int,
+        option("A higher one is leased first. That of an envelope comes before it.", min=0, max=9),
     ] = 0,
     producer_id: Annotated[
         str | None,
-        option("--producer-id", help="A name for this input. A repeated call goes on behind it."),
+        option("A name for this input. A repeated call continues after the last line published."),
     ] = None,
-    storage_option: StorageOptions = None,
-    output: Output = OutputFormat.table,
-) -> None:
+) -> Mapping[str, Any]:
     """Publish JSON lines of files or stdin, one message a line.
 
     Blank lines are left out. Up to 10,000 lines are one commit. With --producer-id a call that was
@@ -84,8 +72,11 @@ def publish(
             option="--raw",
             value=True,
         )
-    opened = _open(queue, create, storage_option)
-    done = 0 if producer_id is None else opened.last_producer_sequence(producer_id) or 0
+    if create:
+        queue = Queue.create(str(on.path), exist_ok=True, storage_options=on.storage_options)
+    else:
+        queue = on.queue
+    done = 0 if producer_id is None else queue.last_producer_sequence(producer_id) or 0
     published = 0
     with _inputs(files or ["-"]) as inputs, track("published") as progress:
         try:
@@ -93,20 +84,12 @@ def publish(
                 numbered: dict[str, Any] = {}
                 if producer_id is not None:
                     numbered = {"producer_id": producer_id, "producer_sequence": at}
-                opened.publish(chunk, **numbered)
+                queue.publish(chunk, **numbered)
                 published += len(chunk)
                 progress(published)
         except SparkMQError as error:
             raise _stopped(error, published, producer_id) from error
-    emit_one({"queue": opened.path, "published": published, "skipped_lines": done}, output)
-
-
-def _open(queue: str, create: bool, storage_option: list[str] | None) -> Any:
-    if not create:
-        return open_queue(queue, storage_option)
-    from spark_mq.queue import Queue
-
-    return Queue.create(queue, exist_ok=True, storage_options=as_options(storage_option))
+    return {"queue": queue.path, "published": published, "skipped_lines": done}
 
 
 def _stopped(error: SparkMQError, published: int, producer_id: str | None) -> SparkMQError:
@@ -162,8 +145,6 @@ def _chunks(
 
 
 def _message(line: bytes, where: str, lines: _Format) -> Any:
-    from spark_mq.message import Message
-
     if lines.raw:
         return Message(line, priority=lines.priority) if lines.priority else line
     try:
@@ -183,14 +164,10 @@ def _message(line: bytes, where: str, lines: _Format) -> Any:
 
 
 def _from_envelope(data: Any, where: str, priority: int) -> Any:
-    from spark_mq.message import Message
-
     if not isinstance(data, Mapping) or "value" not in data:
         raise _bad_line(where, "is not an object with a value")
     value = data["value"]
     if isinstance(value, Mapping) and set(value) == {"base64"}:
-        import base64
-
         value = base64.b64decode(value["base64"])
     elif not isinstance(value, str):
         value = json.dumps(value)
