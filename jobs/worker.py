@@ -100,17 +100,17 @@ def arguments() -> argparse.Namespace:
                         help="what an exception does: nack (delivered again later, default), "
                              "reject (to the dead letters), or raise (this worker "
                              "ends)")  # fmt: skip
-    parser.add_argument("--ack", default="after", choices=("after", "first", "manual"),
-                        help="when a batch is acked: after the function has returned (default); "
-                             "first, before it is called (at most once: a dead worker loses its "
-                             "batch); or manual, only by lease.ack(...), nack and reject. "
-                             "Unsettled messages are delivered again")  # fmt: skip
+    parser.add_argument("--ack", default="on_success",
+                        choices=("on_success", "on_receive", "manual"),
+                        help="when a batch is acked: on_success, after the function has "
+                             "returned (default); on_receive, before it is called (at most once: "
+                             "a dead worker loses its batch); or manual, only by "
+                             "lease.ack(...), nack and reject. Unsettled messages "
+                             "are delivered again, also those of a batch of which the function "
+                             "saw no row")  # fmt: skip
     parser.add_argument("--fail-on-data-loss", choices=("true", "false"),
                         help="whether to end if the queue's hard limit dropped unsettled "
                              "messages. Default: true")  # fmt: skip
-    parser.add_argument("--ack-mode", metavar="onCommit|manual",
-                        help="what happens to a batch of which the function saw no row. Default: "
-                             "onCommit, acked; with --ack manual: manual, it expires")  # fmt: skip
     parser.add_argument("--create-group", choices=("true", "false"),
                         help="whether the first lease creates the group. With false a group that "
                              "is missing ends the job. Default: true")  # fmt: skip
@@ -139,7 +139,7 @@ def source_options(args: argparse.Namespace) -> dict[str, str]:
         "maxBytesPerTrigger": args.max_bytes,
         "visibilityTimeout": args.visibility_timeout,
         "maxLeaseDuration": args.max_lease_duration,
-        "ackMode": args.ack_mode or ("manual" if args.ack == "manual" else None),
+        "ack": "manual" if args.ack == "manual" else None,
         "createGroup": args.create_group,
         "startingPosition": args.starting_position,
         "failOnDataLoss": args.fail_on_data_loss,

@@ -97,7 +97,7 @@ def _for_each_batch(
     *,
     on_error: str = "nack",
     more_groups: Iterable[ConsumerGroup] = (),
-    ack: str = "after",
+    ack: str = "on_success",
     reader: str = "spark",
     invalid: str = "keep",
 ) -> Callable[[Any, int], None]:

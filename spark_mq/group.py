@@ -356,7 +356,7 @@ class ConsumerGroup(GroupViews):
         visibility_timeout: Duration | None = None,
         max_lease_duration: Duration = "30m",
         on_error: str = "nack",
-        ack: str = "after",
+        ack: str = "on_success",
         shutdown_timeout: Duration = "30s",
         stop: threading.Event | None = None,
         poll_interval: Duration = "500ms",
@@ -408,8 +408,9 @@ class ConsumerGroup(GroupViews):
             logged and counts for the breaker. "raise": end the loop, and the lease expires. If the
             queue's own store fails, that is no failure: the messages are released, uncounted.
         ack
-            When a lease is acked. "after" (default): when the handler has returned, at least once.
-            "first": before it is called, at most once, so a worker that dies then loses messages.
+            When a lease is acked. "on_success" (default): when the handler has returned, at least
+            once. "on_receive": before it is called, at most once, so a worker that dies then loses
+            messages.
             "manual" (only with ``mode="batch"``): only the handler settles messages, and the others
             expire. `on_error` still settles the messages of a handler that fails.
         shutdown_timeout
@@ -614,7 +615,7 @@ class ConsumerGroup(GroupViews):
         process: Callable[..., Any],
         on_error: str = "nack",
         more_groups: Iterable[ConsumerGroup] = (),
-        ack: str = "after",
+        ack: str = "on_success",
         *,
         reader: str = "spark",
         invalid: str = "keep",

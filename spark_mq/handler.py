@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 OUTCOMES: Final = (ACK, NACK, REJECT)
 COLUMNS: Final = ("sequence", "outcome", "delay", "error")
 ON_ERROR: Final = ("nack", "reject", "ack", "raise")
-WHEN: Final = ("after", "first", "manual")
+WHEN: Final = ("on_success", "on_receive", "manual")
 _PAST: Final = {ACK: "acked despite the error", NACK: "nacked", REJECT: "rejected"}
 _STATES: Final = {
     AVAILABLE: "due again",
@@ -53,10 +53,10 @@ class HandlerPolicy:
     """What follows a handler: ``on_error`` and ``ack`` of :meth:`spark_mq.ConsumerGroup.work`."""
 
     on_error: str = "nack"
-    ack: str = "after"
+    ack: str = "on_success"
 
     @classmethod
-    def validated(cls, on_error: object = "nack", ack: object = "after") -> HandlerPolicy:
+    def validated(cls, on_error: object = "nack", ack: object = "on_success") -> HandlerPolicy:
         return cls(
             validate_choice("on_error", on_error, ON_ERROR), validate_choice("ack", ack, WHEN)
         )
@@ -68,8 +68,8 @@ class HandlerPolicy:
     def verb_for_rest(self, failed: bool) -> str | None:
         """Return the verb for messages that the handler did not settle, or None to leave them."""
         if failed:
-            return None if self.ack == "first" else self.failure_verb
-        return ACK if self.ack == "after" else None
+            return None if self.ack == "on_receive" else self.failure_verb
+        return ACK if self.ack == "on_success" else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,7 +133,7 @@ def run_batch(
     spark: Any = None,
     max_messages: int = 1000,
     on_error: str = "raise",
-    ack: str = "after",
+    ack: str = "on_success",
 ) -> FakeBatchLease | None:
     """Lease messages, call ``process(batch, lease)`` once, and settle the rest.
 
@@ -151,7 +151,8 @@ def run_batch(
         "raise" (default), "nack", "reject" or "ack", as for :meth:`spark_mq.ConsumerGroup.work`.
         "raise" raises the error here.
     ack
-        "after" (default), "first" or "manual", as for :meth:`spark_mq.ConsumerGroup.work`.
+        "on_success" (default), "on_receive" or "manual", as for
+        :meth:`spark_mq.ConsumerGroup.work`.
 
     Returns
     -------
@@ -165,7 +166,7 @@ def run_batch(
     table = lease.table()
     batch = table if spark is None else spark.createDataFrame(table)
     fake, granted = FakeBatchLease(lease, batch), lease._held.unsettled()
-    if policy.ack == "first":
+    if policy.ack == "on_receive":
         lease.ack()
     try:
         returned = process(batch, fake)

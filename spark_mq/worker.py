@@ -47,7 +47,7 @@ class WorkOptions:
     visibility_timeout: Duration | None = None
     max_lease_duration: Duration = "30m"
     on_error: str = "nack"
-    ack: str = "after"
+    ack: str = "on_success"
     shutdown_timeout: Duration = "30s"
     stop: threading.Event | None = None
     poll_interval: Duration = "500ms"
@@ -128,7 +128,7 @@ def _run_for_messages(served: Served, options: WorkOptions) -> WorkSummary:
     if options.ack == "manual":
         raise InvalidOption(
             "ack='manual' needs mode='batch': a handler of single messages decides by what it "
-            "returns or raises. Use ack='after' or ack='first'.",
+            "returns or raises. Use ack='on_success' or ack='on_receive'.",
             option="ack",
             value="manual",
         )

@@ -192,7 +192,7 @@ class WorkerLoop:
             running.alive.stop()
 
     def _call(self, lease: Lease, run: Callable[..., Any]) -> Lease | None:
-        if self.policy.ack == "first" and not self._ack_first(lease):
+        if self.policy.ack == "on_receive" and not self._ack_first(lease):
             return None
         try:
             granted = [(r.first, r.last) for r in lease._ranges]

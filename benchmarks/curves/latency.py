@@ -148,7 +148,7 @@ def publish_to_acked(spark: SparkSession, folder: Path, rounds: int) -> Iterator
 
 def idle(query: Any) -> None:
     """Waits until the stream has found nothing new a few times: it looks less often then, up to
-    maxPollInterval.
+    idlePollInterval.
     """
     deadline, status = time.monotonic() + DEADLINE, threading.Event()
     since = time.monotonic()

@@ -99,7 +99,7 @@ def work(
         str, option("A lease ends after this time, and later verdicts of its handler are refused.")
     ] = "30m",
     on_error: Annotated[str, option("nack, reject, ack or raise.")] = "nack",
-    ack: Annotated[str, option("after, first or manual.")] = "after",
+    ack: Annotated[str, option("on_success, on_receive or manual.")] = "on_success",
     shutdown_timeout: Annotated[
         str, option("How long running calls have after SIGTERM or Ctrl-C.")
     ] = "30s",

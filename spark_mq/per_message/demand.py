@@ -58,4 +58,4 @@ class LeaseDemand:
         """Return whether messages may wait in hand for a handler."""
         # Messages that were acked first are lost with their process. After a failure, small leases
         # open the breaker before many messages have failed.
-        return self._options.policy.ack != "first" and not self.failed
+        return self._options.policy.ack != "on_receive" and not self.failed

@@ -58,7 +58,7 @@ class GroupFeed:
 
     def __post_init__(self) -> None:
         options = self.options
-        self._acks_first = options.policy.ack == "first"
+        self._acks_first = options.policy.ack == "on_receive"
         self.keeper = LeaseKeeper(self.ledger, options.limit, self._end_lease)
         self._demand = LeaseDemand(options, self.pool)
         self._ends = HandlerEnds(self.ledger, options.policy, self.state)

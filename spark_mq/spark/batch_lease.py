@@ -149,9 +149,9 @@ class BatchLease:
         otherwise Spark reads `batch` itself in this way.
 
         The rows and columns are those of the source, without the query's own changes, and in no
-        order. Messages that are already settled are left out, except with ``ack="first"``. Spark
-        does not count them as input rows. If `batch` has the columns ``data`` and ``data_error`` of
-        ``valueSchema``, the values are parsed again.
+        order. Messages that are already settled are left out, except with ``ack="on_receive"``.
+        Spark does not count them as input rows. If `batch` has the columns ``data`` and
+        ``data_error`` of ``valueSchema``, the values are parsed again.
 
         Spark must be able to read the object store by its own settings, because the source's
         ``storageOptions.*`` do not reach it. If a file has an unusual name or other column types,
@@ -202,7 +202,7 @@ class BatchLease:
             if not held or any(r.state != LEASED for r in held):
                 raise LeaseLost(
                     f"lease {lease_id} expired before its messages were handed over. With "
-                    f"ack='first' they are left to other workers",
+                    f"ack='on_receive' they are left to other workers",
                     lease_id=lease_id,
                     lost=[],
                     message_ids=[],

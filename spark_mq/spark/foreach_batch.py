@@ -55,7 +55,7 @@ def for_each_batch(
     process: Process,
     on_error: str = "nack",
     more_groups: Iterable[ConsumerGroup] = (),
-    ack: str = "after",
+    ack: str = "on_success",
     *,
     reader: str = "spark",
     invalid: str = "keep",
@@ -91,12 +91,12 @@ def for_each_batch(
     more_groups
         The groups of the other queues, if the stream reads several. Default: none.
     ack
-        When the batch is acked. "after": when `process` has returned. "first": before `process` is
-        called, so that each message is delivered at most once. "manual": never. Messages that
-        `process` leaves unsettled are then delivered again when their lease expires. Default:
-        "after". "manual" costs one more commit for a batch with unsettled messages. With "manual",
-        filter inside `process`: over Spark Connect, ackMode=onCommit acks a batch of which no row
-        arrives.
+        When the batch is acked. "on_success": when `process` has returned. "on_receive": before
+        `process` is called, so that each message is delivered at most once. "manual": never.
+        Messages that `process` leaves unsettled are then delivered again when their lease expires.
+        Default: "on_success". "manual" costs one more commit for a batch with unsettled messages.
+        With "manual", filter inside `process`: over Spark Connect, the source's ack=onCommit acks a
+        batch of which no row arrives.
     reader
         How `batch` is read. "spark": by Spark's own Parquet reader if the query only chooses
         columns between the source and foreachBatch. Rows, columns, types and order are the same,
@@ -118,7 +118,7 @@ def for_each_batch(
     ------
     InvalidOption
         An option has an unknown value, `process` cannot be called with two arguments, or
-        ``invalid="reject"`` meets ``ack="first"``.
+        ``invalid="reject"`` meets ``ack="on_receive"``.
 
     Examples
     --------
@@ -182,7 +182,7 @@ class ForEachBatch:
             self._last_seen.update(
                 (stream, n) for stream, n, _ in filter(None, map(parse_lease_id, lease_ids))
             )
-            # Without a row the lease may be unknown. Then ackMode onCommit settles the batch.
+            # Without a row the lease may be unknown. Then ack=onCommit settles the batch.
             if lease_ids and closing and found.fresh:
                 # It may be a replay. A sink may have its rows already, so others must not get them.
                 raise RuntimeError(f"the query stops: batch {batch_id} runs at the next start")
@@ -257,7 +257,7 @@ class ForEachBatch:
 
     def _run(self, batch: DataFrame, lease: BatchLease, run: Callable[..., Any]) -> None:
         start = time.monotonic()
-        if self.policy.ack == "first":
+        if self.policy.ack == "on_receive":
             lease._ack_first()
         result: list[MessageVerdict] | Exception
         try:

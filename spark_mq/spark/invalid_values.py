@@ -28,10 +28,10 @@ class RejectInvalid:
     def __init__(
         self, process: Callable[[DataFrame, BatchLease], Any], policy: HandlerPolicy
     ) -> None:
-        if policy.ack == "first":
+        if policy.ack == "on_receive":
             raise InvalidOption(
-                "invalid='reject' cannot be used with ack='first', which acks invalid values "
-                "first. Use ack='after' or ack='manual'",
+                "invalid='reject' cannot be used with ack='on_receive', which acks invalid values "
+                "first. Use ack='on_success' or ack='manual'",
                 option="invalid",
                 value="reject",
             )

@@ -32,7 +32,7 @@ class LeaseRouter:
     def of(self, lease_id: str) -> ConsumerGroup:
         """Return the group of a lease. Raise InvalidOption for a lease of another group or queue.
 
-        Without the error no settle would count, and ackMode=onCommit would ack the batch.
+        Without the error no settle would count, and ack=onCommit would ack the batch.
         """
         parts = parse_lease_id(lease_id)
         if parts is None:

@@ -47,12 +47,12 @@ READ_OPTIONS: Final = (
     "visibilityTimeout",
     "maxLeaseDuration",
     "workerId",
-    "ackMode",
+    "ack",
     "startingPosition",
     "failOnDataLoss",
     "minPartitions",
-    "minPollInterval",
-    "maxPollInterval",
+    "pollInterval",
+    "idlePollInterval",
     "valueSchema",
 )
 WRITE_OPTIONS: Final = ("path", *PRODUCER_OPTIONS)
@@ -79,8 +79,8 @@ class ReadOptions:
     start: str | int | datetime = "earliest"
     stream: StreamOptions = field(default_factory=StreamOptions)
     min_partitions: int = 1
-    min_poll: int = SECOND // 20
-    max_poll: int = SECOND // 10
+    poll: int = SECOND // 20
+    idle_poll: int = SECOND // 10
     value_schema: DataType | None = None
 
     @classmethod
@@ -88,7 +88,7 @@ class ReadOptions:
         """Check the options of a read. Raise InvalidOption."""
         own, storage = _split(options, READ_OPTIONS)
         paths, several = _paths(own)
-        min_poll, max_poll = _polls(own, paths)
+        poll, idle_poll = _polls(own, paths)
         return cls(
             paths=paths,
             several=several,
@@ -104,8 +104,8 @@ class ReadOptions:
             min_partitions=validate_count(
                 "minPartitions", own.get("minpartitions", 1), most=100_000
             ),
-            min_poll=min_poll,
-            max_poll=max_poll,
+            poll=poll,
+            idle_poll=idle_poll,
             value_schema=parse_value_schema(own["valueschema"]) if "valueschema" in own else None,
         )
 
@@ -159,9 +159,7 @@ def _stream_options(own: Mapping[str, str]) -> StreamOptions:
         max_lease_duration=validate_duration(
             "maxLeaseDuration", own.get("maxleaseduration", "30m")
         ),
-        ack_on_commit=validate_choice(
-            "ackMode", own.get("ackmode", "onCommit"), ("onCommit", "manual")
-        )
+        ack_on_commit=validate_choice("ack", own.get("ack", "onCommit"), ("onCommit", "manual"))
         == "onCommit",
         fail_on_data_loss=validate_choice(
             "failOnDataLoss", own.get("failondataloss", "true"), ("true", "false")
@@ -174,14 +172,14 @@ def _polls(own: Mapping[str, str], paths: Sequence[str]) -> tuple[int, int]:
     """Return the shortest and the longest wait between looks."""
     # A look at a local log is cheap. At an object store it is a request.
     polls = {
-        "minpollinterval": "50ms",
-        "maxpollinterval": "500ms" if any("://" in path for path in paths) else "100ms",
+        "pollinterval": "50ms",
+        "idlepollinterval": "500ms" if any("://" in path for path in paths) else "100ms",
     }
     given = {**polls, **own}
-    if "minpollinterval" in own or "maxpollinterval" in own:
-        _in_order(given, "minPollInterval", "maxPollInterval")
-    low = validate_duration("minPollInterval", given["minpollinterval"])
-    return low, validate_duration("maxPollInterval", given["maxpollinterval"])
+    if "pollinterval" in own or "idlepollinterval" in own:
+        _in_order(given, "pollInterval", "idlePollInterval")
+    low = validate_duration("pollInterval", given["pollinterval"])
+    return low, validate_duration("idlePollInterval", given["idlepollinterval"])
 
 
 def _split(

@@ -92,10 +92,10 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the offset of the next batch, or `start` if no message is due. It leases nothing.
 
         Spark calls it once a trigger, by default about every 10 ms while nothing is due. So idle
-        calls wait between ``minPollInterval`` and ``maxPollInterval``.
+        calls wait between ``pollInterval`` and ``idlePollInterval``.
 
         A call means that Spark has committed the batch before, so its unsettled messages are acked
-        (``ackMode=onCommit``). Spark logs the returned offset before it gets the partitions.
+        (``ack=onCommit``). Spark logs the returned offset before it gets the partitions.
 
         Raises DataLossError if the queue's hard limit dropped unsettled messages, and InvalidOption
         for a foreign checkpoint.
@@ -107,8 +107,8 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 value=repr(limit),
             )
         if self._idle and not self.source.is_limited:
-            doubled = self.options.min_poll * 2 ** min(self._idle - 1, 20)
-            time.sleep(min(self.options.max_poll, doubled) / SECOND)
+            doubled = self.options.poll * 2 ** min(self._idle - 1, 20)
+            time.sleep(min(self.options.idle_poll, doubled) / SECOND)
         end = self.source.latest(start)
         self._idle = self._idle + 1 if end == start else 0
         return end

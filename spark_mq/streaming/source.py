@@ -284,7 +284,7 @@ class StreamSource:
     def _acked(
         self, view: GroupView, stream: str, up_to: int, keep: Sequence[str] = ()
     ) -> tuple[Ledger, dict[str, Any]]:
-        """Expire leases, and in ackMode onCommit ack the batches up to `up_to`."""
+        """Expire leases, and with ack=onCommit ack the batches up to `up_to`."""
         return ack_committed_leases(
             self.ledger,
             view,
@@ -295,7 +295,7 @@ class StreamSource:
         )
 
     def ack_committed(self, stream: str, up_to: int) -> None:
-        """Ack unsettled messages of the batches up to `up_to` (ackMode onCommit)."""
+        """Ack unsettled messages of the batches up to `up_to` (ack=onCommit)."""
         if not self.options.ack_on_commit or up_to == 0:
             return
 

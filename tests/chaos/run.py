@@ -132,7 +132,7 @@ class Submitted:
             "--max-messages", "1000",
             "--handler", f"{ROOT / 'tests' / 'chaos' / 'stream_handler.py'}:process",
             "--checkpoint", str(folder / f"checkpoint-{number}"),
-            "--visibility-timeout", f"{TIMEOUT * 5}s", "--ack", "after",
+            "--visibility-timeout", f"{TIMEOUT * 5}s", "--ack", "on_success",
         ]  # fmt: skip
         environment = {
             **os.environ,

@@ -216,7 +216,7 @@ def test_wrong_arguments_are_reported_in_one_line(
     [
         ([], None),
         (["--ack", "manual"], "manual"),
-        (["--ack", "manual", "--ack-mode", "onCommit"], "onCommit"),
+        (["--ack", "on_receive"], None),
     ],
 )
 def test_the_stream_of_a_worker_that_acks_by_itself_acks_nothing(
@@ -230,7 +230,7 @@ def test_the_stream_of_a_worker_that_acks_by_itself_acks_nothing(
         start(
             sys.executable,
             "-c",
-            program + "print(worker.source_options(worker.arguments()).get('ackMode'))",
+            program + "print(worker.source_options(worker.arguments()).get('ack'))",
         ),
         0,
     )

@@ -366,7 +366,7 @@ class Driver(Program):
         on_error: str = "nack",
         late: bool = False,
         extends: bool = False,
-        ack: str | None = "after",
+        ack: str | None = "on_success",
         **options: Any,
     ) -> None:
         super().__init__(name, who)

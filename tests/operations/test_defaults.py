@@ -41,7 +41,7 @@ def test_a_worker_runs_by_its_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (loop.limit, loop.poll) == (30 * 60 * SECOND, 0.5)
     assert (loop.options.max_messages, loop.options.timeout) == (1, None)
     assert loop.options.fail_on_data_loss
-    assert (loop.policy.on_error, loop.policy.ack) == ("nack", "after")
+    assert (loop.policy.on_error, loop.policy.ack) == ("nack", "on_success")
 
 
 def test_a_lease_looks_twice_a_second_and_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,12 +100,12 @@ def test_the_source_has_the_defaults_that_its_page_names(path: str) -> None:
     table = {name: found for name, found in documented().items() if name in source.READ_OPTIONS}
     defaults = {name: found[0] for name, found in table.items() if found}
     del defaults["visibilityTimeout"], defaults["consumerGroup"]  # the group's, and noted if given
-    defaults["maxPollInterval"] = table["maxPollInterval"]["://" in path]
+    defaults["idlePollInterval"] = table["idlePollInterval"]["://" in path]
     given = {name.lower(): value for name, value in defaults.items()}
     expected = read_options.parse({"path": path, **given})
     assert read_options.parse({"path": path}) == expected
     assert [table["consumerGroup"][0]] == [expected.group]
-    assert expected.max_poll == (SECOND // 2 if "://" in path else SECOND // 10)
-    assert expected.min_poll == SECOND // 20
+    assert expected.idle_poll == (SECOND // 2 if "://" in path else SECOND // 10)
+    assert expected.poll == SECOND // 20
     assert expected.stream.max_messages == 100_000
     assert expected.stream.max_lease_duration == 30 * 60 * SECOND

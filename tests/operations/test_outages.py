@@ -402,7 +402,7 @@ def test_workers_wait_out_an_outage_of_ledgers_and_logs(
     assert queue.group().stats().acked == 8
 
 
-@pytest.mark.parametrize("ack", ["after", "manual"])
+@pytest.mark.parametrize("ack", ["on_success", "manual"])
 @pytest.mark.parametrize("on_error", ["nack", "reject", "raise"])
 def test_a_handler_that_meets_the_outage_is_not_the_messages_failure(
     make: Make, clock: ManualClock, outage: Outage, on_error: str, ack: str
@@ -532,7 +532,7 @@ def test_a_handlers_own_oserror_is_its_failure(make: Make) -> None:
     assert queue.group().stats().dead == 1
 
 
-@pytest.mark.parametrize("ack", ["after", "first"])
+@pytest.mark.parametrize("ack", ["on_success", "on_receive"])
 def test_a_settle_waits_for_the_store_and_keeps_its_lease(
     delta_queue: Make, monkeypatch: pytest.MonkeyPatch, ack: str
 ) -> None:

@@ -482,6 +482,7 @@ def test_acked_first_threads_share_their_leases_too(queue: Queue) -> None:
     queue.group().ensure()
     before = version(queue)
     assert (
-        queue.group().work(lambda taken: None, threads=8, ack="first", until="empty").settled == 40
+        queue.group().work(lambda taken: None, threads=8, ack="on_receive", until="empty").settled
+        == 40
     )
     assert version(queue) - before < 80, "less than one commit for each lease and each ack"

@@ -141,7 +141,7 @@ def test_acked_first_a_message_is_lost_with_its_handler(queue: Queue) -> None:
         during.append(counts(queue))
         raise ValueError("boom")
 
-    assert drain(queue, fail, ack="first").failed == 1
+    assert drain(queue, fail, ack="on_receive").failed == 1
     assert during == [{"acked": 1}]
     assert counts(queue) == {"acked": 1}
 
@@ -320,8 +320,8 @@ def test_extensions_end_with_the_longest_duration(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ack", "how"),
     [
-        ("after", "returns"),
-        ("after", "raises"),
+        ("on_success", "returns"),
+        ("on_success", "raises"),
         ("manual", "settles"),
         ("manual", "settles by sequence"),
     ],

@@ -303,7 +303,7 @@ def test_acked_first_a_message_is_lost_with_its_handler(queue: Queue) -> None:
         during.append(counts(queue)["acked"])
         raise ValueError("boom")
 
-    assert drain(queue, fail, ack="first").failed == 3
+    assert drain(queue, fail, ack="on_receive").failed == 3
     assert during == [1, 2, 3]
     assert counts(queue) == {"acked": 3}
 

@@ -283,7 +283,7 @@ def test_messages_acked_first_run_in_order(make: Callable[..., Queue]) -> None:
         if message.text == "2":
             raise ValueError("bad")
 
-    drain(queue, handle, threads=4, ack="first")
+    drain(queue, handle, threads=4, ack="on_receive")
     assert seen == list(range(10))
 
 

@@ -166,7 +166,7 @@ def test_manual_mode_leaves_what_was_not_settled_to_expire(
         spark,
         queue,
         tmp_path / "ck",
-        ackMode="manual",
+        ack="manual",
         visibilityTimeout="500ms",
         maxLeaseDuration="500ms",
     )

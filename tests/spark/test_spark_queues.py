@@ -193,7 +193,7 @@ def test_acked_first_a_batch_is_not_seen_again_though_it_fails(stream: Stream) -
         during.append(stream.group.stats().acked)
         raise ValueError("boom")
 
-    stream.run(stream.group.for_each_batch(fail, ack="first"))
+    stream.run(stream.group.for_each_batch(fail, ack="on_receive"))
     assert during == [3]
     assert stream.group.stats().acked == 3
 
@@ -202,7 +202,7 @@ def test_acked_first_a_batch_is_not_seen_again_though_it_fails(stream: Stream) -
 def test_acked_first_a_batch_that_others_may_have_by_now_is_not_handed_over(stream: Stream) -> None:
     stream.queue.publish(numbered(3))
     handed: list[Any] = []
-    function = stream.group.for_each_batch(lambda batch, lease: handed.append(1), ack="first")
+    function = stream.group.for_each_batch(lambda batch, lease: handed.append(1), ack="on_receive")
 
     def late(batch: Any, batch_id: int) -> None:
         stream.group.seek("earliest")  # the lease is gone
@@ -216,7 +216,7 @@ def test_acked_first_a_batch_that_others_may_have_by_now_is_not_handed_over(stre
 def test_manual_settles_only_what_the_function_does(spark: Any, tmp_path: Path) -> None:
     queue = make_queue(tmp_path / "queue")
     queue.publish(numbered(3))
-    stream = Stream(spark, queue, tmp_path / "c", ackMode="manual")
+    stream = Stream(spark, queue, tmp_path / "c", ack="manual")
 
     def process(batch: Any, lease: Any) -> None:
         assert values(batch) == numbered(3)

@@ -169,7 +169,7 @@ def test_a_batch_that_is_read_by_spark_alone_is_acked_and_repeated_as_any_other(
 @pytest.mark.slow
 def test_with_ack_first_it_gives_what_has_been_acked(stream: Stream, queue: Queue) -> None:
     queue.publish(numbered(5))
-    ((through_python, by_spark),) = both(stream, ack="first")
+    ((through_python, by_spark),) = both(stream, ack="on_receive")
     assert by_spark == through_python
     assert len(by_spark) == stream.group.stats().acked == 5
 

@@ -91,7 +91,7 @@ def test_the_batch_is_read_by_spark_with_the_rows_and_types_and_order_of_the_sou
     assert stream.group.stats().acked == 77
 
 
-@pytest.mark.parametrize("ack", ["after", slow("first"), "manual"])
+@pytest.mark.parametrize("ack", ["on_success", slow("on_receive"), "manual"])
 def test_each_ack_policy_hands_over_the_same_rows(stream: Stream, queue: Queue, ack: str) -> None:
     queue.publish(numbered(6))
     both = Both(stream, ack=ack)

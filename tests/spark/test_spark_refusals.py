@@ -37,7 +37,7 @@ OPTIONS = {
         ("maxMessagesPerTrigger='0'", "whole number from 1"),
     ),
     "a bad size": ({"maxBytesPerTrigger": "lots"}, ("maxBytesPerTrigger='lots'", "'64m'")),
-    "a bad ack mode": ({"ackMode": "onComit"}, ("ackMode='onComit'", "did you mean 'onCommit'")),
+    "a bad ack mode": ({"ack": "onComit"}, ("ack='onComit'", "did you mean 'onCommit'")),
     "a bad position": (
         {"startingPosition": "yesterday"},
         ("startingPosition='yesterday'", "earliest"),

@@ -109,5 +109,7 @@ def test_without_the_column_the_query_ends_and_settles_nothing(
 
 
 def test_ack_first_cannot_reject_what_it_has_acked(queue: Queue) -> None:
-    with pytest.raises(InvalidOption, match="invalid='reject' cannot be used with ack='first'"):
-        queue.group().for_each_batch(lambda batch, lease: None, ack="first", invalid="reject")
+    with pytest.raises(
+        InvalidOption, match="invalid='reject' cannot be used with ack='on_receive'"
+    ):
+        queue.group().for_each_batch(lambda batch, lease: None, ack="on_receive", invalid="reject")

@@ -98,7 +98,7 @@ def test_process_may_return_what_its_own_settles_return(queue: Queue) -> None:
 
 @pytest.mark.parametrize("several", [False, True], ids=["one queue", "several queues"])
 @pytest.mark.parametrize("rows", [True, False], ids=["rows", "no row came"])
-@pytest.mark.parametrize(("ack", "left"), [("manual", 2), ("after", 0)])
+@pytest.mark.parametrize(("ack", "left"), [("manual", 2), ("on_success", 0)])
 def test_what_manual_leaves_is_not_acked_by_the_commit(
     queue: Queue, several: bool, rows: bool, ack: str, left: int
 ) -> None:
