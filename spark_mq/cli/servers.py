@@ -109,7 +109,7 @@ def web(
     SPARK_MQ_WEB_TOKEN.
     """
     try:
-        from spark_mq.web import Access, Health, Looks, serve
+        from spark_mq.web import Access, Health, OverviewCache, serve
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
         if name not in _PACKAGES:
@@ -126,10 +126,10 @@ def web(
         user=user or _login(),
     )
     unswept = parse_limit(max_unswept)
-    looks = Looks(path, on.storage_options, max_depth=max_depth)
+    overviews = OverviewCache(path, on.storage_options, max_depth=max_depth)
     with stopping():  # the server sends itself the signal again once it has ended
         serve(
-            looks,
+            overviews,
             access,
             address=address,
             port=port,

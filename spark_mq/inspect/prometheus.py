@@ -76,7 +76,7 @@ _QUEUE_GAUGES: Final[Mapping[str, tuple[str, Callable[[QueueOverview], float | N
     ),
 }
 
-Looks = Mapping[str, QueueOverview | None]
+Overviews = Mapping[str, QueueOverview | None]
 """An overview of each queue by path. None if the queue cannot be read."""
 
 
@@ -91,11 +91,11 @@ class _Family(NamedTuple):
 class QueueCollector:
     """Collects the metrics of queues, with ``spark_mq_up`` 0 for one that cannot be read.
 
-    It calls ``look`` for each request.
+    It calls ``read`` for each request.
     """
 
-    def __init__(self, look: Callable[[], Looks]) -> None:
-        self._look = look
+    def __init__(self, read: Callable[[], Overviews]) -> None:
+        self._read = read
 
     def describe(self) -> list[Metric]:
         """Return no metric, because a registration must not look at a queue."""
@@ -104,7 +104,7 @@ class QueueCollector:
     def collect(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        for one in _families(self._look()):
+        for one in _families(self._read()):
             make = CounterMetricFamily if one.kind == "counter" else GaugeMetricFamily
             family = make(one.name, one.text, labels=one.labels)
             for labels, value in one.samples:
@@ -112,13 +112,13 @@ class QueueCollector:
             yield family
 
 
-def exposition(looks: Looks) -> bytes:
+def exposition(overviews: Overviews) -> bytes:
     """Return the metrics in the text format of Prometheus.
 
     prometheus_client is too slow for thousands of groups.
     """
     parts, shown = [], cache(_escaped)
-    for one in _families(looks):
+    for one in _families(overviews):
         name = f"{one.name}_total" if one.kind == "counter" else one.name
         parts.append(f"# HELP {name} {one.text}\n# TYPE {name} {one.kind}\n")
         labels = ",".join(f'{label}="%s"' for label in one.labels)
@@ -131,9 +131,11 @@ def _escaped(label: str) -> str:
     return label.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
-def _families(looks: Looks) -> Iterator[_Family]:
-    labels, found = ("queue",), [one for one in looks.values() if one is not None]
-    readable = [((path,), int(one is not None and not one.damaged)) for path, one in looks.items()]
+def _families(overviews: Overviews) -> Iterator[_Family]:
+    labels, found = ("queue",), [one for one in overviews.values() if one is not None]
+    readable = [
+        ((path,), int(one is not None and not one.damaged)) for path, one in overviews.items()
+    ]
     yield _Family("spark_mq_up", "gauge", "1 if the queue can be read.", labels, readable)
     if found:
         yield from _of_groups(found)

@@ -1,50 +1,107 @@
-"""Show values as HTML tables in a notebook. Every text is escaped."""
+"""Show values as HTML tables in a notebook. Every value is escaped."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from spark_mq.util.markup import Html, el, join
 from spark_mq.util.show import show_duration
 
-__all__ = ["object_html", "rows_html", "show"]
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+__all__ = ["environment", "object_html", "rows_html", "show"]
 
 MAX_ROWS: Final = 50  # of a table
 MAX_TEXT: Final = 200  # characters of a value
-_LEFT: Final = "text-align:left"
+
+
+def environment(folder: Path) -> Environment:
+    """Return the templates of a folder. They escape each value, and replace hidden characters."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # slow to load
+
+    return Environment(
+        autoescape=True,
+        auto_reload=False,
+        finalize=_finalize,
+        loader=FileSystemLoader(folder),
+        lstrip_blocks=True,
+        trim_blocks=True,
+        undefined=StrictUndefined,
+    )
+
+
+def _finalize(value: Any) -> Any:
+    """Return a value as its template prints it. HTML stays as it is."""
+    if value is None:
+        return ""
+    return value if hasattr(value, "__html__") else _visible(str(value))
+
+
+def _visible(text: str) -> str:
+    """Return a text without characters that hide or reorder others. Lines and tabs stay."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one in "\n\t" else "�" for one in text)
+
+
+def rows_html(rows: Iterable[Any], columns: Sequence[str] | None = None, title: str = "") -> str:
+    """Return mappings or dataclasses as a table. Default: the columns with a value in some row."""
+    found = [_mapping(row) for row in rows]
+    shown = found[:MAX_ROWS]
+    names = columns or _columns(shown)
+    more = len(found) - len(shown)
+    return str(_macro("rows")(title, names, shown, more))
+
+
+def object_html(value: Any, title: str = "") -> str:
+    """Return a dataclass or a mapping as a table of two columns."""
+    return str(_macro("object")(title, _mapping(value)))
+
+
+@cache
+def _macro(name: str) -> Any:
+    made = environment(Path(__file__).parent)
+    made.filters.update(columns=_columns, mapping=_mapping, show=show)
+    made.tests.update(record=_is_record, records=_are_records, instant=_is_instant)
+    return getattr(made.get_template("notebook.html").module, name)
 
 
 def show(value: Any) -> str:
     """Return a value as text. Bytes that are no UTF-8 become hex digits."""
-    if value is None:
-        return "-"
-    if isinstance(value, bytes):
-        try:
-            text = value.decode()
-        except UnicodeDecodeError:
-            text = "0x" + value[:MAX_TEXT].hex()
-    elif isinstance(value, datetime):
-        text = f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-    elif isinstance(value, timedelta):
-        text = show_duration(_rounded(value))
-    elif isinstance(value, float):
-        text = f"{value:,.1f}"
-    elif isinstance(value, bool):
-        text = "yes" if value else "no"
-    elif isinstance(value, int):
-        text = str(value)
-    elif isinstance(value, Mapping):
-        text = ", ".join(f"{name}: {show(one)}" for name, one in value.items())
-    elif _is_interval(value):
-        text = f"{value[0]} to {value[1]}"
-    elif isinstance(value, list | tuple):
-        text = ", ".join(map(show, value))
-    else:
-        text = str(value)
+    text = _text(value)
     return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "…"
+
+
+def _text(value: Any) -> str:  # noqa: PLR0911 - one line for each kind
+    match value:
+        case None:
+            return "-"
+        case bytes():
+            try:
+                return value.decode()
+            except UnicodeDecodeError:
+                return "0x" + value[:MAX_TEXT].hex()
+        case datetime():
+            return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+        case timedelta():
+            return show_duration(_rounded(value))
+        case float():
+            return f"{value:,.1f}"
+        case bool():
+            return "yes" if value else "no"
+        case Mapping():
+            return ", ".join(f"{name}: {show(one)}" for name, one in value.items())
+        case (int(first), int(last)) if isinstance(value, tuple):  # of message sequences
+            return f"{first} to {last}"
+        case list() | tuple():
+            return ", ".join(map(show, value))
+        case _:
+            return str(value)
 
 
 def _rounded(duration: timedelta) -> timedelta:
@@ -53,52 +110,16 @@ def _rounded(duration: timedelta) -> timedelta:
     return round(duration / step) * step
 
 
-def _is_interval(value: Any) -> bool:
-    """Return whether a value is a pair of message sequences."""
-    return isinstance(value, tuple) and len(value) == 2 and all(type(one) is int for one in value)
-
-
-def rows_html(rows: Iterable[Any], columns: Sequence[str] | None = None, title: str = "") -> Html:
-    """Return mappings or dataclasses as a table. Default: the columns with a value in some row."""
-    found = [_mapping(row) for row in rows]
-    shown = found[:MAX_ROWS]
-    names = columns or _columns(shown)
-    head = el("tr", [el("th", name, style=_LEFT) for name in names])
-    body = [el("tr", [_cell(row.get(name)) for name in names]) for row in shown]
-    more = el("p", f"and {len(found) - MAX_ROWS} more") if len(found) > MAX_ROWS else None
-    table = join(el("table", el("thead", head), el("tbody", body)), more)
-    return join(_caption(title), table if found else el("p", "none"))
-
-
-def object_html(value: Any, title: str = "") -> Html:
-    """Return a dataclass or a mapping as a table of two columns."""
-    rows = [
-        el("tr", el("th", str(name), style=_LEFT), _cell(one))
-        for name, one in _mapping(value).items()
-    ]
-    return join(_caption(title), el("table", el("tbody", rows)))
-
-
-def _cell(value: Any) -> Html:
-    style = f"{_LEFT};white-space:nowrap" if isinstance(value, datetime) else _LEFT
-    return el("td", _inner(value) or show(value), style=style)
-
-
-def _inner(value: Any) -> Html | None:
-    """Return a value that is itself a table, or None if it is a text."""
-    if _is_record(value):
-        return object_html(value)
-    if isinstance(value, list | tuple) and value and all(map(_is_record, value)):
-        return rows_html(value)
-    return None
-
-
 def _is_record(value: Any) -> bool:
     return is_dataclass(value) and not isinstance(value, type)
 
 
-def _caption(title: str) -> Html | None:
-    return el("p", el("b", title)) if title else None
+def _are_records(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(map(_is_record, value))
+
+
+def _is_instant(value: Any) -> bool:
+    return isinstance(value, datetime)
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -4,9 +4,9 @@ Pages load nothing from other hosts, and only look at queues unless ``allow_chan
 """
 
 from spark_mq.web.app import create_app
-from spark_mq.web.looks import Looks
+from spark_mq.web.overviews import OverviewCache
 from spark_mq.web.security import Access
 from spark_mq.web.server import serve
 from spark_mq.web.view import Health
 
-__all__ = ["Access", "Health", "Looks", "create_app", "serve"]
+__all__ = ["Access", "Health", "OverviewCache", "create_app", "serve"]

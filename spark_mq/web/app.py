@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qsl
 
 import anyio.to_thread
@@ -27,16 +27,18 @@ from starlette.routing import Route
 
 from spark_mq.errors import GroupNotFound, InvalidOption, QueueNotFound, SparkMQError
 from spark_mq.inspect.prometheus import CONTENT_TYPE, exposition
-from spark_mq.util.markup import Html, el
-from spark_mq.web.actions import change, confirmation
-from spark_mq.web.layout import page
-from spark_mq.web.looks import Looks
-from spark_mq.web.pages.group import group_page
-from spark_mq.web.pages.home import home
-from spark_mq.web.pages.letters import letters_form, letters_page
-from spark_mq.web.pages.messages import message_page, messages_form, messages_page
-from spark_mq.web.pages.queue import queue_page
-from spark_mq.web.pages.sweeps import changes_page, health_of, sweeps_page
+from spark_mq.web.changes import change, confirmation
+from spark_mq.web.group_pages import group_page
+from spark_mq.web.message_pages import (
+    letters_form,
+    letters_page,
+    message_page,
+    messages_form,
+    messages_page,
+)
+from spark_mq.web.overviews import OverviewCache
+from spark_mq.web.queue_pages import changes_page, health_of, home, queue_page, sweeps_page
+from spark_mq.web.render import render
 from spark_mq.web.security import Access, Guard
 from spark_mq.web.view import Forbidden, Health, View
 
@@ -57,7 +59,7 @@ _FILES: Final = {
     "htmx.LICENSE.txt": "text/plain",
 }
 # The pages of a queue by the first part of their address.
-_PAGES: Final[Mapping[str, Callable[[View], Html]]] = {
+_PAGES: Final[Mapping[str, Callable[[View], str]]] = {
     "queue": queue_page,
     "group": group_page,
     "messages": messages_page,
@@ -67,10 +69,10 @@ _PAGES: Final[Mapping[str, Callable[[View], Html]]] = {
     "changes": changes_page,
     "change": confirmation,
 }
-# The forms of pages that take free text. An error shows them again.
-_FORMS: Final[Mapping[Callable[[View], Html], Callable[[View], Html]]] = {
-    letters_page: letters_form,
-    messages_page: messages_form,
+# The forms of pages that take free text, with what they offer. An error shows them again.
+_FORMS: Final[Mapping[Callable[[View], str], tuple[str, Callable[[View], dict[str, Any]]]]] = {
+    letters_page: ("letters_form.html", letters_form),
+    messages_page: ("messages_form.html", messages_form),
 }
 _STATUS: Final = (
     (Forbidden, 403), (QueueNotFound, 404), (GroupNotFound, 404), (InvalidOption, 400),
@@ -78,12 +80,12 @@ _STATUS: Final = (
 )  # fmt: skip
 
 
-def create_app(looks: Looks, access: Access, health: Health | None = None) -> Starlette:
+def create_app(overviews: OverviewCache, access: Access, health: Health | None = None) -> Starlette:
     """Return the ASGI application."""
-    pages = _Pages(looks, access, health or Health())
-    routes = [Route("/", pages.shows(home))]
+    pages = _Pages(overviews, access, health or Health())
+    routes = [Route("/", pages.endpoint(home))]
     routes += [
-        Route(f"/{name}/{{queue:path}}", pages.shows(show), methods=["GET"])
+        Route(f"/{name}/{{queue:path}}", pages.endpoint(show), methods=["GET"])
         for name, show in _PAGES.items()
     ]
     routes += [
@@ -107,15 +109,15 @@ async def _lifespan(_: Starlette) -> AsyncIterator[None]:
 
 
 class _Pages:
-    def __init__(self, looks: Looks, access: Access, health: Health) -> None:
-        self._looks = looks
+    def __init__(self, overviews: OverviewCache, access: Access, health: Health) -> None:
+        self._overviews = overviews
         self._access = access
         self._health = health
 
     def _view(self, request: Request, query: Mapping[str, str]) -> View:
         user = request.state.user
         return View(
-            self._looks,
+            self._overviews,
             request.path_params.get("queue", ""),
             query,
             self._health,
@@ -125,12 +127,12 @@ class _Pages:
             request.headers.get("sec-fetch-site", "none") in ("same-origin", "none"),
         )
 
-    def shows(self, show: Callable[[View], Html]) -> Callable[[Request], Awaitable[Response]]:
-        """Return the endpoint of a page."""
+    def endpoint(self, show: Callable[[View], str]) -> Callable[[Request], Response]:
+        """Return the endpoint of a page, which runs in a thread."""
 
-        async def endpoint(request: Request) -> Response:
+        def endpoint(request: Request) -> Response:
             view = self._view(request, _query(request))
-            return await run_in_threadpool(_answer, view, lambda: HTMLResponse(show(view)), show)
+            return _answer(view, lambda: HTMLResponse(show(view)), show)
 
         return endpoint
 
@@ -159,8 +161,8 @@ class _Pages:
         """Answer 200 if all queues are healthy, otherwise 503. It is open, so it names none."""
         problems = 0
         try:
-            for name in self._looks.queues():
-                view = View(self._looks, name, {}, self._health, False, "", "")
+            for name in self._overviews.queues():
+                view = View(self._overviews, name, {}, self._health, False, "", "")
                 try:
                     problems += len(health_of(view, view.overview).problems)
                 except SparkMQError:
@@ -171,7 +173,7 @@ class _Pages:
         return JSONResponse(healthy, 503 if problems else 200)
 
     def metrics(self, request: Request) -> Response:
-        content = exposition(self._looks.by_path())
+        content = exposition(self._overviews.by_path())
         return Response(content, headers={"Content-Type": CONTENT_TYPE})
 
 
@@ -182,7 +184,7 @@ def _query(request: Request) -> dict[str, str]:
 
 
 def _answer(
-    view: View, make: Callable[[], Response], show: Callable[[View], Html] | None = None
+    view: View, make: Callable[[], Response], show: Callable[[View], str] | None = None
 ) -> Response:
     """Make an answer, or a page that explains the error and has the form with its input."""
     try:
@@ -191,27 +193,27 @@ def _answer(
         status = next(code for kind, code in _STATUS if isinstance(error, kind))
         if status >= 500:
             _log.error("a page failed: %s", error)
-            view.looks.close(view.name)
-        return _error(status, str(error) or type(error).__name__, *_around(view, status, show))
+            view.overviews.close(view.name)
+        return _error(status, str(error) or type(error).__name__, view, **_form(view, status, show))
 
 
-def _around(
-    view: View, status: int, show: Callable[[View], Html] | None
-) -> tuple[str | None, Html | None]:
+def _form(view: View, status: int, show: Callable[[View], str] | None) -> dict[str, Any]:
     """Return the queue and the form for the page of an error, if the queue can be read."""
     if status >= 500 or not view.name:
-        return None, None
+        return {}
     try:
         view.overview  # noqa: B018
-        form = _FORMS.get(show) if show is not None and status in (400, 403) else None
-        return view.name, form and form(view)
+        if show is None or show not in _FORMS or status not in (400, 403):
+            return {"queue": view.name}
+        template, offers = _FORMS[show]
+        return {"queue": view.name, "form": template, **offers(view)}
     except (SparkMQError, OSError):
-        return None, None
+        return {}
 
 
-def _error(status: int, text: str, queue: str | None = None, form: Html | None = None) -> Response:
-    content = page(f"Error {status}", el("p", text, class_="bad result"), form, queue=queue)
-    return HTMLResponse(content, status)
+def _error(status: int, text: str, view: View | None = None, **shown: Any) -> Response:
+    known = {"title": f"Error {status}", "text": text, "queue": None, "form": None}
+    return HTMLResponse(render("error.html", view, **{**known, **shown}), status)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

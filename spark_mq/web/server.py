@@ -15,7 +15,7 @@ from spark_mq.errors import InvalidOption, SparkMQError
 from spark_mq.inspect import QueueOverview
 from spark_mq.util.listening import host_of, listen
 from spark_mq.web.app import Health, create_app
-from spark_mq.web.looks import Looks
+from spark_mq.web.overviews import OverviewCache
 from spark_mq.web.security import Access, is_local
 
 __all__ = ["serve"]
@@ -66,7 +66,7 @@ class BoundedProtocol(H11Protocol):
 
 
 def serve(
-    looks: Looks,
+    overviews: OverviewCache,
     access: Access,
     *,
     address: str,
@@ -87,7 +87,7 @@ def serve(
         )
     with listen(address, port) as listener:
         config = uvicorn.Config(
-            create_app(looks, access, health),
+            create_app(overviews, access, health),
             access_log=False,
             http=BoundedProtocol,
             log_config=None,
@@ -97,16 +97,16 @@ def serve(
             ws="none",
         )
         # So that the first visitor does not wait until all ledgers are read.
-        threading.Thread(target=_look_once, args=[looks], daemon=True).start()
+        threading.Thread(target=_read_once, args=[overviews], daemon=True).start()
         listening(f"http://{host_of(address)}:{listener.getsockname()[1]}/")
         uvicorn.Server(config).run(sockets=[listener])
 
 
-def _look_once(looks: Looks) -> None:
-    """Look at all queues and at their last hour. The pages show the errors."""
+def _read_once(overviews: OverviewCache) -> None:
+    """Read all queues and their last hour. The pages show the errors."""
     try:
-        for name, overview in looks.all().items():
+        for name, overview in overviews.all().items():
             if isinstance(overview, QueueOverview):
-                looks.queue(name).throughput()
+                overviews.queue(name).throughput()
     except (SparkMQError, OSError) as error:
-        _log.warning("the first look at %s failed: %s", looks.path, error)
+        _log.warning("the first look at %s failed: %s", overviews.path, error)

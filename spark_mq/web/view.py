@@ -5,7 +5,6 @@ from __future__ import annotations
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Final
 
 from spark_mq.errors import GroupNotFound, InvalidOption, SparkMQError
@@ -14,7 +13,7 @@ from spark_mq.inspect import QueueOverview
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.queue import Queue
 from spark_mq.util.clock import Duration
-from spark_mq.web.looks import Looks
+from spark_mq.web.overviews import OverviewCache
 
 __all__ = ["Forbidden", "Health", "View"]
 
@@ -38,7 +37,7 @@ class Forbidden(SparkMQError):
 class View:
     """One request."""
 
-    looks: Looks
+    overviews: OverviewCache
     name: str  # of the queue on the page. Empty on the first page
     query: Mapping[str, str]  # commas separate ticked letters
     health: Health
@@ -49,15 +48,11 @@ class View:
 
     @property
     def queue(self) -> Queue:
-        return self.looks.queue(self.name)
+        return self.overviews.queue(self.name)
 
     @property
     def overview(self) -> QueueOverview:
-        return self.looks.overview(self.name)
-
-    @property
-    def now(self) -> datetime:
-        return datetime.now(UTC)
+        return self.overviews.overview(self.name)
 
     def text(self, name: str) -> str | None:
         """Return a parameter, or None if it is missing or empty."""

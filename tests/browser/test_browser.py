@@ -96,7 +96,7 @@ def test_the_page_shows_news_by_itself(open_page: Open, queue: Queue, address: s
     page.goto(f"{address}/queue/orders", wait_until="networkidle")
     queue.publish(["news"] * 1_000)
     page.locator("text=1,061").first.wait_for()
-    page.locator("polyline.s1").first.wait_for()
+    page.locator("rect.state-ready").first.wait_for()
 
 
 def test_a_change_is_confirmed_and_recorded(open_page: Open, queue: Queue, address: str) -> None:

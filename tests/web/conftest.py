@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from spark_mq import Message, Queue
-from spark_mq.web import Access, Health, Looks, create_app
+from spark_mq.web import Access, Health, OverviewCache, create_app
 
 
 @pytest.fixture
@@ -33,19 +33,19 @@ def queue(tmp_path: Path) -> Queue:
 
 
 @pytest.fixture
-def looks(tmp_path: Path) -> Looks:
-    """Looks that are never old enough to be shown again."""
+def overviews(tmp_path: Path) -> OverviewCache:
+    """Overviews that are never old enough to be shown again."""
     (tmp_path / "queues").mkdir(exist_ok=True)
     ticks = iter(range(0, 10**9, 100))
-    return Looks(str(tmp_path / "queues"), clock=lambda: float(next(ticks)))
+    return OverviewCache(str(tmp_path / "queues"), clock=lambda: float(next(ticks)))
 
 
 @pytest.fixture
-def visit(looks: Looks) -> Callable[..., TestClient]:
+def visit(overviews: OverviewCache) -> Callable[..., TestClient]:
     """Returns a client of a page with some access."""
 
     def client(health: Health | None = None, **access: Any) -> TestClient:
-        app = create_app(looks, Access(**{"user": "alice", **access}), health)
+        app = create_app(overviews, Access(**{"user": "alice", **access}), health)
         return TestClient(app, base_url="http://localhost", follow_redirects=False)
 
     return client

@@ -23,7 +23,7 @@ from support.handles import until
 
 from spark_mq import InvalidOption, Queue
 from spark_mq.maintenance.condition import Condition
-from spark_mq.web import Access, Looks, security, serve, server
+from spark_mq.web import Access, OverviewCache, security, serve, server
 from spark_mq.web import app as app_module
 from spark_mq.web.security import is_local
 
@@ -134,7 +134,10 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
             )
             options = {"address": "127.0.0.1", "port": 0, "listening": heard.put}
             thread = threading.Thread(
-                target=serve, args=[Looks("/nowhere"), Access()], kwargs=options, daemon=True
+                target=serve,
+                args=[OverviewCache("/nowhere"), Access()],
+                kwargs=options,
+                daemon=True,
             )
             thread.start()
             ends.callback(thread.join, PATIENCE)
@@ -303,10 +306,10 @@ def test_secrets_are_long_and_stay_out_of_texts() -> None:
 
 
 def test_elsewhere_a_password_is_required(tmp_path: Any) -> None:
-    looks = Looks(str(tmp_path))
+    overviews = OverviewCache(str(tmp_path))
     for address in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
         with pytest.raises(InvalidOption, match="SPARK_MQ_WEB_PASSWORD"):
-            serve(looks, Access(), address=address, port=0, listening=print)
+            serve(overviews, Access(), address=address, port=0, listening=print)
     assert is_local("127.0.0.1")
     assert is_local("::1")
     assert is_local("localhost")
@@ -398,7 +401,7 @@ def test_dead_letters_are_redriven_after_a_dry_run(visit: Visit, queue: Queue) -
     assert done.status_code == 303
     shown = client.get(done.headers["location"]).text
     assert "Redriven: 1 dead letter." in shown
-    assert "reason = &#x27;rejected&#x27;" in shown
+    assert "reason = &#39;rejected&#39;" in shown
     assert "__redrive" not in shown
     assert queue.describe().dead_letters == 0
     assert ("redriven", "alice") in who(queue)
@@ -455,7 +458,7 @@ def test_a_condition_of_another_site_is_shown_and_not_run(
     ):  # fmt: skip
         assert client.get(address, params=given, headers=headers).status_code == 403
     shown = client.get("/letters/orders", params=query, headers=headers)
-    assert 'value="reason = &#x27;rejected&#x27;"' in shown.text, "to run by the button"
+    assert 'value="reason = &#39;rejected&#39;"' in shown.text, "to run by the button"
     assert run == []
     own = with_token(client, where="true")
     for site in ("same-origin", "none"):
@@ -629,10 +632,10 @@ def test_wrong_changes_are_refused(visit: Visit, queue: Queue) -> None:
 def test_an_unknown_error_shows_no_text(
     visit: Visit, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: Looks, name: str) -> Any:
+    def fail(self: OverviewCache, name: str) -> Any:
         raise RuntimeError("a secret")
 
-    monkeypatch.setattr(Looks, "overview", fail)
+    monkeypatch.setattr(OverviewCache, "overview", fail)
     client = visit()
     quiet = TestClient(client.app, base_url="http://localhost", raise_server_exceptions=False)
     answer = quiet.get("/queue/orders")

@@ -1,0 +1,174 @@
+"""Change a queue after a confirmation, in the name of the user."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from spark_mq.errors import InvalidOption
+from spark_mq.ledger.settings import GroupSettings
+from spark_mq.operations.public_settings import public_group_settings
+from spark_mq.util.setting_text import parse_setting
+from spark_mq.util.show import show_some
+from spark_mq.util.user import acting_as
+from spark_mq.util.validation import validate_choice, validate_position
+from spark_mq.web.message_pages import limit_of, trial
+from spark_mq.web.render import href, render
+from spark_mq.web.view import Forbidden, View
+
+__all__ = ["change", "confirmation"]
+
+_log = logging.getLogger(__name__)
+_SETTINGS: Final = tuple(one.name for one in fields(GroupSettings))
+_PLACES: Final = {"redrive": "letters", "sweep": "sweeps"}  # pages that offer a change of no group
+
+
+@dataclass(frozen=True, slots=True)
+class _Action:
+    """A change, with the question that asks for it."""
+
+    question: str
+    run: Callable[[View], object]  # may return counts for the page `then`
+    preview: Callable[[View], Mapping[str, Any]] = lambda _: {}  # its effects, for the template
+    needs: tuple[str, ...] = ()  # parameters that a form asks for
+    then: str = "changes"  # the page that shows the change
+
+    def ask(self, view: View) -> str:
+        """Return the question. Raises GroupNotFound if it is about a group that is not there."""
+        group = view.group()[0].name if "{group}" in self.question else ""
+        return self.question.format(group=group, queue=view.name)
+
+
+def _seek(view: View) -> None:
+    view.group()[0].seek(_position(view))
+
+
+def _seek_preview(view: View) -> Mapping[str, Any]:
+    position = _position(view)
+    preview = view.group()[0].preview_seek(position)
+    return {"position": validate_position("to", position), "preview": preview}
+
+
+def _position(view: View) -> str:
+    return _required(view, "to", "give earliest, latest, a sequence or an instant")
+
+
+def _configure(view: View) -> None:
+    name, value = _setting(view)
+    view.group()[0].configure(**{name: value})
+
+
+def _configure_preview(view: View) -> Mapping[str, Any]:
+    group, (name, value) = view.group()[0], _setting(view)
+    after = public_group_settings(GroupSettings.validated(**{name: value}))
+    before = getattr(group.settings, name)
+    return {"setting": name, "before": before, "after": getattr(after, name)}
+
+
+def _setting(view: View) -> tuple[str, Any]:
+    name = validate_choice("setting", view.text("setting"), _SETTINGS)
+    return name, parse_setting(_required(view, "value", 'give the new value, or "none"'))
+
+
+def _redrive(view: View) -> Mapping[str, int]:
+    found = view.queue.redrive(where=_where(view), limit=limit_of(view))
+    return {"redriven": found.messages}
+
+
+def _redrive_preview(view: View) -> Mapping[str, Any]:
+    letters = trial(view, _where(view), limit_of(view))
+    return {"trial": letters, "groups": show_some(list(view.overview.groups), 10)}
+
+
+def _where(view: View) -> str:
+    if (where := view.condition()) is None:
+        hint = "give a condition, such as reason = 'rejected'"
+        raise InvalidOption(f"where is missing: {hint}", option="where", value=None)
+    return where
+
+
+def _required(view: View, name: str, hint: str) -> str:
+    if (text := view.text(name)) is None:
+        raise InvalidOption(f"{name} is missing: {hint}", option=name, value=None)
+    return text
+
+
+_ACTIONS: Final[Mapping[str, _Action]] = {
+    "pause": _Action(
+        "Stop new leases of group {group}? Live leases can be settled.",
+        lambda view: view.group()[0].pause(view.text("reason")),
+    ),
+    "resume": _Action(
+        "Allow new leases of group {group}? This closes its breaker, too.",
+        lambda view: view.group()[0].resume(),
+    ),
+    "seek": _Action(
+        "Move group {group}? Workers lose their leases. Skipped messages are not delivered.",
+        _seek,
+        _seek_preview,
+        needs=("to",),
+    ),
+    "configure": _Action(
+        "Change a setting of group {group}? Workers obey at once.",
+        _configure,
+        _configure_preview,
+        needs=("setting", "value"),
+    ),
+    "unblock-retry": _Action(
+        "Deliver the messages that block group {group} again?",
+        lambda view: view.group()[0].unblock("retry"),
+    ),
+    "unblock-dead_letter": _Action(
+        "Dead-letter the messages that block group {group}?",
+        lambda view: view.group()[0].unblock("dead_letter"),
+    ),
+    "unblock-drop": _Action(
+        "Drop the messages that block group {group}? They are lost.",
+        lambda view: view.group()[0].unblock("drop"),
+    ),
+    "redrive": _Action("Publish these dead letters of {queue} again?", _redrive, _redrive_preview),
+    "sweep": _Action(
+        "Sweep {queue} now?", lambda view: {"routed": view.queue.sweep().routed}, then="sweeps"
+    ),
+}
+
+
+def _action(view: View) -> tuple[str, _Action]:
+    if not view.allow_changes:
+        raise Forbidden("this page only looks. Start it with --allow-changes to change something")
+    do = validate_choice("do", view.text("do"), tuple(_ACTIONS))
+    return do, _ACTIONS[do]
+
+
+def confirmation(view: View) -> str:
+    """Ask for what a change needs, or whether to make it."""
+    do, action = _action(view)
+    known = {"do": do, "question": action.ask(view), "back": _back(view), "settings": _SETTINGS}
+    if any(view.text(name) is None for name in action.needs):
+        return render("change.html", view, title="Change", step="ask", **known)
+    preview = action.preview(view)
+    if do == "redrive" and not preview["trial"].number:
+        return render("change.html", view, title="Nothing to change", step="nothing", **known)
+    return render("change.html", view, title="Please confirm", step="confirm", **known, **preview)
+
+
+def _back(view: View) -> str:
+    """Return the address of the page that offered the change."""
+    if view.text("group"):
+        return href("group", view.name, group=view.text("group"))
+    return href(_PLACES.get(view.text("do") or "", "queue"), view.name)
+
+
+def change(view: View) -> str:
+    """Make a change, and return the address of the page that shows it."""
+    do, action = _action(view)
+    view.check_form()
+    action.ask(view)  # refuses a group that does not exist
+    with acting_as(view.user):
+        made = action.run(view)
+    view.overviews.forget(view.name)
+    _log.info("user %r: %s in %s", view.user, do, view.name)
+    counts = made if isinstance(made, Mapping) else {}
+    return href(action.then, view.name, done=1, **counts)

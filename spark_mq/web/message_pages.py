@@ -1,0 +1,221 @@
+"""Find messages and dead letters, and show one with its whole life."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from spark_mq.errors import InvalidOption
+from spark_mq.inspect import STATE_NAMES, DeadLetterReason, PeekedMessage
+from spark_mq.operations.life import TraceEvent
+from spark_mq.web.render import href, render
+from spark_mq.web.view import View
+
+__all__ = [
+    "Trial",
+    "letters_form",
+    "letters_page",
+    "limit_of",
+    "message_page",
+    "messages_form",
+    "messages_page",
+    "trial",
+]
+
+ROWS: Final = 50
+MAX_EVENTS: Final = 500
+MAX_GROUPS: Final = 200
+MAX_CHOICES: Final = 50  # groups that the form offers. With more, the name is typed
+COUNTED: Final = 10_000  # the newest letters, which the page counts by reason
+MAX_REDRIVE: Final = 10_000  # letters that one redrive from the page publishes
+DEFAULT_REDRIVE: Final = 1_000
+
+
+def messages_page(view: View) -> str:
+    """Show messages by sequence, id, key or state."""
+    given = {name: view.text(name) for name in ("id", "key", "group", "state")}
+    if given["state"] is not None and given["group"] is None:
+        raise InvalidOption(
+            f"state={given['state']!r} has no group: give the group whose state it is",
+            option="state",
+            value=given["state"],
+        )
+    if (sequence := view.number("sequence")) is not None:
+        found = _at(view, sequence)
+    else:
+        found = _peek(view)
+    following = None
+    if sequence is None and len(found) >= ROWS:
+        following = href("messages", view.name, **given, after=found[-1].sequence)
+    return render(
+        "messages.html",
+        view,
+        title="Messages",
+        tab="messages",
+        messages=found,
+        following=following,
+        **messages_form(view),
+    )
+
+
+def _peek(view: View) -> list[PeekedMessage]:
+    key, message_id, after = view.text("key"), view.text("id"), view.number("after")
+    if view.text("group") is None:
+        return view.queue.peek(ROWS, key=key, message_id=message_id, after=after)
+    group, state = view.group()[0], view.text("state")
+    return group.peek(ROWS, state=state, key=key, message_id=message_id, after=after)
+
+
+def _at(view: View, sequence: int) -> list[PeekedMessage]:
+    """Return the message of a sequence in a list, which is empty without it."""
+    found = view.queue.peek(1, after=sequence - 1) if sequence else view.queue.peek(1)
+    return [one for one in found if one.sequence == sequence]
+
+
+def messages_form(view: View) -> dict[str, Any]:
+    """Return what the form for a search offers."""
+    names, given = list(view.overview.groups), view.text("group")
+    offered = len(names) <= MAX_CHOICES and given in (None, *names)
+    return {"groups": ("", *names) if offered else (), "states": ("", *STATE_NAMES)}
+
+
+def message_page(view: View) -> str:
+    """Show one message, or its life."""
+    sequence = view.number("sequence")
+    if sequence is None:
+        raise InvalidOption("sequence is missing: give a number", option="sequence", value=None)
+    if view.text("part") == "life":
+        return _life(view, sequence)
+    return render(
+        "message.html",
+        view,
+        title=f"Message {sequence}",
+        tab="messages",
+        sequence=sequence,
+        message=next(iter(_at(view, sequence)), None),
+    )
+
+
+def _life(view: View, sequence: int) -> str:
+    """Show a message's events, and its state in each group."""
+    trace = view.queue.trace(sequence)
+    linked = [("Redriven from", trace.earlier), *(("Redriven as", one) for one in trace.later)]
+    return render(
+        "message_life.html",
+        view,
+        trace=trace,
+        events=[(one, _cause(one), _failure(one)) for one in trace.events[:MAX_EVENTS]],
+        positions=view.queue._locate_traced(trace),
+        redrives=[(how, one) for how, one in linked if one is not None],
+        most_groups=MAX_GROUPS,
+    )
+
+
+def _cause(one: TraceEvent) -> str:
+    """Return who caused an event, without "by", which the heading has."""
+    user = one.user and f"user {one.user}"
+    return ", ".join(filter(None, (one.shown_worker.removeprefix("by "), user)))
+
+
+def _failure(one: TraceEvent) -> str:
+    return ": ".join(filter(None, (one.reason, one.shown_error)))
+
+
+class Trial(NamedTuple):
+    """The letters that a redrive would publish."""
+
+    number: int
+    limit: int
+    rows: list[dict[str, Any]]  # the first of them
+    redrive: str  # the address that asks whether to redrive them
+
+
+def letters_page(view: View) -> str:
+    """Show dead letters, one of them, or those that a condition selects."""
+    if (sequence := view.number("letter")) is not None:
+        return _letter(view, sequence)
+    where = _picked(view) or view.condition()
+    return render(
+        "letters.html",
+        view,
+        title="Dead letters",
+        tab="letters",
+        trial=trial(view, where, limit_of(view)) if where else None,
+        **letters_form(view, where),
+        **({} if where else _letters(view)),
+    )
+
+
+def _picked(view: View) -> str | None:
+    """Return SQL that selects the ticked letters, or None without any."""
+    picked = [view.number("pick", text=one) for one in view.several("pick")]
+    return f"dead_letter_sequence IN ({', '.join(map(str, picked))})" if picked else None
+
+
+def limit_of(view: View) -> int:
+    return view.number("limit", least=1, most=MAX_REDRIVE) or DEFAULT_REDRIVE
+
+
+def letters_form(view: View, where: str | None = None) -> dict[str, Any]:
+    """Return what the form for a condition shows, which may be invalid input."""
+    return {
+        "where": where or view.text("where"),
+        "limit": view.text("limit") or DEFAULT_REDRIVE,
+    }
+
+
+def _letters(view: View) -> dict[str, Any]:
+    """Return all letters by reason, and the newest."""
+    found = view.queue.dead_letter_reasons(None if view.text("count") == "all" else COUNTED)
+    newest = view.queue.newest_dead_letters(ROWS, before=view.number("before")).to_pylist()
+    last = newest[-1]["dead_letter_sequence"] if len(newest) >= ROWS else None
+    return {
+        "total": view.overview.dead_letters,
+        "found": found,
+        "reasons": [(one, _of_reason(view, one)) for one in found.reasons],
+        "newest": newest,
+        "older": last and href("letters", view.name, before=last),
+    }
+
+
+def _of_reason(view: View, one: DeadLetterReason) -> str:
+    """Return the address of the letters of a reason and a group."""
+    pairs = (("reason", one.reason), ("consumer_group", one.group))
+    where = " AND ".join(
+        f"{name} IS NULL" if value is None else f"{name} = {_quoted(value)}"
+        for name, value in pairs
+    )
+    return href("letters", view.name, where=where, csrf=view.csrf_token)
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def trial(view: View, where: str, limit: int) -> Trial:
+    """Return the letters that a redrive would publish, without publishing any."""
+    found = view.queue.list_dead_letters(where=where, limit=limit)
+    rows = found.slice(0, ROWS).to_pylist()
+    return Trial(found.num_rows, limit, rows, _redrive(view, where, limit))
+
+
+def _redrive(view: View, where: str, limit: int) -> str:
+    token = view.csrf_token
+    return href("change", view.name, do="redrive", where=where, limit=limit, csrf=token)
+
+
+def _letter(view: View, sequence: int) -> str:
+    rows = view.queue.newest_dead_letters(1, before=sequence + 1).to_pylist()
+    letter = rows[0] if rows and rows[0]["dead_letter_sequence"] == sequence else {}
+    columns = {name: one for name, one in letter.items() if name not in ("value", "headers")}
+    if letter:
+        columns["dead_letter_sequence"] = str(sequence)
+    return render(
+        "letter.html",
+        view,
+        title=f"Dead letter {sequence}",
+        tab="letters",
+        columns=columns,
+        value=letter.get("value"),
+        letter_headers=dict(letter.get("headers") or ()),
+        redrive=_redrive(view, f"dead_letter_sequence = {sequence}", 1),
+    )

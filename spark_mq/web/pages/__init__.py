@@ -1,1 +1,0 @@
-"""Define the pages. Each takes a :class:`~spark_mq.web.view.View` and returns HTML."""

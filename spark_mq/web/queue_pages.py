@@ -1,0 +1,235 @@
+"""Show all queues, and one queue with its groups, blockers, sweeps and changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+from spark_mq.errors import SparkMQError
+from spark_mq.inspect import ChangeRecord, Health, QueueOverview
+from spark_mq.inspect.overview import check_health
+from spark_mq.ledger.stats import GroupStats
+from spark_mq.util.validation import RESERVED_PREFIX
+from spark_mq.web.render import render
+from spark_mq.web.view import View
+
+__all__ = ["changes_page", "health_of", "home", "lag_of", "queue_page", "state_bar", "sweeps_page"]
+
+ROWS: Final = 50  # groups of one page of the table
+BUSY: Final = 10  # the busiest groups whose workers are listed, and workers of each
+MAX_WORKERS: Final = 20
+MAX_BLOCKERS: Final = 50
+MAX_PROBLEMS: Final = 200
+MAX_CHANGES: Final = 200
+PERIODS: Final = ("1h", "1d", "7d", "30d")
+_STATES: Final = ("ready", "delayed", "leased", "dead", "blocked", "transferring")
+_PAST: Final = ("published", "leased", "acked", "failed")
+_CHANGES: Final = {"redriven": "redrive"}  # the word for a change, if its commit has another one
+
+
+class BriefHealth(NamedTuple):
+    """The health of a queue in a few words."""
+
+    text: str
+    kind: str  # "good", "warn" or "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class BarPart:
+    """A state in a bar of 100 units."""
+
+    name: str
+    count: int
+    x: float
+    width: float
+
+
+@dataclass(frozen=True, slots=True)
+class StateBar:
+    """The messages of some groups by state."""
+
+    parts: list[BarPart]
+    total: int
+    width: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A queue on the first page, or why it cannot be read."""
+
+    name: str
+    error: str = ""
+    overview: QueueOverview | None = None
+    health: BriefHealth | None = None
+    unsettled: int = 0
+    oldest: Any = None
+
+
+def home(view: View) -> str:
+    """Show all queues under the path."""
+    rows = [_row(view, name, one) for name, one in view.overviews.all().items()]
+    template = "home_live.html" if view.text("part") == "live" else "home.html"
+    return render(template, view, title="Queues", rows=rows, path=view.overviews.path)
+
+
+def _row(view: View, name: str, one: QueueOverview | SparkMQError) -> _Row:
+    if isinstance(one, SparkMQError):
+        return _Row(name, str(one) or type(one).__name__)
+    stats = one.groups.values()
+    return _Row(
+        name,
+        overview=one,
+        health=_brief_health(view, one),
+        unsettled=sum(map(lag_of, stats)),
+        oldest=_oldest(own.oldest_unsettled_age for own in stats),
+    )
+
+
+def _oldest(ages: Iterable[Any]) -> Any:
+    return max((age for age in ages if age is not None), default=None)
+
+
+def health_of(view: View, overview: QueueOverview) -> Health:
+    """Return a queue's health under the server's limits."""
+    limits = view.health
+    return check_health(
+        overview,
+        datetime.now(UTC),
+        max_unswept=limits.max_unswept,
+        max_age=limits.max_age,
+        max_dead=limits.max_dead,
+    )
+
+
+def _brief_health(view: View, overview: QueueOverview) -> BriefHealth:
+    checks = Counter(one.check.replace("_", " ") for one in health_of(view, overview).problems)
+    if not checks:
+        return BriefHealth("healthy", "good")
+    text = ", ".join(one if number == 1 else f"{number} {one}" for one, number in checks.items())
+    return BriefHealth(text, "bad" if "unreadable" in checks else "warn")
+
+
+def lag_of(stats: GroupStats) -> int:
+    """Count the messages that a group has not settled."""
+    return sum(getattr(stats, name) for name in _STATES)
+
+
+def state_bar(stats: Iterable[GroupStats]) -> StateBar:
+    """Return the messages of some groups by state. Few among many stay visible."""
+    counts: Counter[str] = Counter()
+    for one in stats:
+        counts.update({name: getattr(one, name) for name in _STATES})
+    total, at, parts = counts.total(), 0.0, list[BarPart]()
+    for name in _STATES:
+        width = round(max(100 * counts[name] / total, 0.6), 2) if counts[name] else 0.0
+        parts.append(BarPart(name.replace("_", " "), counts[name], round(at, 2), width))
+        at += width
+    return StateBar(parts, total, round(max(at, 100), 2))
+
+
+def queue_page(view: View) -> str:
+    """Show one queue, or a part of its page."""
+    parts: Mapping[str | None, Callable[[View], str]] = {"work": _work, "past": _past}
+    part = view.text("part")
+    return parts.get(part, _queue)(view)
+
+
+def _queue(view: View) -> str:
+    overview = view.overview
+    stats, search = list(overview.groups.values()), view.text("q")
+    number = view.number("page", most=10**9) or 0
+    names = [name for name in overview.groups if search is None or search in name]
+    names.sort(key=lambda name: (*_busy(overview.groups[name]), name))
+    return render(
+        "queue_live.html" if view.text("part") == "live" else "queue.html",
+        view,
+        title=view.name,
+        tab="queue",
+        overview=overview,
+        health=_brief_health(view, overview),
+        oldest_unsettled=_oldest(one.oldest_unsettled_age for one in stats),
+        oldest_lease=_oldest(one.oldest_lease_age for one in stats),
+        bar=state_bar(stats),
+        lags={name: lag_of(one) for name, one in overview.groups.items()},
+        names=names[number * ROWS : (number + 1) * ROWS],
+        search=search,
+        page=number,
+        pages=-(-len(names) // ROWS),
+        searchable=len(overview.groups) > ROWS or search is not None,
+    )
+
+
+def _busy(stats: GroupStats) -> tuple[int, ...]:
+    return (-bool(stats.blocked_because), -lag_of(stats))
+
+
+def _work(view: View) -> str:
+    groups = view.overview.groups
+    busy = sorted((n for n in groups if groups[n].leased), key=lambda n: -groups[n].leased)
+    workers = [
+        (name, one) for name in busy[:BUSY] for one in view.queue.group(name).workers()[:BUSY]
+    ]
+    workers.sort(key=lambda pair: -pair[1].messages)
+    return render(
+        "queue_work.html",
+        view,
+        workers=workers[:MAX_WORKERS],
+        busy=len(busy),
+        most_busy=BUSY,
+        blockers=view.queue.blockers()[:MAX_BLOCKERS],
+    )
+
+
+def _past(view: View) -> str:
+    """Show the sums of the last hour, from the history."""
+    rows = view.queue.throughput(since="1h", every="1m").to_pylist()
+    return render(
+        "queue_past.html", view, sums={name: sum(row[name] for row in rows) for name in _PAST}
+    )
+
+
+def sweeps_page(view: View) -> str:
+    """Show what is wrong, and what waits for a sweep."""
+    health = health_of(view, view.overview)
+    return render(
+        "sweeps.html",
+        view,
+        title="Sweeps and health",
+        tab="sweeps",
+        overview=view.overview,
+        health=health,
+        problems=health.problems[:MAX_PROBLEMS],
+        routed=view.number("routed"),
+    )
+
+
+def changes_page(view: View) -> str:
+    """Show what people changed."""
+    asked = view.text("since")
+    since = asked if asked in PERIODS else "1d"
+    changes = view.queue.changes(MAX_CHANGES, since=since)
+    return render(
+        "changes.html",
+        view,
+        title="Changes",
+        tab="changes",
+        changes=[(one, _words(one), _group(one)) for one in changes],
+        since=since,
+        periods=PERIODS,
+        redriven=view.number("redriven"),
+    )
+
+
+def _words(change: ChangeRecord) -> str:
+    """Return a change in the glossary's words. A commit may hold several operations."""
+    names = change.operation.split("+")
+    return ", ".join(_CHANGES.get(one, one.replace("_", " ")) for one in names)
+
+
+def _group(change: ChangeRecord) -> str:
+    """Return the group of a change, but not the reserved one of all redrives."""
+    name = change.group or ""
+    return "" if name.startswith(RESERVED_PREFIX) else name
