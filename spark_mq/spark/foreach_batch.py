@@ -28,19 +28,24 @@ from spark_mq.ledger.settle import RELEASE, SettleCommand, SettleOutcome
 from spark_mq.operations.settle import summarize
 from spark_mq.operations.verdict_log import VerdictLog, describe_settled
 from spark_mq.spark import settle_rows as rows
-from spark_mq.spark.batch_failure import find_outage, log_failure, release_batch
 from spark_mq.spark.batch_lease import BatchLease
-from spark_mq.spark.invalid_values import INVALID_VALUES, RejectInvalid
+from spark_mq.spark.batch_outcome import (
+    INVALID_VALUES,
+    RejectInvalid,
+    find_outage,
+    leave_unsettled,
+    log_failure,
+    release_batch,
+)
 from spark_mq.spark.lease_lookup import LeaseLookup
 from spark_mq.spark.lease_router import LeaseRouter
-from spark_mq.spark.manual_ack import leave_unsettled
 from spark_mq.streaming.offset import parse_lease_id
 from spark_mq.util.validation import validate_callable, validate_choice
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from spark_mq.spark.batch_scan import BatchScan
+    from spark_mq.spark.lease_lookup import BatchScan
 
 __all__ = ["ForEachBatch", "for_each_batch"]
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 
-from spark_mq.spark.value_schema import DATA_COLUMNS, data_fields
+from spark_mq.spark.schema import DATA_COLUMNS, data_fields
 from spark_mq.util.clock import EARLIEST, LATEST
 
 if TYPE_CHECKING:

@@ -3,6 +3,8 @@
 The batch's offsets hold the batch number n of each stream. The runner's random id is in the slices
 of Spark's plan, and is read from them once a run. Spark Connect shows no plan, so there a job reads
 the id from the rows. A worker's name would not do, because a zombie driver has the same.
+
+A py4j call takes about 0.2 ms, so each batch makes few of them.
 """
 
 from __future__ import annotations
@@ -11,18 +13,128 @@ import contextlib
 import json
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.serializers import CPickleSerializer
 
 from spark_mq.errors import InvalidOption
-from spark_mq.spark.batch_scan import BatchScan, batch_scans, is_output_of, reads_source_only
+from spark_mq.spark.partitions import Piece, SlicePartition
 from spark_mq.spark.settle_rows import check_columns
 from spark_mq.streaming.offset import QUEUES, check_offset, parse_lease_id
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["BatchLeases", "LeaseLookup"]
+__all__ = ["BatchLeases", "BatchScan", "LeaseLookup"]
+
+
+# Bytes that pass through Python in the time that Spark takes to plan the read of a file.
+PLAN_BYTES: Final = 24 * 2**20
+ROW_BYTES: Final = 1_000  # the bytes that take as long in Python as the overhead of a row
+_SCAN: Final = "MicroBatchScanExec"
+_SOURCE: Final = "StreamingDataSourceV2ScanRelation"
+_SINK: Final = "WriteToMicroBatchDataSourceV1"
+_NAMING: Final = "SubqueryAlias"
+_PRUNING: Final = "Project"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchScan:
+    """The scan of one spark_mq source in a batch, with the slices in the source's order."""
+
+    stream: str
+    pieces: tuple[Piece, ...]
+    node: Any = field(default=None, repr=False)
+    keeps_lanes: bool = False  # whether each partition has all rows of its lanes
+
+    @property
+    def lease_ids(self) -> set[str]:
+        return {of.lease_id for _, of in self.pieces if of.lease_id}
+
+    def pays_for_files(self, files: int) -> bool:
+        """Return whether Spark plans and reads this many files sooner than the source's tasks."""
+        read = sum(piece.size + piece.rows * ROW_BYTES for piece, _ in self.pieces)
+        return read >= files * PLAN_BYTES
+
+    def count_rows(self) -> None:
+        """Add the rows to the query's progress, as the source's own tasks do."""
+        self.node.metrics().apply("numOutputRows").add(sum(piece.rows for piece, _ in self.pieces))
+
+
+def _batch_scans(query: Any) -> list[BatchScan]:
+    """Return the spark_mq scans in a query's running batch."""
+    leaves = query.lastExecution().executedPlan().collectLeaves()
+    return list(_scans(leaves.apply(i) for i in range(leaves.size())))
+
+
+def _is_source_only(query: Any) -> bool:
+    """Return whether a query only picks columns of one source.
+
+    A stream with ``minPartitions`` does not count, because only the source's tasks obey it.
+    """
+    node = query.logicalPlan()
+    while (kind := _kind(node)) != _SOURCE:
+        if kind == _PRUNING and not node.outputSet().subsetOf(node.child().outputSet()):
+            return False
+        if kind not in (_PRUNING, _NAMING, _SINK):
+            return False
+        node = node.children().apply(0)
+    return int(node.relation().options().getOrDefault("minPartitions", "1")) == 1
+
+
+def _is_output_of(query: Any, batch: Any) -> bool:
+    """Return whether a DataFrame is the query's batch itself, not one made from it."""
+    plan = batch._jdf.queryExecution().logical()
+    return _kind(plan) == "LogicalRDD" and plan.rdd().id() == query.lastExecution().toRdd().id()
+
+
+def _kind(node: Any) -> str:
+    return str(node.getClass().getSimpleName())
+
+
+def _scans(leaves: Iterable[Any]) -> Iterator[BatchScan]:
+    for leaf in leaves:
+        if _kind(leaf) == _SCAN and (stream := _stream(leaf)) is not None:
+            parts = list(_partitions(leaf))
+            pieces = _joined(piece for part in parts for piece in part.pieces)
+            yield BatchScan(stream, pieces, leaf, any(part.keeps_lanes for part in parts))
+
+
+def _stream(leaf: Any) -> str | None:
+    """Return the stream of a scan, or None if another source made its offset."""
+    try:
+        return check_offset(json.loads(leaf.end().json()))[0]
+    except (InvalidOption, ValueError):
+        return None
+
+
+def _partitions(leaf: Any) -> Iterator[SlicePartition]:
+    partitions, serializer = leaf.inputPartitions(), CPickleSerializer()
+    for at in range(partitions.size()):
+        raw = bytes(partitions.apply(at).pickedPartition())
+        part = serializer.loads(raw)  # type: ignore[no-untyped-call]
+        if isinstance(part, SlicePartition):  # Spark has its own for a batch without slices
+            yield part
+
+
+def _joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+    """Join the slices that were cut between two tasks."""
+    joined: list[Piece] = []
+    for piece, of in pieces:
+        last, whose = joined[-1] if joined else (None, None)
+        if (
+            last
+            and whose == of
+            and last.path == piece.path
+            and last.offset + last.rows == piece.offset
+        ):
+            whole = replace(last, rows=last.rows + piece.rows, size=last.size + piece.size)
+            joined[-1] = (whole, of)
+        else:
+            joined.append((piece, of))
+    return tuple(joined)
+
 
 _log = logging.getLogger(__name__)
 
@@ -104,7 +216,7 @@ class LeaseLookup:
     def _from_plan(query: Any, streams: Iterable[str]) -> list[str] | None:
         """Return the lease ids in the plan's slices, or None if it does not show each stream."""
         try:
-            scans = batch_scans(query) if query is not None else []
+            scans = _batch_scans(query) if query is not None else []
         except Exception as error:
             _log.debug("the batch's plan cannot be read. Its rows name the leases: %s", error)
             return None
@@ -119,7 +231,7 @@ class LeaseLookup:
         """Return whether the batch is the source's output. Spark may have pruned columns."""
         if self._source_only is None:
             try:
-                self._source_only = query is not None and reads_source_only(query)
+                self._source_only = query is not None and _is_source_only(query)
             except Exception as error:
                 _log.debug("the query's plan cannot be read: %s", error)
                 self._source_only = False
@@ -130,8 +242,8 @@ class LeaseLookup:
         try:
             if not self._reads_source_only(query):
                 return None
-            (scan,) = batch_scans(query)
-            if not scan.pays_for_files(1) or not is_output_of(query, batch):
+            (scan,) = _batch_scans(query)
+            if not scan.pays_for_files(1) or not _is_output_of(query, batch):
                 return None
         except Exception as error:
             _log.debug("the batch's plan cannot be read. Python reads its rows: %s", error)

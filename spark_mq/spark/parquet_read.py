@@ -19,11 +19,10 @@ from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Range
 from spark_mq.parquet.files import FileStore, row_count_error, unreadable_error
 from spark_mq.parquet.schema import FILE_SCHEMA
-from spark_mq.spark.batch_scan import BatchScan
+from spark_mq.spark.lease_lookup import BatchScan
 from spark_mq.spark.partitions import Piece
-from spark_mq.spark.schema import PAYLOAD_COLUMNS, READ_SCHEMA, SEVERAL_SCHEMA
+from spark_mq.spark.schema import DATA_COLUMNS, PAYLOAD_COLUMNS, READ_SCHEMA, SEVERAL_SCHEMA
 from spark_mq.spark.slice_frame import slice_frame
-from spark_mq.spark.value_schema import DATA_COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -15,8 +15,7 @@ from spark_mq.delta.object_store import ObjectStore, join
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Range
 from spark_mq.parquet.reader import MessageReader, to_delivery_table
-from spark_mq.spark.schema import PAYLOAD_COLUMNS, arrow_schema
-from spark_mq.spark.value_schema import DATA_COLUMNS
+from spark_mq.spark.schema import DATA_COLUMNS, PAYLOAD_COLUMNS, arrow_schema
 
 if TYPE_CHECKING:
     from spark_mq.spark.json_values import JsonParser

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
+from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
 from pyspark.sql.types import StructType
 
 from spark_mq.ledger.message_range import range_between
@@ -16,10 +30,105 @@ from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.outcomes import OUTCOMES, show_outcomes
 from spark_mq.spark import partitions
 from spark_mq.spark.options import ReadOptions
-from spark_mq.spark.peek_filters import PeekFilters
 from spark_mq.spark.schema import check_projection
+from spark_mq.util.clock import to_micros
 
-__all__ = ["PeekReader"]
+__all__ = ["PeekFilters", "PeekReader"]
+
+
+# Columns with one value for all messages of a range, each with the range's attribute.
+_COLUMNS: Final[Mapping[str, str]] = {
+    "state": "state",
+    "delivery_count": "delivery_count",
+    "failure_count": "failure_count",
+    "worker_id": "worker_id",
+    "lease_id": "lease_id",
+    "lease_expires_at": "expires_at",
+    "available_at": "available_at",
+    "reason": "reason",
+    "error": "error",
+}
+# Attributes that an ended message lacks.
+_HELD: Final = ("worker_id", "lease_id", "expires_at", "available_at")
+_COMPARE: Final[Mapping[type, Callable[[Any, Any], bool]]] = {
+    EqualTo: operator.eq,
+    GreaterThan: operator.gt,
+    GreaterThanOrEqual: operator.ge,
+    LessThan: operator.lt,
+    LessThanOrEqual: operator.le,
+    In: lambda value, wanted: value in wanted,
+}
+_MAX: Final = 2**63 - 1
+
+# The attribute of a range, the comparison, and the other value.
+Condition = tuple[str, Callable[[Any, Any], bool], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PeekFilters:
+    """The messages that a batch read wants. Spark applies all filters to them again."""
+
+    conditions: tuple[Condition, ...] = ()
+    first: int = 0  # sequences, inclusive
+    last: int = _MAX
+
+    @classmethod
+    def of(cls, filters: Iterable[Filter]) -> PeekFilters:
+        """Return the wanted messages. Filters of other columns or kinds leave nothing out."""
+        conditions: list[Condition] = []
+        first, last = 0, _MAX
+        for one in filters:
+            compare = _COMPARE.get(type(one))
+            column: tuple[str, ...] = getattr(one, "attribute", ())
+            if compare is None or len(column) != 1:
+                continue
+            wanted = _plain(one.value)  # type: ignore[attr-defined]
+            if column[0] in _COLUMNS and wanted is not None:
+                conditions.append((_COLUMNS[column[0]], compare, wanted))
+            elif column[0] == "sequence" and wanted is not None:
+                low, high = _bounds(one, wanted)
+                first, last = max(first, low), min(last, high)
+        return cls(tuple(conditions), first, last)
+
+    def overlaps(self, r: Range) -> bool:
+        """Return whether a range has a sequence that may be wanted."""
+        return r.last >= self.first and r.first <= self.last
+
+    def may_keep_ended(self, states: Iterable[str]) -> bool:
+        """Return whether ended messages may be wanted. They have one of some states."""
+        return all(
+            any(compare(state, wanted) for state in states)
+            if name == "state"
+            else name not in _HELD
+            for name, compare, wanted in self.conditions
+        )
+
+    def keep(self, r: Range) -> bool:
+        """Return whether messages of a range may be wanted. A null meets no condition."""
+        return self.overlaps(r) and all(
+            (value := getattr(r, name)) is not None and compare(value, wanted)
+            for name, compare, wanted in self.conditions
+        )
+
+
+def _bounds(one: Filter, wanted: Any) -> tuple[int, int]:
+    if isinstance(one, EqualTo):
+        return wanted, wanted
+    if isinstance(one, In):
+        return min(wanted, default=_MAX), max(wanted, default=0)
+    if isinstance(one, GreaterThan | GreaterThanOrEqual):
+        return wanted + isinstance(one, GreaterThan), _MAX
+    return 0, wanted - isinstance(one, LessThan)
+
+
+def _plain(value: Any) -> Any:
+    """Return the value of a filter as a range has it, or None if it cannot be compared."""
+    if isinstance(value, datetime):
+        return to_micros(value) if value.tzinfo is not None else None
+    if isinstance(value, tuple):
+        plain = tuple(map(_plain, value))
+        return None if None in plain else plain
+    return value
 
 
 class PeekReader(DataSourceReader):

@@ -21,7 +21,7 @@ import pytest
 from support.marks import slow
 
 from spark_mq import Queue
-from spark_mq.spark import batch_scan
+from spark_mq.spark import lease_lookup
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = ROOT / "jobs"
@@ -252,7 +252,7 @@ def test_the_jobs_publish_process_and_sweep_in_a_session_that_is_there(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(JOBS)
-    monkeypatch.setattr(batch_scan, "PLAN_BYTES", 1)  # Spark also reads the few bytes of a test
+    monkeypatch.setattr(lease_lookup, "PLAN_BYTES", 1)  # Spark also reads the few bytes of a test
     (tmp_path / "in.jsonl").write_text('{"no": 1}\n{"no": 2}\n{"no": 3}\n')
     (tmp_path / "rejecting.py").write_text(REJECTING)
 

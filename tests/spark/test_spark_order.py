@@ -17,7 +17,7 @@ from support.marks import slow, slow_but
 
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidSchema
-from spark_mq.spark import batch_scan
+from spark_mq.spark import lease_lookup
 from spark_mq.spark.dead_letter_copy import spark_copy
 
 LANES = 16
@@ -27,7 +27,7 @@ KEYS = [f"account-{n}" for n in range(12)]
 @pytest.fixture(autouse=True)
 def small_batches_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark's own reader also reads the few bytes of a test, if it keeps the order."""
-    monkeypatch.setattr(batch_scan, "PLAN_BYTES", 1)
+    monkeypatch.setattr(lease_lookup, "PLAN_BYTES", 1)
 
 
 @pytest.fixture

@@ -32,13 +32,13 @@ from support.marks import slow, slow_but
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
-from spark_mq.spark import batch_scan, slice_frame
+from spark_mq.spark import lease_lookup, slice_frame
 
 
 @pytest.fixture(autouse=True)
 def small_batches_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark also reads the few bytes of a test."""
-    monkeypatch.setattr(batch_scan, "PLAN_BYTES", 1)
+    monkeypatch.setattr(lease_lookup, "PLAN_BYTES", 1)
 
 
 def plan(rows: Any) -> str:

@@ -19,8 +19,7 @@ from spark_mq.ledger.ranges import Range
 from spark_mq.operations import outcomes
 from spark_mq.spark import register
 from spark_mq.spark.options import ReadOptions
-from spark_mq.spark.peek_filters import PeekFilters
-from spark_mq.spark.peek_reader import PeekReader
+from spark_mq.spark.peek_reader import PeekFilters, PeekReader
 from spark_mq.spark.schema import READ_SCHEMA
 from spark_mq.spark.tables import STATS_SCHEMA
 from spark_mq.testing import ManualClock

@@ -14,7 +14,7 @@ from pyspark.sql import types as t
 
 from spark_mq.errors import InvalidOption
 from spark_mq.spark.json_values import JsonParser
-from spark_mq.spark.value_schema import parse_value_schema
+from spark_mq.spark.schema import parse_value_schema
 
 
 def _one(schema: str, value: bytes | None) -> tuple[Any, str | None]:
