@@ -89,6 +89,7 @@ class Footer:
         self.names = frozenset(file.schema_arrow.names)
         groups = range(self.metadata.num_row_groups)
         self.rows = [self.metadata.row_group(group).num_rows for group in groups]
+        self.sizes = [self.metadata.row_group(group).total_byte_size for group in groups]
         self.starts = list(accumulate(self.rows[:-1], initial=0))
 
 

@@ -175,8 +175,8 @@ class MessageReader:
             yield self._typed(self._decoded(*whole))
 
     def _is_large(self, group: int) -> bool:
-        meta = self._footer.metadata.row_group(group)
-        return bool(meta.num_rows > _MAX_WHOLE_ROWS or meta.total_byte_size > MAX_GROUP_BYTES)
+        footer = self._footer
+        return footer.rows[group] > _MAX_WHOLE_ROWS or footer.sizes[group] > MAX_GROUP_BYTES
 
     def _rows(self, group: int, spans: list[tuple[int, int]]) -> pa.Table:
         """Return parts of one small row group."""
@@ -187,16 +187,16 @@ class MessageReader:
         # combine_chunks would return a single slice as it is.
         rows = pa.concat_tables([self._table.slice(first, end - first) for first, end in spans])
         copies = [pa.concat_arrays(column.chunks) for column in rows.columns]
-        return self._typed(pa.table(copies, names=rows.schema.names))
+        rows = pa.table(copies, names=rows.schema.names)
+        return self._typed(rows) if any(map(pa.types.is_dictionary, rows.schema.types)) else rows
 
     def _shared(self, group: int, wanted: int) -> pa.Table:
         """Return a row group that readers of this process may share."""
         if not self._share or self._key is None:
             return self._decoded(group)
-        meta = self._footer.metadata.row_group(group)
-        key = self._key, group, tuple(self._present)
+        footer, key = self._footer, (self._key, group, tuple(self._present))
         decode = partial(self._decoded, group)
-        return row_groups.table(key, wanted, meta.num_rows, meta.total_byte_size, decode)
+        return row_groups.table(key, wanted, footer.rows[group], footer.sizes[group], decode)
 
     def _decoded(self, *groups: int) -> pa.Table:
         """Decode whole row groups."""

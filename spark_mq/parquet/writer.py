@@ -23,7 +23,10 @@ BANDS_TAG: Final = "spark_mq.bands"  # in an ``add`` action: the bands of the ro
 
 # Row groups are small, because a lease decodes each row group that it touches.
 ROW_GROUP_ROWS: Final = 5_000
-ROW_GROUP_BYTES: Final = 2 * 2**20  # of values, and one value more
+ROW_GROUP_BYTES: Final = 6 * 2**20  # of values, and one value more
+# Large values count more often, because a reader knows only the mean size in a row group.
+_LARGE_BYTES: Final = 64 * 2**10
+_LARGE_WEIGHT: Final = 3
 # Fewer bytes of values are always compressed. Three samples have this size together.
 _SAMPLE_BYTES: Final = 2**18
 # The columns as Parquet names them.
@@ -112,10 +115,11 @@ def _encoded(table: pa.Table) -> bytes:
 
 def _cuts(values: pa.ChunkedArray) -> list[int]:
     """Return the ends of parts with ROW_GROUP_BYTES of values, so that large ones stand apart."""
-    if values.nbytes <= ROW_GROUP_BYTES:
+    if values.nbytes <= ROW_GROUP_BYTES // _LARGE_WEIGHT:
         return [len(values)]
     sizes = pc.fill_null(pc.binary_length(values), 0).cast(pa.int64())
-    parts = pc.divide(pc.cumulative_sum(sizes), ROW_GROUP_BYTES)
+    weights = pc.if_else(pc.greater(sizes, _LARGE_BYTES), _LARGE_WEIGHT, 1)
+    parts = pc.divide(pc.cumulative_sum(pc.multiply(sizes, weights)), ROW_GROUP_BYTES)
     ends: list[int] = pc.run_end_encode(parts.combine_chunks()).run_ends.to_pylist()
     return ends
 
