@@ -5,17 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from spark_mq.ledger.acquisition import (
-    AcquireRequest,
-    Acquisition,
-    Grant,
-    blocked_by,
-    due_cutoff,
-    isolation_size,
-)
-from spark_mq.ledger.banded import BandedAcquisition, has_priorities
+from spark_mq.ledger.grant import AcquireRequest, Grant, blocked_by
 from spark_mq.ledger.key_order import is_ordered
+from spark_mq.ledger.lane_selector import LaneSelector
 from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.order import isolation_size
 from spark_mq.ledger.ranges import BLOCKED, LEASED, Ledger
 from spark_mq.ledger.schedule import split_due
 from spark_mq.ledger.settings import GroupSettings
@@ -46,19 +40,17 @@ def acquire(
     if trials:
         request = replace(request, max_messages=1)
     blocked = ""
-    ordered = rules.order == "key" and is_ordered(index, rules)
-    if not ordered:  # else a blocked message stops only its band
+    if rules.order != "key" or not is_ordered(index, rules):
+        # In an ordered group a blocked message stops only its lane.
         request, blocked = _limit_to_unblocked(ledger, request)
-    split = split_due(ledger, index, now, due_cutoff(now, request))
-    by_band = ordered or (index.files.prioritised and has_priorities(split, index))
-    selection = BandedAcquisition if by_band else Acquisition
-    acquiring = selection(split, index, now, rules, request)
-    if acquiring.limit < 1:
-        if not acquiring.has_due():
+    split = split_due(ledger, index, now, request.cutoff(now))
+    selector = LaneSelector(split, index, now, rules, request)
+    if selector.limit < 1:
+        if not selector.has_due():
             return ledger, Grant()
         return ledger, Grant((), MAX_IN_FLIGHT, blocked_for_now=True)
-    if (found := acquiring.acquire()) is None:
-        return ledger, acquiring.nothing(blocked)
+    if (found := selector.acquire()) is None:
+        return ledger, selector.nothing(blocked)
     after, grant = found
     if trials:
         on_trial = breaker.with_trial(grant.ranges[0].first, now, rules)

@@ -158,7 +158,7 @@ class LedgerEditor:
             near.setdefault(bisect_left(firsts, piece.first) - 1, set()).add(piece.state)
             near.setdefault(bisect_left(firsts, piece.last + 1), set()).add(piece.state)
         rows = sorted(row for row in near if 0 <= row < ledger.size and row not in self._removed)
-        self._states = dict(zip(rows, ledger.states_at(rows), strict=True))
+        self._states = dict(zip(rows, ledger.values_at("state", rows), strict=True))
         alike = [
             row for row, state in self._states.items() if state in near[row] and state != SETTLED
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence, Set
 from enum import StrEnum
+from itertools import islice
 from typing import Final, NamedTuple
 
 from spark_mq.ledger.ranges import AVAILABLE, Condition, Ledger
@@ -13,9 +14,9 @@ __all__ = [
     "ASSUMED_ATTEMPTS",
     "WHOLE_RETRY_ATTEMPTS",
     "AcquireKind",
-    "BandedRanges",
     "DueRanges",
     "Head",
+    "isolation_size",
 ]
 
 
@@ -53,7 +54,8 @@ class Head(NamedTuple):
 class DueRanges:
     """The ranges that wait and are due, up to `max_sequence`.
 
-    `attempts` is the delivery on which a failing message must be alone, or None.
+    `attempts` is the delivery on which a failing message must be alone, or None. `available` holds
+    the rows that a lease may begin with. None stands for all of them.
     """
 
     def __init__(
@@ -69,36 +71,63 @@ class DueRanges:
         """Return the number of ranges."""
         return sum(len(rows) for rows in self._rows.values())
 
-    def head(self) -> Head | None:
-        """Return the first due range that waits.
+    def rows(self) -> list[int]:
+        """Return the due rows of all kinds, in order."""
+        return sorted(row for rows in self._rows.values() for row in rows)
+
+    def undelivered(self) -> list[int]:
+        """Return the due rows of messages that were never delivered, in order."""
+        return self.ledger.find((AVAILABLE,), *self._due, ("delivery_count", "=", 0))
+
+    def _available(self, kind: AcquireKind, available: Set[int] | None) -> list[int]:
+        rows = self._rows[kind]
+        return rows if available is None else [row for row in rows if row in available]
+
+    def head(self, available: Set[int] | None) -> Head | None:
+        """Return the first due range that can begin a lease, or None.
 
         In a group without a limit, the suspect that is due the longest goes first, so that suspects
         take turns. Messages that were delivered very often come last. Otherwise a message that
         fails forever would starve those after it.
         """
-        heads = [Head(rows[0], kind) for kind, rows in self._rows.items() if rows]
+        rows = {kind: self._available(kind, available) for kind in self._rows}
+        heads = [Head(found[0], kind) for kind, found in rows.items() if found]
         if not heads or self.attempts is not None:
             return min(heads, default=None)
-        return self._head_without_limit()
+        deliveries = self.ledger.values_at("delivery_count", rows[REST])
+        fresh = (
+            row
+            for row, count in zip(rows[REST], deliveries, strict=True)
+            if count < ASSUMED_ATTEMPTS
+        )
+        heads = [Head(row, REST) for row in islice(fresh, 1)]
+        if rows[SUSPECT]:
+            heads.append(Head(self._longest_due(rows[SUSPECT]), SUSPECT))
+        return min(heads) if heads else Head(self._longest_due(rows[REST]), REST)
 
-    def _head_without_limit(self) -> Head:
-        suspect, rest = (*self._due, _SUSPECT), (*self._due, _CLEAR)
-        fresh = self.ledger.find((AVAILABLE,), *rest, ("delivery_count", "<", ASSUMED_ATTEMPTS))
-        heads = [Head(fresh[0], REST)] if fresh else []
-        if self._rows[SUSPECT]:
-            heads.append(Head(_longest_due(self.ledger, suspect), SUSPECT))
-        return min(heads) if heads else Head(_longest_due(self.ledger, rest), REST)
+    def _longest_due(self, rows: Sequence[int]) -> int:
+        """Return the row that is due the longest, of these the least delivered, then the first."""
+        since = self.ledger.values_at("available_at", rows)
+        deliveries = self.ledger.values_at("delivery_count", rows)
+        return min(zip(since, deliveries, rows, strict=True))[2]
 
-    def rows_after(self, head: Head, limit: int) -> list[int]:
-        """Return the rows that a lease may take, from its head on, in order."""
-        rows, suspects = self._rows[head.kind], self._rows[SUSPECT]
+    def rows_from(self, head: Head, available: Set[int] | None) -> list[int]:
+        """Return the rows that a lease may take, from its head on, in order.
+
+        Some of them may be unavailable, because they follow messages of their lane that the lease
+        takes too. A suspect that could begin a lease keeps its place.
+        """
+        rows, suspects = self._rows[head.kind], self._available(SUSPECT, available)
         if head.kind == SUSPECT:
             together = set(_failed_together(self.ledger, head.row))
-            return [row for row in rows[bisect_left(rows, head.row) :] if row in together][:limit]
+            return [row for row in rows[bisect_left(rows, head.row) :] if row in together]
         after = bisect_right(suspects, head.row)
         end = suspects[after] if after < len(suspects) else len(self.ledger)
-        # A suspect keeps its place.
-        return rows[bisect_left(rows, head.row) : bisect_left(rows, end)][:limit]
+        return rows[bisect_left(rows, head.row) : bisect_left(rows, end)]
+
+    def are_all(self, rows: Sequence[int], available: Set[int] | None) -> bool:
+        """Return whether some due rows contain each one that can begin a lease."""
+        return len(rows) == self.count if available is None else available <= set(rows)
 
     def is_isolation(self, head: Head) -> bool:
         """Return whether many leases like that of the head may follow."""
@@ -109,58 +138,22 @@ class DueRanges:
         return not whole
 
 
-class BandedRanges(DueRanges):
-    """The due ranges, of which only those with an open band can begin a lease."""
+def isolation_size(limit: int, deliveries: int, attempts: int, failed: int | None = None) -> int:
+    """Return how many suspects one lease takes, out of messages that failed together.
 
-    def rows(self, kind: AcquireKind | None = None) -> list[int]:
-        """Return the due rows of a kind, or all, in order."""
-        if kind is not None:
-            return self._rows[kind]
-        return sorted(row for rows in self._rows.values() for row in rows)
-
-    def fresh(self) -> list[int]:
-        """Return the due rows of messages that were never delivered, in order."""
-        return self.ledger.find((AVAILABLE,), *self._due, ("delivery_count", "=", 0))
-
-    def head_among(self, available: Set[int]) -> Head | None:
-        """Return the first due range of those that can begin a lease, as :meth:`head` does."""
-        first = {
-            kind: next((row for row in rows if row in available), None)
-            for kind, rows in self._rows.items()
-        }
-        heads = [Head(row, kind) for kind, row in first.items() if row is not None]
-        if not heads or self.attempts is not None:
-            return min(heads, default=None)
-        suspects = [row for row in self._rows[SUSPECT] if row in available]
-        rest = [row for row in self._rows[REST] if row in available]
-        ranges = dict(zip(rest, self.ledger.ranges_at(rest), strict=True))
-        fresh = [row for row in rest if ranges[row].delivery_count < ASSUMED_ATTEMPTS]
-        heads = [Head(fresh[0], REST)] if fresh else []
-        if suspects:
-            heads.append(Head(self._longest_due_of(suspects), SUSPECT))
-        return min(heads) if heads else Head(self._longest_due_of(rest), REST)
-
-    def _longest_due_of(self, rows: Sequence[int]) -> int:
-        def turn(row: int) -> tuple[int, int, int]:
-            r = self.ledger.range_at(row)
-            return r.available_at or 0, r.delivery_count, row
-
-        return min(rows, key=turn)
-
-    def rows_from(self, head: Head, available: Set[int]) -> list[int]:
-        """Return the rows that a lease may take, from its head on, as :meth:`rows_after` does.
-
-        Some may follow messages of their band that the lease takes too. Only a suspect that could
-        begin a lease keeps its place.
-        """
-        rows = self._rows[head.kind]
-        after = [row for row in rows if row >= head.row]
-        if head.kind == SUSPECT:
-            together = set(_failed_together(self.ledger, head.row))
-            return [row for row in after if row in together]
-        stops = (row for row in self._rows[SUSPECT] if row > head.row and row in available)
-        end = next(stops, len(self.ledger))
-        return [row for row in after if row < end]
+    After `d` of `n` deliveries that is ``max(1, floor(limit ** ((n-1-d)/(n-2))))``. So with four
+    attempts or more, the first failure is retried whole. With fewer, the divisor is ``n-1``. A
+    piece is also smaller than the lease that `failed`, in the same measure, if `limit` is much
+    larger.
+    """
+    if attempts <= 1:
+        return 1
+    steps = attempts - 2 if attempts >= WHOLE_RETRY_ATTEMPTS else attempts - 1
+    left = min(steps, max(0, attempts - 1 - deliveries))
+    size: float = limit ** (left / steps)
+    if failed is not None and left < steps:
+        size = min(size, failed ** (left / (left + 1)))
+    return max(1, min(limit, int(size + 1e-9)))
 
 
 def _due_rows(
@@ -185,14 +178,6 @@ def _due_rows(
         LAST: ledger.find((AVAILABLE,), *last, _CLEAR, ("failure_count", ">", 0)),
         REST: ledger.find((AVAILABLE,), *rest),
     }
-
-
-def _longest_due(ledger: Ledger, conditions: Sequence[Condition]) -> int:
-    """Return the row that is due the longest. The least delivered wins a tie, then the lowest."""
-    since = ledger.minimum("available_at", (AVAILABLE,), *conditions)
-    longest = (*conditions, ("available_at", "=", since))
-    least = ledger.minimum("delivery_count", (AVAILABLE,), *longest)
-    return ledger.find((AVAILABLE,), *longest, ("delivery_count", "=", least))[0]
 
 
 def _failed_together(ledger: Ledger, head: int) -> list[int]:

@@ -180,15 +180,16 @@ class Ledger:
             return self.rows[row].state
         return cast(str, self._column("state")[row].as_py())
 
-    def states_at(self, rows: Sequence[int]) -> list[str]:
-        if self.rows is not None:
-            return [self.rows[row].state for row in rows]
-        return cast(list[str], self._column("state").take(pa.array(rows, pa.int64())).to_pylist())
-
     def ranges_at(self, rows: Sequence[int]) -> list[Range]:
         if self.rows is not None:
             return [self.rows[row] for row in rows]
         return list(to_ranges(self.ranges.take(pa.array(rows, pa.int64())))) if rows else []
+
+    def values_at(self, name: str, rows: Sequence[int]) -> list[Any]:
+        """Return the values of a field in some rows."""
+        if self.rows is not None:
+            return [getattr(self.rows[row], name) for row in rows]
+        return cast(list[Any], self._column(name).take(pa.array(rows, pa.int64())).to_pylist())
 
     def __iter__(self) -> Iterator[Range]:
         return to_ranges(self.ranges) if self.rows is None else iter(self.rows)

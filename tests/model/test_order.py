@@ -14,11 +14,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from spark_mq.ledger import admin
 from spark_mq.ledger.acquire import AcquireRequest, acquire
-from spark_mq.ledger.band_walk import BandWalk
 from spark_mq.ledger.bands import BandLayout, encode_bands
 from spark_mq.ledger.delivery_times import DeliveryTimes
 from spark_mq.ledger.extend import extend
 from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW, intervene
+from spark_mq.ledger.lane_walk import LaneWalk
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
 from spark_mq.ledger.replay import replay_batch
@@ -427,7 +427,7 @@ TestOrder = Order.TestCase
 def test_the_judge_finds_a_lease_that_takes_a_lower_priority_too_early(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(BandWalk, "leaves", lambda *_, **__: False)
+    monkeypatch.setattr(LaneWalk, "leaves", lambda *_, **__: False)
     world = Order()
     world.begin(lanes=2, n=None, ordered=True, exhausted="drop", in_flight=None)
     world.publish([(key, priority, 0) for key in "abcde" for priority in (0, 9)], foreign=False)

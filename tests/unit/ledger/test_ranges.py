@@ -137,7 +137,7 @@ def test_a_list_and_a_table_of_ranges_give_the_same_answers(kinds, states, condi
         assert small.minimum(name, states, *conditions) == large.minimum(name, states, *conditions)
         assert small.distinct(name, states) == large.distinct(name, states)
     found = small.find(states)
-    assert small.states_at(found) == large.states_at(found)
+    assert small.values_at("state", found) == large.values_at("state", found)
     assert list(small.first_sequences) == list(large.first_sequences)
     assert [small.range_at(row) for row in range(len(small))] == [
         large.range_at(row) for row in range(len(large))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from copy import copy
+from itertools import repeat
 from typing import Final, NamedTuple
 
 from spark_mq.ledger.bands import FileBands, lowest_of
@@ -16,7 +17,7 @@ from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, UNREAD, Ledger, Range
 from spark_mq.ledger.schedule import split_by_time
 
-__all__ = ["MAX_PIECES", "BandWalk", "Piece"]
+__all__ = ["MAX_PIECES", "LaneWalk", "Piece"]
 
 MAX_PIECES: Final = 1_000  # more pieces in one lease would make its commit large
 _CHUNK: Final = 500
@@ -31,11 +32,12 @@ class Piece(NamedTuple):
     messages: int
 
 
-class BandWalk:
+class LaneWalk:
     """Take the messages of a lease, one priority after the other.
 
     In an `ordered` walk, a message that is not taken closes its band. The lanes are divided into
-    `shares` blocks of neighbouring lanes, of which a lease takes one. Instants are microseconds.
+    `shares` blocks of neighbouring lanes, of which a lease takes one. In a `plain` walk all
+    messages are of one band. Instants are microseconds.
     """
 
     def __init__(
@@ -49,27 +51,30 @@ class BandWalk:
         limit: int,
         is_open: int,
         ordered: bool,
+        plain: bool,
         shares: int,
     ) -> None:
         self._ledger, self._index, self._now, self._cutoff = ledger, index, now, cutoff
         self._end, self.limit, self._is_open = end, limit, is_open
-        self._ordered, self._shares = ordered, shares
-        self._no_lane = index.layout.without_lane
+        self._ordered, self.plain, self._shares = ordered, plain, shares
+        self._no_lane = is_open if plain else index.layout.without_lane
         self.taken: list[Piece] = []
         self.lanes = 0  # the set of the lanes that were taken from
         self._block = 0  # the lanes that the lease may take from
         self._own = self._no_lane  # the bands of the lanes that were taken from
-        self._allowed = index.layout.everything  # the bands that the lease may still take from
+        self._allowed = is_open  # the bands that the lease may still take from
         self._quota: int | None = None  # messages of one heavy band, None for no limit
         self._heavy: dict[int, int] = {}  # what was taken of heavy bands
         self._deferred: dict[int, int] = {}  # where heavy bands go on, by band
         self._from = 0  # the first sequence of the walk
+        self.skips = False  # whether unread messages may lie before others that were taken
+        self.reach = -1  # up to here a plain walk has taken all unread messages that are due
         self._unsettled = ledger.find((AVAILABLE, BLOCKED)) if ordered else []
         self._bands: list[int] = []  # of the first of these rows
 
     @property
     def full(self) -> bool:
-        return self.limit < 1 or len(self.taken) >= MAX_PIECES
+        return self.limit < 1 or (len(self.taken) >= MAX_PIECES and not self.plain)
 
     def take(self, bands: int, rows: Sequence[int], *, reads: bool, all_lanes: bool) -> None:
         """Take the messages of some bands of one priority, as far as they are open.
@@ -80,7 +85,7 @@ class BandWalk:
         shares, spares = self._shares, self._ordered and not all_lanes
         begun = len(self.taken)
         if all_lanes:
-            self._shares, self._block, self._allowed = 1, 0, self._index.layout.everything
+            self._shares, self._block, self._allowed = 1, 0, self._is_open
         # A hot key would fill the lease, and the other keys of its block would wait for it.
         share = 2 * self.limit * shares // max(1, self._index.layout.lanes)
         self._quota = max(1, min(share, self.limit // 2)) if spares else None
@@ -107,10 +112,10 @@ class BandWalk:
         return bool(rest.taken)
 
     def _visit(self, is_open: int, rows: Sequence[int], *, reads: bool) -> None:
-        priority = self._index.layout.priorities_in(is_open).bit_length() - 1
+        bands = is_open
         is_open = self._visit_rows(is_open, rows, to_end=reads)
         if reads and not self.full and is_open:
-            self._visit_unread(is_open, priority)
+            self._visit_unread(is_open, bands)
 
     def _visit_rows(self, is_open: int, rows: Sequence[int], *, to_end: bool) -> int:
         """Take from some rows. The others close their bands. Return what is open after them."""
@@ -133,6 +138,9 @@ class BandWalk:
 
         In an ordered group these are all rows that close their bands, otherwise only `rows`.
         """
+        if self.plain:
+            yield from zip(rows, repeat(self._no_lane))
+            return
         index, known = self._index, self._bands if self._ordered else []
         firsts, lasts = self._ledger.first_sequences, self._ledger.last_sequences
         rows = self._unsettled if self._ordered else rows
@@ -149,6 +157,9 @@ class BandWalk:
     def _take_range(self, row: int | None, first: int, last: int, is_open: int) -> int:
         """Take the open runs of a range. Return what is open after it."""
         end = min(last, self._end)
+        if self.plain:
+            self._take_plain(row, first, end)
+            return is_open
         for begins, bands, low, high in self._index.banded_pieces(first, end):
             if self.full or not is_open:
                 return is_open
@@ -156,6 +167,13 @@ class BandWalk:
         if last > end:
             is_open = self._closed(is_open, self._index.bands_in(end + 1, last))
         return is_open
+
+    def _take_plain(self, row: int | None, first: int, last: int) -> None:
+        index = self._index
+        if count := min(self.limit, index.count(first, last)):
+            begins = index.first_at_or_after(first) or first
+            self.limit -= count
+            self.taken.append(Piece(row, begins, index.nth_from(begins, count), count))
 
     def _take_piece(
         self, row: int | None, begins: int, bands: FileBands, rows: Interval, is_open: int
@@ -237,11 +255,17 @@ class BandWalk:
                 self.taken.pop()
         self.taken.append(Piece(row, first, last, count))
 
-    def _visit_unread(self, is_open: int, priority: int) -> None:
+    def _visit_unread(self, is_open: int, bands: int) -> None:
+        """Take from the unread messages of the one priority that some bands have."""
         index = self._index
         start = max(self._ledger.tracked_up_to + 1, self._from)
-        end = min(self._end, index.last_sequence)
+        end = self._end
         timed = index.has_times(start, end)
+        if self.plain and not timed:
+            self._take_range(None, start, end, is_open)
+            return
+        self.skips = True
+        priority = 0 if self.plain else index.layout.priorities_in(bands).bit_length() - 1
         for first, last in index.files_with(priority, start, end):
             if self.full or not is_open:
                 return
@@ -249,6 +273,8 @@ class BandWalk:
                 is_open = self._visit_timed(first, last, is_open)
             else:
                 is_open = self._take_range(None, first, last, is_open)
+            if self.plain and not self.full:
+                self.reach = last
 
     def _visit_timed(self, first: int, last: int, is_open: int) -> int:
         """Take from an unread file with times. Messages that are due later close their bands."""

@@ -1,0 +1,210 @@
+"""Define the request for a lease, and grant the pieces of ranges that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from spark_mq.ledger.editor import LedgerEditor
+from spark_mq.ledger.intervals import Interval, format_intervals, subtract
+from spark_mq.ledger.key_order import claims_on_lanes
+from spark_mq.ledger.lane_walk import LaneWalk, Piece
+from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.message_range import range_between
+from spark_mq.ledger.ranges import AVAILABLE, LEASED, UNREAD, Ledger, LedgerHeader, Range
+from spark_mq.ledger.schedule import add_scheduled, split_by_time
+
+__all__ = [
+    "MAX_PASSED_OVER",
+    "AcquireRequest",
+    "Grant",
+    "blocked_by",
+    "grant_pieces",
+]
+
+MAX_PASSED_OVER: Final = 3
+"""Leases in a row that may isolate suspects while unread messages are due."""
+
+
+@dataclass(frozen=True, slots=True)
+class AcquireRequest:
+    """A worker's request for a lease. Instants are microseconds."""
+
+    lease_id: str
+    worker_id: str
+    max_messages: int
+    expires_at: int
+    max_bytes: int | None = None  # estimated bytes in the data files
+    reserved_attempts: int = 0  # for a replay; the stream source reserves one
+    max_sequence: int | None = None
+    due_by: int | None = None  # only messages that were due at this time; None for now
+
+    def cutoff(self, now: int) -> int:
+        """Return until when a message must be due."""
+        return now if self.due_by is None else min(now, self.due_by)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The messages of a new lease, or the reason for none."""
+
+    ranges: tuple[Range, ...] = ()  # in the order of sequence
+    blocked_because: str = ""  # the cap, message, pause or breaker; empty if nothing is due
+    blocked_for_now: bool = field(default=False, compare=False)
+    """Whether the reason ends without the owner, or is the owner's pause."""
+
+    @property
+    def message_count(self) -> int:
+        return sum(r.message_count for r in self.ranges)
+
+    def commit_info(self, request: AcquireRequest) -> dict[str, Any]:
+        """Return the commit's metadata, for DESCRIBE HISTORY."""
+        return {
+            "operation": "lease",
+            "lease_id": request.lease_id,
+            "worker_id": request.worker_id,
+            "messages": self.message_count,
+            "ranges": format_intervals([(r.first, r.last) for r in self.ranges]),
+        }
+
+
+def blocked_by(r: Range) -> str:
+    """Return a blocked range as the reason why a group stops."""
+    return f"message {r.first} is past its limit ({r.reason})"
+
+
+def grant_pieces(
+    ledger: Ledger,
+    index: MessageIndex,
+    now: int,
+    request: AcquireRequest,
+    walk: LaneWalk,
+    *,
+    passes_over: bool,
+) -> tuple[Ledger, Grant]:
+    """Lease the pieces that a walk has taken, as far as `max_bytes` allows."""
+    editor, pieces, reach = LedgerEditor(ledger), walk.taken, walk.reach
+    lost = set(claims_on_lanes(ledger, index, walk.lanes)) if walk.lanes else set[int]()
+    rows = sorted({*lost, *(piece.row for piece in pieces if piece.row is not None)})
+    ranges = dict(zip(rows, editor.remove(rows), strict=True)) if rows else {}
+    taken = [_range_of(piece, ranges) for piece in pieces]
+    if request.max_bytes is not None:
+        taken = _fitting_bytes(taken, index, request.max_bytes)
+        if sum(r.message_count for r in taken) < sum(piece.messages for piece in pieces):
+            reach = -1
+    by_row: dict[int | None, list[Interval]] = {}
+    for piece, r in zip(pieces, taken, strict=False):  # without those that do not fit
+        by_row.setdefault(piece.row, []).append((r.first, r.last))
+    unread = by_row.pop(None, [])
+    if unread and walk.skips:
+        _add_skipped(editor, index, (now, request.cutoff(now)), unread, reach)
+    for row, r in ranges.items():
+        left = r._replace(lease_id=None) if row in lost else r
+        for first, last in subtract([(r.first, r.last)], by_row.get(row, ())):
+            editor.add(left.slice(first, last, index), r)
+    taken.sort(key=_first_of)
+    fresh = any(r.state == UNREAD if walk.plain else not r.delivery_count for r in taken)
+    editor.head = _with_passed_over(ledger.head, passes_over, fresh=fresh)
+    size = sum(r.message_count for r in taken)
+    granted = tuple(_leased(r, now, request, size) for r in taken)
+    for before, r in zip(taken, granted, strict=True):
+        editor.add(r, before, "leased")
+    return editor.build(), Grant(granted)
+
+
+def _leased(r: Range, now: int, request: AcquireRequest, size: int) -> Range:
+    return r._replace(
+        state=LEASED,
+        lease_id=request.lease_id,
+        worker_id=request.worker_id,
+        leased_at=now,
+        expires_at=request.expires_at,
+        lease_size=size,
+        first_leased_at=r.first_leased_at or now,
+        delivery_count=r.delivery_count + 1,
+        available_at=None,
+    )
+
+
+def _add_skipped(
+    editor: LedgerEditor,
+    index: MessageIndex,
+    times: tuple[int, int],
+    taken: list[Interval],
+    reach: int,
+) -> None:
+    """Add the unread messages before others that the lease took, and those up to `reach`.
+
+    `times` are the instant of the lease, and until when a message must be due.
+    """
+    begin, end = editor.ledger.tracked_up_to + 1, max(reach, *(last for _, last in taken))
+    timed = index.has_times(begin, end)
+    for first, last in subtract([(begin, end)], taken):
+        skipped = range_between(index, first, last, UNREAD)
+        if skipped is None:
+            continue
+        for piece in _scheduled(skipped, index, *times) if timed else (_as_skipped(skipped),):
+            add_scheduled(editor, piece, skipped)
+
+
+def _scheduled(r: Range, index: MessageIndex, now: int, cutoff: int) -> Iterable[Range]:
+    """Yield skipped messages as available, due already or later, or as expired."""
+    found = split_by_time(r, index, now, cutoff)
+    for due in found.due:
+        yield _as_skipped(due)
+    yield from (*found.later, *found.expired)
+
+
+def _with_passed_over(head: LedgerHeader, passes_over: bool, *, fresh: bool) -> LedgerHeader:
+    """Count a lease that passes over undelivered messages. A lease of such messages ends this."""
+    if fresh:
+        return replace(head, passed_over=0)
+    if not passes_over:
+        return head
+    return replace(head, passed_over=min(MAX_PASSED_OVER, head.passed_over + 1))
+
+
+def _range_of(piece: Piece, ranges: Mapping[int, Range]) -> Range:
+    if piece.row is None:
+        return Range(piece.first, piece.last, UNREAD, piece.messages)
+    r = ranges[piece.row]
+    if piece.messages == r.message_count:
+        return r
+    return r._replace(first=piece.first, last=piece.last, message_count=piece.messages)
+
+
+def _fitting_bytes(taken: list[Range], index: MessageIndex, max_bytes: int) -> list[Range]:
+    """Return the first messages of estimated `max_bytes`, and one at least."""
+    kept: list[Range] = []
+    for r in taken:
+        fits, max_bytes = _fit_bytes(r, index, max_bytes)
+        if fits == r.message_count:
+            kept.append(r)
+            continue
+        if fits or not kept:
+            kept.append(r.slice(r.first, index.nth_from(r.first, max(1, fits)), index))
+        break
+    return kept
+
+
+def _fit_bytes(r: Range, index: MessageIndex, max_bytes: int) -> tuple[int, int]:
+    """Return how many of the first messages fit, and the bytes that remain.
+
+    It goes by file, because their message sizes differ.
+    """
+    fits = 0
+    for piece in index.slices(r.first, r.last):
+        if piece.size > max_bytes:
+            return fits + piece.rows * max_bytes // piece.size, 0
+        fits += piece.rows
+        max_bytes -= piece.size
+    return fits, max_bytes
+
+
+def _as_skipped(r: Range) -> Range:
+    return r._replace(state=AVAILABLE, available_at=0)
+
+
+def _first_of(r: Range) -> int:
+    return r.first

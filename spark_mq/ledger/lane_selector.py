@@ -1,0 +1,209 @@
+"""Select the messages of a lease by priority, order of keys, isolation of suspects, and caps.
+
+A lease holds messages of one kind, which the first due message that waits decides. Unread messages
+come after all due messages that wait. While suspects are isolated, each fourth lease is of messages
+that were never delivered, so that they do not starve. These rules hold within each priority. In an
+ordered group only messages of open bands count as due, see :mod:`spark_mq.ledger.lane_walk`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spark_mq.ledger.grant import MAX_PASSED_OVER, AcquireRequest, Grant, blocked_by, grant_pieces
+from spark_mq.ledger.key_order import held_lanes, is_ordered, leases_held
+from spark_mq.ledger.lane_walk import LaneWalk
+from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.order import ASSUMED_ATTEMPTS, AcquireKind, DueRanges, Head, isolation_size
+from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, TRANSFERRING, Ledger
+from spark_mq.ledger.settings import GroupSettings
+
+__all__ = ["LaneSelector"]
+
+
+@dataclass(slots=True)
+class _Level:
+    """The messages of one priority that may be leased."""
+
+    bands: int
+    head: Head | None
+    rows: list[int]  # that a lease takes, from its head on
+    alone: bool  # whether no other message is due
+
+    @property
+    def mixes(self) -> bool:
+        """Return whether a lease may hold its messages together with other priorities."""
+        return self.head is None or self.head.kind == AcquireKind.REST
+
+
+class LaneSelector:
+    """The selection of one lease.
+
+    In an unordered group all messages of a priority are one lane. Without priorities either, which
+    is most queues, all messages are alike (`plain`), and no band of a file is looked at.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        index: MessageIndex,
+        now: int,
+        rules: GroupSettings,
+        request: AcquireRequest,
+    ) -> None:
+        self._ledger, self._index, self._now, self._request = ledger, index, now, request
+        self._attempts = rules.attempts_before_isolation(request.reserved_attempts)
+        self.limit = 1 if self._attempts == 1 else request.max_messages
+        if rules.max_in_flight is not None:
+            self.limit = min(self.limit, rules.max_in_flight - ledger.count((LEASED,)))
+        cutoff, end = request.cutoff(now), index.last_sequence
+        if request.max_sequence is not None:
+            end = min(end, request.max_sequence)
+        self._due = DueRanges(ledger, cutoff, request.max_sequence, self._attempts)
+        self._may_read = index.count(ledger.tracked_up_to + 1, end) > 0
+        self._full = _is_full(ledger, now, rules)
+        self._priorities = index.priorities_after(ledger.head.ack_floor)
+        self._ordered = rules.order == "key" and is_ordered(index, rules)
+        plain = not self._ordered and self._priorities == 1
+        self._is_open, shares = 1 if plain else index.layout.everything, 1
+        if self._ordered:
+            self._is_open &= ~index.layout.of_lanes(held_lanes(ledger, index))
+            shares = leases_held(ledger) + 2
+        self._walk = LaneWalk(
+            ledger,
+            index,
+            now=now,
+            cutoff=cutoff,
+            end=end,
+            limit=self.limit,
+            is_open=self._is_open,
+            ordered=self._ordered,
+            plain=plain,
+            shares=shares,
+        )
+
+    @property
+    def _reads(self) -> bool:
+        return self._may_read and not self._full
+
+    def has_due(self) -> bool:
+        return self._may_read or self._due.count > 0
+
+    def nothing(self, blocked: str) -> Grant:
+        """Return a grant without messages, with a reason if only the owner can change that.
+
+        `blocked` names the message that stops an unordered group, or is empty.
+        """
+        if self._ordered:
+            later = (AVAILABLE,), ("available_at", ">", self._now)
+            if self._ledger.find((LEASED,)) or self._ledger.find(*later) or not self.has_due():
+                return Grant()
+            stopped = self._ledger.find((BLOCKED,)) if BLOCKED in self._ledger.states else []
+            blocked = blocked_by(self._ledger.range_at(stopped[0])) if stopped else ""
+        full = self._full and self._may_read
+        return Grant(blocked_because="max_tracked_ranges" if full else blocked)
+
+    def acquire(self) -> tuple[Ledger, Grant] | None:
+        """Lease the messages whose turn it is, or return None."""
+        available = None if self._walk.plain else self._find_available()
+        passes_over, above = False, None
+        for priority in range(self._priorities.bit_length() - 1, -1, -1):
+            if not self._priorities >> priority & 1:
+                continue
+            if above is not None and (self._walk.full or self._leaves(above)):
+                break
+            level = self._level(priority, available)
+            if self._walk.taken and not level.mixes:
+                break
+            passes_over |= self._take(level)
+            above = level
+        if not self._walk.taken:
+            return None
+        return grant_pieces(
+            self._ledger,
+            self._index,
+            self._now,
+            self._request,
+            self._walk,
+            passes_over=passes_over,
+        )
+
+    def _find_available(self) -> dict[int, int]:
+        """Return the due rows that a lease could begin with, and their available bands."""
+        found, is_open = dict[int, int](), self._is_open
+        due = set(self._due.rows())
+        if not due:
+            return found
+        no_lane = self._index.layout.without_lane
+        for row, in_row in self._walk.visited(sorted(due)):
+            if not is_open:
+                break
+            bands = is_open & in_row
+            if bands and row in due:
+                found[row] = bands
+            if self._ordered:
+                is_open &= ~bands | no_lane
+        return found
+
+    def _leaves(self, level: _Level) -> bool:
+        """Return whether a lease with messages leaves some of a priority to other leases."""
+        if not self._walk.taken:
+            return False
+        if not (level.mixes and level.alone):
+            return True
+        return self._ordered and self._walk.leaves(level.bands, level.rows, reads=self._reads)
+
+    def _level(self, priority: int, available: Mapping[int, int] | None) -> _Level:
+        bands, rows = self._is_open, None
+        if available is not None:
+            bands = self._index.layout.of_priority(priority)
+            rows = {row for row, found in available.items() if found & bands}
+        head = self._due.head(rows)
+        if head is None:
+            return _Level(bands, None, [], True)
+        taken = self._due.rows_from(head, rows)
+        if self._walk.plain:
+            taken = taken[: self.limit]  # each row has a message at least
+        return _Level(bands, head, taken, self._due.are_all(taken, rows))
+
+    def _take(self, level: _Level) -> bool:
+        """Take the messages of a priority. Return whether it passed over undelivered messages."""
+        if level.head is None:
+            self._walk.take(level.bands, [], reads=self._reads, all_lanes=False)
+            return False
+        isolates, skipped = self._due.is_isolation(level.head), list[int]()
+        if isolates and not self._walk.plain:  # else no lease skips unread messages
+            skipped = self._due.undelivered()
+        isolates = isolates and (self._reads or bool(skipped))
+        if isolates and self._ledger.head.passed_over >= MAX_PASSED_OVER:
+            self._walk.take(level.bands, skipped, reads=self._reads, all_lanes=False)
+            if self._walk.taken:
+                level.alone = False  # the head is left for a later lease
+                return False
+        if level.head.kind == AcquireKind.SUSPECT:
+            self._isolate(level.head, level)
+        else:
+            reads = self._reads and level.head.kind == AcquireKind.REST and level.alone
+            self._walk.take(level.bands, level.rows, reads=reads, all_lanes=False)
+        return isolates
+
+    def _isolate(self, head: Head, level: _Level) -> None:
+        """Take messages that failed together, of all the lanes that their lease had."""
+        r, walk = self._ledger.range_at(head.row), self._walk
+        attempts = self._attempts or ASSUMED_ATTEMPTS
+        walk.limit = isolation_size(walk.limit, r.delivery_count, attempts, r.lease_size)
+        walk.take(level.bands, level.rows, reads=False, all_lanes=True)
+        walk.limit = 0
+
+
+def _is_full(ledger: Ledger, now: int, rules: GroupSettings) -> bool:
+    """Return whether the ledger may take no more unread messages.
+
+    Delayed ranges do not count, and neither do ranges that wait for the sweep or the owner.
+    """
+    if ledger.size < rules.max_tracked_ranges:
+        return False
+    excluded = len(ledger.find((DEAD, BLOCKED, TRANSFERRING)))
+    delayed = len(ledger.find((AVAILABLE,), ("available_at", ">", now)))
+    return ledger.size - excluded - delayed >= rules.max_tracked_ranges
