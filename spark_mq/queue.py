@@ -13,9 +13,8 @@ from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.delta.object_store import absolute_path
 from spark_mq.errors import InvalidOption
 from spark_mq.group import ConsumerGroup
-from spark_mq.inspect.find import find_queues
-from spark_mq.inspect.notebook import QueueStats
-from spark_mq.inspect.views import QueueViews
+from spark_mq.inspect.overview import QueueStats
+from spark_mq.inspect.views import QueueViews, find_queues
 from spark_mq.ledger import queue_settings as stored_queue
 from spark_mq.ledger import settings as stored
 from spark_mq.ledger.queue_settings import CreateOptions, NewQueueOptions, QueueOptions

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 from spark_mq.cli.command import GROUP_ARGUMENT, Given, Settings, argument, command, option
 from spark_mq.cli.messages import lane_rows, priority_rows
 from spark_mq.cli.output import Pages, Part, Rows
-from spark_mq.cli.queues import GROUP_COLUMNS, given_settings, group_rows, shown_settings
+from spark_mq.cli.queues import given_settings, group_columns, group_rows, shown_settings
 from spark_mq.errors import InvalidOption
 
 __all__: list[str] = []
@@ -30,7 +30,7 @@ def list_groups(on: Given) -> Rows:
     overview = on.queue.describe()
     rows = group_rows(overview.groups, len(overview.groups))
     rows += [{"group": name, "blocked_because": why} for name, why in overview.damaged.items()]
-    return Rows(rows, GROUP_COLUMNS)
+    return Rows(rows, group_columns())
 
 
 @command("group describe", GROUP_ARGUMENT)

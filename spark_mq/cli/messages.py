@@ -58,7 +58,7 @@ _MessageId = Annotated[str | None, option("The messages with this id.")]
 
 
 def _complete_states(incomplete: str) -> list[str]:
-    from spark_mq.inspect.positions import STATE_NAMES
+    from spark_mq.ledger.states import STATE_NAMES
 
     return [name for name in STATE_NAMES if name.startswith(incomplete)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Annotated, Any, Final
 
 from spark_mq.cli.command import (
@@ -21,24 +21,18 @@ from spark_mq.cli.progress import busy
 from spark_mq.delta.object_store import absolute_path
 from spark_mq.errors import SparkMQError
 from spark_mq.inspect.overview import QueueOverview
-from spark_mq.ledger.stats import GroupStats
+from spark_mq.ledger.stats import Figure, GroupStats, figures_of
 from spark_mq.operations.public_settings import GroupSettings, QueueSettings
 from spark_mq.queue import Queue
 from spark_mq.util.setting_text import parse_setting
 from spark_mq.util.show import show_age, show_cell, show_time
 
-__all__ = ["GROUP_COLUMNS", "given_settings", "group_rows", "shown_settings"]
+__all__ = ["given_settings", "group_columns", "group_rows", "shown_settings"]
 
-GROUP_COLUMNS: Final[list[Column]] = [
-    ("GROUP", "group"), ("READY", "ready"), ("DELAYED", "delayed"), ("LEASED", "leased"),
-    ("DEAD", "dead"), ("BLOCKED", "blocked"), ("ACKED", "acked"), ("OLDEST", "oldest"),
-    ("LEASE", "lease"), ("RANGES", "ledger_ranges"), ("BLOCKED BECAUSE", "blocked_because"),
-]  # fmt: skip
 _LIST_COLUMNS: Final[list[Column]] = [
     ("QUEUE", "queue"), ("PUBLISHED", "published"), ("GROUPS", "groups"),
     ("DEAD LETTERS", "dead_letters"),
 ]  # fmt: skip
-_STATS: Final = tuple(one.name for one in fields(GroupStats))
 _DEFAULTS: Final = "group"  # the setting of a queue that holds the defaults of its groups
 
 
@@ -135,25 +129,36 @@ def _description(overview: QueueOverview, groups: int) -> Iterator[Part]:
     }
     if overview.groups:
         yield ""
-        yield Rows(group_rows(overview.groups, groups), GROUP_COLUMNS)
+        yield Rows(group_rows(overview.groups, groups), group_columns())
         if len(overview.groups) > groups:
             yield f"... and {len(overview.groups) - groups} more groups: --groups shows them"
     for name, why in overview.damaged.items():
         yield f"group {name} is damaged: {why}"
 
 
+def group_columns(owner: type[GroupStats] = GroupStats) -> list[Column]:
+    """Return the columns of a table of groups: the figures that have a heading."""
+    figures = figures_of(owner).items()
+    shown = [(one.heading, _shown_age(one) or name) for name, one in figures if one.heading]
+    return [("GROUP", "group"), *shown]
+
+
+def _shown_age(one: Figure) -> str:
+    """Return the name under which a row has a duration as text, if the figure is one."""
+    return one.heading.lower() if one.unit == "s" else ""
+
+
 def group_rows(groups: Mapping[str, GroupStats], most: int) -> list[dict[str, Any]]:
     """Return the stats of groups as rows, the `most` busiest first."""
-    busiest = sorted(groups.items(), key=_business)[:most]
-    return [
-        {
-            "group": name,
-            **{column: getattr(stats, column) for column in _STATS},
-            "oldest": show_age(stats.oldest_unsettled_age),
-            "lease": show_age(stats.oldest_lease_age),
-        }
-        for name, stats in busiest
-    ]
+    rows = []
+    for name, stats in sorted(groups.items(), key=_business)[:most]:
+        row: dict[str, Any] = {"group": name}
+        for figure, one in figures_of(type(stats)).items():
+            row[figure] = value = getattr(stats, figure)
+            if shown := _shown_age(one):
+                row[shown] = show_age(value)
+        rows.append(row)
+    return rows
 
 
 def _business(item: tuple[str, GroupStats]) -> tuple[int | str, ...]:

@@ -4,19 +4,16 @@ The views show counts, leases, messages, the past and problems. They are methods
 :class:`~spark_mq.Queue` and :class:`~spark_mq.ConsumerGroup`, and need no Spark.
 """
 
-from spark_mq.inspect.activity import THROUGHPUT_SCHEMA, MessageRecord
-from spark_mq.inspect.blockers import Blocker
-from spark_mq.inspect.changes import ChangeRecord
-from spark_mq.inspect.find import find_queues
+from spark_mq.inspect.activity import THROUGHPUT_SCHEMA, ChangeRecord, MessageRecord
+from spark_mq.inspect.group_views import SeekPreview
+from spark_mq.inspect.health import Blocker, Health, Problem
 from spark_mq.inspect.lanes import HotKey, LaneInfo, LaneSummary, PriorityInfo
-from spark_mq.inspect.leases import LeaseInfo, MessagePosition
+from spark_mq.inspect.leases import LastError, LeaseInfo, MessagePosition, WorkerInfo
 from spark_mq.inspect.letters import DeadLetterReason, DeadLetterReasons
-from spark_mq.inspect.overview import Health, Problem, QueueOverview
+from spark_mq.inspect.overview import QueueOverview, SweepState
 from spark_mq.inspect.peek import PeekedMessage
-from spark_mq.inspect.positions import STATE_NAMES
-from spark_mq.inspect.seeking import SeekPreview
-from spark_mq.inspect.sweeps import SweepState
-from spark_mq.inspect.workers import LastError, WorkerInfo
+from spark_mq.inspect.views import find_queues
+from spark_mq.ledger.states import STATE_NAMES
 
 __all__ = [
     "STATE_NAMES",

@@ -1,10 +1,10 @@
-"""Count throughput and find slow or failing messages, by ``history/`` and the ledgers."""
+"""Count throughput, find slow or failing messages, and list what people changed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import pyarrow as pa
@@ -19,7 +19,15 @@ from spark_mq.util.clock import SECOND, Duration, to_datetime
 from spark_mq.util.records import Record
 from spark_mq.util.validation import validate_choice, validate_count, validate_duration
 
-__all__ = ["THROUGHPUT_SCHEMA", "MessageRecord", "notable_messages", "throughput", "with_rates"]
+__all__ = [
+    "THROUGHPUT_SCHEMA",
+    "ChangeRecord",
+    "MessageRecord",
+    "list_changes",
+    "notable_messages",
+    "throughput",
+    "with_rates",
+]
 
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
 _EVENT_COLUMNS: Final = ("committed_at", "consumer_group", "event", "outcome", "message_count")
@@ -216,3 +224,76 @@ def _record(group: str, r: Range, now: int) -> MessageRecord:
         reason=r.reason,
         error=r.error,
     )
+
+
+_OPERATIONS: Final = (
+    "configure", "create group", "drop group", "pause", "redriven", "resume", "seek", "trim",
+    "unblock",
+)  # fmt: skip
+"""Operations that people run or start. The stored text may have more words after these."""
+_KEYS: Final = ["version", "committed_at", "consumer_group", "operation", "user", "detail"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeRecord(Record):
+    """A change that a person made.
+
+    Attributes
+    ----------
+    at
+        The time of the commit (aware, UTC).
+    group
+        The group, or a reserved name.
+    operation
+        The operation, such as "pause".
+    user
+        The person, or the user and host of the process. None for a group that a lease created.
+    messages
+        The messages that it concerned.
+    in_dead_letters
+        Whether the commit is one of the dead-letter queue.
+    detail
+        The reason of a pause, discard or dead letter, the settings that a configure changed, the
+        target of a seek, or the condition of a redrive. None for other changes, and for
+        a redrive that another process had to finish.
+    """
+
+    at: datetime
+    group: str | None
+    operation: str
+    user: str | None
+    messages: int
+    in_dead_letters: bool = False
+    detail: str | None = None
+
+
+def list_changes(
+    context: QueueContext, n: int, since: Duration, group: str | None = None
+) -> list[ChangeRecord]:
+    start = context.now() - validate_duration("since", since)
+    found = list(_changes(context, start, group, False))
+    dead = context.existing_dead_letters()
+    if dead is not None and dead.path != context.path:
+        found += _changes(dead, start, group, True)
+    return sorted(found, key=lambda one: one.at, reverse=True)[:n]
+
+
+def _changes(
+    context: QueueContext, start: int, group: str | None, dead: bool
+) -> Iterator[ChangeRecord]:
+    rows = read_history(context, group=group, since=start, columns=[*_KEYS, "message_count"])
+    named = pc.match_substring_regex(rows["operation"], rf"(^|\+)({'|'.join(_OPERATIONS)})")
+    rows = rows.filter(pc.or_(pc.is_valid(rows["user"]), pc.fill_null(named, False)))
+    step = pc.equal(rows["operation"], "freeze redrive")  # of a redrive, which follows
+    rows = rows.filter(pc.invert(pc.fill_null(step, False)))
+    sums: pa.Table = rows.group_by(_KEYS, use_threads=False).aggregate([("message_count", "sum")])
+    for row in sums.to_pylist():
+        yield ChangeRecord(
+            row["committed_at"],
+            row["consumer_group"],
+            row["operation"] or "",
+            row["user"],
+            row["message_count_sum"] or 0,
+            dead,
+            row["detail"],
+        )

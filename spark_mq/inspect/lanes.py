@@ -11,12 +11,18 @@ from operator import attrgetter
 from typing import Final
 
 from spark_mq.errors import CorruptLog, InvalidOption
-from spark_mq.inspect.positions import label_ranges
-from spark_mq.ledger.lane_stats import BandCensus, Holder, LaneStats, PriorityStats, count_bands
+from spark_mq.ledger.lane_backlog import (
+    Holder,
+    LaneBacklog,
+    LaneStats,
+    PriorityStats,
+    count_lanes,
+)
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
-from spark_mq.ledger.ranges import Ledger, Range
+from spark_mq.ledger.ranges import DEAD, SETTLED, TRANSFERRING, Ledger, Range
 from spark_mq.ledger.stats import age_at
 from spark_mq.ledger.transitions import expire_leases
+from spark_mq.ledger.walk import walk
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.util.advice import LIST_LANES
@@ -39,9 +45,9 @@ __all__ = [
 MAX_KEYS: Final = 10_000  # messages whose keys are read
 _MAX_PIECES: Final = 1_000
 _MAX_WALKED: Final = 100_000
-"""Runs of messages in one band that the search for a lane's messages looks at."""
+"""Runs of messages in one slot that the search for a lane's messages looks at."""
 _ORDERS: Final = ("messages", "age")
-_GONE: Final = ("dead", "transferring", "settled")
+_GONE: Final = (DEAD, TRANSFERRING, SETTLED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +177,7 @@ class _Look:
     index: MessageIndex
     now: int
     order: str
-    census: BandCensus
+    backlog: LaneBacklog
 
 
 def _look(group: GroupLedger) -> _Look:
@@ -179,7 +185,7 @@ def _look(group: GroupLedger) -> _Look:
     settings = group.settings_in(snapshot)
     ledger = expire_leases(group.ledger_in(snapshot), now, settings)
     index = group.index_for(ledger)
-    return _Look(ledger, index, now, settings.order, count_bands(ledger, index, settings, now))
+    return _Look(ledger, index, now, settings.order, count_lanes(ledger, index, settings, now))
 
 
 def list_priorities(group: GroupLedger) -> list[PriorityInfo]:
@@ -187,7 +193,7 @@ def list_priorities(group: GroupLedger) -> list[PriorityInfo]:
 
 
 def _priorities(look: _Look) -> list[PriorityInfo]:
-    return [_priority(look, one) for one in look.census.priorities()]
+    return [_priority(look, one) for one in look.backlog.priorities()]
 
 
 def _priority(look: _Look, one: PriorityStats) -> PriorityInfo:
@@ -206,7 +212,7 @@ def list_lanes(group: GroupLedger, top: int | None, by: str) -> list[LaneInfo]:
     look = _look(group)
     if not look.index.layout.lanes:
         return []
-    found = look.census.lanes()
+    found = look.backlog.lanes()
     total = max(1, sum(one.messages for one in found))
 
     def age(one: LaneStats) -> tuple[bool, int, int]:
@@ -220,7 +226,7 @@ def list_lanes(group: GroupLedger, top: int | None, by: str) -> list[LaneInfo]:
 
 
 def _lane(look: _Look, one: LaneStats, total: int) -> LaneInfo:
-    counts = {name: n for name, n in one.counts.items() if name != "transferring"}
+    counts = {name: n for name, n in one.counts.items() if name != TRANSFERRING}
     until = None if one.until is None else to_datetime(one.until)
     r = one.held_by
     leased = r is not None and one.holder == Holder.LEASE
@@ -259,7 +265,7 @@ def _because(one: LaneStats, r: Range | None, until: datetime | None) -> str:
 
 def summarize_lanes(group: GroupLedger) -> LaneSummary:
     look = _look(group)
-    lanes = [one for one in look.census.lanes() if one.lane is not None]
+    lanes = [one for one in look.backlog.lanes() if one.lane is not None]
     leased = [one for one in lanes if one.holder == Holder.LEASE]
     held = [one for one in lanes if one.held_back and one.holder != Holder.LEASE]
     # Not by the least sequence, because clocks of publishers differ.
@@ -272,7 +278,7 @@ def summarize_lanes(group: GroupLedger) -> LaneSummary:
         len(held),
         sum(one.held_back for one in held),
         max((age for age in ages if age is not None), default=None),
-        look.census.counted_to is None,
+        look.backlog.counted_to is None,
     )
 
 
@@ -310,9 +316,9 @@ def _pieces_of(group: GroupLedger, lane: int) -> Iterator[FileSlice]:
     layout, left = index.layout, MAX_KEYS
     runs = (
         run
-        for one in label_ranges(ledger, index, group.now(), first=ledger.head.ack_floor + 1)
-        if one.state not in _GONE
-        for run in index.band_runs(one.range.first, one.range.last)
+        for piece in walk(ledger, index, group.now(), ledger.head.ack_floor + 1)
+        if piece.state not in _GONE
+        for run in index.band_runs(piece.first, piece.last)
     )
     own = (run for run in islice(runs, _MAX_WALKED) if layout.lane_of(run[0]) == lane)
     for _, first, last in islice(own, _MAX_PIECES):

@@ -1,47 +1,88 @@
-"""Describe the sizes, groups, sweeps and health of a queue."""
+"""Describe the sizes, groups and sweeps of a queue, and show them in a notebook."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
+from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import SparkMQError
-from spark_mq.inspect.lanes import LaneSummary, summarize_lanes
+from spark_mq.inspect.lanes import LaneSummary, list_lanes, list_priorities, summarize_lanes
+from spark_mq.inspect.leases import list_leases
 from spark_mq.inspect.stats import StatsReader
-from spark_mq.inspect.sweeps import SweepState, sweep_state
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.stats import GroupStats
+from spark_mq.ledger.stats import GroupStats, figures_of
 from spark_mq.maintenance.redrive import REDRIVE
 from spark_mq.operations.context import QueueContext
+from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.public_settings import QueueSettings, public_queue_settings
-from spark_mq.util.clock import Duration, to_datetime
+from spark_mq.util.clock import to_datetime
 from spark_mq.util.html import object_html, rows_html
 from spark_mq.util.records import Record
 from spark_mq.util.show import show_age, show_time
-from spark_mq.util.validation import validate_count, validate_duration
 
 __all__ = [
-    "Health",
-    "Problem",
+    "NOTEBOOK_ERRORS",
     "QueueOverview",
-    "check_health",
+    "QueueStats",
+    "SweepState",
     "count_dead_letters",
     "describe",
+    "failed_html",
+    "group_html",
     "groups_html",
     "overview_html",
+    "sweep_state",
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class SweepState(Record):
+    """The results of the last sweeps, and the work that waits.
+
+    A sweep that finds nothing to do leaves no trace, so ``last_change_at`` of an idle queue may be
+    old. ``waiting_since`` shows whether a sweep is missing.
+
+    Attributes
+    ----------
+    last_change_at
+        When a sweep last changed ``history/`` or ``commits/``. None before the first one.
+    waiting_since, unarchived_commits
+        The time of the oldest commit of ``leases/`` that no sweep has archived, and the number of
+        these commits. The time is None without one.
+    unindexed_commits
+        Commits of ``messages/`` that no sweep has written down.
+    """
+
+    last_change_at: datetime | None
+    waiting_since: datetime | None
+    unarchived_commits: int
+    unindexed_commits: int
+
+
+def sweep_state(context: QueueContext) -> SweepState:
+    archived, archived_at = context.history.progress()
+    indexed, indexed_at = context.messages.index_progress()
+    times = [at for at in (archived_at, indexed_at) if at is not None]
+    # The first commit makes the table. No sweep archives it.
+    first, latest = max(1, archived + 1), context.ledgers.version()
+    oldest = context.ledgers.commit_time(first) if first <= latest else None
+    return SweepState(
+        to_datetime(max(times)) if times else None,
+        None if oldest is None else to_datetime(oldest),
+        max(0, latest - first + 1),
+        max(0, context.messages.index().version - max(0, indexed)),
+    )
+
+
 MAX_SUMMARIES: Final = 20  # groups whose lanes one look counts
-_BUSY: Final = "max_in_flight"  # the cap that a busy group reaches, which is no problem
 _COUNTS: Final = (
     "ready", "delayed", "leased", "dead", "blocked", "acked", "dead_lettered",
 )  # fmt: skip
-_GROUP_COLUMNS: Final = ("group", *_COUNTS, "oldest_unsettled_age", "blocked_because")
 MAX_LINES: Final = 50  # groups in the text of an overview
 
 
@@ -96,34 +137,6 @@ class QueueOverview(Record):
         return overview_html(self)
 
 
-@dataclass(frozen=True, slots=True)
-class Problem(Record):
-    """One reason why a queue is unhealthy.
-
-    Attributes
-    ----------
-    check
-        "unreadable", "not_swept", "blocked", "too_old" or "too_many_dead".
-    group, text
-        The name of the group, or None, and the reason for people.
-    """
-
-    check: str
-    group: str | None
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Health(Record):
-    """Whether a queue is ``healthy``, and its ``problems`` if it is not."""
-
-    healthy: bool
-    problems: tuple[Problem, ...]
-
-    def __str__(self) -> str:
-        return "healthy" if self.healthy else "\n".join(one.text for one in self.problems)
-
-
 def _overview_lines(overview: QueueOverview) -> Iterator[str]:
     sweeps, letters = overview.sweeps, overview.dead_letters
     yield (
@@ -145,7 +158,9 @@ def _overview_lines(overview: QueueOverview) -> Iterator[str]:
 
 def groups_html(groups: Mapping[str, GroupStats]) -> str:
     rows = [{"group": name, **asdict(stats)} for name, stats in groups.items()]
-    return rows_html(rows, _GROUP_COLUMNS, "Groups")
+    owner = next((type(stats) for stats in groups.values()), GroupStats)
+    shown = [name for name, one in figures_of(owner).items() if one.heading or name in _COUNTS]
+    return rows_html(rows, ("group", *shown), "Groups")
 
 
 def overview_html(overview: QueueOverview) -> str:
@@ -201,16 +216,12 @@ def _lanes(
         for name, own in groups.items()
         if name in ordered or index.priorities_after(own.floor) != 1
     ]
-    busiest = sorted(using, key=lambda name: (-_backlog(groups[name]), name))[:MAX_SUMMARIES]
+    busiest = sorted(using, key=lambda name: (-groups[name].backlog, name))[:MAX_SUMMARIES]
     found: dict[str, LaneSummary] = {}
     for name in sorted(busiest):
         with contextlib.suppress(SparkMQError):  # dropped meanwhile, or damaged and in `damaged`
             found[name] = summarize_lanes(context.group(name))
     return found
-
-
-def _backlog(stats: GroupStats) -> int:
-    return stats.ready + stats.delayed + stats.leased + stats.blocked
 
 
 def _last_publish(index: MessageIndex) -> datetime | None:
@@ -232,61 +243,32 @@ def count_dead_letters(context: QueueContext) -> int | None:
     return stats.ready + stats.delayed
 
 
-def check_health(
-    overview: QueueOverview,
-    now: datetime,
-    *,
-    max_unswept: Duration | None = "1h",
-    max_age: Duration | None = None,
-    max_dead: int | None = None,
-) -> Health:
-    unswept = None if max_unswept is None else validate_duration("max_unswept", max_unswept)
-    age = None if max_age is None else validate_duration("max_age", max_age)
-    if max_dead is not None:
-        validate_count("max_dead", max_dead, least=0, most=2**63 - 1)
-    problems = [
-        Problem("unreadable", name, f"the ledger of group {name!r} cannot be read: {why}")
-        for name, why in overview.damaged.items()
-    ]
-    problems += _sweep_problems(overview, now, unswept)
-    for name, stats in overview.groups.items():
-        problems += _group_problems(name, stats, age)
-    problems += _dead_problems(overview, max_dead)
-    return Health(not problems, tuple(problems))
+NOTEBOOK_ERRORS: Final = (SparkMQError, *STORE_ERRORS)
+_LANE_COLUMNS: Final = (
+    "lane", "messages", "share", "ready", "leased", "head", "head_age", "held_back", "because",
+)  # fmt: skip
 
 
-def _sweep_problems(overview: QueueOverview, now: datetime, limit: int | None) -> list[Problem]:
-    since = overview.sweeps.waiting_since
-    if limit is None or since is None:
-        return []
-    waited = now - since
-    if waited <= timedelta(microseconds=limit):
-        return []
-    commits = overview.sweeps.unarchived_commits
-    seconds = waited.total_seconds()
-    text = f"the queue was not swept for {seconds:.0f} s: {commits} commits wait. Run a sweep."
-    return [Problem("not_swept", None, text)]
+class QueueStats(dict[str, Any]):
+    """The counts of a queue, a dict with a table for notebooks."""
+
+    def _repr_html_(self) -> str:
+        counts = {name: value for name, value in self.items() if name != "groups"}
+        return object_html(counts, "Queue") + groups_html(self["groups"])
 
 
-def _group_problems(name: str, stats: GroupStats, limit: int | None) -> list[Problem]:
-    found = []
-    if stats.blocked_because and stats.blocked_because != _BUSY:
-        text = f"group {name!r} leases nothing: {stats.blocked_because}"
-        found.append(Problem("blocked", name, text))
-    age = stats.oldest_unsettled_age
-    if limit is not None and age is not None and age > timedelta(microseconds=limit):
-        text = f"group {name!r} has a message that is {age.total_seconds():.0f} s old and not "
-        text += "settled"
-        found.append(Problem("too_old", name, text))
-    return found
+def group_html(group: GroupLedger) -> str:
+    stats = group.stats()
+    facts = {"queue": group.queue_path, **asdict(stats)}
+    leases = rows_html(list_leases(group), title="Leases")
+    return object_html(facts, f"Group {group.name}") + leases + _lanes_html(group)
 
 
-def _dead_problems(overview: QueueOverview, limit: int | None) -> list[Problem]:
-    if limit is None:
-        return []
-    if overview.dead_letters is None:
-        return [Problem("unreadable", None, "the dead-letter queue cannot be read")]
-    dead = overview.dead_letters + sum(stats.dead for stats in overview.groups.values())
-    if dead <= limit:
-        return []
-    return [Problem("too_many_dead", None, f"{dead} messages are dead, more than {limit}")]
+def _lanes_html(group: GroupLedger) -> str:
+    priorities, lanes = list_priorities(group), list_lanes(group, 10, "messages")
+    shown = rows_html(priorities, title="Priorities") if len(priorities) > 1 else ""
+    return shown + (rows_html(lanes, _LANE_COLUMNS, "Hottest lanes") if lanes else "")
+
+
+def failed_html(title: str, error: BaseException) -> str:
+    return object_html({"cannot be read": error}, title)

@@ -11,16 +11,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.errors import CorruptLog
-from spark_mq.inspect.positions import label_ranges, validate_state
 from spark_mq.ledger.bands import BandLayout
 from spark_mq.ledger.message_index import FileSlice
-from spark_mq.ledger.ranges import Range
+from spark_mq.ledger.ranges import LEASED, Range
+from spark_mq.ledger.states import DELAYED, STATE_NAMES
+from spark_mq.ledger.walk import range_of, walk
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.records import Record
-from spark_mq.util.validation import validate_count, validate_text
+from spark_mq.util.validation import validate_choice, validate_count, validate_text
 
 __all__ = ["PeekedMessage", "find_sequences", "peek_group", "peek_queue"]
 
@@ -111,12 +112,15 @@ def peek_group(
     after: int | None = None,
 ) -> list[PeekedMessage]:
     validate_count("n", n)
-    state = validate_state(state)
+    if state is not None:
+        validate_choice("state", state, STATE_NAMES)
     ledger, index, now = group.current(), context.messages.index(), context.now()
     found = (
-        (piece, _described(group.name, one.state, one.range))
-        for one in label_ranges(ledger, index, now, state, _first(context, after))
-        for piece in index.slices(one.range.first, one.range.last)
+        (part, described)
+        for piece in walk(ledger, index, now, _first(context, after))
+        if piece.has_state(state)
+        for described in [_described(group.name, piece.state, range_of(piece, ledger, index))]
+        for part in index.slices(piece.first, piece.last)
     )
     return _read(context, found, n, _Wanted(key, message_id))
 
@@ -230,7 +234,7 @@ def _messages(
 
 def _described(group: str, state: str, r: Range) -> PeekedMessage:
     """Return the fields that all messages of a range have in common."""
-    leased = state == "leased"
+    leased = state == LEASED
     return PeekedMessage(
         r.first,
         group=group,
@@ -240,7 +244,7 @@ def _described(group: str, state: str, r: Range) -> PeekedMessage:
         lease_id=r.lease_id if leased else None,
         worker_id=r.worker_id if leased else None,
         leased_until=_instant(r.expires_at) if leased else None,
-        available_at=_instant(r.available_at) if state == "delayed" else None,
+        available_at=_instant(r.available_at) if state == DELAYED else None,
         reason=r.reason,
         error=r.error,
     )

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from spark_mq.inspect.lanes import LaneSummary
 from spark_mq.inspect.overview import QueueOverview
-from spark_mq.ledger.stats import GroupStats
+from spark_mq.ledger.stats import GroupStats, Metric, figures_of
 from spark_mq.util.clock import to_seconds
 
 if TYPE_CHECKING:
-    from prometheus_client import Metric
+    from prometheus_client import Metric as ClientMetric
 
 __all__ = ["CONTENT_TYPE", "QueueCollector", "exposition"]
 
@@ -24,24 +24,6 @@ def _timestamp(at: datetime | None) -> float | None:
     return None if at is None else at.timestamp()
 
 
-_STATES: Final = ("ready", "delayed", "leased", "dead", "blocked", "transferring")
-_OUTCOMES: Final = ("acked", "dead_lettered", "dropped", "skipped", "expired", "lost")
-_GAUGES: Final[Mapping[str, tuple[str, Callable[[GroupStats], float | None]]]] = {
-    "spark_mq_oldest_unsettled_age_seconds": (
-        "Seconds since the publish of the first unsettled message.",
-        lambda stats: to_seconds(stats.oldest_unsettled_age),
-    ),
-    "spark_mq_oldest_lease_age_seconds": (
-        "Seconds since the start of the oldest live lease.",
-        lambda stats: to_seconds(stats.oldest_lease_age),
-    ),
-    "spark_mq_blocked": (
-        "1 if the group leases nothing because of a cap or a blocked message.",
-        lambda stats: int(bool(stats.blocked_because)),
-    ),
-    "spark_mq_ledger_ranges": ("Ranges in the ledger.", lambda stats: stats.ledger_ranges),
-}
-"""The gauges of a group, each with its help and its function of the stats."""
 _LANE_GAUGES: Final[Mapping[str, tuple[str, Callable[[LaneSummary], float | None]]]] = {
     "spark_mq_lanes_held_back": (
         "Lanes whose due messages wait for a retry, a delay or the owner.",
@@ -97,11 +79,11 @@ class QueueCollector:
     def __init__(self, read: Callable[[], Overviews]) -> None:
         self._read = read
 
-    def describe(self) -> list[Metric]:
+    def describe(self) -> list[ClientMetric]:
         """Return no metric, because a registration must not look at a queue."""
         return []
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[ClientMetric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         for one in _families(self._read()):
@@ -146,25 +128,29 @@ def _families(overviews: Overviews) -> Iterator[_Family]:
 
 
 def _of_groups(overviews: list[QueueOverview]) -> Iterator[_Family]:
+    """Yield the metrics of the figures of groups."""
     groups = [(one.path, *item) for one in overviews for item in one.groups.items()]
-
-    def by(names: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], float]]:
-        for path, group, stats in groups:
-            for name in names:
-                yield (path, group, name), getattr(stats, name)
-
-    labels = ("queue", "group")
-    text = "Messages of a group by state."
-    yield _Family("spark_mq_messages", "gauge", text, (*labels, "state"), by(_STATES))
-    text = "Messages settled by outcome."
-    yield _Family("spark_mq_settled", "counter", text, (*labels, "outcome"), by(_OUTCOMES))
-    for metric, (text, value) in _GAUGES.items():
-        samples = (
-            ((path, group), found)
+    owner = type(groups[0][2]) if groups else GroupStats
+    figures: dict[Metric, list[tuple[str, tuple[str, ...]]]] = {}
+    for name, one in figures_of(owner).items():
+        if (metric := one.metric) is not None:
+            figures.setdefault(metric, []).append((name, (one.label,) if metric.label else ()))
+    for metric, named in figures.items():
+        samples = [
+            ((path, group, *label), found)
             for path, group, stats in groups
-            if (found := value(stats)) is not None
-        )
-        yield _Family(metric, "gauge", text, labels, samples)
+            for name, label in named
+            if (found := _number(getattr(stats, name))) is not None
+        ]
+        labels = ("queue", "group", *((metric.label,) if metric.label else ()))
+        yield _Family(metric.name, metric.kind, metric.text, labels, samples)
+
+
+def _number(value: Any) -> float | None:
+    """Return a figure as a number: a duration in seconds, and 1 for a text that is not empty."""
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return int(bool(value)) if isinstance(value, str) else value
 
 
 def _of_lanes(overviews: list[QueueOverview]) -> Iterator[_Family]:

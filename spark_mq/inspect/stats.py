@@ -1,24 +1,38 @@
-"""Count the messages of all groups of a queue."""
+"""Count the messages of all groups of a queue.
+
+A digest of a ledger holds until the ledger changes or until time changes a count. So a second look
+reads only the ledgers that have changed. A digest is small, so memory does not grow with ledgers.
+"""
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_mq.errors import SparkMQError
-from spark_mq.inspect.digest import DIGEST_COLUMNS, LedgerDigest, digest_rows, stats_of
 from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.ranges import BLOCKED, EVENT, FLOOR, LEASED
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.ledger.stats import GroupStats, compute_stats
+from spark_mq.ledger.state_sums import LATE, SUMMED_COLUMNS, StateSum, sum_states
+from spark_mq.ledger.states import DELAYED, READY
+from spark_mq.ledger.stats import GroupFacts, GroupStats, compute_stats, with_unread
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.context import QueueContext
 from spark_mq.storage.ledger_rows import from_rows
+from spark_mq.util.columns import to_arrow
 
 __all__ = ["StatsReader"]
 
-_BATCH_ROWS = 100_000  # ledger rows that one step holds in memory
+_COLUMNS: Final = (*SUMMED_COLUMNS, "detail")
+_BATCH_ROWS: Final = 100_000  # ledger rows that one step holds in memory
+_MAX_INT32: Final = 2**31 - 1
 
 _Part = tuple[str, pa.Table]
 
@@ -29,7 +43,7 @@ class StatsReader:
     def __init__(self, context: QueueContext) -> None:
         self._context = context
         self.lock = threading.Lock()  # held by the thread that looks
-        self._known: dict[str, tuple[Hashable, LedgerDigest]] = {}
+        self._known: dict[str, tuple[Hashable, _Digest]] = {}
         self.damaged: dict[str, str] = {}  # by group: why its ledger could not be read
 
     def read(self, index: MessageIndex | None = None) -> dict[str, GroupStats]:
@@ -40,7 +54,7 @@ class StatsReader:
         self._refresh(now)
         fast = context.ledgers.known_horizon() >= context.messages.trimmed
         found = {
-            name: stats_of(digest, index, now) if fast else None
+            name: _stats_of(digest, index, now) if fast else None
             for name, (_, digest) in self._known.items()
         }
         by_rules = [name for name, stats in found.items() if stats is None]
@@ -58,8 +72,8 @@ class StatsReader:
         for name in set(self._known) - set(tags):
             del self._known[name]
         stale = [name for name, tag in tags.items() if not self._is_known(name, tag, now)]
-        for parts in _batches(self._scan(stale, DIGEST_COLUMNS)):
-            digests = digest_rows(parts, self._context.settings.group, now)
+        for parts in _batches(self._scan(stale, _COLUMNS)):
+            digests = _digests(parts, self._context.settings.group, now)
             for name, digest in digests.items():
                 self._known[name] = (tags[name], digest)
 
@@ -111,3 +125,98 @@ def _batches(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
             batch, rows = [], 0
     if batch:
         yield batch
+
+
+@dataclass(slots=True)
+class _Digest:
+    """The sums of one ledger at one time."""
+
+    settings: GroupSettings
+    counters: Mapping[str, int]
+    floor: int  # all messages up to this sequence are settled
+    mark: tuple[int, str] | None  # first sequence and path of the newest data file that it reached
+    needs_rules: bool  # only the ledger's own rules give the counts, as after a breaker opened
+    sums: dict[str, StateSum] = field(default_factory=dict)
+
+    def holds(self, now: int) -> bool:
+        """Return whether time has not changed the digest of an unchanged ledger."""
+        deadline = self._sum(LEASED).expires_at
+        ends = deadline is not None and deadline + self.settings.clock_skew < now
+        due_at = self._sum(DELAYED).available_at
+        return not ends and (due_at is None or now < due_at)
+
+    def reached(self) -> int:
+        """Return the last sequence that is not unread."""
+        lasts = [one.last for one in self.sums.values() if one.last is not None]
+        return max(lasts, default=self.floor)
+
+    def may_need_rules(self) -> bool:
+        """Return whether a limit, a cap or the breaker may have changed the group."""
+        settings, leased = self.settings, self._sum(LEASED).messages
+        attempts = settings.max_delivery_attempts or _MAX_INT32
+        limited = settings.failure_limit(own=True) is not None or settings.max_retry_age is not None
+        back = [self.sums[state] for state in (LATE, DELAYED, READY) if state in self.sums]
+        return (
+            self.needs_rules
+            or BLOCKED in self.sums
+            or any(limited or one.delivery_count >= attempts for one in back)
+            or self._sum(LATE).delivery_count > 1  # its expiry may open the breaker
+            or (settings.max_in_flight is not None and leased >= settings.max_in_flight)
+            or sum(one.ranges for one in self.sums.values()) >= settings.max_tracked_ranges
+        )
+
+    def _sum(self, state: str) -> StateSum:
+        return self.sums.get(state, StateSum())
+
+
+def _digests(parts: Iterable[_Part], defaults: GroupSettings, now: int) -> dict[str, _Digest]:
+    """Return the digests of groups, from their names and rows in _COLUMNS."""
+    names, tables, numbers = [], [], array("q")
+    for number, (name, rows) in enumerate(parts):
+        names.append(name)
+        tables.append(rows)
+        numbers.extend([number] * rows.num_rows)
+    if not tables:
+        return {}
+    # A filter takes its time for each chunk.
+    rows = pa.concat_tables(tables).combine_chunks().append_column("group", to_arrow(numbers))
+    headers = rows.filter(pc.equal(rows["state"], FLOOR))
+    columns = (headers[name].to_pylist() for name in ("group", "last", "detail"))
+    found = {number: _Digest(defaults, {}, -1, None, True) for number in range(len(names))}
+    found |= {number: _digest(*given) for number, *given in zip(*columns, strict=True)}
+    rows = rows.filter(pc.invert(pc.is_in(rows["state"], value_set=pa.array([FLOOR, EVENT]))))
+    skews = [found[number].settings.clock_skew for number in range(len(names))]
+    for number, sums in sum_states(rows, now, rows["group"], skews).items():
+        found[number].sums = sums
+    return {name: found[number] for number, name in enumerate(names)}
+
+
+def _digest(floor: int, text: str) -> _Digest:
+    detail = json.loads(text)
+    marks = detail["marks"]
+    return _Digest(
+        GroupSettings.from_stored(detail["settings"]),
+        detail["counters"],
+        floor,
+        (int(marks[-1][0]), str(marks[-1][1])) if marks else None,
+        bool(detail.get("breaker")),
+    )
+
+
+def _stats_of(digest: _Digest, index: MessageIndex, now: int) -> GroupStats | None:
+    """Return the stats of a digest that holds, or None if they need the ledger's own rules."""
+    if digest.may_need_rules() or index.has_times_after(digest.floor):
+        return None
+    if not _is_of_log(digest, index):
+        return None
+    sums = with_unread(digest.sums, digest.floor, index, now)
+    if (late := sums.pop(LATE, None)) is not None:
+        sums[READY] = late.joined(sums.get(READY, StateSum()))
+    return GroupStats.of(GroupFacts(sums, digest.counters, digest.floor, index, now))
+
+
+def _is_of_log(digest: _Digest, index: MessageIndex) -> bool:
+    """Return whether the log has all that the ledger knows."""
+    mark = digest.mark
+    same = mark is None or index.may_have(mark[0], mark[1])
+    return same and digest.reached() <= index.last_sequence

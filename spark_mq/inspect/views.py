@@ -1,25 +1,30 @@
-"""Define the views of a queue. None of them leases or commits."""
+"""Define the views of a queue, and find queues. No view leases or commits."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Final
+
 import pyarrow as pa
 
-from spark_mq.inspect.activity import throughput
-from spark_mq.inspect.blockers import Blocker, find_blockers
-from spark_mq.inspect.changes import ChangeRecord, list_changes
+from spark_mq.delta.object_store import ObjectStore, absolute_path, join
+from spark_mq.delta.store_errors import wrap_store_errors
+from spark_mq.errors import InvalidOption
+from spark_mq.inspect.activity import ChangeRecord, list_changes, throughput
+from spark_mq.inspect.health import Blocker, Health, check_health, find_blockers
 from spark_mq.inspect.leases import MessagePosition, locate, named_sequences
 from spark_mq.inspect.letters import DeadLetterReasons, count_reasons, newest_letters
-from spark_mq.inspect.notebook import NOTEBOOK_ERRORS, failed_html
 from spark_mq.inspect.overview import (
-    Health,
+    NOTEBOOK_ERRORS,
     QueueOverview,
-    check_health,
+    SweepState,
     describe,
+    failed_html,
     overview_html,
+    sweep_state,
 )
 from spark_mq.inspect.peek import PeekedMessage, find_sequences, peek_queue
 from spark_mq.inspect.stats import StatsReader
-from spark_mq.inspect.sweeps import SweepState, sweep_state
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.maintenance.redrive import redrive
 from spark_mq.operations.context import QueueContext
@@ -28,7 +33,42 @@ from spark_mq.util.clock import Duration, to_datetime
 from spark_mq.util.records import Records
 from spark_mq.util.validation import validate_count
 
-__all__ = ["QueueViews"]
+__all__ = ["QueueViews", "find_queues"]
+
+_TABLES: Final = ("messages", "leases")
+
+
+def find_queues(
+    root: str, storage_options: Mapping[str, str] | None = None, *, max_depth: int = 3
+) -> list[str]:
+    """Return the paths of the queues under an absolute path or URI, in order.
+
+    A folder with the tables ``messages/`` and ``leases/`` is a queue. Names that no queue can have
+    are left out. For the parameters see :meth:`spark_mq.Queue.find_all`.
+    """
+    validate_count("max_depth", max_depth, least=0, most=100)
+    store = ObjectStore(root, storage_options)
+    with wrap_store_errors(root, "listing"):
+        found = [join(root, name) if name else root for name in _find(store, "", max_depth + 1)]
+    return sorted(found)
+
+
+def _find(store: ObjectStore, folder: str, depth: int) -> Iterator[str]:
+    names = store.folders(folder)
+    if set(_TABLES) <= set(names):
+        yield folder
+    elif depth and "_delta_log" not in names:
+        for name in names:
+            if not name.startswith((".", "_")) and _is_name(join(store.root, name)):
+                yield from _find(store, f"{folder}/{name}" if folder else name, depth - 1)
+
+
+def _is_name(path: str) -> bool:
+    try:
+        absolute_path(path)
+    except InvalidOption:
+        return False
+    return True
 
 
 class QueueViews:

@@ -1,4 +1,8 @@
-"""Define the states of a range and the legal transitions between them."""
+"""Define the states of messages, and the legal transitions between them.
+
+A ledger keeps six of them. Time makes unread and available messages ready or delayed, so views show
+these two words for them.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,13 @@ __all__ = [
     "AVAILABLE",
     "BLOCKED",
     "DEAD",
+    "DELAYED",
     "LEASED",
     "LEGAL_TRANSITIONS",
+    "READY",
     "SETTLED",
     "STATES",
+    "STATE_NAMES",
     "TRANSFERRING",
     "UNREAD",
     "UNSETTLED",
@@ -54,6 +61,14 @@ SETTLED: Final[str] = State.SETTLED
 UNSETTLED: Final = (LEASED, AVAILABLE, DEAD, BLOCKED, TRANSFERRING)
 
 STATES: Final = (*UNSETTLED, SETTLED)  # of the ranges in a ledger
+
+READY: Final = "ready"  # unread or available, and due
+DELAYED: Final = "delayed"  # unread or available, and due later
+
+STATE_NAMES: Final[tuple[str, ...]] = (
+    READY, UNREAD, DELAYED, LEASED, DEAD, BLOCKED, TRANSFERRING, SETTLED,
+)  # fmt: skip
+"""The states that views show. "ready" contains "unread"."""
 
 # A late ack, expires_at, a trim or the owner settles available messages without a lease. A redrive
 # moves available and unread messages to transferring.

@@ -1,20 +1,183 @@
-"""Count a group's messages by state."""
+"""Count a group's messages. Each figure is one field, with the rule that makes it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
+from functools import cache
+from typing import Any, Final, NamedTuple, Self, TypeVar, cast
 
 from spark_mq.ledger.acquire import AcquireRequest, acquire
+from spark_mq.ledger.breaker import CLOSED
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, TRANSFERRING, Ledger
-from spark_mq.ledger.schedule import split_by_time, split_due, unread_range
+from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, TRANSFERRING, UNREAD, Ledger
+from spark_mq.ledger.schedule import split_due
 from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.state_sums import StateSum, sum_states
+from spark_mq.ledger.states import DELAYED, READY
+from spark_mq.ledger.walk import walk_unread
 from spark_mq.util.records import Record
 
-__all__ = ["GroupStats", "age_at", "compute_stats"]
+__all__ = [
+    "MESSAGES",
+    "Figure",
+    "GroupFacts",
+    "GroupStats",
+    "Metric",
+    "age_at",
+    "compute_stats",
+    "documented",
+    "facts_of",
+    "figure",
+    "figures_of",
+    "state_figures",
+    "with_unread",
+]
+
+_T = TypeVar("_T")
+EXPIRED: Final = "expired"
+_NOTHING: Final = StateSum()
 
 
+class Metric(NamedTuple):
+    """A metric of Prometheus. Figures with the same one differ in the value of its label."""
+
+    name: str
+    kind: str  # "gauge" or "counter"
+    text: str
+    label: str | None = None
+
+
+MESSAGES: Final = Metric("spark_mq_messages", "gauge", "Messages of a group by state.", "state")
+_OUTCOMES: Final = Metric("spark_mq_settled", "counter", "Messages settled by outcome.", "outcome")
+
+_OLDEST_UNSETTLED: Final = Metric(
+    "spark_mq_oldest_unsettled_age_seconds",
+    "gauge",
+    "Seconds since the publish of the first unsettled message.",
+)
+_OLDEST_LEASE: Final = Metric(
+    "spark_mq_oldest_lease_age_seconds",
+    "gauge",
+    "Seconds since the start of the oldest live lease.",
+)
+_RANGES: Final = Metric("spark_mq_ledger_ranges", "gauge", "Ranges in the ledger.")
+_STOPPED: Final = Metric(
+    "spark_mq_blocked",
+    "gauge",
+    "1 if the group leases nothing because of a cap or a blocked message.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """What the figures of a group are made of: its messages summed up by state, and its header."""
+
+    sums: Mapping[str, StateSum]
+    """By state of STATE_NAMES, and EXPIRED for what is past its ``expires_at`` and still unread."""
+    counters: Mapping[str, int]
+    floor: int
+    index: MessageIndex
+    now: int
+    blocked_because: str = ""
+    breaker: str = CLOSED
+
+    def sum(self, state: str) -> StateSum:
+        return self.sums.get(state, _NOTHING)
+
+    @property
+    def first_unsettled(self) -> int | None:
+        # The lowest range of a ledger is never settled.
+        firsts = [one.first for one in self.sums.values() if one.first is not None]
+        return min(firsts) if firsts else self.index.first_at_or_after(self.floor + 1)
+
+    @property
+    def first_published_at(self) -> int | None:
+        first = self.first_unsettled
+        return None if first is None else self.index.file_at(first).committed_at
+
+
+def with_unread(
+    sums: Mapping[str, StateSum], floor: int, index: MessageIndex, now: int
+) -> dict[str, StateSum]:
+    """Return the sums of a ledger together with the unread messages that follow it."""
+    found = dict(sums)
+    reach = max([floor, *(one.last for one in sums.values() if one.last is not None)])
+    for piece in walk_unread(index, reach + 1, now):
+        count = index.count(piece.first, piece.last)
+        state = EXPIRED if piece.expired else piece.state
+        for name in (READY, UNREAD) if state == READY else (state,):
+            own = found.get(name, _NOTHING)
+            found[name] = own._replace(messages=own.messages + count)
+    return found
+
+
+def age_at(instant: int | None, now: int) -> timedelta | None:
+    return None if instant is None else timedelta(microseconds=max(0, now - instant))
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """How a figure is made, and where it is shown."""
+
+    fold: Callable[[GroupFacts], Any]
+    doc: str
+    unit: str = "messages"  # or "sequence", "version", "ranges", "s" for durations, "text"
+    metric: Metric | None = None
+    label: str = ""  # the value of its metric's label
+    heading: str = ""  # of its column in tables of groups, which leave it out without one
+    fact: str = ""  # its name on the page of a group, which leaves it out without one
+    progress: bool = False  # whether the progress of a stream shows it
+
+
+def figure(fold: Callable[[GroupFacts], Any], doc: str, unit: str = "messages", **more: Any) -> Any:
+    """Return the field of a figure. All that show statistics show it, too."""
+    return field(metadata={"figure": Figure(fold, doc, unit, **more)})
+
+
+def _in_state(state: str, doc: str, **more: Any) -> Any:
+    return figure(
+        lambda facts: facts.sum(state).messages, doc, metric=MESSAGES, label=state, **more
+    )
+
+
+def _ended(counter: str, doc: str, **more: Any) -> Any:
+    return figure(
+        lambda facts: facts.counters.get(counter, 0), doc, metric=_OUTCOMES, label=counter, **more
+    )
+
+
+def _age(since: Callable[[GroupFacts], int | None], doc: str, **more: Any) -> Any:
+    return figure(lambda facts: age_at(since(facts), facts.now), doc, "s", **more)
+
+
+def figures_of(owner: type[Any]) -> Mapping[str, Figure]:
+    """Return the figures of a dataclass by name, in the order of its fields."""
+    return _figures(cast(Hashable, owner))
+
+
+@cache
+def _figures(owner: Any) -> Mapping[str, Figure]:
+    return {one.name: one.metadata["figure"] for one in fields(owner) if "figure" in one.metadata}
+
+
+def state_figures(owner: type[Any]) -> list[str]:
+    """Return the figures that count messages by state, which together are all unsettled ones."""
+    return [name for name, one in figures_of(owner).items() if one.metric is MESSAGES]
+
+
+def documented(owner: type[_T]) -> type[_T]:
+    """Describe the figures of a dataclass in its docstring."""
+    rows = [inspect.cleandoc(owner.__doc__ or ""), "", "Attributes", "----------"]
+    for name, one in figures_of(owner).items():
+        rows += [name, f"    {one.doc}"]
+    owner.__doc__ = "\n".join(rows)
+    return owner
+
+
+@documented
 @dataclass(frozen=True, slots=True)
 class GroupStats(Record):
     """Messages of a group by state.
@@ -22,104 +185,128 @@ class GroupStats(Record):
     Messages of a lease past its deadline count as ready.
     """
 
-    ready: int
-    """Due now, unread ones included."""
-    unread: int
-    """Due now and never leased."""
-    delayed: int
-    """Due later, by deliver_at or after a nack or release."""
-    leased: int
-    """Held by a lease."""
-    dead: int
-    """Waiting for the sweep to route them."""
-    blocked: int
-    """Past a limit in a group that blocks."""
-    transferring: int
-    """Being copied to another queue."""
-    acked: int
-    """Acked since the group began."""
-    dead_lettered: int
-    """Routed to the dead-letter queue since the group began."""
-    dropped: int
-    """Dropped since the group began, at a limit, by a reject or by the owner."""
-    skipped: int
-    """Skipped by seeks since the group began."""
-    expired: int
-    """Past their expires_at since the group began."""
-    lost: int
-    """Trimmed before the group settled them, since the group began."""
-    floor: int
-    """All messages up to this sequence are settled."""
-    tail: int
-    """The last published sequence, or -1."""
-    tail_version: int
-    """The version of ``messages/`` that the numbers belong to."""
-    oldest_unsettled_age: timedelta | None
-    """Time since the publish of the first unsettled message. None without one."""
-    oldest_lease_age: timedelta | None
-    """Time since the start of the oldest live lease. None without one."""
-    ledger_ranges: int
-    """Ranges in the ledger."""
-    blocked_because: str
-    """The cap, message, pause or breaker that stops the group, or an empty string."""
-    breaker: str
-    """"closed", "open" or "paused"."""
+    ready: int = _in_state(
+        READY,
+        "Due now: unread ones, and available ones whose time has come.",
+        heading="READY",
+        progress=True,
+    )
+    unread: int = figure(
+        lambda facts: facts.sum(UNREAD).messages, "Due now and never leased, part of ``ready``."
+    )
+    delayed: int = _in_state(
+        DELAYED,
+        "Due later, by ``deliver_at`` or after a nack or release.",
+        heading="DELAYED",
+        progress=True,
+    )
+    leased: int = _in_state(LEASED, "Held by a lease.", heading="LEASED", progress=True)
+    dead: int = _in_state(
+        DEAD, "Waiting for the sweep to route them.", heading="DEAD", progress=True
+    )
+    blocked: int = _in_state(
+        BLOCKED, "Past a limit in a group that blocks.", heading="BLOCKED", progress=True
+    )
+    transferring: int = _in_state(TRANSFERRING, "Being copied to another queue.")
+    acked: int = _ended("acked", "Acked since the group began.", heading="ACKED", fact="Acked")
+    dead_lettered: int = _ended(
+        "dead_lettered", "Routed to the dead-letter queue since the group began."
+    )
+    dropped: int = _ended(
+        "dropped", "Dropped since the group began, at a limit, by a reject or by the owner."
+    )
+    skipped: int = _ended("skipped", "Skipped by seeks since the group began.")
+    expired: int = figure(
+        lambda facts: facts.counters.get("expired", 0) + facts.sum(EXPIRED).messages,
+        "Past their ``expires_at`` since the group began.",
+        metric=_OUTCOMES,
+        label="expired",
+    )
+    lost: int = _ended("lost", "Trimmed before the group settled them, since the group began.")
+    floor: int = figure(
+        lambda facts: facts.floor, "All messages up to this sequence are settled.", "sequence"
+    )
+    tail: int = figure(
+        lambda facts: facts.index.last_sequence, "The last published sequence, or -1.", "sequence"
+    )
+    tail_version: int = figure(
+        lambda facts: facts.index.version,
+        "The version of ``messages/`` that the numbers belong to.",
+        "version",
+    )
+    oldest_unsettled_age: timedelta | None = _age(  # noqa: RUF009 - it is a field
+        lambda facts: facts.first_published_at,
+        "Time since the publish of the first unsettled message. None without one.",
+        metric=_OLDEST_UNSETTLED,
+        heading="OLDEST",
+        fact="Oldest unsettled",
+        progress=True,
+    )
+    oldest_lease_age: timedelta | None = _age(  # noqa: RUF009 - it is a field
+        lambda facts: facts.sum(LEASED).leased_at,
+        "Time since the start of the oldest live lease. None without one.",
+        metric=_OLDEST_LEASE,
+        heading="LEASE",
+        fact="Oldest lease",
+    )
+    ledger_ranges: int = figure(
+        lambda facts: sum(one.ranges for one in facts.sums.values()),
+        "Ranges in the ledger.",
+        "ranges",
+        metric=_RANGES,
+        heading="RANGES",
+        fact="Ledger ranges",
+    )
+    blocked_because: str = figure(
+        lambda facts: facts.blocked_because,
+        "The cap, message, pause or breaker that prevents leases, or an empty string.",
+        "text",
+        metric=_STOPPED,
+        heading="BLOCKED BECAUSE",
+        progress=True,
+    )
+    breaker: str = figure(
+        lambda facts: facts.breaker,
+        '"closed", "open" or "paused".',
+        "text",
+        fact="Breaker",
+        progress=True,
+    )
+
+    @classmethod
+    def of(cls, facts: GroupFacts) -> Self:
+        return cls(**{name: one.fold(facts) for name, one in figures_of(cls).items()})
+
+    @property
+    def backlog(self) -> int:
+        """Return the number of messages that workers or the owner still have to settle."""
+        return self.ready + self.delayed + self.leased + self.blocked
+
+    @property
+    def unsettled(self) -> int:
+        """Return the number of messages that are not settled, dead ones included."""
+        return self.backlog + self.dead + self.transferring
+
+
+def facts_of(ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: int) -> GroupFacts:
+    """Return what figures are made of. The caller has expired leases already."""
+    ledger = split_due(ledger, index, now, now)
+    _, grant = acquire(ledger, index, now, rules, AcquireRequest("stats", "stats", 1, now))
+    head = ledger.head
+    sums = sum_states(ledger.ranges, now).get(0, {})
+    return GroupFacts(
+        with_unread(sums, head.ack_floor, index, now),
+        head.counters,
+        head.ack_floor,
+        index,
+        now,
+        grant.blocked_because,
+        head.breaker.state(rules),
+    )
 
 
 def compute_stats(
     ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: int
 ) -> GroupStats:
     """Return the stats of a ledger. The caller has expired leases already."""
-    ledger = split_due(ledger, index, now, now)
-    due = ledger.count((AVAILABLE,), ("available_at", "<=", now))
-    unread, later, expired = _unread_counts(ledger, index, now)
-    _, grant = acquire(ledger, index, now, rules, AcquireRequest("stats", "stats", 1, now))
-    counters = ledger.head.counters
-    return GroupStats(
-        ready=unread + due,
-        unread=unread,
-        delayed=ledger.count((AVAILABLE,)) - due + later,
-        leased=ledger.count((LEASED,)),
-        dead=ledger.count((DEAD,)),
-        blocked=ledger.count((BLOCKED,)),
-        transferring=ledger.count((TRANSFERRING,)),
-        acked=counters.get("acked", 0),
-        dead_lettered=counters.get("dead_lettered", 0),
-        dropped=counters.get("dropped", 0),
-        skipped=counters.get("skipped", 0),
-        expired=counters.get("expired", 0) + expired,
-        lost=counters.get("lost", 0),
-        floor=ledger.head.ack_floor,
-        tail=index.last_sequence,
-        tail_version=index.version,
-        oldest_unsettled_age=age_at(_oldest_unsettled(ledger, index), now),
-        oldest_lease_age=age_at(ledger.minimum("leased_at", (LEASED,)), now),
-        ledger_ranges=len(ledger),
-        blocked_because=grant.blocked_because,
-        breaker=ledger.head.breaker.state(rules),
-    )
-
-
-def _unread_counts(ledger: Ledger, index: MessageIndex, now: int) -> tuple[int, int, int]:
-    """Count the unread messages that are due, due later, and expired."""
-    unread = unread_range(ledger, index)
-    if unread is None:
-        return 0, 0, 0
-    if not index.has_times_after(ledger.tracked_up_to):
-        return unread.message_count, 0, 0
-    pieces = split_by_time(unread, index, now, now)
-    later = sum(r.message_count for r in pieces.later)
-    expired = sum(r.message_count for r in pieces.expired)
-    return unread.message_count - later - expired, later, expired
-
-
-def _oldest_unsettled(ledger: Ledger, index: MessageIndex) -> int | None:
-    """Return when the first unsettled message was published, or None."""
-    floor = ledger.head.ack_floor
-    # The lowest range of a ledger is never settled.
-    first = ledger.first_sequences[0] if len(ledger) else index.first_at_or_after(floor + 1)
-    return None if first is None else index.file_at(first).committed_at
-
-
-def age_at(instant: int | None, now: int) -> timedelta | None:
-    return None if instant is None else timedelta(microseconds=max(0, now - instant))
+    return GroupStats.of(facts_of(ledger, index, rules, now))

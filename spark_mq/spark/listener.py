@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
@@ -17,12 +17,16 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from spark_mq.ledger.stats import GroupStats, figures_of, state_figures
 from spark_mq.operations.signals import destination_of
 from spark_mq.telemetry.gauges import report_gauges
 
 __all__ = ["SparkMQListener", "StreamProgress"]
 
 _log = logging.getLogger(__name__)
+
+_FIGURES: Final = figures_of(GroupStats)
+_STATES: Final = [name for name in state_figures(GroupStats) if _FIGURES[name].progress]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,7 @@ class SparkMQListener(StreamingQueryListener):
             for stats in _groups(source.get("latestOffset")):
                 found = _progress(progress, source, stats)
                 self.latest[found.queue, found.group] = found
-                report_gauges(destination_of(found.queue, found.group), stats)
+                report_gauges(destination_of(found.queue, found.group), stats, _STATES)
                 try:
                     if self._on_progress is not None:
                         self._on_progress(found)

@@ -22,6 +22,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from spark_mq.ledger.stats import GroupStats, figures_of
 from spark_mq.spark.options import STORAGE_PREFIX
 
 __all__ = ["STORAGE_SETTING", "TABLE_FUNCTIONS", "register_tables"]
@@ -36,19 +37,15 @@ def _schema(**columns: Any) -> StructType:
     return StructType([StructField(name, kind) for name, kind in columns.items()])
 
 
-_COUNTS: Final = (
-    "ready", "unread", "delayed", "leased", "dead", "blocked", "transferring", "acked",
-    "dead_lettered", "dropped", "skipped", "expired", "lost", "floor", "tail",
-)  # fmt: skip
-STATS_SCHEMA: Final = _schema(
-    consumer_group=_TEXT,
-    **dict.fromkeys(_COUNTS, _LONG),
-    oldest_unsettled_age=_DOUBLE,
-    oldest_lease_age=_DOUBLE,
-    ledger_ranges=_LONG,
-    blocked_because=_TEXT,
-    breaker=_TEXT,
-)
+def stats_schema(owner: type[GroupStats]) -> StructType:
+    """Return the columns of the table of stats, one for each figure but the version."""
+    kinds = {"s": _DOUBLE, "text": _TEXT}
+    figures = {name: kinds.get(one.unit, _LONG) for name, one in figures_of(owner).items()}
+    figures.pop("tail_version")
+    return _schema(consumer_group=_TEXT, **figures)
+
+
+STATS_SCHEMA: Final = stats_schema(GroupStats)
 LEASES_SCHEMA: Final = _schema(
     consumer_group=_TEXT, lease_id=_TEXT, worker_id=_TEXT, since=_TIME, until=_TIME,
     messages=_LONG, size=_LONG, first=_LONG, last=_LONG, delivery_count=_INT,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from spark_mq.telemetry.conventions import Destination
 from spark_mq.telemetry.reporter import meter_provider
 
-__all__ = ["MESSAGES", "STATES", "report_gauges"]
+__all__ = ["MESSAGES", "report_gauges"]
 
-STATES: Final = ("ready", "delayed", "leased", "dead", "blocked")
 MESSAGES: Final = "spark_mq.messages"
 OLDEST_AGE: Final = "spark_mq.oldest_unsettled_age"
 BLOCKED: Final = "spark_mq.blocked"
@@ -18,14 +17,16 @@ BLOCKED: Final = "spark_mq.blocked"
 _known: dict[int, tuple[Any, tuple[Any, Any, Any]]] = {}
 
 
-def report_gauges(destination: Destination, stats: Mapping[str, Any]) -> None:
+def report_gauges(
+    destination: Destination, stats: Mapping[str, Any], states: Iterable[str]
+) -> None:
     """Set the gauges of a group: messages by state, oldest age, and whether it is blocked."""
     provider = meter_provider()
     if provider is None:
         return
     messages, age, blocked = _gauges(provider)
     attributes = destination.attributes()
-    for state in STATES:
+    for state in states:
         messages.set(stats.get(state) or 0, {**attributes, "spark_mq.state": state})
     age.set(stats.get("oldest_unsettled_age") or 0.0, attributes)
     blocked.set(int(bool(stats.get("blocked_because"))), attributes)

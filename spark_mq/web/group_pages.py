@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from spark_mq.inspect import STATE_NAMES, LaneInfo
-from spark_mq.ledger.stats import GroupStats
-from spark_mq.web.queue_pages import lag_of, state_bar
+from spark_mq.ledger.stats import GroupStats, figures_of
+from spark_mq.util.show import show_age
+from spark_mq.web.queue_pages import state_bar
 from spark_mq.web.render import render
 from spark_mq.web.view import View
 
-__all__ = ["group_page"]
+__all__ = ["figures", "group_page"]
 
 MAX_LEASES: Final = 50
 TOP: Final = 20  # the hottest lanes of a table, or the commonest keys
@@ -48,7 +49,7 @@ def _group(view: View) -> str:
         name=group.name,
         actions=_actions(stats) if view.allow_changes else [],
         stats=stats,
-        lag=lag_of(stats),
+        figures=figures(stats),
         order=group.settings.order,
         bar=state_bar([stats]),
         state_names=STATE_NAMES,
@@ -58,6 +59,16 @@ def _group(view: View) -> str:
         most=MAX_LEASES,
         settings=asdict(group.settings),
     )
+
+
+def figures(stats: GroupStats) -> list[tuple[str, Any]]:
+    """Return the figures that the page of a group names."""
+    shown = [(one, getattr(stats, name)) for name, one in figures_of(type(stats)).items()]
+    return [
+        (one.fact, show_age(value) if one.unit == "s" else value)
+        for one, value in shown
+        if one.fact
+    ]
 
 
 def _actions(stats: GroupStats) -> list[tuple[str, str]]:

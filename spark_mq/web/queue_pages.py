@@ -10,13 +10,13 @@ from typing import Any, Final, NamedTuple
 
 from spark_mq.errors import SparkMQError
 from spark_mq.inspect import ChangeRecord, Health, QueueOverview
-from spark_mq.inspect.overview import check_health
-from spark_mq.ledger.stats import GroupStats
+from spark_mq.inspect.health import check_health
+from spark_mq.ledger.stats import GroupStats, state_figures
 from spark_mq.util.validation import RESERVED_PREFIX
 from spark_mq.web.render import render
 from spark_mq.web.view import View
 
-__all__ = ["changes_page", "health_of", "home", "lag_of", "queue_page", "state_bar", "sweeps_page"]
+__all__ = ["changes_page", "health_of", "home", "queue_page", "state_bar", "sweeps_page"]
 
 ROWS: Final = 50  # groups of one page of the table
 BUSY: Final = 10  # the busiest groups whose workers are listed, and workers of each
@@ -25,7 +25,7 @@ MAX_BLOCKERS: Final = 50
 MAX_PROBLEMS: Final = 200
 MAX_CHANGES: Final = 200
 PERIODS: Final = ("1h", "1d", "7d", "30d")
-_STATES: Final = ("ready", "delayed", "leased", "dead", "blocked", "transferring")
+_STATES: Final = state_figures(GroupStats)
 _PAST: Final = ("published", "leased", "acked", "failed")
 _CHANGES: Final = {"redriven": "redrive"}  # the word for a change, if its commit has another one
 
@@ -83,7 +83,7 @@ def _row(view: View, name: str, one: QueueOverview | SparkMQError) -> _Row:
         name,
         overview=one,
         health=_brief_health(view, one),
-        unsettled=sum(map(lag_of, stats)),
+        unsettled=sum(one.unsettled for one in stats),
         oldest=_oldest(own.oldest_unsettled_age for own in stats),
     )
 
@@ -112,11 +112,6 @@ def _brief_health(view: View, overview: QueueOverview) -> BriefHealth:
     return BriefHealth(text, "bad" if "unreadable" in checks else "warn")
 
 
-def lag_of(stats: GroupStats) -> int:
-    """Count the messages that a group has not settled."""
-    return sum(getattr(stats, name) for name in _STATES)
-
-
 def state_bar(stats: Iterable[GroupStats]) -> StateBar:
     """Return the messages of some groups by state. Few among many stay visible."""
     counts: Counter[str] = Counter()
@@ -125,7 +120,7 @@ def state_bar(stats: Iterable[GroupStats]) -> StateBar:
     total, at, parts = counts.total(), 0.0, list[BarPart]()
     for name in _STATES:
         width = round(max(100 * counts[name] / total, 0.6), 2) if counts[name] else 0.0
-        parts.append(BarPart(name.replace("_", " "), counts[name], round(at, 2), width))
+        parts.append(BarPart(name, counts[name], round(at, 2), width))
         at += width
     return StateBar(parts, total, round(max(at, 100), 2))
 
@@ -153,7 +148,6 @@ def _queue(view: View) -> str:
         oldest_unsettled=_oldest(one.oldest_unsettled_age for one in stats),
         oldest_lease=_oldest(one.oldest_lease_age for one in stats),
         bar=state_bar(stats),
-        lags={name: lag_of(one) for name, one in overview.groups.items()},
         names=names[number * ROWS : (number + 1) * ROWS],
         search=search,
         page=number,
@@ -163,7 +157,7 @@ def _queue(view: View) -> str:
 
 
 def _busy(stats: GroupStats) -> tuple[int, ...]:
-    return (-bool(stats.blocked_because), -lag_of(stats))
+    return (-bool(stats.blocked_because), -stats.unsettled)
 
 
 def _work(view: View) -> str:

@@ -18,6 +18,7 @@ from deltalake import DeltaTable
 from support.blocks import ROOT, blocks_of, pages
 
 from spark_mq import GroupSettings, GroupStats, Queue, QueueSettings, WorkSummary, errors
+from spark_mq.ledger.stats import figures_of
 
 REFERENCE = ROOT / "docs" / "reference"
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -54,6 +55,11 @@ def test_every_error_has_its_place() -> None:
 
 def test_every_statistic_has_its_place() -> None:
     assert {f.name for f in fields(GroupStats)} <= in_code("states.md")
+    rows = [f"| `{name}` | {one.doc} |" for name, one in figures_of(GroupStats).items()]
+    table = "\n".join(["| field | meaning |", "| --- | --- |", *rows]).replace("``", "`")
+    page = (REFERENCE / "states.md").read_text(encoding="utf-8")
+    part = f"<!-- generated: figures-of-a-group -->\n{table}\n<!-- /generated -->"
+    assert part in page, f"docs/reference/states.md needs this:\n{part}"
 
 
 def test_every_extra_for_users_has_its_place() -> None:

@@ -11,15 +11,15 @@ from support.banded_files import LANES, LAYOUT, file_of, ordered
 from support.ledger_group import SECOND, TIMEOUT, Group
 
 from spark_mq.ledger.key_order import held_lanes
-from spark_mq.ledger.lane_stats import BandCensus, Holder, LaneStats, count_bands
+from spark_mq.ledger.lane_backlog import Holder, LaneBacklog, LaneStats, count_lanes
 from spark_mq.ledger.message_index import DeliveryTimes, sequence
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
 from spark_mq.ledger.stats import compute_stats
 
 
-def census(group: Group, **more: Any) -> BandCensus:
+def census(group: Group, **more: Any) -> LaneBacklog:
     group.expire_leases()
-    return count_bands(group.ledger, group.index, group.rules, group.now, **more)
+    return count_lanes(group.ledger, group.index, group.rules, group.now, **more)
 
 
 def lane(group: Group, number: int | None) -> LaneStats:
@@ -160,7 +160,7 @@ def test_a_census_agrees_with_a_look_at_each_message(runs: Any, steps: Any) -> N
     _agrees(group, found)
 
 
-def _agrees(group: Group, found: BandCensus) -> None:
+def _agrees(group: Group, found: LaneBacklog) -> None:
     by_lane, by_priority = Counter[tuple[int | None, str]](), Counter[tuple[int, str]]()
     heads: dict[int, tuple[int, str]] = {}
     ready: Counter[int] = Counter()
@@ -217,6 +217,6 @@ def test_a_census_of_a_large_backlog_looks_at_each_run_once() -> None:
         for at in range(0, 40, 4)
     ]  # fmt: skip
     group.ledger = Ledger.from_ranges(LedgerHeader(), ranges)
-    found = count_bands(group.ledger, group.index, group.rules, group.now, max_runs=20_000)
+    found = count_lanes(group.ledger, group.index, group.rules, group.now, max_runs=20_000)
     assert found.counted_to is None
     assert sum(one.messages for one in found.lanes()) == 40_000

@@ -1,0 +1,214 @@
+"""Check the health of a queue, and find what blocks groups or the trim."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Final
+
+from spark_mq.inspect.overview import QueueOverview
+from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.ranges import BLOCKED, LEASED, SETTLED, Range
+from spark_mq.ledger.stats import GroupStats
+from spark_mq.ledger.walk import range_of, walk
+from spark_mq.operations.context import QueueContext
+from spark_mq.operations.trimming import find_held_back
+from spark_mq.util.clock import Duration, to_datetime
+from spark_mq.util.records import Record
+from spark_mq.util.validation import validate_count, validate_duration
+
+__all__ = ["Blocker", "Health", "Problem", "check_health", "find_blockers"]
+
+MAX_RANGES: Final = 100  # blocked ranges of a group that are listed
+_BUSY: Final = "max_in_flight"  # the cap that a busy group reaches, which is no problem
+
+
+@dataclass(frozen=True, slots=True)
+class Problem(Record):
+    """One reason why a queue is unhealthy.
+
+    Attributes
+    ----------
+    check
+        "unreadable", "not_swept", "blocked", "too_old" or "too_many_dead".
+    group, text
+        The name of the group, or None, and the reason for people.
+    """
+
+    check: str
+    group: str | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Health(Record):
+    """Whether a queue is ``healthy``, and its ``problems`` if it is not."""
+
+    healthy: bool
+    problems: tuple[Problem, ...]
+
+    def __str__(self) -> str:
+        return "healthy" if self.healthy else "\n".join(one.text for one in self.problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocker(Record):
+    """A reason why a group or the trim is blocked.
+
+    Attributes
+    ----------
+    group, blocks
+        "leases": the group leases nothing. "trim": it keeps old messages in the queue.
+    because
+        The cap, the limit, or the state of the message.
+    first, last
+        The messages that block, inclusive. None if a cap blocks.
+    messages
+        The number of messages that wait.
+    lease_id, worker_id
+        The lease of the messages that block, and its worker.
+    since, error
+        The publish of the first message that blocks, and the text of its last failure.
+    """
+
+    group: str
+    blocks: str
+    because: str
+    first: int | None
+    last: int | None
+    messages: int
+    lease_id: str | None = None
+    worker_id: str | None = None
+    since: datetime | None = None
+    error: str | None = None
+
+
+def find_blockers(context: QueueContext, stats: Mapping[str, GroupStats]) -> list[Blocker]:
+    index = context.messages.index()
+    found = [one for name, own in stats.items() for one in _of_leases(context, index, name, own)]
+    return [*found, *_of_trim(context, index, stats)]
+
+
+def _of_leases(
+    context: QueueContext, index: MessageIndex, name: str, stats: GroupStats
+) -> Iterator[Blocker]:
+    if stats.blocked_because and not stats.blocked:
+        yield Blocker(name, "leases", stats.blocked_because, None, None, stats.ready)
+    if stats.blocked:
+        ledger = context.group(name).current()
+        rows = ledger.find((BLOCKED,))[:MAX_RANGES]
+        for r in ledger.ranges_at(rows):
+            yield Blocker(
+                name,
+                "leases",
+                r.reason or "blocked",
+                r.first,
+                r.last,
+                stats.ready,
+                since=to_datetime(index.file_at(r.first).committed_at),
+                error=r.error,
+            )
+
+
+def _of_trim(
+    context: QueueContext, index: MessageIndex, stats: Mapping[str, GroupStats]
+) -> Iterator[Blocker]:
+    """Yield the groups whose first unsettled message holds back the trim."""
+    held = find_held_back(context, index, {name: own.floor for name, own in stats.items()})
+    if held is None:
+        return
+    for name in held.groups:
+        if first := _first_unsettled(context, index, name, held.floor):
+            yield _trim_blocker(index, name, first, held.messages)
+
+
+def _first_unsettled(
+    context: QueueContext, index: MessageIndex, name: str, floor: int
+) -> tuple[str, Range] | None:
+    """Return the state and the range of a group's first unsettled messages after a sequence."""
+    ledger = context.group(name).current()
+    for piece in islice(walk(ledger, index, context.now(), floor + 1), MAX_RANGES):
+        if piece.state != SETTLED:
+            return piece.state, range_of(piece, ledger, index)
+    return None
+
+
+def _trim_blocker(
+    index: MessageIndex, name: str, first: tuple[str, Range], waiting: int
+) -> Blocker:
+    state, r = first
+    leased = state == LEASED
+    return Blocker(
+        name,
+        "trim",
+        state,
+        r.first,
+        r.last,
+        waiting,
+        lease_id=r.lease_id if leased else None,
+        worker_id=r.worker_id if leased else None,
+        since=to_datetime(index.file_at(r.first).committed_at),
+        error=r.error,
+    )
+
+
+def check_health(
+    overview: QueueOverview,
+    now: datetime,
+    *,
+    max_unswept: Duration | None = "1h",
+    max_age: Duration | None = None,
+    max_dead: int | None = None,
+) -> Health:
+    unswept = None if max_unswept is None else validate_duration("max_unswept", max_unswept)
+    age = None if max_age is None else validate_duration("max_age", max_age)
+    if max_dead is not None:
+        validate_count("max_dead", max_dead, least=0, most=2**63 - 1)
+    problems = [
+        Problem("unreadable", name, f"the ledger of group {name!r} cannot be read: {why}")
+        for name, why in overview.damaged.items()
+    ]
+    problems += _sweep_problems(overview, now, unswept)
+    for name, stats in overview.groups.items():
+        problems += _group_problems(name, stats, age)
+    problems += _dead_problems(overview, max_dead)
+    return Health(not problems, tuple(problems))
+
+
+def _sweep_problems(overview: QueueOverview, now: datetime, limit: int | None) -> list[Problem]:
+    since = overview.sweeps.waiting_since
+    if limit is None or since is None:
+        return []
+    waited = now - since
+    if waited <= timedelta(microseconds=limit):
+        return []
+    commits = overview.sweeps.unarchived_commits
+    seconds = waited.total_seconds()
+    text = f"the queue was not swept for {seconds:.0f} s: {commits} commits wait. Run a sweep."
+    return [Problem("not_swept", None, text)]
+
+
+def _group_problems(name: str, stats: GroupStats, limit: int | None) -> list[Problem]:
+    found = []
+    if stats.blocked_because and stats.blocked_because != _BUSY:
+        text = f"group {name!r} leases nothing: {stats.blocked_because}"
+        found.append(Problem("blocked", name, text))
+    age = stats.oldest_unsettled_age
+    if limit is not None and age is not None and age > timedelta(microseconds=limit):
+        text = f"group {name!r} has a message that is {age.total_seconds():.0f} s old and not "
+        text += "settled"
+        found.append(Problem("too_old", name, text))
+    return found
+
+
+def _dead_problems(overview: QueueOverview, limit: int | None) -> list[Problem]:
+    if limit is None:
+        return []
+    if overview.dead_letters is None:
+        return [Problem("unreadable", None, "the dead-letter queue cannot be read")]
+    dead = overview.dead_letters + sum(stats.dead for stats in overview.groups.values())
+    if dead <= limit:
+        return []
+    return [Problem("too_many_dead", None, f"{dead} messages are dead, more than {limit}")]
