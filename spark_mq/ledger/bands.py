@@ -30,7 +30,7 @@ __all__ = [
 MAX_LANES: Final = 1_024
 MAX_PRIORITY: Final = 9  # the lowest, and the default, is 0
 _CACHED_FILES: Final = 4_096
-_HEAVY: Final = 2  # a band is heavy with so many times the rows of the mean
+_SKEWED: Final = 2  # a band is skewed with so many times the rows of the mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def _each_priority(width: int) -> int:
 class FileBands:
     """The bands of a file's rows, as runs of one band each."""
 
-    __slots__ = ("_below", "heavy", "mask", "numbers", "rows", "starts")
+    __slots__ = ("_below", "mask", "numbers", "rows", "skewed", "starts")
 
     def __init__(self, numbers: Sequence[int], counts: Sequence[int]) -> None:
         self.numbers = numbers
@@ -129,9 +129,9 @@ class FileBands:
             # Of a sorted file: the set of the bands before each run.
             self._below = list(accumulate((1 << number for number in numbers), initial=0))
         self.mask = reduce(or_, (1 << number for number in set(numbers)))
-        most = _HEAVY * self.rows / len(numbers)
+        most = _SKEWED * self.rows / len(numbers)
         runs = zip(numbers, counts, strict=True) if max(counts) > most else ()
-        self.heavy = reduce(or_, (1 << number for number, rows in runs if rows > most), 0)
+        self.skewed = reduce(or_, (1 << number for number, rows in runs if rows > most), 0)
         """The bands with far more rows than the mean, such as that of a hot key."""
 
     @property

@@ -63,9 +63,9 @@ class LaneWalk:
         self._block = 0  # the lanes that the lease may take from
         self._own = self._no_lane  # the bands of the lanes that were taken from
         self._allowed = is_open  # the bands that the lease may still take from
-        self._quota: int | None = None  # messages of one heavy band, None for no limit
-        self._heavy: dict[int, int] = {}  # what was taken of heavy bands
-        self._deferred: dict[int, int] = {}  # where heavy bands go on, by band
+        self._quota: int | None = None  # messages of one skewed band, None for no limit
+        self._skewed: dict[int, int] = {}  # what was taken of skewed bands
+        self._deferred: dict[int, int] = {}  # where skewed bands go on, by band
         self._from = 0  # the first sequence of the walk
         self.skips = False  # whether unread messages may lie before others that were taken
         self.reach = -1  # up to here a plain walk has taken all unread messages that are due
@@ -185,8 +185,8 @@ class LaneWalk:
         wanted = found & is_open
         if wanted & ~self._own and self._ordered:
             wanted = self._admitted(wanted, bands)
-        if self._quota is not None and wanted & bands.heavy:
-            wanted &= ~self._over_quota(wanted & bands.heavy, begins, bands, rows)
+        if self._quota is not None and wanted & bands.skewed:
+            wanted &= ~self._over_quota(wanted & bands.skewed, begins, bands, rows)
         if wanted:
             for low, high in bands.stretches(*rows, wanted):
                 if self.full:
@@ -195,13 +195,13 @@ class LaneWalk:
                 self._add(row, begins, begins + low, last)
         return self._closed(is_open, found & ~wanted) & self._allowed
 
-    def _over_quota(self, heavy: int, begins: int, bands: FileBands, rows: Interval) -> int:
-        """Count rows of heavy bands. Return the bands of which the lease has enough for now."""
+    def _over_quota(self, skewed: int, begins: int, bands: FileBands, rows: Interval) -> int:
+        """Count rows of skewed bands. Return the bands of which the lease has enough for now."""
         found = 0
         for band, low, high in bands.between(*rows):
-            if heavy >> band & 1:
-                had = self._heavy.get(band, 0)
-                self._heavy[band] = had + high - low + 1
+            if skewed >> band & 1:
+                had = self._skewed.get(band, 0)
+                self._skewed[band] = had + high - low + 1
                 if had >= (self._quota or 0):
                     found |= 1 << band
                     self._deferred[band] = begins + low
