@@ -109,7 +109,7 @@ def web(
     SPARK_MQ_WEB_TOKEN.
     """
     try:
-        from spark_mq.web import Access, Health, OverviewCache, serve
+        from spark_mq.web import Access, HealthLimits, OverviewCache, serve
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
         if name not in _PACKAGES:
@@ -133,7 +133,7 @@ def web(
             access,
             address=address,
             port=port,
-            health=Health(unswept, max_age, max_dead),
+            health=HealthLimits(unswept, max_age, max_dead),
             listening=_say_listening,
         )
 

@@ -7,6 +7,6 @@ from spark_mq.web.app import create_app
 from spark_mq.web.overviews import OverviewCache
 from spark_mq.web.security import Access
 from spark_mq.web.server import serve
-from spark_mq.web.view import Health
+from spark_mq.web.view import HealthLimits
 
-__all__ = ["Access", "Health", "OverviewCache", "create_app", "serve"]
+__all__ = ["Access", "HealthLimits", "OverviewCache", "create_app", "serve"]

@@ -40,9 +40,9 @@ from spark_mq.web.overviews import OverviewCache
 from spark_mq.web.queue_pages import changes_page, health_of, home, queue_page, sweeps_page
 from spark_mq.web.render import render
 from spark_mq.web.security import Access, Guard
-from spark_mq.web.view import Forbidden, Health, View
+from spark_mq.web.view import Forbidden, HealthLimits, View
 
-__all__ = ["Health", "create_app"]
+__all__ = ["HealthLimits", "create_app"]
 
 _log = logging.getLogger(__name__)
 
@@ -80,9 +80,11 @@ _STATUS: Final = (
 )  # fmt: skip
 
 
-def create_app(overviews: OverviewCache, access: Access, health: Health | None = None) -> Starlette:
+def create_app(
+    overviews: OverviewCache, access: Access, health: HealthLimits | None = None
+) -> Starlette:
     """Return the ASGI application."""
-    pages = _Pages(overviews, access, health or Health())
+    pages = _Pages(overviews, access, health or HealthLimits())
     routes = [Route("/", pages.endpoint(home))]
     routes += [
         Route(f"/{name}/{{queue:path}}", pages.endpoint(show), methods=["GET"])
@@ -109,7 +111,7 @@ async def _lifespan(_: Starlette) -> AsyncIterator[None]:
 
 
 class _Pages:
-    def __init__(self, overviews: OverviewCache, access: Access, health: Health) -> None:
+    def __init__(self, overviews: OverviewCache, access: Access, health: HealthLimits) -> None:
         self._overviews = overviews
         self._access = access
         self._health = health

@@ -14,7 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from spark_mq.errors import InvalidOption, SparkMQError
 from spark_mq.inspect import QueueOverview
 from spark_mq.util.listening import host_of, listen
-from spark_mq.web.app import Health, create_app
+from spark_mq.web.app import HealthLimits, create_app
 from spark_mq.web.overviews import OverviewCache
 from spark_mq.web.security import Access, is_local
 
@@ -71,7 +71,7 @@ def serve(
     *,
     address: str,
     port: int,
-    health: Health | None = None,
+    health: HealthLimits | None = None,
     listening: Callable[[str], None],
 ) -> None:
     """Serve the page until SIGTERM or Ctrl-C, and call ``listening`` with its address.

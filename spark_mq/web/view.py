@@ -15,13 +15,13 @@ from spark_mq.queue import Queue
 from spark_mq.util.clock import Duration
 from spark_mq.web.overviews import OverviewCache
 
-__all__ = ["Forbidden", "Health", "View"]
+__all__ = ["Forbidden", "HealthLimits", "View"]
 
 MAX_NUMBER: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class HealthLimits:
     """The limits of a healthy queue, see :meth:`spark_mq.Queue.health`."""
 
     max_unswept: Duration | None = "1h"
@@ -40,7 +40,7 @@ class View:
     overviews: OverviewCache
     name: str  # of the queue on the page. Empty on the first page
     query: Mapping[str, str]  # commas separate ticked letters
-    health: Health
+    health: HealthLimits
     allow_changes: bool
     user: str
     csrf_token: str = field(repr=False)  # a form must carry it

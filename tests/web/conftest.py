@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from spark_mq import Message, Queue
-from spark_mq.web import Access, Health, OverviewCache, create_app
+from spark_mq.web import Access, HealthLimits, OverviewCache, create_app
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def overviews(tmp_path: Path) -> OverviewCache:
 def visit(overviews: OverviewCache) -> Callable[..., TestClient]:
     """Returns a client of a page with some access."""
 
-    def client(health: Health | None = None, **access: Any) -> TestClient:
+    def client(health: HealthLimits | None = None, **access: Any) -> TestClient:
         app = create_app(overviews, Access(**{"user": "alice", **access}), health)
         return TestClient(app, base_url="http://localhost", follow_redirects=False)
 

@@ -15,7 +15,7 @@ from support.forms import with_token
 
 from spark_mq import Message, Queue
 from spark_mq.maintenance.dead_letters import HEADER_PREFIX
-from spark_mq.web import Health, OverviewCache
+from spark_mq.web import HealthLimits, OverviewCache
 
 Visit = Callable[..., TestClient]
 EVIL = "<script>alert(1)</script>\"'&\u202e"
@@ -351,7 +351,7 @@ def test_sweeps_and_health_say_what_is_wrong(visit: Visit, queue: Queue) -> None
     assert "The queue is healthy." in get(healthy, "/sweeps/orders").text
     assert healthy.get("/healthz").json() == {"healthy": True, "problems": 0}
     assert "healthy" in get(healthy, "/").texts
-    strict = visit(Health(max_dead=0))
+    strict = visit(HealthLimits(max_dead=0))
     text = get(strict, "/sweeps/orders").text
     assert "too many dead" in text
     assert "The queue has 1 problem." in text
