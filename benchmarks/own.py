@@ -78,7 +78,7 @@ def ledger_commit(folder: Path, rounds: int) -> Iterator[Result]:
             table.write(table.read("g"), ledger, operation_id=f"first-{ranges}", note={})
         changed = to_rows("g", Ledger(ledger.head, ledger.ranges.slice(0, 2))).append_column(
             "op", pa.array(["put"] * 3, pa.string())
-        )  # the floor row and two ranges
+        )  # the header row and two ranges
 
         def by_replace(table: LedgerTable = ours, ledger: Ledger = ledger) -> None:
             stored = table.read("g")

@@ -602,17 +602,17 @@ class Queue(QueueViews):
         Returns
         -------
         dict
-            ``published``: messages since the queue was created. ``tail``: the last sequence.
-            ``version``: that of ``messages/``. ``horizon``: the trim horizon. ``groups``: the stats
-            of each group by name. ``trim_blocked_by``: the groups whose first unsettled message
-            keeps messages that are old enough to go.
+            ``published``: messages since the queue was created. ``latest_sequence``: that of the
+            last one, or -1. ``version``: that of ``messages/``. ``horizon``: the trim horizon.
+            ``groups``: the stats of each group by name. ``trim_blocked_by``: the groups whose first
+            unsettled message keeps messages that are old enough to go.
         """
         index, groups = self._context.messages.index(), self._group_stats()
-        floors = {name: one.floor for name, one in groups.items()}
-        held = find_held_back(self._context, index, floors)
+        starts = {name: one.start_sequence for name, one in groups.items()}
+        held = find_held_back(self._context, index, starts)
         return QueueStats(
             published=index.total,
-            tail=index.last_sequence,
+            latest_sequence=index.last_sequence,
             version=index.version,
             horizon=self._context.horizon(),
             groups=groups,

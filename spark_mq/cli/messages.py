@@ -106,8 +106,8 @@ def tail(
 
 def _start(queue: Queue, text: str) -> int | None:
     if text in ("earliest", "latest"):
-        tail = queue.describe().tail
-        return tail if text == "latest" and tail >= 0 else None
+        latest = queue.describe().latest_sequence
+        return latest if text == "latest" and latest >= 0 else None
     if text.isdecimal():
         return validate_count("--from", text, least=0, most=2**63 - 1)
     raise InvalidOption(

@@ -119,7 +119,7 @@ def _description(overview: QueueOverview, groups: int) -> Iterator[Part]:
         "published": f"{overview.published:,} messages, the last one "
         f"{show_time(overview.last_published_at)}",
         "retained": f"{overview.retained:,} messages, {overview.retained_bytes:,} bytes",
-        "tail": overview.tail,
+        "latest sequence": overview.latest_sequence,
         "horizon": overview.horizon,
         "dead letters": overview.dead_letters,
         "last sweep": f"{show_time(sweeps.last_change_at)}, "

@@ -43,10 +43,11 @@ class SeekPreview(Record):
     ----------
     group
         The name of the group.
-    floor
+    start_sequence
         All messages up to this sequence are settled now.
     position
-        The first sequence that the seek makes unread, between the trim horizon and the tail.
+        The first sequence that the seek makes unread. It lies after the trim horizon, and at most
+        one after the latest sequence.
     skipped
         Unsettled messages before the position. No worker gets them.
     delivered_again
@@ -56,7 +57,7 @@ class SeekPreview(Record):
     """
 
     group: str
-    floor: int
+    start_sequence: int
     position: int
     skipped: int
     delivered_again: int
@@ -72,10 +73,10 @@ def preview_seek(group: GroupLedger, target: str | int | datetime) -> SeekPrevie
     leased = ledger.ranges_at(ledger.find((LEASED,)))
     return SeekPreview(
         group.name,
-        ledger.head.ack_floor,
+        ledger.head.start_sequence,
         position,
         sum(r.message_count for r in ahead),
-        max(0, index.count(position, ledger.tracked_up_to)),
+        max(0, index.count(position, ledger.end_sequence)),
         len({r.lease_id for r in leased}),
     )
 

@@ -116,20 +116,20 @@ def _of_trim(
     context: QueueContext, index: MessageIndex, stats: Mapping[str, GroupStats]
 ) -> Iterator[Blocker]:
     """Yield the groups whose first unsettled message holds back the trim."""
-    held = find_held_back(context, index, {name: own.floor for name, own in stats.items()})
+    held = find_held_back(context, index, {name: own.start_sequence for name, own in stats.items()})
     if held is None:
         return
     for name in held.groups:
-        if first := _first_unsettled(context, index, name, held.floor):
+        if first := _first_unsettled(context, index, name, held.start_sequence):
             yield _trim_blocker(index, name, first, held.messages)
 
 
 def _first_unsettled(
-    context: QueueContext, index: MessageIndex, name: str, floor: int
+    context: QueueContext, index: MessageIndex, name: str, start: int
 ) -> tuple[str, Range] | None:
     """Return the state and the range of a group's first unsettled messages after a sequence."""
     ledger = context.group(name).current()
-    for piece in islice(walk(ledger, index, context.now(), floor + 1), MAX_RANGES):
+    for piece in islice(walk(ledger, index, context.now(), start + 1), MAX_RANGES):
         if piece.state != SETTLED:
             return piece.state, range_of(piece, ledger, index)
     return None

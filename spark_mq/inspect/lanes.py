@@ -316,7 +316,7 @@ def _pieces_of(group: GroupLedger, lane: int) -> Iterator[FileSlice]:
     layout, left = index.layout, MAX_KEYS
     runs = (
         run
-        for piece in walk(ledger, index, group.now(), ledger.head.ack_floor + 1)
+        for piece in walk(ledger, index, group.now(), ledger.head.start_sequence + 1)
         if piece.state not in _GONE
         for run in index.band_runs(piece.first, piece.last)
     )

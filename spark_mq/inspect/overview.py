@@ -98,7 +98,7 @@ class QueueOverview(Record):
         Messages since it was created, and the time of the last publish. None without one.
     retained, retained_bytes
         Messages above the trim horizon, and the size of their files.
-    tail, version
+    latest_sequence, version
         The last sequence, or -1, and the version of ``messages/``.
     horizon
         Messages up to this sequence may be gone. -1 before the first trim.
@@ -120,7 +120,7 @@ class QueueOverview(Record):
     published: int
     retained: int
     retained_bytes: int
-    tail: int
+    latest_sequence: int
     version: int
     horizon: int
     last_published_at: datetime | None
@@ -195,7 +195,7 @@ def describe(
         published=index.total,
         retained=retained,
         retained_bytes=index.size(horizon + 1, index.last_sequence) if retained else 0,
-        tail=index.last_sequence,
+        latest_sequence=index.last_sequence,
         version=index.version,
         horizon=horizon,
         last_published_at=_last_publish(index),
@@ -214,7 +214,7 @@ def _lanes(
     using = [
         name
         for name, own in groups.items()
-        if name in ordered or index.priorities_after(own.floor) != 1
+        if name in ordered or index.priorities_after(own.start_sequence) != 1
     ]
     busiest = sorted(using, key=lambda name: (-groups[name].backlog, name))[:MAX_SUMMARIES]
     found: dict[str, LaneSummary] = {}

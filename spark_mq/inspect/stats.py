@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from spark_mq.errors import SparkMQError
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import BLOCKED, EVENT, FLOOR, LEASED
+from spark_mq.ledger.ranges import BLOCKED, EVENT, HEADER, LEASED
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.state_sums import LATE, SUMMED_COLUMNS, StateSum, sum_states
 from spark_mq.ledger.states import DELAYED, READY
@@ -133,7 +133,7 @@ class _Digest:
 
     settings: GroupSettings
     counters: Mapping[str, int]
-    floor: int  # all messages up to this sequence are settled
+    start_sequence: int  # all messages up to this sequence are settled
     mark: tuple[int, str] | None  # first sequence and path of the newest data file that it reached
     needs_rules: bool  # only the ledger's own rules give the counts, as after a breaker opened
     sums: dict[str, StateSum] = field(default_factory=dict)
@@ -148,7 +148,7 @@ class _Digest:
     def reached(self) -> int:
         """Return the last sequence that is not unread."""
         lasts = [one.last for one in self.sums.values() if one.last is not None]
-        return max(lasts, default=self.floor)
+        return max(lasts, default=self.start_sequence)
 
     def may_need_rules(self) -> bool:
         """Return whether a limit, a cap or the breaker may have changed the group."""
@@ -180,24 +180,24 @@ def _digests(parts: Iterable[_Part], defaults: GroupSettings, now: int) -> dict[
         return {}
     # A filter takes its time for each chunk.
     rows = pa.concat_tables(tables).combine_chunks().append_column("group", to_arrow(numbers))
-    headers = rows.filter(pc.equal(rows["state"], FLOOR))
+    headers = rows.filter(pc.equal(rows["state"], HEADER))
     columns = (headers[name].to_pylist() for name in ("group", "last", "detail"))
     found = {number: _Digest(defaults, {}, -1, None, True) for number in range(len(names))}
     found |= {number: _digest(*given) for number, *given in zip(*columns, strict=True)}
-    rows = rows.filter(pc.invert(pc.is_in(rows["state"], value_set=pa.array([FLOOR, EVENT]))))
+    rows = rows.filter(pc.invert(pc.is_in(rows["state"], value_set=pa.array([HEADER, EVENT]))))
     skews = [found[number].settings.clock_skew for number in range(len(names))]
     for number, sums in sum_states(rows, now, rows["group"], skews).items():
         found[number].sums = sums
     return {name: found[number] for number, name in enumerate(names)}
 
 
-def _digest(floor: int, text: str) -> _Digest:
+def _digest(start: int, text: str) -> _Digest:
     detail = json.loads(text)
     marks = detail["marks"]
     return _Digest(
         GroupSettings.from_stored(detail["settings"]),
         detail["counters"],
-        floor,
+        start,
         (int(marks[-1][0]), str(marks[-1][1])) if marks else None,
         bool(detail.get("breaker")),
     )
@@ -205,14 +205,14 @@ def _digest(floor: int, text: str) -> _Digest:
 
 def _stats_of(digest: _Digest, index: MessageIndex, now: int) -> GroupStats | None:
     """Return the stats of a digest that holds, or None if they need the ledger's own rules."""
-    if digest.may_need_rules() or index.has_times_after(digest.floor):
+    if digest.may_need_rules() or index.has_times_after(digest.start_sequence):
         return None
     if not _is_of_log(digest, index):
         return None
-    sums = with_unread(digest.sums, digest.floor, index, now)
+    sums = with_unread(digest.sums, digest.start_sequence, index, now)
     if (late := sums.pop(LATE, None)) is not None:
         sums[READY] = late.joined(sums.get(READY, StateSum()))
-    return GroupStats.of(GroupFacts(sums, digest.counters, digest.floor, index, now))
+    return GroupStats.of(GroupFacts(sums, digest.counters, digest.start_sequence, index, now))
 
 
 def _is_of_log(digest: _Digest, index: MessageIndex) -> bool:

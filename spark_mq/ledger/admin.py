@@ -67,7 +67,7 @@ def seek(ledger: Ledger, index: MessageIndex, target: int) -> Ledger:
     """
     moving = ledger.ranges_at(ledger.find((TRANSFERRING,)))
     reach = min([target, *(r.first for r in moving)])
-    floor, below = reach - 1, index.count(0, reach - 1)
+    start, below = reach - 1, index.count(0, reach - 1)
     ranges: list[Range] = []
     for r in moving:
         ranges += _ranges_after_seek(reach, r.first - 1, target, index)
@@ -78,7 +78,7 @@ def seek(ledger: Ledger, index: MessageIndex, target: int) -> Ledger:
     skipped = list(unsettled_ranges(ledger, index, target - 1))
     recorded = _record_seek(ledger, index, target, skipped)
     head = _with_skipped(recorded.head, skipped, target)
-    head = replace(head, ack_floor=floor, settled_count=below)
+    head = replace(head, start_sequence=start, settled_count=below)
     return Ledger.from_ranges(head, ranges, recorded.events)
 
 
@@ -92,9 +92,9 @@ def _record_seek(
         if r.last >= target:
             piece = r.slice(target, r.last, index)
             editor.record_event("fenced", piece._replace(state=UNREAD))
-    if (again := index.count(target, ledger.tracked_up_to)) > 0:
+    if (again := index.count(target, ledger.end_sequence)) > 0:
         first = index.nth_from(target, 1)
-        editor.record_event("seek", Range(first, ledger.tracked_up_to, UNREAD, again))
+        editor.record_event("seek", Range(first, ledger.end_sequence, UNREAD, again))
     return editor.build()
 
 
@@ -127,7 +127,7 @@ def unsettled_ranges(
             piece = r.slice(r.first, min(r.last, last), index)
             if piece.message_count:
                 yield piece
-    if unread := range_between(index, ledger.tracked_up_to + 1, last, UNREAD):
+    if unread := range_between(index, ledger.end_sequence + 1, last, UNREAD):
         yield unread
 
 
@@ -142,7 +142,7 @@ def settle_lost(
 
     Leased messages stay, because their holder may have read them. They are lost if they fail.
     """
-    if horizon <= ledger.head.ack_floor:
+    if horizon <= ledger.head.start_sequence:
         return ledger, 0
     editor, total = LedgerEditor(ledger), 0
     for piece in list(unsettled_ranges(ledger, index, horizon, but)):

@@ -95,7 +95,7 @@ class LedgerEditor:
             return self.ledger
         merged = self._merge()
         ended = self._ended()
-        head = self._raise_floor(self.head.counted(ended) if ended else self.head, merged)
+        head = self._raise_start(self.head.counted(ended) if ended else self.head, merged)
         ranges = self._table(merged) if self.ledger.rows is None else self._list(merged)
         return Ledger(head, ranges, [*self.ledger.events, *self._events])
 
@@ -107,8 +107,8 @@ class LedgerEditor:
                 ended[end_reason_of(event)] += r.message_count
         return ended
 
-    def _raise_floor(self, head: LedgerHeader, merged: list[Range]) -> LedgerHeader:
-        """Drop a settled first range by raising the floor."""
+    def _raise_start(self, head: LedgerHeader, merged: list[Range]) -> LedgerHeader:
+        """Drop a settled first range by raising the start."""
         ledger, lowest = self.ledger, None
         kept = next((row for row in range(ledger.size) if row not in self._removed), None)
         if kept is not None and (not merged or ledger.first_sequences[kept] < merged[0].first):
@@ -120,7 +120,9 @@ class LedgerEditor:
         if lowest is None:
             return head
         return replace(
-            head, ack_floor=lowest.last, settled_count=head.settled_count + lowest.message_count
+            head,
+            start_sequence=lowest.last,
+            settled_count=head.settled_count + lowest.message_count,
         )
 
     def _merge(self) -> list[Range]:

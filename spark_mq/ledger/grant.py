@@ -138,7 +138,7 @@ def _add_skipped(
 
     `times` are the instant of the lease, and until when a message must be due.
     """
-    begin, end = editor.ledger.tracked_up_to + 1, max(reach, *(last for _, last in taken))
+    begin, end = editor.ledger.end_sequence + 1, max(reach, *(last for _, last in taken))
     timed = index.has_times(begin, end)
     for first, last in subtract([(begin, end)], taken):
         skipped = range_between(index, first, last, UNREAD)

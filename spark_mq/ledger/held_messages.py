@@ -105,8 +105,8 @@ class HeldMessages:
             self._report_gap(first, last)
             return
         self._report_gap(first, low - 1)
-        head, frontier = self.ledger.head, self.ledger.tracked_up_to
-        self.count_settled(low, min(high, head.ack_floor))
+        head, frontier = self.ledger.head, self.ledger.end_sequence
+        self.count_settled(low, min(high, head.start_sequence))
         for row in rows:
             self._split_at(row, low, high)
         if high > frontier:

@@ -122,7 +122,7 @@ class _Change:
 
     def change_unread(self) -> None:
         """Change unread messages. Those before them are in the ledger from then on."""
-        first = self.ledger.tracked_up_to + 1
+        first = self.ledger.end_sequence + 1
         unread = range_between(self.index, first, self.intervals[-1][1], UNREAD)
         pieces = [piece for r in ([unread] if unread else []) for piece in self._inside(r)]
         if self.how == RETRY_NOW:

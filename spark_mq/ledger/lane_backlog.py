@@ -203,7 +203,7 @@ def count_lanes(
     """
     ordered = is_ordered(index, rules)
     backlog = LaneBacklog(ledger, index, ordered=ordered, max_runs=max_runs)
-    for piece in walk(ledger, index, now, ledger.head.ack_floor + 1):
+    for piece in walk(ledger, index, now, ledger.head.start_sequence + 1):
         if piece.state != SETTLED and not backlog.add(piece):
             return backlog
     backlog.counted_to = None

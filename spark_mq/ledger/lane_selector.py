@@ -61,9 +61,9 @@ class LaneSelector:
         if request.max_sequence is not None:
             end = min(end, request.max_sequence)
         self._due = DueRanges(ledger, cutoff, request.max_sequence, self._attempts)
-        self._may_read = index.count(ledger.tracked_up_to + 1, end) > 0
+        self._may_read = index.count(ledger.end_sequence + 1, end) > 0
         self._full = _is_full(ledger, now, rules)
-        self._priorities = index.priorities_after(ledger.head.ack_floor)
+        self._priorities = index.priorities_after(ledger.head.start_sequence)
         self._ordered = rules.order == "key" and is_ordered(index, rules)
         plain = not self._ordered and self._priorities == 1
         self._is_open, shares = 1 if plain else index.layout.everything, 1

@@ -258,7 +258,7 @@ class LaneWalk:
     def _visit_unread(self, is_open: int, bands: int) -> None:
         """Take from the unread messages of the one priority that some bands have."""
         index = self._index
-        start = max(self._ledger.tracked_up_to + 1, self._from)
+        start = max(self._ledger.end_sequence + 1, self._from)
         end = self._end
         timed = index.has_times(start, end)
         if self.plain and not timed:

@@ -22,10 +22,10 @@ class LogMark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LedgerHeader:
-    """The state of a ledger that belongs to no range. The store keeps it in the floor row."""
+    """The state of a ledger that belongs to no range. The store keeps it in the header row."""
 
-    ack_floor: int = -1  # all messages up to this sequence are settled
-    settled_count: int = 0  # messages up to the ack floor
+    start_sequence: int = -1  # all messages up to this sequence are settled
+    settled_count: int = 0  # messages up to the start sequence
     revision: int = 0  # grows by one with each commit
     passed_over: int = 0  # leases in a row that isolated suspects while unread messages were due
     counters: dict[str, int] = field(default_factory=dict)  # settled messages by outcome

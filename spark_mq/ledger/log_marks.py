@@ -25,7 +25,7 @@ _MAX_MARKS: Final = 8
 
 def with_mark(ledger: Ledger, index: MessageIndex) -> Ledger:
     """Return the ledger with a mark for its newest reached file."""
-    file = index.last_file_from(ledger.tracked_up_to)
+    file = index.last_file_from(ledger.end_sequence)
     marks = ledger.head.marks
     if file is None or (marks and marks[-1].first >= file.first):
         return ledger
@@ -55,7 +55,7 @@ def agreed_up_to(ledger: Ledger, index: MessageIndex) -> int | None:
     """
     marks, reached = ledger.head.marks, index.last_sequence
     if not marks or index.may_have(*marks[-1]):
-        return None if ledger.tracked_up_to <= reached else reached
+        return None if ledger.end_sequence <= reached else reached
     known = [mark for mark in marks if index.may_have(*mark)]
     if not known:
         return -1
@@ -70,7 +70,7 @@ def forget(
 
     The second value is how many of them the ledger had. The index need not have the messages.
     """
-    if ledger.tracked_up_to < first:
+    if ledger.end_sequence < first:
         return ledger, 0
     editor, head, total = LedgerEditor(ledger), ledger.head, 0
     for row in ledger.overlapping(first, last):
@@ -79,14 +79,14 @@ def forget(
         for piece in kept:
             editor.add(piece, r)
         total += r.message_count - sum(max(0, piece.message_count) for piece in kept)
-    if first <= head.ack_floor <= last:
+    if first <= head.start_sequence <= last:
         below = index.count(0, first - 1)
         total += max(0, head.settled_count - below)
-        head = replace(head, ack_floor=first - 1, settled_count=below)
+        head = replace(head, start_sequence=first - 1, settled_count=below)
     whole = [(first, last)]
     skipped = tuple(subtract(head.skipped_intervals, whole))
     marks = tuple(mark for mark in head.marks if not first <= mark.first <= last)
     editor.head = replace(head, skipped_intervals=skipped, marks=marks)
-    end = min(last, ledger.tracked_up_to)
+    end = min(last, ledger.end_sequence)
     editor.record_event(REWOUND, Range(first, end, UNREAD, total))
     return editor.build(), total

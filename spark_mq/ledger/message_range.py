@@ -14,7 +14,7 @@ from spark_mq.ledger.states import SETTLED
 __all__ = [
     "EVENT",
     "FIELDS",
-    "FLOOR",
+    "HEADER",
     "INSTANTS",
     "RANGE_SCHEMA",
     "Range",
@@ -23,7 +23,7 @@ __all__ = [
     "to_table",
 ]
 
-FLOOR: Final = "floor"  # state of the stored header row
+HEADER: Final = "header"  # state of the stored header row
 EVENT: Final = "event"  # state of the stored rows that record a commit's events
 
 _INSTANT = pa.timestamp("us", tz="UTC")

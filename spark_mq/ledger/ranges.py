@@ -2,7 +2,7 @@
 
 Delivery state belongs to ranges over a log, as in Kafka's share groups (KIP-932). The ranges are
 sorted and do not overlap. Adjacent ranges in the same state are one range. All messages up to the
-*ack floor* are settled, and all messages after the last range are unread.
+*start sequence* are settled, and all messages after the last range are unread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spark_mq.ledger.ledger_header import LedgerHeader, LogMark
 from spark_mq.ledger.message_range import (
     EVENT,
     FIELDS,
-    FLOOR,
+    HEADER,
     INSTANTS,
     RANGE_SCHEMA,
     Range,
@@ -44,7 +44,7 @@ __all__ = [
     "BLOCKED",
     "DEAD",
     "EVENT",
-    "FLOOR",
+    "HEADER",
     "LEASED",
     "LIST_LIMIT",
     "RANGE_SCHEMA",
@@ -166,9 +166,9 @@ class Ledger:
         return frozenset(STATES if self.rows is None else (r.state for r in self.rows))
 
     @cached_property
-    def tracked_up_to(self) -> int:
+    def end_sequence(self) -> int:
         """Return the last sequence that is not unread."""
-        return self.last_sequences[-1] if self.size else self.head.ack_floor
+        return self.last_sequences[-1] if self.size else self.head.start_sequence
 
     def range_at(self, row: int) -> Range:
         if self.rows is not None:

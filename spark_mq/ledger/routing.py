@@ -72,7 +72,7 @@ def _available_or_unread(
     ledger = editor.ledger
     rows = sorted({row for first, last in wanted for row in ledger.overlapping(first, last)})
     found = editor.remove([row for row in rows if ledger.state_at(row) == AVAILABLE])
-    first, last = ledger.tracked_up_to + 1, max((last for _, last in wanted), default=-1)
+    first, last = ledger.end_sequence + 1, max((last for _, last in wanted), default=-1)
     if unread := index.count(first, last):
         low, high = index.nth_from(first, 1), index.nth_from(first, unread)
         found.append(Range(low, high, UNREAD, unread))

@@ -40,7 +40,7 @@ class TimeSplit:
 
 
 def unread_range(ledger: Ledger, index: MessageIndex) -> Range | None:
-    return range_between(index, ledger.tracked_up_to + 1, index.last_sequence, UNREAD)
+    return range_between(index, ledger.end_sequence + 1, index.last_sequence, UNREAD)
 
 
 def split_by_time(r: Range, index: MessageIndex, now: int, cutoff: int) -> TimeSplit:
@@ -137,7 +137,7 @@ def _append(pieces: list[Range], piece: Range, index: MessageIndex) -> None:
 
 def split_due(ledger: Ledger, index: MessageIndex, now: int, cutoff: int) -> Ledger:
     """Split the available ranges that are due by their least time, up to `cutoff`."""
-    if not index.has_times_after(ledger.head.ack_floor):
+    if not index.has_times_after(ledger.head.start_sequence):
         return ledger
     rows = ledger.find((AVAILABLE,), ("available_at", "<=", cutoff))
     if not rows:
@@ -155,7 +155,7 @@ def split_due(ledger: Ledger, index: MessageIndex, now: int, cutoff: int) -> Led
 
 def _rows_with_times(ledger: Ledger, index: MessageIndex, rows: list[int]) -> list[int]:
     """Return the rows with messages that have times, by a search of the shorter list."""
-    files = index.timed_files(ledger.head.ack_floor)
+    files = index.timed_files(ledger.head.start_sequence)
     if len(files) < len(rows):
         near = {row for file in files for row in ledger.overlapping(file.first, file.last)}
         return [row for row in rows if row in near]
@@ -170,7 +170,7 @@ def settle_expired_unread(ledger: Ledger, index: MessageIndex, now: int) -> Ledg
     they stay cheap to read and the trim can advance.
     """
     editor = LedgerEditor(split_due(ledger, index, now, now))
-    first = index.first_at_or_after(ledger.tracked_up_to + 1)
+    first = index.first_at_or_after(ledger.end_sequence + 1)
     while first is not None and index.has_times(first, first):
         last = index.file_at(first).last
         unread = Range(first, last, UNREAD, last - first + 1)
@@ -189,7 +189,7 @@ def settle_expired_held(
 
     Until the lease's own deadline has passed, its messages are kept.
     """
-    if not index.has_times_after(ledger.head.ack_floor):
+    if not index.has_times_after(ledger.head.start_sequence):
         return ledger
     editor, late = LedgerEditor(ledger), list[Range]()
     rows = _rows_with_times(ledger, index, ledger.rows_held(lease_id))
@@ -224,6 +224,6 @@ def next_due_at(ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: 
     breaker = ledger.head.breaker
     if breaker.is_open(rules):
         ends.append(breaker.next_trial_at)
-    if index.has_times_after(ledger.tracked_up_to) and (unread := unread_range(ledger, index)):
+    if index.has_times_after(ledger.end_sequence) and (unread := unread_range(ledger, index)):
         ends += [r.available_at for r in split_by_time(unread, index, now, now).later]
     return min((end for end in ends if end is not None), default=None)

@@ -46,7 +46,7 @@ class State(StrEnum):
     BLOCKED = "blocked"
     #: Being copied to another queue under the transfer id in ``lease_id``.
     TRANSFERRING = "transferring"
-    #: Finished. The ledger forgets it below the floor.
+    #: Finished. The ledger forgets it before the start.
     SETTLED = "settled"
 
 

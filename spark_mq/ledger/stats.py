@@ -78,7 +78,7 @@ class GroupFacts:
     sums: Mapping[str, StateSum]
     """By state of STATE_NAMES, and EXPIRED for what is past its ``expires_at`` and still unread."""
     counters: Mapping[str, int]
-    floor: int
+    start_sequence: int
     index: MessageIndex
     now: int
     blocked_because: str = ""
@@ -91,7 +91,7 @@ class GroupFacts:
     def first_unsettled(self) -> int | None:
         # The lowest range of a ledger is never settled.
         firsts = [one.first for one in self.sums.values() if one.first is not None]
-        return min(firsts) if firsts else self.index.first_at_or_after(self.floor + 1)
+        return min(firsts) if firsts else self.index.first_at_or_after(self.start_sequence + 1)
 
     @property
     def first_published_at(self) -> int | None:
@@ -100,11 +100,11 @@ class GroupFacts:
 
 
 def with_unread(
-    sums: Mapping[str, StateSum], floor: int, index: MessageIndex, now: int
+    sums: Mapping[str, StateSum], start: int, index: MessageIndex, now: int
 ) -> dict[str, StateSum]:
     """Return the sums of a ledger together with the unread messages that follow it."""
     found = dict(sums)
-    reach = max([floor, *(one.last for one in sums.values() if one.last is not None)])
+    reach = max([start, *(one.last for one in sums.values() if one.last is not None)])
     for piece in walk_unread(index, reach + 1, now):
         count = index.count(piece.first, piece.last)
         state = EXPIRED if piece.expired else piece.state
@@ -223,13 +223,15 @@ class GroupStats(Record):
         label="expired",
     )
     lost: int = _ended("lost", "Trimmed before the group settled them, since the group began.")
-    floor: int = figure(
-        lambda facts: facts.floor, "All messages up to this sequence are settled.", "sequence"
+    start_sequence: int = figure(
+        lambda facts: facts.start_sequence,
+        "All messages up to this sequence are settled.",
+        "sequence",
     )
-    tail: int = figure(
+    latest_sequence: int = figure(
         lambda facts: facts.index.last_sequence, "The last published sequence, or -1.", "sequence"
     )
-    tail_version: int = figure(
+    latest_version: int = figure(
         lambda facts: facts.index.version,
         "The version of ``messages/`` that the numbers belong to.",
         "version",
@@ -295,9 +297,9 @@ def facts_of(ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: int
     head = ledger.head
     sums = sum_states(ledger.ranges, now).get(0, {})
     return GroupFacts(
-        with_unread(sums, head.ack_floor, index, now),
+        with_unread(sums, head.start_sequence, index, now),
         head.counters,
-        head.ack_floor,
+        head.start_sequence,
         index,
         now,
         grant.blocked_because,

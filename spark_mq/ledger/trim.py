@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from spark_mq.ledger.message_index import MessageIndex
 
-__all__ = ["GroupFloor", "HeldBack", "counting_groups", "held_back", "trim_floor"]
+__all__ = ["GroupStart", "HeldBack", "counting_groups", "held_back", "lowest_start"]
 
 
 @dataclass(frozen=True, slots=True)
-class GroupFloor:
+class GroupStart:
     """How far a group has settled all messages."""
 
-    floor: int  # all messages up to this sequence are settled
+    start_sequence: int  # all messages up to this sequence are settled
     last_change: int | None = None  # its last commit, microseconds since 1970, or None if unknown
 
 
@@ -22,53 +22,53 @@ class GroupFloor:
 class HeldBack:
     """The messages that groups hold back from a trim."""
 
-    groups: tuple[str, ...]  # those with the lowest floor
-    floor: int
+    groups: tuple[str, ...]  # those with the lowest start
+    start_sequence: int
     messages: int  # old enough, but kept because of these groups
 
 
 def counting_groups(
-    groups: Mapping[str, GroupFloor], tail: int, now: int, expiry: int | None
-) -> dict[str, GroupFloor]:
+    groups: Mapping[str, GroupStart], latest: int, now: int, expiry: int | None
+) -> dict[str, GroupStart]:
     """Return the groups that a trim must wait for.
 
     A group with unsettled messages expires if it made no commit for longer than `expiry`. If all
     groups have expired, the one that has settled most still counts, so that no message goes that no
     group has settled.
     """
-    live = {name: one for name, one in groups.items() if not _has_expired(one, tail, now, expiry)}
+    live = {name: one for name, one in groups.items() if not _has_expired(one, latest, now, expiry)}
     if live or not groups:
         return live
-    most = max(one.floor for one in groups.values())
-    return {name: one for name, one in groups.items() if one.floor == most}
+    most = max(one.start_sequence for one in groups.values())
+    return {name: one for name, one in groups.items() if one.start_sequence == most}
 
 
-def _has_expired(one: GroupFloor, tail: int, now: int, expiry: int | None) -> bool:
+def _has_expired(one: GroupStart, latest: int, now: int, expiry: int | None) -> bool:
     idle_since = one.last_change
     return (
         expiry is not None
-        and one.floor < tail
+        and one.start_sequence < latest
         and idle_since is not None
         and idle_since < now - expiry
     )
 
 
-def trim_floor(groups: Mapping[str, GroupFloor]) -> int:
+def lowest_start(groups: Mapping[str, GroupStart]) -> int:
     """Return the sequence up to which a trim may go. -1 without groups."""
-    return min((one.floor for one in groups.values()), default=-1)
+    return min((one.start_sequence for one in groups.values()), default=-1)
 
 
 def held_back(
-    groups: Mapping[str, GroupFloor], index: MessageIndex, horizon: int, old: int
+    groups: Mapping[str, GroupStart], index: MessageIndex, horizon: int, old: int
 ) -> HeldBack | None:
     """Return the messages that groups hold back, or None.
 
     Messages up to `horizon` are trimmed, and those up to `old` are old enough.
     """
-    floor = trim_floor(groups)
-    waiting = index.first_at_or_after(max(floor, horizon) + 1)
+    start = lowest_start(groups)
+    waiting = index.first_at_or_after(max(start, horizon) + 1)
     if not groups or waiting is None or waiting > old:
         return None
-    names = tuple(sorted(name for name, one in groups.items() if one.floor == floor))
+    names = tuple(sorted(name for name, one in groups.items() if one.start_sequence == start))
     # A file stays as a whole.
-    return HeldBack(names, floor, index.count(index.file_at(waiting).first, old))
+    return HeldBack(names, start, index.count(index.file_at(waiting).first, old))

@@ -104,6 +104,6 @@ def _due_or_unread(
             if r.state == AVAILABLE and (r.available_at or 0) <= now
         ]
     )
-    if unread := range_between(index, ledger.tracked_up_to + 1, interval[1], UNREAD):
+    if unread := range_between(index, ledger.end_sequence + 1, interval[1], UNREAD):
         found.append(unread)
     return found

@@ -42,7 +42,7 @@ def walk(ledger: Ledger, index: MessageIndex, now: int, first: int = 0) -> Itera
     The caller has expired leases already. No range is read here, so a walk over a large ledger is
     cheap. :func:`range_of` reads the range of one piece.
     """
-    start = ledger.head.ack_floor
+    start = ledger.head.start_sequence
     if settled := range_between(index, first, start, SETTLED):
         yield Piece(SETTLED, settled.first, settled.last, None)
     timed = index.has_times_after(start)
@@ -57,7 +57,7 @@ def walk(ledger: Ledger, index: MessageIndex, now: int, first: int = 0) -> Itera
             yield from _split(ledger.range_at(row).slice(low, high, index), index, now, row)
         else:
             yield Piece(state, low, high, row)
-    yield from walk_unread(index, max(first, ledger.tracked_up_to + 1), now)
+    yield from walk_unread(index, max(first, ledger.end_sequence + 1), now)
 
 
 def walk_unread(index: MessageIndex, first: int, now: int) -> Iterator[Piece]:

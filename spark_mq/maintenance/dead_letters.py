@@ -60,7 +60,7 @@ class Routing(Transfer):
         source = self.source
         ledger, settings = source.ledger_in(snapshot), source.settings_in(snapshot)
         ledger = expire_leases(ledger, source.now(), settings)
-        index = source.messages.index(ledger.tracked_up_to)
+        index = source.messages.index(ledger.end_sequence)
         after, ranges = freeze_dead(ledger, transfer_id, ROUTE_RANGES, index, ROUTE_MESSAGES)
         return after, sum(r.message_count for r in ranges)
 

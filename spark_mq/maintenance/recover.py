@@ -172,7 +172,7 @@ class LedgerRepair:
         return with_mark(after, index), None, info
 
     def _forget(self, ledger: Ledger, index: MessageIndex, first: int, last: int) -> Ledger:
-        reach = min(last, ledger.tracked_up_to)
+        reach = min(last, ledger.end_sequence)
         after, messages = forget(ledger, index, first, last)
         if self.name not in (HORIZON, REDRIVE):
             self.forgotten += messages
@@ -181,10 +181,10 @@ class LedgerRepair:
 
     def _above(self, ledger: Ledger, index: MessageIndex, trimmed: int) -> Ledger:
         """Return the ledger without unsettled messages that a trim has dropped."""
-        if trimmed <= ledger.head.ack_floor:
+        if trimmed <= ledger.head.start_sequence:
             return ledger
         if self.name == HORIZON:
-            return Ledger(replace(ledger.head, ack_floor=trimmed))
+            return Ledger(replace(ledger.head, start_sequence=trimmed))
         if self._context.ledgers.known_horizon() >= trimmed:
             return ledger  # they were dropped by a hard limit
         but = (SETTLED, TRANSFERRING)

@@ -9,10 +9,10 @@ from spark_mq.errors import InvalidOption
 from spark_mq.ledger.log_marks import MAX_SEQUENCE, with_mark
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
-from spark_mq.ledger.trim import GroupFloor, held_back, trim_floor
+from spark_mq.ledger.trim import GroupStart, held_back, lowest_start
 from spark_mq.maintenance.redrive import REDRIVE
 from spark_mq.operations.context import QueueContext
-from spark_mq.operations.trimming import groups_that_count, read_floors
+from spark_mq.operations.trimming import groups_that_count, read_starts
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.update import Update, update_ledger
@@ -44,16 +44,16 @@ def trim(context: QueueContext) -> Trimmed:
     horizon is committed first and conflicts with every other commit. The index then forgets
     messages that no group needs.
     """
-    needed, old, counting = 0, -1, dict[str, GroupFloor]()
+    needed, old, counting = 0, -1, dict[str, GroupStart]()
 
     def compute(snapshot: LedgerSnapshot) -> Update[int]:
         nonlocal needed, counting, old
         index, settings = context.messages.index(), context.settings
-        floors = read_floors(context)
-        needed = min([*floors.values(), *_redrive_floor(context)], default=MAX_SEQUENCE)
+        starts = read_starts(context)
+        needed = min([*starts.values(), *_redrive_start(context)], default=MAX_SEQUENCE)
         old = index.last_of_older(context.now() - settings.retention)
-        counting = groups_that_count(context, index, floors)
-        reach = min(trim_floor(counting), old)
+        counting = groups_that_count(context, index, starts)
+        reach = min(lowest_start(counting), old)
         if settings.hard_retention is not None:
             reach = max(reach, index.last_of_older(context.now() - settings.hard_retention))
         return _advance_horizon(snapshot, index, reach)
@@ -78,42 +78,44 @@ def purge(context: QueueContext, name: str) -> PurgeResult:
             value=name,
         )
     index = context.messages.index()
-    tail, start = index.last_sequence, context.horizon() + 1
+    latest, start = index.last_sequence, context.horizon() + 1
 
     def compute(snapshot: LedgerSnapshot) -> Update[int]:
         groups = context.ledgers.groups()
-        reach = min(tail, _lowest_floor(context)) if groups else tail
+        reach = min(latest, _lowest_start(context)) if groups else latest
         return _advance_horizon(snapshot, index, reach)
 
-    while tail >= 0:
+    while latest >= 0:
         for group in counted("groups", context.groups()):
-            if group.current().head.ack_floor < tail:
-                group.seek(tail + 1)
+            if group.current().head.start_sequence < latest:
+                group.seek(latest + 1)
         step("drop files")
         horizon = update_ledger(context.ledgers, HORIZON, compute, whole_table=True)
         # A seek does not skip messages that are being routed. They stay until the next trim.
-        behind = (group for group in context.groups() if group.current().head.ack_floor < tail)
-        if horizon >= tail or all(group.stats().transferring for group in behind):
+        behind = (
+            group for group in context.groups() if group.current().head.start_sequence < latest
+        )
+        if horizon >= latest or all(group.stats().transferring for group in behind):
             return PurgeResult(index.count(start, horizon), context.messages.drop(horizon))
     return PurgeResult(0, 0)
 
 
 def _advance_horizon(snapshot: LedgerSnapshot, index: MessageIndex, to: int) -> Update[int]:
     """Return the horizon's ledger with the horizon at `to`. A higher horizon stays."""
-    before = -1 if snapshot.ledger is None else snapshot.ledger.head.ack_floor
+    before = -1 if snapshot.ledger is None else snapshot.ledger.head.start_sequence
     horizon = max(before, to)
     if horizon == before:
         return None, horizon, {}
-    ledger = with_mark(Ledger(LedgerHeader(ack_floor=horizon)), index)
+    ledger = with_mark(Ledger(LedgerHeader(start_sequence=horizon)), index)
     return ledger, horizon, {"operation": "trim", "ranges": f"-{horizon}"}
 
 
-def _lowest_floor(context: QueueContext) -> int:
+def _lowest_start(context: QueueContext) -> int:
     """Return the sequence up to which every group has settled all. -1 without groups."""
-    return min(read_floors(context).values(), default=-1)
+    return min(read_starts(context).values(), default=-1)
 
 
-def _redrive_floor(context: QueueContext) -> list[int]:
-    """Return the floor of a dead-letter queue's reserved group, if any."""
+def _redrive_start(context: QueueContext) -> list[int]:
+    """Return the start sequence of a dead-letter queue's reserved group, if any."""
     ledger = context.ledgers.read(REDRIVE).ledger
-    return [] if ledger is None else [ledger.head.ack_floor]
+    return [] if ledger is None else [ledger.head.start_sequence]

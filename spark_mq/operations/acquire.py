@@ -196,7 +196,7 @@ def _seconds_until_due(ledger: GroupLedger) -> float:
     snapshot, now = ledger.snapshot(), ledger.now()
     if snapshot.ledger is None:
         return float("inf")
-    index = ledger.index_for(snapshot.ledger, snapshot.ledger.tracked_up_to)
+    index = ledger.index_for(snapshot.ledger, snapshot.ledger.end_sequence)
     at = next_due_at(snapshot.ledger, index, ledger.settings_in(snapshot), now)
     return float("inf") if at is None else (at - now) / SECOND
 

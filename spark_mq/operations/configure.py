@@ -59,7 +59,7 @@ def _note(context: QueueContext, detail: str) -> None:
     def compute(snapshot: LedgerSnapshot) -> Update[None]:
         ledger = snapshot.ledger
         if ledger is None:
-            ledger = with_mark(Ledger(LedgerHeader(ack_floor=-1)), context.messages.known())
+            ledger = with_mark(Ledger(LedgerHeader(start_sequence=-1)), context.messages.known())
         info = {"operation": "configure queue", "detail": detail}
         return ledger.replaced(ledger.head, ledger.events), None, info
 

@@ -72,10 +72,10 @@ class GroupLedger(SharedLedger):
                     raise damage  # only the whole log shows that place
                 # Not past the last message. Later ones would count as settled unread.
                 position = min(_position(index, self.start), index.last_sequence + 1)
-                floor = max(position - 1, self.horizon())
-                settled = index.count(0, floor)
+                start = max(position - 1, self.horizon())
+                settled = index.count(0, start)
                 head = LedgerHeader(
-                    ack_floor=floor, settled_count=settled, settings=asdict(self.defaults)
+                    start_sequence=start, settled_count=settled, settings=asdict(self.defaults)
                 )
                 return with_mark(Ledger(head), index), True, {"operation": CREATE_GROUP}
 
@@ -114,7 +114,7 @@ class GroupLedger(SharedLedger):
     def seek_position(self, index: MessageIndex, target: StartPosition) -> int:
         """Return the first sequence that a seek makes unread."""
         lowest = self.horizon() + 1
-        # Not past the tail. That would skip messages that are not published yet.
+        # Not past the last one. That would skip messages that are not published yet.
         return min(max(_position(index, target), lowest), index.last_sequence + 1)
 
     def configure(self, changes: Mapping[str, Any]) -> GroupSettings:
@@ -168,7 +168,7 @@ class GroupLedger(SharedLedger):
 
         def compute(view: GroupView) -> Update[int]:
             ledger = expire_leases(view.ledger, view.now, view.settings)
-            index = self.index_for(ledger, ledger.tracked_up_to)
+            index = self.index_for(ledger, ledger.end_sequence)
             after, messages = admin.unblock(ledger, index, view.now, how, intervals)
             info = {"operation": f"unblock: {how}", "messages": messages}
             return after if messages else None, messages, info

@@ -122,7 +122,7 @@ class GroupReader:
         """Return the ledger of a snapshot, or an empty one."""
         if snapshot.ledger is not None:
             return snapshot.ledger
-        return Ledger(LedgerHeader(ack_floor=self.horizon()))
+        return Ledger(LedgerHeader(start_sequence=self.horizon()))
 
     def current(self) -> Ledger:
         """Return the ledger with late leases expired, or an empty one."""
@@ -143,7 +143,7 @@ class GroupReader:
         # This process may have missed a change of the settings, but its commits conflict with the
         # horizon, so that is known.
         set_to = self._may_lose is not None and self._may_lose()
-        return set_to or self._ledgers.known_horizon() > ledger.head.ack_floor
+        return set_to or self._ledgers.known_horizon() > ledger.head.start_sequence
 
     def horizon(self) -> int:
         """Return the trim horizon. An older ``leases/`` may not know it, but ``messages/`` does."""
@@ -154,7 +154,7 @@ class GroupReader:
 
         With `reach`, the last sequence that the caller needs, an older known index may do.
         """
-        index = self._messages.index(None if reach is None else max(reach, ledger.tracked_up_to))
+        index = self._messages.index(None if reach is None else max(reach, ledger.end_sequence))
         self.check_same_log(ledger, index)
         return index
 
@@ -165,7 +165,7 @@ class GroupReader:
             reason = f"the ledger of group {self.name!r} has messages after {agreed} that "
             raise tables_disagree(messages.path, reason + "messages/ lacks, or that differ there")
         trimmed = messages.trimmed
-        if ledger.head.ack_floor >= trimmed or self._ledgers.known_horizon() >= trimmed:
+        if ledger.head.start_sequence >= trimmed or self._ledgers.known_horizon() >= trimmed:
             return
         if read_horizon(self._ledgers) < trimmed:
             reason = f"messages/ was trimmed up to {trimmed}, and leases/ does not know it"
@@ -181,7 +181,7 @@ class GroupReader:
         try:
             if wanted is None:
                 return self.index_for(ledger), None
-            index = self._messages.index_to_lease(ledger.tracked_up_to, wanted)
+            index = self._messages.index_to_lease(ledger.end_sequence, wanted)
             self.check_same_log(ledger, index)
             return index, None
         except CorruptLog as error:
@@ -194,4 +194,4 @@ class GroupReader:
 def read_horizon(ledgers: LedgerTable) -> int:
     """Return the trim horizon: messages up to it may be gone. -1 before the first trim."""
     ledger = ledgers.read(HORIZON).ledger
-    return -1 if ledger is None else ledger.head.ack_floor
+    return -1 if ledger is None else ledger.head.start_sequence

@@ -57,17 +57,17 @@ def _checked(ledger: GroupLedger, intervals: list[Interval]) -> list[Interval]:
 
 
 def _search(ledger: GroupLedger, column: str, wanted: object) -> list[Interval]:
-    """Return the messages with some ids or keys, those above the ack floor if there are any."""
+    """Return the messages with some ids or keys, those after the start sequence if any."""
     values = [wanted] if isinstance(wanted, str) else wanted
     if not isinstance(values, Sequence) or not all(isinstance(one, str) for one in values):
         raise InvalidOption(
             f"{column}={wanted!r} is not text: give one, or a list", option=column, value=wanted
         )
     messages, low = ledger.messages, ledger.horizon() + 1
-    floor = max(ledger.current().head.ack_floor + 1, low)
-    found = find_values(messages, column, values, [(floor, messages.index().last_sequence)])
+    start = max(ledger.current().head.start_sequence + 1, low)
+    found = find_values(messages, column, values, [(start, messages.index().last_sequence)])
     # What is settled already stays as it is, as a change by sequence leaves it.
-    found = found or find_values(messages, column, values, [(low, floor - 1)])
+    found = found or find_values(messages, column, values, [(low, start - 1)])
     if not found:
         raise InvalidOption(
             f"{column}={wanted!r}: {ledger.queue_path} has no message with it",

@@ -18,7 +18,7 @@ from spark_mq.errors import (
 )
 from spark_mq.ledger.log_marks import REWOUND
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
-from spark_mq.ledger.ranges import FLOOR, SETTLED, UNREAD
+from spark_mq.ledger.ranges import HEADER, SETTLED, UNREAD
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_names import group_not_found
 from spark_mq.operations.history import read_history
@@ -169,7 +169,7 @@ def _blocked_groups(context: QueueContext, sequence: int) -> Iterator[tuple[str,
             ledger, settings = snapshot.ledger, group.settings_in(snapshot)
         except SparkMQError:  # a damaged group does not hide the message's events
             continue
-        if ledger is None or sequence <= ledger.head.ack_floor:
+        if ledger is None or sequence <= ledger.head.start_sequence:
             continue
         if any(ledger.state_at(row) == SETTLED for row in ledger.overlapping(sequence, sequence)):
             continue
@@ -183,7 +183,7 @@ def _marked_groups(context: QueueContext) -> Iterator[str]:
     left = [name for name, tag in tags.items() if known.get(name, (None,))[0] != tag]
     with contextlib.suppress(SparkMQError, ValueError):  # a damaged ledger stays in `left`
         for name, rows in context.ledgers.scan(tuple(left), ("state", "detail")):
-            header = rows["detail"].filter(pc.equal(rows["state"], FLOOR))
+            header = rows["detail"].filter(pc.equal(rows["state"], HEADER))
             marked = len(header) != 1 or bool(json.loads(header[0].as_py() or "{}").get("breaker"))
             known[name] = (tags[name], marked)
             left.remove(name)

@@ -178,7 +178,7 @@ def _all_pieces(group: GroupLedger, filters: PeekFilters) -> list[partitions.Pie
     ledger = group.current()
     index, horizon = group.index_for(ledger), group.horizon()
     found = [
-        range_between(index, horizon + 1, ledger.head.ack_floor, SETTLED),
+        range_between(index, horizon + 1, ledger.head.start_sequence, SETTLED),
         *ledger,
         unread_range(ledger, index),
     ]

@@ -41,7 +41,7 @@ def stats_schema(owner: type[GroupStats]) -> StructType:
     """Return the columns of the table of stats, one for each figure but the version."""
     kinds = {"s": _DOUBLE, "text": _TEXT}
     figures = {name: kinds.get(one.unit, _LONG) for name, one in figures_of(owner).items()}
-    figures.pop("tail_version")
+    figures.pop("latest_version")
     return _schema(consumer_group=_TEXT, **figures)
 
 

@@ -16,7 +16,7 @@ from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.message_range import to_ranges
 from spark_mq.ledger.ranges import (
     EVENT,
-    FLOOR,
+    HEADER,
     RANGE_SCHEMA,
     Ledger,
     LedgerHeader,
@@ -47,7 +47,7 @@ LEASES_SCHEMA: Final = pa.schema(
 )
 
 
-# The fields in the detail of a floor row. A newer version may write more.
+# The fields in the detail of a header row. A newer version may write more.
 _DETAILS: Final = frozenset(json.loads(LedgerHeader().to_json()))
 # The columns of a data file. Delta keeps a partition's value in the log.
 _FILE_SCHEMA: Final = pa.schema([f for f in LEASES_SCHEMA if f.name != "consumer_group"])
@@ -133,7 +133,7 @@ def to_rows(group: str, ledger: Ledger) -> pa.Table:
 
 
 def _header_range(head: LedgerHeader) -> Range:
-    return Range(-1, head.ack_floor, FLOOR, head.settled_count)
+    return Range(-1, head.start_sequence, HEADER, head.settled_count)
 
 
 def _rows(
@@ -167,10 +167,10 @@ def _from_few(rows: pa.Table) -> Ledger:
         [
             {**r._asdict(), "revision": revision, "detail": detail}
             for r, revision, detail in rest
-            if r.state == FLOOR
+            if r.state == HEADER
         ]
     )
-    ranges = [r for r in found if r.state not in (FLOOR, EVENT)]
+    ranges = [r for r in found if r.state not in (HEADER, EVENT)]
     if any(r.first is None for r in ranges):
         raise NotAQueue(
             "a range of a consumer group in leases/ has no first sequence; something else has "
@@ -181,22 +181,22 @@ def _from_few(rows: pa.Table) -> Ledger:
 
 
 def _from_many(rows: pa.Table) -> Ledger:
-    head = _only_head(rows.filter(pc.equal(rows["state"], FLOOR)).to_pylist())
+    head = _only_head(rows.filter(pc.equal(rows["state"], HEADER)).to_pylist())
     ranges = rows.filter(
-        pc.invert(pc.is_in(rows["state"], value_set=pa.array([FLOOR, EVENT])))
+        pc.invert(pc.is_in(rows["state"], value_set=pa.array([HEADER, EVENT])))
     ).select(RANGE_SCHEMA.names)
     return Ledger(head, sort_rows(ranges, "first"))
 
 
-def _only_head(floors: Sequence[Mapping[str, Any]]) -> LedgerHeader:
-    if len(floors) != 1:
+def _only_head(headers: Sequence[Mapping[str, Any]]) -> LedgerHeader:
+    if len(headers) != 1:
         raise NotAQueue(
-            f"leases/ has {len(floors)} header rows for a consumer group, not one: another program "
-            f"has written there",
+            f"leases/ has {len(headers)} header rows for a consumer group, not one: another "
+            f"program has written there",
             path="leases",
         )
     try:
-        return _head(floors[0])
+        return _head(headers[0])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise NotAQueue(
             f"leases/ contains an invalid header row for a consumer group: "
@@ -205,8 +205,8 @@ def _only_head(floors: Sequence[Mapping[str, Any]]) -> LedgerHeader:
         ) from error
 
 
-def _head(floor: Mapping[str, Any]) -> LedgerHeader:
-    detail = json.loads(floor["detail"])
+def _head(header: Mapping[str, Any]) -> LedgerHeader:
+    detail = json.loads(header["detail"])
     if unknown := sorted(set(detail) - _DETAILS):
         raise UnsupportedTable(
             f"cannot read the ledger of a group: this version of spark_mq does not know "
@@ -215,9 +215,9 @@ def _head(floor: Mapping[str, Any]) -> LedgerHeader:
             features=unknown,
         )
     head = LedgerHeader(
-        floor["last"],
-        floor["message_count"],
-        floor["revision"],
+        header["last"],
+        header["message_count"],
+        header["revision"],
         detail.get("passed_over", 0),  # an older version left it out
         detail["counters"],
         detail["settings"],
@@ -225,7 +225,7 @@ def _head(floor: Mapping[str, Any]) -> LedgerHeader:
         tuple(LogMark(int(first), str(path)) for first, path in detail["marks"]),
         Breaker.from_stored(detail.get("breaker", {})),
     )
-    if None in (head.ack_floor, head.settled_count, head.revision) or not isinstance(
+    if None in (head.start_sequence, head.settled_count, head.revision) or not isinstance(
         head.passed_over, int
     ):
         raise ValueError("a number is missing")

@@ -43,7 +43,7 @@ from spark_mq.util.validation import RESERVED_PREFIX
 
 __all__ = ["HORIZON", "LedgerTable"]
 
-# The reserved group whose ack floor is the trim horizon: ``messages/`` may lack all below it.
+# The reserved group whose start sequence is the trim horizon: ``messages/`` may lack all below it.
 HORIZON: Final = f"{RESERVED_PREFIX}horizon"
 
 _log = logging.getLogger(__name__)
@@ -243,7 +243,7 @@ class LedgerTable:
         path = f"{_PARTITION}={group}/part-{uuid.uuid4()}.parquet"
         with wrap_store_errors(self.path, f"changing group {group!r} in"):
             self.files.write(path, data, sync=False)
-        tags = {REACHED: str(ledger.tracked_up_to)}
+        tags = {REACHED: str(ledger.end_sequence)}
         return AddFile(path, len(data), rows, {_PARTITION: group}, tags=tags)
 
     def _discard(self, file: AddFile) -> None:

@@ -183,7 +183,7 @@ class MessageTable(MessageLog):
     def forget(self, up_to: int, keep_since: int) -> None:
         """Forget the index of trimmed commits that no group needs.
 
-        `up_to` is the horizon of a trim that has dropped its files, or a lower floor of a group.
+        `up_to` is the horizon of a trim that has dropped its files, or a lower start of a group.
         :meth:`full_index` still has commits from `keep_since` on, in microseconds.
         """
         with self._lock:

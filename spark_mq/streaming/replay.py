@@ -54,7 +54,7 @@ def take_over_batch(
         rows = rows_held_by_batch(view.ledger, prefix)
         held = {r.lease_id for r in view.ledger.ranges_at(rows) if r.lease_id}
         ordered = view.settings.order == "key"
-        index = group.index_for(view.ledger, view.ledger.tracked_up_to) if ordered else None
+        index = group.index_for(view.ledger, view.ledger.end_sequence) if ordered else None
         before, acks = acked(view, sorted(held))
         after, granted = replay_batch(
             before, view.now, view.settings, prefix, lease_id=prefix + runner,

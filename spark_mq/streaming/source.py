@@ -153,7 +153,7 @@ class StreamSource:
         index, damage = self.ledger.index_or_damage(ledger)
         self._looked = (ledger, index, view.settings, view.now)
         waiting = ledger.count((AVAILABLE,))
-        if not waiting and damage is None and index.last_sequence <= ledger.tracked_up_to:
+        if not waiting and damage is None and index.last_sequence <= ledger.end_sequence:
             self.available_count = 0
             return False
         # Only the rules of leasing themselves know: caps, isolation and delayed messages all count.

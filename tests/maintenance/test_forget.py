@@ -71,7 +71,10 @@ def test_a_trim_forgets_what_it_has_dropped(delta_queue: DeltaQueue, clock: Manu
     )
     for handle in (queue, other):
         stats = handle.stats()
-        assert (stats["published"], stats["tail"]) == (before["published"], before["tail"])
+        assert (stats["published"], stats["latest_sequence"]) == (
+            before["published"],
+            before["latest_sequence"],
+        )
         assert stats["groups"]["default"].ready == 2
 
 
@@ -80,7 +83,7 @@ def test_the_queue_goes_on_as_before(delta_queue: DeltaQueue, clock: ManualClock
     trim(queue)
     for handle in (queue, again(queue)):
         receipt = handle.publish("new")
-        assert handle.stats()["tail"] == receipt.sequences[0]
+        assert handle.stats()["latest_sequence"] == receipt.sequences[0]
     assert [m.value for m in lease(again(queue)).messages] == [
         b"young 0",
         b"young 1",
@@ -124,10 +127,10 @@ def test_the_log_alone_says_the_same(delta_queue: DeltaQueue, clock: ManualClock
     """Without commits/, the index is read from the log. It has the same sequences."""
     queue = trimmable(delta_queue, clock)
     trim(queue)
-    total, tail = queue.stats()["published"], queue.stats()["tail"]
+    total, tail = queue.stats()["published"], queue.stats()["latest_sequence"]
     shutil.rmtree(log_of(queue).commits.path)
     other = again(queue)
-    assert (other.stats()["published"], other.stats()["tail"]) == (total, tail)
+    assert (other.stats()["published"], other.stats()["latest_sequence"]) == (total, tail)
     assert [m.value for m in lease(other).messages] == [b"young 0", b"young 1"]
 
 
@@ -172,7 +175,10 @@ def test_a_handle_that_was_asleep_takes_over_what_is_left(
     trim(queue)
     index_commits(queue)
     assert log_of(queue).clean(0, 0) > 0
-    assert (asleep.stats()["published"], asleep.stats()["tail"]) == (6, queue.stats()["tail"])
+    assert (asleep.stats()["published"], asleep.stats()["latest_sequence"]) == (
+        6,
+        queue.stats()["latest_sequence"],
+    )
     assert [m.value for m in lease(asleep).messages] == [b"young"]
     assert len(asleep._context.messages.index().files) == 1
 

@@ -118,11 +118,16 @@ def test_dead_letters_tell_what_they_were_and_why(make: Make, clock: ManualClock
         "spark_mq.sequence": str(receipt.sequences[0]),
     }
     reported = queue.group().stats()
-    assert (reported.dead, reported.transferring, reported.dead_lettered, reported.floor) == (
+    assert (
+        reported.dead,
+        reported.transferring,
+        reported.dead_lettered,
+        reported.start_sequence,
+    ) == (
         0,
         0,
         1,
-        reported.tail,
+        reported.latest_sequence,
     )
 
 
@@ -386,7 +391,7 @@ def files_on_disk(queue: Queue) -> int:
 
 def test_settled_and_old_is_trimmed(make: Make, clock: ManualClock) -> None:
     queue = trimmable(make, clock)
-    tail = queue.stats()["tail"]
+    tail = queue.stats()["latest_sequence"]
     queue.publish("d")
     assert trim(queue) == 3
     assert trim(queue) == 0
@@ -448,7 +453,7 @@ def test_dead_and_waiting_messages_hold_the_trim(make: Make, clock: ManualClock)
     assert trim(queue) == 0
     assert queue.sweep().routed == 1
     assert trim(queue) in (0, 1)  # the sweep that routed it has trimmed it
-    assert queue.horizon() == queue.stats()["tail"]
+    assert queue.horizon() == queue.stats()["latest_sequence"]
     assert dead_values(queue) == [b"a"]
 
 

@@ -845,9 +845,13 @@ def _failure(r: Range) -> tuple[Any, ...]:
 
 
 def _check_form(book: Book) -> None:
-    """Neighbours differ, and what is settled at the start lies below the floor."""
-    if book.rows and book.rows[0].state == SETTLED and book.head.ack_floor < book.rows[0].first:
-        raise Violation(f"the lowest range is settled, and not below the floor: {book.rows[0]}")
+    """Neighbours differ, and what is settled at the start lies below the start."""
+    if (
+        book.rows
+        and book.rows[0].state == SETTLED
+        and book.head.start_sequence < book.rows[0].first
+    ):
+        raise Violation(f"the lowest range is settled, and not below the start: {book.rows[0]}")
     for a, b in zip(book.rows, book.rows[1:], strict=False):
         if a.last >= b.first:
             raise Violation(f"ranges overlap: {a} and {b}")

@@ -242,8 +242,8 @@ ALL = [
            "if r.state == SETTLED:", "if False:", "fickle"),
     Mutant(LEDGER, "neighbours that are alike are one range", draft.LedgerEditor._merge,
            "elif out and out[-1][0].same_state_as(piece):", "elif False:", "flaky_verdicts"),
-    Mutant(LEDGER, "what is settled at the start lies below the floor",
-           draft.LedgerEditor._raise_floor, "elif merged and merged[0].state == SETTLED:",
+    Mutant(LEDGER, "what is settled at the start lies below the start",
+           draft.LedgerEditor._raise_start, "elif merged and merged[0].state == SETTLED:",
            "elif False:", "crashes"),
     # -- the order of keys (docs/explanation/order.md)
     Mutant(ORDER, "no two leases hold one lane", key_order.held_lanes,
@@ -351,7 +351,7 @@ ALL = [
     Mutant(LETTERS, "each redrive has an id of its own", transfer.Transfer.freeze,
            'f"{self.prefix}-{uuid.uuid4().hex}"', '"redrive-1"', "redriving"),
     # -- section 3: trims
-    Mutant(TRIM, "a trim waits for every group", retention.trim, "min(trim_floor(counting), ",
+    Mutant(TRIM, "a trim waits for every group", retention.trim, "min(lowest_start(counting), ",
            "max(-1, ", "trim_and_seek"),
     Mutant(TRIM, "a trim is a compare-and-swap of the whole table", retention.trim,
            "whole_table=True", "whole_table=False", "trim_and_new_group"),

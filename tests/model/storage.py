@@ -78,14 +78,14 @@ class Book:
 
     def _row(self, m: int) -> Range | None:
         rows = [r for r in self.rows if r.first <= m <= r.last]
-        below = m <= self.head.ack_floor
+        below = m <= self.head.start_sequence
         assert len(rows) + below <= 1, (
             f"message {m:x} lies in {len(rows)} ranges, and {'below' if below else 'above'} the "
             "floor"
         )
         if below:
             return Range(m, m, SETTLED, 1)
-        reach = self.rows[-1].last if self.rows else self.head.ack_floor
+        reach = self.rows[-1].last if self.rows else self.head.start_sequence
         assert rows or m > reach, f"message {m:x} is in no range, and not past the last one"
         return rows[0] if rows else None
 
@@ -120,7 +120,7 @@ class Book:
             head = self.head
             settings = tuple(sorted(head.settings.items(), key=lambda item: item[0]))
             self._keys[now] = (
-                head.ack_floor,
+                head.start_sequence,
                 head.passed_over,
                 breaker_key(head.breaker, now),
                 tuple(sorted(head.counters.items())),
@@ -341,7 +341,7 @@ class Rig:
     def book(self, ledger: Ledger) -> Book:
         rows, head = tuple(ledger), ledger.head
         key = (
-            head.ack_floor, head.settled_count, head.passed_over, head.breaker,
+            head.start_sequence, head.settled_count, head.passed_over, head.breaker,
             tuple(sorted(head.counters.items())),
             tuple(sorted(head.settings.items(), key=lambda item: item[0])), head.skipped_intervals,
             head.marks, rows,

@@ -260,7 +260,7 @@ class MemoryLedgers:
     def known_horizon(self) -> int:
         with self._lock:
             ledger = self._ledgers.get(HORIZON)
-        return -1 if ledger is None else ledger.head.ack_floor
+        return -1 if ledger is None else ledger.head.start_sequence
 
     def groups(self) -> list[str]:
         with self._lock:

@@ -96,7 +96,7 @@ class LedgerMachine(RuleBasedStateMachine):
             reject, threshold, 3 * SECOND, 10 * SECOND,
         )  # fmt: skip
         self.index = MessageIndex()
-        self.ledger = Ledger(LedgerHeader(ack_floor=floor))
+        self.ledger = Ledger(LedgerHeader(start_sequence=floor))
         self.now = 1_000 * SECOND
         self.leases: list[str] = []
         self.batches: dict[str, int] = {}  # of a stream: how often it was replayed
@@ -470,7 +470,7 @@ class LedgerMachine(RuleBasedStateMachine):
         ranges = list(ledger)
         seqs = {m.seq: m for m in messages}
         covered: set[int] = set()
-        below = head.ack_floor
+        below = head.start_sequence
         for r in ranges:
             assert below < r.first <= r.last
             assert r.first in seqs, "both ends are messages"
@@ -486,18 +486,18 @@ class LedgerMachine(RuleBasedStateMachine):
                 m.error = r.error
             covered.update(inside)
             below = r.last
-        assert ledger.tracked_up_to == below
+        assert ledger.end_sequence == below
         assert not ranges or ranges[0].state != "settled", "the floor could be higher"
         assert not any(a.same_state_as(b) for a, b in pairwise(ranges)), (
             "neighbours alike are one range"
         )
         for m in messages:
             if m.seq not in covered:
-                assert m.state == ("settled" if m.seq <= head.ack_floor else "unread"), (
+                assert m.state == ("settled" if m.seq <= head.start_sequence else "unread"), (
                     f"message {m.seq:x} is lost"
                 )
                 m.error = None
-        assert head.settled_count == sum(m.seq <= head.ack_floor for m in messages)
+        assert head.settled_count == sum(m.seq <= head.start_sequence for m in messages)
         assert len(ranges) == len(self.naive.runs())
         assert head.counters == self.naive.counters
         assert head.passed_over == self.naive.passed_over

@@ -122,7 +122,7 @@ class Order(RuleBasedStateMachine):
         """The state, the lease, the time and the count of each message."""
         if self._known[0] is self.ledger:
             return self._known[1]
-        floor, ranges, found = self.ledger.head.ack_floor, list(self.ledger), {}
+        floor, ranges, found = self.ledger.head.start_sequence, list(self.ledger), {}
         for m in self.messages:
             while ranges and ranges[0].last < m.seq:
                 ranges.pop(0)

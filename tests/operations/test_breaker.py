@@ -224,7 +224,7 @@ def test_the_log_shows_a_pause_once_in_a_wait(
 def test_a_trace_shows_what_the_message_waits_for(queue: Queue, clock: ManualClock) -> None:
     broken(queue)
     first = queue.group()._ledger.current().range_at(0).first
-    fifth = queue.group()._ledger.current().tracked_up_to
+    fifth = queue.group()._ledger.current().end_sequence
     assert "breaker_opened" in [event.event for event in queue.trace(fifth).events]
     traced = queue.trace(first)
     assert [group for group, _ in traced.blocked] == ["default"]

@@ -158,7 +158,7 @@ def test_a_jump_under_every_kind_of_state_breaks_nothing(
     assert all(
         value >= 0
         for name, value in asdict(stats).items()
-        if isinstance(value, int | float) and name not in ("floor", "tail")
+        if isinstance(value, int | float) and name not in ("start_sequence", "latest_sequence")
     )
     held.extend()
     assert held.expires_at > clock()

@@ -712,6 +712,6 @@ def test_stats_tell_the_ages_of_the_oldest_message_and_lease(
     stats = again(queue).group().stats()
     assert stats.oldest_lease_age == timedelta(seconds=20)
     assert stats.oldest_unsettled_age == age + timedelta(seconds=20)
-    assert stats.tail_version == queue._context.messages.index().version
+    assert stats.latest_version == queue._context.messages.index().version
     taken.ack()
     assert queue.group().stats().oldest_lease_age is None

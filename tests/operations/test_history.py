@@ -86,7 +86,7 @@ def shown(queue: Queue) -> list[tuple[str, int, int, str | None]]:
     """(state, messages, deliveries, error) of the ranges of a group, with outcomes as states."""
     group = queue._context.group("default")
     ledger, index = group.current(), queue._context.messages.index()
-    below = range_between(index, 0, ledger.head.ack_floor, SETTLED)
+    below = range_between(index, 0, ledger.head.start_sequence, SETTLED)
     ranges = [one for one in (below, *ledger) if one is not None]
     found = sorted(show_outcomes(group, index, ranges), key=lambda r: r.first)
     return [(r.state, r.message_count, r.delivery_count, r.error) for r in found]

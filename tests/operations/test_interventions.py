@@ -60,7 +60,7 @@ def test_messages_are_named_by_id_or_key(queue: Queue) -> None:
 def test_a_change_of_a_settled_message_changes_nothing_however_it_is_named(
     queue: Queue, change: str, floor: str
 ) -> None:
-    """It is below the ack floor, or above it."""
+    """It is below the start sequence, or above it."""
     names = ["one", "two"] if floor == "at it" else ["two", "one"]
     s = queue.publish([Message("a", key=name, message_id=name) for name in names]).sequences
     group = queue.group().ensure()

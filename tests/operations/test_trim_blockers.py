@@ -10,7 +10,7 @@ from support.handles import again, lease, trim
 from spark_mq import Queue
 from spark_mq.errors import DataLossError
 from spark_mq.ledger.message_index import DataFile, MessageIndex
-from spark_mq.ledger.trim import GroupFloor, HeldBack, counting_groups, held_back, trim_floor
+from spark_mq.ledger.trim import GroupStart, HeldBack, counting_groups, held_back, lowest_start
 from spark_mq.testing import ManualClock, memory_queue
 
 Make = Callable[..., Queue]
@@ -198,7 +198,7 @@ def index_of(*rows: int) -> MessageIndex:
 
 
 def test_no_group_counts_twice_and_none_is_needed() -> None:
-    assert trim_floor({}) == -1
+    assert lowest_start({}) == -1
     assert counting_groups({}, 9, 100, 5) == {}
     assert held_back({}, index_of(2, 2), -1, 1) is None
 
@@ -210,13 +210,13 @@ def test_no_group_counts_twice_and_none_is_needed() -> None:
 def test_a_group_expires_after_its_last_commit(
     change: int | None, expiry: int | None, counts: bool
 ) -> None:
-    groups = {"live": GroupFloor(9, 100), "old": GroupFloor(3, change)}
+    groups = {"live": GroupStart(9, 100), "old": GroupStart(3, change)}
     assert ("old" in counting_groups(groups, 9, 100, expiry)) is counts
 
 
 def test_find_held_back_counts_old_messages_above_the_floor() -> None:
     index = index_of(2, 3, 4)
-    groups = {"a": GroupFloor(1), "b": GroupFloor(1), "c": GroupFloor(2 << 32)}
+    groups = {"a": GroupStart(1), "b": GroupStart(1), "c": GroupStart(2 << 32)}
     old = (1 << 32) + 2
     assert held_back(groups, index, -1, old) == HeldBack(("a", "b"), 1, 3)
     assert held_back(groups, index, -1, 1) is None, "what is old is settled"

@@ -120,7 +120,7 @@ def look(store: Store) -> None:
     group = queue.group()
     for one in (queue.describe, queue.health, queue.changes, queue.blockers, group.leases):
         one()
-    queue.trace(queue.stats()["tail"])
+    queue.trace(queue.stats()["latest_sequence"])
     queue.finished("default")
     queue.peek(3)
     group.peek(3)

@@ -98,7 +98,7 @@ def test_the_history_has_changes_that_move_no_message(spark: Any, busy: Queue) -
 
 
 def test_stats_have_every_count() -> None:
-    names = {one.name for one in fields(GroupStats)} - {"tail_version"}
+    names = {one.name for one in fields(GroupStats)} - {"latest_version"}
     assert names == set(STATS_SCHEMA.names[1:])
 
 

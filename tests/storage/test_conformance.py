@@ -147,7 +147,7 @@ def test_acked_is_never_delivered_again(queue: Queue, clock: ManualClock) -> Non
     assert lease.ack() == SettleResult(2)
     clock.advance("1d")
     assert queue.group().lease("w") is None
-    assert (stats(queue).acked, stats(queue).ready, stats(queue).floor) == (
+    assert (stats(queue).acked, stats(queue).ready, stats(queue).start_sequence) == (
         2,
         0,
         lease.messages[-1].sequence,
@@ -570,11 +570,14 @@ def test_stats_tell_every_message_once(queue: Queue, clock: ManualClock) -> None
         1,
         1,
     )
-    assert (reported.floor, reported.tail) == (sequences[0], receipt.sequences[-1])
+    assert (reported.start_sequence, reported.latest_sequence) == (
+        sequences[0],
+        receipt.sequences[-1],
+    )
     whole = queue.stats()
-    assert (whole["published"], whole["tail"], whole["horizon"], whole["groups"]) == (
+    assert (whole["published"], whole["latest_sequence"], whole["horizon"], whole["groups"]) == (
         10,
-        reported.tail,
+        reported.latest_sequence,
         -1,
         {"default": reported},
     )

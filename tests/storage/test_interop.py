@@ -367,7 +367,7 @@ def counts(queue: Queue, group: str) -> Any:
     """The group's stats, but for the version of ``messages/``: another engine's commits count
     there.
     """
-    return replace(queue.group(group).stats(), tail_version=0)
+    return replace(queue.group(group).stats(), latest_version=0)
 
 
 TIDY: dict[str, Callable[[str, str], object]] = {

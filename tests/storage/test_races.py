@@ -204,12 +204,12 @@ def test_of_two_that_create_the_same_group_one_is_refused(queue: Queue) -> None:
     """A phantom: neither saw a row of the group, and still they collide."""
     one, two = stores(queue)
     seen, seen_too = one.read("g"), two.read("g")
-    two.write(seen_too, Ledger(LedgerHeader(ack_floor=7)), operation_id="2", note=note())
+    two.write(seen_too, Ledger(LedgerHeader(start_sequence=7)), operation_id="2", note=note())
     with pytest.raises(errors.CommitConflict):
-        one.write(seen, Ledger(LedgerHeader(ack_floor=1)), operation_id="1", note=note())
+        one.write(seen, Ledger(LedgerHeader(start_sequence=1)), operation_id="1", note=note())
     found = one.read("g").ledger
     assert found is not None
-    assert found.head.ack_floor == 7
+    assert found.head.start_sequence == 7
 
 
 @pytest.mark.parametrize("rival_group", ["g", "other", "fresh"])
@@ -222,14 +222,14 @@ def test_a_whole_table_swap_is_refused_whatever_changed(queue: Queue, rival_grou
     with pytest.raises(errors.CommitConflict):
         one.write(
             seen,
-            Ledger(LedgerHeader(ack_floor=1)),
+            Ledger(LedgerHeader(start_sequence=1)),
             operation_id="swap",
             note=note(),
             whole_table=True,
         )
     one.write(
         one.read("g"),
-        Ledger(LedgerHeader(ack_floor=1)),
+        Ledger(LedgerHeader(start_sequence=1)),
         operation_id="swap 2",
         note=note(),
         whole_table=True,

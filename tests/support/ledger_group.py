@@ -107,7 +107,7 @@ class Group:
 
     def state(self, seq: int) -> str:
         r = self.at(seq)
-        return r.state if r else "settled" if seq <= self.ledger.head.ack_floor else "unread"
+        return r.state if r else "settled" if seq <= self.ledger.head.start_sequence else "unread"
 
     def states(self) -> str:
         """One letter a message, the first of its state, as U for an unread one."""

@@ -78,7 +78,7 @@ def ledger_of(kinds) -> Ledger:
     Settled ones at the start are below the floor.
     """
     floor = next((at for at, kind in enumerate(kinds) if kind), len(kinds))
-    head = LedgerHeader(ack_floor=SEQS[floor - 1] if floor else -1, settled_count=floor)
+    head = LedgerHeader(start_sequence=SEQS[floor - 1] if floor else -1, settled_count=floor)
     return Ledger.from_ranges(head, ranges_of(kinds[floor:], floor))
 
 

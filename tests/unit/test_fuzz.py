@@ -292,7 +292,7 @@ details = texts | st.builds(
            skipped=st.lists(st.tuples(counts, counts), max_size=2)),
 )  # fmt: skip
 floors = st.fixed_dictionaries(
-    {"state": st.sampled_from(["floor", "floor", "leased", "event", "?"])},
+    {"state": st.sampled_from(["header", "header", "leased", "event", "?"])},
     optional={
         "detail": details,
         "last": st.integers(-1, 9),
@@ -305,8 +305,8 @@ floors = st.fixed_dictionaries(
 
 
 @given(st.lists(floors, max_size=3))
-@example([{"state": "floor", "detail": DEEP, "last": 0, "message_count": 0, "revision": 0}])
-@example([{"state": "floor", "detail": "{}", "last": 0, "message_count": 0, "revision": 0}])
+@example([{"state": "header", "detail": DEEP, "last": 0, "message_count": 0, "revision": 0}])
+@example([{"state": "header", "detail": "{}", "last": 0, "message_count": 0, "revision": 0}])
 def test_rows_of_ledgers(rows: list[dict[str, Any]]) -> None:
     table = pa.Table.from_pylist(rows, schema=LEASES_SCHEMA)
     refusal = refused(lambda: from_rows(table), errors.NotAQueue, errors.UnsupportedTable)
@@ -319,7 +319,7 @@ def test_rows_of_ledgers(rows: list[dict[str, Any]]) -> None:
 
 def test_a_good_ledger_is_understood() -> None:
     ledger = Ledger.from_ranges(
-        LedgerHeader(ack_floor=3, skipped_intervals=((1, 2),)), [Range(4, 5, "settled", 2)]
+        LedgerHeader(start_sequence=3, skipped_intervals=((1, 2),)), [Range(4, 5, "settled", 2)]
     )
     assert list(from_rows(to_rows("g", ledger))) == list(ledger)
 

@@ -519,7 +519,7 @@ def test_a_group_is_moved_after_a_dry_run(visit: Visit, queue: Queue) -> None:
     shown = dict(re.findall(r"<dt>([^<]*)</dt><dd>(?:<a [^>]*>)?([^<]*)<", text))
     assert shown == {
         "Move to": "latest",
-        "Ack floor now": str(expected.floor),
+        "Start sequence now": str(expected.start_sequence),
         "First unread sequence then": str(expected.position),
         "Unsettled messages skipped": f"{expected.skipped:,}",
         "Messages delivered again": f"{expected.delivered_again:,}",

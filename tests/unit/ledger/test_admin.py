@@ -38,7 +38,7 @@ def test_a_seek_back_makes_settled_messages_unread_again():
     group.lease("a", 8)
     group.settle(ACK, "a")
     seek(group, 2)
-    assert (group.states(), group.ledger.head.ack_floor, group.ledger.head.settled_count) == (
+    assert (group.states(), group.ledger.head.start_sequence, group.ledger.head.settled_count) == (
         "SSUUUUUUUU",
         1,
         2,
@@ -64,7 +64,7 @@ def test_a_seek_leaves_routing_alone():
     seek(group, 9)
     assert group.states() == "STSTSSSSSU"
     group.ledger, total = routing.settle_routed(group.ledger, "r1")
-    assert (total, group.ledger.head.ack_floor, len(group.ledger)) == (2, 8, 0)
+    assert (total, group.ledger.head.start_sequence, len(group.ledger)) == (2, 8, 0)
 
 
 def test_a_seek_leaves_no_range_that_begins_or_ends_in_a_gap():

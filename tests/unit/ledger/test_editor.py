@@ -94,8 +94,8 @@ def test_any_changes_leave_ranges_in_order_and_joined(kinds, data):
     finished = editor.build()
     expected = ledger_of(after)
     assert list(finished) == list(expected)
-    assert (finished.head.ack_floor, finished.head.settled_count) == (
-        expected.head.ack_floor,
+    assert (finished.head.start_sequence, finished.head.settled_count) == (
+        expected.head.start_sequence,
         expected.head.settled_count,
     )
     assert finished.head.settled_count >= floor
@@ -159,4 +159,8 @@ def test_the_floor_rises_over_all_that_is_settled(kinds, settle, floor, forgotte
     for r in editor.remove(settle):
         editor.add(r.as_settled(), r)
     after = editor.build()
-    assert (after.head.ack_floor, after.head.settled_count, len(after)) == (floor, forgotten, left)
+    assert (after.head.start_sequence, after.head.settled_count, len(after)) == (
+        floor,
+        forgotten,
+        left,
+    )

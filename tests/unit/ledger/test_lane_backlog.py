@@ -197,7 +197,7 @@ def _agrees(group: Group, found: LaneBacklog) -> None:
 def _kind(group: Group, seq: int) -> str:
     r = group.at(seq)
     if r is None:
-        return "settled" if seq <= group.ledger.head.ack_floor else "ready"
+        return "settled" if seq <= group.ledger.head.start_sequence else "ready"
     if r.state == "available":
         return "ready" if (r.available_at or 0) <= group.now else "delayed"
     return r.state

@@ -85,7 +85,7 @@ def test_what_a_ledger_forgets_is_unread():
     short = index_of(files(range(1, 4)))
     after, messages = forget(group.ledger, short, sequence(3, 2) + 1)
     assert messages == 6
-    assert after.tracked_up_to == sequence(3, 2)
+    assert after.end_sequence == sequence(3, 2)
     assert [(r.first >> 32, r.state, r.message_count) for r in after] == [
         (2, "available", 3),
         (3, "dead", 3),
@@ -100,7 +100,7 @@ def test_the_floor_goes_back():
     for n in range(5):
         group.settle(ACK, f"l{n}")
     after, messages = forget(group.ledger, index_of(files(range(1, 3))), sequence(2, 3))
-    assert (after.head.ack_floor, after.head.settled_count) == (sequence(2, 2), 6)
+    assert (after.head.start_sequence, after.head.settled_count) == (sequence(2, 2), 6)
     assert messages == 9
     assert not [mark for mark in after.head.marks if mark.first > sequence(2, 2)]
 
@@ -114,7 +114,7 @@ def test_a_part_of_the_middle_is_forgotten():
     )  # fmt: skip
     assert messages == 6
     assert [(r.first >> 32, r.state) for r in after] == [(2, "leased"), (5, "leased")]
-    assert after.head.ack_floor == sequence(1, 2)
+    assert after.head.start_sequence == sequence(1, 2)
 
 
 @given(
@@ -141,7 +141,7 @@ def test_any_message_after_a_restore_is_unread_and_any_other_keeps_its_state(
     before = {seq: group.state(seq) for f in old for seq in range(f.first, f.last + 1)}
     agreed = agreed_up_to(group.ledger, index)
     if agreed is None:
-        assert group.ledger.tracked_up_to <= max((f.last for f in old), default=-1)
+        assert group.ledger.end_sequence <= max((f.last for f in old), default=-1)
         return
     group.ledger, _ = forget(group.ledger, index, agreed + 1, MAX_SEQUENCE)
     assert agreed_up_to(group.ledger, index) is None
@@ -152,7 +152,7 @@ def test_any_message_after_a_restore_is_unread_and_any_other_keeps_its_state(
     assert sum(r.message_count for r in group.ledger) == sum(
         index.count(r.first, r.last) for r in group.ledger
     )
-    assert group.ledger.head.settled_count == index.count(0, group.ledger.head.ack_floor)
+    assert group.ledger.head.settled_count == index.count(0, group.ledger.head.start_sequence)
 
 
 def test_a_commit_may_have_more_files_than_a_ledger_has_marks() -> None:

@@ -98,7 +98,7 @@ def test_a_ledger_gives_back_its_ranges(kinds):
     assert list(ledger.first_sequences) == [r.first for r in expected]
     assert list(ledger.last_sequences) == [r.last for r in expected]
     assert list(ledger.message_counts) == [r.message_count for r in expected]
-    assert ledger.tracked_up_to == (SEQS[len(kinds) - 1] if kinds else -1)
+    assert ledger.end_sequence == (SEQS[len(kinds) - 1] if kinds else -1)
     assert ledger.count() == sum(r.message_count for r in expected)
     for state in STATES:
         assert ledger.ranges_at(ledger.find((state,))) == [r for r in expected if r.state == state]
@@ -248,8 +248,8 @@ def test_a_range_without_a_first_sequence_is_no_ledger():
 def test_rows_without_just_one_floor_are_no_ledger(floors):
     rows = to_rows("group", ledger_of([3, 1]))
     floor, ranges = (
-        rows.filter(pc.equal(rows["state"], "floor")),
-        rows.filter(pc.not_equal(rows["state"], "floor")),
+        rows.filter(pc.equal(rows["state"], "header")),
+        rows.filter(pc.not_equal(rows["state"], "header")),
     )
     with pytest.raises(NotAQueue, match=f"has {floors} header rows"):
         from_rows(pa.concat_tables([ranges, *[floor] * floors]))

@@ -261,7 +261,7 @@ def test_delayed_messages_behind_the_due_ones_are_set_aside_once(
     assert values(queue, auto_ack=True) == ["now"]
     waiting = [(r.message_count, r.available_at) for r in ledger(queue) if r.state == AVAILABLE]
     assert [count for count, _ in waiting] == [5, 1]
-    assert ledger(queue).tracked_up_to == queue._context.messages.index().last_sequence
+    assert ledger(queue).end_sequence == queue._context.messages.index().last_sequence
 
 
 def test_what_does_not_fit_into_max_bytes_stays_unread_with_the_delayed_behind_it(
@@ -276,7 +276,7 @@ def test_what_does_not_fit_into_max_bytes_stays_unread_with_the_delayed_behind_i
         group, lambda now, timeout: AcquireRequest("l", "w", 10, now + timeout, max_bytes=1)
     )
     assert [r.message_count for r in granted.ranges] == [1]
-    assert ledger(queue).tracked_up_to == granted.ranges[-1].last
+    assert ledger(queue).end_sequence == granted.ranges[-1].last
     assert values(queue, auto_ack=True) == ["b"]
     clock.advance(60)
     assert values(queue, auto_ack=True) == ["x", "y"]

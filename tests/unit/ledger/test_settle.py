@@ -307,7 +307,7 @@ STATES = {
 def reopen(group: Group) -> None:
     """Puts a floor below message 0 again, as if another message before it were open."""
     group.ledger = Ledger.from_ranges(
-        replace(group.ledger.head, ack_floor=-1, settled_count=0),
+        replace(group.ledger.head, start_sequence=-1, settled_count=0),
         [Range(0, 0, SETTLED, 1), *group.ledger],
     )
 
@@ -386,7 +386,7 @@ def test_named_sequences_cut_ranges_and_settled_neighbours_join():
         (7, 7, 1),
     ]
     group.settle(ACK, "a", [1, 0])
-    assert (group.ledger.head.ack_floor, group.ledger.head.settled_count) == (5, 6)
+    assert (group.ledger.head.start_sequence, group.ledger.head.settled_count) == (5, 6)
     assert group.states() == "SSSSSSLSLL"
 
 
