@@ -8,8 +8,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.ledger.ranges import AVAILABLE, LEASED
-from spark_mq.ledger.states import DELAYED, READY
+from spark_mq.ledger.states import AVAILABLE, DELAYED, LEASED, READY, STATES
 
 __all__ = ["LATE", "SUMMED_COLUMNS", "StateSum", "sum_states"]
 
@@ -18,6 +17,8 @@ SUMMED_COLUMNS: Final = (
     "state", "first", "last", "message_count", "leased_at", "expires_at", "available_at",
     "delivery_count",
 )  # fmt: skip
+_NAMES: Final = (*map(str, STATES), READY, DELAYED, LATE)
+_STORED: Final = pa.array(_NAMES[: len(STATES)])
 _SUMS: Final = (
     ("message_count", "sum"), ("first", "count"), ("first", "min"), ("last", "max"),
     ("leased_at", "min"), ("expires_at", "min"), ("available_at", "min"),
@@ -77,26 +78,32 @@ def sum_states(
     columns = {name: rows[name] for name in SUMMED_COLUMNS}
     for name in ("leased_at", "expires_at", "available_at"):
         columns[name] = columns[name].cast(pa.int64())
-    columns["state"] = _shown_states(columns, now, pa.array(skews, pa.int64()), groups)
+    columns["state"] = _numbers(columns, now, pa.array(skews, pa.int64()), groups)
     columns["group"] = groups
     sums = pa.table(columns).group_by(["group", "state"], use_threads=False).aggregate(list(_SUMS))
     names = [f"{column}_{how}" for column, how in _SUMS]
     found: dict[int, dict[str, StateSum]] = {}
     values = (sums[name].to_pylist() for name in ("group", "state", *names))
     for group, state, *own in zip(*values, strict=True):
-        found.setdefault(group, {})[state] = StateSum(*own)
+        name = "" if state is None else _NAMES[state]  # no state of ours
+        found.setdefault(group, {})[name] = StateSum(*own)
     return found
 
 
-def _shown_states(
+def _numbers(
     columns: Mapping[str, pa.ChunkedArray], now: int, skews: pa.Array, groups: pa.Array
 ) -> pa.ChunkedArray:
-    state = columns["state"]
-    available = pc.equal(state, AVAILABLE)
-    due = pc.and_(available, pc.fill_null(pc.less_equal(columns["available_at"], now), False))
-    cases, names = [due, available], [READY, DELAYED]
+    """Return the number in _NAMES of each row's state. Arrow compares and groups numbers faster."""
+    found = pc.index_in(columns["state"], value_set=_STORED)
+    due = pc.fill_null(pc.less_equal(columns["available_at"], now), False)
+    shown = pc.if_else(due, _number(READY), _number(DELAYED))
+    found = pc.if_else(pc.equal(found, _number(AVAILABLE)), shown, found)
     if len(skews):
         deadline = pc.add(columns["expires_at"], skews.take(groups))
-        late = pc.and_(pc.equal(state, LEASED), pc.fill_null(pc.less(deadline, now), False))
-        cases, names = [late, *cases], [LATE, *names]
-    return pc.case_when(pc.make_struct(*cases), *map(pa.scalar, names), state)
+        late = pc.and_(pc.equal(found, _number(LEASED)), pc.less(deadline, now))
+        found = pc.if_else(pc.fill_null(late, False), _number(LATE), found)
+    return found
+
+
+def _number(state: str) -> pa.Scalar:
+    return pa.scalar(_NAMES.index(state), pa.int32())
