@@ -13,13 +13,18 @@ from typing import Any, Unpack
 from spark_mq.errors import GroupBlocked, InvalidOption
 from spark_mq.inspect.group_views import GroupViews
 from spark_mq.lease import Lease
+from spark_mq.ledger.acquire import Acquire, Grant
+from spark_mq.ledger.admin import DROP, RETRY, ROUTE
+from spark_mq.ledger.intervals import from_sequences
 from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW
+from spark_mq.ledger.owner_commands import Expire, Pause, Resume, Seek, Unblock
+from spark_mq.ledger.settings import GroupSettings as StoredSettings
 from spark_mq.ledger.settings import GroupSettingsOptions
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
 from spark_mq.ledger.stats import GroupStats
-from spark_mq.operations.acquire import Acquired, LeaseOptions, wait_for_lease
+from spark_mq.operations.acquire import wait_for_lease
 from spark_mq.operations.context import QueueContext
-from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.group_ledger import Configure, GroupLedger
 from spark_mq.operations.interventions import change_messages, find_messages
 from spark_mq.operations.public_settings import GroupSettings, public_group_settings
 from spark_mq.operations.settle import HeldLease, HeldSelector, SettleResult, extend, settle
@@ -28,6 +33,7 @@ from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.user import acting_by_default
 from spark_mq.util.validation import (
     short_repr,
+    validate_choice,
     validate_count,
     validate_duration,
     validate_error,
@@ -96,7 +102,9 @@ class ConsumerGroup(GroupViews):
             "earliest", "latest", a sequence, or an instant: an aware datetime, or text with a zone
             such as "2026-01-31T12:00:00Z".
         """
-        self._ledger.seek(validate_position("to", to))
+        target = validate_position("to", to)
+        self._ledger.create_if_missing()
+        self._ledger.run(Seek(target))
 
     @acting_by_default()
     def configure(self, **settings: Unpack[GroupSettingsOptions]) -> GroupSettings:
@@ -110,7 +118,10 @@ class ConsumerGroup(GroupViews):
             See :class:`~spark_mq.GroupSettings`. Settings not given stay as they are. Raises
             InvalidOption for an unknown setting or an invalid value.
         """
-        return public_group_settings(self._ledger.configure(settings))
+        # Before the group is created.
+        StoredSettings.validated(**settings).check_order(self._ledger.messages.lanes)
+        self._ledger.create_if_missing()
+        return public_group_settings(self._ledger.run(Configure(settings)))
 
     @property
     def settings(self) -> GroupSettings:
@@ -130,7 +141,9 @@ class ConsumerGroup(GroupViews):
         sequences
             The messages. Default: all that block.
         """
-        return self._ledger.unblock(to, sequences)
+        how = validate_choice("to", to, (RETRY, ROUTE, DROP))
+        intervals = None if sequences is None else from_sequences(sequences)
+        return self._ledger.run(Unblock(how, intervals))
 
     def discard(
         self,
@@ -221,12 +234,14 @@ class ConsumerGroup(GroupViews):
         reason
             Why, for people. Stats, progress and logs show it. Default: none.
         """
-        self._ledger.pause(validate_error(reason, "reason"))
+        why = validate_error(reason, "reason")
+        self._ledger.create_if_missing()
+        self._ledger.run(Pause(why))
 
     @acting_by_default()
     def resume(self) -> None:
         """End a pause, and close the breaker. Raises GroupNotFound."""
-        self._ledger.resume()
+        self._ledger.run(Resume())
 
     @property
     def blocked_because(self) -> str:
@@ -247,7 +262,7 @@ class ConsumerGroup(GroupViews):
         number of messages that the leases held. Raises GroupNotFound.
         """
         self._ledger.require_group()
-        return self._ledger.expire()
+        return self._ledger.run(Expire())
 
     # -- lease
 
@@ -318,29 +333,29 @@ class ConsumerGroup(GroupViews):
         if visibility_timeout is not None:
             timeout = validate_duration("visibility_timeout", visibility_timeout)
         size = None if max_bytes is None else validate_size("max_bytes", max_bytes)
-        options = LeaseOptions(worker, max_messages, timeout, fail_on_data_loss, size)
+        command = Acquire(worker, max_messages, timeout, fail_on_data_loss, size)
         deadline = time.monotonic() + wait_seconds
 
         def time_left() -> float:
             return deadline - time.monotonic() if wait_seconds else 0.0
 
-        acquired = wait_for_lease(self._ledger, options, time_left, poll)
-        if not acquired.ranges:
-            self._raise_if_blocked(acquired)
+        grant = wait_for_lease(self._ledger, command, time_left, poll)
+        if not grant.ranges:
+            self._raise_if_blocked(grant)
             return None
-        lease = Lease(self._ledger, worker, acquired)
+        lease = Lease(self._ledger, worker, grant)
         if auto_ack:
             lease.ack()
         return lease
 
-    def _raise_if_blocked(self, acquired: Acquired) -> None:
-        if acquired.blocked_because and not acquired.blocked_for_now:
+    def _raise_if_blocked(self, grant: Grant) -> None:
+        if grant.blocked_because and not grant.blocked_for_now:
             raise GroupBlocked(
-                f"group {self.name!r} may lease nothing: {acquired.blocked_because}. Settle "
+                f"group {self.name!r} may lease nothing: {grant.blocked_because}. Settle "
                 f"leased messages, or {RAISE_CAP}. For blocked messages, use {UNBLOCK_GROUP}",
                 advice=[RAISE_CAP, UNBLOCK_GROUP],
                 group=self.name,
-                blocked_because=acquired.blocked_because,
+                blocked_because=grant.blocked_because,
             )
 
     def work(

@@ -13,10 +13,11 @@ from operator import attrgetter
 import pyarrow as pa
 
 from spark_mq.errors import CorruptLog, LeaseLost, StorageError
+from spark_mq.ledger.acquire import Grant
 from spark_mq.ledger.intervals import subtract
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
 from spark_mq.message import ReceivedMessage, to_received
-from spark_mq.operations.acquire import Acquired, find_damage, reject_damaged
+from spark_mq.operations.acquire import find_damage, reject_damaged
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.keep_alive import LeaseKeepAlive
 from spark_mq.operations.outages import OUTAGES, find_store_failure, is_outage
@@ -37,7 +38,7 @@ class Lease:
     settle. A settle without sequences covers all messages that this object has not settled yet.
     """
 
-    def __init__(self, ledger: GroupLedger, worker_id: str, acquired: Acquired) -> None:
+    def __init__(self, ledger: GroupLedger, worker_id: str, acquired: Grant) -> None:
         self.lease_id = acquired.lease_id
         self.worker_id = worker_id
         self._ledger = ledger

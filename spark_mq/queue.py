@@ -17,6 +17,7 @@ from spark_mq.inspect.overview import QueueStats
 from spark_mq.inspect.views import QueueViews, find_queues
 from spark_mq.ledger import queue_settings as stored_queue
 from spark_mq.ledger import settings as stored
+from spark_mq.ledger.owner_commands import Drop
 from spark_mq.ledger.queue_settings import CreateOptions, NewQueueOptions, QueueOptions
 from spark_mq.maintenance.dead_letters import Copy
 from spark_mq.maintenance.drop import drop_queue
@@ -380,7 +381,7 @@ class Queue(QueueViews):
 
         Its leases are lost, and it no longer holds back trims.
         """
-        self._context.group(validate_name("group", name)).drop()
+        self._context.group(validate_name("group", name)).run(Drop())
 
     # -- look after it
 

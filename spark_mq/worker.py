@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from spark_mq.errors import InvalidOption
 from spark_mq.handler import HandlerPolicy
-from spark_mq.operations.acquire import LeaseOptions
+from spark_mq.ledger.acquire import Acquire
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.per_message.decisions import refuse_decisions
 from spark_mq.per_message.feed import GroupFeed
@@ -58,7 +58,7 @@ class WorkOptions:
     def policy(self) -> HandlerPolicy:
         return HandlerPolicy.validated(self.on_error, self.ack)
 
-    def lease_options(self, most: int) -> LeaseOptions:
+    def lease_options(self, most: int) -> Acquire:
         """Return the options of a lease. ``most`` is the default of ``max_messages``."""
         timeout = None
         if self.visibility_timeout is not None:
@@ -67,9 +67,7 @@ class WorkOptions:
         messages = validate_count(
             "max_messages", most if self.max_messages is None else self.max_messages
         )
-        return LeaseOptions(
-            name, messages, timeout, self.fail_on_data_loss, max_timeout=self.limit()
-        )
+        return Acquire(name, messages, timeout, self.fail_on_data_loss, max_timeout=self.limit())
 
     def limit(self) -> int:
         """Return the longest duration of a lease in microseconds."""

@@ -20,13 +20,14 @@ from spark_mq.handler import (
     parse_result,
 )
 from spark_mq.lease import Lease
+from spark_mq.ledger.acquire import Acquire, Grant
+from spark_mq.ledger.commands import Command
 from spark_mq.ledger.settle import ACK, RELEASE, SettleCommand, SettleOutcome
-from spark_mq.operations.acquire import Acquired, LeaseOptions, lease_operation, wait_for_lease
+from spark_mq.operations.acquire import wait_for_lease
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.keep_alive import LeaseKeepAlive
 from spark_mq.operations.outages import OUTAGES, outage_pause, settle_with_retry
 from spark_mq.operations.settle import summarize
-from spark_mq.operations.shared_ledger import LedgerOperation
 from spark_mq.operations.verdict_log import VerdictLog
 from spark_mq.operations.work_report import reported_work
 from spark_mq.operations.work_summary import WorkSummary, why_left
@@ -63,7 +64,7 @@ class WorkerLoop:
 
     ledger: GroupLedger
     handler: Handler
-    options: LeaseOptions
+    options: Acquire
     policy: HandlerPolicy
     limit: int
     stop: threading.Event
@@ -159,7 +160,7 @@ class WorkerLoop:
             return self._take(acquired)
         return None
 
-    def _take(self, acquired: Acquired) -> Lease | None:
+    def _take(self, acquired: Grant) -> Lease | None:
         """Return a lease and keep it alive. One that comes after the end is released."""
         if not acquired.ranges:
             return None
@@ -251,9 +252,9 @@ class WorkerLoop:
     ) -> tuple[list[SettleOutcome], list[Any]] | None:
         """Settle, and with `more` lease the next. Return None if the store failed to the end."""
 
-        def also() -> list[LedgerOperation[Acquired]]:
+        def also() -> list[Command[Grant]]:
             wanted = more and not self.stop.is_set()
-            return [lease_operation(self.ledger, self.options)] if wanted else []
+            return [self.options] if wanted else []
 
         def before_retry(granted: Sequence[Any]) -> None:
             self._release(granted)
@@ -314,17 +315,17 @@ class WorkerLoop:
         except LeaseLost as lost:
             _log.warning("a lease lost messages, which are redelivered: %s", lost)
 
-    def _take_next(self, granted: Sequence[Acquired | Exception]) -> Lease | None:
+    def _take_next(self, granted: Sequence[Grant | Exception]) -> Lease | None:
         """Return the lease that a settle granted. After an error :meth:`_next` tries again."""
         for acquired in granted:
-            if isinstance(acquired, Acquired):
+            if isinstance(acquired, Grant):
                 return self._take(acquired)
         return None
 
-    def _release(self, granted: Sequence[Acquired | Exception]) -> None:
+    def _release(self, granted: Sequence[Grant | Exception]) -> None:
         """Release the lease that came with a settle that failed."""
         for acquired in granted:
-            if isinstance(acquired, Acquired) and acquired.ranges:
+            if isinstance(acquired, Grant) and acquired.ranges:
                 with contextlib.suppress(SparkMQError):
                     Lease(self.ledger, self.options.worker_id, acquired).release()
 

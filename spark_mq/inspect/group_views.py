@@ -25,6 +25,7 @@ from spark_mq.inspect.leases import (
 from spark_mq.inspect.overview import NOTEBOOK_ERRORS, failed_html, group_html
 from spark_mq.inspect.peek import PeekedMessage, peek_group
 from spark_mq.ledger.admin import unsettled_ranges
+from spark_mq.ledger.owner_commands import seek_position
 from spark_mq.ledger.ranges import LEASED
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger, StartPosition
@@ -67,7 +68,7 @@ class SeekPreview(Record):
 def preview_seek(group: GroupLedger, target: str | int | datetime) -> SeekPreview:
     to: StartPosition = validate_position("to", target)
     ledger, index = group.current(), group.messages.index()
-    position = group.seek_position(index, to)
+    position = seek_position(index, to, group.horizon())
     position = index.first_at_or_after(position) or position
     ahead = unsettled_ranges(ledger, index, position - 1)
     leased = ledger.ranges_at(ledger.find((LEASED,)))

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
-from spark_mq.ledger.grant import AcquireRequest, Grant, blocked_by
+from spark_mq.errors import DataLossError
+from spark_mq.ledger.admin import settle_lost
+from spark_mq.ledger.commands import Change, Command, Needs, Priority, View, join_notes
+from spark_mq.ledger.data_files import DataFile
+from spark_mq.ledger.grant import MAX_IN_FLIGHT, AcquireRequest, Grant, blocked_by
+from spark_mq.ledger.intervals import Interval, format_intervals
 from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.lane_selector import LaneSelector
 from spark_mq.ledger.message_index import MessageIndex
@@ -13,17 +19,191 @@ from spark_mq.ledger.order import isolation_size
 from spark_mq.ledger.ranges import BLOCKED, LEASED, Ledger
 from spark_mq.ledger.schedule import split_due
 from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.stream_batch import StreamBatch
+from spark_mq.ledger.transitions import expire_leases
+from spark_mq.ledger.unreadable import postpone_due, reject_unreadable
+from spark_mq.util.clock import SECOND
 
 __all__ = [
     "MAX_IN_FLIGHT",
+    "Acquire",
     "AcquireRequest",
     "Grant",
     "acquire",
     "isolation_size",
+    "without_lost",
 ]
 
+POSTPONE: Final = 10 * SECOND  # for messages of a file out of reach, if others can be delivered
+MAX_OUT_OF_REACH: Final = 100  # files; the store is out of reach then, and a lease gives up
+_NOTHING: Final = Grant()
+RESERVED_ATTEMPTS: Final = 1  # that the lease of a batch keeps back for a replay
 
-MAX_IN_FLIGHT: Final = "max_in_flight"
+
+@dataclass(frozen=True, slots=True)
+class Acquire(Command[Grant]):
+    """Lease due messages whose payload files are readable.
+
+    Messages of damaged files become dead. Those of files out of reach are due again later if others
+    can be delivered. If none can, nothing is granted, and nothing is postponed.
+    """
+
+    worker_id: str
+    max_messages: int
+    timeout: int | None = None  # microseconds; None for the group's
+    fail_on_data_loss: bool = True
+    max_bytes: int | None = None
+    max_timeout: int | None = None  # bounds either timeout
+    max_sequence: int | None = None
+    due_by: int | None = None  # only messages that were due at this time; None for now
+    batch: StreamBatch | None = None  # the batch of a stream that the lease is for
+
+    name = "lease"
+    priority = Priority.LEASE
+    of_worker = True
+
+    @property
+    def needs(self) -> Needs:
+        if self.batch is None:
+            return Needs(None, self.max_messages, damaged=True, horizon="if lost", new_id=True)
+        return Needs(None, damaged=True, horizon="if lost", apps=self.batch.apps)
+
+    def apply(self, view: View) -> Change[Grant]:
+        request, txn, notes = self._request(view), None, list[Mapping[str, Any]]()
+        if self.batch is not None:
+            self.batch.check_fence(view, highest=2 * self.batch.number)
+        ledger, acks = self._with_acks(view)
+        notes += [acks] if acks else []
+        kept, lost = without_lost(view, ledger, self.fail_on_data_loss)
+        notes += [{"operation": "data_loss"}] if kept is not ledger else []
+        found = _find_readable(view, kept, request)
+        grant = replace(
+            found.grant,
+            lease_id=request.lease_id,
+            expires_at=request.expires_at,
+            acked=acks.get("messages", 0),
+        )
+        if found.dead and not view.looked:
+            return Change(None, grant)  # a trim may have dropped them
+        if self.batch is None and view.damage is not None and not grant.ranges:
+            raise view.damage
+        notes += [found.note()] if found.dead else []
+        if grant.ranges:
+            notes.append(_lease_note(request, grant))
+            txn = None if self.batch is None else self.batch.txn(1)
+        note = notes[0] if len(notes) == 1 else join_notes(notes)
+        return Change(found.ledger if notes else None, grant, note, txn, found.unchecked, lost)
+
+    def preview(self, view: View) -> tuple[Ledger, Grant]:
+        """Return the ledger before such a lease, and what it would get if all can be read."""
+        ledger, _ = self._with_acks(view)
+        _, grant = acquire(ledger, view.log, view.now, view.settings, self._request(view))
+        return ledger, grant
+
+    def _with_acks(self, view: View) -> tuple[Ledger, Mapping[str, Any]]:
+        """Expire leases. Ack what Spark has committed, and return the note about that."""
+        if self.batch is None:
+            return expire_leases(view.ledger, view.now, view.settings), {}
+        return self.batch.ack_earlier(view)
+
+    def _request(self, view: View) -> AcquireRequest:
+        timeout = self.timeout or view.settings.visibility_timeout
+        return AcquireRequest(
+            # A new id each time, because a failed attempt may have landed.
+            view.new_id if self.batch is None else self.batch.lease_id,
+            self.worker_id,
+            self.max_messages,
+            view.now + min(timeout, self.max_timeout or timeout),
+            self.max_bytes,
+            reserved_attempts=0 if self.batch is None else RESERVED_ATTEMPTS,
+            max_sequence=self.max_sequence,
+            due_by=self.due_by,
+        )
+
+
+def _lease_note(request: AcquireRequest, grant: Grant) -> dict[str, Any]:
+    return {
+        "operation": "lease",
+        "lease_id": request.lease_id,
+        "worker_id": request.worker_id,
+        "messages": sum(r.message_count for r in grant.ranges),
+        "ranges": format_intervals([(r.first, r.last) for r in grant.ranges]),
+    }
+
+
+def without_lost(view: View, ledger: Ledger, fail: bool) -> tuple[Ledger, str]:
+    """Settle messages that the hard limit or group_expiry dropped unread as lost.
+
+    Return the ledger, and what to log. With `fail`, raise DataLossError instead, until the owner
+    seeks or accepts the loss.
+    """
+    if view.horizon <= ledger.head.start_sequence:
+        return ledger, ""
+    after, lost = settle_lost(ledger, view.log, view.horizon)
+    if not lost:
+        return ledger, ""
+    if fail:
+        raise DataLossError(
+            f"group {view.group!r}: {lost} messages up to {view.horizon} were dropped by the "
+            "queue's hard limit, or its group_expiry, before it had settled them. Accept the loss "
+            "with fail_on_data_loss=False (failOnDataLoss in a stream), or seek('earliest')",
+            group=view.group, lost=lost, horizon=view.horizon,
+        )  # fmt: skip
+    return after, (
+        f"{lost} messages up to {view.horizon} are lost, dropped by the queue's hard limit, or its "
+        "group_expiry"
+    )
+
+
+@dataclass(slots=True)
+class _Found:
+    """The search for messages that can be read."""
+
+    ledger: Ledger  # the next one
+    grant: Grant = _NOTHING
+    unchecked: tuple[DataFile, ...] = ()
+    rejected: tuple[Interval, ...] = ()  # dead because their file is damaged, by file
+    dead: int = 0  # number of rejected messages
+
+    def note(self) -> dict[str, Any]:
+        ranges = format_intervals(self.rejected)
+        return {"operation": "reject", "messages": self.dead, "ranges": f"reject {ranges}"}
+
+
+def _find_readable(view: View, ledger: Ledger, request: AcquireRequest) -> _Found:
+    """Lease messages of files without a known problem, and reject those of damaged files."""
+    found, files, index = _Found(ledger), view.files, view.log
+    problems = (files.damaged, files.out_of_reach, files.unfinished)
+    later, out_of_reach, error = ledger, 0, None  # later has postponements, found.ledger lacks them
+    while True:
+        after, grant = acquire(later, index, view.now, view.settings, request)
+        unsure = files.unsure(index, grant.ranges)
+        bad = [one for one in unsure if any(one.path in paths for paths in problems)]
+        if grant.ranges and not bad:
+            found.ledger, found.grant, found.unchecked = after, grant, tuple(unsure)
+            return found
+        unfinished = any(one.path in files.unfinished for one in bad)
+        if unfinished or not bad or out_of_reach >= MAX_OUT_OF_REACH:
+            found.grant = replace(grant, ranges=(), error=error, unfinished=unfinished)
+            return found
+        for one in bad:
+            interval = (one.first, one.last)
+            if (reason := files.damaged.get(one.path)) is None:
+                out_of_reach, error = out_of_reach + 1, error or files.out_of_reach[one.path]
+                until = view.now + POSTPONE
+                later = postpone_due(later, index, interval, now=view.now, until=until)
+                continue
+            same = later is found.ledger
+            found.ledger, dead = _reject(view, found.ledger, interval, reason)
+            later = found.ledger if same else _reject(view, later, interval, reason)[0]
+            found.rejected += (interval,)
+            found.dead += dead
+
+
+def _reject(view: View, ledger: Ledger, interval: Interval, reason: str) -> tuple[Ledger, int]:
+    return reject_unreadable(
+        ledger, view.log, interval, now=view.now, rules=view.settings, error=reason
+    )
 
 
 def acquire(

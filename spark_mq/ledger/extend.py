@@ -3,14 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from spark_mq.ledger.commands import Change, Command, Needs, View
 from spark_mq.ledger.held_messages import HeldMessages, SettleOutcome
 from spark_mq.ledger.intervals import Interval, normalise, subtract
-from spark_mq.ledger.key_order import return_behind
+from spark_mq.ledger.key_order import is_ordered, return_behind
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, LEASED, Ledger, Range
+from spark_mq.ledger.schedule import settle_expired_held
+from spark_mq.ledger.transitions import expire_leases
 
-__all__ = ["extend"]
+__all__ = ["Extend", "Extended", "extend"]
+
+
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """What an extension did to each of its leases."""
+
+    outcomes: list[SettleOutcome]
+    deadline: int
+
+
+@dataclass(frozen=True, slots=True)
+class Extend(Command[Extended]):
+    """Extend leases, or some messages of each."""
+
+    targets: tuple[tuple[str, list[Interval] | None], ...]  # None for all that a lease holds
+    timeout: int | None  # microseconds; None for the group's
+
+    name = "extend"
+
+    @property
+    def needs(self) -> Needs:
+        named = [last for _, intervals in self.targets for _, last in intervals or ()]
+        return Needs(max(named, default=-1))
+
+    @property
+    def lease_ids(self) -> frozenset[str]:
+        return frozenset(lease_id for lease_id, _ in self.targets)
+
+    def apply(self, view: View) -> Change[Extended]:
+        now, rules, index = view.now, view.settings, view.log
+        after = expire_leases(view.ledger, now, rules, view.held)
+        deadline, outcomes = now + (self.timeout or rules.visibility_timeout), []
+        for lease_id, intervals in self.targets:
+            after = settle_expired_held(after, index, now, rules, lease_id)
+            after, outcome = extend(
+                after, index, lease_id, deadline, intervals,
+                ordered_at=now if is_ordered(index, rules) else None,
+            )  # fmt: skip
+            outcomes.append(outcome)
+        lease_ids = dict.fromkeys(lease_id for lease_id, _ in self.targets)
+        note = {"operation": self.name, "lease_id": ",".join(lease_ids)}
+        changed = any(outcome.settled for outcome in outcomes)
+        return Change(after if changed else None, Extended(outcomes, deadline), note)
 
 
 def extend(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
+from spark_mq.errors import SparkMQError
 from spark_mq.ledger.editor import LedgerEditor
-from spark_mq.ledger.intervals import Interval, format_intervals, subtract
+from spark_mq.ledger.intervals import Interval, subtract
 from spark_mq.ledger.key_order import claims_on_lanes
 from spark_mq.ledger.lane_walk import LaneWalk, Piece
 from spark_mq.ledger.message_index import MessageIndex
@@ -16,6 +17,7 @@ from spark_mq.ledger.ranges import AVAILABLE, LEASED, UNREAD, Ledger, LedgerHead
 from spark_mq.ledger.schedule import add_scheduled, split_by_time
 
 __all__ = [
+    "MAX_IN_FLIGHT",
     "MAX_PASSED_OVER",
     "AcquireRequest",
     "Grant",
@@ -23,6 +25,7 @@ __all__ = [
     "grant_pieces",
 ]
 
+MAX_IN_FLIGHT: Final = "max_in_flight"
 MAX_PASSED_OVER: Final = 3
 """Leases in a row that may isolate suspects while unread messages are due."""
 
@@ -47,26 +50,26 @@ class AcquireRequest:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The messages of a new lease, or the reason for none."""
+    """The messages of a new lease, or the reason for none. Without ranges there is no lease."""
 
     ranges: tuple[Range, ...] = ()  # in the order of sequence
     blocked_because: str = ""  # the cap, message, pause or breaker; empty if nothing is due
     blocked_for_now: bool = field(default=False, compare=False)
     """Whether the reason ends without the owner, or is the owner's pause."""
+    lease_id: str = ""
+    expires_at: int = 0
+    error: SparkMQError | None = None  # why nothing is granted, if payload files are out of reach
+    unfinished: bool = False  # files must be checked before the next try
+    acked: int = 0  # messages of earlier batches of a stream
 
     @property
     def message_count(self) -> int:
         return sum(r.message_count for r in self.ranges)
 
-    def commit_info(self, request: AcquireRequest) -> dict[str, Any]:
-        """Return the commit's metadata, for DESCRIBE HISTORY."""
-        return {
-            "operation": "lease",
-            "lease_id": request.lease_id,
-            "worker_id": request.worker_id,
-            "messages": self.message_count,
-            "ranges": format_intervals([(r.first, r.last) for r in self.ranges]),
-        }
+    @property
+    def breaker_stops(self) -> bool:
+        """Return whether a pause or the breaker is the reason."""
+        return self.blocked_for_now and self.blocked_because != MAX_IN_FLIGHT
 
 
 def blocked_by(r: Range) -> str:

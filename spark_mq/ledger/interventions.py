@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from spark_mq.ledger.commands import Change, Command, Needs, View
 from spark_mq.ledger.editor import LedgerEditor
-from spark_mq.ledger.intervals import Interval, normalise, subtract
-from spark_mq.ledger.key_order import return_behind
+from spark_mq.ledger.intervals import Interval, format_intervals, normalise, subtract
+from spark_mq.ledger.key_order import is_ordered, return_behind
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.message_range import range_between
 from spark_mq.ledger.ranges import (
@@ -23,10 +24,10 @@ from spark_mq.ledger.ranges import (
     Range,
 )
 from spark_mq.ledger.schedule import split_by_time
-from spark_mq.ledger.transitions import REQUESTED, to_available, to_dead
+from spark_mq.ledger.transitions import REQUESTED, expire_leases, to_available, to_dead
 from spark_mq.util.validation import truncate_error
 
-__all__ = ["DEAD_LETTER", "DISCARD", "RETRY_NOW", "Intervention", "intervene"]
+__all__ = ["DEAD_LETTER", "DISCARD", "RETRY_NOW", "Intervene", "Intervention", "intervene"]
 
 DISCARD: Final = "discard"
 RETRY_NOW: Final = "retry now"
@@ -42,6 +43,36 @@ class Intervention:
     ranges: list[Interval] = field(default_factory=list)  # their sequences
     held: list[tuple[int, int, str]] = field(default_factory=list)
     """``(first, last, who)`` of messages that must not change. With any, nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Intervene(Command[Intervention]):
+    """Change messages without a lease, for the group's owner."""
+
+    how: str  # DISCARD, RETRY_NOW or DEAD_LETTER
+    intervals: Sequence[Interval]
+    reason: str | None = None
+    force: bool = False
+
+    name = "intervene"
+    alone = True  # the whole commit names the person
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(max(last for _, last in self.intervals))
+
+    def apply(self, view: View) -> Change[Intervention]:
+        ledger, reason = expire_leases(view.ledger, view.now, view.settings), self.reason
+        after, done = intervene(
+            ledger, view.log, view.now, self.how, self.intervals,
+            error=reason, force=self.force, ordered=is_ordered(view.log, view.settings),
+        )  # fmt: skip
+        note = {
+            "operation": self.how, "messages": done.changed,
+            "ranges": format_intervals(done.ranges),
+            **({"reason": reason, "detail": reason} if reason else {}),
+        }  # fmt: skip
+        return Change(after if done.changed else None, done, note)
 
 
 def intervene(

@@ -6,14 +6,108 @@ A transfer id identifies one copy, and only that id gives the right to settle it
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from spark_mq.ledger.commands import TRACKED, Change, Command, Needs, Priority, View
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, DEAD, TRANSFERRING, UNREAD, Ledger, Range
+from spark_mq.ledger.transitions import expire_leases
 
-__all__ = ["drop_dead", "freeze", "freeze_dead", "settle_routed"]
+__all__ = [
+    "DropDead",
+    "Freeze",
+    "FreezeDead",
+    "SettleRouted",
+    "drop_dead",
+    "freeze",
+    "freeze_dead",
+    "settle_routed",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class FreezeDead(Command[int]):
+    """Freeze dead messages under a transfer id, and count them."""
+
+    transfer_id: str
+    max_ranges: int
+    max_messages: int
+
+    name = "freeze dead"
+    priority = Priority.LEASE
+    creates = True  # without a group there is nothing to freeze
+    alone = True
+    needs = Needs(TRACKED)
+
+    def apply(self, view: View) -> Change[int]:
+        ledger = expire_leases(view.ledger, view.now, view.settings)
+        after, ranges = freeze_dead(
+            ledger, self.transfer_id, self.max_ranges, view.log, self.max_messages
+        )
+        return _frozen(self, after, sum(r.message_count for r in ranges))
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze(Command[int]):
+    """Freeze messages of some intervals under a transfer id, and count them."""
+
+    transfer_id: str
+    intervals: Sequence[Interval]
+
+    name = "freeze redrive"
+    priority = Priority.LEASE
+    creates = True
+    alone = True
+    needs = Needs(None, horizon="always")  # a new group begins above the horizon
+
+    def apply(self, view: View) -> Change[int]:
+        after, messages = freeze(view.ledger, view.log, self.transfer_id, self.intervals)
+        return _frozen(self, after, messages)
+
+
+def _frozen(command: Freeze | FreezeDead, after: Ledger, messages: int) -> Change[int]:
+    note = {"operation": command.name, "lease_id": command.transfer_id, "messages": messages}
+    return Change(after if messages else None, messages, note)
+
+
+@dataclass(frozen=True, slots=True)
+class SettleRouted(Command[int]):
+    """Settle the messages under a transfer id, and count them."""
+
+    transfer_id: str
+    event: str  # "routed" or "redriven"
+    detail: str | None = None  # a person's request
+
+    name = "settle routed"
+    priority = Priority.LEASE
+    needs = Needs()
+    creates = True
+    alone = True
+
+    def apply(self, view: View) -> Change[int]:
+        after, messages = settle_routed(view.ledger, self.transfer_id, self.event)
+        note: dict[str, Any] = {
+            "operation": self.event, "lease_id": self.transfer_id, "messages": messages,
+            **({"detail": self.detail} if self.detail else {}),
+        }  # fmt: skip
+        return Change(after if messages else None, messages, note)
+
+
+@dataclass(frozen=True, slots=True)
+class DropDead(Command[int]):
+    """Settle the dead messages of a group without a dead-letter queue, and count them."""
+
+    name = "drop dead"
+    priority = Priority.LEASE
+
+    def apply(self, view: View) -> Change[int]:
+        after, messages = drop_dead(expire_leases(view.ledger, view.now, view.settings))
+        note: Mapping[str, Any] = {"operation": self.name, "messages": messages}
+        return Change(after if messages else None, messages, note)
 
 
 def freeze_dead(

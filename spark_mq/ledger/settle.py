@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
+from spark_mq.ledger.commands import Change, Command, Needs, View
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.held_messages import HeldMessages, SettleOutcome, why_lost
-from spark_mq.ledger.intervals import Interval
+from spark_mq.ledger.intervals import Interval, format_intervals, subtract
 from spark_mq.ledger.key_order import is_ordered, return_behind, returned
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, LEASED, SETTLED, Ledger, Range
+from spark_mq.ledger.schedule import settle_expired_held
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.transitions import (
     exhaust,
     exhausted_limit,
+    expire_leases,
     expired,
     is_late,
     record_expired_leases,
@@ -36,9 +39,12 @@ __all__ = [
     "REJECT",
     "REJECTED",
     "RELEASE",
+    "Settle",
     "SettleCommand",
     "SettleOutcome",
     "settle",
+    "settle_all",
+    "settle_note",
 ]
 
 ACK: Final = "ack"
@@ -52,7 +58,7 @@ _EVENTS: Final = {ACK: "acked", NACK: "nacked", REJECT: "rejected", RELEASE: "re
 
 @dataclass(frozen=True, slots=True)
 class SettleCommand:
-    """A command for a lease, or for some of its messages."""
+    """What to do with a lease, or with some of its messages."""
 
     verb: str  # ACK, NACK, REJECT or RELEASE
     lease_id: str
@@ -70,6 +76,66 @@ class SettleCommand:
     def __post_init__(self) -> None:
         if self.error is not None:
             object.__setattr__(self, "error", truncate_error(self.error))
+
+
+@dataclass(frozen=True, slots=True)
+class Settle(Command[list[SettleOutcome]]):
+    """Settle messages of several leases, in order."""
+
+    parts: tuple[SettleCommand, ...]
+
+    name = "settle"
+    of_worker = True
+
+    @property
+    def needs(self) -> Needs:
+        # A caller that names later messages than this process knows may know more.
+        named = (last for part in self.parts for _, last in part.intervals or ())
+        return Needs(max(named, default=-1))
+
+    @property
+    def lease_ids(self) -> frozenset[str]:
+        return frozenset(part.lease_id for part in self.parts)
+
+    def apply(self, view: View) -> Change[list[SettleOutcome]]:
+        ledger = expire_leases(view.ledger, view.now, view.settings, view.held)
+        ledger, outcomes = settle_all(view, ledger, self.parts)
+        changed = any(outcome.settled or outcome.ended for outcome in outcomes)
+        return Change(ledger if changed else None, outcomes, settle_note(self.parts, outcomes))
+
+
+def settle_note(
+    commands: Sequence[SettleCommand], outcomes: Sequence[SettleOutcome]
+) -> dict[str, Any]:
+    """Return the note of a commit about settles, for DESCRIBE HISTORY."""
+    done = [(c, o) for c, o in zip(commands, outcomes, strict=True) if o.settled or o.ended]
+    return {
+        "operation": "+".join(dict.fromkeys(c.verb for c, _ in done)),
+        "lease_id": ",".join(dict.fromkeys(c.lease_id for c, _ in done)),
+        "messages": sum(o.settled for _, o in done),
+        "ranges": " ".join(f"{c.verb} {format_intervals(o.ranges)}" for c, o in done if o.settled),
+    }
+
+
+def settle_all(
+    view: View, ledger: Ledger, commands: Sequence[SettleCommand]
+) -> tuple[Ledger, list[SettleOutcome]]:
+    """Settle on a ledger whose late leases have expired."""
+    index, now, rules = view.log, view.now, view.settings
+    for lease_id in dict.fromkeys(command.lease_id for command in commands):
+        ledger = settle_expired_held(ledger, index, now, rules, lease_id)
+    order = list(range(len(commands)))
+    if rules.order == "key" and is_ordered(index, rules):
+        # Nacks and releases first, because no other command may settle what they return.
+        order.sort(key=lambda at: commands[at].verb not in (NACK, RELEASE))
+    outcomes, returned = dict[int, SettleOutcome](), dict[str, list[Interval]]()
+    for at in order:
+        command = commands[at]
+        if command.intervals is not None and (gone := returned.get(command.lease_id)):
+            command = replace(command, intervals=subtract(command.intervals, gone))
+        ledger, outcomes[at] = settle(ledger, index, now, rules, command)
+        returned.setdefault(command.lease_id, []).extend(outcomes[at].returned)
+    return ledger, [outcomes[at] for at in range(len(commands))]
 
 
 def settle(

@@ -1,13 +1,26 @@
-"""Compute how far a queue may be trimmed, and which groups hold the trim back."""
+"""Compute how far a queue may be trimmed, and which groups hold the trim back.
+
+The trim horizon is the ack floor of a reserved group. Messages up to it may be gone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from spark_mq.ledger.commands import Change, Command, View
 from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.ranges import Ledger, LedgerHeader
 
-__all__ = ["GroupStart", "HeldBack", "counting_groups", "held_back", "lowest_start"]
+__all__ = [
+    "GroupStart",
+    "HeldBack",
+    "NoteChange",
+    "advance_horizon",
+    "counting_groups",
+    "held_back",
+    "lowest_start",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +38,32 @@ class HeldBack:
     groups: tuple[str, ...]  # those with the lowest start
     start_sequence: int
     messages: int  # old enough, but kept because of these groups
+
+
+def advance_horizon(view: View, to: int) -> Change[int]:
+    """Move the horizon up to a sequence, and return it. A higher horizon stays."""
+    before = view.ledger.head.start_sequence if view.exists else -1
+    horizon = max(before, to)
+    if horizon == before:
+        return Change(None, horizon)
+    ledger = Ledger(LedgerHeader(start_sequence=horizon))
+    return Change(ledger, horizon, {"operation": "trim", "ranges": f"-{horizon}"})
+
+
+@dataclass(frozen=True, slots=True)
+class NoteChange(Command[None]):
+    """Note a change of the queue beside the horizon, from where the history gets it."""
+
+    detail: str
+
+    name = "configure queue"
+    creates = True
+    alone = True
+
+    def apply(self, view: View) -> Change[None]:
+        ledger = view.ledger if view.exists else Ledger(LedgerHeader(start_sequence=-1))
+        note = {"operation": self.name, "detail": self.detail}
+        return Change(ledger.replaced(ledger.head, ledger.events), None, note)
 
 
 def counting_groups(

@@ -6,9 +6,12 @@ reach may be sound, so its messages only wait and no delivery is counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
+from spark_mq.errors import SparkMQError
+from spark_mq.ledger.data_files import DataFile
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval, subtract
 from spark_mq.ledger.message_index import MessageIndex
@@ -18,10 +21,29 @@ from spark_mq.ledger.schedule import add_scheduled, split_by_time
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.transitions import rejected
 
-__all__ = ["UNREADABLE", "postpone_due", "reject_unreadable"]
+__all__ = ["UNREADABLE", "FileProblems", "postpone_due", "reject_unreadable"]
 
 UNREADABLE: Final = "payload unreadable"
 """The reason of messages that are dead because their file is damaged or missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileProblems:
+    """What is known about the payload files of a queue, by path."""
+
+    readable: Collection[str] = ()
+    damaged: Mapping[str, str] = field(default_factory=dict)  # and why
+    out_of_reach: Mapping[str, SparkMQError] = field(default_factory=dict)
+    unfinished: Collection[str] = ()  # no check has ended yet
+
+    def unsure(self, index: MessageIndex, ranges: Sequence[Range]) -> list[DataFile]:
+        """Return the files of some messages that no check found readable."""
+        found = dict[str, int]()
+        for r in ranges:
+            for path, first in index.paths_in(r.first, r.last):
+                if path not in self.readable:
+                    found[path] = first
+        return [index.file_at(first) for first in found.values()]
 
 
 def reject_unreadable(

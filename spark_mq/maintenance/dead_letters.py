@@ -9,20 +9,16 @@ import pyarrow as pa
 
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Range
-from spark_mq.ledger.routing import drop_dead, freeze_dead
-from spark_mq.ledger.transitions import expire_leases
-from spark_mq.maintenance.transfer import Frozen, Transfer
+from spark_mq.ledger.routing import DropDead, FreezeDead
+from spark_mq.maintenance.transfer import Transfer
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
-from spark_mq.operations.group_reader import GroupView
 from spark_mq.parquet.bounded import cut_slices, join_tables
 from spark_mq.parquet.files import unreadable_reason
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.parquet.schema import FILE_SCHEMA, TIME_COLUMNS
 from spark_mq.parquet.writer import WrittenFile, write_file
-from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.message_table import MessageTable
-from spark_mq.storage.update import Priority, Update
 from spark_mq.util.clock import to_datetime
 
 __all__ = [
@@ -48,7 +44,6 @@ Copy = Callable[[MessageTable, MessageTable, Sequence[DeadSlice]], list[WrittenF
 
 class Routing(Transfer):
     prefix = "routing"
-    freeze_operation = "freeze dead"
     operation = "route"
     event = "routed"
 
@@ -56,13 +51,8 @@ class Routing(Transfer):
         super().__init__(source, target)
         self._copy = copy
 
-    def frozen(self, snapshot: LedgerSnapshot, transfer_id: str) -> Frozen:
-        source = self.source
-        ledger, settings = source.ledger_in(snapshot), source.settings_in(snapshot)
-        ledger = expire_leases(ledger, source.now(), settings)
-        index = source.messages.index(ledger.end_sequence)
-        after, ranges = freeze_dead(ledger, transfer_id, ROUTE_RANGES, index, ROUTE_MESSAGES)
-        return after, sum(r.message_count for r in ranges)
+    def freezing(self, transfer_id: str) -> FreezeDead:
+        return FreezeDead(transfer_id, ROUTE_RANGES, ROUTE_MESSAGES)
 
     def write(self, ranges: Sequence[Range]) -> list[WrittenFile]:
         messages = self.source.messages
@@ -87,23 +77,13 @@ def route_dead_letters(context: QueueContext, group: GroupLedger, copy: Copy | N
     """
     dead = context.dead_letters()
     if dead.path == context.path:
-        _drop_dead(group)
+        group.run(DropDead())
         return 0
     routing = Routing(group, dead.messages, copy or copy_dead)
     total = routing.finish_all()
     while (transfer_id := routing.freeze()) is not None:
         total += routing.finish(transfer_id)
     return total
-
-
-def _drop_dead(group: GroupLedger) -> int:
-    def compute(view: GroupView) -> Update[int]:
-        ledger = expire_leases(view.ledger, view.now, view.settings)
-        after, messages = drop_dead(ledger)
-        info = {"operation": "drop dead", "messages": messages}
-        return after if messages else None, messages, info
-
-    return group.update(compute, priority=Priority.LEASE)
 
 
 def _headers(group: GroupLedger, r: Range) -> dict[str, str]:

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import logging
 from dataclasses import asdict, dataclass, field, replace
+from typing import NamedTuple
 
 from spark_mq.ledger import admin
+from spark_mq.ledger.commands import Change, Command, View
 from spark_mq.ledger.log_marks import MAX_SEQUENCE, agreed_up_to, forget, with_mark
-from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import SETTLED, TRANSFERRING, Ledger, LedgerHeader
 from spark_mq.maintenance.lost_transfers import count_lost_transfers, repeat_lost_transfers
 from spark_mq.maintenance.redrive import REDRIVE
 from spark_mq.operations.context import QueueContext
-from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.log_recovery import LogPlan
-from spark_mq.storage.update import Update, update_ledger
 from spark_mq.util.records import Record
 
-__all__ = ["LedgerRepair", "RecoveryReport", "recover", "recover_tables"]
+__all__ = ["RecoveryReport", "Repair", "recover", "recover_tables"]
 
 _log = logging.getLogger(__name__)
 
@@ -114,17 +113,17 @@ def recover_tables(context: QueueContext, dry_run: bool) -> RecoveryReport:
         republished=plan.unknown_rows, commits=max(0, plan.covered - plan.agreed)
     )
     for name in (*context.ledgers.groups(), REDRIVE, HORIZON):
-        repair = LedgerRepair(context, name, plan)
-        snapshot = context.ledgers.read(name)
+        group = context.group(name)
+        repair = Repair(plan, context.messages.trimmed, context.ledgers.known_horizon())
         if dry_run:
-            repair.compute(snapshot)
+            found = repair.apply(group.view(repair, group.snapshot())).result
         else:
-            update_ledger(context.ledgers, name, repair.compute, whole_table=True)
+            found = group.run(repair)
         report = replace(
             report,
-            forgotten=report.forgotten + repair.forgotten,
-            unread=report.unread + repair.unread,
-            skipped=report.skipped + repair.skipped,
+            forgotten=report.forgotten + found.forgotten,
+            unread=report.unread + found.unread,
+            skipped=report.skipped + found.skipped,
         )
     report = replace(report, history=_recover_history(context, dry_run))
     if not dry_run:
@@ -142,51 +141,66 @@ def _recover_history(context: QueueContext, dry_run: bool) -> int:
     return max(1, archived - agreed)
 
 
-class LedgerRepair:
-    """Makes one group's ledger agree with the log. Counts the changes."""
+class Repaired(NamedTuple):
+    """The messages whose state a repair has changed. See :class:`RecoveryReport`."""
 
-    def __init__(self, context: QueueContext, name: str, plan: LogPlan) -> None:
-        self.name = name
-        self._context = context
-        self._plan = plan
-        self.forgotten = self.unread = self.skipped = 0
+    forgotten: int = 0
+    unread: int = 0
+    skipped: int = 0
 
-    def compute(self, snapshot: LedgerSnapshot) -> Update[None]:
-        self.forgotten = self.unread = self.skipped = 0
-        index, before = self._plan.index, snapshot.ledger
-        trimmed = self._context.messages.trimmed
-        if before is None:
-            if self.name != HORIZON or trimmed < 0:
-                return None, None, {}
+
+@dataclass(frozen=True, slots=True)
+class Repair(Command[Repaired]):
+    """Make one group's ledger agree with the log."""
+
+    plan: LogPlan
+    trimmed: int  # the last trimmed sequence by ``messages/``
+    horizon: int  # the trim horizon by ``leases/``
+
+    name = "recover"
+    creates = True
+    alone = True
+    whole_table = True
+    marks = False
+
+    def apply(self, view: View) -> Change[Repaired]:
+        index, before, done = self.plan.index, view.ledger, Repaired()
+        if not view.exists:
+            if view.group != HORIZON or self.trimmed < 0:
+                return Change(None, done)
             before = Ledger(LedgerHeader())
         after = before
-        if self._plan.gap is not None:
-            after = self._forget(after, index, *self._plan.gap)
+        if self.plan.gap is not None:
+            after, done = self._forget(view, after, done, *self.plan.gap)
         agreed = agreed_up_to(after, index)
         if agreed is not None:
-            after = self._forget(after, index, agreed + 1, MAX_SEQUENCE)
-        after = self._above(after, index, trimmed)
+            after, done = self._forget(view, after, done, agreed + 1, MAX_SEQUENCE)
+        after, skipped = self._above(view, after)
+        done = done._replace(skipped=skipped)
         if after is before:
-            return None, None, {}
-        info = {"operation": "recover", "messages": self.forgotten + self.skipped}
-        return with_mark(after, index), None, info
+            return Change(None, done)
+        note = {"operation": self.name, "messages": done.forgotten + done.skipped}
+        return Change(with_mark(after, index), done, note)
 
-    def _forget(self, ledger: Ledger, index: MessageIndex, first: int, last: int) -> Ledger:
+    def _forget(
+        self, view: View, ledger: Ledger, done: Repaired, first: int, last: int
+    ) -> tuple[Ledger, Repaired]:
+        index = self.plan.index
         reach = min(last, ledger.end_sequence)
         after, messages = forget(ledger, index, first, last)
-        if self.name not in (HORIZON, REDRIVE):
-            self.forgotten += messages
-            self.unread += index.count(first, reach)
-        return after
+        if view.group in (HORIZON, REDRIVE):
+            return after, done
+        unread = done.unread + index.count(first, reach)
+        return after, done._replace(forgotten=done.forgotten + messages, unread=unread)
 
-    def _above(self, ledger: Ledger, index: MessageIndex, trimmed: int) -> Ledger:
-        """Return the ledger without unsettled messages that a trim has dropped."""
-        if trimmed <= ledger.head.start_sequence:
-            return ledger
-        if self.name == HORIZON:
-            return Ledger(replace(ledger.head, start_sequence=trimmed))
-        if self._context.ledgers.known_horizon() >= trimmed:
-            return ledger  # they were dropped by a hard limit
-        but = (SETTLED, TRANSFERRING)
-        after, self.skipped = admin.settle_lost(ledger, index, trimmed, "skipped", but)
-        return after
+    def _above(self, view: View, ledger: Ledger) -> tuple[Ledger, int]:
+        """Return the ledger without unsettled messages that a trim has dropped, and their count."""
+        if self.trimmed <= ledger.head.start_sequence:
+            return ledger, 0
+        if view.group == HORIZON:
+            return Ledger(replace(ledger.head, start_sequence=self.trimmed)), 0
+        if self.horizon >= self.trimmed:
+            return ledger, 0  # they were dropped by a hard limit
+        return admin.settle_lost(
+            ledger, self.plan.index, self.trimmed, "skipped", (SETTLED, TRANSFERRING)
+        )

@@ -19,18 +19,17 @@ from spark_mq.errors import SparkMQError
 from spark_mq.ledger import admin
 from spark_mq.ledger.intervals import Interval, from_sequences, subtract
 from spark_mq.ledger.ranges import DEAD, TRANSFERRING, Range
-from spark_mq.ledger.routing import freeze
+from spark_mq.ledger.routing import Freeze
 from spark_mq.maintenance.condition import Condition
 from spark_mq.maintenance.dead_letters import HEADER_PREFIX
 from spark_mq.maintenance.letter_headers import is_own_letter
 from spark_mq.maintenance.letter_tables import COLUMNS, letter_schema, letter_tables
-from spark_mq.maintenance.transfer import Frozen, Transfer
+from spark_mq.maintenance.transfer import Transfer
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.redrives import REDRIVEN_FROM
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile, write_file
-from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.util.advice import SWEEP
 from spark_mq.util.html import MAX_ROWS, object_html, rows_html
 from spark_mq.util.records import Record
@@ -189,7 +188,6 @@ def _is_own(context: QueueContext, table: pa.Table) -> pa.Array:
 
 class Redrive(Transfer):
     prefix = "redrive"
-    freeze_operation = "freeze redrive"
     operation = "redrive"
     event = "redriven"
 
@@ -205,9 +203,8 @@ class Redrive(Transfer):
         self._intervals = intervals
         self._messages = 0
 
-    def frozen(self, snapshot: LedgerSnapshot, transfer_id: str) -> Frozen:
-        ledger = self.source.ledger_in(snapshot)
-        return freeze(ledger, self.source.index_for(ledger), transfer_id, self._intervals)
+    def freezing(self, transfer_id: str) -> Freeze:
+        return Freeze(transfer_id, self._intervals)
 
     def write(self, ranges: Sequence[Range]) -> list[WrittenFile] | None:
         trimmed = [(0, self.source.horizon())]  # a purge may have dropped some of them

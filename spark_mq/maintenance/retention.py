@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from spark_mq.errors import InvalidOption
-from spark_mq.ledger.log_marks import MAX_SEQUENCE, with_mark
-from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import Ledger, LedgerHeader
-from spark_mq.ledger.trim import GroupStart, held_back, lowest_start
+from spark_mq.ledger.commands import Change, Command, Priority, View
+from spark_mq.ledger.log_marks import MAX_SEQUENCE
+from spark_mq.ledger.owner_commands import Seek
+from spark_mq.ledger.trim import GroupStart, advance_horizon, held_back, lowest_start
 from spark_mq.maintenance.redrive import REDRIVE
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.trimming import groups_that_count, read_starts
-from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON
-from spark_mq.storage.update import Update, update_ledger
 from spark_mq.util.records import Record
 from spark_mq.util.steps import counted, step
 
@@ -37,6 +36,22 @@ class Trimmed(NamedTuple):
     blocked_by: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Trim(Command[int]):
+    """Move the trim horizon up to what the groups have settled at each try."""
+
+    reach: Callable[[], int]
+
+    name = "trim"
+    priority = Priority.LEASE
+    creates = True
+    alone = True
+    whole_table = True  # also for a new group, which `reach` has not counted
+
+    def apply(self, view: View) -> Change[int]:
+        return advance_horizon(view, self.reach())
+
+
 def trim(context: QueueContext) -> Trimmed:
     """Drop files of old messages that every group has settled, and all past the hard limit.
 
@@ -46,19 +61,19 @@ def trim(context: QueueContext) -> Trimmed:
     """
     needed, old, counting = 0, -1, dict[str, GroupStart]()
 
-    def compute(snapshot: LedgerSnapshot) -> Update[int]:
+    def reach() -> int:
         nonlocal needed, counting, old
         index, settings = context.messages.index(), context.settings
         starts = read_starts(context)
         needed = min([*starts.values(), *_redrive_start(context)], default=MAX_SEQUENCE)
         old = index.last_of_older(context.now() - settings.retention)
         counting = groups_that_count(context, index, starts)
-        reach = min(lowest_start(counting), old)
+        found = min(lowest_start(counting), old)
         if settings.hard_retention is not None:
-            reach = max(reach, index.last_of_older(context.now() - settings.hard_retention))
-        return _advance_horizon(snapshot, index, reach)
+            found = max(found, index.last_of_older(context.now() - settings.hard_retention))
+        return found
 
-    horizon = update_ledger(context.ledgers, HORIZON, compute, whole_table=True)
+    horizon = context.group(HORIZON).run(_Trim(reach))
     dropped = context.messages.drop(horizon)
     # Only now, because the drop finds the files by the index. Floors and the horizon never go
     # back below both. So no group will need the forgotten files.
@@ -80,17 +95,15 @@ def purge(context: QueueContext, name: str) -> PurgeResult:
     index = context.messages.index()
     latest, start = index.last_sequence, context.horizon() + 1
 
-    def compute(snapshot: LedgerSnapshot) -> Update[int]:
-        groups = context.ledgers.groups()
-        reach = min(latest, _lowest_start(context)) if groups else latest
-        return _advance_horizon(snapshot, index, reach)
+    def reach() -> int:
+        return min(latest, _lowest_start(context)) if context.ledgers.groups() else latest
 
     while latest >= 0:
         for group in counted("groups", context.groups()):
             if group.current().head.start_sequence < latest:
-                group.seek(latest + 1)
+                group.run(Seek(latest + 1))
         step("drop files")
-        horizon = update_ledger(context.ledgers, HORIZON, compute, whole_table=True)
+        horizon = context.group(HORIZON).run(_Trim(reach))
         # A seek does not skip messages that are being routed. They stay until the next trim.
         behind = (
             group for group in context.groups() if group.current().head.start_sequence < latest
@@ -98,16 +111,6 @@ def purge(context: QueueContext, name: str) -> PurgeResult:
         if horizon >= latest or all(group.stats().transferring for group in behind):
             return PurgeResult(index.count(start, horizon), context.messages.drop(horizon))
     return PurgeResult(0, 0)
-
-
-def _advance_horizon(snapshot: LedgerSnapshot, index: MessageIndex, to: int) -> Update[int]:
-    """Return the horizon's ledger with the horizon at `to`. A higher horizon stays."""
-    before = -1 if snapshot.ledger is None else snapshot.ledger.head.start_sequence
-    horizon = max(before, to)
-    if horizon == before:
-        return None, horizon, {}
-    ledger = with_mark(Ledger(LedgerHeader(start_sequence=horizon)), index)
-    return ledger, horizon, {"operation": "trim", "ranges": f"-{horizon}"}
 
 
 def _lowest_start(context: QueueContext) -> int:

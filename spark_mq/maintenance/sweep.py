@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from spark_mq.delta.store_errors import wrap_store_errors
+from spark_mq.errors import GroupNotFound
+from spark_mq.ledger.owner_commands import Expire
 from spark_mq.maintenance.archive import archive_history, index_commits
 from spark_mq.maintenance.dead_letters import Copy, route_dead_letters
 from spark_mq.maintenance.retention import Trimmed, trim
@@ -82,7 +84,7 @@ def run_sweep(context: QueueContext, copy: Copy | None = None) -> SweepReport:
     expired = routed = 0
     # One after the other, so that each ledger is read once.
     for group in counted(f"chore 2 of {_CHORES}: groups", groups):
-        expired += chores.run(group.expire, default=0)
+        expired += chores.run(_expire, group, default=0)
         routed += chores.run(route_dead_letters, context, group, copy, default=0)
     step(f"chore 3 of {_CHORES}: trim")
     trimmed = chores.run(trim, context, default=Trimmed(0, ()))
@@ -98,10 +100,17 @@ def run_sweep(context: QueueContext, copy: Copy | None = None) -> SweepReport:
     )
 
 
+def _expire(group: GroupLedger) -> int:
+    try:
+        return group.run(Expire())
+    except GroupNotFound:  # somebody has dropped it since
+        return 0
+
+
 def _sweep_dead_letters(chores: _ChoreRunner, dead: QueueContext) -> None:
     chores.run(index_commits, dead, default=0)
     for group in chores.run(_groups, dead, default=[]):
-        chores.run(group.expire, default=0)
+        chores.run(_expire, group, default=0)
         if dead.settings.is_dead_letter_queue:
             chores.run(route_dead_letters, dead, group, default=0)
     _archive_and_clean(chores, dead)

@@ -8,15 +8,12 @@ from datetime import timedelta
 from typing import Any, Final
 
 from spark_mq.errors import InvalidOption
-from spark_mq.ledger.log_marks import with_mark
 from spark_mq.ledger.queue_settings import QUEUE_DURATIONS, QueueSettings
-from spark_mq.ledger.ranges import Ledger, LedgerHeader
 from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.trim import NoteChange
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.public_settings import public_queue_settings, settings_changed
-from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON
-from spark_mq.storage.update import Update, update_ledger
 from spark_mq.util.advice import CONFIGURE_GROUP, CONFIGURE_QUEUE
 from spark_mq.util.validation import suggest
 
@@ -55,15 +52,7 @@ def configure_queue(context: QueueContext, changes: Mapping[str, Any]) -> QueueS
 
 def _note(context: QueueContext, detail: str) -> None:
     """Note a change of the queue in ``leases/``, from which ``history/`` gets it."""
-
-    def compute(snapshot: LedgerSnapshot) -> Update[None]:
-        ledger = snapshot.ledger
-        if ledger is None:
-            ledger = with_mark(Ledger(LedgerHeader(start_sequence=-1)), context.messages.known())
-        info = {"operation": "configure queue", "detail": detail}
-        return ledger.replaced(ledger.head, ledger.events), None, info
-
-    update_ledger(context.ledgers, HORIZON, compute)
+    context.group(HORIZON).run(NoteChange(detail))
 
 
 def changed(settings: QueueSettings, changes: Mapping[str, Any]) -> QueueSettings:

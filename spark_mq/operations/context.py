@@ -5,21 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Hashable, Mapping
-from functools import partial
 from typing import Any, Final
 
 from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import SparkMQError, TablesDisagree
 from spark_mq.ledger.queue_settings import QueueSettings
-from spark_mq.operations.group_ledger import (
-    GroupLedger,
-    StartPosition,
-    read_horizon,
-)
+from spark_mq.operations.committer import GroupCommitter
+from spark_mq.operations.group_ledger import GroupLedger, StartPosition, read_horizon
 from spark_mq.operations.payloads import PayloadFiles
-from spark_mq.operations.posted import open_posted
-from spark_mq.operations.shared_ledger import OperationBatcher
 from spark_mq.storage.history_table import HistoryTable
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.message_table import MessageTable
@@ -68,7 +62,7 @@ class QueueContext:
         self._find_dead_letters = find_dead_letters or open_dead_letters
         self._reopen = reopen
         self._dead_letters: QueueContext | None = None
-        self._batchers: dict[str, OperationBatcher] = {}
+        self._committers: dict[str, GroupCommitter] = {}
         self._lock = threading.Lock()
 
     def __reduce__(self) -> Any:
@@ -121,22 +115,24 @@ class QueueContext:
         self, name: str, start: StartPosition = "earliest", *, create: bool = True
     ) -> GroupLedger:
         """Return the ledger of a group. All objects of one group share commits."""
-        ledger = GroupLedger(
-            name,
-            self.ledgers,
-            self.messages,
-            self.clock,
-            self.settings.group,
-            queue_path=self.path,
-            queue_id=self.settings.queue_id,
-            start=start,
-            create=create,
-            may_lose=self._may_lose,
-        )
-        ledger.open_posted = partial(open_posted, ledger)
+        self._process.check()  # before the lock, which another thread of the parent may hold
+        settings = self.settings
         with self._lock:
-            ledger.share(self.payloads, self.history, self._batchers)
-        return ledger
+            return GroupLedger(
+                name,
+                self._ledgers,
+                self._messages,
+                self.clock,
+                settings.group,
+                queue_path=self.path,
+                queue_id=settings.queue_id,
+                payloads=self.payloads,
+                history=self.history,
+                start=start,
+                create=create,
+                may_lose=self._may_lose,
+                committers=self._committers,
+            )
 
     def _may_lose(self) -> bool:
         """Return whether a trim may drop a group's unsettled messages."""

@@ -1,60 +1,113 @@
-"""Administer the ledger of a consumer group."""
+"""Read the ledger of one consumer group, and change it by commands."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
-from datetime import datetime
-from typing import Any
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
 
-from spark_mq.ledger import admin, schedule
-from spark_mq.ledger.intervals import from_sequences
-from spark_mq.ledger.log_marks import with_mark
+from spark_mq.errors import CorruptLog
+from spark_mq.ledger.commands import KNOWN, Change, Command, Needs, View
+from spark_mq.ledger.log_marks import agreed_up_to
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import LEASED, Ledger, LedgerHeader
+from spark_mq.ledger.owner_commands import Create, StartPosition
+from spark_mq.ledger.ranges import Ledger, LedgerHeader
 from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.settle import Settle, SettleCommand, SettleOutcome
+from spark_mq.ledger.stats import GroupStats, compute_stats
 from spark_mq.ledger.transitions import expire_leases
+from spark_mq.operations.committer import GroupCommitter
 from spark_mq.operations.group_names import MAX_COMPARED_GROUPS, group_not_found
-from spark_mq.operations.group_reader import GroupView, StartPosition, read_horizon
+from spark_mq.operations.payloads import FileChecks, PayloadFiles
 from spark_mq.operations.public_settings import public_group_settings, settings_changed
-from spark_mq.operations.shared_ledger import CREATE_GROUP, SharedLedger
+from spark_mq.storage.history_table import HistoryTable
 from spark_mq.storage.ledger_store import LedgerSnapshot
-from spark_mq.storage.update import DROP_GROUP, Priority, Update, update_ledger
+from spark_mq.storage.ledger_table import HORIZON, LedgerTable
+from spark_mq.storage.log_recovery import tables_disagree
+from spark_mq.storage.message_table import MessageTable
 from spark_mq.util.advice import drop_group
-from spark_mq.util.clock import to_micros
-from spark_mq.util.show import show_position
-from spark_mq.util.validation import suggest, validate_choice
+from spark_mq.util.clock import Clock, to_micros
+from spark_mq.util.process import ForkGuard
+from spark_mq.util.validation import suggest
 
-__all__ = ["GroupLedger", "GroupView", "StartPosition", "read_horizon"]
+__all__ = ["Configure", "GroupLedger", "StartPosition", "read_horizon"]
 
 _log = logging.getLogger(__name__)
 
+R = TypeVar("R")
 
-class GroupLedger(SharedLedger):
-    """The ledger of one group, with its owner's changes. Thread-safe."""
 
-    def expire(self) -> int:
-        """Expire leases now. Return the number of messages that they held."""
+class GroupLedger:
+    """The ledger of one group, as stored or as of now. Thread-safe."""
 
-        def compute(view: GroupView) -> Update[int]:
-            after = expire_leases(view.ledger, view.now, view.settings)
-            after = schedule.settle_expired_unread(after, self.index_for(view.ledger), view.now)
-            before, left = (one.count((LEASED,)) for one in (view.ledger, after))
-            return after, before - left, {"operation": "expire", "messages": before - left}
+    def __init__(
+        self,
+        name: str,
+        ledgers: LedgerTable,
+        messages: MessageTable,
+        clock: Clock,
+        defaults: GroupSettings,
+        *,
+        queue_path: str,
+        payloads: PayloadFiles,
+        history: HistoryTable,
+        queue_id: str = "",
+        start: StartPosition = "earliest",
+        create: bool = True,
+        may_lose: Callable[[], bool] | None = None,
+        committers: dict[str, GroupCommitter],
+    ) -> None:
+        self.name = name
+        self._process = ForkGuard(f"group {name!r} of {queue_path}")
+        self._ledgers = ledgers
+        self._messages = messages
+        self.clock = clock
+        self.defaults = defaults
+        self.queue_path = queue_path
+        self.queue_id = queue_id
+        self.payloads = payloads
+        self.history = history
+        self.start = start
+        self.create = create  # otherwise operations raise GroupNotFound
+        self._may_lose = may_lose
+        self._created = False
+        if name not in committers:  # all handles of the group share it
+            committers[name] = GroupCommitter(self, ledgers, defaults, self._process)
+        self.committer = committers[name]
 
-        return self.update(compute, priority=Priority.LEASE) if self.exists() else 0
+    def __repr__(self) -> str:
+        return f"ConsumerGroup({self.queue_path!r}, {self.name!r})"
 
-    def check_payloads(self, lease_id: str) -> None:
-        """Check a lease's payload files again. Raise StorageError if one is out of reach."""
-        ranges = self.current().held(lease_id)
-        if ranges:
-            index = self.messages.index(ranges[-1].last)
-            self.payloads.forget(index, ranges)
-            self.payloads.require_reachable(index, ranges)
+    @property
+    def ledgers(self) -> LedgerTable:
+        self._process.check()
+        return self._ledgers
 
-    # -- the group itself
+    @property
+    def messages(self) -> MessageTable:
+        self._process.check()
+        return self._messages
+
+    def now(self) -> int:
+        """Return the clock's time in microseconds."""
+        return to_micros(self.clock())
+
+    # -- changes
+
+    def run(self, command: Command[R], checks: FileChecks | None = None) -> R:
+        """Run a command in a commit that others may share. Return its result."""
+        (result,) = self.committer.run([command], checks)
+        if isinstance(result, Exception):
+            raise result
+        found: R = result
+        return found
+
+    def settle(self, commands: Sequence[SettleCommand]) -> list[SettleOutcome]:
+        """Settle in one commit, in order. Messages that are not held are in the outcomes."""
+        return self.run(Settle(tuple(commands)))
 
     def create_if_missing(self) -> None:
         """Create the group, or raise GroupNotFound if this handle must not create it."""
@@ -62,25 +115,9 @@ class GroupLedger(SharedLedger):
             self.require_group()
             return
         # Over a store a look costs a request. If this is out of date, the next change looks.
-        if not self._created and self.ledgers.read(self.name, look=None).ledger is None:
-
-            def compute(snapshot: LedgerSnapshot) -> Update[bool]:
-                if snapshot.ledger is not None:
-                    return None, False, {}
-                index, damage = self.index_or_damage(self.ledger_in(snapshot))
-                if damage is not None and self.start != "earliest":
-                    raise damage  # only the whole log shows that place
-                # Not past the last message. Later ones would count as settled unread.
-                position = min(_position(index, self.start), index.last_sequence + 1)
-                start = max(position - 1, self.horizon())
-                settled = index.count(0, start)
-                head = LedgerHeader(
-                    start_sequence=start, settled_count=settled, settings=asdict(self.defaults)
-                )
-                return with_mark(Ledger(head), index), True, {"operation": CREATE_GROUP}
-
-            if update_ledger(self.ledgers, self.name, compute):
-                self._warn_similar_name()
+        known = self._created or self.ledgers.read(self.name, look=None).ledger is not None
+        if not known and self.run(Create(self.start, self.defaults)):
+            self._warn_similar_name()
         self._created = True
 
     def _warn_similar_name(self) -> None:
@@ -98,100 +135,187 @@ class GroupLedger(SharedLedger):
         else:
             _log.info("group %r is created in %s, at %s", self.name, self.queue_path, self.start)
 
-    def seek(self, target: StartPosition) -> None:
-        """Skip all messages before a target, and make all others unread."""
-        self.create_if_missing()
+    # -- what a command may know
 
-        def compute(view: GroupView) -> Update[None]:
-            index = self.index_for(view.ledger)
-            position = self.seek_position(index, target)
-            after = with_mark(admin.seek(view.ledger, index, position), index)
-            detail = f"to {show_position(target)}"
-            return after, None, {"operation": "seek", "ranges": f"{position}-", "detail": detail}
+    def view(
+        self,
+        command: Command[Any],
+        snapshot: LedgerSnapshot,
+        held: frozenset[str] = frozenset(),
+        checks: FileChecks | None = None,
+    ) -> View:
+        """Return what a command may know of a snapshot. Raise GroupNotFound."""
+        exists = snapshot.ledger is not None
+        if command.blind:
+            exists = self.name in self._ledgers.groups()
+        if not (exists or command.creates):
+            raise group_not_found(self.name, self._ledgers, self.queue_path)
+        needs, ledger = command.needs, snapshot.ledger
+        horizon = self._horizon_for(needs, ledger)
+        if ledger is None:
+            ledger = Ledger(LedgerHeader(start_sequence=horizon))
+        index, damage = self._index_for(needs, ledger, horizon)
+        return View(
+            ledger,
+            self.settings_in(snapshot),
+            to_micros(self.clock()),
+            index,
+            self.name,
+            damage,
+            horizon,
+            {app: self._ledgers.txn_number(snapshot, app) for app in needs.apps},
+            held,
+            exists,
+            snapshot.looked,
+            uuid.uuid4().hex if needs.new_id else "",
+            self.payloads.known if checks is None else checks.problems(),
+        )
 
-        update_ledger(self.ledgers, self.name, lambda snapshot: compute(self.view(snapshot)))
+    def _horizon_for(self, needs: Needs, ledger: Ledger | None) -> int:
+        if needs.horizon == "always":
+            return self.horizon()
+        if not needs.horizon or ledger is None or not self.may_have_lost(ledger):
+            return -1
+        return read_horizon(self._ledgers)
 
-    def seek_position(self, index: MessageIndex, target: StartPosition) -> int:
-        """Return the first sequence that a seek makes unread."""
-        lowest = self.horizon() + 1
-        # Not past the last one. That would skip messages that are not published yet.
-        return min(max(_position(index, target), lowest), index.last_sequence + 1)
+    def _index_for(
+        self, needs: Needs, ledger: Ledger, horizon: int
+    ) -> tuple[MessageIndex, CorruptLog | None]:
+        """Return the index that a command needs, and the damage after its end or None."""
+        known = self._messages.known
+        if needs.reach == KNOWN and horizon <= ledger.head.start_sequence:
+            return known(), None
+        try:
+            if needs.unread is not None and horizon <= ledger.head.start_sequence:
+                index = self._messages.index_to_lease(ledger.end_sequence, needs.unread)
+                self.check_same_log(ledger, index)
+                return index, None
+            reach = None if horizon > ledger.head.start_sequence else needs.reach
+            return self.index_for(ledger, reach), None
+        except CorruptLog as error:
+            if not needs.damaged:
+                raise
+            if error.data["version"] is None or error.data["version"] <= known().version:
+                raise
+            return known(), error
 
-    def configure(self, changes: Mapping[str, Any]) -> GroupSettings:
-        """Change settings of the group, and return all of them. Raise InvalidOption."""
-        # Before the group is created.
-        GroupSettings.validated(**changes).check_order(self.messages.lanes)
-        self.create_if_missing()
+    # -- reading
 
-        def compute(view: GroupView) -> Update[GroupSettings]:
-            after = GroupSettings.validated(view.settings, **changes)
-            info = {
-                "operation": "configure",
-                "settings": {name: getattr(after, name) for name in changes},
-                "detail": settings_changed(
-                    public_group_settings(view.settings), public_group_settings(after)
-                ),
-            }
-            head = replace(view.ledger.head, settings=asdict(after))
-            ledger = view.ledger.replaced(head, view.ledger.events)
-            return ledger if after != view.settings else None, after, info
+    def snapshot(self) -> LedgerSnapshot:
+        return self.ledgers.read(self.name)
 
-        return self.update(compute)
+    def require(self, snapshot: LedgerSnapshot) -> Ledger:
+        """Return the ledger of a snapshot. Raise GroupNotFound."""
+        if snapshot.ledger is None:
+            raise group_not_found(self.name, self.ledgers, self.queue_path)
+        return snapshot.ledger
 
-    def pause(self, reason: str | None) -> None:
-        """Stop new leases until a resume. Create the group if it is missing."""
-        self.create_if_missing()
+    def require_group(self) -> None:
+        """Raise GroupNotFound if the group does not exist."""
+        # What this process knows costs nothing, and a group is rarely dropped.
+        if self.ledgers.read(self.name, look=None).ledger is None:
+            self.require(self.snapshot())
 
-        def compute(view: GroupView) -> Update[None]:
-            info = {
-                "operation": "pause",
-                **({"reason": reason, "detail": reason} if reason else {}),
-            }
-            return admin.pause(view.ledger, reason, view.now), None, info
+    def settings_in(self, snapshot: LedgerSnapshot) -> GroupSettings:
+        """Return the settings in a snapshot, or the defaults without a group."""
+        if snapshot.ledger is None:
+            return self.defaults
+        stored = snapshot.ledger.head.settings
+        read = self.committer.read_settings
+        if read[0] is not stored:
+            read = self.committer.read_settings = stored, GroupSettings.from_stored(stored)
+        return read[1]
 
-        self.update(compute)
+    @property
+    def last_settings(self) -> GroupSettings:
+        """Return the settings as last read, for logs."""
+        return self.committer.read_settings[1]
 
-    def resume(self) -> None:
-        """End a pause, and close the breaker. Raise GroupNotFound."""
+    def exists(self) -> bool:
+        return self.snapshot().ledger is not None
 
-        def compute(view: GroupView) -> Update[None]:
-            after = admin.resume(view.ledger)
-            changed = after.head != view.ledger.head
-            return after if changed else None, None, {"operation": "resume"}
+    def settings(self) -> GroupSettings:
+        return self.settings_in(self.snapshot())
 
-        self.update(compute)
+    def ledger_in(self, snapshot: LedgerSnapshot) -> Ledger:
+        """Return the ledger of a snapshot, or an empty one."""
+        if snapshot.ledger is not None:
+            return snapshot.ledger
+        return Ledger(LedgerHeader(start_sequence=self.horizon()))
 
-    def unblock(self, to: str, sequences: Iterable[int] | None) -> int:
-        """Decide about messages that block the group. Return their number."""
-        how = validate_choice("to", to, (admin.RETRY, admin.ROUTE, admin.DROP))
-        intervals = None if sequences is None else from_sequences(sequences)
+    def current(self) -> Ledger:
+        """Return the ledger with late leases expired, or an empty one."""
+        snapshot = self.snapshot()
+        return expire_leases(self.ledger_in(snapshot), self.now(), self.settings_in(snapshot))
 
-        def compute(view: GroupView) -> Update[int]:
-            ledger = expire_leases(view.ledger, view.now, view.settings)
-            index = self.index_for(ledger, ledger.end_sequence)
-            after, messages = admin.unblock(ledger, index, view.now, how, intervals)
-            info = {"operation": f"unblock: {how}", "messages": messages}
-            return after if messages else None, messages, info
+    def stats(self, *, required: bool = False) -> GroupStats:
+        """Count the messages by state. If `required`, raise GroupNotFound for a missing group."""
+        snapshot, now = self.snapshot(), self.now()
+        if required:
+            self.require(snapshot)
+        settings = self.settings_in(snapshot)
+        ledger = expire_leases(self.ledger_in(snapshot), now, settings)
+        return compute_stats(ledger, self.index_for(ledger), settings, now)
 
-        return self.update(compute)
+    def may_have_lost(self, ledger: Ledger) -> bool:
+        """Return whether a trim may have dropped unsettled messages."""
+        # This process may have missed a change of the settings, but its commits conflict with the
+        # horizon, so that is known.
+        set_to = self._may_lose is not None and self._may_lose()
+        return set_to or self._ledgers.known_horizon() > ledger.head.start_sequence
 
-    def drop(self) -> None:
-        """Drop the group, even if its ledger is unreadable. Raise GroupNotFound."""
+    def horizon(self) -> int:
+        """Return the trim horizon. An older ``leases/`` may not know it, but ``messages/`` does."""
+        return max(read_horizon(self.ledgers), self.messages.trimmed)
 
-        def compute(_: LedgerSnapshot) -> Update[None]:
-            if self.name not in self.ledgers.groups():
-                raise group_not_found(self.name, self.ledgers, self.queue_path)
-            return DROP_GROUP, None, {"operation": "drop group"}
+    def index_for(self, ledger: Ledger, reach: int | None = None) -> MessageIndex:
+        """Return the message index. Raise TablesDisagree if the ledger is of another log.
 
-        update_ledger(self.ledgers, self.name, compute, whole_table=True, replace=True)
+        With `reach`, the last sequence that the caller needs, an older known index may do.
+        """
+        index = self._messages.index(None if reach is None else max(reach, ledger.end_sequence))
+        self.check_same_log(ledger, index)
+        return index
+
+    def check_same_log(self, ledger: Ledger, index: MessageIndex) -> None:
+        """Raise TablesDisagree if a ledger is of another log than an index."""
+        agreed, messages = agreed_up_to(ledger, index), self._messages
+        if agreed is not None:
+            reason = f"the ledger of group {self.name!r} has messages after {agreed} that "
+            raise tables_disagree(messages.path, reason + "messages/ lacks, or that differ there")
+        trimmed = messages.trimmed
+        if ledger.head.start_sequence >= trimmed or self._ledgers.known_horizon() >= trimmed:
+            return
+        if read_horizon(self._ledgers) < trimmed:
+            reason = f"messages/ was trimmed up to {trimmed}, and leases/ does not know it"
+            raise tables_disagree(messages.path, reason)
 
 
-def _position(index: MessageIndex, start: StartPosition) -> int:
-    if isinstance(start, datetime):
-        return index.first_published_since(to_micros(start))
-    if isinstance(start, str):
-        return {"earliest": 0, "latest": index.last_sequence + 1}[start]
-    return start
+@dataclass(frozen=True, slots=True)
+class Configure(Command[GroupSettings]):
+    """Change settings of the group. Return all of them."""
+
+    changes: Mapping[str, Any]
+
+    name = "configure"
+
+    def apply(self, view: View) -> Change[GroupSettings]:
+        before, after = view.settings, GroupSettings.validated(view.settings, **self.changes)
+        if after == before:
+            return Change(None, after)
+        note = {
+            "operation": self.name,
+            "settings": {name: getattr(after, name) for name in self.changes},
+            "detail": settings_changed(public_group_settings(before), public_group_settings(after)),
+        }
+        head = replace(view.ledger.head, settings=asdict(after))
+        return Change(view.ledger.replaced(head, view.ledger.events), after, note)
+
+
+def read_horizon(ledgers: LedgerTable) -> int:
+    """Return the trim horizon: messages up to it may be gone. -1 before the first trim."""
+    ledger = ledgers.read(HORIZON).ledger
+    return -1 if ledger is None else ledger.head.start_sequence
 
 
 def _without_digits(name: str) -> str:

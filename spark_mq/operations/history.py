@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_mq.ledger.owner_commands import CREATE_GROUP
 from spark_mq.operations.context import QueueContext
-from spark_mq.operations.shared_ledger import CREATE_GROUP, SharedLedger
+from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.storage.history_rows import HISTORY_SCHEMA, history_rows
 from spark_mq.storage.history_table import BATCH, HistoryTable
 from spark_mq.storage.ledger_table import LedgerTable
@@ -33,7 +34,7 @@ def read_history(
     return past.read(sequence, group, since, columns)
 
 
-def read_group_history(group: SharedLedger, columns: Sequence[str]) -> pa.Table:
+def read_group_history(group: GroupLedger, columns: Sequence[str]) -> pa.Table:
     """Return columns of a group's events since its creation, in order."""
     past = _Past(group.history, group.ledgers, group.queue_path)
     rows = past.read(None, group.name, columns=list({*columns, "version", "operation"}))

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from spark_mq.errors import InvalidOption, MessagesHeld
-from spark_mq.ledger.intervals import Interval, format_intervals, from_sequences
-from spark_mq.ledger.interventions import Intervention, intervene
-from spark_mq.ledger.key_order import is_ordered
-from spark_mq.ledger.transitions import expire_leases
+from spark_mq.ledger.intervals import Interval, from_sequences
+from spark_mq.ledger.interventions import Intervene, Intervention
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.message_search import find_values
-from spark_mq.storage.ledger_store import LedgerSnapshot
-from spark_mq.storage.update import Update, update_ledger
 from spark_mq.util.advice import FORCE, NAME_MESSAGES
 from spark_mq.util.show import show_some
 from spark_mq.util.user import acting_as, acting_by_default
@@ -94,23 +90,8 @@ def change_messages(
     if not intervals:
         return 0
 
-    def step(snapshot: LedgerSnapshot) -> Update[Intervention]:
-        view = ledger.view(snapshot)
-        folded = expire_leases(view.ledger, view.now, view.settings)
-        index = ledger.index_for(folded, max(last for _, last in intervals))
-        after, done = intervene(
-            folded, index, view.now, how, intervals,
-            error=reason, force=force, ordered=is_ordered(index, view.settings),
-        )  # fmt: skip
-        info = {
-            "operation": how, "messages": done.changed, "ranges": format_intervals(done.ranges),
-            **({"reason": reason, "detail": reason} if reason else {}),
-        }  # fmt: skip
-        return after if done.changed else None, done, info
-
     with acting_as(by) if by else acting_by_default():
-        # Not shared with other threads, because the whole commit names the user.
-        done = update_ledger(ledger.ledgers, ledger.name, step)
+        done = ledger.run(Intervene(how, intervals, reason, force))
     if done.held:
         raise _held(ledger.name, how, done)
     return done.changed

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import ContentionTimeout, SparkMQError, StorageError
-from spark_mq.ledger.settle import SettleCommand, SettleOutcome
+from spark_mq.ledger.commands import Command
+from spark_mq.ledger.settle import Settle, SettleCommand, SettleOutcome
 from spark_mq.operations.group_ledger import GroupLedger
-from spark_mq.operations.shared_ledger import LedgerOperation
 
 __all__ = ["OUTAGES", "find_store_failure", "is_outage", "outage_pause", "settle_with_retry"]
 
@@ -45,7 +45,10 @@ def is_outage(error: BaseException | None) -> bool:
 def find_store_failure(ledger: GroupLedger, lease_id: str) -> Exception | None:
     """Return why a lease's ledger or a payload file is out of reach, or None."""
     try:
-        ledger.check_payloads(lease_id)
+        if ranges := ledger.current().held(lease_id):
+            index = ledger.messages.index(ranges[-1].last)
+            ledger.payloads.forget(index, ranges)
+            ledger.payloads.require_reachable(index, ranges)
     except OUTAGES as error:
         return error
     except SparkMQError as error:
@@ -56,20 +59,20 @@ def find_store_failure(ledger: GroupLedger, lease_id: str) -> Exception | None:
 def settle_with_retry(
     ledger: GroupLedger,
     commands: Sequence[SettleCommand],
-    also: Callable[[], Sequence[LedgerOperation[Any]]],
+    also: Callable[[], Sequence[Command[Any]]],
     gave_up: threading.Event,
     before_retry: Callable[[Sequence[Any]], None],
 ) -> tuple[list[SettleOutcome], list[Any]] | None:
-    """Settle together with other operations. Retry while the store fails, until `gave_up` is set.
+    """Settle together with other commands. Retry while the store fails, until `gave_up` is set.
 
     Return the outcomes, and the results or errors of the others, or None after `gave_up`. The first
-    try shares the operations of `also`. Each failure calls `before_retry` with their results.
+    try shares the commands of `also`. Each failure calls `before_retry` with their results.
     """
-    operation, failures = ledger.settle_operation(commands), 0
+    settle, failures = Settle(tuple(commands)), 0
     while True:
         others = [] if failures else list(also())
         try:
-            outcomes, *results = ledger.run_together(operation, *others)
+            outcomes, *results = ledger.committer.run([settle, *others])
         except OUTAGES as error:
             outcomes, results = error, []
         if not isinstance(outcomes, Exception):

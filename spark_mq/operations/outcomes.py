@@ -16,9 +16,9 @@ from spark_mq.ledger.log_marks import REWOUND
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import SETTLED, Range
 from spark_mq.operations.context import QueueContext
+from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.history import read_group_history, read_history
 from spark_mq.operations.life import MessageOutcome
-from spark_mq.operations.shared_ledger import SharedLedger
 from spark_mq.storage.history_rows import FAILURES
 
 __all__ = ["OUTCOMES", "find_outcomes", "last_ends", "outcomes_in", "show_outcomes"]
@@ -87,7 +87,7 @@ def _outcome(end: Mapping[str, Any], failure: Mapping[str, Any] | None) -> Messa
 
 
 def show_outcomes(
-    group: SharedLedger, index: MessageIndex, ranges: Iterable[Range]
+    group: GroupLedger, index: MessageIndex, ranges: Iterable[Range]
 ) -> Iterator[Range]:
     """Yield ranges whose settled messages have the outcome as their state.
 
@@ -106,7 +106,7 @@ def show_outcomes(
             yield from _split(r, ends, index)
 
 
-def _ends(group: SharedLedger, settled: list[Range]) -> list[Range]:
+def _ends(group: GroupLedger, settled: list[Range]) -> list[Range]:
     """Return the ends of settled messages, in order."""
     rows = read_group_history(group, [*_END, "event"])
     low, high = min(r.first for r in settled), max(r.last for r in settled)

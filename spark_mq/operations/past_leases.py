@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import SparkMQError
 from spark_mq.ledger.intervals import Interval
-from spark_mq.operations.shared_ledger import SharedLedger
+from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.storage.history_rows import history_rows
 from spark_mq.util.clock import SECOND, to_datetime
 
@@ -33,7 +33,7 @@ class PastLease(NamedTuple):
     settled: list[Interval]
 
 
-def find_past_lease(group: SharedLedger, lease_id: str) -> PastLease | None:
+def find_past_lease(group: GroupLedger, lease_id: str) -> PastLease | None:
     """Return what a lease of the last day was granted and settled, or None if unknown."""
     found = PastLease([], [])
     try:
@@ -47,7 +47,7 @@ def find_past_lease(group: SharedLedger, lease_id: str) -> PastLease | None:
     return None
 
 
-def _past(group: SharedLedger, lease_id: str) -> Iterator[pa.Table]:
+def _past(group: GroupLedger, lease_id: str) -> Iterator[pa.Table]:
     """Yield the events of a lease, the newest commits first."""
     archive, latest = group.history, group.ledgers.version()
     archived = archive.progress()[0]

@@ -10,33 +10,23 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from spark_mq.delta.store_errors import to_storage_error, wrap_store_errors
 from spark_mq.errors import SparkMQError, StorageError
-from spark_mq.ledger import acquire as acquiring
-from spark_mq.ledger.acquire import AcquireRequest, Grant
-from spark_mq.ledger.intervals import Interval, format_intervals
 from spark_mq.ledger.message_index import DataFile, FileSlice, MessageIndex
-from spark_mq.ledger.ranges import Ledger, Range
-from spark_mq.ledger.settings import GroupSettings
-from spark_mq.ledger.unreadable import postpone_due, reject_unreadable
+from spark_mq.ledger.ranges import Range
+from spark_mq.ledger.unreadable import FileProblems
 from spark_mq.parquet.reader import verify_slice
 from spark_mq.storage.message_table import MessageTable
-from spark_mq.util.clock import SECOND
 from spark_mq.util.recent import RecentSet
 
-__all__ = ["FileCheck", "PayloadFiles", "ReadableGrant", "acquire_readable", "read_whole"]
+__all__ = ["FileChecks", "PayloadFiles", "read_whole"]
 
 _log = logging.getLogger(__name__)
 
-POSTPONE: Final = 10 * SECOND  # for messages of a file out of reach, if others can be delivered
-MAX_OUT_OF_REACH: Final = 100  # files; the store is out of reach then, and a lease gives up
 _REMEMBERED_FILES: Final = 10_000  # others are checked again
-CHECK_SECONDS: Final = 0.25  # in one attempt to commit, for which other threads may wait
 REACH_SECONDS: Final = 10.0  # for the check of a failed batch's files
 
 
@@ -98,47 +88,18 @@ class PayloadFiles:
 
     def __init__(self, messages: MessageTable) -> None:
         self.readable: set[str] = RecentSet(_REMEMBERED_FILES)  # paths
-        self._messages = messages
+        self.known = FileProblems(self.readable)
+        self.messages = messages
 
-    def check(
-        self, index: MessageIndex, ranges: Iterable[Range], seen: dict[str, FileCheck], end: float
-    ) -> list[FileCheck]:
-        """Return the checks of files not known to be readable, and add new ones to `seen`.
-
-        It stops at `end` in ``time.monotonic()``, so the caller finishes the other checks.
-        """
-        found = []
-        for path, first in self._unknown(index, ranges):
-            if path not in seen:
-                seen[path] = FileCheck(self._messages, index.file_at(first))
-                if is_remote(self._messages):
-                    seen[path].start()
-                elif time.monotonic() < end:
-                    seen[path].run()
-            found.append(seen[path])
-        for check in found:
-            if check.has_ended(end) and check.readable:
-                self.readable.add(check.file.path)
-        return [check for check in found if not check.readable]
-
-    def require_reachable(self, index: MessageIndex, ranges: Iterable[Range]) -> None:
+    def require_reachable(self, index: MessageIndex, ranges: Sequence[Range]) -> None:
         """Raise StorageError if a file of some messages is out of reach. Takes seconds at most."""
-        end = time.monotonic() + REACH_SECONDS
-        for check in self.check(index, ranges, {}, end):
-            if check.started and not check.has_ended(end):
-                text = f"reading messages of {self._messages.path} takes too long. Retry"
-                raise StorageError(text, path=self._messages.path, landed=False)
-            if check.error is not None:
-                raise check.error
-
-    def _unknown(self, index: MessageIndex, ranges: Iterable[Range]) -> list[tuple[str, int]]:
-        """Return the paths that no check found readable, each with a sequence in the file."""
-        known, found = self.readable, dict[str, int]()
-        for r in ranges:
-            for path, first in index.paths_in(r.first, r.last):
-                if path not in known:
-                    found[path] = first
-        return list(found.items())
+        end, checks = time.monotonic() + REACH_SECONDS, FileChecks(self)
+        checks.all_readable(self.known.unsure(index, ranges), end)
+        if checks.runs_on():
+            text = f"reading messages of {self.messages.path} takes too long. Retry"
+            raise StorageError(text, path=self.messages.path, landed=False)
+        for error in checks.problems().out_of_reach.values():
+            raise error
 
     def forget(self, index: MessageIndex, ranges: Iterable[Range]) -> None:
         """Forget that the files of some messages were readable."""
@@ -146,90 +107,50 @@ class PayloadFiles:
         self.readable -= paths
 
 
-@dataclass(frozen=True, slots=True)
-class ReadableGrant:
-    """A lease's messages, without those that cannot be read."""
+class FileChecks:
+    """The checks of payload files for one lease. What is out of reach is not tried twice."""
 
-    ledger: Ledger  # the next one, with messages of damaged files dead also without a grant
-    grant: Grant
-    rejected: tuple[Interval, ...] = ()  # dead because their file is damaged, by file
-    dead: int = 0  # number of rejected messages
-    error: SparkMQError | None = None  # why nothing is granted, if a file was out of reach
-    unfinished: tuple[FileCheck, ...] = ()  # to wait for before the next attempt
+    def __init__(self, payloads: PayloadFiles) -> None:
+        self._payloads = payloads
+        self._checks: dict[str, FileCheck] = {}
 
-    def commit_info(self) -> dict[str, object]:
-        """Return the commit's note about rejected messages."""
-        ranges = format_intervals(self.rejected)
-        return {"operation": "reject", "messages": self.dead, "ranges": f"reject {ranges}"}
+    def problems(self) -> FileProblems:
+        """Return what is known by now."""
+        known = self._payloads.readable
+        if not self._checks:
+            return self._payloads.known
+        ended = {path: check for path, check in self._checks.items() if check.has_ended(0.0)}
+        for path in (path for path, check in ended.items() if check.readable):
+            known.add(path)
+        return FileProblems(
+            known,
+            {path: one.reason for path, one in ended.items() if one.reason is not None},
+            {path: one.error for path, one in ended.items() if one.error is not None},
+            self._checks.keys() - ended.keys(),
+        )
 
+    def all_readable(self, files: Iterable[DataFile], end: float) -> bool:
+        """Check files until `end` in ``time.monotonic()``. The others stay unfinished."""
+        messages = self._payloads.messages
+        checks = [self._checks.setdefault(f.path, FileCheck(messages, f)) for f in files]
+        for check in checks:
+            if not check.started and is_remote(messages):
+                check.start()
+            elif not check.started and time.monotonic() < end:
+                check.run()
+        for check in checks:
+            if check.started and check.has_ended(end) and check.readable:
+                self._payloads.readable.add(check.file.path)
+        return all(check.readable for check in checks)
 
-def acquire_readable(
-    payloads: PayloadFiles,
-    ledger: Ledger,
-    index: MessageIndex,
-    *,
-    now: int,
-    rules: GroupSettings,
-    request: AcquireRequest,
-    seen: dict[str, FileCheck],
-) -> ReadableGrant:
-    """Lease the readable messages that the rules allow, and reject those of damaged files.
+    def runs_on(self) -> bool:
+        """Return whether a check that was started has not ended."""
+        return any(one.started and not one.has_ended(0.0) for one in self._checks.values())
 
-    Messages of a file out of reach are due again later if others can be delivered. If none can,
-    nothing is granted and nothing is postponed.
-    """
-    end = time.monotonic() + CHECK_SECONDS
-    found = _Search(ledger, ledger)
-    while True:
-        after, grant = acquiring.acquire(found.ledger, index, now, rules, request)
-        bad = payloads.check(index, grant.ranges, seen, end)
-        if grant.ranges and not bad:
-            return found.result(after, grant)
-        unfinished = tuple(one for one in bad if not one.has_ended(end))
-        if unfinished or not bad or found.out_of_reach >= MAX_OUT_OF_REACH:
-            why, for_now = grant.blocked_because, grant.blocked_for_now
-            nothing = Grant((), why, blocked_for_now=for_now)
-            return replace(found.result(found.kept, nothing), unfinished=unfinished)
-        for one in bad:
-            interval = (one.file.first, one.file.last)
-            if one.reason is None:
-                found.postpone(
-                    one, postpone_due(found.ledger, index, interval, now=now, until=now + POSTPONE)
-                )
-                continue
-            reject = partial(
-                reject_unreadable,
-                index=index, now=now, rules=rules, interval=interval, error=one.reason,
-            )  # fmt: skip
-            found.reject(interval, reject)
-
-
-class _Search:
-    """The search for messages that can be delivered."""
-
-    def __init__(self, ledger: Ledger, kept: Ledger) -> None:
-        self.ledger, self.kept = ledger, kept  # kept lacks the postponements
-        self.rejected: list[Interval] = []
-        self.dead = self.out_of_reach = 0
-        self.error: SparkMQError | None = None
-
-    def postpone(self, check: FileCheck, ledger: Ledger) -> None:
-        """Use the ledger in which the messages of a file wait."""
-        self.error = self.error or check.error
-        self.out_of_reach += 1
-        self.ledger = ledger
-
-    def reject(self, interval: Interval, reject: Callable[[Ledger], tuple[Ledger, int]]) -> None:
-        """Reject the messages of a damaged file in both ledgers."""
-        same = self.kept is self.ledger
-        self.kept, count = reject(self.kept)
-        self.ledger = self.kept if same else reject(self.ledger)[0]
-        self.rejected.append(interval)
-        self.dead += count
-
-    def result(self, ledger: Ledger, grant: Grant) -> ReadableGrant:
-        error = None if grant.ranges else self.error
-        return ReadableGrant(ledger, grant, tuple(self.rejected), self.dead, error)
+    def finish(self) -> None:
+        """Wait for the ends of all checks."""
+        for check in self._checks.values():
+            check.finish()
 
 
 def read_whole(

@@ -5,22 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 
 from spark_mq.errors import InvalidOption, LeaseLost
-from spark_mq.ledger.extend import extend as extend_lease
+from spark_mq.ledger.extend import Extend
 from spark_mq.ledger.intervals import Interval, from_sequences, subtract
-from spark_mq.ledger.key_order import is_ordered
-from spark_mq.ledger.schedule import settle_expired_held
 from spark_mq.ledger.settle import SettleCommand, SettleOutcome
-from spark_mq.ledger.transitions import expire_leases
-from spark_mq.operations.group_ledger import GroupLedger, GroupView
+from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.message_search import check_ids, find_values
 from spark_mq.operations.past_leases import find_past_lease
-from spark_mq.operations.posted_work import Posted, decode_outcomes, encode_outcomes
-from spark_mq.operations.shared_ledger import LedgerOperation
-from spark_mq.storage.update import Update
 from spark_mq.util.records import Record
 from spark_mq.util.show import show_some
 from spark_mq.util.validation import short_repr, validate_lease_id
@@ -30,7 +23,6 @@ __all__ = [
     "HeldSelector",
     "SettleResult",
     "extend",
-    "extend_operation",
     "settle",
     "summarize",
 ]
@@ -177,52 +169,8 @@ def extend(
     selected, missing = _resolve(ledger, leases, sequences, message_ids)
     of = [one.lease_id for one in selected]
     targets = [(one.lease_id, one.intervals) for one in selected if one.intervals != []]
-    operation = extend_operation(ledger, targets, timeout)
-    outcomes, deadline = ledger.update(
-        operation.compute, lease_ids=operation.lease_ids, post=operation.post
-    )
-    return _result([lease_id for lease_id, _ in targets], outcomes, missing, of=of), deadline
-
-
-# A lease and some of its sequences, or None for all that it holds.
-ExtendTarget = tuple[str, list[Interval] | None]
-
-
-def extend_operation(
-    ledger: GroupLedger, targets: Sequence[ExtendTarget], timeout: int | None
-) -> LedgerOperation[tuple[list[SettleOutcome], int]]:
-    """Return the operation that extends leases. `timeout` is in microseconds."""
-    lease_ids = [lease_id for lease_id, _ in targets]
-    named = [last for _, intervals in targets for _, last in intervals or ()]
-
-    def compute(view: GroupView) -> Update[tuple[list[SettleOutcome], int]]:
-        after = expire_leases(view.ledger, view.now, view.settings, view.held)
-        deadline = view.now + (timeout or view.settings.visibility_timeout)
-        index = ledger.index_for(after, max(named, default=-1))
-        outcomes = []
-        for lease_id, intervals in targets:
-            after = settle_expired_held(after, index, view.now, view.settings, lease_id)
-            after, outcome = extend_lease(
-                after, index, lease_id, deadline, intervals,
-                ordered_at=view.now if is_ordered(index, view.settings) else None,
-            )  # fmt: skip
-            outcomes.append(outcome)
-        info = {"operation": "extend", "lease_id": ",".join(dict.fromkeys(lease_ids))}
-        changed = any(outcome.settled for outcome in outcomes)
-        return after if changed else None, (outcomes, deadline), info
-
-    post = partial(_post_extension, targets, timeout)
-    return LedgerOperation(compute, lease_ids=frozenset(lease_ids), post=post)
-
-
-def _post_extension(
-    targets: Sequence[ExtendTarget], timeout: int | None
-) -> Posted[tuple[list[SettleOutcome], int]]:
-    return Posted(
-        {"extend": {"targets": targets, "timeout": timeout}},
-        lambda result: {"outcomes": encode_outcomes(result[0]), "deadline": result[1]},
-        lambda data: (decode_outcomes(data["outcomes"]), int(data["deadline"])),
-    )
+    done = ledger.run(Extend(tuple(targets), timeout))
+    return _result([name for name, _ in targets], done.outcomes, missing, of=of), done.deadline
 
 
 def _resolve(

@@ -1,4 +1,4 @@
-"""Build the telemetry of operations on a group."""
+"""Build the telemetry of commands on a group."""
 
 from __future__ import annotations
 
@@ -6,16 +6,31 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from spark_mq.errors import LeaseLost
-from spark_mq.ledger.settle import SettleCommand, SettleOutcome
+from spark_mq.ledger.acquire import Acquire, Grant
+from spark_mq.ledger.commands import Command
+from spark_mq.ledger.settle import Settle, SettleCommand, SettleOutcome
+from spark_mq.ledger.stream_batch import AckBatches, Replay
 from spark_mq.telemetry.conventions import RECEIVE, SETTLE, Destination, Signal, error_type
 
-__all__ = ["ack_signals", "destination_of", "lease_signals", "settle_signals"]
+__all__ = ["destination_of", "lease_signals", "settle_signals", "signals_of"]
 
 _LOST: Final = f"{LeaseLost.__module__}.{LeaseLost.__qualname__}"
 
 
 def destination_of(queue_path: str, group: str | None = None) -> Destination:
     return Destination(queue_path.rstrip("/").rpartition("/")[2], group)
+
+
+def signals_of(command: Command[Any], result: Any) -> list[Signal]:
+    """Return the signals of a worker's command, from its result or error."""
+    if isinstance(command, Settle):
+        return settle_signals(command.parts, result)
+    if isinstance(command, AckBatches):
+        return _ack_signals(result)
+    if isinstance(command, Acquire | Replay):
+        acked = result.acked if isinstance(result, Grant) else 0
+        return [*_ack_signals(acked), *lease_signals(command.worker_id, result, command.name)]
+    return []
 
 
 def settle_signals(
@@ -38,7 +53,7 @@ def settle_signals(
     return found
 
 
-def ack_signals(messages: int | Exception) -> list[Signal]:
+def _ack_signals(messages: int | Exception) -> list[Signal]:
     """Return the signal of acks that the source made by itself, or none without messages."""
     return [Signal("ack", SETTLE, messages)] if isinstance(messages, int) and messages else []
 

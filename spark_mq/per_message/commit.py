@@ -9,12 +9,12 @@ from typing import Any
 from spark_mq.errors import LeaseLost, SparkMQError
 from spark_mq.handler import log_outcomes
 from spark_mq.lease import Lease
+from spark_mq.ledger.acquire import Grant
+from spark_mq.ledger.commands import Command
 from spark_mq.ledger.settle import SettleCommand, SettleOutcome
-from spark_mq.operations.acquire import Acquired
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.outages import settle_with_retry
 from spark_mq.operations.settle import summarize
-from spark_mq.operations.shared_ledger import LedgerOperation
 from spark_mq.per_message.keeper import LeaseKeeper
 from spark_mq.per_message.state import FeedOptions, WorkState
 
@@ -35,7 +35,7 @@ class FeedCommits:
     def settle(
         self,
         commands: Sequence[SettleCommand],
-        also: Callable[[], Sequence[LedgerOperation[Any]]] = list,
+        also: Callable[[], Sequence[Command[Any]]] = list,
     ) -> tuple[list[SettleOutcome], list[Any]] | None:
         """Settle, and run other operations in the same commit. Wait as long as the store fails.
 
@@ -62,7 +62,7 @@ class FeedCommits:
     def _give_back(self, granted: Sequence[Any]) -> None:
         """Release the lease that came with a settle that failed."""
         for acquired in granted:
-            if isinstance(acquired, Acquired) and acquired.ranges:
+            if isinstance(acquired, Grant) and acquired.ranges:
                 try:
                     Lease(self._ledger, self._worker_id, acquired).release()
                 except SparkMQError as error:

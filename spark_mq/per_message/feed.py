@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spark_mq.lease import Lease
+from spark_mq.ledger.acquire import Acquire, Grant
+from spark_mq.ledger.commands import Command
 from spark_mq.ledger.settle import ACK, NACK, RELEASE, SettleCommand, SettleOutcome
 from spark_mq.message import ReceivedMessage
-from spark_mq.operations.acquire import Acquired, LeaseOptions, lease_operation, wait_for_lease
+from spark_mq.operations.acquire import wait_for_lease
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.outages import OUTAGES
-from spark_mq.operations.shared_ledger import LedgerOperation
 from spark_mq.per_message.commit import FeedCommits
 from spark_mq.per_message.decisions import MessageEnd, commands_for_ends
 from spark_mq.per_message.demand import LeaseDemand
@@ -136,7 +137,7 @@ class GroupFeed:
         elif self._idle and self._demand.dry:
             self.state.finish()
 
-    def _lease_options(self) -> LeaseOptions:
+    def _lease_options(self) -> Acquire:
         return replace(self.options.lease, max_messages=max(1, self._wanted()))
 
     def _time_left(self) -> float:
@@ -154,7 +155,7 @@ class GroupFeed:
         self._seen = self.state.activity()
         return 0.0 if self._idle else float("inf")
 
-    def _take(self, acquired: Acquired) -> None:
+    def _take(self, acquired: Grant) -> None:
         """Give the messages of a lease to the pool."""
         lease = Lease(self.ledger, self.options.lease.worker_id, acquired)
         self.state.note_activity()
@@ -274,7 +275,7 @@ class GroupFeed:
         done = self._ends.resolve_doubts(done)
         ended = [(task.lease_id, task.message.sequence, end) for task, end in done]
         commands = [] if self._acks_first else commands_for_ends(ended)
-        also = self._more_leases if more else list[LedgerOperation[Acquired]]
+        also = self._more_leases if more else list[Command[Grant]]
         committed = self._commits.settle(commands, also) if commands else ([], [])
         self.state.note_activity()
         if committed and len(self._chains):
@@ -282,7 +283,7 @@ class GroupFeed:
         for task, _ in done:
             self._drop_task(task)
         for acquired in committed[1] if committed else ():
-            if isinstance(acquired, Acquired):
+            if isinstance(acquired, Grant):
                 self._demand.note_look(bool(acquired.ranges))
                 if acquired.ranges:
                     self._take(acquired)
@@ -316,10 +317,10 @@ class GroupFeed:
             self._drop_task(task)
         self.state.count(RELEASE, len(lost))
 
-    def _more_leases(self) -> list[LedgerOperation[Acquired]]:
+    def _more_leases(self) -> list[Command[Grant]]:
         """Return the lease to commit with a settle, if there is room."""
         wanted = not self.state.stop.is_set() and self._wanted() > 0
-        return [lease_operation(self.ledger, self._lease_options())] if wanted else []
+        return [self._lease_options()] if wanted else []
 
     def _finish(self) -> None:
         """Release unclaimed messages, and settle those that finish in time."""

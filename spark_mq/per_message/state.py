@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from spark_mq.handler import HandlerPolicy
-from spark_mq.operations.acquire import LeaseOptions
+from spark_mq.ledger.acquire import Acquire
 from spark_mq.operations.work_summary import WorkSummary
 
 __all__ = ["Feed", "FeedOptions", "WorkState"]
@@ -79,7 +79,7 @@ class WorkState:
 class FeedOptions:
     """How a feed leases and settles. Times are seconds, ``limit`` is microseconds."""
 
-    lease: LeaseOptions  # its max_messages is the most that the feed holds
+    lease: Acquire  # its max_messages is the most that the feed holds
     policy: HandlerPolicy
     limit: int
     poll: float

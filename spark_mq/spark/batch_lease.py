@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from spark_mq.errors import InvalidOption, LeaseLost
 from spark_mq.ledger.ranges import LEASED, Range
 from spark_mq.ledger.settle import ACK, SettleCommand
+from spark_mq.ledger.stream_batch import parse_lease_id
 from spark_mq.operations.settle import SettleResult
 from spark_mq.spark import settle_rows as rows
 from spark_mq.spark.batch_publish import BatchPublisher
 from spark_mq.spark.lease_lookup import BatchLeases
 from spark_mq.spark.lease_router import LeaseRouter
-from spark_mq.streaming.offset import parse_lease_id
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

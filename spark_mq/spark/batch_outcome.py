@@ -12,12 +12,13 @@ from spark_mq.errors import InvalidOption, InvalidSchema, StorageError
 from spark_mq.group import ConsumerGroup
 from spark_mq.handler import HandlerPolicy, describe_held
 from spark_mq.ledger.settle import RELEASE, SettleCommand
+from spark_mq.ledger.stream_batch import parse_lease_id
 from spark_mq.operations.outages import OUTAGES, find_store_failure, is_outage
 from spark_mq.spark.batch_lease import BatchLease
 from spark_mq.spark.lease_lookup import BatchLeases
 from spark_mq.spark.lease_router import LeaseRouter
-from spark_mq.streaming.auto_ack import exclude_from_auto_ack
-from spark_mq.streaming.offset import parse_lease_id, stream_id_in_queue
+from spark_mq.streaming.offset import stream_id_in_queue
+from spark_mq.streaming.source import leave_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -138,7 +139,7 @@ def leave_unsettled(groups: Iterable[ConsumerGroup], found: BatchLeases) -> None
             if several
         }
         for stream, n in sorted(batches | several):
-            if left := exclude_from_auto_ack(group._ledger, stream, n):
+            if left := leave_batch(group._ledger, stream, n):
                 _log.info(
                     "group %s: batch %d left %d messages unsettled; they are delivered "
                     "again when their lease expires",

@@ -25,6 +25,7 @@ from spark_mq.handler import (
 )
 from spark_mq.ledger.ranges import LEASED
 from spark_mq.ledger.settle import RELEASE, SettleCommand, SettleOutcome
+from spark_mq.ledger.stream_batch import parse_lease_id
 from spark_mq.operations.settle import summarize
 from spark_mq.operations.verdict_log import VerdictLog, describe_settled
 from spark_mq.spark import settle_rows as rows
@@ -39,7 +40,6 @@ from spark_mq.spark.batch_outcome import (
 )
 from spark_mq.spark.lease_lookup import LeaseLookup
 from spark_mq.spark.lease_router import LeaseRouter
-from spark_mq.streaming.offset import parse_lease_id
 from spark_mq.util.validation import validate_callable, validate_choice
 
 if TYPE_CHECKING:

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.serializers import CPickleSerializer
 
 from spark_mq.errors import InvalidOption
+from spark_mq.ledger.stream_batch import parse_lease_id
 from spark_mq.spark.partitions import Piece, SlicePartition
 from spark_mq.spark.settle_rows import check_columns
-from spark_mq.streaming.offset import QUEUES, check_offset, parse_lease_id
+from spark_mq.streaming.offset import QUEUES, check_offset
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -1,4 +1,4 @@
-"""Define the offsets of streams, and the ids of leases and transactions made from them."""
+"""Define the offsets of streams."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from typing import Any, Final
 
 from spark_mq.delta.object_store import canonical_path
 from spark_mq.errors import InvalidOption
+from spark_mq.ledger.stream_batch import STREAM_ID
 
 __all__ = [
     "QUEUES",
-    "auto_ack_app_id",
     "check_offset",
-    "fence_app_id",
-    "parse_lease_id",
     "parse_multi_offset",
     "parse_offset",
     "stream_id_in_queue",
@@ -23,25 +21,7 @@ __all__ = [
 
 QUEUES: Final = "queues"  # a key that only the offset of a stream over several queues has
 
-_STREAM = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-_LEASE_ID = re.compile(rf"({_STREAM})/([0-9]{{1,18}})/([0-9a-f]+)")
 _MAX_BATCH: Final = 10**18 - 1  # transaction numbers of so many batches fit into 64 bits
-
-
-def parse_lease_id(lease_id: str) -> tuple[str, int, str] | None:
-    """Return (stream, batch, runner) of a lease id, or None if no stream made it."""
-    match = _LEASE_ID.fullmatch(lease_id)
-    return (match[1], int(match[2]), match[3]) if match else None
-
-
-def fence_app_id(stream: str) -> str:
-    """Return the app id of a stream's transactions in ``leases/`` that fence zombies."""
-    return f"spark_mq.stream:{stream}"
-
-
-def auto_ack_app_id(stream: str) -> str:
-    """Return the app id of the last batch that left messages unsettled. See ``auto_ack.py``."""
-    return f"spark_mq.left:{stream}"
 
 
 def check_offset(offset: Any) -> tuple[str, int]:
@@ -51,7 +31,7 @@ def check_offset(offset: Any) -> tuple[str, int]:
     )
     if not (
         isinstance(stream, str)
-        and re.fullmatch(_STREAM, stream)
+        and re.fullmatch(STREAM_ID, stream)
         and isinstance(n, int)
         and not isinstance(n, bool)
         and 0 <= n <= _MAX_BATCH

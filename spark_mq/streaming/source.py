@@ -9,40 +9,39 @@ runner it is a replay, which takes over what the batch still holds. Application 
 from __future__ import annotations
 
 import contextlib
+import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
-from spark_mq.errors import CommitConflict, StorageError
-from spark_mq.ledger import acquire as acquiring
+from spark_mq.errors import CommitConflict, GroupNotFound, StorageError
+from spark_mq.ledger.acquire import Acquire, Grant
+from spark_mq.ledger.commands import View
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import AVAILABLE, Ledger, Range
+from spark_mq.ledger.owner_commands import SettleLost
+from spark_mq.ledger.ranges import Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.stats import compute_stats
-from spark_mq.operations.acquire import (
-    Damage,
-    reject_damaged,
-    settle_lost_messages,
-    settle_lost_now,
+from spark_mq.ledger.stream_batch import (
+    AckBatches,
+    LeaveBatch,
+    Replay,
+    StreamBatch,
+    rows_held_by_batch,
 )
-from spark_mq.operations.group_ledger import GroupLedger, GroupView
+from spark_mq.operations.acquire import Damage, find_damage, reject_damaged
+from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.keep_alive import LeaseKeepAlive
-from spark_mq.operations.payloads import FileCheck, ReadableGrant, acquire_readable
+from spark_mq.operations.payloads import FileChecks
 from spark_mq.operations.settle import extend
-from spark_mq.operations.signals import ack_signals, lease_signals
-from spark_mq.storage.update import Priority, Update
-from spark_mq.streaming.auto_ack import ack_committed_leases
-from spark_mq.streaming.fence import check_fence
 from spark_mq.streaming.lanes import lane_runs
-from spark_mq.streaming.offset import fence_app_id, parse_offset
+from spark_mq.streaming.offset import parse_offset
 from spark_mq.streaming.options import BatchPlan, LeaseLimits, StreamOptions, check_attempts
 from spark_mq.streaming.progress import show_progress
-from spark_mq.streaming.replay import find_batch_damage, take_over_batch
-from spark_mq.telemetry.conventions import Signal
 
-__all__ = ["StreamSource"]
+__all__ = ["StreamSource", "leave_batch"]
 
-RESERVED_ATTEMPTS: Final = 1  # kept back for a replay of the batch
+_log = logging.getLogger(__name__)
 
 
 class StreamSource:
@@ -102,9 +101,6 @@ class StreamSource:
         """End batch n. Return whether messages are due for the next one."""
         self._check()
         self._end_batch()
-        known = self.ledger.ledgers.read(self.ledger.name, look=False).ledger
-        if known is not None and self.ledger.may_have_lost(known):
-            settle_lost_now(self.ledger, self.options.fail_on_data_loss)
         return self._available(stream, n)
 
     def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> BatchPlan:
@@ -145,44 +141,44 @@ class StreamSource:
 
     def _available(self, stream: str, n: int) -> bool:
         """Return whether a lease would get something now, with batch n acked."""
-        while True:
-            view = self.ledger.view(self.ledger.snapshot())
-            with contextlib.suppress(CommitConflict):  # cleaned away or changed since: read again
-                ledger, _ = self._acked(view, stream, n)
-                break
-        index, damage = self.ledger.index_or_damage(ledger)
-        self._looked = (ledger, index, view.settings, view.now)
-        waiting = ledger.count((AVAILABLE,))
-        if not waiting and damage is None and index.last_sequence <= ledger.end_sequence:
-            self.available_count = 0
-            return False
+        command = self._command(stream, n + 1)
+        view = self._view(command)
+        if view.horizon > view.ledger.head.start_sequence:
+            self.ledger.run(SettleLost(self.options.fail_on_data_loss))
+            view = self._view(command)
         # Only the rules of leasing themselves know: caps, isolation and delayed messages all count.
-        request = self._request("", view)
-        _, grant = acquiring.acquire(ledger, index, view.now, view.settings, request)
-        if damage is not None and not grant.ranges:
-            raise damage
+        ledger, grant = command.preview(view)
+        self._looked = (ledger, view.log, view.settings, view.now)
+        if view.damage is not None and not grant.ranges:
+            raise view.damage
         self.available_count = grant.message_count
         return bool(grant.ranges)
 
-    def _request(
-        self, lease_id: str, view: GroupView, limits: LeaseLimits | None = None
-    ) -> acquiring.AcquireRequest:
+    def _view(self, command: Acquire) -> View:
+        while True:
+            with contextlib.suppress(CommitConflict):  # cleaned away or changed since: read again
+                return self.ledger.view(command, self.ledger.snapshot())
+
+    def _batch(self, stream: str, n: int) -> StreamBatch:
+        ack_up_to = n - 1 if self.options.ack_on_commit else 0
+        return StreamBatch(stream, n, self.runner, ack_up_to, self._first)
+
+    def _command(self, stream: str, n: int, limits: LeaseLimits | None = None) -> Acquire:
+        """Return the command that leases batch n, and acks the batches before."""
+        options = self.options
         tail, due_by = self._bound if self._bound else (None, None)
-        messages, size = limits or (self.options.max_messages, self.options.max_bytes)
-        return acquiring.AcquireRequest(
-            lease_id,
-            self.options.worker_id,
+        messages, size = limits or (options.max_messages, options.max_bytes)
+        return Acquire(
+            options.worker_id,
             messages,
-            view.now + self._timeout(view.settings),
-            max_bytes=size,
-            reserved_attempts=RESERVED_ATTEMPTS,
+            options.visibility_timeout,
+            options.fail_on_data_loss,
+            size,
+            options.max_lease_duration,
             max_sequence=tail,
             due_by=due_by,
+            batch=self._batch(stream, n),
         )
-
-    def _timeout(self, settings: GroupSettings) -> int:
-        timeout = self.options.visibility_timeout or settings.visibility_timeout
-        return min(timeout, self.options.max_lease_duration)
 
     def lease(self, stream: str, n: int, limits: LeaseLimits | None = None) -> BatchPlan:
         """Lease batch n, and ack the batches before in the same commit.
@@ -190,52 +186,13 @@ class StreamSource:
         Raise StorageError if nothing can be delivered, because payload files are out of reach. The
         acks are committed then, and no message was leased.
         """
-        app, lease_id = fence_app_id(stream), f"{stream}/{n}/{self.runner}"
-        seen: dict[str, FileCheck] = {}
-
-        def compute(view: GroupView) -> Update[tuple[ReadableGrant, int, GroupSettings, int]]:
-            check_fence(self.ledger, view, app, stream, n, highest=2 * n)
-            request = self._request(lease_id, view, limits)
-            acked, info = self._acked(view, stream, n - 1)
-            done = info.get("messages", 0)
-            kept = settle_lost_messages(self.ledger, acked, self.options.fail_on_data_loss)
-            if kept is not acked:
-                info = {"operation": "data_loss", **info}
-            index, _ = self.ledger.index_or_damage(view.ledger)
-            found = acquire_readable(
-                self.ledger.payloads, kept, index,
-                now=view.now, rules=view.settings, request=request, seen=seen,
-            )  # fmt: skip
-            if found.dead:
-                info = {**info, **found.commit_info()}
-            if found.grant.ranges:
-                info = {**info, **found.grant.commit_info(request)}
-            result = (found, request.expires_at, view.settings, done)
-            if found.dead and not view.snapshot.looked:
-                return None, result, {}  # a trim may have dropped them: look
-            return found.ledger if info else None, result, info
-
-        while True:
-            found, expires_at, settings, _ = self.ledger.update(
-                compute,
-                txn=lambda got: (app, 2 * n + 1) if got[0].grant.ranges else None,
-                priority=Priority.LEASE,
-                watch=self._signals,
-            )
-            for check in found.unfinished:
-                check.finish()
-            if not found.unfinished:
-                break
-        if found.error is not None:
-            raise found.error
+        command, checks = self._command(stream, n, limits), FileChecks(self.ledger.payloads)
+        while (grant := self.ledger.run(command, checks)).unfinished:
+            checks.finish()
+        if grant.error is not None:
+            raise grant.error
         self._first = False
-        return self._granted(lease_id, expires_at, found.grant.ranges, settings)
-
-    def _signals(self, result: Any) -> list[Signal]:
-        if isinstance(result, Exception):
-            return lease_signals(self.options.worker_id, result)
-        found, _, _, acked = result
-        return [*ack_signals(acked), *lease_signals(self.options.worker_id, found.grant)]
+        return self._granted(grant, grant.ranges)
 
     def replay(self, stream: str, n: int) -> BatchPlan:
         """Take over what batch n still holds. It leases nothing new: a sink may skip a replay.
@@ -243,68 +200,52 @@ class StreamSource:
         Raise StorageError if payload files are out of reach. Nothing was taken over then, and no
         delivery was counted.
         """
-        damage = self.find_damage(stream, n)
-        granted, expires_at, settings = take_over_batch(
-            self.ledger,
-            stream,
-            n,
-            runner=self.runner,
-            worker_id=self.options.worker_id,
-            expires_at=lambda view: view.now + self._timeout(view.settings),
-            acked=lambda view, held: self._acked(view, stream, n - 1, held),
+        damage, options = self.find_damage(stream, n), self.options
+        grant = self.ledger.run(
+            Replay(
+                self._batch(stream, n),
+                options.worker_id,
+                options.visibility_timeout,
+                options.max_lease_duration,
+            )
+        )
+        _log.warning(
+            "stream %s: batch %d runs again with %d messages", stream, n, grant.message_count
         )
         if self._bound is not None:  # what the replay gave back was there at the start, and due
             self._bound = (self._bound[0], self.ledger.now())
         self._first = False
-        lease_id = f"{stream}/{n}/{self.runner}"
-        good = reject_damaged(self.ledger, granted, lease_id, damage)
-        return self._granted(lease_id, expires_at, good, settings)
+        return self._granted(
+            grant, reject_damaged(self.ledger, grant.ranges, grant.lease_id, damage)
+        )
 
     def find_damage(self, stream: str, n: int) -> list[Damage]:
         """Read all that batch n holds, before its replay is counted. Raise StorageError."""
+        # A page that no task can read may be why the batch died.
+        ledger = self.ledger.ledger_in(self.ledger.snapshot())
+        rows = rows_held_by_batch(ledger, self._batch(stream, n).prefix)
         try:
-            return find_batch_damage(self.ledger, stream, n)
+            return find_damage(self.ledger, ledger.ranges_at(rows))
         except StorageError:
             self.ack_committed(stream, n - 1)
             raise
 
-    def _granted(
-        self, lease_id: str, expires_at: int, ranges: Sequence[Range], settings: GroupSettings
-    ) -> BatchPlan:
+    def _granted(self, grant: Grant, ranges: Sequence[Range]) -> BatchPlan:
+        lease_id, expires_at = grant.lease_id, grant.expires_at
         if not ranges:
             return BatchPlan(lease_id, expires_at)
-        limit = self.options.max_lease_duration
-        self._alive = self._keep_alive(lease_id, self._timeout(settings), limit)
+        settings, limit = self.ledger.committer.read_settings[1], self.options.max_lease_duration
+        timeout = min(self.options.visibility_timeout or settings.visibility_timeout, limit)
+        self._alive = self._keep_alive(lease_id, timeout, limit)
         index = self.ledger.messages.index(ranges[-1].last)
         slices = tuple((piece, r) for r in ranges for piece in index.slices(r.first, r.last))
         return BatchPlan(lease_id, expires_at, slices, lane_runs(index, settings, slices))
 
-    # -- ack what Spark has committed
-
-    def _acked(
-        self, view: GroupView, stream: str, up_to: int, keep: Sequence[str] = ()
-    ) -> tuple[Ledger, dict[str, Any]]:
-        """Expire leases, and with ack=onCommit ack the batches up to `up_to`."""
-        return ack_committed_leases(
-            self.ledger,
-            view,
-            stream,
-            up_to if self.options.ack_on_commit else 0,
-            runner=None if self._first else self.runner,
-            keep=keep,
-        )
-
     def ack_committed(self, stream: str, up_to: int) -> None:
         """Ack unsettled messages of the batches up to `up_to` (ack=onCommit)."""
-        if not self.options.ack_on_commit or up_to == 0:
-            return
-
-        def compute(view: GroupView) -> Update[int]:
-            ledger, info = self._acked(view, stream, up_to)
-            return ledger if info else None, info.get("messages", 0), info
-
-        self.ledger.update(compute, watch=ack_signals)
-        self._first = False
+        if self.options.ack_on_commit and up_to:
+            self.ledger.run(AckBatches(stream, up_to, None if self._first else self.runner))
+            self._first = False
 
     def _extend_in_background(self, lease_id: str, timeout: int, limit: int) -> LeaseKeepAlive:
         return LeaseKeepAlive(lambda wanted: extend(self.ledger, lease_id, wanted), timeout, limit)
@@ -313,3 +254,11 @@ class StreamSource:
         if self._alive is not None:
             self._alive.stop()
             self._alive = None
+
+
+def leave_batch(group: GroupLedger, stream: str, n: int) -> int:
+    """Exclude the leased messages of batch n from the ack on commit. Return their number."""
+    try:
+        return group.run(LeaveBatch(stream, n))
+    except GroupNotFound:  # somebody dropped the group, so nothing is held
+        return 0

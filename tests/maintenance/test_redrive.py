@@ -19,7 +19,9 @@ from support.handles import Injected, again, lease
 
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption
+from spark_mq.ledger.routing import Freeze, SettleRouted
 from spark_mq.maintenance import redrive, transfer
+from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.testing import ManualClock, memory_queue
 
 Make = Callable[..., Queue]
@@ -246,24 +248,21 @@ def test_killed_at_any_step_each_goes_back_once(
     """Before and after each of the three commits."""
     queue = with_dead(make(), ["a", "b", "c"])
     kind, place = divmod(step - 1, 2)
-    target, name = [
-        (transfer, "update_ledger"),
-        (type(queue._context.messages), "commit"),
-        (transfer, "update_ledger"),
-    ][kind]
-    at = 2 if kind == 2 else 1
+    publishes = kind == 1
+    target, name = (type(queue._context.messages), "commit") if publishes else (GroupLedger, "run")
+    real = getattr(target, name)
 
     def die() -> None:
         raise Killed
 
+    dying = Injected(real, **({"after": die} if place else {"before": die}))
+
+    def chosen(self: Any, command: Any, *args: Any, **options: Any) -> Any:
+        of_step = publishes or isinstance(command, (Freeze, int, SettleRouted)[kind])
+        return (dying if of_step else real)(self, command, *args, **options)
+
     with monkeypatch.context() as patch, contextlib.suppress(Killed):
-        patch.setattr(
-            target,
-            name,
-            Injected(
-                getattr(target, name), at=at, **({"after": die} if place else {"before": die})
-            ),
-        )
+        patch.setattr(target, name, chosen)
         queue.redrive()
         pytest.fail("it was to be killed")
     again(queue).redrive()

@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from spark_mq.ledger.ranges import Range
-from spark_mq.streaming.offset import fence_app_id, parse_lease_id
+from spark_mq.ledger.stream_batch import fence_app_id, parse_lease_id
 
 from .actors import Event
 from .explorer import Violation

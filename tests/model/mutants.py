@@ -28,16 +28,15 @@ from spark_mq.ledger import (
 from spark_mq.ledger import editor as draft
 from spark_mq.ledger import extend as extending
 from spark_mq.ledger import held_messages as held
-from spark_mq.ledger import replay as replaying
+from spark_mq.ledger import owner_commands as owner
 from spark_mq.ledger import settle as settling
+from spark_mq.ledger import stream_batch as replaying
 from spark_mq.ledger import transitions as ledger
 from spark_mq.maintenance import dead_letters, recover, redrive, retention, transfer
-from spark_mq.operations import group_ledger, group_reader
-from spark_mq.operations import settle as operations_settle
+from spark_mq.operations import committer, group_ledger
 from spark_mq.spark import foreach_batch as foreach
 from spark_mq.spark import lease_router as owners
 from spark_mq.spark.batch_lease import BatchLease
-from spark_mq.streaming import auto_ack, replay
 from spark_mq.streaming import source as stream
 
 from . import actors, tables
@@ -176,7 +175,7 @@ ALL = [
     Mutant(LEDGER, "also if it is released late", settling._released,
            "if delay is None else now + delay", "", "snoozing"),
     Mutant(LEDGER, "an extension of one message leaves the others",
-           operations_settle.extend_operation, "deadline, intervals,", "deadline, None,",
+           extending.Extend.apply, "deadline, intervals,", "deadline, None,",
            "snoozing"),
     Mutant(LEDGER, "a nack of the whole lease makes suspect", settling._nacked,
            "not by_name and r.lease_size != 1", "False", "raiser"),
@@ -273,14 +272,14 @@ ALL = [
            "return ledger", "return [] and ledger", "crashes"),
     Mutant(SOURCE, "a replay counts as a delivery", replaying.replay_batch, "r.delivery_count + 1",
            "r.delivery_count", "crashes"),
-    Mutant(SOURCE, "a replay leaves its mark, even if nothing is left", replay.take_over_batch,
-           "if got[2] else None",
-           "if got[0] else None", "zombie"),
+    Mutant(SOURCE, "a replay leaves its mark, even if nothing is left", replaying.Replay.apply,
+           "None if number == replayed else batch.txn(2)",
+           "batch.txn(2) if granted else None", "zombie"),
     Mutant(SOURCE, "a lease is refused once the batch was leased or replayed",
-           stream.StreamSource.lease, "highest=2 * n)",
-           "highest=2 * n + 2)", "zombie"),
-    Mutant(SOURCE, "a batch is replayed once", replay.take_over_batch,
-           "granted_before=number == 2 * n + 2", "granted_before=False", "immortal"),
+           acquiring.Acquire.apply, "highest=2 * self.batch.number)",
+           "highest=2 * self.batch.number + 2)", "zombie"),
+    Mutant(SOURCE, "a batch is replayed once", replaying.Replay.apply,
+           "granted_before=number == replayed", "granted_before=False", "immortal"),
     Mutant(SOURCE, "no innocent has its last attempt in company", order._due_rows,
            "sorted({*suspect, *innocent})", "suspect", "releasing"),
     Mutant(SOURCE, "what failed by itself stays in the replay", replaying.replay_batch,
@@ -295,16 +294,16 @@ ALL = [
     Mutant(SOURCE, "partitions gives the same answer again", stream.StreamSource.plan,
            "if key not in self._planned:", "if True:", "crashes"),
     Mutant(SOURCE, "a batch is acked only once Spark asks for what follows",
-           auto_ack._committed_leases, "p[1] <= up_to", "p[1] <= up_to + 1", "crashes"),
+           replaying._committed_leases, "p[1] <= up_to", "p[1] <= up_to + 1", "crashes"),
     Mutant(SOURCE, "a driver acks at its start what its predecessors left",
-           auto_ack._committed_leases,
+           replaying._committed_leases,
            "(runner is None or p[2] == runner)", "p[2] == runner", "plain_sink"),
-    Mutant(SOURCE, "with ack=manual nothing is acked unasked", stream.StreamSource._acked,
-           "up_to if self.options.ack_on_commit else 0", "up_to", "manual"),
-    Mutant(SOURCE, "nor what a batch has left on purpose", auto_ack._committed_leases,
+    Mutant(SOURCE, "with ack=manual nothing is acked unasked", stream.StreamSource._batch,
+           "n - 1 if self.options.ack_on_commit else 0", "n - 1", "manual"),
+    Mutant(SOURCE, "nor what a batch has left on purpose", replaying._committed_leases,
            "if n > left", "", "left"),
-    Mutant(SOURCE, "one attempt is kept for a replay", stream.StreamSource._request,
-           "reserved_attempts=RESERVED_ATTEMPTS", "reserved_attempts=0", "releasing"),
+    Mutant(SOURCE, "one attempt is kept for a replay", acquiring.Acquire._request,
+           "0 if self.batch is None else RESERVED_ATTEMPTS", "0", "releasing"),
     # -- section 7: settling from foreachBatch
     Mutant(SETTLING, "a zombie's query ends before Spark commits its batch",
            owners.LeaseRouter.check,
@@ -353,22 +352,23 @@ ALL = [
     # -- section 3: trims
     Mutant(TRIM, "a trim waits for every group", retention.trim, "min(lowest_start(counting), ",
            "max(-1, ", "trim_and_seek"),
-    Mutant(TRIM, "a trim is a compare-and-swap of the whole table", retention.trim,
-           "whole_table=True", "whole_table=False", "trim_and_new_group"),
+    Mutant(TRIM, "a trim is a compare-and-swap of the whole table", committer._Batch.__init__,
+           "any(one.whole_table for one in commands)", "False", "trim_and_new_group"),
     Mutant(TRIM, "the commit that makes a group conflicts with a trim", tables.MemoryLedgers.write,
            "(stored.group, HORIZON)", "(stored.group,)", "trim_and_new_group"),
     Mutant(TRIM, "that of a seek conflicts with a trim", tables.MemoryLedgers.write,
            "(stored.group, HORIZON)", "(stored.group,)", "trim_and_seek"),
-    Mutant(TRIM, "a new group starts above the horizon", group_ledger.GroupLedger.create_if_missing,
-           "max(position - 1, self.horizon())", "_position(index, self.start) - 1",
+    Mutant(TRIM, "a new group starts above the horizon", owner.Create.apply,
+           "max(position - 1, view.horizon)", "_position(index, self.start) - 1",
            "trim_and_new_group"),
-    Mutant(TRIM, "a seek ends above the horizon", group_ledger.GroupLedger.seek_position,
-           "max(_position(index, target), lowest)", "_position(index, target)", "trim_and_seek"),
+    Mutant(TRIM, "a seek ends above the horizon", owner.seek_position,
+           "max(_position(index, target), horizon + 1)", "_position(index, target)",
+           "trim_and_seek"),
     Mutant(TRIM, "a ledger is refused that was made from another log",
-           group_reader.GroupReader.check_same_log,
+           group_ledger.GroupLedger.check_same_log,
            "if agreed is not None:", "if False:", "restored"),
     Mutant(TRIM, "a ledger remembers files of its log", log_marks.with_mark,
            "return ledger.replaced(head, ledger.events)", "return ledger", "restored"),
-    Mutant(TRIM, "a recovery forgets what the log lacks", recover.LedgerRepair.compute,
+    Mutant(TRIM, "a recovery forgets what the log lacks", recover.Repair.apply,
            "agreed = agreed_up_to(after, index)", "agreed = None", "restored"),
 ]  # fmt: skip

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import pyarrow.parquet as pq
 
 import spark_mq.maintenance.transfer
-import spark_mq.operations.acquire
+import spark_mq.operations.group_ledger
 import spark_mq.parquet.writer
-import spark_mq.storage.update
+import spark_mq.storage.optimistic_commit
 import spark_mq.streaming.source
 from spark_mq import Queue
 from spark_mq.ledger.breaker import Breaker
@@ -411,11 +411,11 @@ def deterministic() -> Iterator[None]:
     still = SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda seconds: None)
     patches: list[tuple[Any, str, Any]] = [
         *((module, "uuid", made) for module in (spark_mq.streaming.source,
-                                                spark_mq.operations.acquire,
+                                                spark_mq.operations.group_ledger,
                                                 spark_mq.maintenance.transfer,
                                                 spark_mq.parquet.writer)),
-        (spark_mq.storage.update, "uuid", some),
-        (spark_mq.storage.update, "time", still),
+        (spark_mq.storage.optimistic_commit, "uuid", some),
+        (spark_mq.storage.optimistic_commit, "time", still),
     ]  # fmt: skip
     logger = logging.getLogger("spark_mq")
     with contextlib.ExitStack() as stack:

@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from spark_mq.ledger import admin, routing, transitions
 from spark_mq.ledger import ranges as stored_ranges
-from spark_mq.ledger import replay as replaying
 from spark_mq.ledger import settle as settle_rules
+from spark_mq.ledger import stream_batch as replaying
 from spark_mq.ledger.acquire import AcquireRequest, acquire
 from spark_mq.ledger.editor import end_reason_of
 from spark_mq.ledger.extend import extend

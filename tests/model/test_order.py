@@ -21,9 +21,9 @@ from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW, inter
 from spark_mq.ledger.lane_walk import LaneWalk
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
-from spark_mq.ledger.replay import replay_batch
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, settle
+from spark_mq.ledger.stream_batch import replay_batch
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.ledger.unreadable import postpone_due, reject_unreadable
 

@@ -20,8 +20,8 @@ from spark_mq.ledger import transitions
 from spark_mq.ledger.acquire import AcquireRequest, acquire, isolation_size
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import DEAD, Ledger, LedgerHeader
-from spark_mq.ledger.replay import replay_batch
 from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.stream_batch import replay_batch
 
 SECOND = 1_000_000
 

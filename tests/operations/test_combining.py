@@ -16,7 +16,7 @@ from support.handles import again, lease, until
 
 from spark_mq import Message, Queue, SettleResult
 from spark_mq.errors import ContentionTimeout, InvalidOption, LeaseLost
-from spark_mq.operations import shared_ledger
+from spark_mq.storage.optimistic_commit import OptimisticCommit
 from spark_mq.util import call_batcher
 from spark_mq.util.call_batcher import CallBatcher
 
@@ -151,17 +151,17 @@ def test_settles_of_many_threads_become_one_commit(
     receipt = queue.publish([str(n) for n in range(9)])
     leases = [lease(queue, 1) for _ in range(9)]
     entered, opened = threading.Event(), threading.Event()
-    real = shared_ledger.update_ledger
+    real = OptimisticCommit.run
 
-    def change(*args: Any, **options: Any) -> Any:
+    def change(commit: OptimisticCommit) -> None:
         if not entered.is_set():
             entered.set()
             assert opened.wait(30)
-        return real(*args, **options)
+        real(commit)
 
-    monkeypatch.setattr(shared_ledger, "update_ledger", change)
+    monkeypatch.setattr(OptimisticCommit, "run", change)
     before = commits(queue)
-    combiner = queue.group()._ledger.batcher
+    combiner = queue.group()._ledger.committer.batcher
     with ThreadPoolExecutor(9) as pool:
         done = [pool.submit(leases[0].ack)]
         assert entered.wait(30)

@@ -90,7 +90,8 @@ class World:
 def test_a_handle_of_the_parent_is_refused(queue: Queue, use: str) -> None:
     world = World(queue)
     ledger = world.group._ledger
-    with ledger.batcher._lock, queue._context._lock, world.publisher._changed:  # as another thread
+    batcher = ledger.committer.batcher
+    with batcher._lock, queue._context._lock, world.publisher._changed:  # as another thread
         error = in_a_fork(lambda: USES[use](world))
     assert isinstance(error, UsedAfterFork)
     assert "spawn or forkserver" in str(error)

@@ -213,7 +213,8 @@ def on_delta(tmp_path: Path) -> Callable[[], Queue]:
 
 
 SHARED = (
-    "util/call_batcher.py", "util/fair_lock.py", "operations/shared_ledger.py",
+    "util/call_batcher.py", "util/fair_lock.py", "operations/committer.py",
+    "storage/optimistic_commit.py",
     "parquet/read_slots.py",
 )  # fmt: skip
 """Where threads share work: make test-all interrupts each line of these."""

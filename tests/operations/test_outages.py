@@ -23,6 +23,7 @@ from support.outage import READS, WRITES, Outage
 from spark_mq import Lease, Message, Queue, errors
 from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.delta.object_store import ObjectStore
+from spark_mq.operations import committer as committer_of
 from spark_mq.operations import outages, payloads
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.streaming.multi_source import MultiQueueSource
@@ -479,10 +480,10 @@ def test_an_error_of_any_store_counts_nothing_while_the_queues_own_store_fails_t
     queue.publish("a")
     tries: list[int] = []
 
-    def out_of_reach(_: Any, lease_id: str) -> None:
-        raise PermissionError(13, "out of reach", lease_id)
+    def out_of_reach(*_: Any) -> None:
+        raise PermissionError(13, "out of reach", "messages")
 
-    monkeypatch.setattr(GroupLedger, "check_payloads", out_of_reach)
+    monkeypatch.setattr(payloads.PayloadFiles, "require_reachable", out_of_reach)
 
     def handle(given: Any) -> None:
         tries.extend(m.delivery_count for m in getattr(given, "messages", [given]))
@@ -565,16 +566,16 @@ def test_a_settle_waits_for_the_store_and_keeps_its_lease(
 def test_a_settle_waits_out_contention(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = make()
     queue.publish("a")
-    ledger, tries = type(queue.group()._ledger), list[int]()
-    real = ledger.run_together
+    committer, tries = type(queue.group()._ledger.committer), list[int]()
+    real = committer.run
 
-    def contended(self: Any, *operations: Any) -> list[Any]:
-        if operations[0].lease_ids and len(tries) < 3:
+    def contended(self: Any, commands: Any, checks: Any = None) -> list[Any]:
+        if commands[0].lease_ids and len(tries) < 3:
             tries.append(1)
             raise errors.ContentionTimeout("lost", group="default", attempts=9)
-        return real(self, *operations)
+        return real(self, commands, checks)
 
-    monkeypatch.setattr(ledger, "run_together", contended)
+    monkeypatch.setattr(committer, "run", contended)
     summary = queue.group().work(lambda _: None, until="empty")
     assert (len(tries), summary.settled) == (3, 1)
 
@@ -584,16 +585,16 @@ def test_a_worker_that_cannot_settle_ends_after_its_grace(
 ) -> None:
     queue = make()
     queue.publish("a")
-    ledger, stop = type(queue.group()._ledger), threading.Event()
-    real = ledger.run_together
+    committer, stop = type(queue.group()._ledger.committer), threading.Event()
+    real = committer.run
 
-    def failing(self: Any, *operations: Any) -> list[Any]:
-        if operations[0].lease_ids:
+    def failing(self: Any, commands: Any, checks: Any = None) -> list[Any]:
+        if commands[0].lease_ids:
             stop.set()
             raise errors.StorageError("no", path="p", landed=False)
-        return real(self, *operations)
+        return real(self, commands, checks)
 
-    monkeypatch.setattr(ledger, "run_together", failing)
+    monkeypatch.setattr(committer, "run", failing)
     before = time.monotonic()
     queue.group().work(lambda _: None, stop=stop, shutdown_timeout="200ms")
     assert time.monotonic() - before < 20
@@ -844,7 +845,7 @@ def test_many_damaged_files_respect_the_wait_and_take_few_commits(
 def test_a_stop_ends_the_search_through_damaged_files(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(payloads, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(committer_of, "CHECK_SECONDS", 0.0)
     queue = make()
     for n in range(30):
         queue.publish(str(n))

@@ -109,14 +109,8 @@ PREPARE: dict[str, Callable[[Case], object]] = {
 def freeze(queue: Queue) -> None:
     """The first step of routing, whose sweeper has been killed."""
     from spark_mq.ledger import routing
-    from spark_mq.storage.ledger_store import LedgerSnapshot
-    from spark_mq.storage.update import update_ledger
 
-    def step(stored: LedgerSnapshot) -> Any:
-        assert stored.ledger is not None
-        return routing.freeze_dead(stored.ledger, "routing-1", 10)[0], None, {}
-
-    update_ledger(queue._context.ledgers, "default", step)
+    queue.group()._ledger.run(routing.FreezeDead("routing-1", 10, 100))
 
 
 @pytest.fixture(params=[False, True], ids=["alone", "merged"])

@@ -13,16 +13,19 @@ from typing import Any
 
 import pytest
 from support.handles import Injected, again, lease, until
+from support.steps import Step
 
 from spark_mq import Lease, Queue, SettleResult
 from spark_mq.errors import CommitConflict, ContentionTimeout, GroupNotFound, StorageError
-from spark_mq.ledger.settle import ACK, SettleCommand
-from spark_mq.operations import shared_ledger
-from spark_mq.operations.acquire import LeaseOptions, lease_operation
-from spark_mq.operations.group_reader import GroupView
+from spark_mq.ledger import settle as settle_rules
+from spark_mq.ledger.acquire import Acquire
+from spark_mq.ledger.commands import Change, View
+from spark_mq.ledger.settle import ACK, Settle, SettleCommand
+from spark_mq.operations.committer import GroupCommitter
+from spark_mq.operations.group_ledger import Configure
 from spark_mq.storage.ledger_rows import events_of
 from spark_mq.storage.ledger_table import LedgerTable
-from spark_mq.storage.update import Update
+from spark_mq.storage.optimistic_commit import OptimisticCommit
 
 Make = Callable[..., Queue]
 Submit = Callable[..., Future[Any]]
@@ -37,26 +40,30 @@ def operations(queue: Queue, since: int) -> list[str | None]:
     return [one.operation for one in queue._context.ledgers.commits(since + 1, version(queue))]
 
 
+def ack(lease: Lease) -> Settle:
+    return Settle((SettleCommand(ACK, lease.lease_id),))
+
+
 @contextmanager
 def piled_up(queue: Queue, patch: pytest.MonkeyPatch) -> Iterator[Submit]:
     """What is submitted in the block waits in its order, and runs together at the block's end."""
     entered, opened = threading.Event(), threading.Event()
-    real, group, calls = shared_ledger.update_ledger, queue.group()._ledger, list[Future[Any]]()
+    real, group, calls = OptimisticCommit.run, queue.group()._ledger, list[Future[Any]]()
 
-    def update(*args: Any, **options: Any) -> Any:
+    def run(commit: OptimisticCommit) -> None:
         if not entered.is_set():
             entered.set()
             assert opened.wait(30)
-        return real(*args, **options)
+        real(commit)
 
     def submit(call: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:
         calls.append(pool.submit(call, *args, **options))
-        until(lambda: len(group.batcher._waiting) == len(calls))
+        until(lambda: len(group.committer.batcher._waiting) == len(calls))
         return calls[-1]
 
     with patch.context() as patched, ThreadPoolExecutor(16) as pool:
-        patched.setattr(shared_ledger, "update_ledger", update)
-        first = pool.submit(group.update, lambda view: (None, None, {}))
+        patched.setattr(OptimisticCommit, "run", run)
+        first = pool.submit(group.run, Step(lambda view: Change(None, None)))
         assert entered.wait(30)
         try:
             yield submit
@@ -71,7 +78,7 @@ def test_eight_threads_of_a_worker_share_their_commits(
     first = queue.publish([str(n) for n in range(200)]).sequences[0]
     queue.group().ensure()
     before, seen = version(queue), list[bytes]()
-    batcher, begun = queue.group()._ledger.batcher, threading.Barrier(8)
+    batcher, begun = queue.group()._ledger.committer.batcher, threading.Barrier(8)
     run_calls = batcher._run
 
     def run(calls: Any) -> Any:
@@ -159,12 +166,12 @@ def test_an_error_is_that_of_its_own_operation(
     queue.publish(["a", "b"])
     held, before = lease(queue, 1), version(queue)
 
-    def fail(view: GroupView) -> Update[None]:
+    def fail(view: View) -> Change[None]:
         raise ValueError("mine")
 
     with piled_up(queue, monkeypatch) as submit:
         acked = submit(held.ack)
-        failed = submit(queue.group()._ledger.update, fail)
+        failed = submit(queue.group()._ledger.run, Step(fail))
         wanted = submit(queue.group().lease, "w")
     assert isinstance(failed.exception(30), ValueError)
     assert acked.result(30) == SettleResult(1)
@@ -190,7 +197,7 @@ def test_what_settles_did_is_recorded_with_a_change_of_settings(
     held, before = lease(queue, 1), version(queue)
     with piled_up(queue, monkeypatch) as submit:
         submit(held.ack)
-        changed = submit(queue.group()._ledger.configure, {"max_in_flight": 7})
+        changed = submit(queue.group()._ledger.run, Configure({"max_in_flight": 7}))
     assert changed.result(30).max_in_flight == 7
     (commit,) = queue._context.ledgers.commits(before + 1, version(queue))
     assert commit.operation == "ack+configure"
@@ -206,12 +213,13 @@ def test_what_settles_did_is_recorded_with_a_change_of_settings(
 
 def numbered(queue: Queue, app: str, number: int) -> int | None:
     """Commits a number of an application. Returns the number that was the last one before."""
-    ledger = queue.group()._ledger
 
-    def compute(view: GroupView) -> Update[int | None]:
-        return view.ledger, ledger.ledgers.txn_number(view.snapshot, app), {"operation": "number"}
+    def step(view: View) -> Change[int | None]:
+        note = {"operation": "number"}
+        return Change(view.ledger, view.numbers[app], note, (app, number))
 
-    return ledger.update(compute, txn=lambda _: (app, number))
+    before: int | None = queue.group()._ledger.run(Step(step, (app,)))
+    return before
 
 
 def test_a_commit_keeps_the_transactions_of_all_its_operations(
@@ -319,15 +327,14 @@ def test_a_transaction_of_a_lost_attempt_is_not_committed(
             raise CommitConflict("lost")
         write(*args, **options)
 
-    def first_only(view: GroupView) -> Update[int]:
+    def first_only(view: View) -> Change[int]:
         attempts.append(1)
-        return view.ledger if len(attempts) == 1 else None, len(attempts), {"operation": "number"}
+        if len(attempts) > 1:
+            return Change(None, len(attempts))
+        return Change(view.ledger, 1, {"operation": "number"}, ("app", 1))
 
     monkeypatch.setattr(ledger.ledgers, "write", lose_first)
-    results = ledger.run_together(
-        ledger.settle_operation([SettleCommand(ACK, held.lease_id)]),
-        shared_ledger.LedgerOperation(first_only, lambda got: ("app", 1) if got == 1 else None),
-    )
+    results = ledger.committer.run([ack(held), Step(first_only)])
     assert (results[0][0].settled, results[1]) == (1, 2)
     assert operations(queue, before) == ["ack"]
     store = again(queue)._context.ledgers
@@ -344,17 +351,13 @@ def test_without_a_look_what_changes_nothing_is_computed_again(
     held, before, looks = lease(queue, 1), version(queue), list[bool]()
     monkeypatch.setattr(LedgerTable, "_may_skip_look", lambda self: True)
 
-    def look(view: GroupView) -> Update[str]:
-        looks.append(view.snapshot.looked)
+    def look(view: View) -> Change[str]:
+        looks.append(view.looked)
         if fails:
             raise ValueError("no")
-        return None, "nothing", {}
+        return Change(None, "nothing")
 
-    ledger = queue.group()._ledger
-    settled, result = ledger.run_together(
-        ledger.settle_operation([SettleCommand(ACK, held.lease_id)]),
-        shared_ledger.LedgerOperation(look),
-    )
+    settled, result = queue.group()._ledger.committer.run([ack(held), Step(look)])
     assert looks == [False, True]
     assert settled[0].settled == 1
     assert isinstance(result, ValueError) if fails else result == "nothing"
@@ -371,11 +374,7 @@ def test_without_a_look_a_lease_gets_what_another_process_has_released(
     assert queue.group().stats().ready == 0, "the state that this handle knows"
     theirs.release()
     monkeypatch.setattr(LedgerTable, "_may_skip_look", lambda self: True)
-    ledger = queue.group()._ledger
-    settled, acquired = ledger.run_together(
-        ledger.settle_operation([SettleCommand(ACK, held.lease_id)]),
-        lease_operation(ledger, LeaseOptions("w", 1)),
-    )
+    settled, acquired = queue.group()._ledger.committer.run([ack(held), Acquire("w", 1)])
     assert settled[0].settled == 1
     assert sum(r.message_count for r in acquired.ranges) == 1
 
@@ -404,15 +403,15 @@ def test_a_lease_that_comes_with_a_settle_after_the_end_is_released(
 ) -> None:
     queue.publish(["a", "b"])
     stop, handled = threading.Event(), list[bytes]()
-    real = shared_ledger.SharedLedger.run_together
+    real = GroupCommitter.run
 
-    def run(self: Any, *wanted: Any) -> list[Any]:
-        results = real(self, *wanted)
+    def run(self: Any, wanted: Any, checks: Any = None) -> list[Any]:
+        results = real(self, wanted, checks)
         if len(wanted) == 2:
             stop.set()
         return results
 
-    monkeypatch.setattr(shared_ledger.SharedLedger, "run_together", run)
+    monkeypatch.setattr(GroupCommitter, "run", run)
     queue.group().work(lambda taken: handled.append(taken.messages[0].value), stop=stop)
     assert handled == [b"a"]
     assert lease(again(queue)).messages[0].delivery_count == 1, "available at once, and not counted"
@@ -422,17 +421,17 @@ def test_a_lease_that_comes_with_a_failed_settle_is_released(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue.publish(["a", "b"])
-    real, failed, during = shared_ledger.SharedLedger.settle_all, list[int](), list[Any]()
+    real, failed, during = settle_rules.settle_all, list[int](), list[Any]()
 
-    def settle_all(self: Any, ledger: Any, view: GroupView, commands: Any) -> Any:
+    def settle_all(view: View, ledger: Any, commands: Any) -> Any:
         if commands[0].verb == ACK and len(failed) < 2:
             if failed:
                 during.append(view.ledger)
             failed.append(1)
             raise StorageError("the index", path="messages", landed=False)
-        return real(self, ledger, view, commands)
+        return real(view, ledger, commands)
 
-    monkeypatch.setattr(shared_ledger.SharedLedger, "settle_all", settle_all)
+    monkeypatch.setattr(settle_rules, "settle_all", settle_all)
     counts: list[int] = []
 
     def handle(taken: Lease) -> None:
@@ -452,27 +451,25 @@ def test_a_lease_that_fails_beside_a_settle_is_asked_for_again(
     queue.publish(["a", "b"])
     queue.group().ensure()
     before, failing, together = version(queue), threading.Event(), list[int]()
-    real_index, real_run = (
-        shared_ledger.SharedLedger.index_or_damage,
-        shared_ledger.SharedLedger.run_together,
-    )
+    store = type(queue._context.messages)
+    real_index, real_run = store.index_to_lease, GroupCommitter.run
 
     def index(self: Any, *args: Any) -> Any:
         if failing.is_set():
             raise OSError("reset")
         return real_index(self, *args)
 
-    def run(self: Any, *wanted: Any) -> list[Any]:
+    def run(self: Any, wanted: Any, checks: Any = None) -> list[Any]:
         together.append(len(wanted))
         if together.count(2) == 1 and together[-1] == 2:
             failing.set()
         try:
-            return real_run(self, *wanted)
+            return real_run(self, wanted, checks)
         finally:
             failing.clear()
 
-    monkeypatch.setattr(shared_ledger.SharedLedger, "index_or_damage", index)
-    monkeypatch.setattr(shared_ledger.SharedLedger, "run_together", run)
+    monkeypatch.setattr(store, "index_to_lease", index)
+    monkeypatch.setattr(GroupCommitter, "run", run)
     assert queue.group().work(lambda taken: None, until="empty").settled == 2
     assert operations(queue, before) == ["lease", "ack", "lease", "ack"]
 

@@ -14,8 +14,10 @@ from support.handles import again, lease
 
 from spark_mq import Lease, Message, Queue
 from spark_mq.errors import GroupBlocked
+from spark_mq.ledger.owner_commands import Expire, Seek
 from spark_mq.ledger.schedule import next_due_at
 from spark_mq.operations import acquire as waiting
+from spark_mq.operations.committer import GroupCommitter
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -89,8 +91,8 @@ def test_a_publish_wakes_who_waits(queue: Queue, waiter_on: Callable[..., Waiter
     [
         lambda taken, clock: taken.nack(delay=0),
         lambda taken, clock: taken.release(),
-        lambda taken, clock: taken._ledger.seek("earliest"),
-        lambda taken, clock: (clock.advance("62s"), taken._ledger.expire()),
+        lambda taken, clock: taken._ledger.run(Seek("earliest")),
+        lambda taken, clock: (clock.advance("62s"), taken._ledger.run(Expire())),
         lambda taken, clock: clock.advance("62s"),
     ],
     ids=["nacked", "released", "sought", "expired", "past its deadline"],
@@ -191,7 +193,7 @@ def test_within_a_process_a_waiter_is_awake_within_20_ms(
     for _ in range(9):
         woken: list[float] = []
         waiter = waiter_on(queue)
-        real = waiting.acquire_lease
+        real = GroupCommitter.run
 
         def look(
             *given: object,
@@ -202,7 +204,7 @@ def test_within_a_process_a_waiter_is_awake_within_20_ms(
             return real(*given)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(waiting, "acquire_lease", look)
+            patch.setattr(GroupCommitter, "run", look)
             queue.publish(["a"])
             published = time.monotonic()
             waiter.values()

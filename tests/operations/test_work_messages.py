@@ -705,16 +705,16 @@ def test_in_an_outage_max_lease_duration_ends_no_handler(
 ) -> None:
     """A settle of the same lease fails, so its deadline may pass."""
     queue.publish(["quick", "slow"])
-    ledger, failed = type(queue.group()._ledger), threading.Event()
-    real, seen = ledger.run_together, list[int]()
+    committer, failed = type(queue.group()._ledger.committer), threading.Event()
+    real, seen = committer.run, list[int]()
 
-    def contended(self: Any, *operations: Any) -> list[Any]:
-        if operations[0].lease_ids and not failed.is_set():
+    def contended(self: Any, commands: Any, checks: Any = None) -> list[Any]:
+        if commands[0].lease_ids and not failed.is_set():
             failed.set()
             raise errors.ContentionTimeout("lost", group="default", attempts=9)
-        return real(self, *operations)
+        return real(self, commands, checks)
 
-    monkeypatch.setattr(ledger, "run_together", contended)
+    monkeypatch.setattr(committer, "run", contended)
 
     def handle(message: ReceivedMessage) -> None:
         seen.append(message.delivery_count)
@@ -731,16 +731,16 @@ def test_in_an_outage_max_lease_duration_ends_no_handler(
 def test_a_settle_waits_out_contention(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = make()
     queue.publish(["a", "b", "c"])
-    ledger, tries = type(queue.group()._ledger), list[int]()
-    real = ledger.run_together
+    committer, tries = type(queue.group()._ledger.committer), list[int]()
+    real = committer.run
 
-    def contended(self: Any, *operations: Any) -> list[Any]:
-        if operations[0].lease_ids and len(tries) < 3:
+    def contended(self: Any, commands: Any, checks: Any = None) -> list[Any]:
+        if commands[0].lease_ids and len(tries) < 3:
             tries.append(1)
             raise errors.ContentionTimeout("lost", group="default", attempts=9)
-        return real(self, *operations)
+        return real(self, commands, checks)
 
-    monkeypatch.setattr(ledger, "run_together", contended)
+    monkeypatch.setattr(committer, "run", contended)
     summary = drain(queue, lambda _: None)
     assert (len(tries), summary.settled) == (3, 3)
     assert counts(queue) == {"acked": 3}

@@ -10,7 +10,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,11 @@ from support.handles import lease as leased
 
 from spark_mq import Lease, Queue, errors
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.ledger.settle import ACK, SettleCommand
-from spark_mq.operations import shared_ledger
-from spark_mq.operations.acquire import Acquired, LeaseOptions, lease_operation
-from spark_mq.operations.group_ledger import GroupLedger
-from spark_mq.operations.shared_ledger import LedgerOperation
-from spark_mq.storage import posted_requests
+from spark_mq.ledger.acquire import Acquire, Grant
+from spark_mq.ledger.commands import Command
+from spark_mq.ledger.settle import ACK, Settle, SettleCommand
+from spark_mq.operations.command_json import decode_result, encode_command
+from spark_mq.storage import optimistic_commit, posted_requests
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.posted_requests import SERVED, RequestTurn
 from spark_mq.storage.request_files import (
@@ -34,7 +32,6 @@ from spark_mq.storage.request_files import (
     PostedRequest,
     delete_old_requests,
 )
-from spark_mq.storage.update import update_ledger
 from spark_mq.util.backoff import Backoff
 from spark_mq.util.fair_lock import FairLock
 from spark_mq.util.user import acting_as
@@ -77,14 +74,10 @@ def sharing(queue: Queue) -> Queue:
     return queue
 
 
-def group_of(queue: Queue) -> GroupLedger:
-    return queue._context.group("default")
-
-
-def post(queue: Queue, *operations: LedgerOperation[Any]) -> RequestTurn:
-    """Post operations and do no more, as a writer does that waits."""
-    data = [one.post().data for one in operations if one.post is not None]
-    assert len(data) == len(operations)
+def post(queue: Queue, *commands: Command[Any]) -> RequestTurn:
+    """Post commands and do no more, as a writer does that waits."""
+    data = [found for one in commands if (found := encode_command(one)) is not None]
+    assert len(data) == len(commands)
     ledgers = queue._context.ledgers
     assert isinstance(ledgers, LedgerTable)
     ledgers.version()
@@ -93,16 +86,16 @@ def post(queue: Queue, *operations: LedgerOperation[Any]) -> RequestTurn:
     return turn
 
 
-def lease_of(queue: Queue, count: int = 5) -> LedgerOperation[Acquired]:
-    return lease_operation(group_of(queue), LeaseOptions("posted", count))
+def lease_of(count: int = 5) -> Acquire:
+    return Acquire("posted", count)
 
 
 def outcome(turn: RequestTurn) -> Any:
     return turn.wait(time.monotonic() + MINUTE)
 
 
-def sequences(lease: Lease | Acquired) -> set[int]:
-    ranges = lease.ranges if isinstance(lease, Acquired) else lease._ranges
+def sequences(lease: Lease | Grant) -> set[int]:
+    ranges = lease.ranges if isinstance(lease, Grant) else lease._ranges
     return {seq for r in ranges for seq in range(r.first, r.last + 1)}
 
 
@@ -120,14 +113,13 @@ def deleted(queue: Queue) -> bool:
 
 def test_a_commit_runs_the_lease_that_another_writer_has_posted(queue: Queue) -> None:
     other = again(queue)
-    posted = lease_of(other)
+    posted = lease_of()
     turn = post(other, posted)
     before = queue._context.ledgers.version()
     own = leased(queue, 5)
     assert queue._context.ledgers.version() == before + 1, "one commit for both"
-    assert posted.post is not None
     (result,) = outcome(turn)
-    theirs = posted.post().decode(result)
+    theirs = decode_result(posted, result)
     assert len(sequences(theirs)) == 5
     assert not sequences(theirs) & sequences(own)
     assert queue.group().stats().leased == 10
@@ -157,16 +149,13 @@ def test_a_commit_runs_the_settles_and_extensions_of_others(queue: Queue) -> Non
 def test_a_worker_settles_and_leases_by_one_request(queue: Queue) -> None:
     other = again(queue)
     first = leased(other, 5)
-    ledger = group_of(other)
-    settle = ledger.settle_operation([SettleCommand(ACK, first.lease_id)])
-    following = lease_of(other)
+    settle = Settle((SettleCommand(ACK, first.lease_id),))
+    following = lease_of()
     turn = post(other, settle, following)
     own = leased(queue, 5)
     outcomes = outcome(turn)
-    assert settle.post is not None
-    assert following.post is not None
-    assert settle.post().decode(outcomes[0])[0].settled == 5
-    got = sequences(following.post().decode(outcomes[1]))
+    assert decode_result(settle, outcomes[0])[0].settled == 5
+    got = sequences(decode_result(following, outcomes[1]))
     assert len(got) == 5
     assert not got & sequences(own)
 
@@ -175,7 +164,7 @@ def test_a_request_runs_once_although_its_file_is_still_there(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = again(queue)
-    turn = post(other, lease_of(other))
+    turn = post(other, lease_of())
     monkeypatch.setattr(RequestTurn, "_delete", lambda *_: None)
     first, third = leased(queue, 5), leased(sharing(again(queue)), 5)
     assert len(files(queue)) >= 1
@@ -203,7 +192,7 @@ def test_of_two_commits_that_run_a_request_only_one_lands(
 ) -> None:
     """The second one finds the request in the note of the first, and computes again without it."""
     asking, third = again(queue), sharing(again(queue))
-    turn = post(asking, lease_of(asking))
+    turn = post(asking, lease_of())
     raced: list[Lease] = []
     on_commit(monkeypatch, "leases", before=lambda: raced.append(leased(third, 3)))
     own = leased(queue, 4)
@@ -221,7 +210,7 @@ def test_a_commit_that_is_lost_withdraws_nothing_of_others(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asking = again(queue)
-    turn = post(asking, lease_of(asking))
+    turn = post(asking, lease_of())
     fault = on_commit(monkeypatch, "leases", fail=PermissionError(13, "no"), at=1)
     fault.real = lambda *_, **__: None  # nothing is written
     with pytest.raises(errors.StorageError):
@@ -238,8 +227,8 @@ def test_a_commit_that_is_lost_withdraws_nothing_of_others(
         [{"lease": {"worker": "w"}}],
         [{"drop": {}}],
         [{"settle": 3}],
-        [{"settle": [{"verb": "burn", "lease_id": "x"}]}],
-        [{"settle": [{"verb": "ack", "lease_id": "x", "intervals": [["a", "b"]]}]}],
+        [{"settle": {"parts": [{"verb": "burn", "lease_id": "x"}]}}],
+        [{"settle": {"parts": [{"verb": "ack", "lease_id": "x", "intervals": [["a", "b"]]}]}}],
         [{"extend": {"targets": [["x", None]], "timeout": "soon"}}],
         [{"lease": {"worker_id": "w", "max_messages": 1, "timeout": 2**63}}],
         [{"lease": {"worker_id": "w", "max_messages": 1, "max_bytes": "much"}}],
@@ -250,12 +239,12 @@ def test_a_commit_that_is_lost_withdraws_nothing_of_others(
         [{"extend": {"targets": [[LEASE, None]], "timeout": -1}}],
         [{"extend": {"targets": [[LEASE, None]], "timeout": [[1]]}}],
         [{"extend": {"targets": [[LEASE, [[0, 2**70]]]], "timeout": None}}],
-        [{"settle": [{"verb": "nack", "lease_id": LEASE, "delay": 2**63}]}],
-        [{"settle": [{"verb": "nack", "lease_id": LEASE, "jitter": "much"}]}],
-        [{"settle": [{"verb": "reject", "lease_id": LEASE, "reason": 5}]}],
-        [{"settle": [{"verb": "reject", "lease_id": LEASE, "error": ["e"]}]}],
-        [{"settle": [{"verb": "ack", "lease_id": LEASE, "intervals": [[9, 1]]}]}],
-        [{"settle": [{"verb": "ack", "lease_id": LEASE, "intervals": "all"}]}],
+        [{"settle": {"parts": [{"verb": "nack", "lease_id": LEASE, "delay": 2**63}]}}],
+        [{"settle": {"parts": [{"verb": "nack", "lease_id": LEASE, "jitter": "much"}]}}],
+        [{"settle": {"parts": [{"verb": "reject", "lease_id": LEASE, "reason": 5}]}}],
+        [{"settle": {"parts": [{"verb": "reject", "lease_id": LEASE, "error": ["e"]}]}}],
+        [{"settle": {"parts": [{"verb": "ack", "lease_id": LEASE, "intervals": [[9, 1]]}]}}],
+        [{"settle": {"parts": [{"verb": "ack", "lease_id": LEASE, "intervals": "all"}]}}],
         [{"lease": {}, "settle": []}],
         [{}],
         ["lease"],
@@ -334,7 +323,7 @@ NO_REQUESTS = {
     "deep": b'{"format":1,"operations":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     "an unknown operation": b'{"format":1,"operations":[{"burn":{}}]}',
     "a settle of nobody's lease": json.dumps(
-        {"format": 1, "operations": [{"settle": [{"verb": "ack", "lease_id": "x"}]}]}
+        {"format": 1, "operations": [{"settle": {"parts": [{"verb": "ack", "lease_id": "x"}]}}]}
     ).encode(),
 }
 
@@ -421,7 +410,7 @@ def test_the_request_of_a_dead_writer_is_not_run_and_goes(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = again(queue)
-    post(other, lease_of(other))
+    post(other, lease_of())
     (file,) = files(queue)
     os.utime(file, (time.time() - MINUTE, time.time() - MINUTE))
     leased(queue, 5)
@@ -432,7 +421,7 @@ def test_the_request_of_a_dead_writer_is_not_run_and_goes(
 def test_a_request_of_before_what_a_writer_knows_is_not_run(queue: Queue) -> None:
     """Its writer may have been run by a commit that this one has never seen."""
     other = again(queue)
-    turn = post(other, lease_of(other))
+    turn = post(other, lease_of())
     leased(queue, 5)
     assert outcome(turn) is not None
     data = turn._request.encode()
@@ -532,7 +521,7 @@ def test_a_writer_that_lost_all_races_does_not_claim_that_nothing_was_changed(
     on_commit(monkeypatch, "leases", fail=FileExistsError("412"), before=lambda: leased(queue, 1))
     monkeypatch.setattr(RequestTurn, "requests_to_run", lambda *_: [])
     monkeypatch.setattr(RequestTurn, "_delete", lambda *_: None)
-    monkeypatch.setattr(shared_ledger, "update_ledger", partial(update_ledger, timeout=0))
+    monkeypatch.setattr(optimistic_commit, "TIMEOUT_SECONDS", 0.0)
     with pytest.raises(errors.StorageError, match="other workers may still run it") as raised:
         held.ack()
     assert raised.value.landed is None
@@ -540,7 +529,7 @@ def test_a_writer_that_lost_all_races_does_not_claim_that_nothing_was_changed(
 
 def test_a_sweep_deletes_old_requests(queue: Queue) -> None:
     other = again(queue)
-    post(other, lease_of(other))
+    post(other, lease_of())
     (file,) = files(queue)
     foreign = [Path(file.parent, name) for name in ("x.json", "below/\x9b", "a\nb")]
     for one in foreign:

@@ -18,13 +18,14 @@ from typing import Any
 
 import pytest
 from support.handles import Injected, again, housekeep, lease, on_commit, until
+from support.steps import Step
 
 from spark_mq import Queue, SettleResult, errors
 from spark_mq.delta.object_store import ObjectStore
+from spark_mq.ledger.commands import Change, View
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
-from spark_mq.storage.ledger_store import LedgerSnapshot
+from spark_mq.storage import optimistic_commit
 from spark_mq.storage.ledger_table import LedgerTable
-from spark_mq.storage.update import update_ledger
 from spark_mq.util import fair_lock
 
 Make = Callable[..., Queue]
@@ -139,20 +140,24 @@ def test_a_settle_beaten_by_the_next_holder_is_refused(
     assert taken[0].ack() == SettleResult(1)
 
 
-def test_contention_ends_with_its_data_and_no_change(queue: Queue) -> None:
+def test_contention_ends_with_its_data_and_no_change(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue.group().ensure()
-    rival = again(queue)._context.ledgers
+    rival = again(queue)
 
-    def bump(store: Any, note: str, before: Callable[[], None] = lambda: None) -> None:
-        def step(stored: LedgerSnapshot) -> Any:
-            assert stored.ledger is not None
+    monkeypatch.setattr(optimistic_commit, "TIMEOUT_SECONDS", 0.0)
+
+    def bump(of: Queue, note: str, before: Callable[[], None] = lambda: None) -> None:
+        def step(view: View) -> Change[None]:
             before()
-            return Ledger(stored.ledger.head.counted({note: 1})), None, {"operation": note}
+            ledger = Ledger(view.ledger.head.counted({note: 1}))
+            return Change(ledger, None, {"operation": note})
 
-        update_ledger(store, "default", step, timeout=0)
+        of.group()._ledger.run(Step(step))
 
     with pytest.raises(errors.ContentionTimeout) as caught:
-        bump(queue._context.ledgers, "loser", before=lambda: bump(rival, "winner"))
+        bump(queue, "loser", before=lambda: bump(rival, "winner"))
     assert (caught.value.group, caught.value.attempts) == ("default", 1)
     assert "Nothing was changed" in str(caught.value)
     assert operations(queue) == ["create group", "winner"]
@@ -508,20 +513,17 @@ def _plod(path: str, name: str, times: int, stop: Any, ready: Any = None) -> flo
     if ready is not None:
         ready.wait()
     started = time.monotonic()
+    optimistic_commit.TIMEOUT_SECONDS = 60.0  # in this process only
 
-    def step(stored: LedgerSnapshot) -> Any:
-        ledger = stored.ledger
-        assert ledger is not None
+    def step(view: View) -> Change[None]:
         time.sleep(0.1)  # the work of a slow worker
-        return (
-            Ledger(replace(ledger.head.counted({"steps": 1})), ledger.ranges),
-            None,
-            {"operation": "step"},
-        )
+        ledger = view.ledger
+        after = Ledger(replace(ledger.head.counted({"steps": 1})), ledger.ranges)
+        return Change(after, None, {"operation": "step"})
 
     try:
         for _ in range(times):
-            update_ledger(group._context.ledgers, name, step, timeout=60)
+            group._ledger.run(Step(step))
     finally:
         stop.set()
     return time.monotonic() - started

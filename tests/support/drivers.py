@@ -11,12 +11,12 @@ from typing import Any
 from spark_mq import ConsumerGroup, Queue
 from spark_mq.ledger import acquire
 from spark_mq.ledger.acquire import AcquireRequest, Grant
+from spark_mq.ledger.commands import Change, View
+from spark_mq.ledger.stream_batch import fence_app_id
 from spark_mq.ledger.transitions import expire_leases
-from spark_mq.operations.group_ledger import GroupView
-from spark_mq.storage.update import Update
-from spark_mq.streaming.offset import fence_app_id
 from spark_mq.streaming.options import BatchPlan, StreamOptions
 from spark_mq.streaming.source import StreamSource
+from support.steps import Step
 
 Offset = dict[str, Any]
 
@@ -128,12 +128,11 @@ def grant(group: ConsumerGroup, request: Callable[[int, int], AcquireRequest]) -
     `request` makes it from the time and the visibility timeout.
     """
 
-    def compute(view: GroupView) -> Update[Grant]:
+    def lease(view: View) -> Change[Grant]:
         wanted = request(view.now, view.settings.visibility_timeout)
         folded = expire_leases(view.ledger, view.now, view.settings)
-        after, granted = acquire.acquire(
-            folded, group._ledger.messages.index(), view.now, view.settings, wanted
-        )
-        return after if granted.ranges else None, granted, {"operation": "lease"}
+        after, granted = acquire.acquire(folded, view.log, view.now, view.settings, wanted)
+        return Change(after if granted.ranges else None, granted, {"operation": "lease"})
 
-    return group._ledger.update(compute)
+    found: Grant = group._ledger.run(Step(lease, reach=None))
+    return found

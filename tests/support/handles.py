@@ -14,6 +14,7 @@ from spark_mq.delta.actions import LOG_FOLDER, log_path
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.memory_files import MemoryFiles
 from spark_mq.delta.object_store import ObjectStore
+from spark_mq.ledger.owner_commands import Expire
 from spark_mq.maintenance import archive as archive_of
 from spark_mq.maintenance import retention
 from spark_mq.maintenance import sweep as sweep_of
@@ -134,7 +135,7 @@ def housekeep(
 
 def expire(queue: Queue) -> int:
     """Expire the leases of every group. Return the number of messages that they held."""
-    return sum(group.expire() for group in queue._context.groups())
+    return sum(group.run(Expire()) for group in queue._context.groups())
 
 
 def trim(queue: Queue) -> int:

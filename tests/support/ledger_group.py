@@ -10,9 +10,9 @@ from spark_mq.ledger.acquire import AcquireRequest, Grant, acquire
 from spark_mq.ledger.extend import extend
 from spark_mq.ledger.message_index import DataFile, MessageIndex
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
-from spark_mq.ledger.replay import replay_batch
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import REJECT, SettleCommand, SettleOutcome
+from spark_mq.ledger.stream_batch import replay_batch
 
 SECOND = 1_000_000
 TIMEOUT = 60 * SECOND

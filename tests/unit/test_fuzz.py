@@ -21,6 +21,7 @@ from spark_mq.delta.tables import last_checkpoint
 from spark_mq.ledger.queue_settings import QueueSettings
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
 from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.stream_batch import parse_lease_id
 from spark_mq.spark.options import READ_OPTIONS, ReadOptions, WriteOptions
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA, from_rows, to_rows
 from spark_mq.storage.published_files import COMMITS_SCHEMA, PublishedFiles
@@ -143,13 +144,13 @@ def test_offsets(offset: Any) -> None:
         assert offsets_of.stream_id_in_queue(stream, "/a") != offsets_of.stream_id_in_queue(
             stream, "/b"
         )
-        assert offsets_of.parse_lease_id(f"{stream}/{n}/0a") == (stream, n, "0a")
+        assert parse_lease_id(f"{stream}/{n}/0a") == (stream, n, "0a")
 
 
 @given(texts | st.from_regex(r"[0-9a-f-]{36}/[0-9]{1,30}/[0-9a-f]+", fullmatch=True))
 @example("0" * 8 + "-0000" * 3 + "-" + "0" * 12 + "/" + LONG + "/a")
 def test_lease_ids(text: str) -> None:
-    found = offsets_of.parse_lease_id(text)
+    found = parse_lease_id(text)
     assert found is None or f"{found[0]}/" in text
 
 

@@ -15,9 +15,9 @@ from spark_mq.ledger.interventions import RETRY_NOW, intervene
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.queue_settings import QueueSettings
 from spark_mq.ledger.ranges import Ledger
-from spark_mq.ledger.replay import replay_batch
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import NACK
+from spark_mq.ledger.stream_batch import replay_batch
 
 
 def rows_of(group: Group, lease_id: str) -> list[tuple[int, int]]:

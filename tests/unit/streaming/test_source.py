@@ -15,12 +15,12 @@ from spark_mq import Queue
 from spark_mq.errors import InvalidOption, LeaseLost, StreamFenced
 from spark_mq.ledger.ranges import AVAILABLE, LEASED
 from spark_mq.ledger.settle import ACK, SettleCommand
+from spark_mq.ledger.stream_batch import auto_ack_app_id, parse_lease_id
 from spark_mq.operations import keep_alive
 from spark_mq.operations.keep_alive import LeaseKeepAlive
-from spark_mq.streaming.auto_ack import exclude_from_auto_ack as leave
-from spark_mq.streaming.offset import auto_ack_app_id, parse_lease_id
 from spark_mq.streaming.options import BatchPlan, StreamOptions
 from spark_mq.streaming.source import StreamSource
+from spark_mq.streaming.source import leave_batch as leave
 from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.util.clock import SECOND
 
@@ -826,14 +826,14 @@ def test_the_source_extends_its_own_lease(queue: Queue, clock: ManualClock) -> N
     end = source.latest(start)
     plan = source.plan(start, end)
     reached = threading.Event()
-    original = source.ledger.update
+    original = source.ledger.run
 
-    def update(*args: Any, **options: Any) -> Any:
-        result = original(*args, **options)
+    def run(command: Any, *args: Any) -> Any:
+        result = original(command, *args)
         reached.set()
         return result
 
-    source.ledger.update = update  # type: ignore[method-assign]
+    source.ledger.run = run  # type: ignore[method-assign]
     clock.advance("20ms")
     try:
         assert reached.wait(10)

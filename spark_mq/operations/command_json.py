@@ -1,0 +1,137 @@
+"""Encode commands and their results as JSON, for the commit of another writer.
+
+One wrong value would make a ledger unreadable, so each value of a command is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any, Final
+
+from spark_mq.ledger.acquire import Acquire, Grant
+from spark_mq.ledger.commands import Command
+from spark_mq.ledger.extend import Extend, Extended
+from spark_mq.ledger.intervals import Interval, normalise
+from spark_mq.ledger.ranges import Range
+from spark_mq.ledger.settle import (
+    ACK,
+    NACK,
+    REJECT,
+    RELEASE,
+    Settle,
+    SettleCommand,
+    SettleOutcome,
+)
+from spark_mq.util.validation import (
+    truncate_error,
+    validate_choice,
+    validate_count,
+    validate_fraction,
+    validate_lease_id,
+    validate_name,
+)
+
+__all__ = ["decode_command", "decode_result", "encode_command", "encode_result"]
+
+_COMMANDS: Final[Mapping[str, type[Command[Any]]]] = {
+    one.name: one for one in (Acquire, Settle, Extend)
+}
+
+
+def encode_command(command: Command[Any]) -> dict[str, Any] | None:
+    """Return a command as JSON, or None if only its own process can run it."""
+    if type(command) not in _COMMANDS.values() or getattr(command, "batch", None) is not None:
+        return None
+    given = asdict(command)  # type: ignore[call-overload]
+    return {command.name: {name: given[name] for name in given if name in _CHECKS}}
+
+
+def decode_command(data: Mapping[str, Any]) -> Command[Any] | None:
+    """Return another writer's command, or None if it must run it itself."""
+    try:
+        ((name, given),) = data.items()
+        return _COMMANDS[name](**_checked(given))
+    except (TypeError, KeyError, ValueError, AttributeError):
+        return None  # unknown to this version of spark_mq, or invalid
+
+
+def encode_result(command: Command[Any], result: Any) -> Any:
+    """Return a result as JSON, or None if the command's own writer must run it."""
+    if isinstance(result, Grant):
+        if not result.ranges or result.error is not None or result.unfinished:
+            return None  # it looks for the reason itself
+        ranges = [list(r) for r in result.ranges]
+        return {"lease_id": result.lease_id, "expires_at": result.expires_at, "ranges": ranges}
+    if isinstance(command, Settle) and isinstance(result, list):
+        return [asdict(one) for one in result]
+    return asdict(result) if isinstance(result, Extended) else None
+
+
+def decode_result(command: Command[Any], data: Any) -> Any:
+    """Return the result of a command in another writer's commit."""
+    if isinstance(command, Acquire):
+        ranges = tuple(Range(*values) for values in data["ranges"])
+        return Grant(ranges, lease_id=data["lease_id"], expires_at=data["expires_at"])
+    if isinstance(command, Extend):
+        return Extended([_outcome(one) for one in data["outcomes"]], int(data["deadline"]))
+    return [_outcome(one) for one in data]
+
+
+def _outcome(data: Mapping[str, Any]) -> SettleOutcome:
+    pairs = {name: [tuple(each) for each in data[name]] for name in ("lost", "ranges", "returned")}
+    return SettleOutcome(**{**data, **pairs})
+
+
+def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields with valid values."""
+    return {name: _CHECKS[name](value) for name, value in given.items()}
+
+
+def _or_none(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else check(value)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError("not a truth value")
+    return value
+
+
+def _intervals(given: Any) -> list[Interval]:
+    sequence = partial(validate_count, "sequence", least=0, most=2**63 - 1)
+    found = [(sequence(first), sequence(last)) for first, last in given]
+    if any(first > last for first, last in found):
+        raise ValueError("an interval ends before it starts")
+    return normalise(found)
+
+
+def _parts(given: Sequence[Mapping[str, Any]]) -> tuple[SettleCommand, ...]:
+    return tuple(SettleCommand(**_checked(one)) for one in given)
+
+
+def _targets(given: Sequence[Any]) -> tuple[tuple[str, list[Interval] | None], ...]:
+    return tuple((validate_lease_id(name), _or_none(_intervals)(named)) for name, named in given)
+
+
+_MOST_MICROSECONDS: Final = 2**52
+_CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "worker_id": partial(validate_name, "worker_id"),
+    "max_messages": partial(validate_count, "max_messages"),
+    "timeout": _or_none(partial(validate_count, "timeout", most=_MOST_MICROSECONDS)),
+    "max_timeout": _or_none(partial(validate_count, "max_timeout", most=_MOST_MICROSECONDS)),
+    "fail_on_data_loss": _flag,
+    "max_bytes": _or_none(partial(validate_count, "max_bytes", most=2**63 - 1)),
+    "parts": _parts,
+    "targets": _targets,
+    "verb": partial(validate_choice, "verb", choices=(ACK, NACK, REJECT, RELEASE)),
+    "lease_id": validate_lease_id,
+    "intervals": _or_none(_intervals),
+    "whole": _flag,
+    "delay": _or_none(partial(validate_count, "delay", least=0, most=_MOST_MICROSECONDS)),
+    "error": _or_none(truncate_error),
+    "reason": truncate_error,
+    "jitter": partial(validate_fraction, "jitter"),
+    "handler_failed": _flag,
+}

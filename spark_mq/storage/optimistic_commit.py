@@ -1,0 +1,206 @@
+"""Commit commands to a ledger. Every change of a ledger comes through here.
+
+A commit reads the ledger, applies the commands and writes. It repeats all that after a conflict.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, Protocol
+
+from spark_mq.delta.store_errors import STORE_ERRORS
+from spark_mq.errors import CommitConflict
+from spark_mq.ledger.commands import NextLedger, Priority
+from spark_mq.ledger.ranges import Ledger
+from spark_mq.storage.ledger_store import PAUSE, LedgerSnapshot
+from spark_mq.storage.ledger_table import LedgerTable
+from spark_mq.storage.posted_requests import SERVED, RequestTurn
+from spark_mq.storage.request_files import PostedRequest
+from spark_mq.util.backoff import Backoff, too_many_conflicts
+from spark_mq.util.user import with_user
+
+__all__ = ["Batch", "OptimisticCommit", "commit"]
+
+TIMEOUT_SECONDS: Final = 30.0
+
+# Lost races in a row after which a writer asks the others to pause. Otherwise a much slower writer
+# would lose each race. Other writers lose fewer, and ask for nothing.
+ASK_AFTER: Final = 5
+
+# Lost races in a row after which a writer posts its commands, if the store has no lock. Two writers
+# that lose few races are faster without it.
+SHARE_AFTER: Final = 2
+
+# Pause in seconds that a commit names if it ran the commands of others. Other writers then post at
+# their first conflict.
+SHARED_PAUSE: Final = 0.2
+
+
+class Batch(Protocol):
+    """The commands of one commit."""
+
+    priority: Priority
+    whole_table: bool  # a change of any other group is a conflict
+    blind: bool  # no ledger is read, because it may be unreadable
+    note: Mapping[str, Any]
+    txns: Mapping[str, int]
+
+    def apply(self, snapshot: LedgerSnapshot) -> NextLedger:
+        """Apply the commands, again after a conflict. Return None with nothing to commit."""
+
+    def posted(self) -> Sequence[Mapping[str, Any]] | None:
+        """Return the commands as JSON, or None if only this process can run them."""
+
+    def take(self, requests: Sequence[PostedRequest]) -> None:
+        """Apply the commands of others too, with the next commit."""
+
+    def served(self) -> dict[str, Any]:
+        """Return the outcomes of the commands of others, by request."""
+
+    def accept(self, outcome: Any) -> None:
+        """Use the own results as the commit of another writer names them."""
+
+
+def commit(store: LedgerTable, group: str, batch: Batch) -> None:
+    """Commit a batch, again after each conflict. Raise ContentionTimeout."""
+    OptimisticCommit(store, group, batch).run()
+
+
+class OptimisticCommit:
+    """One commit in progress."""
+
+    def __init__(self, store: LedgerTable, group: str, batch: Batch) -> None:
+        self._store, self._group, self._batch = store, group, batch
+        self._losses = 0
+        self._backoff = store.backoffs.get(group)
+        self._turn: RequestTurn | None = None
+        self._requests: Sequence[PostedRequest] = ()
+        self._ran: Sequence[PostedRequest] = ()  # with the commit
+
+    def run(self) -> None:
+        """Repeat until a commit lands, or there is nothing to commit. Raise ContentionTimeout."""
+        store, batch, group = self._store, self._batch, self._group
+        try:
+            with store.commit_lock(group).hold():
+                started = time.monotonic()
+                look: bool | None = None  # the store may skip a look, which costs it a request
+                while not self._wait(started + TIMEOUT_SECONDS):
+                    began = time.monotonic()
+                    try:
+                        snapshot = self._read(look)
+                        if self._was_run():
+                            return
+                        after = batch.apply(snapshot)
+                        if after is not None:
+                            self._write(snapshot, after, began)
+                            return
+                        if snapshot.looked:  # else the state may be old
+                            return
+                    except CommitConflict as error:
+                        self._lost(error, began, started)
+                    look = True
+        except STORE_ERRORS as error:
+            store.commit_lock(group).abandon()
+            if self._turn is None:
+                raise
+            batch.accept(self._turn.outcome_after(error))
+        except BaseException:  # an interrupt may keep the lock from its release
+            store.commit_lock(group).abandon()
+            raise
+        finally:
+            if self._turn is not None:
+                self._turn.close(self._ran)
+
+    def _read(self, look: bool | None) -> LedgerSnapshot:
+        blind = self._batch.blind
+        if self._turn is None:
+            return self._store.read(self._group, blind=blind, look=look)
+        # The wait for the turn has just looked.
+        return replace(self._store.read(self._group, blind=blind, look=False), looked=True)
+
+    def _was_run(self) -> bool:
+        """Leave out the requests that a commit up to the snapshot ran. Return if the own is one."""
+        if self._turn is None:
+            return False
+        left = self._turn.not_run(self._requests)
+        if len(left) < len(self._requests):
+            self._requests = left
+            self._batch.take(left)
+        if (outcome := self._turn.outcome()) is None:
+            return False
+        self._batch.accept(outcome)
+        return True
+
+    def _wait(self, until: float) -> bool:
+        """Pause, or wait for a turn. Return whether another writer ran the commands."""
+        backoff = self._backoff
+        if backoff is None:
+            return False
+        if self._turn is None and (backoff.shares or self._losses >= SHARE_AFTER):
+            commands = self._batch.posted()
+            if commands is not None:
+                self._turn = self._store.request_turn(self._group, commands)
+        if self._turn is None:
+            backoff.wait(self._batch.priority.value)
+            return False
+        backoff.shares = True
+        outcome = self._turn.wait(until)
+        if outcome is None:
+            read = partial(self._store.read, self._group, look=False)
+            self._requests = self._turn.requests_to_run(read)
+            self._batch.take(self._requests)
+            return False
+        backoff.take_over(SHARED_PAUSE)
+        self._batch.accept(outcome)
+        return True
+
+    def _lost(self, error: CommitConflict, began: float, started: float) -> None:
+        """Note a lost race. Raise ContentionTimeout after too many of them."""
+        self._losses, now = self._losses + 1, time.monotonic()
+        if now - started > TIMEOUT_SECONDS:
+            what = f"group {self._group!r}: a commit"
+            raise too_many_conflicts(what, self._losses, TIMEOUT_SECONDS, self._group) from error
+        self._backoff = self._store.backoffs.setdefault(self._group, Backoff())
+        self._backoff.lost(now - began)
+        group = None if self._batch.whole_table else self._group
+        if self._turn is not None:
+            if not self._turn.others_share():
+                # The winner does not look for requests yet. A commit with a pause makes it look.
+                self._store.request_pause(group, SHARED_PAUSE, share=True)
+        elif self._losses % ASK_AFTER == 0:
+            self._store.request_pause(group, self._backoff.pause)
+
+    def _write(self, snapshot: LedgerSnapshot, after: NextLedger, began: float) -> None:
+        batch, backoff = self._batch, self._backoff
+        note = {"group": snapshot.group, **with_user(batch.note)}
+        if backoff and backoff.pause:
+            note[PAUSE] = round(backoff.pause, 3)
+        if self._turn is not None:
+            note[SERVED] = {self._turn.request_id: None, **batch.served()}
+        self._store.write(
+            snapshot,
+            _next_revision(after) if isinstance(after, Ledger) else None,
+            operation_id=uuid.uuid4().hex,
+            note=note,
+            txns=tuple(batch.txns.items()),
+            whole_table=batch.whole_table,
+        )
+        self._ran = [one for one in self._requests if one.request_id in note.get(SERVED, ())]
+        if self._turn is not None:
+            self._turn.leave(one for one in self._requests if one not in self._ran)
+        if backoff is not None:
+            backoff.won(time.monotonic() - began)
+            if self._ran:
+                backoff.take_over(SHARED_PAUSE)
+            if not backoff.pause:
+                self._store.backoffs.pop(snapshot.group, None)
+        self._store.notifier.notify()
+
+
+def _next_revision(ledger: Ledger) -> Ledger:
+    head = replace(ledger.head, revision=ledger.head.revision + 1)
+    return ledger.replaced(head, ledger.events)
