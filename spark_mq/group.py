@@ -30,7 +30,7 @@ from spark_mq.operations.public_settings import GroupSettings, public_group_sett
 from spark_mq.operations.settle import HeldLease, HeldSelector, SettleResult, extend, settle
 from spark_mq.util.advice import RAISE_CAP, UNBLOCK_GROUP
 from spark_mq.util.clock import SECOND, Duration
-from spark_mq.util.user import acting_by_default
+from spark_mq.util.user import acting_by_default, worker_name
 from spark_mq.util.validation import (
     short_repr,
     validate_choice,
@@ -41,7 +41,6 @@ from spark_mq.util.validation import (
     validate_position,
     validate_size,
 )
-from spark_mq.util.worker_name import worker_name
 from spark_mq.worker import WorkOptions, WorkSummary, run_worker
 
 __all__ = ["ConsumerGroup", "LeaseSelector"]

@@ -32,9 +32,9 @@ from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.storage.pending_publish import PendingPublish
 from spark_mq.storage.publish_receipt import PublishReceipt
 from spark_mq.util.clock import SECOND, Duration
+from spark_mq.util.notifier import call_when_done, wait_in_loop
 from spark_mq.util.process import ForkGuard
 from spark_mq.util.validation import validate_count, validate_duration, validate_size
-from spark_mq.util.wait_future import call_when_done, wait_in_loop
 
 __all__ = ["BufferedPublisher", "PendingMessage"]
 

@@ -17,13 +17,13 @@ from spark_mq.per_message.pool import CoroutinePool, Pool, ThreadPool, is_async
 from spark_mq.per_message.state import FeedOptions, WorkState
 from spark_mq.per_message.work import MessageWork
 from spark_mq.util.clock import SECOND, Duration
+from spark_mq.util.user import worker_name
 from spark_mq.util.validation import (
     validate_callable,
     validate_choice,
     validate_count,
     validate_duration,
 )
-from spark_mq.util.worker_name import worker_name
 from spark_mq.worker_loop import Handler, WorkerLoop, WorkSummary
 
 __all__ = ["Handler", "WorkOptions", "WorkSummary", "run_worker"]

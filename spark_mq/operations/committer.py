@@ -42,7 +42,7 @@ from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.optimistic_commit import commit
 from spark_mq.storage.request_files import PostedRequest
-from spark_mq.telemetry.watch import watched
+from spark_mq.telemetry.reporter import watched
 from spark_mq.util.advice import RESUME_GROUP
 from spark_mq.util.call_batcher import CallBatcher
 from spark_mq.util.clock import to_datetime

@@ -12,7 +12,7 @@ from spark_mq.operations.signals import destination_of
 from spark_mq.operations.unique_publish import store_table
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.storage.publish_receipt import PublishReceipt, check_txn
-from spark_mq.telemetry.headers import add_headers, trace_headers
+from spark_mq.telemetry.conventions import add_headers, trace_headers
 from spark_mq.telemetry.reporter import Reporter, current_reporter
 
 __all__ = ["publish_table", "report_files", "report_send", "with_own_context"]

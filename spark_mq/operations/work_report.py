@@ -15,7 +15,7 @@ from spark_mq.ledger.ranges import Range
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.signals import destination_of
 from spark_mq.parquet.reader import MessageReader
-from spark_mq.telemetry.headers import trace_headers
+from spark_mq.telemetry.conventions import trace_headers
 from spark_mq.telemetry.reporter import MAX_LINKS, WorkReport, current_reporter
 
 __all__ = ["reported_work"]

@@ -12,7 +12,7 @@ from spark_mq.errors import InvalidSchema
 from spark_mq.ledger.bands import MAX_PRIORITY
 from spark_mq.parquet.schema import DEDUP_FIELD, INSTANT, MESSAGE_SCHEMA
 from spark_mq.util.clock import EARLIEST, LATEST, SECOND
-from spark_mq.util.random_ids import random_ids
+from spark_mq.util.columns import random_ids
 from spark_mq.util.validation import suggest
 
 __all__ = ["PUBLISH_COLUMNS", "check_publishable", "complete_table"]

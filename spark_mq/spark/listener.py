@@ -19,7 +19,7 @@ from pyspark.sql.streaming.listener import (
 
 from spark_mq.ledger.stats import GroupStats, figures_of, state_figures
 from spark_mq.operations.signals import destination_of
-from spark_mq.telemetry.gauges import report_gauges
+from spark_mq.telemetry.reporter import report_gauges
 
 __all__ = ["SparkMQListener", "StreamProgress"]
 

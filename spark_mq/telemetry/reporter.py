@@ -1,10 +1,10 @@
-"""Report spans and metrics to the program's OpenTelemetry SDK."""
+"""Report spans, metrics and gauges to the program's OpenTelemetry SDK."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -31,15 +31,21 @@ __all__ = [
     "MAX_LINKS",
     "Reporter",
     "SendReport",
+    "Watch",
     "WorkReport",
     "current_reporter",
-    "meter_provider",
+    "report_gauges",
+    "watched",
 ]
 
 MAX_LINKS: Final = 128  # of a span. An SDK's default limit is the same.
 _SCOPE: Final = "spark_mq"
 _NANOS: Final = 1e9
 _FLUSH_MILLISECONDS: Final = 5_000
+
+MESSAGES: Final = "spark_mq.messages"
+OLDEST_AGE: Final = "spark_mq.oldest_unsettled_age"
+BLOCKED: Final = "spark_mq.blocked"
 
 
 def _provider(name: str) -> Any:
@@ -50,10 +56,6 @@ def _provider(name: str) -> Any:
     getter = "get_tracer_provider" if name == "trace" else "get_meter_provider"
     provider = getattr(module, getter)()
     return None if type(provider).__module__.startswith(f"opentelemetry.{name}") else provider
-
-
-def meter_provider() -> Any:
-    return _provider("metrics")
 
 
 def current_reporter() -> Reporter | None:
@@ -270,3 +272,60 @@ class WorkReport:
         if not self._ended:
             self._ended = True
             self._reporter._end_work(self._span, self._destination, self._started, error)
+
+
+Watch = Callable[[Any], Sequence[Signal]]  # from an operation's result, or its error
+
+
+def watched(
+    destination: Destination, watches: Sequence[Watch | None], call: Callable[[], list[Any]]
+) -> list[Any]:
+    """Run operations and report those that have a watch."""
+    reporter = current_reporter()
+    if reporter is None or not any(watches):
+        return call()
+    started, results = time.time_ns(), list[Any]()
+    try:
+        results = call()
+    except Exception as error:
+        results = [error] * len(watches)
+        raise
+    finally:
+        for watch, result in zip(watches, results, strict=False):
+            for signal in () if watch is None else watch(result):
+                # A lease that shares the commit of a settle is no part of the settled work.
+                root = signal.kind == RECEIVE and len(watches) > 1
+                reporter.report(destination, signal, started, root=root)
+    return results
+
+
+_known_gauges: dict[int, tuple[Any, tuple[Any, Any, Any]]] = {}
+
+
+def report_gauges(
+    destination: Destination, stats: Mapping[str, Any], states: Iterable[str]
+) -> None:
+    """Set the gauges of a group: messages by state, oldest age, and whether it is blocked."""
+    provider = _provider("metrics")
+    if provider is None:
+        return
+    messages, age, blocked = _gauges(provider)
+    attributes = destination.attributes()
+    for state in states:
+        messages.set(stats.get(state) or 0, {**attributes, "spark_mq.state": state})
+    age.set(stats.get("oldest_unsettled_age") or 0.0, attributes)
+    blocked.set(int(bool(stats.get("blocked_because"))), attributes)
+
+
+def _gauges(provider: Any) -> tuple[Any, Any, Any]:
+    known = _known_gauges.get(id(provider))
+    if known is None or known[0] is not provider:
+        meter = provider.get_meter("spark_mq")
+        gauges = (
+            meter.create_gauge(MESSAGES, "{message}", "Messages of a group by state."),
+            meter.create_gauge(OLDEST_AGE, "s", "Age of the first unsettled message."),
+            meter.create_gauge(BLOCKED, "1", "1 if the group leases nothing."),
+        )
+        _known_gauges.clear()
+        known = _known_gauges[id(provider)] = (provider, gauges)
+    return known[1]

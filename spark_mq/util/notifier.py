@@ -1,15 +1,20 @@
-"""Wake waiting threads of this process when something changed."""
+"""Wake waiting threads and event loops when something changed or a future is done."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future
+from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
 from spark_mq.util.process import ForkSafeLock
 
-__all__ = ["Notifier", "notifier_for", "subscribed"]
+__all__ = ["Notifier", "call_when_done", "notifier_for", "subscribed", "wait_in_loop"]
+
+_log = logging.getLogger(__name__)
 
 
 class Notifier:
@@ -58,3 +63,35 @@ def subscribed(*notifiers: Notifier) -> Iterator[threading.Event]:
     finally:
         for notifier in notifiers:
             notifier.unsubscribe(event)
+
+
+def call_when_done(future: Future[Any], callback: Callable[[], object]) -> None:
+    """Call a function once a future is done, or now. Log its errors."""
+
+    def call(_: Future[Any]) -> None:
+        try:
+            callback()
+        except BaseException:  # the thread that ends the future must continue
+            _log.exception("a callback failed: %r", callback)
+
+    future.add_done_callback(call)
+
+
+def wait_in_loop(future: Future[Any]) -> Generator[Any, None, None]:
+    """Wait in the running event loop until a future is done."""
+    import asyncio  # slow to load, and only programs with a loop wait in one
+
+    # asyncio.wrap_future would cancel the future with the task that waits.
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    def notify() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has been closed
+            loop.call_soon_threadsafe(wake)
+
+    call_when_done(future, notify)
+    yield from waiter.__await__()

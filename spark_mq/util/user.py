@@ -1,15 +1,19 @@
-"""Note which person makes a change, for the audit trail."""
+"""Name who acts: the person who makes a change, for the audit trail, and the worker."""
 
 from __future__ import annotations
 
 import getpass
+import os
+import re
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
 
-__all__ = ["acting_as", "acting_by_default", "current_user", "with_user"]
+from spark_mq.util.validation import validate_name
+
+__all__ = ["acting_as", "acting_by_default", "current_user", "with_user", "worker_name"]
 
 _USER: Final[ContextVar[str | None]] = ContextVar("spark_mq_user", default=None)
 MAX_LENGTH: Final = 200  # characters of a name that are kept
@@ -50,3 +54,11 @@ def with_user(info: Mapping[str, Any], user: str | None = None) -> Mapping[str, 
     """Return a commit's note with the name of a user, by default who acts. A name in it stays."""
     name = _USER.get() if user is None else user
     return info if name is None else {"user": name, **info}
+
+
+def worker_name(given: str | None = None) -> str:
+    """Return a worker's name, by default host and process. Raise InvalidOption."""
+    if given is not None:
+        return validate_name("worker_id", given)
+    host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:100]
+    return f"{host}-{os.getpid()}"

@@ -10,7 +10,7 @@ import pytest
 
 from spark_mq import Lease, LeaseLost, Message, Queue
 from spark_mq.telemetry import conventions
-from spark_mq.telemetry.headers import add_headers, trace_headers
+from spark_mq.telemetry.conventions import add_headers, trace_headers
 
 pytest.importorskip("opentelemetry.sdk")
 

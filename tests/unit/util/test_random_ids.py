@@ -6,17 +6,13 @@ import uuid
 
 import pytest
 
-from spark_mq.util import random_ids as module
-from spark_mq.util.random_ids import random_ids
+from spark_mq.util.columns import random_ids
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 16, 1_000])
-def test_random_ids_are_uuid4_and_all_different(
-    count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_random_ids_are_uuid4_and_all_different(count: int) -> None:
     """Also where they are made in several pieces."""
-    monkeypatch.setattr(module, "_IDS", 7)
-    ids = random_ids(count)
+    ids = random_ids(count, chunk=7)
     ids.validate(full=True)
     texts = ids.to_pylist()
     assert len(set(texts)) == count
