@@ -22,12 +22,8 @@ import importlib
 import inspect
 import json
 import logging
-import os
-import re
-import socket
-import sys
 from collections.abc import Callable
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from _common import Parser, duration, run, session
@@ -35,6 +31,8 @@ from pyspark.errors import PySparkRuntimeError
 
 from spark_mq.errors import InvalidOption
 from spark_mq.util.clock import SECOND
+from spark_mq.util.loading import folder_of, load_handler
+from spark_mq.util.user import worker_name
 from spark_mq.util.validation import validate_duration
 
 EXAMPLES = """examples:
@@ -133,8 +131,7 @@ def source_options(args: argparse.Namespace) -> dict[str, str]:
     given = {
         "path": args.queues[0] if len(args.queues) == 1 else json.dumps(args.queues),
         "consumerGroup": args.group,
-        "workerId": args.worker_id
-        or re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:100] + f"-{os.getpid()}",
+        "workerId": worker_name(args.worker_id or None),
         "maxMessagesPerTrigger": args.max_messages,
         "maxBytesPerTrigger": args.max_bytes,
         "visibilityTimeout": args.visibility_timeout,
@@ -162,51 +159,37 @@ def trigger(text: str) -> dict[str, Any]:
         raise argparse.ArgumentTypeError(wrong) from None
 
 
-def load_handler(text: str) -> tuple[Handler, str]:
-    """Return the function that MODULE:FUNCTION names, and the folder it is imported from.
-
-    Raises InvalidOption.
-    """
-
-    def wrong(why: str) -> InvalidOption:
-        return InvalidOption(f"--handler {text}: {why}", option="--handler", value=text)
-
-    where, colon, name = text.rpartition(":")
-    if not where or not colon or not name:
-        raise wrong("give MODULE:FUNCTION, as in billing:process")
-    module, directory = where, Path.cwd()
-    if where.endswith(".py"):
-        module, directory = Path(where).stem, Path(where).resolve().parent
-        if not Path(where).is_file():
-            raise wrong(f"there is no file {where}")
-    sys.path.insert(0, str(directory))
-    try:
-        try:
-            found = importlib.import_module(module)
-        except PySparkRuntimeError as error:
-            if error.getCondition() != "SESSION_OR_CONTEXT_NOT_EXISTS":
-                raise
-            session(
-                APP, module_path=str(directory)
-            )  # the module makes a UDF or a column as it is loaded
-            found = importlib.import_module(module)
-    except ImportError as error:
-        raise wrong(f"the module cannot be imported ({error})") from error
-    handler = getattr(found, name, None)
-    if not callable(handler):
-        raise wrong(f"{found.__file__} has no function {name!r}")
+def load(text: str) -> Handler:
+    """Return the function that MODULE:FUNCTION names. Raises InvalidOption."""
+    handler = load_handler(text, f"--handler {text}", lambda module: load_module(module, text))
     try:
         inspect.signature(handler).bind(None, None)
     except TypeError:
-        raise wrong(
-            f"{name}{inspect.signature(handler)} cannot be called as {name}(batch, lease)"
+        name = text.rpartition(":")[2]
+        raise InvalidOption(
+            f"--handler {text}: {name}{inspect.signature(handler)} cannot be called as "
+            f"{name}(batch, lease)",
+            option="--handler",
+            value=text,
         ) from None
-    return handler, str(directory)
+    return handler
+
+
+def load_module(module: str, handler: str) -> ModuleType:
+    """Return a module, which may make a UDF or a column as it is loaded."""
+    try:
+        return importlib.import_module(module)
+    except PySparkRuntimeError as error:
+        if error.getCondition() != "SESSION_OR_CONTEXT_NOT_EXISTS":
+            raise
+    session(APP, module_path=str(folder_of(handler)))
+    return importlib.import_module(module)
 
 
 def main() -> None:
     args = arguments()
-    handler, directory = load_handler(args.handler)
+    directory = str(folder_of(args.handler))
+    handler = load(args.handler)
     grace = validate_duration("--shutdown-timeout", args.shutdown_timeout) / SECOND
 
     from spark_mq import Queue

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_mq import errors
 from spark_mq.errors import *  # noqa: F403
-from spark_mq.util.lazy_names import lazy_names
+from spark_mq.util.loading import lazy_names
 
 if TYPE_CHECKING:
     from spark_mq.group import ConsumerGroup

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,13 +15,13 @@ import typer
 from spark_mq.cli.command import GROUP, NOTHING, Given, argument, command, option, stopping
 from spark_mq.cli.output import FAILED, NOT_FOUND, Column, Pages, Rows, complain
 from spark_mq.cli.progress import busy, track
-from spark_mq.errors import InvalidOption
 from spark_mq.group import ConsumerGroup
 from spark_mq.lease import Lease
 from spark_mq.operations.work_summary import WorkSummary
 from spark_mq.per_message.pool import is_async
 from spark_mq.queue import Queue
 from spark_mq.util.clock import SECOND
+from spark_mq.util.loading import load_handler
 from spark_mq.util.validation import validate_duration
 
 __all__ = ["counting"]
@@ -118,7 +116,7 @@ def work(
 
     It leases messages, calls the function with them, and settles them.
     """
-    function = load_handler(handler)
+    function = load_handler(handler, f"the handler {handler} cannot be used")
     group = on.queue.group(str(on.group_name), create=create_group)
     with counting(function, on.queue, group, ends=until is not None) as called:
         summary = group.work(
@@ -184,34 +182,6 @@ def _counted(handler: Callable[[Any], Any], count: Callable[[Any], None]) -> Cal
             count(given)
 
     return call_async if is_async(handler) else call
-
-
-def load_handler(text: str) -> Callable[[Any], Any]:
-    """Return the function that MODULE:FUNCTION or path/to/file.py:function names."""
-    where, colon, name = text.rpartition(":")
-    if not (where and colon and name):
-        raise _bad_handler(text, "it names no function. Give MODULE:FUNCTION")
-    module, folder = where, Path.cwd()
-    if where.endswith(".py"):
-        module, folder = Path(where).stem, Path(where).resolve().parent
-        if not Path(where).is_file():
-            raise _bad_handler(text, f"there is no file {where}")
-    sys.path.insert(0, str(folder))
-    try:
-        found = importlib.import_module(module)
-    except ImportError as error:
-        raise _bad_handler(text, f"the module cannot be imported ({error})") from error
-    function = getattr(found, name, None)
-    if not callable(function):
-        raise _bad_handler(text, f"{found.__file__} has no function {name!r}")
-    checked: Callable[[Any], Any] = function
-    return checked
-
-
-def _bad_handler(text: str, problem: str) -> InvalidOption:
-    return InvalidOption(
-        f"the handler {text} cannot be used: {problem}", option="handler", value=text
-    )
 
 
 @command("jobs", NOTHING, stores=False)

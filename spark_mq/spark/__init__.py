@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spark_mq.util.lazy_names import lazy_names
+from spark_mq.util.loading import lazy_names
 
 if TYPE_CHECKING:
     from spark_mq.spark.batch_lease import BatchLease

@@ -1,0 +1,68 @@
+"""Load the module of a public name at its first use, and the functions that users name."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from spark_mq.errors import InvalidOption
+
+__all__ = ["folder_of", "lazy_names", "load_handler"]
+
+
+def lazy_names(
+    namespace: dict[str, Any], modules: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return a package's ``__getattr__`` and ``__dir__``, by the module of each name in it."""
+    package = namespace["__name__"]
+
+    def load(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"{package}.{modules[name]}"), name)
+        namespace[name] = value
+        return value
+
+    def names() -> list[str]:
+        return sorted({*namespace, *namespace["__all__"]})
+
+    return load, names
+
+
+def load_handler(
+    text: str, what: str, load: Callable[[str], ModuleType] = importlib.import_module
+) -> Callable[..., Any]:
+    """Return the function that MODULE:FUNCTION or path/to/file.py:function names.
+
+    Its folder, or else the current one, is added to ``sys.path``. `what` begins the InvalidOption
+    for a wrong name.
+    """
+
+    def wrong(problem: str) -> InvalidOption:
+        return InvalidOption(f"{what}: {problem}", option="handler", value=text)
+
+    where, colon, name = text.rpartition(":")
+    if not (where and colon and name):
+        raise wrong("give MODULE:FUNCTION, as in billing:process")
+    if where.endswith(".py") and not Path(where).is_file():
+        raise wrong(f"there is no file {where}")
+    sys.path.insert(0, str(folder_of(text)))
+    try:
+        found = load(Path(where).stem if where.endswith(".py") else where)
+    except ImportError as error:
+        raise wrong(f"the module cannot be imported ({error})") from error
+    function = getattr(found, name, None)
+    if not callable(function):
+        raise wrong(f"{found.__file__} has no function {name!r}")
+    loaded: Callable[..., Any] = function
+    return loaded
+
+
+def folder_of(handler: str) -> Path:
+    """Return the folder from which a handler is imported."""
+    where = handler.rpartition(":")[0]
+    return Path(where).resolve().parent if where.endswith(".py") else Path.cwd()
