@@ -32,8 +32,7 @@ from spark_mq.storage.ledger_files import (
 )
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA, encode_ledger, from_rows
 from spark_mq.storage.ledger_store import PAUSE, LedgerCommit, LedgerSnapshot
-from spark_mq.storage.pause_request import commit_pause_request
-from spark_mq.storage.posted_requests import SERVED, RequestTurn
+from spark_mq.storage.posted_requests import SERVED, RequestTurn, commit_pause_request
 from spark_mq.storage.request_files import delete_old_requests
 from spark_mq.storage.table_cleanup import clean_ledgers
 from spark_mq.util.backoff import Backoff

@@ -21,11 +21,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 from urllib.parse import quote
 
-from spark_mq.delta.actions import Commit
+from spark_mq.delta.actions import Change, Commit
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import FileInfo, ObjectStore
 from spark_mq.delta.store_errors import STORE_ERRORS, one_line, wrap_store_errors
-from spark_mq.errors import StorageError
+from spark_mq.errors import SparkMQError, StorageError
+from spark_mq.storage.ledger_store import PAUSE
 from spark_mq.storage.request_files import (
     FOLDER,
     MAX_BYTES,
@@ -36,7 +37,7 @@ from spark_mq.storage.request_files import (
 )
 from spark_mq.util.recent import RecentSet
 
-__all__ = ["SERVED", "RequestTurn"]
+__all__ = ["SERVED", "RequestTurn", "commit_pause_request"]
 
 _log = logging.getLogger(__name__)
 
@@ -279,3 +280,20 @@ class RequestTurn:
             self._files.delete_many(paths)
         except STORE_ERRORS as error:
             _log.debug("requests in %s were not deleted: %s", self._files.root, error)
+
+
+def commit_pause_request(
+    log: DeltaLog, operation_id: str, group: str | None, pause: float, *, share: bool
+) -> None:
+    """Commit a note that asks others to wait. See :meth:`LedgerTable.request_pause`.
+
+    A failure is only logged.
+    """
+    note: dict[str, Any] = {"operation": "ask others to wait", "group": group}
+    note[PAUSE] = round(pause, 3)
+    if share:
+        note[SERVED] = {}
+    try:
+        log.commit(Change(operation_id, note), log.refresh().version)
+    except SparkMQError as error:
+        _log.debug("requesting a pause in %s failed: %s", log.path, error)

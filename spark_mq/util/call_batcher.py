@@ -70,7 +70,13 @@ class CallBatcher(Generic[T, R]):
             try:
                 self._join(call)
                 if call.batch:
-                    self._run_batch(call.batch)
+                    try:
+                        results = self._run([one.item for one in call.batch])
+                    except Exception as error:
+                        self._run_apart(call.batch, error)
+                    else:
+                        for one, found in zip(call.batch, results, strict=True):
+                            one.finish(found)
             finally:
                 self._leave(call)
         finally:
@@ -121,16 +127,17 @@ class CallBatcher(Generic[T, R]):
             if self._leader is None and self._waiting:
                 self._waiting[0].wake()
 
-    def _run_batch(self, calls: Sequence[_Call[T, R]]) -> None:
-        try:
-            results = self._run([call.item for call in calls])
-            for call, result in zip(calls, results, strict=True):
-                call.finish(result)
-        except Exception as error:
-            # All calls of a batch share one timeout, so no second try.
-            if len(calls) == 1 or isinstance(error, ContentionTimeout):
-                for call in calls:
-                    call.finish(error)
+    def _run_apart(self, calls: Sequence[_Call[T, R]], error: Exception) -> None:
+        """Run each call by itself after all have failed together."""
+        # All calls of a batch share one timeout, so no second try.
+        if len(calls) == 1 or isinstance(error, ContentionTimeout):
+            for call in calls:
+                call.finish(error)
+            return
+        for call in calls:
+            try:
+                (result,) = self._run([call.item])
+            except Exception as own:
+                call.finish(own)
             else:
-                for call in calls:
-                    self._run_batch([call])
+                call.finish(result)
