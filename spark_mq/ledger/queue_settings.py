@@ -84,7 +84,7 @@ class QueueSettings:
     former_ids: tuple[str, ...] = field(default=(), compare=False)
 
     FORMAT: ClassVar[str] = "spark_mq queue"
-    VERSION: ClassVar[int] = 4
+    VERSION: ClassVar[int] = 5
     """The format of a queue's tables. It grows if an older version could not read them."""
 
     @classmethod
