@@ -196,9 +196,10 @@ class ConsumerGroup(GroupViews):
     ) -> int:
         """Make delayed, dead or blocked messages due now, without a lease.
 
-        Delayed ones keep their counts. Dead and blocked ones start with counts from zero. Returns
-        the number of messages, without those that were due or settled already. The parameters and
-        errors are those of :meth:`discard`.
+        Delayed ones keep their counts. Dead and blocked ones start with counts from zero, and so do
+        those that `force` takes from the lease of their last attempt. Returns the number of
+        messages, without those that were due or settled already. The parameters and errors are
+        those of :meth:`discard`.
         """
         found = find_messages(self._ledger, sequences, message_id, key)
         return change_messages(self._ledger, RETRY_NOW, found, force=force, by=by)

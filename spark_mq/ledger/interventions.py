@@ -66,6 +66,7 @@ class Intervene(Command[Intervention]):
         after, done = intervene(
             ledger, view.log, view.now, self.how, self.intervals,
             error=reason, force=self.force, ordered=is_ordered(view.log, view.settings),
+            attempts=view.settings.max_delivery_attempts,
         )  # fmt: skip
         note = {
             "operation": self.how, "messages": done.changed,
@@ -85,15 +86,18 @@ def intervene(
     error: str | None = None,
     force: bool = False,
     ordered: bool = False,
+    attempts: int | None = None,
 ) -> tuple[Ledger, Intervention]:
     """Change the unsettled messages of some intervals, leased ones too.
 
     Nothing changes if a lease holds any of them, unless `force` takes them from it, or if any is in
-    routing. RETRY_NOW makes messages due now, dead and blocked ones with counts from zero. In an
-    `ordered` group, a lease then also loses the messages after one that is due again. The caller
-    has expired leases already.
+    transfer. RETRY_NOW makes messages due now, dead and blocked ones with counts from zero, as well
+    as those that are leased for the last of their `attempts`. In an `ordered` group, a lease then
+    also loses the messages after one that is due again. The caller has expired leases already.
     """
-    change = _Change(ledger, index, now, how, intervals=normalise(intervals), error=error)
+    change = _Change(
+        ledger, index, now, how, intervals=normalise(intervals), error=error, attempts=attempts
+    )
     change.done.held = list(change.held(force))
     if change.done.held:
         return ledger, change.done
@@ -118,7 +122,9 @@ class _Change:
         *,
         intervals: list[Interval],
         error: str | None,
+        attempts: int | None,
     ) -> None:
+        self.attempts = attempts
         self.ledger, self.index, self.now, self.how = ledger, index, now, how
         self.intervals = intervals
         touched = [ledger.overlapping(first, last) for first, last in intervals]
@@ -197,7 +203,7 @@ class _Change:
             return r.as_settled()
         if self.how == DEAD_LETTER:
             return r if r.state == DEAD else to_dead(r, REQUESTED, self.error or r.error)
-        if r.state in (DEAD, BLOCKED):
+        if r.state in (DEAD, BLOCKED) or self._is_spent(r):
             return Range(
                 r.first, r.last, AVAILABLE, r.message_count,
                 first_leased_at=r.first_leased_at, available_at=self.now,
@@ -209,6 +215,10 @@ class _Change:
         return to_available(r, self.now, r.error)._replace(
             lease_size=size, reason=REQUESTED if r.delivery_count == 0 else r.reason
         )
+
+    def _is_spent(self, r: Range) -> bool:
+        """Return whether a leased message would be dead, not due, after this delivery."""
+        return r.state == LEASED and self.attempts is not None and r.delivery_count >= self.attempts
 
     def _is_due(self, r: Range) -> bool:
         """Return whether all messages of an available range are due."""

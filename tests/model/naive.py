@@ -498,7 +498,7 @@ class Naive:
             self.count("dropped", 1)
         elif how == "dead letter":
             m.die("requested")
-        elif m.state in ("dead", "blocked"):
+        elif m.state in ("dead", "blocked") or (m.state == "leased" and self.spent(m)):
             m.own_failure = False
             kept = m.info["first_leased_at"]
             m.forget("available", available_at=now, first_leased_at=kept, reason="requested")

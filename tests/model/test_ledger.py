@@ -380,8 +380,9 @@ class LedgerMachine(RuleBasedStateMachine):
         pool = pool or self.pool()
         seqs = [pool[name % len(pool)] for name in names]
         self.ledger, done = intervene(
-            self.ledger, self.index, self.now, how, [(seq, seq) for seq in seqs], force=force
-        )
+            self.ledger, self.index, self.now, how, [(seq, seq) for seq in seqs], force=force,
+            attempts=self.naive.n,
+        )  # fmt: skip
         barred = {seq for first, last, _ in done.held for seq in range(first, last + 1)}
         expected, held = self.naive.intervene(how, seqs, self.now, force)
         assert done.changed == expected

@@ -94,6 +94,17 @@ def test_retry_now_ends_a_delay_and_keeps_the_counts(queue: Queue, clock: Manual
     assert lease(queue).messages[0].delivery_count == 2
 
 
+def test_a_forced_retry_of_the_last_attempt_gives_new_attempts(make: Make) -> None:
+    queue = make(max_delivery_attempts=1)
+    sequence = queue.publish("a").sequences[0]
+    assert lease(queue).messages[0].delivery_count == 1
+    group = queue.group()
+    assert group.retry_now(sequence, force=True) == 1
+    group.expire()
+    assert states(queue) == {"ready": 1}
+    assert lease(queue).messages[0].delivery_count == 1
+
+
 def test_retry_now_delivers_before_deliver_at(queue: Queue, clock: ManualClock) -> None:
     delay = timedelta(hours=1)
     s = queue.publish([Message(str(n), deliver_at=delay) for n in range(3)]).sequences
