@@ -33,7 +33,7 @@ make_venv = $(python) -m pip --version >/dev/null 2>&1 || { base=$$(sh scripts/f
 # Both are redone only when pyproject.toml changes.
 .venv/.core: pyproject.toml
 	@$(make_venv)
-	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[core]'
+	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[web,test]'
 	@touch $@
 
 # Java comes first, because without it the rest is minutes spent for nothing. What .core needs is among it.
