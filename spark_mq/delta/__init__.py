@@ -1,1 +1,1 @@
-"""Read and commit the logs of Delta tables."""
+"""Read and commit Delta logs, on a disk, in a store or in memory."""

@@ -1,4 +1,4 @@
-"""Inspect a queue without a lease or a commit.
+"""Show queues and groups, without a lease or a commit.
 
 The views show counts, leases, messages, the past and problems. They are methods of
 :class:`~spark_mq.Queue` and :class:`~spark_mq.ConsumerGroup`, and need no Spark.

@@ -1,4 +1,4 @@
-"""Define the delivery rules of a consumer group.
+"""Define the delivery rules of a group, without I/O, clock or randomness.
 
 The rules are pure functions from one ledger to the next. They do no I/O, read no clock and draw no
 random numbers, because time, the message index and jitter are arguments. So ``tests/model`` can

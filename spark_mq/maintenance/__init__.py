@@ -1,1 +1,1 @@
-"""The chores that keep a queue small, and the repair, redrive and drop of a queue."""
+"""Sweep, repair, redrive and drop queues: one file for each chore."""

@@ -1,1 +1,1 @@
-"""Carry out operations on one queue or one group."""
+"""Create, lease, settle and trace: what is done to one queue or group."""

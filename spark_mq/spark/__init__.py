@@ -1,4 +1,4 @@
-"""The data source ``spark_mq`` and the settle functions for Spark.
+"""Provide the data source and the settle functions, the only users of pyspark.
 
 Only this package imports pyspark.
 """

@@ -1,1 +1,1 @@
-"""Keep the ledgers and the messages of a queue."""
+"""Keep the tables of a queue: messages, ledgers and their archives."""

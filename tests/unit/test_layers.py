@@ -1,9 +1,13 @@
-"""Imports go one way. Imports for types and inside functions count."""
+"""Imports go one way. Imports for types and inside functions count.
+
+CONTRIBUTING and the design page show this map, which ``python tests/unit/test_layers.py`` writes.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -137,17 +141,44 @@ def test_nothing_above_storage_asks_for_the_class_of_a_store() -> None:
                 )
 
 
-def test_contributors_read_these_layers() -> None:
-    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    (listed,) = re.findall(r"^```text\n(__main__ .*?)^```", page, re.M | re.S)
-    assert [set(re.findall(r"\w+", layer)) for layer in listed.split("->")] == LAYERS
+def layers_text() -> str:
+    """Return the layers for CONTRIBUTING, from the top to the bottom."""
+    text = " -> ".join(", ".join(sorted(rooms)) for rooms in LAYERS)
+    return "```text\n" + textwrap.fill(text, 96, subsequent_indent="  ") + "\n```\n"
 
 
-def test_the_design_names_each_package() -> None:
-    page = (ROOT / "docs" / "explanation" / "design.md").read_text(encoding="utf-8")
-    section = page.partition("\n## The code\n")[2].partition("\n## ")[0]
-    packages = {path.parent.name for path in ROOT.glob("spark_mq/*/__init__.py")}
-    assert set(re.findall(r"^\| `(\w+)` \|", section, re.M)) == packages
+def packages_table() -> str:
+    """Return the packages from the bottom to the top, with the first line of their docstrings."""
+    rows = ["| package | what it is for |", "| --- | --- |"]
+    for rooms in reversed(LAYERS):
+        for room in sorted(rooms & PACKAGES.keys()):
+            first = ast.get_docstring(PACKAGES[room]).partition("\n")[0]
+            rows.append(f"| `{room}` | {first.removesuffix('.').replace('``', '`')} |")
+    return "\n".join(rows) + "\n"
+
+
+PACKAGES = {
+    path.parent.name: MODULES[f"spark_mq.{path.parent.name}"]
+    for path in ROOT.glob("spark_mq/*/__init__.py")
+}
+PAGES = {
+    ROOT / "CONTRIBUTING.md": layers_text,
+    ROOT / "docs" / "explanation" / "design.md": packages_table,
+}
+_MAP = re.compile(r"(?<=<!-- generated: map -->\n\n).*?(?=\n<!-- end -->)", re.S)
+
+
+def _with_map(page: Path) -> str:
+    text, found = _MAP.subn(lambda _: PAGES[page](), page.read_text(encoding="utf-8"))
+    assert found == 1, f"{page.name} has {found} places for the map"
+    return text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_pages_show_this_map(page: Path) -> None:
+    assert page.read_text(encoding="utf-8") == _with_map(page), (
+        "run tests/unit/test_layers.py, which writes the map"
+    )
 
 
 def test_modules_are_short() -> None:
@@ -155,3 +186,8 @@ def test_modules_are_short() -> None:
     paths = [*ROOT.glob("spark_mq/**/*.py"), *ROOT.glob("jobs/*.py")]
     long = {_name(path) for path in paths if len(path.read_text().splitlines()) > 350}
     assert long == {"spark_mq.queue", "spark_mq.group", "spark_mq.errors"}
+
+
+if __name__ == "__main__":
+    for written in PAGES:
+        written.write_text(_with_map(written), encoding="utf-8")
