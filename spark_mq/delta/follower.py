@@ -150,11 +150,11 @@ class LogFollower:
         return state
 
     def partition_at(
-        self, values: Mapping[str, str | None], *, look: bool = True
+        self, values: Mapping[str, str | None], *, refresh: bool = True
     ) -> tuple[int, tuple[AddFile, ...]]:
         """Return the table's version, and the files of one partition then, sorted by path."""
         with self._lock:  # other threads advance the state
-            state = self.refresh() if look or self._state is None else self._state
+            state = self.refresh() if refresh or self._state is None else self._state
             files = state.partition(values).values()
             return state.version, tuple(sorted(files, key=lambda file: file.path))
 

@@ -109,7 +109,7 @@ class Command(ABC, Generic[R]):
     of_worker: ClassVar[bool] = False  # may share a commit also if a person acts
     alone: ClassVar[bool] = False  # shares no commit
     whole_table: ClassVar[bool] = False  # a change of any other group is a conflict
-    blind: ClassVar[bool] = False  # the ledger may be unreadable, and is not read
+    without_ledger: ClassVar[bool] = False  # the ledger may be unreadable, and is not read
     marks: ClassVar[bool] = True  # the ledger remembers the newest file of the view's index
 
     @property

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spark_mq.ledger.commands import Change, Command, Needs, View
-from spark_mq.ledger.held_messages import HeldMessages, SettleOutcome
 from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.key_order import is_ordered, return_behind
+from spark_mq.ledger.lease_walker import LeaseWalker, SettleOutcome
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, LEASED, Ledger, Range
 from spark_mq.ledger.schedule import settle_expired_held
@@ -99,7 +99,7 @@ def _common(some: Sequence[Interval], others: Sequence[Interval]) -> list[Interv
     return subtract(some, subtract(some, others))
 
 
-class _Extension(HeldMessages):
+class _Extension(LeaseWalker):
     def __init__(self, ledger: Ledger, index: MessageIndex, lease_id: str, expires_at: int) -> None:
         super().__init__(ledger, index, lease_id)
         self._expires_at = expires_at

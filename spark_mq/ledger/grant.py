@@ -18,7 +18,7 @@ from spark_mq.ledger.schedule import add_scheduled, split_by_time
 
 __all__ = [
     "MAX_IN_FLIGHT",
-    "MAX_PASSED_OVER",
+    "MAX_LEASES_WITHOUT_FRESH",
     "AcquireRequest",
     "Grant",
     "blocked_by",
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 MAX_IN_FLIGHT: Final = "max_in_flight"
-MAX_PASSED_OVER: Final = 3
+MAX_LEASES_WITHOUT_FRESH: Final = 3
 """Leases in a row that may isolate suspects while unread messages are due."""
 
 
@@ -108,7 +108,7 @@ def grant_pieces(
             editor.add(left.slice(first, last, index), r)
     taken.sort(key=_first_of)
     fresh = any(r.state == UNREAD if walk.plain else not r.delivery_count for r in taken)
-    editor.head = _with_passed_over(ledger.head, passes_over, fresh=fresh)
+    editor.head = _with_leases_without_fresh(ledger.head, passes_over, fresh=fresh)
     size = sum(r.message_count for r in taken)
     granted = tuple(_leased(r, now, request, size) for r in taken)
     for before, r in zip(taken, granted, strict=True):
@@ -159,13 +159,17 @@ def _scheduled(r: Range, index: MessageIndex, now: int, cutoff: int) -> Iterable
     yield from (*found.later, *found.expired)
 
 
-def _with_passed_over(head: LedgerHeader, passes_over: bool, *, fresh: bool) -> LedgerHeader:
+def _with_leases_without_fresh(
+    head: LedgerHeader, passes_over: bool, *, fresh: bool
+) -> LedgerHeader:
     """Count a lease that passes over undelivered messages. A lease of such messages ends this."""
     if fresh:
-        return replace(head, passed_over=0)
+        return replace(head, leases_without_fresh=0)
     if not passes_over:
         return head
-    return replace(head, passed_over=min(MAX_PASSED_OVER, head.passed_over + 1))
+    return replace(
+        head, leases_without_fresh=min(MAX_LEASES_WITHOUT_FRESH, head.leases_without_fresh + 1)
+    )
 
 
 def _range_of(piece: Piece, ranges: Mapping[int, Range]) -> Range:

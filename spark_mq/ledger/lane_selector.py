@@ -11,7 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spark_mq.ledger.grant import MAX_PASSED_OVER, AcquireRequest, Grant, blocked_by, grant_pieces
+from spark_mq.ledger.grant import (
+    MAX_LEASES_WITHOUT_FRESH,
+    AcquireRequest,
+    Grant,
+    blocked_by,
+    grant_pieces,
+)
 from spark_mq.ledger.key_order import held_lanes, is_ordered, leases_held
 from spark_mq.ledger.lane_walk import LaneWalk
 from spark_mq.ledger.message_index import MessageIndex
@@ -176,7 +182,7 @@ class LaneSelector:
         if isolates and not self._walk.plain:  # else no lease skips unread messages
             skipped = self._due.undelivered()
         isolates = isolates and (self._reads or bool(skipped))
-        if isolates and self._ledger.head.passed_over >= MAX_PASSED_OVER:
+        if isolates and self._ledger.head.leases_without_fresh >= MAX_LEASES_WITHOUT_FRESH:
             self._walk.take(level.bands, skipped, reads=self._reads, all_lanes=False)
             if self._walk.taken:
                 level.alone = False  # the head is left for a later lease

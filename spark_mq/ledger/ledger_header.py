@@ -27,7 +27,9 @@ class LedgerHeader:
     start_sequence: int = -1  # all messages up to this sequence are settled
     settled_count: int = 0  # messages up to the start sequence
     revision: int = 0  # grows by one with each commit
-    passed_over: int = 0  # leases in a row that isolated suspects while unread messages were due
+    leases_without_fresh: int = (
+        0  # leases in a row that isolated suspects while unread messages were due
+    )
     counters: dict[str, int] = field(default_factory=dict)  # settled messages by outcome
     settings: dict[str, Any] = field(default_factory=dict)
     skipped_intervals: tuple[Interval, ...] = ()
@@ -44,7 +46,7 @@ class LedgerHeader:
     def to_json(self) -> str:
         """Return the fields without a column of their own as JSON."""
         data = {
-            "passed_over": self.passed_over,
+            "leases_without_fresh": self.leases_without_fresh,
             "counters": self.counters,
             "settings": self.settings,
             "skipped": self.skipped_intervals,

@@ -189,7 +189,7 @@ class Drop(Command[None]):
     name = "drop group"
     alone = True
     whole_table = True
-    blind = True
+    without_ledger = True
     marks = False
 
     def apply(self, view: View) -> Change[None]:

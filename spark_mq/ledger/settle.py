@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from spark_mq.ledger.commands import Change, Command, Needs, View
 from spark_mq.ledger.editor import LedgerEditor
-from spark_mq.ledger.held_messages import HeldMessages, SettleOutcome, why_lost
 from spark_mq.ledger.intervals import Interval, format_intervals, subtract
 from spark_mq.ledger.key_order import is_ordered, return_behind, returned
+from spark_mq.ledger.lease_walker import LeaseWalker, SettleOutcome, why_lost
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, LEASED, SETTLED, Ledger, Range
 from spark_mq.ledger.schedule import settle_expired_held
@@ -167,7 +167,7 @@ def _has_expired_part(ledger: Ledger, lease_id: str) -> bool:
     return bool(ledger.find((AVAILABLE,), own)) and bool(ledger.find((LEASED,), own))
 
 
-class _Settling(HeldMessages):
+class _Settling(LeaseWalker):
     def __init__(
         self,
         ledger: Ledger,

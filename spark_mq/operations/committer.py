@@ -140,7 +140,7 @@ class _Batch:
         commands = [one for unit in units for one in unit.commands]
         self.priority = min((one.priority for one in commands), key=_rank)
         self.whole_table = any(one.whole_table for one in commands)
-        self.blind = any(one.blind for one in commands)
+        self.without_ledger = any(one.without_ledger for one in commands)
         self.note: Mapping[str, Any] = {}
         self.txns: Mapping[str, int] = {}
         self._requests: list[_Unit] = []  # of other writers

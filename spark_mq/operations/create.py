@@ -137,7 +137,7 @@ def open_context(root: str, options: Mapping[str, str], clock: Clock | None = No
     if leases is None and table.version == 0:
         leases = _completed(root, messages, ledgers)  # nobody has used the queue yet
     _check_complete(root, table, leases)
-    messages.expect(lambda look: ledgers.reached(look=look))
+    messages.expect(lambda refresh: ledgers.reached(refresh=refresh))
     return QueueContext(
         root,
         found,

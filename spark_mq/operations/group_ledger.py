@@ -115,7 +115,7 @@ class GroupLedger:
             self.require_group()
             return
         # Over a store a look costs a request. If this is out of date, the next change looks.
-        known = self._created or self.ledgers.read(self.name, look=None).ledger is not None
+        known = self._created or self.ledgers.read(self.name, refresh=None).ledger is not None
         if not known and self.run(Create(self.start, self.defaults)):
             self._warn_similar_name()
         self._created = True
@@ -146,7 +146,7 @@ class GroupLedger:
     ) -> View:
         """Return what a command may know of a snapshot. Raise GroupNotFound."""
         exists = snapshot.ledger is not None
-        if command.blind:
+        if command.without_ledger:
             exists = self.name in self._ledgers.groups()
         if not (exists or command.creates):
             raise group_not_found(self.name, self._ledgers, self.queue_path)
@@ -213,7 +213,7 @@ class GroupLedger:
     def require_group(self) -> None:
         """Raise GroupNotFound if the group does not exist."""
         # What this process knows costs nothing, and a group is rarely dropped.
-        if self.ledgers.read(self.name, look=None).ledger is None:
+        if self.ledgers.read(self.name, refresh=None).ledger is None:
             self.require(self.snapshot())
 
     def settings_in(self, snapshot: LedgerSnapshot) -> GroupSettings:

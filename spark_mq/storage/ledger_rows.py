@@ -218,7 +218,7 @@ def _head(header: Mapping[str, Any]) -> LedgerHeader:
         header["last"],
         header["message_count"],
         header["revision"],
-        detail.get("passed_over", 0),  # an older version left it out
+        detail["leases_without_fresh"],
         detail["counters"],
         detail["settings"],
         tuple((int(first), int(last)) for first, last in detail["skipped"]),
@@ -226,7 +226,7 @@ def _head(header: Mapping[str, Any]) -> LedgerHeader:
         Breaker.from_stored(detail.get("breaker", {})),
     )
     if None in (head.start_sequence, head.settled_count, head.revision) or not isinstance(
-        head.passed_over, int
+        head.leases_without_fresh, int
     ):
         raise ValueError("a number is missing")
     if not isinstance(head.settings, dict) or not all(

@@ -22,6 +22,7 @@ from spark_mq.delta.store_errors import to_storage_error, wrap_store_errors
 from spark_mq.delta.tables import KEPT_BY_THE_SWEEP, checkpoint_soon, create_table
 from spark_mq.errors import CommitConflict, CorruptLog, NotAQueue, StorageError
 from spark_mq.ledger.ranges import Ledger
+from spark_mq.storage.delegated_commands import SERVED, DelegationTurn, commit_pause_request
 from spark_mq.storage.ledger_files import (
     event_cache,
     ledger_cache,
@@ -32,7 +33,6 @@ from spark_mq.storage.ledger_files import (
 )
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA, encode_ledger, from_rows
 from spark_mq.storage.ledger_store import PAUSE, LedgerCommit, LedgerSnapshot
-from spark_mq.storage.posted_requests import SERVED, RequestTurn, commit_pause_request
 from spark_mq.storage.request_files import delete_old_requests
 from spark_mq.storage.table_cleanup import clean_ledgers
 from spark_mq.util.backoff import Backoff
@@ -108,22 +108,21 @@ class LedgerTable:
                 self._commit_locks[group] = fair_lock_for(self.path, group)
             return self._commit_locks[group]
 
-    # -- reading
-
-    def read(self, group: str, *, blind: bool = False, look: bool | None = True) -> LedgerSnapshot:
+    def read(
+        self, group: str, *, without_ledger: bool = False, refresh: bool | None = True
+    ) -> LedgerSnapshot:
         """Return the ledger. Raise CorruptLog if it is damaged.
 
-        `blind` leaves the ledger out, so that a change can replace an unreadable one. `look` asks
-        the store for newer commits. With None, the store skips that if it costs a request.
+        `without_ledger` leaves the ledger out, so that a change can replace a broken one. `refresh`
+        asks the store for newer commits. With None, the store skips that if it costs a request.
         """
         seen = -1
-        if look is None:
-            look = not self._may_skip_look()
+        refresh = not self._may_skip_look() if refresh is None else refresh
         while True:
-            looked = look or seen >= 0
+            looked = refresh or seen >= 0
             version, files = self._partition(group, looked)
             token = _Token(version, files)
-            if blind:
+            if without_ledger:
                 return LedgerSnapshot(group, None, token, looked)
             try:
                 return LedgerSnapshot(group, self._ledger(group, files), token, looked)
@@ -141,9 +140,9 @@ class LedgerTable:
         # Over a store a look costs a request, and the put finds out all the same.
         return not self.files.is_local and self.log.alone
 
-    def _partition(self, group: str, look: bool) -> tuple[int, tuple[AddFile, ...]]:
+    def _partition(self, group: str, refresh: bool) -> tuple[int, tuple[AddFile, ...]]:
         with wrap_store_errors(self.path, "reading"), self._lock:
-            version, files = self.log.partition_at({_PARTITION: group}, look=look)
+            version, files = self.log.partition_at({_PARTITION: group}, refresh=refresh)
             if version != self._pauses_read_up_to:
                 self._take_over_pauses(version)
             return version, files
@@ -175,8 +174,6 @@ class LedgerTable:
     def _unreadable(self, group: str, files: tuple[AddFile, ...], error: Exception) -> CorruptLog:
         paths = [file.path for file in files]
         return unreadable_ledger_error(self.path, self.log.state.version, group, paths, error)
-
-    # -- writing
 
     def write(
         self,
@@ -225,12 +222,14 @@ class LedgerTable:
         else:
             self._cache[stored.group] = ((added.path,), ledger.replaced(ledger.head, ()))
 
-    def request_turn(
+    def delegation_turn(
         self, group: str, operations: Sequence[Mapping[str, Any]]
-    ) -> RequestTurn | None:
+    ) -> DelegationTurn | None:
         """Return the turn in which others may run its JSON `operations`, or None to only pause."""
         # Writers on one machine stand in line at a lock.
-        return None if self.files.is_local else RequestTurn(self.files, self.log, group, operations)
+        return (
+            None if self.files.is_local else DelegationTurn(self.files, self.log, group, operations)
+        )
 
     def request_pause(self, group: str | None, pause: float, *, share: bool = False) -> None:
         """Ask other writers of a group, or of all, to pause, and with `share` to share commits."""
@@ -252,8 +251,6 @@ class LedgerTable:
         except OSError as error:
             _log.debug("%s of %s was not deleted: %s", file.path, self.path, error)
 
-    # -- keeping the table small
-
     def clean(self, keep_versions: int | None, keep_seconds: float | None, *, archived: int) -> int:
         """Delete old versions up to `archived`. None keeps the default. Return how many files."""
         with wrap_store_errors(self.path, "cleaning"):
@@ -266,17 +263,17 @@ class LedgerTable:
         with wrap_store_errors(self.path, "reading"):
             return self.log.state.table_id
 
-    def reached(self, *, look: bool = False) -> int:
-        """Return the last sequence that any ledger has reached, or -1. `look` makes it current."""
+    def reached(self, *, refresh: bool = False) -> int:
+        """Return the last sequence that any ledger has reached, or -1. `refresh` asks the store."""
         with wrap_store_errors(self.path, "reading"), self._lock:
-            files = (self.log.refresh() if look else self.log.state).files()
+            files = (self.log.refresh() if refresh else self.log.state).files()
         return max((_reached(file) for file in files), default=-1)
 
     def known_horizon(self) -> int:
         """Return the trim horizon as of the last look, or -1."""
         with self._lock:
             files = self.log.state.partition({_PARTITION: HORIZON}).values()
-        return max((_reached(file) for file in files), default=-1)
+            return max(map(_reached, files), default=-1)
 
     def txn_number(self, stored: LedgerSnapshot, app: str) -> int | None:
         """Return the number last committed for an app, or None."""

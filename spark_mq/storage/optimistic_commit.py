@@ -16,9 +16,9 @@ from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import CommitConflict
 from spark_mq.ledger.commands import NextLedger, Priority
 from spark_mq.ledger.ranges import Ledger
+from spark_mq.storage.delegated_commands import SERVED, DelegationTurn
 from spark_mq.storage.ledger_store import PAUSE, LedgerSnapshot
 from spark_mq.storage.ledger_table import LedgerTable
-from spark_mq.storage.posted_requests import SERVED, RequestTurn
 from spark_mq.storage.request_files import PostedRequest
 from spark_mq.util.backoff import Backoff, too_many_conflicts
 from spark_mq.util.user import with_user
@@ -45,7 +45,7 @@ class Batch(Protocol):
 
     priority: Priority
     whole_table: bool  # a change of any other group is a conflict
-    blind: bool  # no ledger is read, because it may be unreadable
+    without_ledger: bool  # no ledger is read, because it may be unreadable
     note: Mapping[str, Any]
     txns: Mapping[str, int]
 
@@ -77,7 +77,7 @@ class OptimisticCommit:
         self._store, self._group, self._batch = store, group, batch
         self._losses = 0
         self._backoff = store.backoffs.get(group)
-        self._turn: RequestTurn | None = None
+        self._turn: DelegationTurn | None = None
         self._requests: Sequence[PostedRequest] = ()
         self._ran: Sequence[PostedRequest] = ()  # with the commit
 
@@ -87,11 +87,11 @@ class OptimisticCommit:
         try:
             with store.commit_lock(group).hold():
                 started = time.monotonic()
-                look: bool | None = None  # the store may skip a look, which costs it a request
+                refresh: bool | None = None  # the store may skip a look, which costs it a request
                 while not self._wait(started + TIMEOUT_SECONDS):
                     began = time.monotonic()
                     try:
-                        snapshot = self._read(look)
+                        snapshot = self._read(refresh)
                         if self._was_run():
                             return
                         after = batch.apply(snapshot)
@@ -102,7 +102,7 @@ class OptimisticCommit:
                             return
                     except CommitConflict as error:
                         self._lost(error, began, started)
-                    look = True
+                    refresh = True
         except STORE_ERRORS as error:
             store.commit_lock(group).abandon()
             if self._turn is None:
@@ -115,12 +115,14 @@ class OptimisticCommit:
             if self._turn is not None:
                 self._turn.close(self._ran)
 
-    def _read(self, look: bool | None) -> LedgerSnapshot:
-        blind = self._batch.blind
+    def _read(self, refresh: bool | None) -> LedgerSnapshot:
+        without_ledger = self._batch.without_ledger
         if self._turn is None:
-            return self._store.read(self._group, blind=blind, look=look)
+            return self._store.read(self._group, without_ledger=without_ledger, refresh=refresh)
         # The wait for the turn has just looked.
-        return replace(self._store.read(self._group, blind=blind, look=False), looked=True)
+        return replace(
+            self._store.read(self._group, without_ledger=without_ledger, refresh=False), looked=True
+        )
 
     def _was_run(self) -> bool:
         """Leave out the requests that a commit up to the snapshot ran. Return if the own is one."""
@@ -143,14 +145,14 @@ class OptimisticCommit:
         if self._turn is None and (backoff.shares or self._losses >= SHARE_AFTER):
             commands = self._batch.posted()
             if commands is not None:
-                self._turn = self._store.request_turn(self._group, commands)
+                self._turn = self._store.delegation_turn(self._group, commands)
         if self._turn is None:
             backoff.wait(self._batch.priority.value)
             return False
         backoff.shares = True
         outcome = self._turn.wait(until)
         if outcome is None:
-            read = partial(self._store.read, self._group, look=False)
+            read = partial(self._store.read, self._group, refresh=False)
             self._requests = self._turn.requests_to_run(read)
             self._batch.take(self._requests)
             return False

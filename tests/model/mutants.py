@@ -27,7 +27,7 @@ from spark_mq.ledger import (
 )
 from spark_mq.ledger import editor as draft
 from spark_mq.ledger import extend as extending
-from spark_mq.ledger import held_messages as held
+from spark_mq.ledger import lease_walker as held
 from spark_mq.ledger import owner_commands as owner
 from spark_mq.ledger import settle as settling
 from spark_mq.ledger import stream_batch as replaying
@@ -135,9 +135,9 @@ ALL = [
            "rest = (*due, _CLEAR)", "last_attempts"),
     Mutant(LEDGER, "while suspects are isolated, unread gets each fourth lease",
            lane_selector.LaneSelector._take,
-           "passed_over >= MAX_PASSED_OVER", "passed_over >= 99", "immortal_and_unread"),
+           ">= MAX_LEASES_WITHOUT_FRESH", ">= 99", "immortal_and_unread"),
     Mutant(LEDGER, "and no more than that", lane_selector.LaneSelector._take,
-           "passed_over >= MAX_PASSED_OVER", "passed_over >= 1", "isolated"),
+           ">= MAX_LEASES_WITHOUT_FRESH", ">= 1", "isolated"),
     Mutant(LEDGER, "what waits comes before what is unread", lane_selector.LaneSelector._level,
            "head = self._due.head(rows)", "head = None if self._may_read else self._due.head(rows)",
            "singly"),
@@ -161,9 +161,9 @@ ALL = [
     Mutant(LEDGER, "no more deliveries than max_delivery_attempts", ledger.exhausted_limit,
            "r.delivery_count >= attempts",
            "r.delivery_count > attempts", "manual"),
-    Mutant(LEDGER, "only the owner settles", held.HeldMessages._holds,
+    Mutant(LEDGER, "only the owner settles", held.LeaseWalker._holds,
            "and r.lease_id == self.lease_id", "", "fickle"),
-    Mutant(LEDGER, "a late settle counts", held.HeldMessages._holds, "(LEASED, AVAILABLE)",
+    Mutant(LEDGER, "a late settle counts", held.LeaseWalker._holds, "(LEASED, AVAILABLE)",
            "(LEASED,)", "fickle"),
     Mutant(LEDGER, "a nack gives up the lease's claim", settling._nacked, "suspect=suspect, ",
            "suspect=suspect, lease_id=r.lease_id, ", "capped"),
@@ -237,7 +237,7 @@ ALL = [
            "if r.state == AVAILABLE:", "if False:", "fickle"),
     Mutant(LEDGER, "an extension never shortens", extending._Extension.apply,
            "max(expires_at, r.expires_at or 0)", "expires_at", "capped"),
-    Mutant(LEDGER, "what is settled already is a no-op", held.HeldMessages._split_at,
+    Mutant(LEDGER, "what is settled already is a no-op", held.LeaseWalker._split_at,
            "if r.state == SETTLED:", "if False:", "fickle"),
     Mutant(LEDGER, "neighbours that are alike are one range", draft.LedgerEditor._merge,
            "elif out and out[-1][0].same_state_as(piece):", "elif False:", "flaky_verdicts"),

@@ -90,7 +90,7 @@ class Naive:
     messages: list[Message] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
     lease_sizes: dict[str, int] = field(default_factory=dict)
-    passed_over: int = 0
+    leases_without_fresh: int = 0
     """Leases in a row that isolated suspects while something was unread."""
     streak: list[int] = field(default_factory=list)
     """The first messages of the leases that failed in a row."""
@@ -635,9 +635,9 @@ class Naive:
             "the lease takes others than those whose turn it is"
         )
         if any(m.state == "unread" for m in expected):
-            self.passed_over = 0
+            self.leases_without_fresh = 0
         elif reads and self._isolates(expected[0], attempts):
-            self.passed_over = min(3, self.passed_over + 1)
+            self.leases_without_fresh = min(3, self.leases_without_fresh + 1)
         if self.opened is not None:
             self.trial, self.trial_from = taken[0], now + self.wait_for_trial()
 
@@ -648,7 +648,7 @@ class Naive:
         if not due:
             return reads
         head = self._head(due, attempts)
-        if reads and self.passed_over >= 3 and self._isolates(head, attempts):
+        if reads and self.leases_without_fresh >= 3 and self._isolates(head, attempts):
             return reads
         after = [m for m in due if m.seq >= head.seq]
         if self._suspect(head, attempts):

@@ -121,7 +121,7 @@ class Book:
             settings = tuple(sorted(head.settings.items(), key=lambda item: item[0]))
             self._keys[now] = (
                 head.start_sequence,
-                head.passed_over,
+                head.leases_without_fresh,
                 breaker_key(head.breaker, now),
                 tuple(sorted(head.counters.items())),
                 head.skipped_intervals,
@@ -341,7 +341,7 @@ class Rig:
     def book(self, ledger: Ledger) -> Book:
         rows, head = tuple(ledger), ledger.head
         key = (
-            head.start_sequence, head.settled_count, head.passed_over, head.breaker,
+            head.start_sequence, head.settled_count, head.leases_without_fresh, head.breaker,
             tuple(sorted(head.counters.items())),
             tuple(sorted(head.settings.items(), key=lambda item: item[0])), head.skipped_intervals,
             head.marks, rows,

@@ -207,10 +207,12 @@ class MemoryLedgers:
     def commit_lock(self, group: str) -> FairLock:
         return self._commit_locks.setdefault(group, FairLock())
 
-    def read(self, group: str, *, blind: bool = False, look: bool | None = True) -> LedgerSnapshot:
+    def read(
+        self, group: str, *, without_ledger: bool = False, refresh: bool | None = True
+    ) -> LedgerSnapshot:
         with self._lock:
             return LedgerSnapshot(
-                group, None if blind else self._ledgers.get(group), len(self.notes)
+                group, None if without_ledger else self._ledgers.get(group), len(self.notes)
             )
 
     def write(
@@ -242,7 +244,7 @@ class MemoryLedgers:
             self._changed[stored.group] = latest + 1
             self._txns.update((app, (number, latest + 1)) for app, number in txns)
 
-    def request_turn(self, group: str, operations: Sequence[Mapping[str, Any]]) -> None:
+    def delegation_turn(self, group: str, operations: Sequence[Mapping[str, Any]]) -> None:
         pass  # threads of one process share their commits already
 
     def request_pause(self, group: str | None, pause: float, *, share: bool = False) -> None:

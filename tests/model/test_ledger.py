@@ -501,7 +501,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert head.settled_count == sum(m.seq <= head.start_sequence for m in messages)
         assert len(ranges) == len(self.naive.runs())
         assert head.counters == self.naive.counters
-        assert head.passed_over == self.naive.passed_over
+        assert head.leases_without_fresh == self.naive.leases_without_fresh
         breaker, naive = head.breaker, self.naive
         assert (list(breaker.failed), breaker.opened_at, breaker.next_trial_at, breaker.trial) == (
             naive.streak, naive.opened, naive.trial_from, naive.trial,

@@ -27,8 +27,8 @@ from spark_mq.delta.cleanup import Keep, clean_table
 from spark_mq.delta.tables import write_checkpoint
 from spark_mq.errors import CommitConflict
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
+from spark_mq.storage.delegated_commands import SERVED, DelegationTurn
 from spark_mq.storage.ledger_table import LedgerTable
-from spark_mq.storage.posted_requests import SERVED, RequestTurn
 from spark_mq.storage.request_files import PostedRequest
 
 GROUP = "g"
@@ -40,7 +40,7 @@ class Writer:
     """A handle of its own, with at most one request."""
 
     table: LedgerTable
-    turn: RequestTurn | None = None
+    turn: DelegationTurn | None = None
     leads: bool = False
     requests: Sequence[PostedRequest] = ()
     deletes: list[Sequence[str]] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Requests(RuleBasedStateMachine):
         writer = self.writers[at]
         if writer.turn is None:
             writer.table.log.refresh()
-            writer.turn = RequestTurn(writer.table.files, writer.table.log, GROUP, [{"x": at}])
+            writer.turn = DelegationTurn(writer.table.files, writer.table.log, GROUP, [{"x": at}])
             writer.turn._delete = writer.deletes.append  # type: ignore[method-assign]
             writer.turn.post()
 
@@ -115,7 +115,7 @@ class Requests(RuleBasedStateMachine):
         if writer.turn is None:
             return
         writer.leads = False
-        snapshot = writer.table.read(GROUP, look=False)
+        snapshot = writer.table.read(GROUP, refresh=False)
         writer.requests = writer.turn.not_run(writer.requests)
         if writer.turn.outcome() is not None:
             self.accepted.add(writer.turn.request_id)
@@ -183,15 +183,15 @@ TestRequests = Requests.TestCase
 TestRequests.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
-def _knows_all(_: RequestTurn) -> int:
+def _knows_all(_: DelegationTurn) -> int:
     return -1
 
 
-def _reads_no_note(_: RequestTurn, __: Commit) -> None:
+def _reads_no_note(_: DelegationTurn, __: Commit) -> None:
     """Read nothing."""
 
 
-def _finds_all_new(_: RequestTurn, requests: Sequence[PostedRequest]) -> Sequence[PostedRequest]:
+def _finds_all_new(_: DelegationTurn, requests: Sequence[PostedRequest]) -> Sequence[PostedRequest]:
     return requests
 
 
@@ -206,7 +206,7 @@ def _finds_all_new(_: RequestTurn, requests: Sequence[PostedRequest]) -> Sequenc
 def test_no_rule_can_be_missed(
     name: str, wrong: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RequestTurn, name, wrong)
+    monkeypatch.setattr(DelegationTurn, name, wrong)
     quick = settings(
         TestRequests.settings, phases=[Phase.generate], derandomize=True, database=None
     )

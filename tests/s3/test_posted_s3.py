@@ -13,9 +13,9 @@ from support.faulty_s3 import AFTER, BEFORE, RESET, FaultyS3
 from support.handles import again
 
 from spark_mq import Lease, Queue
-from spark_mq.storage import posted_requests
+from spark_mq.storage import delegated_commands
+from spark_mq.storage.delegated_commands import DelegationTurn
 from spark_mq.storage.ledger_table import LedgerTable
-from spark_mq.storage.posted_requests import RequestTurn
 from spark_mq.storage.request_files import FOLDER, PostedRequest
 from spark_mq.util.backoff import Backoff
 from spark_mq.util.fair_lock import FairLock
@@ -30,7 +30,7 @@ def faulty(s3: dict[str, str]) -> Iterator[FaultyS3]:
 @pytest.fixture
 def queue(faulty: FaultyS3, s3: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Queue:
     """A queue behind the proxy, whose handle thinks that others compete."""
-    monkeypatch.setattr(posted_requests, "WAIT_PER_WRITER_SECONDS", 0.0)
+    monkeypatch.setattr(delegated_commands, "WAIT_PER_WRITER_SECONDS", 0.0)
     options = {**s3, "AWS_ENDPOINT_URL": faulty.url, "backoff_config.init_backoff": "1ms"}
     queue = Queue.create(f"s3://queues/{uuid.uuid4().hex}/queue", storage_options=options)
     queue.publish([str(n) for n in range(20)])
@@ -42,11 +42,11 @@ def queue(faulty: FaultyS3, s3: dict[str, str], monkeypatch: pytest.MonkeyPatch)
     return queue
 
 
-def post_lease(queue: Queue, count: int) -> RequestTurn:
+def post_lease(queue: Queue, count: int) -> DelegationTurn:
     """Post a lease as another worker does, and do no more."""
     ledgers = queue._context.ledgers
     data = {"lease": {"worker_id": "posted", "max_messages": count}}
-    turn = RequestTurn(ledgers.files, ledgers.log, "default", [data])
+    turn = DelegationTurn(ledgers.files, ledgers.log, "default", [data])
     turn.post()
     return turn
 

@@ -23,9 +23,9 @@ from spark_mq.ledger.acquire import Acquire, Grant
 from spark_mq.ledger.commands import Command
 from spark_mq.ledger.settle import ACK, Settle, SettleCommand
 from spark_mq.operations.command_json import decode_result, encode_command
-from spark_mq.storage import optimistic_commit, posted_requests
+from spark_mq.storage import delegated_commands, optimistic_commit
+from spark_mq.storage.delegated_commands import SERVED, DelegationTurn
 from spark_mq.storage.ledger_table import LedgerTable
-from spark_mq.storage.posted_requests import SERVED, RequestTurn
 from spark_mq.storage.request_files import (
     FOLDER,
     MAX_BYTES,
@@ -49,12 +49,12 @@ def machines(monkeypatch: pytest.MonkeyPatch) -> None:
     def commit_lock(table: LedgerTable, group: str) -> FairLock:
         return locks.setdefault((id(table), group), FairLock(None))
 
-    def request_turn(table: LedgerTable, group: str, operations: Any) -> RequestTurn:
-        return RequestTurn(table.files, table.log, group, operations)
+    def delegation_turn(table: LedgerTable, group: str, operations: Any) -> DelegationTurn:
+        return DelegationTurn(table.files, table.log, group, operations)
 
     monkeypatch.setattr(LedgerTable, "commit_lock", commit_lock)
-    monkeypatch.setattr(LedgerTable, "request_turn", request_turn)
-    monkeypatch.setattr(posted_requests, "WAIT_PER_WRITER_SECONDS", 0.0)
+    monkeypatch.setattr(LedgerTable, "delegation_turn", delegation_turn)
+    monkeypatch.setattr(delegated_commands, "WAIT_PER_WRITER_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -74,14 +74,14 @@ def sharing(queue: Queue) -> Queue:
     return queue
 
 
-def post(queue: Queue, *commands: Command[Any]) -> RequestTurn:
+def post(queue: Queue, *commands: Command[Any]) -> DelegationTurn:
     """Post commands and do no more, as a writer does that waits."""
     data = [found for one in commands if (found := encode_command(one)) is not None]
     assert len(data) == len(commands)
     ledgers = queue._context.ledgers
     assert isinstance(ledgers, LedgerTable)
     ledgers.version()
-    turn = RequestTurn(ledgers.files, ledgers.log, "default", json.loads(json.dumps(data)))
+    turn = DelegationTurn(ledgers.files, ledgers.log, "default", json.loads(json.dumps(data)))
     turn.post()
     return turn
 
@@ -90,7 +90,7 @@ def lease_of(count: int = 5) -> Acquire:
     return Acquire("posted", count)
 
 
-def outcome(turn: RequestTurn) -> Any:
+def outcome(turn: DelegationTurn) -> Any:
     return turn.wait(time.monotonic() + MINUTE)
 
 
@@ -165,7 +165,7 @@ def test_a_request_runs_once_although_its_file_is_still_there(
 ) -> None:
     other = again(queue)
     turn = post(other, lease_of())
-    monkeypatch.setattr(RequestTurn, "_delete", lambda *_: None)
+    monkeypatch.setattr(DelegationTurn, "_delete", lambda *_: None)
     first, third = leased(queue, 5), leased(sharing(again(queue)), 5)
     assert len(files(queue)) >= 1
     assert outcome(turn) is not None
@@ -179,7 +179,7 @@ def test_a_request_runs_once_although_its_file_is_still_there(
 def test_a_writer_that_commits_itself_is_not_run_by_others(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RequestTurn, "_delete", lambda *_: None)
+    monkeypatch.setattr(DelegationTurn, "_delete", lambda *_: None)
     other = sharing(again(queue))
     leased(other, 5)
     assert len(files(queue)) == 1
@@ -269,7 +269,7 @@ def put_request(queue: Queue, data: bytes, name: str | None = None) -> str:
     """Write a file into the folder of requests. By default, its name is that of a request."""
     ledgers = queue._context.ledgers
     ledgers.version()
-    turn = RequestTurn(ledgers.files, ledgers.log, "default", [])
+    turn = DelegationTurn(ledgers.files, ledgers.log, "default", [])
     path = f"{FOLDER}/default/{name or turn._request.name}"
     ledgers.files.write(path, data)
     return path
@@ -306,7 +306,7 @@ def reads_of(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_file_with_another_name_is_neither_read_nor_waited_for(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(posted_requests, "WAIT_PER_WRITER_SECONDS", 3600.0)
+    monkeypatch.setattr(delegated_commands, "WAIT_PER_WRITER_SECONDS", 3600.0)
     path = put_request(queue, b"{}", name)
     seen = reads_of(queue, monkeypatch)
     assert len(sequences(leased(queue, 5))) == 5
@@ -336,14 +336,14 @@ def test_a_request_that_cannot_run_is_remembered_and_left_to_its_writer(
     seen = reads_of(queue, monkeypatch)
     assert len(sequences(leased(queue, 5))) == 5
     assert seen.count(path) == 1
-    monkeypatch.setattr(posted_requests, "WAIT_PER_WRITER_SECONDS", 3600.0)
+    monkeypatch.setattr(delegated_commands, "WAIT_PER_WRITER_SECONDS", 3600.0)
     assert len(sequences(leased(queue, 5))) == 5
     assert len(sequences(leased(queue, 5))) == 5
     assert seen.count(path) == 1, "nobody reads it again, or waits for it"
 
 
 def test_a_request_without_end_is_not_read(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(posted_requests, "WAIT_PER_WRITER_SECONDS", 3600.0)
+    monkeypatch.setattr(delegated_commands, "WAIT_PER_WRITER_SECONDS", 3600.0)
     path = put_request(queue, b" " * (MAX_BYTES + 1))
     seen = reads_of(queue, monkeypatch)
     assert len(sequences(leased(queue, 5))) == 5
@@ -380,7 +380,7 @@ def test_an_outcome_that_cannot_be_read_is_an_error(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = leased(queue, 5)
-    monkeypatch.setattr(RequestTurn, "wait", lambda *_: [{"settled": "all"}])
+    monkeypatch.setattr(DelegationTurn, "wait", lambda *_: [{"settled": "all"}])
     with pytest.raises(errors.StorageError, match="one version of spark_mq"):
         held.ack()
 
@@ -439,7 +439,7 @@ def test_an_interrupted_writer_withdraws_its_request(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(RequestTurn, "_is_turn", interrupt)
+        patch.setattr(DelegationTurn, "_is_turn", interrupt)
         with pytest.raises(KeyboardInterrupt):
             leased(queue, 5)
     assert deleted(queue)
@@ -451,16 +451,16 @@ def test_an_interrupted_writer_withdraws_its_request(
 
 def on_look(patch: pytest.MonkeyPatch, of: Queue, then: Callable[[], object]) -> None:
     """Let the first look of a handle for requests do something, and fail."""
-    log, look, looked = of._context.ledgers.log, RequestTurn._look, list[int]()
+    log, look, looked = of._context.ledgers.log, DelegationTurn._look, list[int]()
 
-    def failing(turn: RequestTurn) -> Any:
+    def failing(turn: DelegationTurn) -> Any:
         if turn._log is not log or looked:
             return look(turn)
         looked.append(1)
         then()
         raise errors.StorageError("503", path="p", landed=False)
 
-    patch.setattr(RequestTurn, "_look", failing)
+    patch.setattr(DelegationTurn, "_look", failing)
 
 
 def test_what_another_writer_has_run_is_reported_although_the_store_failed(
@@ -479,7 +479,7 @@ def test_an_outage_after_the_post_does_not_claim_that_nothing_was_changed(
     other = again(queue)
     held = leased(other, 5)
     on_look(monkeypatch, sharing(other), lambda: None)
-    monkeypatch.setattr(RequestTurn, "_delete", lambda *_: None)  # it fails, too
+    monkeypatch.setattr(DelegationTurn, "_delete", lambda *_: None)  # it fails, too
     with pytest.raises(errors.StorageError, match="other workers may still run it") as raised:
         held.ack() if verb == "ack" else leased(other, 5)
     assert raised.value.landed is None
@@ -504,7 +504,7 @@ def test_an_operation_whose_post_failed_may_be_run_by_others(
 
     with monkeypatch.context() as patch:
         patch.setattr(ObjectStore, "write", lost_reply)
-        patch.setattr(RequestTurn, "_delete", lambda *_: None)
+        patch.setattr(DelegationTurn, "_delete", lambda *_: None)
         with pytest.raises(errors.StorageError) as raised:
             held.ack()
     assert raised.value.landed is None
@@ -519,8 +519,8 @@ def test_a_writer_that_lost_all_races_does_not_claim_that_nothing_was_changed(
     held = leased(other, 5)
     sharing(other)
     on_commit(monkeypatch, "leases", fail=FileExistsError("412"), before=lambda: leased(queue, 1))
-    monkeypatch.setattr(RequestTurn, "requests_to_run", lambda *_: [])
-    monkeypatch.setattr(RequestTurn, "_delete", lambda *_: None)
+    monkeypatch.setattr(DelegationTurn, "requests_to_run", lambda *_: [])
+    monkeypatch.setattr(DelegationTurn, "_delete", lambda *_: None)
     monkeypatch.setattr(optimistic_commit, "TIMEOUT_SECONDS", 0.0)
     with pytest.raises(errors.StorageError, match="other workers may still run it") as raised:
         held.ack()
@@ -545,15 +545,15 @@ def test_a_sweep_deletes_old_requests(queue: Queue) -> None:
 def test_a_writer_waits_for_the_commit_of_the_one_before_it(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(posted_requests, "WAIT_PER_WRITER_SECONDS", 30.0)
-    read, own_log = RequestTurn.requests_to_run, queue._context.ledgers.log
+    monkeypatch.setattr(delegated_commands, "WAIT_PER_WRITER_SECONDS", 30.0)
+    read, own_log = DelegationTurn.requests_to_run, queue._context.ledgers.log
 
-    def requests_to_run(turn: RequestTurn, meanwhile: Callable[[], object]) -> Any:
+    def requests_to_run(turn: DelegationTurn, meanwhile: Callable[[], object]) -> Any:
         if turn._log is own_log:
             until(lambda: len(files(queue)) == 2)
         return read(turn, meanwhile)
 
-    monkeypatch.setattr(RequestTurn, "requests_to_run", requests_to_run)
+    monkeypatch.setattr(DelegationTurn, "requests_to_run", requests_to_run)
     got: list[Lease] = []
     first = threading.Thread(target=lambda: got.append(leased(queue, 5)))
     first.start()
@@ -571,7 +571,7 @@ def test_a_writer_waits_for_the_commit_of_the_one_before_it(
 
 def test_commits_by_a_person_are_not_posted(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     posted: list[str] = []
-    monkeypatch.setattr(RequestTurn, "post", lambda turn: posted.append(turn.request_id))
+    monkeypatch.setattr(DelegationTurn, "post", lambda turn: posted.append(turn.request_id))
     with acting_as("ann"):
         leased(queue, 5)
     assert not posted

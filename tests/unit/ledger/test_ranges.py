@@ -217,7 +217,7 @@ def test_a_ledger_comes_back_from_its_rows(kinds):
     head = replace(
         ledger.head,
         revision=7,
-        passed_over=2,
+        leases_without_fresh=2,
         breaker=Breaker(failed=(3, 5), cause="boom", opened_at=7, next_trial_at=9, trial=5),
         counters={"acked": 3},
         settings={"max_delivery_attempts": None},

@@ -37,7 +37,7 @@ from spark_mq.storage.request_files import (
 )
 from spark_mq.util.recent import RecentSet
 
-__all__ = ["SERVED", "RequestTurn", "commit_pause_request"]
+__all__ = ["SERVED", "DelegationTurn", "commit_pause_request"]
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ _FREQUENT_POLL_LIMIT: Final = 32  # with more requests than this, each writer lo
 _left: Final[RecentSet[tuple[str, str]]] = RecentSet(10_000)
 
 
-class RequestTurn:
+class DelegationTurn:
     """The posted operations of one writer, from the post to their end."""
 
     def __init__(

@@ -10,7 +10,7 @@ from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, LEASED, SETTLED, Ledger, Range
 
-__all__ = ["HeldMessages", "SettleOutcome", "why_lost"]
+__all__ = ["LeaseWalker", "SettleOutcome", "why_lost"]
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class SettleOutcome:
             self.next_due_at = due if self.next_due_at is None else min(self.next_due_at, due)
 
 
-class HeldMessages:
+class LeaseWalker:
     """Change messages that a lease holds, and split ranges at the ends of the intervals.
 
     Intervals that are the `whole` lease may end in a gap.
