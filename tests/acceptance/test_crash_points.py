@@ -20,6 +20,7 @@ import pytest
 from support.checker import check, check_queue, dead_letters, history, published
 from support.crash_points import CASES, Case, Clock, Driver, child, received
 from support.order_checker import check_order_of_queue, keys_of
+from support.tables import messages_of
 
 from spark_mq import Queue, errors
 
@@ -180,7 +181,7 @@ def all_gone(queue: Queue, path: Path, killed: str) -> None:
     assert [
         p for p in Path(path, "messages").rglob("*.parquet") if p.parent.name != "_delta_log"
     ] == [], killed
-    assert queue.horizon() == queue._context.messages.index().last_sequence, killed
+    assert queue.horizon() == messages_of(queue).index().last_sequence, killed
 
 
 def dropped(queue: Queue, path: Path, killed: str) -> None:

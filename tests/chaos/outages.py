@@ -14,6 +14,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from support.tables import messages_of
+
 from spark_mq import Queue
 
 from .actors import GROUP
@@ -122,8 +124,8 @@ def put_back(queue: Path, past: Path, table: str, folder: Path) -> list[str]:
     back = Queue.open(path)
     must = set(back.publish([f"after {n}" for n in range(50)]).sequences)
     if table == "leases":  # what the old ledgers do not know is delivered again
-        known = Queue.open(past)._context.messages.index().last_sequence
-        files = (file for file in back._context.messages.index().files if file.first > known)
+        known = messages_of(Queue.open(past)).index().last_sequence
+        files = (file for file in messages_of(back).index().files if file.first > known)
         must |= {seq for file in files for seq in range(file.first, file.last + 1)}
     delivered = set[int]()
     while (lease := back.group(GROUP).lease("last", max_messages=1_000, wait="5s")) is not None:

@@ -17,6 +17,7 @@ from support.checker import published
 from support.cluster import Cluster, kill
 from support.gates import PATIENCE, Gate, rows_at
 from support.harness import Stream, finish, make_queue, numbered, start, until
+from support.tables import group_ledger_of, messages_of
 
 from spark_mq import Queue
 
@@ -115,7 +116,7 @@ def test_rows_are_settled_once_whatever_becomes_of_the_task_that_names_them(
     assert settled == [ROWS // 2]
     dead = {
         seq
-        for r in stream.group._ledger.current()
+        for r in group_ledger_of(stream.group).current()
         if r.state == "dead"
         for seq in range(r.first, r.last + 1)
     }
@@ -133,7 +134,7 @@ def test_a_publish_lands_once_whatever_becomes_of_a_task_that_has_written_its_fi
     meets(here, fate, job)
     assert len(published(here.queue.path)) == ROWS
     assert taken(here.queue) == numbered(ROWS)
-    assert len(files(here.queue)) > len(here.queue._context.messages.index().files), (
+    assert len(files(here.queue)) > len(messages_of(here.queue).index().files), (
         "the first attempt had written its file: it lies there, unpublished"
     )
 
@@ -141,7 +142,7 @@ def test_a_publish_lands_once_whatever_becomes_of_a_task_that_has_written_its_fi
 @pytest.mark.slow
 @pytest.mark.parametrize("streaming", [False, True], ids=["batch", "stream"])
 def test_a_publish_whose_task_dies_each_time_publishes_nothing(here: Here, streaming: bool) -> None:
-    before = here.queue._context.messages.index().version
+    before = messages_of(here.queue).index().version
     always = Gate(here.gate.home, attempts=100)
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(publish, here, always, streaming)
@@ -154,7 +155,7 @@ def test_a_publish_whose_task_dies_each_time_publishes_nothing(here: Here, strea
         assert done.exception() is not None
     assert len(killed) >= 4, "as often as Spark tries a task"
     assert files(here.queue)
-    assert here.queue._context.messages.index().version == before
+    assert messages_of(here.queue).index().version == before
     assert taken(here.queue) == []
     here.gate.open()
     publish(here, always, streaming)

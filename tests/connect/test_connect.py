@@ -26,6 +26,7 @@ from support.harness import (
     start,
     until,
 )
+from support.tables import group_ledger_of, messages_of
 
 from spark_mq import Queue
 from spark_mq import spark as of_spark
@@ -86,7 +87,7 @@ def test_a_dataframe_is_published_and_looked_at(spark: Any, queue: Queue) -> Non
     peek = spark.read.format("spark_mq").option("consumerGroup", "g").load(queue.path)
     assert [row.state for row in peek.collect()] == ["unread"] * ROWS
     assert published(queue) == numbered(ROWS)
-    assert len(queue._context.messages.index().files) == 3
+    assert len(messages_of(queue).index().files) == 3
 
 
 def test_a_batch_is_settled_by_what_its_function_does_and_returns(
@@ -111,7 +112,7 @@ def test_a_batch_is_settled_by_what_its_function_does_and_returns(
     assert len({options["txnAppId"] for _, _, options in (first, second)}) == 1
     ranges = {
         r.first: (r.state, r.error)
-        for r in stream.group._ledger.current()
+        for r in group_ledger_of(stream.group).current()
         if r.state in ("dead", "available")
     }
     at = receipt.sequences
@@ -253,11 +254,11 @@ def test_a_driver_that_wakes_after_its_successor_settles_nothing_and_is_reported
     query, _ = held(stream, tmp_path)
     again(Stream(spark, queue, copy_checkpoint(stream.checkpoint, tmp_path / "copy")), tmp_path)
     assert stream.group.stats().acked == ROWS
-    before = stream.group._ledger.current().ranges
+    before = group_ledger_of(stream.group).current().ranges
     (tmp_path / "go").touch()
     until(lambda: not query.isActive, "the woken query ended")
     assert "StreamFenced" in str(query.exception())
-    assert stream.group._ledger.current().ranges.equals(before)
+    assert group_ledger_of(stream.group).current().ranges.equals(before)
 
 
 @pytest.mark.slow

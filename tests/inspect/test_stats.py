@@ -10,6 +10,7 @@ from typing import Any
 from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tables import context_of, ledgers_of
 
 from spark_mq import Message, Queue, SparkMQError
 from spark_mq.inspect.stats import StatsReader
@@ -61,16 +62,16 @@ def test_the_counts_of_all_groups_are_those_of_the_rules(
 ) -> None:
     clock = ManualClock()
     queue = memory_queue(clock, **settings)
-    kept, held = StatsReader(queue._context), list[Any]()
+    kept, held = StatsReader(context_of(queue)), list[Any]()
     for step in steps:
         with suppress(SparkMQError):
             apply(queue, clock, step, held)
         same(queue, kept)  # what it kept from before is not out of date
-        same(queue, StatsReader(queue._context))
+        same(queue, StatsReader(context_of(queue)))
 
 
 def test_groups_on_tables_are_counted_alike(queue: Queue, clock: ManualClock) -> None:
-    reader = StatsReader(queue._context)
+    reader = StatsReader(context_of(queue))
     queue.publish(["a", "b", "c"])
     for name in ("one", "two", "three"):
         lease = queue.group(name).lease("w", max_messages=2)
@@ -87,8 +88,8 @@ def test_a_second_look_reads_only_what_has_changed(queue: Queue, monkeypatch: An
     queue.publish(["a", "b"])
     for number in range(5):
         queue.group(f"g{number}").lease("w")
-    reader, scanned = StatsReader(queue._context), list[str]()
-    ledgers = queue._context.ledgers
+    reader, scanned = StatsReader(context_of(queue)), list[str]()
+    ledgers = ledgers_of(queue)
     scan = ledgers.scan
 
     def counted(names: Any, columns: Any = None) -> Any:
@@ -112,7 +113,7 @@ def test_plain_groups_need_no_ledger_of_their_own(queue: Queue, monkeypatch: Any
         raise AssertionError("a plain group was counted by the slow way")
 
     monkeypatch.setattr("spark_mq.inspect.stats.compute_stats", refuse)
-    assert StatsReader(queue._context).read()["g"].leased == 1
+    assert StatsReader(context_of(queue)).read()["g"].leased == 1
     assert stats_module.compute_stats is not refuse
 
 

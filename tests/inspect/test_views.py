@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tables import context_of, messages_of
 
 from spark_mq import GroupNotFound, InvalidOption, Message, Queue, QueueNotFound, SparkMQError
 from spark_mq.delta.actions import Change
@@ -142,7 +143,7 @@ def test_a_message_that_cannot_be_read_is_shown_with_the_reason(
     queue = delta_queue()
     queue.publish("lost")
     queue.publish("good")
-    (first, _) = queue._context.messages.index().files
+    (first, _) = messages_of(queue).index().files
     (Path(queue.path) / "messages" / first.path).unlink()
     bad, good = Queue.open(queue.path).peek()
     assert (bad.value, good.value) == (None, b"good")
@@ -244,7 +245,7 @@ def test_an_end_that_the_history_lost_stays_settled(delta_queue: Callable[..., Q
     queue.group("g").lease("w").ack()
     queue.sweep()
     assert [one.outcome for one in queue.locate(sequence)] == ["acked"]
-    history = queue._context.history
+    history = context_of(queue).history
     assert isinstance(history, HistoryTable)
     history._log.transact(lambda state: (Change("x", {}, removes=state.files()), None))
     fresh = Queue.open(queue.path)

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.marks import slow
+from support.tables import group_ledger_of, messages_of
 
 from spark_mq import Queue
 from spark_mq.spark import lease_lookup
@@ -411,7 +412,7 @@ def test_publish_csv_and_parquet_and_route_in_tasks(start, queue: Queue, tmp_pat
     dead = queue.dead_letters.group("look").lease("w", max_messages=9).messages
     assert [m.message_id for m in dead] == [m.message_id for m in messages[::2]]
     assert {m.headers["spark_mq.error"] for m in dead} == {"even"}
-    assert len(queue.dead_letters._context.messages.index().files) == 2  # so it was two tasks
+    assert len(messages_of(queue.dead_letters).index().files) == 2  # so it was two tasks
 
 
 @pytest.mark.spark
@@ -466,7 +467,7 @@ def test_a_batch_that_outlasts_the_grace_keeps_its_count_and_is_left_to_expire(
     assert "runs again" in reported
     assert not (tmp_path / "ended").exists()
     for where, messages in ((queue, 2), (other, 1)):
-        (held,) = where.group("g")._ledger.current()
+        (held,) = group_ledger_of(where.group("g")).current()
         assert (held.state, held.message_count, held.delivery_count) == ("leased", messages, 1)
 
 

@@ -12,6 +12,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 from support.handles import again, index_commits, lease, trim
+from support.tables import context_of, ledgers_of, messages_of
 
 from spark_mq import Queue
 from spark_mq.delta.tables import write_checkpoint
@@ -24,7 +25,7 @@ DeltaQueue = Callable[..., Queue]
 
 
 def log_of(queue: Queue) -> MessageTable:
-    messages = queue._context.messages
+    messages = messages_of(queue)
     assert isinstance(messages, MessageTable)
     return messages
 
@@ -60,10 +61,10 @@ def test_a_trim_forgets_what_it_has_dropped(delta_queue: DeltaQueue, clock: Manu
     index_commits(queue)
     before = queue.stats()
     assert trim(queue) == 6
-    kept = queue._context.messages.index()
+    kept = messages_of(queue).index()
     assert (len(kept.files), kept.forgotten, kept.total) == (2, 12, 14)
     other = again(queue)
-    found = other._context.messages.index()
+    found = messages_of(other).index()
     assert (found.files, found.forgotten, found.forgotten_to) == (
         kept.files,
         12,
@@ -107,7 +108,7 @@ def test_a_group_that_lags_keeps_the_index(delta_queue: DeltaQueue, clock: Manua
     lease(queue).ack()
     clock.advance("2d")
     assert trim(queue) == 4
-    assert queue._context.messages.index().forgotten == 0
+    assert messages_of(queue).index().forgotten == 0
     queue.publish("young")
     held.ack()
     index_commits(queue)
@@ -117,10 +118,10 @@ def test_a_group_that_lags_keeps_the_index(delta_queue: DeltaQueue, clock: Manua
     slow.ack()
     # Commits have the machine's time, so this file is two days old as well.
     assert trim(queue) == 1
-    assert queue._context.messages.index().forgotten == 4
+    assert messages_of(queue).index().forgotten == 4
     other = again(queue)
     assert other.stats()["published"] == 5
-    assert other._context.messages.index().forgotten == 4, "it is written down at once"
+    assert messages_of(other).index().forgotten == 4, "it is written down at once"
 
 
 def test_the_log_alone_says_the_same(delta_queue: DeltaQueue, clock: ManualClock) -> None:
@@ -138,7 +139,7 @@ def test_a_restore_of_forgotten_files_publishes_nothing(
     delta_queue: DeltaQueue, clock: ManualClock
 ) -> None:
     queue = trimmable(delta_queue, clock)
-    path = queue._context.messages.index().files[0].path
+    path = messages_of(queue).index().files[0].path
     file = Path(log_of(queue).path) / path
     content = file.read_bytes()
     trim(queue)
@@ -180,7 +181,7 @@ def test_a_handle_that_was_asleep_takes_over_what_is_left(
         queue.stats()["latest_sequence"],
     )
     assert [m.value for m in lease(asleep).messages] == [b"young"]
-    assert len(asleep._context.messages.index().files) == 1
+    assert len(messages_of(asleep).index().files) == 1
 
 
 def test_a_long_lived_handle_forgets_what_sweeps_forget(
@@ -197,7 +198,7 @@ def test_a_long_lived_handle_forgets_what_sweeps_forget(
         trim(again(queue))
         assert reader.stats()["published"] == queue.stats()["published"]
         lease(queue).ack()
-    assert len(reader._context.messages.index().files) <= 8, "it may double before it looks"
+    assert len(messages_of(reader).index().files) <= 8, "it may double before it looks"
 
 
 def test_a_receipt_of_a_forgotten_publish_is_unknown(
@@ -246,13 +247,13 @@ def test_the_index_is_written_down_in_batches(
     queue = delta_queue()
     for number in range(10):
         queue.publish(f"{number}", producer_id="p", producer_sequence=number)
-    whole = again(queue)._context.messages.index()
+    whole = messages_of(again(queue)).index()
     monkeypatch.setattr(commit_files, "LARGE_ROWS", 3)
     assert index_commits(queue) == log_of(queue).log.refresh().version + 1
     assert log_of(queue).commits.log.refresh().version > 2
     assert log_of(queue).clean(0, 0) > 0
     found = again(queue)
-    assert found._context.messages.index().files == whole.files
+    assert messages_of(found).index().files == whole.files
     assert found.last_producer_sequence("p") == 9
 
 
@@ -260,10 +261,10 @@ def test_a_trace_of_a_forgotten_message_is_what_it_was(
     delta_queue: DeltaQueue, clock: ManualClock
 ) -> None:
     queue = trimmable(delta_queue, clock)
-    first = queue._context.messages.index().files[0].first
+    first = messages_of(queue).index().files[0].first
     queue.sweep()
     other = again(queue)
-    assert other._context.messages.index().forgotten_to > first
+    assert messages_of(other).index().forgotten_to > first
     found = other.trace(first)
     assert (found.version, found.retained) == (first >> 32, False)
     assert [event.event for event in found.events] == ["leased", "acked"]
@@ -317,20 +318,20 @@ def test_a_chore_that_fails_stops_no_other(
     def fails(*_: object, **__: object) -> None:
         raise MemoryError("too large")
 
-    real = queue._context.ledgers.clean
+    real = ledgers_of(queue).clean
 
     def cleans(*args: object, **options: object) -> int:
         done.append("cleaned")
         return real(*args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(queue._context.ledgers, "clean", cleans)
+    monkeypatch.setattr(ledgers_of(queue), "clean", cleans)
     monkeypatch.setattr(log_of(queue), broken, fails)
     with pytest.raises(MemoryError, match="too large"):
         queue.sweep()
     assert done == ["cleaned"]
     assert queue.group().stats().ready == 2
-    assert queue._context.history is not None
-    assert queue._context.history.read([])[0].num_rows > 0
+    assert context_of(queue).history is not None
+    assert context_of(queue).history.read([])[0].num_rows > 0
 
 
 def test_the_rows_of_the_history_are_archived_by_bytes(
@@ -341,9 +342,9 @@ def test_the_rows_of_the_history_are_archived_by_bytes(
     queue.publish([str(number) for number in range(20)])
     for _ in range(10):
         lease(queue, 2).ack()
-    whole = queue._context.ledgers.version()
+    whole = ledgers_of(queue).version()
     monkeypatch.setattr(history_table, "MAX_BYTES", 1)
-    history = queue._context.history
+    history = context_of(queue).history
     assert history is not None
     assert history.archive(10**15).up_to == whole
     rows, up_to = history.read([])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 from support.handles import archive, lease
+from support.tables import context_of, messages_of
 
 from spark_mq import Queue
 from spark_mq.delta.actions import Change, log_path
@@ -30,7 +31,7 @@ class Table:
     """One table of a queue, with what a sweep does to it."""
 
     def __init__(self, queue: Queue, name: str) -> None:
-        context = queue._context
+        context = context_of(queue)
         messages, ledgers, history = context.messages, context.ledgers, context.history
         assert isinstance(messages, MessageTable)
         assert isinstance(ledgers, LedgerTable)
@@ -59,7 +60,7 @@ class Table:
             if (latest + 1) % 100 == 0:
                 wait_for_checkpoints(self.log.path)
         if self.name == "messages":
-            self.queue._context.messages.index_commits()
+            messages_of(self.queue).index_commits()
 
     def set_ages(self, ages: dict[int, float]) -> None:
         """Let the commits be so many seconds older than the last one; those between as the next."""

@@ -14,6 +14,7 @@ from textwrap import dedent
 import pyarrow as pa
 import pytest
 from support.marks import slow
+from support.tables import group_ledger_of, ledgers_of
 
 from spark_mq import Queue
 from spark_mq.delta.object_store import ObjectStore
@@ -112,8 +113,8 @@ def test_the_calls_of_a_sweep_grow_by_the_same_for_each_group(
 def test_a_sweep_reads_each_of_10_000_ledgers_once(tmp_path: Path, calls: list[str]) -> None:
     """A handle kept 2,000 ledgers, so with more groups a sweep read each of them three times."""
     queue = with_groups(tmp_path / "queue", 20)
-    ledgers = Queue.open(tmp_path / "queue")._context.ledgers
-    ledger = queue.group("g0")._ledger.current()
+    ledgers = ledgers_of(Queue.open(tmp_path / "queue"))
+    ledger = group_ledger_of(queue.group("g0")).current()
     for number in range(10_000 - 20):
         ledgers._cache[f"other{number}"] = (("file",), ledger)
     for name in ledgers.groups():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.handles import Injected, index_commits, lease, until
+from support.tables import messages_of
 
 from spark_mq import Queue
 from spark_mq.delta.object_store import ObjectStore
@@ -85,7 +86,7 @@ def drained(queue: Queue) -> Iterator[str]:
 
 def letters(queue: Queue) -> set[str]:
     """The values in the dead-letter queue."""
-    log = queue.dead_letters._context.messages
+    log = messages_of(queue.dead_letters)
     index = log.index()
     found = log.read(index.slices(0, index.last_sequence), ["value"])
     return {value.decode() for _, rows in found for value in rows["value"].to_pylist()}
@@ -93,7 +94,7 @@ def letters(queue: Queue) -> set[str]:
 
 def stored(queue: Queue) -> set[str]:
     """The values in the log."""
-    log = queue._context.messages
+    log = messages_of(queue)
     index = log.index()
     found = log.read(index.slices(0, index.last_sequence), ["value"])
     return {value.decode() for _, rows in found for value in rows["value"].to_pylist()}
@@ -179,7 +180,7 @@ def test_a_log_that_went_back_and_grew_again_is_refused(past: Past, tmp_path: Pa
     """Any Delta writer may append to it, and none of them knows leases/."""
     path = past.with_old(tmp_path / "queue", ("messages", "commits"))
     foreign = late(path)
-    foreign._context.messages.expect(lambda look: -1)
+    messages_of(foreign).expect(lambda look: -1)
     again = [f"again-{n}" for n in range(30)]
     for value in again:
         foreign.publish([value])
@@ -231,7 +232,7 @@ def test_commits_of_before_a_cleaning_lose_no_message(tmp_path: Path) -> None:
     held = lease(queue, 50)
     index_commits(queue)
     # A thread writes the checkpoint at commit 100 or shortly after it.
-    assert queue._context.messages.clean(1, 0.0) >= 100
+    assert messages_of(queue).clean(1, 0.0) >= 100
     shutil.rmtree(tmp_path / "queue" / "commits")
     shutil.copytree(tmp_path / "commits", tmp_path / "queue" / "commits")
     queue = late(tmp_path / "queue")

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from support.arrow_memory import at_most
 from support.handles import Injected, again, lease
+from support.tables import messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption
@@ -249,7 +250,7 @@ def test_killed_at_any_step_each_goes_back_once(
     queue = with_dead(make(), ["a", "b", "c"])
     kind, place = divmod(step - 1, 2)
     publishes = kind == 1
-    target, name = (type(queue._context.messages), "commit") if publishes else (GroupLedger, "run")
+    target, name = (type(messages_of(queue)), "commit") if publishes else (GroupLedger, "run")
     real = getattr(target, name)
 
     def die() -> None:
@@ -341,8 +342,8 @@ def test_letters_that_are_purged_during_a_redrive_stop_no_later_one(
         with pytest.raises(Killed):
             queue.redrive()
     dead = queue.dead_letters
-    index = dead._context.messages.index()
-    dead._context.messages.drop(index.last_sequence)
+    index = messages_of(dead).index()
+    messages_of(dead).drop(index.last_sequence)
     again(queue).redrive()
     assert queue.stats()["published"] == 1, "there was nothing left to publish"
     with_dead(queue, ["b"])
@@ -373,7 +374,7 @@ def test_a_damaged_letter_is_named_and_the_others_are_redriven(
     queue = delta_queue()
     for number in range(3):
         with_dead(queue, [f"error {number}"])
-    index = queue.dead_letters._context.messages.index()
+    index = messages_of(queue.dead_letters).index()
     damaged = index.file_at(index.first_at_or_after(0)).path
     file = Path(queue.dead_letters.path, "messages", damaged)
     file.write_bytes(bytes(file.stat().st_size))

@@ -29,6 +29,7 @@ from support.handles import (
     route,
     trim,
 )
+from support.tables import context_of, group_ledger_of, ledgers_of, messages_of
 
 from spark_mq import Message, Queue, errors
 from spark_mq.delta import cleanup, tables
@@ -103,7 +104,7 @@ def test_dead_letters_tell_what_they_were_and_why(make: Make, clock: ManualClock
         b"\x00payload",
         started,
     )
-    settings = queue._context.settings
+    settings = context_of(queue).settings
     own_id = {"spark_mq.queue_id": settings.queue_id} if settings.queue_id else {}
     assert dead.headers == own_id | {
         "own": "1",
@@ -135,11 +136,11 @@ def test_routing_nothing_makes_no_commit(make: Make) -> None:
     queue = make()
     queue.publish("a")
     lease(queue)
-    revision = queue.group()._ledger.current().head.revision
+    revision = group_ledger_of(queue.group()).current().head.revision
     assert [replace(queue.sweep(), indexed_commits=0, archived_commits=0) for _ in range(2)] == [
         SweepReport()
     ] * 2
-    assert queue.group()._ledger.current().head.revision == revision
+    assert group_ledger_of(queue.group()).current().head.revision == revision
 
 
 def test_each_group_routes_its_own(make: Make) -> None:
@@ -172,10 +173,10 @@ def test_unreadable_messages_arrive_all_the_same(make: Make) -> None:
     queue = make()
     receipts = [queue.publish(value) for value in ("bad", "good", "gone")]
     lease(queue).reject(error="no")
-    bad, _, gone = (file.path for file in queue._context.messages.index().files)
-    queue._context.messages.files.delete(bad)
-    queue._context.messages.files.write(bad, b"garbage")
-    queue._context.messages.files.delete(gone)
+    bad, _, gone = (file.path for file in messages_of(queue).index().files)
+    messages_of(queue).files.delete(bad)
+    messages_of(queue).files.write(bad, b"garbage")
+    messages_of(queue).files.delete(gone)
     assert queue.sweep().routed == 3
     found = lease(queue.dead_letters).messages
     assert [(m.value, m.headers["spark_mq.error"]) for m in found] == [
@@ -196,19 +197,19 @@ def test_a_store_out_of_reach_stops_the_routing_and_loses_nothing(
 ) -> None:
     """What cannot be read for now is no unreadable message: it must not arrive empty."""
     queue = with_dead(make())
-    pieces = list(queue._context.messages.index().slices(0, 2**62))
-    dead = queue.dead_letters._context.messages
+    pieces = list(messages_of(queue).index().slices(0, 2**62))
+    dead = messages_of(queue.dead_letters)
 
     def unreachable(*_: Any) -> Any:
         raise OSError("connection timed out")
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(queue._context.messages.files), "open", unreachable)
-        patch.setattr(type(queue._context.messages.files), "read", unreachable)
+        patch.setattr(type(messages_of(queue).files), "open", unreachable)
+        patch.setattr(type(messages_of(queue).files), "read", unreachable)
         with pytest.raises(OSError, match="timed out"):
-            copy_dead(queue._context.messages, dead, [(piece, {}) for piece in pieces])
+            copy_dead(messages_of(queue), dead, [(piece, {}) for piece in pieces])
         with pytest.raises(OSError, match="timed out"):
-            list(verify_slice(queue._context.messages.files, pieces[0], pieces[0].rows))
+            list(verify_slice(messages_of(queue).files, pieces[0], pieces[0].rows))
     assert queue.sweep().routed == 3
     assert dead_values(queue) == [b"0", b"1", b"2"]
 
@@ -219,12 +220,12 @@ STEPS = ["freeze", "publish", "settle"]
 def at_step(queue: Queue, patch: pytest.MonkeyPatch, step: str, **what: Any) -> Injected:
     """Injects something around one of the three commits of routing."""
     if step == "publish":
-        log = queue.dead_letters._context.messages
+        log = messages_of(queue.dead_letters)
         wrapper = Injected(log.commit, **what)
         patch.setattr(log, "commit", wrapper)
     else:
-        wrapper = Injected(queue._context.ledgers.write, at=1 if step == "freeze" else 2, **what)
-        patch.setattr(queue._context.ledgers, "write", wrapper)
+        wrapper = Injected(ledgers_of(queue).write, at=1 if step == "freeze" else 2, **what)
+        patch.setattr(ledgers_of(queue), "write", wrapper)
     return wrapper
 
 
@@ -386,7 +387,7 @@ def trimmable(make: Make, clock: ManualClock) -> Queue:
 
 
 def files_on_disk(queue: Queue) -> int:
-    return len(queue._context.messages.files.list(""))
+    return len(messages_of(queue).files.list(""))
 
 
 def test_settled_and_old_is_trimmed(make: Make, clock: ManualClock) -> None:
@@ -484,14 +485,14 @@ def test_a_group_made_under_a_trim_keeps_what_it_starts_with(
 ) -> None:
     """Between the trim's look at the floors and its horizon: one of the two must notice."""
     queue = trimmable(make, clock)
-    other, real = again(queue), queue._context.ledgers.write
+    other, real = again(queue), ledgers_of(queue).write
 
     def beaten(*args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(queue._context.ledgers, "write", real)
+        monkeypatch.setattr(ledgers_of(queue), "write", real)
         other.group("late").ensure()
         return real(*args, **options)
 
-    monkeypatch.setattr(queue._context.ledgers, "write", beaten)
+    monkeypatch.setattr(ledgers_of(queue), "write", beaten)
     assert trim(queue) == 0
     assert [m.value for m in lease(queue, group="late").messages] == [b"a", b"b", b"c"]
 
@@ -507,20 +508,18 @@ def test_a_trim_killed_at_any_step_and_repeated_leaves_nothing(
 
     with monkeypatch.context() as patch:
         if step == "horizon":
-            patch.setattr(
-                queue._context.ledgers, "write", Injected(queue._context.ledgers.write, after=die)
-            )
+            patch.setattr(ledgers_of(queue), "write", Injected(ledgers_of(queue).write, after=die))
         elif step == "remove":
             on_commit(patch, "messages", after=die)
         else:
             patch.setattr(
-                queue._context.messages.files,
+                messages_of(queue).files,
                 "delete",
-                Injected(queue._context.messages.files.delete, after=die),
+                Injected(messages_of(queue).files.delete, after=die),
             )
         with pytest.raises(Killed):
             trim(queue)
-    assert DeltaTable(queue._context.messages.path).to_pyarrow_table().num_rows == (
+    assert DeltaTable(messages_of(queue).path).to_pyarrow_table().num_rows == (
         3 if step == "horizon" else 0
     )
     survivor = again(queue)
@@ -538,9 +537,9 @@ def test_two_trims_at_once_are_one(
     wrapper = on_commit(monkeypatch, "messages", before=lambda: trim(other))
     assert trim(queue) == 0, "the other one has trimmed"
     assert wrapper.calls == 2, "the other's, the refused one at its number, and none after that"
-    assert DeltaTable(queue._context.messages.path).to_pyarrow_table().num_rows == 0
+    assert DeltaTable(messages_of(queue).path).to_pyarrow_table().num_rows == 0
     queue.publish("d")
-    assert DeltaTable(queue._context.messages.path).to_pyarrow_table().num_rows == 1
+    assert DeltaTable(messages_of(queue).path).to_pyarrow_table().num_rows == 1
 
 
 def test_after_a_trim_messages_is_an_ordinary_append_only_table(
@@ -549,12 +548,12 @@ def test_after_a_trim_messages_is_an_ordinary_append_only_table(
     queue = trimmable(delta_queue, clock)
     trim(queue)
     queue.publish("d")
-    table = DeltaTable(queue._context.messages.path)
+    table = DeltaTable(messages_of(queue).path)
     assert table.to_pyarrow_table()["value"].to_pylist() == [b"d"]
     assert table.metadata().configuration["delta.appendOnly"] == "true"
     actions = [
         json.loads(line)
-        for log in sorted(Path(queue._context.messages.path, "_delta_log").glob("*.json"))
+        for log in sorted(Path(messages_of(queue).path, "_delta_log").glob("*.json"))
         for line in log.read_text().splitlines()
     ]
     removes = [action["remove"] for action in actions if "remove" in action]
@@ -569,7 +568,7 @@ def test_a_compacted_file_is_trimmed_as_its_newest_source(
     queue = delta_queue(retention=0)
     for value in "abc":
         queue.publish(value)
-    DeltaTable(queue._context.messages.path).optimize.compact()
+    DeltaTable(messages_of(queue).path).optimize.compact()
     clock.advance("1m")
     lease(queue, 2).ack()
     assert trim(queue) == 0  # the sources are out of the table already
@@ -578,14 +577,14 @@ def test_a_compacted_file_is_trimmed_as_its_newest_source(
     queue.group().seek("latest")
     assert trim(again(queue)) == 1
     assert files_on_disk(queue) == 0
-    assert DeltaTable(queue._context.messages.path).to_pyarrow_table().num_rows == 0
+    assert DeltaTable(messages_of(queue).path).to_pyarrow_table().num_rows == 0
 
 
 # -- housekeeping
 
 
 def ledger_files(queue: Queue) -> int:
-    return sum(len(names) for _, _, names in os.walk(queue._context.ledgers.path))
+    return sum(len(names) for _, _, names in os.walk(ledgers_of(queue).path))
 
 
 def cycle(queue: Queue, times: int, group: str = "default") -> None:
@@ -594,8 +593,8 @@ def cycle(queue: Queue, times: int, group: str = "default") -> None:
 
 
 def delta_leases(queue: Queue) -> LedgerTable:
-    assert isinstance(queue._context.ledgers, LedgerTable)
-    return queue._context.ledgers
+    assert isinstance(ledgers_of(queue), LedgerTable)
+    return ledgers_of(queue)
 
 
 def clean(queue: Queue, keep_versions: int, keep_seconds: float | None) -> int:
@@ -605,7 +604,7 @@ def clean(queue: Queue, keep_versions: int, keep_seconds: float | None) -> int:
 
 def loadable(queue: Queue) -> list[int]:
     """The versions of the ledger that can be read, data and all."""
-    path, found = queue._context.ledgers.path, []
+    path, found = ledgers_of(queue).path, []
     for version in range(DeltaTable(path).version() + 1):
         try:
             assert DeltaTable(path, version=version).to_pyarrow_table().num_rows >= 0
@@ -621,10 +620,10 @@ def test_housekeeping_keeps_the_last_versions_whole(delta_queue: Make) -> None:
     for _ in range(4):
         cycle(queue, 5)
         housekeep(queue, keep_versions=12, keep_seconds=0)
-        latest = DeltaTable(queue._context.ledgers.path).version()
+        latest = DeltaTable(ledgers_of(queue).path).version()
         assert set(range(max(0, latest - 12), latest + 1)) <= set(loadable(queue))
     assert len(loadable(queue)) < 30
-    assert len(DeltaTable(queue._context.ledgers.path).history()) >= 12
+    assert len(DeltaTable(ledgers_of(queue).path).history()) >= 12
     assert lease(queue).ack().settled == 1
 
 
@@ -644,13 +643,13 @@ def test_housekeeping_goes_by_the_age_of_commits(delta_queue: Make) -> None:
     queue.publish("a")
     cycle(queue, 5)
     housekeep(queue, keep_versions=0, keep_seconds=3600)  # a checkpoint in between
-    old = DeltaTable(queue._context.ledgers.path).version()
-    for folder, _, names in os.walk(queue._context.ledgers.path):
+    old = DeltaTable(ledgers_of(queue).path).version()
+    for folder, _, names in os.walk(ledgers_of(queue).path):
         for name in names:
             os.utime(Path(folder, name), (1e9, 1e9))
     cycle(queue, 5)
     assert housekeep(queue, keep_versions=0, keep_seconds=1800) > 0
-    latest = DeltaTable(queue._context.ledgers.path).version()
+    latest = DeltaTable(ledgers_of(queue).path).version()
     assert loadable(queue) == list(range(old, latest + 1))
 
 
@@ -670,11 +669,11 @@ def test_time_travel_shows_what_was_leased(delta_queue: Make) -> None:
     queue = delta_queue()
     queue.publish(["a", "b"])
     mine = lease(queue, 1)
-    then = DeltaTable(queue._context.ledgers.path).version()
+    then = DeltaTable(ledgers_of(queue).path).version()
     mine.ack()
     cycle(queue, 3)
     housekeep(queue, keep_versions=20, keep_seconds=0)
-    rows = DeltaTable(queue._context.ledgers.path, version=then).to_pyarrow_table().to_pylist()
+    rows = DeltaTable(ledgers_of(queue).path, version=then).to_pyarrow_table().to_pylist()
     assert [(row["first"], row["lease_id"]) for row in rows if row["state"] == "leased"] == [
         (mine.messages[0].sequence, mine.lease_id)
     ]
@@ -724,7 +723,7 @@ def test_housekeeping_killed_anywhere_and_repeated_ends_the_same(
             patch.setattr(files, "delete", Injected(files.delete, after=die, at=kill_at))
             with contextlib.suppress(Killed):
                 clean(sweeper, keep_versions=3, keep_seconds=0)
-        latest = DeltaTable(queue._context.ledgers.path).version()
+        latest = DeltaTable(ledgers_of(queue).path).version()
         assert set(range(latest - 3, latest + 1)) <= set(loadable(queue))
         assert again(queue).group().stats() == queue.group().stats()
     clean(queue, keep_versions=3, keep_seconds=0)
@@ -773,7 +772,7 @@ def test_a_sweeper_stops_anywhere_and_another_one_cleans_all_that_it_has_seen(
     cycle(queue, 2)
     make_old(*files_of(queue, "leases"))
     one, two = again(queue), again(queue)
-    seen = DeltaTable(queue._context.ledgers.path).version()
+    seen = DeltaTable(ledgers_of(queue).path).version()
 
     def meanwhile() -> None:
         monkeypatch.undo()
@@ -797,7 +796,7 @@ def test_a_checkpoint_that_cannot_be_read_is_reported(
     queue.publish("a")
     cycle(queue, 3)
     housekeep(queue)
-    (file,) = Path(queue._context.ledgers.path, "_delta_log").glob("*.checkpoint.parquet")
+    (file,) = Path(ledgers_of(queue).path, "_delta_log").glob("*.checkpoint.parquet")
     file.write_bytes(b"PAR1")
     with pytest.raises(errors.CorruptLog, match=file.name):
         queue.sweep()
@@ -820,7 +819,7 @@ def test_a_log_cleaned_while_it_is_opened_is_opened_again(
     if start == "checkpoint":
         write_checkpoint(delta_leases(queue).files)
     cycle(queue, 3)
-    late = Queue.open(queue.path, clock=queue._context.clock)
+    late = Queue.open(queue.path, clock=context_of(queue).clock)
     files = ObjectStore(delta_leases(queue).path)
 
     def meanwhile() -> None:
@@ -848,7 +847,7 @@ def test_who_loses_a_race_deletes_its_file(
     named = {
         path
         for version in loadable(queue)
-        for path in DeltaTable(queue._context.ledgers.path, version=version).file_uris()
+        for path in DeltaTable(ledgers_of(queue).path, version=version).file_uris()
     }
     assert files_of_default(queue) == len(named) == 3
 
@@ -941,13 +940,13 @@ def test_what_two_sweeps_took_for_an_orphan_is_never_committed(
     queue.publish([str(n) for n in range(10)])
     cycle(queue, 5)
     housekeep(queue, keep_versions=0, keep_seconds=0)
-    queue._context.messages.index_commits()
+    messages_of(queue).index_commits()
     write_checkpoint(ObjectStore(f"{queue.path}/commits"))
     cycle(queue, 3)
     queue.publish(["last"])
     write = {
         "leases": lambda: lease(queue, 1),
-        "commits": queue._context.messages.index_commits,
+        "commits": messages_of(queue).index_commits,
         "history": lambda: archive(queue),
     }[table]
     before, other = files_of(queue, table), again(queue)
@@ -981,9 +980,9 @@ def test_what_a_restore_brought_back_is_not_deleted(delta_queue: Make) -> None:
     queue = delta_queue()
     queue.publish(["a", "b"])
     lease(queue, 1)
-    then = DeltaTable(queue._context.ledgers.path).version()
+    then = DeltaTable(ledgers_of(queue).path).version()
     cycle(queue, 3)
-    DeltaTable(queue._context.ledgers.path).restore(then)
+    DeltaTable(ledgers_of(queue).path).restore(then)
     housekeep(queue, keep_versions=0, keep_seconds=0)
     assert again(queue).group().stats().leased == 1
 
@@ -1057,7 +1056,7 @@ def test_a_sweep_takes_no_lease_of_new_messages_for_a_restored_table(
     queue = delta_queue()
     queue.publish("old")
     lease(queue)
-    context = again(queue)._context
+    context = context_of(again(queue))
     real = context.groups
 
     def late() -> object:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from support.tables import context_of, group_ledger_of
+
 from spark_mq import Queue
 from spark_mq.errors import GroupBlocked, LeaseLost, SparkMQError, StreamFenced
 from spark_mq.group import ConsumerGroup
@@ -79,7 +81,7 @@ class Watched(ConsumerGroup):
     """A group that keeps the outcome of each settle."""
 
     def __init__(self, ctx: Context, name: str, **given: Any) -> None:
-        super().__init__(ctx.queue._context, name, **given)
+        super().__init__(context_of(ctx.queue), name, **given)
         self._ctx = ctx
         self._settle = self._ledger.settle
         self._ledger.settle = self._watched_settle  # type: ignore[method-assign]
@@ -183,7 +185,7 @@ def restored(
     group: ConsumerGroup, options: StreamOptions, kept: tuple[tuple[str, Any], ...]
 ) -> StreamSource:
     plain = dict(kept)
-    source = StreamSource(group._ledger, options, keep_alive=Alive, runner=plain["runner"])
+    source = StreamSource(group_ledger_of(group), options, keep_alive=Alive, runner=plain["runner"])
     source._offered, source._planned = plain["_offered"], dict(plain["_planned"])
     source._alive = None if plain["_alive"] is None else Alive(*plain["_alive"])
     source._bound, source._checked, source._first = (
@@ -299,7 +301,7 @@ OUTAGES: Final = 12
 def unreachable(ctx: Context, batch: Frame, lease: BatchLease) -> None:
     """Cannot read its messages, in the first batches of a stream."""
     if ctx.local["i"] < OUTAGES:
-        path = ctx.group()._ledger.queue_path
+        path = group_ledger_of(ctx.group()).queue_path
         raise RuntimeError(f"a task: spark_mq.errors.StorageError: reading messages of {path}")
     write(ctx, batch, lease, batch.sequences)
 
@@ -559,7 +561,7 @@ class Worker(Program):
         it.
         """
         intervals = [(s, s) for s in rows or ctx.local["rows"]]
-        ctx.group()._ledger.settle(
+        group_ledger_of(ctx.group()).settle(
             [SettleCommand(verb, ctx.local["lease"], intervals, whole=not rows, delay=delay)]
         )
 

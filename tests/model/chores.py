@@ -7,6 +7,8 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
+from support.tables import context_of, group_ledger_of
+
 from spark_mq.errors import LeaseLost, MessagesHeld, TablesDisagree
 from spark_mq.ledger.message_index import MessageIndex, sequence
 from spark_mq.ledger.settle import NACK, REJECT, SettleCommand
@@ -52,21 +54,21 @@ class Router(Chore):
     """Sends dead messages to the dead-letter queue."""
 
     def do(self, ctx: Context) -> None:
-        route_dead_letters(ctx.queue._context, ctx.group()._ledger)
+        route_dead_letters(context_of(ctx.queue), group_ledger_of(ctx.group()))
 
 
 class Redriver(Chore):
     """Publishes dead letters into their queue again, one at a time."""
 
     def do(self, ctx: Context) -> None:
-        redrive(ctx.queue._context, None, 1, False, None)
+        redrive(context_of(ctx.queue), None, 1, False, None)
 
 
 class Trimmer(Chore):
     """Drops what every group has settled."""
 
     def do(self, ctx: Context) -> None:
-        trim(ctx.queue._context)
+        trim(context_of(ctx.queue))
 
 
 class Seeker(Chore):
@@ -123,7 +125,7 @@ class Broke(Worker):
         ctx.local["moves"] -= 1
         rows = [(s, s) for s in ctx.local["rows"]]
         command = SettleCommand(NACK, ctx.local["lease"], rows, whole=True)
-        ctx.group()._ledger.settle([command])
+        group_ledger_of(ctx.group()).settle([command])
         return "lease"
 
 
@@ -167,7 +169,9 @@ class Owner(Chore):
         return ENDED
 
     def change(self, ctx: Context, m: int, *, force: bool) -> None:
-        changed = change_messages(ctx.group()._ledger, self.how, [(m, m)], force=force, by="owner")
+        changed = change_messages(
+            group_ledger_of(ctx.group()), self.how, [(m, m)], force=force, by="owner"
+        )
         if changed:
             ctx.emit("intervened", m, self.how, force)
 
@@ -196,7 +200,7 @@ class Restorer(Chore):
         return "recover"
 
     def recover(self, ctx: Context) -> str:
-        recover_tables(ctx.queue._context, dry_run=False)
+        recover_tables(context_of(ctx.queue), dry_run=False)
         return ENDED
 
 

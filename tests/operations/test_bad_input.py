@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from support.handles import again, lease
+from support.tables import context_of, ledgers_of, messages_of
 
 from spark_mq import Message, Queue, errors
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
@@ -123,10 +124,8 @@ def test_messages_of_somebody_else(tmp_path: Path, description: str | None) -> N
 
 
 def test_leases_of_somebody_else(queue: Queue) -> None:
-    shutil.rmtree(queue._context.ledgers.path)
-    DeltaTable.create(
-        queue._context.ledgers.path, pa.schema([("x", pa.int64())]), description="mine"
-    )
+    shutil.rmtree(ledgers_of(queue).path)
+    DeltaTable.create(ledgers_of(queue).path, pa.schema([("x", pa.int64())]), description="mine")
     refused(queue.path, errors.NotAQueue, lambda: Queue.open(queue.path), "leases/")
     refused(queue.path, errors.QueueExists, lambda: Queue.create(queue.path))
 
@@ -229,7 +228,7 @@ def test_a_dead_letter_path_that_is_the_queue(tmp_path: Path) -> None:
 
 
 def test_messages_gone(queue: Queue) -> None:
-    shutil.rmtree(queue._context.messages.path)
+    shutil.rmtree(messages_of(queue).path)
     refused(queue.path, errors.QueueNotFound, lambda: Queue.open(queue.path))
     refused(
         queue.path, errors.NotAQueue, lambda: Queue.create(queue.path), "leases/", "no messages/"
@@ -242,12 +241,12 @@ def test_messages_made_anew(queue: Queue) -> None:
     """Old ledgers over a new log: sequences would mean other messages."""
     held = again(queue)
     held.stats()
-    shutil.rmtree(queue._context.messages.path)
-    MessageTable(queue._context.messages.path).create(queue._context.settings.to_json())
+    shutil.rmtree(messages_of(queue).path)
+    MessageTable(messages_of(queue).path).create(context_of(queue).settings.to_json())
     refused(queue.path, errors.NotAQueue, lambda: Queue.open(queue.path), "another messages/ table")
     with pytest.raises(errors.NotAQueue, match="created again after"):
         held.publish("x")
-    assert DeltaTable(queue._context.messages.path).version() == 0
+    assert DeltaTable(messages_of(queue).path).version() == 0
 
 
 def test_a_queue_made_anew_under_a_handle(queue: Queue) -> None:
@@ -327,12 +326,12 @@ def test_a_table_with_features_that_an_engine_cannot_handle(
 
 def test_a_commit_that_is_not_readable_names_itself(queue: Queue) -> None:
     queue.publish("c")
-    broken = Path(queue._context.messages.path, "_delta_log", f"{1:020d}.json")
+    broken = Path(messages_of(queue).path, "_delta_log", f"{1:020d}.json")
     broken.write_text('{"add": ')
     error = refused(
         queue.path,
         errors.CorruptLog,
-        MessageTable(queue._context.messages.path).index,
+        MessageTable(messages_of(queue).path).index,
         "commit 1",
         "backup",
     )
@@ -341,12 +340,12 @@ def test_a_commit_that_is_not_readable_names_itself(queue: Queue) -> None:
 
 def test_a_commit_that_is_gone_names_itself(queue: Queue) -> None:
     queue.publish("c")
-    DeltaTable(queue._context.messages.path).create_checkpoint()
-    Path(queue._context.messages.path, "_delta_log", f"{1:020d}.json").unlink()
+    DeltaTable(messages_of(queue).path).create_checkpoint()
+    Path(messages_of(queue).path, "_delta_log", f"{1:020d}.json").unlink()
     error = refused(
         queue.path, errors.CorruptLog, lambda: again(queue).stats(), "commit 1", "gone", "backup"
     )
-    assert (error.path, error.version) == (queue._context.messages.path, 1)
+    assert (error.path, error.version) == (messages_of(queue).path, 1)
 
 
 # -- settings
@@ -765,8 +764,8 @@ def test_secrets_of_storage_options_are_never_reported(
             queue,
             queue.group(),
             held,
-            queue._context.messages,
-            queue._context.ledgers,
+            messages_of(queue),
+            ledgers_of(queue),
             queue.dead_letters,
             queue.stats(),
         )
@@ -789,7 +788,7 @@ def test_secrets_of_storage_options_are_never_reported(
             str(getattr(caught.value, "data", "")),
             "".join(traceback.format_exception(caught.value)),
         ]
-    shutil.rmtree(queue._context.messages.path)
+    shutil.rmtree(messages_of(queue).path)
     with pytest.raises(Exception) as caught:  # noqa: PT011
         queue.publish("b")
     reported += ["".join(traceback.format_exception(caught.value)), caplog.text]

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import pytest
 from support.handles import again, lease
+from support.tables import context_of, group_ledger_of
 
 from spark_mq import Lease, Queue
 from spark_mq.errors import GroupNotFound, InvalidOption
@@ -223,8 +224,8 @@ def test_the_log_shows_a_pause_once_in_a_wait(
 
 def test_a_trace_shows_what_the_message_waits_for(queue: Queue, clock: ManualClock) -> None:
     broken(queue)
-    first = queue.group()._ledger.current().range_at(0).first
-    fifth = queue.group()._ledger.current().end_sequence
+    first = group_ledger_of(queue.group()).current().range_at(0).first
+    fifth = group_ledger_of(queue.group()).current().end_sequence
     assert "breaker_opened" in [event.event for event in queue.trace(fifth).events]
     traced = queue.trace(first)
     assert [group for group, _ in traced.blocked] == ["default"]
@@ -333,7 +334,7 @@ def test_a_pause_is_in_the_history_of_the_queue(queue: Queue) -> None:
     numbers(queue)
     queue.group().pause("migration")
     queue.group().resume()
-    operations = read_history(queue._context).column("operation").to_pylist()
+    operations = read_history(context_of(queue)).column("operation").to_pylist()
     assert operations[-2:] == ["pause", "resume"]
 
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.handles import again, lease
+from support.tables import group_ledger_of
 
 from spark_mq import Queue, errors
 from spark_mq.streaming.options import StreamOptions
@@ -114,7 +115,7 @@ def test_a_stream_whose_clock_is_apart_is_fenced_like_any_worker(
     behind, _ = apart(queue, clock, -5)
     queue.publish(["a", "b"])
     stream = StreamSource(
-        behind.group()._ledger,
+        group_ledger_of(behind.group()),
         StreamOptions(),
         keep_alive=lambda *_: type("Alive", (), {"stop": lambda self: None})(),
     )
@@ -277,7 +278,7 @@ def test_whatever_the_clocks_do_each_message_is_settled_once_and_none_is_lost(
             except errors.LeaseLost as lost:
                 settled += lost.result.settled if what == "ack" else 0
         stats = group.stats()
-        ranges = list(group._ledger.current())
+        ranges = list(group_ledger_of(group).current())
         assert all(a.last < b.first for a, b in pairwise(ranges))
         assert stats.acked == settled
         assert stats.ready + stats.delayed + stats.leased + stats.acked == published
@@ -300,10 +301,10 @@ def test_a_late_nack_on_the_last_attempt_commits_the_death(
     queue.publish("a")
     held = lease(queue)
     clock.advance("2m")
-    named = [range_.first for range_ in queue.group()._ledger.current()]
+    named = [range_.first for range_ in group_ledger_of(queue.group()).current()]
     with pytest.raises(errors.LeaseLost):
         held.nack(named) if verb == "nack" else queue.group().release(held.lease_id)
-    stored = again(queue).group()._ledger.snapshot().ledger
+    stored = group_ledger_of(again(queue).group()).snapshot().ledger
     assert stored is not None
     assert [r.state for r in stored] == ["dead"]
     queue.sweep()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support.handles import again, lease, until
+from support.tables import group_ledger_of, ledgers_of
 
 from spark_mq import Message, Queue, SettleResult
 from spark_mq.errors import ContentionTimeout, InvalidOption, LeaseLost
@@ -142,7 +143,7 @@ def test_contention_is_reported_to_all_alike_and_not_waited_for_again() -> None:
 
 def commits(queue: Queue) -> int:
     """Commits of the ledger so far."""
-    return queue._context.ledgers.version()
+    return ledgers_of(queue).version()
 
 
 def test_settles_of_many_threads_become_one_commit(
@@ -161,7 +162,7 @@ def test_settles_of_many_threads_become_one_commit(
 
     monkeypatch.setattr(OptimisticCommit, "run", change)
     before = commits(queue)
-    combiner = queue.group()._ledger.committer.batcher
+    combiner = group_ledger_of(queue.group()).committer.batcher
     with ThreadPoolExecutor(9) as pool:
         done = [pool.submit(leases[0].ack)]
         assert entered.wait(30)

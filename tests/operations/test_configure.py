@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.handles import again, lease, trim
+from support.tables import messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.errors import DataLossError, InvalidOption
@@ -132,12 +133,12 @@ def test_a_ttl_is_checked_against_the_delay_that_the_queue_has(make: Make) -> No
 
 def test_an_unchanged_setting_makes_no_commit(delta_queue: Make) -> None:
     queue = delta_queue(retention="2d")
-    version = queue._context.messages.index().version
+    version = messages_of(queue).index().version
     queue.configure(retention="2d")
     queue.configure()
-    assert queue._context.messages.index().version == version
+    assert messages_of(queue).index().version == version
     queue.configure(retention="3d")
-    assert queue._context.messages.index().version == version + 1
+    assert messages_of(queue).index().version == version + 1
 
 
 def test_changes_at_once_are_all_kept(delta_queue: Make) -> None:

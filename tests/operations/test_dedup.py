@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from support.handles import again, lease, on_commit
+from support.tables import messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.delta import cleanup
@@ -31,9 +32,9 @@ def message(one: str, value: str | None = None) -> Message:
 
 
 def published(queue: Queue) -> list[str]:
-    index = queue._context.messages.index()
+    index = messages_of(queue).index()
     slices = index.slices(0, index.last_sequence)
-    tables = [table for _, table in queue._context.messages.read(slices, ["value"])]
+    tables = [table for _, table in messages_of(queue).read(slices, ["value"])]
     return [value.decode() for table in tables for value in table["value"].to_pylist()]
 
 
@@ -167,9 +168,9 @@ def test_a_publish_without_ids_is_no_rival(
 ) -> None:
     queue = delta_queue(dedup_window="1h")
     rival, writes = again(queue), []
-    real = queue._context.messages.ids.write  # type: ignore[attr-defined]
+    real = messages_of(queue).ids.write  # type: ignore[attr-defined]
     monkeypatch.setattr(
-        queue._context.messages.ids,  # type: ignore[attr-defined]
+        messages_of(queue).ids,  # type: ignore[attr-defined]
         "write",
         lambda window: (writes.append(1), real(window))[1],
     )
@@ -212,14 +213,14 @@ def test_a_lost_reply_is_neither_a_duplicate_nor_a_second_publish(
 ) -> None:
     """The publisher tries again: its own ids are in the log then."""
     queue = delta_queue(dedup_window="1h")
-    real = queue._context.messages.commit_unique
+    real = messages_of(queue).commit_unique
 
     def commit(*args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(queue._context.messages, "commit_unique", real)
+        monkeypatch.setattr(messages_of(queue), "commit_unique", real)
         real(*args, **options)
         raise OSError("connection reset by peer")
 
-    monkeypatch.setattr(queue._context.messages, "commit_unique", commit)
+    monkeypatch.setattr(messages_of(queue), "commit_unique", commit)
     with queue.publisher() as publisher:
         pending = publisher.publish(message("a"))
     assert pending.result() == lease(queue, 10).messages[0].sequence
@@ -253,7 +254,7 @@ def test_sweeps_trims_and_purges_forget_no_id(
     for _ in range(2):  # the first one finds them
         queue.sweep()
     assert queue.horizon() >= 0
-    assert len(queue._context.messages.files.list("_dedup")) == 2  # 16 and 4 ids
+    assert len(messages_of(queue).files.list("_dedup")) == 2  # 16 and 4 ids
     assert again(queue).publish([message(str(n)) for n in range(20)]).duplicate
     queue.purge(queue.name)
     assert again(queue).publish([message(str(n)) for n in range(20)]).duplicate
@@ -265,15 +266,15 @@ def test_the_files_of_ids_are_bounded(delta_queue: Make, clock: ManualClock) -> 
     for n in range(300):
         clock.advance(1)
         queue.publish(message(str(n)))
-    head = queue._context.messages.ids.load(  # type: ignore[attr-defined]
-        queue._context.messages.log.state.txns[id_files.DEDUP_APP]  # type: ignore[attr-defined]
+    head = messages_of(queue).ids.load(  # type: ignore[attr-defined]
+        messages_of(queue).log.state.txns[id_files.DEDUP_APP]  # type: ignore[attr-defined]
     )
     assert sum(block.ref.count for block in head.blocks) <= 2 * 100 + 1
     assert len(head.blocks) <= 8
     assert len(id_paths(queue)) >= 300
     make_old(queue)
-    assert queue._context.messages.clean_ids() == 0  # a publisher may still run
-    old = queue._context.messages.clean_ids()
+    assert messages_of(queue).clean_ids() == 0  # a publisher may still run
+    old = messages_of(queue).clean_ids()
     assert old == 300 - len(head.blocks)
     assert len(id_paths(queue)) == len(head.blocks)
     fresh = again(queue)
@@ -300,7 +301,7 @@ def test_a_publish_whose_ids_two_sweeps_took_for_orphans_writes_them_again(
         before = set(id_paths(queue))
         make_old(queue)
         for _ in range(2):
-            again(queue)._context.messages.clean_ids()
+            messages_of(again(queue)).clean_ids()
         assert len(before - set(id_paths(queue))) == 1
 
     on_commit(monkeypatch, "messages", before=clean)
@@ -320,7 +321,7 @@ def test_a_damaged_file_is_named_and_an_empty_one_gives_its_ids_up(
     queue.publish([message("a"), message("b")])
     queue.publish(message("c"))
     queue.publish("no id")
-    ids, state = queue._context.messages.ids, queue._context.messages.log.state  # type: ignore[attr-defined]
+    ids, state = messages_of(queue).ids, messages_of(queue).log.state  # type: ignore[attr-defined]
     blocks = ids.load(state.txns[id_files.DEDUP_APP]).blocks
     (new, old) = [
         Path(queue.path, "messages", id_files.block_path(block.ref.name)) for block in blocks

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from support.handles import lease
+from support.tables import context_of, group_ledger_of
 
 from spark_mq import Queue
 from spark_mq.errors import UsedAfterFork
@@ -89,9 +90,9 @@ class World:
 @pytest.mark.parametrize("use", USES)
 def test_a_handle_of_the_parent_is_refused(queue: Queue, use: str) -> None:
     world = World(queue)
-    ledger = world.group._ledger
+    ledger = group_ledger_of(world.group)
     batcher = ledger.committer.batcher
-    with batcher._lock, queue._context._lock, world.publisher._changed:  # as another thread
+    with batcher._lock, context_of(queue)._lock, world.publisher._changed:  # as another thread
         error = in_a_fork(lambda: USES[use](world))
     assert isinstance(error, UsedAfterFork)
     assert "spawn or forkserver" in str(error)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support.handles import Injected, again, lease, trim
+from support.tables import group_ledger_of, ledgers_of, messages_of
 
 from spark_mq import ConsumerGroup, GroupSettings, PurgeResult, Queue, QueueSettings
 from spark_mq.errors import DataLossError, GroupBlocked, GroupNotFound, InvalidOption, LeaseLost
@@ -272,7 +273,8 @@ def test_jitter_lengthens_a_wait_by_its_share_at_most(make: Make, clock: ManualC
     for seq in receipt.sequences:
         taken.nack([seq])
     due = sorted(
-        (r.available_at or 0) / 1e6 - clock().timestamp() for r in queue.group()._ledger.current()
+        (r.available_at or 0) / 1e6 - clock().timestamp()
+        for r in group_ledger_of(queue.group()).current()
     )
     assert 99.9 < due[0] <= due[-1] <= 150.1
     assert due[-1] - due[0] > 10, "drawn for each settle again"
@@ -334,7 +336,7 @@ def test_past_its_limit_of_failures_a_message_is_dead_with_that_reason(make: Mak
     lease(queue).nack(receipt.sequences, delay=0)
     assert queue.group().stats().dead == 0
     lease(queue).nack(receipt.sequences, delay=0)
-    assert [r.reason for r in queue.group()._ledger.current()] == ["max_failures"]
+    assert [r.reason for r in group_ledger_of(queue.group()).current()] == ["max_failures"]
 
 
 def test_past_the_age_of_its_first_failure_the_next_one_is_final(
@@ -349,7 +351,7 @@ def test_past_the_age_of_its_first_failure_the_next_one_is_final(
     assert queue.group().stats().dead == 0
     clock.advance("1m")
     lease(queue).nack(receipt.sequences, delay=0)
-    assert [r.reason for r in queue.group()._ledger.current()] == ["max_retry_age"]
+    assert [r.reason for r in group_ledger_of(queue.group()).current()] == ["max_retry_age"]
 
 
 def test_by_default_an_outage_of_minutes_dead_letters_nothing(
@@ -409,7 +411,7 @@ def test_a_group_that_blocks_leases_nothing_past_the_message_and_says_why(make: 
         queue.group().lease("w")
     stats = queue.group().stats()
     assert stats.blocked == 1
-    assert str(queue.group()._ledger.current().range_at(1).first) in stats.blocked_because
+    assert str(group_ledger_of(queue.group()).current().range_at(1).first) in stats.blocked_because
     assert queue.sweep().routed == 0, "it waits for someone, not for the DLQ"
 
 
@@ -455,7 +457,7 @@ def test_only_the_named_messages_are_unblocked(make: Make) -> None:
     receipt = queue.publish(["a", "b", "c"])
     lease(queue, 3).nack(receipt.sequences)
     assert queue.group().unblock("drop", [receipt.sequences[1]]) == 1
-    assert [(r.first, r.state) for r in queue.group()._ledger.current()] == [
+    assert [(r.first, r.state) for r in group_ledger_of(queue.group()).current()] == [
         (receipt.sequences[0], "blocked"),
         (receipt.sequences[1], "settled"),
         (receipt.sequences[2], "blocked"),
@@ -541,10 +543,10 @@ def test_a_group_that_a_hard_limit_cut_is_reported_until_it_accepts_the_loss(
 def leased_by_stream(queue: Queue) -> list[bytes]:
     options = StreamOptions(fail_on_data_loss=False)
     alive = SimpleNamespace(stop=lambda: None)
-    source = StreamSource(queue.group()._ledger, options, keep_alive=lambda *_: alive)
+    source = StreamSource(group_ledger_of(queue.group()), options, keep_alive=lambda *_: alive)
     start = source.initial()
     plan = source.plan(start, source.latest(start))
-    log = queue._context.messages
+    log = messages_of(queue)
     rows = [rows for _, rows in log.read((piece for piece, _ in plan.slices), ["value"])]
     return [value for table in rows for value in table["value"].to_pylist()]
 
@@ -575,7 +577,7 @@ def test_a_lease_that_meets_a_hard_limit_takes_no_trimmed_message(
         assert trim(other) == 1
         other.publish("c")
 
-    ledgers = queue._context.ledgers
+    ledgers = ledgers_of(queue)
     monkeypatch.setattr(ledgers, "write", Injected(ledgers.write, before=cut))
     assert leased(queue) == [b"c"]
     stats = queue.group().stats()
@@ -712,6 +714,6 @@ def test_stats_tell_the_ages_of_the_oldest_message_and_lease(
     stats = again(queue).group().stats()
     assert stats.oldest_lease_age == timedelta(seconds=20)
     assert stats.oldest_unsettled_age == age + timedelta(seconds=20)
-    assert stats.latest_version == queue._context.messages.index().version
+    assert stats.latest_version == messages_of(queue).index().version
     taken.ack()
     assert queue.group().stats().oldest_lease_age is None

@@ -23,6 +23,7 @@ import pytest
 from deltalake import DeltaTable
 from support.arrow_memory import heap_in_use
 from support.handles import again, archive, archived, history, lease, on_commit
+from support.tables import context_of, group_ledger_of, ledgers_of, messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.delta.local_files import LocalBackend
@@ -84,8 +85,8 @@ def test_each_commit_tells_what_happened_to_which_messages(queue: Queue) -> None
 
 def shown(queue: Queue) -> list[tuple[str, int, int, str | None]]:
     """(state, messages, deliveries, error) of the ranges of a group, with outcomes as states."""
-    group = queue._context.group("default")
-    ledger, index = group.current(), queue._context.messages.index()
+    group = context_of(queue).group("default")
+    ledger, index = group.current(), messages_of(queue).index()
     below = range_between(index, 0, ledger.head.start_sequence, SETTLED)
     ranges = [one for one in (below, *ledger) if one is not None]
     found = sorted(show_outcomes(group, index, ranges), key=lambda r: r.first)
@@ -245,7 +246,7 @@ def test_some_columns_are_those_of_the_whole_history(queue: Queue) -> None:
     archive(queue)
     taken.ack()
     names = ["event", "message_count", "committed_at"]
-    whole, start = history(queue), queue._context.now() - 3_600_000_000
+    whole, start = history(queue), context_of(queue).now() - 3_600_000_000
     assert history(queue, columns=names) == whole.select(names)
     assert history(queue, columns=names, since=start) == whole.select(names)
     assert history(queue, columns=names, group="other").num_rows == (
@@ -261,10 +262,10 @@ def test_the_kept_events_take_no_more_memory_than_they_are_counted_for(
     for n in range(20):
         queue.publish([str(n)])
         lease(queue).ack()
-    table, before = queue._context.ledgers, heap_in_use()
+    table, before = ledgers_of(queue), heap_in_use()
     kept = []
     for _ in range(10):  # as many handles keep the events of the same commits
-        other = again(queue)._context.ledgers
+        other = ledgers_of(again(queue))
         assert list(other.commits(0, table.version()))
         kept.append(other._events)
     taken = heap_in_use() - before
@@ -329,7 +330,7 @@ def test_a_search_of_the_archive_leaves_out_no_file_that_matches(
     archive(queue)
     lease(queue, 2).ack()
     archive(queue)
-    table = queue._context.history
+    table = context_of(queue).history
     assert table is not None
     rows = table.read([])[0]
     compare = {"=": pc.equal, "<=": pc.less_equal, ">=": pc.greater_equal}[operator]
@@ -405,10 +406,10 @@ def test_nothing_is_cleaned_that_has_not_been_archived(
     for _ in range(30):
         lease(queue).release()
     expected = reported(queue)
-    queue._context.ledgers.clean(0, 0, archived=archived(queue))
+    ledgers_of(queue).clean(0, 0, archived=archived(queue))
     assert reported(queue) == expected
     archive(queue)
-    assert queue._context.ledgers.clean(0, 0, archived=archived(queue)) > 30
+    assert ledgers_of(queue).clean(0, 0, archived=archived(queue)) > 30
     assert reported(again(queue)) == expected
 
 
@@ -491,7 +492,7 @@ def test_the_files_of_a_dropped_day_are_deleted_also_if_they_were_few(
     lease(queue).release()
     archive(queue)
     (old,) = Path(queue.path, "history").glob("day=*/*.parquet")
-    history = queue._context.history
+    history = context_of(queue).history
     assert isinstance(history, history_of.HistoryTable)
     history._log.transact(lambda state: (history_of.Change("x", {}, removes=state.files()), None))
     for _ in range(history_of.CHECKPOINT_VERSIONS + 5):
@@ -534,7 +535,7 @@ def test_nothing_of_a_dropped_day_stays_on_the_disk_of_a_queue_that_stands_still
 
 def test_a_message_has_its_whole_life_in_its_trace(queue: Queue, clock: ManualClock) -> None:
     lived(queue)
-    s = queue._context.messages.index().files[0].first
+    s = messages_of(queue).index().files[0].first
     trace = queue.trace(s + 1)
     assert (trace.sequence, trace.version, trace.message_id, trace.retained) == (
         s + 1,
@@ -703,9 +704,9 @@ def test_the_archive_survives_in_spite_of_a_ledger_cleaned_and_a_process_new(
     delta_queue: Make,
 ) -> None:
     queue = lived(delta_queue())
-    assert queue._context.ledgers.clean(0, 0, archived=archived(queue)) >= 0
+    assert ledgers_of(queue).clean(0, 0, archived=archived(queue)) >= 0
     printed = io.StringIO()
-    print(again(queue).trace(queue._context.messages.index().files[0].first), file=printed)
+    print(again(queue).trace(messages_of(queue).index().files[0].first), file=printed)
     assert "acked" in printed.getvalue()
 
 
@@ -729,11 +730,11 @@ def test_a_lease_that_ended_names_its_messages_though_it_is_extended_meanwhile(
     ended, other = lease(queue, 1), lease(queue, 1)
     ended._start_limit(1)
     clock.advance("10m")
-    ledger = queue.group()._ledger
+    ledger = group_ledger_of(queue.group())
     real = type(ledger).settle
 
     def extend_first(*args: Any) -> Any:
-        ended._held.move_deadline(queue._context.now() + 1)
+        ended._held.move_deadline(context_of(queue).now() + 1)
         return real(*args)
 
     monkeypatch.setattr(type(ledger), "settle", extend_first)
@@ -826,7 +827,7 @@ def test_a_copy_shows_its_redrive_as_an_event(queue: Queue, clock: ManualClock) 
     assert [one.outcome for one in ends] == ["redriven"]
     assert (redriven.event, redriven.state, redriven.user) == ("redriven", "unread", "alice")
     assert redriven.version == after >> 32
-    (piece,) = queue._context.messages.index(after).slices(after, after)
+    (piece,) = messages_of(queue).index(after).slices(after, after)
     assert redriven.at == to_datetime(piece.committed_at) != published
     assert (copy.redriven_at, copy.published_at) == (redriven.at, published)
     assert acked.event == "acked"

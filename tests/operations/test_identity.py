@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.handles import lease
+from support.tables import context_of
 
 from spark_mq import Queue
 from spark_mq.delta.object_store import absolute_path, canonical_path
@@ -195,4 +196,4 @@ def test_a_letter_without_an_id_belongs_to_the_path_that_it_names(tmp_path: Path
     for path in (queue.path, "/elsewhere"):
         queue.dead_letters.publish([Message("x", headers={"spark_mq.queue": path})])
     assert queue.redrive().messages == 1
-    assert queue.dead_letters._context.group(REDRIVE).exists()
+    assert context_of(queue.dead_letters).group(REDRIVE).exists()

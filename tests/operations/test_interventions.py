@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 from support.handles import again, lease, route
+from support.tables import group_ledger_of
 
 from spark_mq import Message, Queue, SettleResult
 from spark_mq.errors import GroupNotFound, InvalidOption, LeaseLost, MessagesHeld
@@ -34,9 +35,9 @@ def test_a_discarded_message_reaches_no_worker(queue: Queue) -> None:
 def test_several_are_discarded_in_one_commit(queue: Queue) -> None:
     s = queue.publish([str(n) for n in range(10)]).sequences
     group = queue.group().ensure()
-    before = group._ledger.snapshot().ledger
+    before = group_ledger_of(group).snapshot().ledger
     assert group.discard([s[0], s[4], s[5]]) == 3
-    after = group._ledger.snapshot().ledger
+    after = group_ledger_of(group).snapshot().ledger
     assert before is not None
     assert after is not None
     assert after.head.revision == before.head.revision + 1
@@ -51,7 +52,7 @@ def test_messages_are_named_by_id_or_key(queue: Queue) -> None:
     assert group.dead_letter(key="k", reason="wrong customer") == 2
     assert group.discard(message_id=["one"]) == 1
     assert states(queue) == {"dead": 2, "dropped": 1}
-    errors = {r.error for r in group._ledger.current() if r.state == "dead"}
+    errors = {r.error for r in group_ledger_of(group).current() if r.state == "dead"}
     assert errors == {"wrong customer"}
 
 

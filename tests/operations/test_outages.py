@@ -19,6 +19,7 @@ from support.disks import SizeLimit
 from support.handles import again, lease, route, until
 from support.marks import slow
 from support.outage import READS, WRITES, Outage
+from support.tables import group_ledger_of, ledgers_of, messages_of
 
 from spark_mq import Lease, Message, Queue, errors
 from spark_mq.delta.memory_files import is_in_memory
@@ -42,11 +43,14 @@ def outage(monkeypatch: pytest.MonkeyPatch) -> Outage:
 
 def counts(queue: Queue) -> set[tuple[str, int, int]]:
     """State, deliveries and failures of what is in the ledger."""
-    return {(r.state, r.delivery_count, r.failure_count) for r in queue.group()._ledger.current()}
+    return {
+        (r.state, r.delivery_count, r.failure_count)
+        for r in group_ledger_of(queue.group()).current()
+    }
 
 
 def paths(queue: Queue) -> list[str]:
-    return [file.path for file in queue._context.messages.index().files]
+    return [file.path for file in messages_of(queue).index().files]
 
 
 def drained(queue: Queue) -> list[tuple[bytes, int]]:
@@ -566,7 +570,7 @@ def test_a_settle_waits_for_the_store_and_keeps_its_lease(
 def test_a_settle_waits_out_contention(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = make()
     queue.publish("a")
-    committer, tries = type(queue.group()._ledger.committer), list[int]()
+    committer, tries = type(group_ledger_of(queue.group()).committer), list[int]()
     real = committer.run
 
     def contended(self: Any, commands: Any, checks: Any = None) -> list[Any]:
@@ -585,7 +589,7 @@ def test_a_worker_that_cannot_settle_ends_after_its_grace(
 ) -> None:
     queue = make()
     queue.publish("a")
-    committer, stop = type(queue.group()._ledger.committer), threading.Event()
+    committer, stop = type(group_ledger_of(queue.group()).committer), threading.Event()
     real = committer.run
 
     def failing(self: Any, commands: Any, checks: Any = None) -> list[Any]:
@@ -626,7 +630,9 @@ def restarted(queue: Queue, offsets: list[Any]) -> Any:
     """What a new runner plans, as Spark drives it after a crash: first what is logged, then what is
     new.
     """
-    source = StreamSource(queue.group()._ledger, StreamOptions(), keep_alive=lambda *_: Alive())
+    source = StreamSource(
+        group_ledger_of(queue.group()), StreamOptions(), keep_alive=lambda *_: Alive()
+    )
     if not offsets:
         offsets.append(source.initial())
     plan = source.plan(offsets[-2], offsets[-1]) if len(offsets) > 1 else None
@@ -670,7 +676,7 @@ def test_a_replay_in_an_outage_counts_nothing(
             clock.advance("1m")
             with pytest.raises(errors.StorageError, match="out of reach"):
                 restarted(queue, offsets)
-    assert {r.delivery_count for r in queue.group()._ledger.current()} == {1}
+    assert {r.delivery_count for r in group_ledger_of(queue.group()).current()} == {1}
     plan = restarted(queue, offsets)
     assert [(r.message_count, r.delivery_count) for _, r in plan.slices] == [(2, 2)]
 
@@ -694,7 +700,9 @@ def test_a_stream_restarted_in_an_outage_of_ledgers_and_logs_counts_nothing(
 def test_what_spark_has_committed_is_acked_in_an_outage(make: Make, outage: Outage) -> None:
     queue = make()
     queue.publish("a")
-    source = StreamSource(queue.group()._ledger, StreamOptions(), keep_alive=lambda *_: Alive())
+    source = StreamSource(
+        group_ledger_of(queue.group()), StreamOptions(), keep_alive=lambda *_: Alive()
+    )
     offsets = [source.initial()]
     offsets.append(source.latest(offsets[0]))
     assert source.plan(*offsets).slices
@@ -713,7 +721,7 @@ def test_a_stream_over_two_queues_goes_on_with_the_one_in_reach(
     one, two = memory_queue(clock), memory_queue(clock)
     for queue in (one, two):
         queue.publish("a")
-    groups = [queue.group()._ledger for queue in (one, two)]
+    groups = [group_ledger_of(queue.group()) for queue in (one, two)]
     source = MultiQueueSource(groups, StreamOptions(), keep_alive=lambda *_: Alive())
     start = source.initial()
     with outage(*paths(two)):
@@ -781,8 +789,8 @@ def test_an_outage_at_any_call_routes_and_redrives_each_dead_letter_once(
 
 
 def damage(queue: Queue, path: str) -> None:
-    queue._context.messages.files.delete(path)
-    queue._context.messages.files.write(path, b"garbage")
+    messages_of(queue).files.delete(path)
+    messages_of(queue).files.write(path, b"garbage")
 
 
 def test_a_lease_whose_messages_are_all_damaged_can_be_kept_alive(make: Make) -> None:
@@ -802,10 +810,10 @@ def test_one_commit_buries_all_messages_of_a_damaged_file(make: Make) -> None:
     queue.publish("good")
     damage(queue, paths(queue)[0])
     queue.group().ensure()
-    before = queue._context.ledgers.version()
+    before = ledgers_of(queue).version()
     assert [m.value for m in lease(queue, 1).messages] == [b"good"]
-    assert queue._context.ledgers.version() == before + 1
-    (dead,) = [r for r in queue.group()._ledger.current() if r.state == "dead"]
+    assert ledgers_of(queue).version() == before + 1
+    (dead,) = [r for r in group_ledger_of(queue.group()).current() if r.state == "dead"]
     assert (dead.message_count, dead.delivery_count, dead.reason) == (300, 0, "payload unreadable")
     assert "not readable" in (dead.error or "")
     assert queue.sweep().routed == 300
@@ -836,9 +844,9 @@ def test_many_damaged_files_respect_the_wait_and_take_few_commits(
     for path in paths(queue)[:-1]:
         damage(queue, path)
     queue.group().ensure()
-    before = queue._context.ledgers.version()
+    before = ledgers_of(queue).version()
     assert [m.value for m in lease(queue, 1).messages] == [b"good"]
-    assert queue._context.ledgers.version() - before < 20
+    assert ledgers_of(queue).version() - before < 20
     assert queue.group().stats().dead == 40
 
 

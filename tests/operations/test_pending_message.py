@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 import pytest
+from support.tables import messages_of
 
 from spark_mq import PendingMessage, Queue
 from spark_mq.errors import StorageError
@@ -84,7 +85,7 @@ def test_an_awaited_failure_is_raised_and_counts_as_reported(
     def fail(*_: object, **__: object) -> None:
         raise StorageError("full", path="p", landed=False)
 
-    monkeypatch.setattr(queue._context.messages, "commit", fail)
+    monkeypatch.setattr(messages_of(queue), "commit", fail)
 
     async def publish() -> None:
         with queue.publisher(linger="10ms", retry_timeout=0) as publisher:

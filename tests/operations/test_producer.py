@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.handles import again
+from support.tables import messages_of
 
 from spark_mq import Queue
 from spark_mq.errors import InvalidOption, ProducerFenced, PublisherClosed, PublishFailed
@@ -22,9 +23,9 @@ NEVER: dict[str, Any] = {"max_messages": 1000, "max_bytes": "1g", "linger": "1d"
 
 
 def published(queue: Queue) -> list[str]:
-    index = queue._context.messages.index()
+    index = messages_of(queue).index()
     slices = index.slices(0, index.last_sequence)
-    tables = [table for _, table in queue._context.messages.read(slices, ["value"])]
+    tables = [table for _, table in messages_of(queue).read(slices, ["value"])]
     return [value.decode() for table in tables for value in table["value"].to_pylist()]
 
 
@@ -34,7 +35,7 @@ class Crash(BaseException):
 
 def crash(queue: Queue, monkeypatch: pytest.MonkeyPatch, nth: int, *, landed: bool) -> None:
     """The nth commit from now on ends in a crash, with its messages or without."""
-    real, left = queue._context.messages.commit, [nth]
+    real, left = messages_of(queue).commit, [nth]
 
     def commit(*args: Any, **options: Any) -> Any:
         left[0] -= 1
@@ -45,7 +46,7 @@ def crash(queue: Queue, monkeypatch: pytest.MonkeyPatch, nth: int, *, landed: bo
             raise Crash
         return receipt
 
-    monkeypatch.setattr(queue._context.messages, "commit", commit)
+    monkeypatch.setattr(messages_of(queue), "commit", commit)
 
 
 def test_numbers_count_the_messages_and_go_on_after_a_restart(queue: Queue) -> None:
@@ -91,14 +92,14 @@ def test_a_crash_at_any_commit_repeats_and_skips_nothing(
 
 
 def test_a_lost_reply_is_no_rival(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = queue._context.messages.commit
+    real = messages_of(queue).commit
 
     def commit(*args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(queue._context.messages, "commit", real)
+        monkeypatch.setattr(messages_of(queue), "commit", real)
         real(*args, **options)
         raise OSError("connection reset by peer")
 
-    monkeypatch.setattr(queue._context.messages, "commit", commit)
+    monkeypatch.setattr(messages_of(queue), "commit", commit)
     with queue.publisher(producer_id="p") as publisher:
         for line in LINES:
             publisher.publish(line)
@@ -133,7 +134,7 @@ def test_nothing_behind_a_failed_message_is_published(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else its number would be below the last one, and a restart would skip it."""
-    real, tried = queue._context.messages.commit, []
+    real, tried = messages_of(queue).commit, []
 
     def commit(*args: Any, **options: Any) -> Any:
         tried.append(1)
@@ -142,7 +143,7 @@ def test_nothing_behind_a_failed_message_is_published(
             raise OSError("disk full")
         return real(*args, **options)
 
-    monkeypatch.setattr(queue._context.messages, "commit", commit)
+    monkeypatch.setattr(messages_of(queue), "commit", commit)
     publisher = queue.publisher(**NEVER, retry_timeout=0, producer_id="p")
     publisher.publish(LINES[0])
     with pytest.raises(PublishFailed, match="disk full"):

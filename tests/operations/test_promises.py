@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 from support.handles import again, lease
+from support.tables import group_ledger_of
 
 from spark_mq import Message, Queue
 from spark_mq.testing import ManualClock
@@ -99,7 +100,7 @@ def test_a_late_nack_or_release_does_the_same_whoever_expired_the_lease(
     assert getattr(taken, end)().settled == 2
     back = lease(queue, 2)
     assert [m.delivery_count for m in back.messages] == [2, 2], "due at once, and counted"
-    (r,) = queue.group()._ledger.current()
+    (r,) = group_ledger_of(queue.group()).current()
     assert (r.failure_count, r.suspect) == (1, True)
 
 
@@ -156,7 +157,7 @@ def test_an_extension_sets_the_deadline_to_now_plus_the_timeout_never_earlier_an
     assert taken.expires_at == start + timedelta(seconds=70)
     taken.extend("5s")
     assert taken.expires_at == start + timedelta(seconds=70)
-    (r,) = queue.group()._ledger.current()
+    (r,) = group_ledger_of(queue.group()).current()
     assert (r.delivery_count, r.failure_count, r.expires_at) == (
         1,
         0,

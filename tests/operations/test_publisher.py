@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.handles import again, lease, on_commit
+from support.tables import messages_of
 
 from spark_mq import Message, Queue, errors
 from spark_mq.testing import ManualClock, memory_queue
@@ -25,7 +26,7 @@ NEVER: dict[str, Any] = {"max_messages": 1000, "max_bytes": "1g", "linger": "1d"
 
 def commits(queue: Queue) -> list[int]:
     """How many messages each commit published."""
-    index = queue._context.messages.index()
+    index = messages_of(queue).index()
     return [file.rows for file in index.files]
 
 
@@ -40,7 +41,7 @@ class Gate:
         self.open, self.arrived, real = (
             threading.Event(),
             threading.Event(),
-            queue._context.messages.commit,
+            messages_of(queue).commit,
         )
 
         def commit(*args: Any, **options: Any) -> Any:
@@ -48,7 +49,7 @@ class Gate:
             assert self.open.wait(60)
             return real(*args, **options)
 
-        monkeypatch.setattr(queue._context.messages, "commit", commit)
+        monkeypatch.setattr(messages_of(queue), "commit", commit)
 
 
 def failing(
@@ -58,7 +59,7 @@ def failing(
 
     Returns the list that gets an entry for each.
     """
-    real, tried = queue._context.messages.commit, []
+    real, tried = messages_of(queue).commit, []
 
     def commit(*args: Any, **options: Any) -> Any:
         tried.append(1)
@@ -66,7 +67,7 @@ def failing(
             raise error
         return real(*args, **options)
 
-    monkeypatch.setattr(queue._context.messages, "commit", commit)
+    monkeypatch.setattr(messages_of(queue), "commit", commit)
     return tried
 
 
@@ -294,14 +295,14 @@ def test_a_commit_whose_reply_was_lost_is_not_repeated(
 ) -> None:
     """Lost so thoroughly that the log could not look whether it had landed: its number shows it."""
     queue = delta_queue()
-    real = queue._context.messages.commit
+    real = messages_of(queue).commit
 
     def commit(*args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(queue._context.messages, "commit", real)
+        monkeypatch.setattr(messages_of(queue), "commit", real)
         real(*args, **options)
         raise OSError("connection reset by peer")
 
-    monkeypatch.setattr(queue._context.messages, "commit", commit)
+    monkeypatch.setattr(messages_of(queue), "commit", commit)
     with queue.publisher() as publisher:
         pending = [publisher.publish(value) for value in ("a", "b")]
     assert found(queue) == {pending[0].result(): b"a", pending[1].result(): b"b"}

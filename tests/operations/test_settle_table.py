@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from support.tables import group_ledger_of
 
 from spark_mq import Lease, Queue, SettleResult
 from spark_mq.errors import InvalidOption, LeaseLost
@@ -110,7 +111,7 @@ def freeze(queue: Queue) -> None:
     """The first step of routing, whose sweeper has been killed."""
     from spark_mq.ledger import routing
 
-    queue.group()._ledger.run(routing.FreezeDead("routing-1", 10, 100))
+    group_ledger_of(queue.group()).run(routing.FreezeDead("routing-1", 10, 100))
 
 
 @pytest.fixture(params=[False, True], ids=["alone", "merged"])
@@ -155,7 +156,7 @@ def test_by_sequence(case: Case, state: str, verb: str) -> None:
     if expected.startswith("settled"):
         states = {
             r.state
-            for r in case.queue.group()._ledger.current()
+            for r in group_ledger_of(case.queue.group()).current()
             if r.first <= case.sequence <= r.last
         } or {"settled"}
         assert states == {AFTER[verb]}
@@ -185,11 +186,11 @@ def test_the_whole_lease_by_its_id_is_as_by_its_object(case: Case, state: str, v
 def test_a_repeat_settles_nothing_and_raises_nothing(case: Case, verb: str, again: str) -> None:
     group, taken = case.queue.group(), case.lease
     assert getattr(taken, verb)() == SettleResult(1)
-    before = list(group._ledger.current())
+    before = list(group_ledger_of(group).current())
     assert getattr(taken, again)() == SettleResult(0)
     assert getattr(group, again)(taken.lease_id) == SettleResult(0)
     assert getattr(group, again)([taken.lease_id, taken]) == SettleResult(0)
-    assert list(group._ledger.current()) == before
+    assert list(group_ledger_of(group).current()) == before
 
 
 def test_a_repeat_by_id_settles_the_other_leases(case: Case) -> None:
@@ -205,10 +206,10 @@ def test_a_repeat_by_id_settles_the_other_leases(case: Case) -> None:
 @pytest.mark.parametrize("state", TABLE)
 def test_an_empty_list_is_nothing_to_do_in_any_state(case: Case, state: str, verb: str) -> None:
     PREPARE[state](case)
-    before = list(case.queue.group()._ledger.current())
+    before = list(group_ledger_of(case.queue.group()).current())
     assert getattr(case.lease, verb)([]) == SettleResult(0, 0)
     assert getattr(case.queue.group(), verb)(case.lease.lease_id, []) == SettleResult(0, 0)
-    assert list(case.queue.group()._ledger.current()) == before
+    assert list(group_ledger_of(case.queue.group()).current()) == before
 
 
 EXTEND = {"held": "settled 1", "past its deadline": "settled 1"}
@@ -223,14 +224,14 @@ def test_extending(case: Case, state: str) -> None:
     PREPARE[state](case)
     counts = [
         (r.delivery_count, r.failure_count)
-        for r in case.queue.group()._ledger.current()
+        for r in group_ledger_of(case.queue.group()).current()
         if r.first <= case.sequence <= r.last
     ]
     check(EXTEND.get(state, "gone"), lambda: case.lease.extend("5m"), 0)
     if state == "held":
         assert counts == [
             (r.delivery_count, r.failure_count)
-            for r in case.queue.group()._ledger.current()
+            for r in group_ledger_of(case.queue.group()).current()
             if r.first <= case.sequence <= r.last
         ]
 
@@ -241,7 +242,9 @@ def test_extending_by_sequence(case: Case, state: str) -> None:
     expected = TABLE[state][0]
     check(expected, lambda: case.lease.extend("5m", [case.sequence]), case.sequence)
     if expected.startswith("settled"):
-        found = [r for r in case.queue.group()._ledger.current() if r.first == case.sequence]
+        found = [
+            r for r in group_ledger_of(case.queue.group()).current() if r.first == case.sequence
+        ]
         assert [(r.state, r.lease_id) for r in found] == [("leased", case.lease.lease_id)]
 
 

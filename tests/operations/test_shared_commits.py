@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from support.handles import Injected, again, lease, until
 from support.steps import Step
+from support.tables import group_ledger_of, ledgers_of, messages_of
 
 from spark_mq import Lease, Queue, SettleResult
 from spark_mq.errors import CommitConflict, ContentionTimeout, GroupNotFound, StorageError
@@ -32,12 +33,12 @@ Submit = Callable[..., Future[Any]]
 
 
 def version(queue: Queue) -> int:
-    return queue._context.ledgers.version()
+    return ledgers_of(queue).version()
 
 
 def operations(queue: Queue, since: int) -> list[str | None]:
     """The operations of the commits after a version."""
-    return [one.operation for one in queue._context.ledgers.commits(since + 1, version(queue))]
+    return [one.operation for one in ledgers_of(queue).commits(since + 1, version(queue))]
 
 
 def ack(lease: Lease) -> Settle:
@@ -48,7 +49,7 @@ def ack(lease: Lease) -> Settle:
 def piled_up(queue: Queue, patch: pytest.MonkeyPatch) -> Iterator[Submit]:
     """What is submitted in the block waits in its order, and runs together at the block's end."""
     entered, opened = threading.Event(), threading.Event()
-    real, group, calls = OptimisticCommit.run, queue.group()._ledger, list[Future[Any]]()
+    real, group, calls = OptimisticCommit.run, group_ledger_of(queue.group()), list[Future[Any]]()
 
     def run(commit: OptimisticCommit) -> None:
         if not entered.is_set():
@@ -78,7 +79,7 @@ def test_eight_threads_of_a_worker_share_their_commits(
     first = queue.publish([str(n) for n in range(200)]).sequences[0]
     queue.group().ensure()
     before, seen = version(queue), list[bytes]()
-    batcher, begun = queue.group()._ledger.committer.batcher, threading.Barrier(8)
+    batcher, begun = group_ledger_of(queue.group()).committer.batcher, threading.Barrier(8)
     run_calls = batcher._run
 
     def run(calls: Any) -> Any:
@@ -171,7 +172,7 @@ def test_an_error_is_that_of_its_own_operation(
 
     with piled_up(queue, monkeypatch) as submit:
         acked = submit(held.ack)
-        failed = submit(queue.group()._ledger.run, Step(fail))
+        failed = submit(group_ledger_of(queue.group()).run, Step(fail))
         wanted = submit(queue.group().lease, "w")
     assert isinstance(failed.exception(30), ValueError)
     assert acked.result(30) == SettleResult(1)
@@ -197,9 +198,9 @@ def test_what_settles_did_is_recorded_with_a_change_of_settings(
     held, before = lease(queue, 1), version(queue)
     with piled_up(queue, monkeypatch) as submit:
         submit(held.ack)
-        changed = submit(queue.group()._ledger.run, Configure({"max_in_flight": 7}))
+        changed = submit(group_ledger_of(queue.group()).run, Configure({"max_in_flight": 7}))
     assert changed.result(30).max_in_flight == 7
-    (commit,) = queue._context.ledgers.commits(before + 1, version(queue))
+    (commit,) = ledgers_of(queue).commits(before + 1, version(queue))
     assert commit.operation == "ack+configure"
     assert events_of(commit.events)["event"].to_pylist() == ["acked"]
     assert (again(queue).group().settings.max_in_flight, again(queue).group().stats().acked) == (
@@ -218,7 +219,7 @@ def numbered(queue: Queue, app: str, number: int) -> int | None:
         note = {"operation": "number"}
         return Change(view.ledger, view.numbers[app], note, (app, number))
 
-    before: int | None = queue.group()._ledger.run(Step(step, (app,)))
+    before: int | None = group_ledger_of(queue.group()).run(Step(step, (app,)))
     return before
 
 
@@ -235,7 +236,7 @@ def test_a_commit_keeps_the_transactions_of_all_its_operations(
         ]
     assert [one.result(30) for one in calls] == [None, SettleResult(1), None]
     assert version(queue) == before + 1
-    store = again(queue)._context.ledgers
+    store = ledgers_of(again(queue))
     assert [store.txn_number(store.read("default"), app) for app in ("one", "two", "three")] == [
         3,
         5,
@@ -253,7 +254,7 @@ def test_an_operation_sees_the_transaction_of_one_before_it(
         calls = [submit(numbered, queue, "app", number) for number in (2, 3)]
     assert [one.result(30) for one in calls] == [1, 2]
     assert version(queue) == before + 1
-    store = again(queue)._context.ledgers
+    store = ledgers_of(again(queue))
     assert store.txn_number(store.read("default"), "app") == 3
 
 
@@ -271,7 +272,7 @@ def test_after_a_lost_race_all_operations_are_computed_again(
         rival.group().nack(lost.lease_id, [receipt.sequences[1]], delay="1h")
         theirs.append(lease(rival, 1))
 
-    ledgers = queue._context.ledgers
+    ledgers = ledgers_of(queue)
     write = Injected(ledgers.write, before=race)
     with piled_up(queue, monkeypatch) as submit:
         monkeypatch.setattr(ledgers, "write", write)
@@ -297,7 +298,7 @@ def test_a_failed_commit_is_an_error_of_each_caller(
 ) -> None:
     queue.publish(["a", "b"])
     held = lease(queue, 1)
-    ledgers = queue._context.ledgers
+    ledgers = ledgers_of(queue)
     write = Injected(lambda *args, **options: None, fail=error)
     with piled_up(queue, monkeypatch) as submit:
         monkeypatch.setattr(ledgers, "write", write)
@@ -318,7 +319,7 @@ def test_a_transaction_of_a_lost_attempt_is_not_committed(
 ) -> None:
     queue.publish(["a"])
     held, before = lease(queue), version(queue)
-    ledger, attempts = queue.group()._ledger, list[int]()
+    ledger, attempts = group_ledger_of(queue.group()), list[int]()
     write = Injected(ledger.ledgers.write)
 
     def lose_first(*args: Any, **options: Any) -> None:
@@ -337,7 +338,7 @@ def test_a_transaction_of_a_lost_attempt_is_not_committed(
     results = ledger.committer.run([ack(held), Step(first_only)])
     assert (results[0][0].settled, results[1]) == (1, 2)
     assert operations(queue, before) == ["ack"]
-    store = again(queue)._context.ledgers
+    store = ledgers_of(again(queue))
     assert store.txn_number(store.read("default"), "app") is None
 
 
@@ -357,7 +358,7 @@ def test_without_a_look_what_changes_nothing_is_computed_again(
             raise ValueError("no")
         return Change(None, "nothing")
 
-    settled, result = queue.group()._ledger.committer.run([ack(held), Step(look)])
+    settled, result = group_ledger_of(queue.group()).committer.run([ack(held), Step(look)])
     assert looks == [False, True]
     assert settled[0].settled == 1
     assert isinstance(result, ValueError) if fails else result == "nothing"
@@ -374,7 +375,7 @@ def test_without_a_look_a_lease_gets_what_another_process_has_released(
     assert queue.group().stats().ready == 0, "the state that this handle knows"
     theirs.release()
     monkeypatch.setattr(LedgerTable, "_may_skip_look", lambda self: True)
-    settled, acquired = queue.group()._ledger.committer.run([ack(held), Acquire("w", 1)])
+    settled, acquired = group_ledger_of(queue.group()).committer.run([ack(held), Acquire("w", 1)])
     assert settled[0].settled == 1
     assert sum(r.message_count for r in acquired.ranges) == 1
 
@@ -451,7 +452,7 @@ def test_a_lease_that_fails_beside_a_settle_is_asked_for_again(
     queue.publish(["a", "b"])
     queue.group().ensure()
     before, failing, together = version(queue), threading.Event(), list[int]()
-    store = type(queue._context.messages)
+    store = type(messages_of(queue))
     real_index, real_run = store.index_to_lease, GroupCommitter.run
 
     def index(self: Any, *args: Any) -> Any:

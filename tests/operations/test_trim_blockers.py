@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from support.handles import again, lease, trim
+from support.tables import ledgers_of
 
 from spark_mq import Queue
 from spark_mq.errors import DataLossError
@@ -131,14 +132,14 @@ def test_any_commit_of_a_group_is_activity(clock: ManualClock) -> None:
 
 
 def test_a_store_knows_when_a_group_changed_last(queue: Queue) -> None:
-    ledgers = queue._context.ledgers
+    ledgers = ledgers_of(queue)
     assert ledgers.last_change("g") is None
     queue.group("g").ensure()
     first = ledgers.last_change("g")
     queue.group("other").ensure()
     assert ledgers.last_change("g") == first
     queue.group("g").pause("x")
-    committed = again(queue)._context.ledgers.commit_time(ledgers.version())
+    committed = ledgers_of(again(queue)).commit_time(ledgers.version())
     changed = ledgers.last_change("g")
     assert None not in (first, committed, changed)
     assert first <= changed  # type: ignore[operator]

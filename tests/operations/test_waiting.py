@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.handles import again, lease
+from support.tables import context_of, group_ledger_of, messages_of
 
 from spark_mq import Lease, Message, Queue
 from spark_mq.errors import GroupBlocked
@@ -91,8 +92,8 @@ def test_a_publish_wakes_who_waits(queue: Queue, waiter_on: Callable[..., Waiter
     [
         lambda taken, clock: taken.nack(delay=0),
         lambda taken, clock: taken.release(),
-        lambda taken, clock: taken._ledger.run(Seek("earliest")),
-        lambda taken, clock: (clock.advance("62s"), taken._ledger.run(Expire())),
+        lambda taken, clock: group_ledger_of(taken).run(Seek("earliest")),
+        lambda taken, clock: (clock.advance("62s"), group_ledger_of(taken).run(Expire())),
         lambda taken, clock: clock.advance("62s"),
     ],
     ids=["nacked", "released", "sought", "expired", "past its deadline"],
@@ -131,11 +132,11 @@ def test_an_unblocked_group_wakes_who_waits(make: Make, waiter_on: Callable[...,
 def test_a_delayed_message_is_leased_when_it_is_due(tmp_path: Path) -> None:
     """On the machine's clock: never early, and at most a second late."""
     queue = Queue.create(tmp_path / "queue")
-    due = queue._context.clock() + timedelta(seconds=1.2)
+    due = context_of(queue).clock() + timedelta(seconds=1.2)
     queue.publish([Message("later", deliver_at=due)])
     taken = queue.group().lease("w", wait="30s", poll_interval=LONG)
     assert taken is not None
-    assert timedelta() <= queue._context.clock() - due < timedelta(seconds=1.5)
+    assert timedelta() <= context_of(queue).clock() - due < timedelta(seconds=1.5)
 
 
 def test_an_expiry_is_noticed_when_it_comes(tmp_path: Path) -> None:
@@ -144,8 +145,8 @@ def test_an_expiry_is_noticed_when_it_comes(tmp_path: Path) -> None:
     first = lease(queue)
     second = queue.group().lease("w", wait="30s", poll_interval=LONG)
     assert second is not None
-    assert queue._context.clock() - first.expires_at > timedelta(milliseconds=100)
-    assert queue._context.clock() - first.expires_at < timedelta(seconds=1.5)
+    assert context_of(queue).clock() - first.expires_at > timedelta(milliseconds=100)
+    assert context_of(queue).clock() - first.expires_at < timedelta(seconds=1.5)
 
 
 def test_a_waiter_that_loses_a_race_waits_out_its_remaining_time(
@@ -220,12 +221,12 @@ def test_what_time_alone_will_bring_is_known_beforehand(queue: Queue, clock: Man
 
     def at() -> float | None:
         instant = next_due_at(
-            group._ledger.current(),
-            queue._context.messages.index(),
-            group._ledger.settings(),
-            queue._context.now(),
+            group_ledger_of(group).current(),
+            messages_of(queue).index(),
+            group_ledger_of(group).settings(),
+            context_of(queue).now(),
         )
-        return None if instant is None else round((instant - queue._context.now()) / 1e6, 3)
+        return None if instant is None else round((instant - context_of(queue).now()) / 1e6, 3)
 
     assert at() is None
     queue.publish(["a", "b"])

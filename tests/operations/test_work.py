@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from support.handles import again, lease, trim, until
+from support.tables import context_of, group_ledger_of
 
 from spark_mq import Lease, Message, Queue, Reject, Retry, SettleResult, Snooze, WorkSummary
 from spark_mq.errors import (
@@ -63,7 +64,7 @@ def test_a_failed_handlers_lease_is_settled_by_the_policy_with_its_error(
     summary = WorkSummary(leases=1, failed=1, settled=settled, **{f"{on_error}ed": 2})
     assert drain(queue, fail, max_messages=2, on_error=on_error) == summary
     assert counts(queue) == left
-    errors = {r.error for r in queue.group()._ledger.current()}
+    errors = {r.error for r in group_ledger_of(queue.group()).current()}
     assert all(
         error and error.startswith("ValueError: boom") and len(error) == 2_000 for error in errors
     )
@@ -179,8 +180,12 @@ def test_a_handler_says_what_becomes_of_single_messages(
     queue.group().work(handle, max_messages=6, stop=stop)
     assert counts(queue) == {"dead": 1, "ready": 1, "delayed": 1, "acked": 3}
     reported = {
-        (r.state, r.error, r.available_at and (r.available_at - queue._context.now()) // 1_000_000)
-        for r in queue.group()._ledger.current()
+        (
+            r.state,
+            r.error,
+            r.available_at and (r.available_at - context_of(queue).now()) // 1_000_000,
+        )
+        for r in group_ledger_of(queue.group()).current()
     }
     assert {
         ("dead", "never", None),
@@ -299,7 +304,11 @@ def test_the_lease_is_extended_while_its_handler_runs(tmp_path: Path) -> None:
 
     def handle(taken: Lease) -> None:
         first = taken.expires_at
-        until(lambda: queue._context.clock() > first and taken.expires_at > queue._context.clock())
+        until(
+            lambda: (
+                context_of(queue).clock() > first and taken.expires_at > context_of(queue).clock()
+            )
+        )
         assert again(queue).group().lease("other") is None
 
     assert drain(queue, handle) == WorkSummary(leases=1, failed=0, settled=1, acked=1)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.handles import again, lease, until
+from support.tables import context_of, group_ledger_of
 
 from spark_mq import (
     Queue,
@@ -47,7 +48,7 @@ def drain(queue: Queue, handler: Handler, **options: Any) -> WorkSummary:
 
 
 def revision(queue: Queue) -> int:
-    ledger = queue.group()._ledger.snapshot().ledger
+    ledger = group_ledger_of(queue.group()).snapshot().ledger
     return 0 if ledger is None else ledger.head.revision
 
 
@@ -189,7 +190,7 @@ def test_a_failure_blames_its_message_alone(queue: Queue) -> None:
     summary = drain(queue, handle, threads=4)
     assert (summary.failed, summary.nacked) == (1, 1)
     assert counts(queue) == {"acked": 9, "delayed": 1}
-    (r,) = [r for r in queue.group()._ledger.current() if r.state == "available"]
+    (r,) = [r for r in group_ledger_of(queue.group()).current() if r.state == "available"]
     assert (r.first, r.suspect, r.failure_count, r.error) == (bad, False, 1, "ValueError: boom")
 
 
@@ -227,7 +228,7 @@ def test_a_handler_decides_about_its_message(queue: Queue, name: str, how: str) 
 
     queue.group().work(handle, mode="message", stop=stop)
     assert counts(queue) == left
-    (r,) = queue.group()._ledger.current()
+    (r,) = group_ledger_of(queue.group()).current()
     assert (r.delivery_count, r.failure_count, r.error) == (deliveries, failures, error)
     assert not r.suspect
 
@@ -242,7 +243,7 @@ def test_a_decision_that_was_raised_from_an_error_keeps_its_text(queue: Queue) -
             raise Reject from error
 
     drain(queue, handle)
-    assert [r.error for r in queue.group()._ledger.current()] == ["ValueError: cause"]
+    assert [r.error for r in group_ledger_of(queue.group()).current()] == ["ValueError: cause"]
 
 
 def test_a_delay_is_as_long_as_the_decision_says(queue: Queue, clock: ManualClock) -> None:
@@ -523,9 +524,9 @@ def test_leases_are_extended_while_their_messages_are_in_hand(delta_queue: Make)
     queue.publish(["slow", "slow"])
 
     def handle(_: ReceivedMessage) -> None:
-        now = queue._context.clock()
-        until(lambda: (queue._context.clock() - now).total_seconds() > 1)
-        assert again(queue, queue._context.clock).group().lease("other") is None
+        now = context_of(queue).clock()
+        until(lambda: (context_of(queue).clock() - now).total_seconds() > 1)
+        assert again(queue, context_of(queue).clock).group().lease("other") is None
 
     assert drain(queue, handle, threads=2).settled == 2
 
@@ -688,7 +689,7 @@ def test_each_lease_is_extended_by_its_own_timeout(queue: Queue, clock: ManualCl
     group = queue.group()
     taken = [group.lease("w", visibility_timeout=timeout) for timeout in ("30s", "5m")]
     leases = [one for one in taken if one is not None]
-    keeper = LeaseKeeper(group._ledger, 3600 * SECOND, lambda _: None)
+    keeper = LeaseKeeper(group_ledger_of(group), 3600 * SECOND, lambda _: None)
     try:
         for one in leases:
             keeper.add(one)
@@ -696,7 +697,7 @@ def test_each_lease_is_extended_by_its_own_timeout(queue: Queue, clock: ManualCl
         keeper._extend_all()
     finally:
         keeper.stop()
-    now = queue._context.now()
+    now = context_of(queue).now()
     assert [one._held.expires_at - now for one in leases] == [30 * SECOND, 300 * SECOND]
 
 
@@ -705,7 +706,7 @@ def test_in_an_outage_max_lease_duration_ends_no_handler(
 ) -> None:
     """A settle of the same lease fails, so its deadline may pass."""
     queue.publish(["quick", "slow"])
-    committer, failed = type(queue.group()._ledger.committer), threading.Event()
+    committer, failed = type(group_ledger_of(queue.group()).committer), threading.Event()
     real, seen = committer.run, list[int]()
 
     def contended(self: Any, commands: Any, checks: Any = None) -> list[Any]:
@@ -731,7 +732,7 @@ def test_in_an_outage_max_lease_duration_ends_no_handler(
 def test_a_settle_waits_out_contention(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = make()
     queue.publish(["a", "b", "c"])
-    committer, tries = type(queue.group()._ledger.committer), list[int]()
+    committer, tries = type(group_ledger_of(queue.group()).committer), list[int]()
     real = committer.run
 
     def contended(self: Any, commands: Any, checks: Any = None) -> list[Any]:

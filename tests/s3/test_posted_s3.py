@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 from support.faulty_s3 import AFTER, BEFORE, RESET, FaultyS3
 from support.handles import again
+from support.tables import context_of, ledgers_of
 
 from spark_mq import Lease, Queue
 from spark_mq.storage import delegated_commands
@@ -38,13 +39,13 @@ def queue(faulty: FaultyS3, s3: dict[str, str], monkeypatch: pytest.MonkeyPatch)
     backoff = Backoff()
     backoff.take_over(0.1)
     backoff.shares = True
-    queue._context.ledgers.backoffs["default"] = backoff
+    ledgers_of(queue).backoffs["default"] = backoff
     return queue
 
 
 def post_lease(queue: Queue, count: int) -> DelegationTurn:
     """Post a lease as another worker does, and do no more."""
-    ledgers = queue._context.ledgers
+    ledgers = ledgers_of(queue)
     data = {"lease": {"worker_id": "posted", "max_messages": count}}
     turn = DelegationTurn(ledgers.files, ledgers.log, "default", [data])
     turn.post()
@@ -88,7 +89,7 @@ def test_competing_writers_over_a_store_that_fails_all_the_time_lose_nothing(
         "commit_lock",
         lambda table, group: locks.setdefault((id(table), group), FairLock(None)),
     )
-    options = queue._context.storage_options
+    options = context_of(queue).storage_options
     queue.publish([f"more {n}" for n in range(60)])
     done: list[int] = []
     failed: list[BaseException] = []
@@ -117,10 +118,10 @@ def test_competing_writers_over_a_store_that_fails_all_the_time_lose_nothing(
 
 def test_a_request_has_a_small_file(queue: Queue) -> None:
     turn = post_lease(queue, 5)
-    (info,) = queue._context.ledgers.files.list(f"{FOLDER}/default")
+    (info,) = ledgers_of(queue).files.list(f"{FOLDER}/default")
     assert info.size < 200
     read = PostedRequest.decode(
-        info.path.rpartition("/")[2], queue._context.ledgers.files.read(info.path)
+        info.path.rpartition("/")[2], ledgers_of(queue).files.read(info.path)
     )
     assert read is not None
     assert read.request_id == turn.request_id
@@ -137,7 +138,7 @@ def test_a_foreign_name_that_hides_the_requests_stops_nobody(
     assert endpoint.getresponse().status == 200
     endpoint.close()
     with pytest.raises(OSError, match="invalid path"):
-        queue._context.ledgers.files.list(f"{FOLDER}/default")
+        ledgers_of(queue).files.list(f"{FOLDER}/default")
     lease = queue.group().lease("w", max_messages=5)
     assert lease is not None
     assert lease.ack().settled == 5

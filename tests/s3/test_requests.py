@@ -13,6 +13,7 @@ import pytest
 from support.blocks import ROOT
 from support.s3_endpoint import BUCKET, storage_options
 from support.s3_requests import Requests, counting
+from support.tables import context_of
 
 from spark_mq import Lease, Queue
 
@@ -68,7 +69,7 @@ def test_the_page_on_prices_has_the_requests_of_the_code(
     group = queue.group()
 
     def open_again() -> Queue:
-        return Queue.open(queue.path, storage_options=queue._context.storage_options)
+        return Queue.open(queue.path, storage_options=context_of(queue).storage_options)
 
     other = open_again()
     other.group().stats()

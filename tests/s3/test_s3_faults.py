@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.faulty_s3 import AFTER, BEFORE, REFUSED, RESET, SLOW, FaultyS3
+from support.tables import context_of, group_ledger_of, messages_of
 
 from spark_mq import Queue
 from spark_mq.errors import StorageError
@@ -60,7 +61,7 @@ def test_only_a_refused_publish_says_that_nothing_was_changed(
     other: Queue, faulty: FaultyS3, fault: str
 ) -> None:
     options = {
-        **other._context.storage_options,
+        **context_of(other).storage_options,
         "AWS_ENDPOINT_URL": faulty.url,
         "max_retries": "1",
         "backoff_config.init_backoff": "1ms",
@@ -98,9 +99,9 @@ def test_a_settle_whose_reply_is_lost_is_no_lease_lost(
     faulty.once(fault, "PUT", "leases/_delta_log")
     assert getattr(lease, verb)().settled == 2
     assert faulty.met() == 1
-    (reported,) = {(r.state, r.delivery_count) for r in other.group()._ledger.current()} or {
-        ("settled", 1)
-    }
+    (reported,) = {
+        (r.state, r.delivery_count) for r in group_ledger_of(other.group()).current()
+    } or {("settled", 1)}
     expected = {
         "ack": ("settled", 1),
         "nack": ("available", 1),
@@ -129,7 +130,7 @@ def test_a_store_that_fails_all_the_time_loses_and_doubles_nothing(
         acked |= {m.sequence for m in lease.messages}
     assert faulty.met() > 3
     assert acked == published
-    assert other.group().stats().acked == len(published) == other._context.messages.index().total
+    assert other.group().stats().acked == len(published) == messages_of(other).index().total
 
 
 def test_credentials_may_come_from_the_environment(

@@ -18,6 +18,7 @@ from support.checker import check_queue
 from support.clocks import MachineClocks
 from support.faulty_s3 import AFTER, RESET, FaultyS3
 from support.handles import again, housekeep, index_commits, lease
+from support.tables import context_of, ledgers_of, messages_of
 
 from spark_mq import Queue
 from spark_mq.delta.tables import write_checkpoint
@@ -50,7 +51,7 @@ def late(queue: Queue, proxy: FaultyS3) -> Queue:
 def through(queue: Queue, proxy: FaultyS3) -> Queue:
     return Queue.open(
         queue.path,
-        storage_options={**queue._context.storage_options, "AWS_ENDPOINT_URL": proxy.url},
+        storage_options={**context_of(queue).storage_options, "AWS_ENDPOINT_URL": proxy.url},
     )
 
 
@@ -153,7 +154,7 @@ def test_a_commit_whose_reply_is_lost_is_found(
     assert lease.ack().settled == 1
     proxy.once(fault, "PUT", "messages/_delta_log")
     receipt = late.publish(["c"])
-    assert queue._context.messages.index().total == 3
+    assert messages_of(queue).index().total == 3
     assert receipt.version == 2
 
 
@@ -221,10 +222,10 @@ def test_workers_over_a_failing_store_own_nothing_twice_and_lose_nothing(
         acked.update(m.sequence for m in lease.messages)
     assert proxy.met() > 0
     assert acked == Counter(published)
-    assert len(published) == queue._context.messages.index().total == 80
+    assert len(published) == messages_of(queue).index().total == 80
     queue.sweep()
     found = check_queue(
-        queue.path, queue._context.storage_options, skew=timedelta(0), drained=["default"]
+        queue.path, context_of(queue).storage_options, skew=timedelta(0), drained=["default"]
     )
     assert found.wrong == []
 
@@ -232,7 +233,7 @@ def test_workers_over_a_failing_store_own_nothing_twice_and_lose_nothing(
 def test_a_machine_that_slept_while_the_logs_were_cleaned_loses_nothing(
     queue: Queue, late: Queue
 ) -> None:
-    clocks, tables = MachineClocks(), (late._context.messages, late._context.ledgers)
+    clocks, tables = MachineClocks(), (messages_of(late), ledgers_of(late))
     for table in tables:
         table.log.clock = clocks.elapsed  # type: ignore[attr-defined]
     for value in "abc":
@@ -264,7 +265,7 @@ def test_a_lease_without_a_look_takes_nothing_that_a_trim_has_dropped(s3: dict[s
     clock = ManualClock()
     path = f"s3://queues/{uuid.uuid4().hex}/queue"
     queue = Queue.create(path, storage_options=s3, clock=clock)
-    log = queue._context.ledgers.log  # type: ignore[attr-defined]
+    log = ledgers_of(queue).log  # type: ignore[attr-defined]
     log.clock = MachineClocks().elapsed  # which stand still, so it looks only if it has to
     for value in "abcd":
         queue.publish(value)

@@ -19,6 +19,7 @@ from pyspark.errors import PySparkException
 from support.checker import check_queue
 from support.faulty_s3 import AFTER, BEFORE, RESET, SLOW, FaultyS3
 from support.harness import Stream, finish, make_queue, numbered, start, values
+from support.tables import context_of, messages_of
 
 from spark_mq import Queue, errors
 from spark_mq.spark import register
@@ -48,7 +49,7 @@ def proxy(s3: dict[str, str]) -> Iterator[FaultyS3]:
 def spark_options(queue: Queue, proxy: FaultyS3 | None = None) -> dict[str, str]:
     """The queue's storage options, as Spark takes them; through a proxy."""
     options = {
-        **queue._context.storage_options,
+        **context_of(queue).storage_options,
         **({} if proxy is None else {"AWS_ENDPOINT_URL": proxy.url}),
     }
     return {f"storageOptions.{name}": value for name, value in options.items()}
@@ -57,7 +58,7 @@ def spark_options(queue: Queue, proxy: FaultyS3 | None = None) -> dict[str, str]
 def through(queue: Queue, proxy: FaultyS3) -> Queue:
     return Queue.open(
         queue.path,
-        storage_options={**queue._context.storage_options, "AWS_ENDPOINT_URL": proxy.url},
+        storage_options={**context_of(queue).storage_options, "AWS_ENDPOINT_URL": proxy.url},
     )
 
 
@@ -69,7 +70,7 @@ def publish(spark: Any, queue: Queue, options: dict[str, str]) -> None:
 def check(queue: Queue) -> None:
     queue.sweep()
     found = check_queue(
-        queue.path, queue._context.storage_options, skew=timedelta(0), drained=["g"]
+        queue.path, context_of(queue).storage_options, skew=timedelta(0), drained=["g"]
     )
     assert found.wrong == []
     assert found.counts["leased"] == found.counts["messages"], "each message was delivered once"
@@ -107,7 +108,7 @@ def test_executors_write_and_read_there_and_batches_are_settled(
     stats = stream.group.stats()
     assert (stats.acked, stats.dead) == (ROWS - 2, 2)
     check(queue)
-    secret = queue._context.storage_options["AWS_SECRET_ACCESS_KEY"].encode()
+    secret = context_of(queue).storage_options["AWS_SECRET_ACCESS_KEY"].encode()
     written = [path for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()]
     assert written
     assert not [path for path in written if secret in path.read_bytes()], (
@@ -122,7 +123,7 @@ def test_the_table_functions_take_storage_options_from_the_session(
     published = queue.publish(numbered(3))
     lease = queue.group("g").lease("worker-1", max_messages=2)
     assert lease
-    options = queue._context.storage_options
+    options = context_of(queue).storage_options
     query = f"SELECT * FROM spark_mq_%s('{queue.path}'%s)"
     names = {f"spark.spark_mq.storageOptions.{name}": value for name, value in options.items()}
     for name, value in names.items():
@@ -187,7 +188,7 @@ def test_a_publish_lands_once_if_the_store_fails(
     proxy.once(fault, "PUT", part)
     publish(spark, queue, spark_options(queue, proxy))
     assert proxy.met() == 1
-    assert queue._context.messages.index().total == ROWS
+    assert messages_of(queue).index().total == ROWS
     lease = queue.group().lease("w", max_messages=2 * ROWS)
     assert lease is not None
     assert sorted(bytes(m.value).decode() for m in lease.messages) == numbered(ROWS)
@@ -245,7 +246,7 @@ def test_credentials_come_from_the_environment_of_the_driver(queue: Queue, tmp_p
     conf.mkdir()
     environment = {
         **os.environ,
-        **queue._context.storage_options,
+        **context_of(queue).storage_options,
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": paths,
         "SPARK_CONF_DIR": str(conf),
@@ -262,7 +263,9 @@ def test_credentials_come_from_the_environment_of_the_driver(queue: Queue, tmp_p
     assert done.returncode == 0, done.stderr[-3_000:]
     stats = queue.group("g").stats()
     assert (stats.acked, stats.dead) == (ROWS - 1, 1)
-    assert queue._context.storage_options["AWS_SECRET_ACCESS_KEY"] not in done.stdout + done.stderr
+    assert (
+        context_of(queue).storage_options["AWS_SECRET_ACCESS_KEY"] not in done.stdout + done.stderr
+    )
 
 
 def test_a_store_that_refuses_is_reported_without_the_secret(spark: Any, queue: Queue) -> None:

@@ -36,6 +36,7 @@ from support.harness import (
 )
 from support.marks import slow, slow_but
 from support.order_checker import check_order_of_queue, keys_of
+from support.tables import context_of, group_ledger_of
 
 from spark_mq import Message, Queue
 from spark_mq.ledger.ranges import LEASED
@@ -169,7 +170,7 @@ def test_a_killed_query_of_an_ordered_group_keeps_its_keys_and_their_order(
     if place == "after lease":
         die(queue, place)
     killed(mortal, each)
-    held = [r for r in mortal.group._ledger.current() if r.state == LEASED]
+    held = [r for r in group_ledger_of(mortal.group).current() if r.state == LEASED]
     assert bool(held) == (place != "after ack")
     other = mortal.group.lease("other", max_messages=100)
     assert other is not None
@@ -262,7 +263,9 @@ def test_a_replay_counts_as_a_delivery_before_its_rows_reach_user_code(
     reported: list[tuple[int, int]] = []
 
     def process(batch: Any, lease: Any) -> None:
-        (held,) = [r for r in mortal.group._ledger.current() if r.lease_id == lease.lease_id]
+        (held,) = [
+            r for r in group_ledger_of(mortal.group).current() if r.lease_id == lease.lease_id
+        ]
         reported.extend((row.delivery_count, held.delivery_count) for row in batch.collect())
 
     mortal.settle_with(process)
@@ -440,11 +443,11 @@ def test_a_frozen_driver_that_wakes_after_its_successor_took_over_settles_nothin
     if successor_ends:
         at_work.release.set()
         until(lambda: stream.group.stats().acked == 3, "the successor acked")
-    before = stream.group._ledger.current().ranges
+    before = group_ledger_of(stream.group).current().ranges
     frozen.release.set()
     until(lambda: not woken.isActive, "the woken driver's query ended")
     assert "StreamFenced" in str(woken.exception())
-    assert stream.group._ledger.current().ranges.equals(before), (
+    assert group_ledger_of(stream.group).current().ranges.equals(before), (
         "it settled nothing, and leased nothing"
     )
     at_work.release.set()
@@ -488,11 +491,11 @@ def test_a_frozen_driver_leases_nothing_once_its_successor_is_ahead(
     query = successor.start(successor.group.for_each_batch(process), available_now=False)
     at_work.wait(query)
     queue.publish("more to lease")
-    before = stream.group._ledger.current().ranges
+    before = group_ledger_of(stream.group).current().ranges
     frozen.release.set()
     until(lambda: not woken.isActive, "the woken driver's query ended")
     assert "StreamFenced" in str(woken.exception())
-    assert stream.group._ledger.current().ranges.equals(before)
+    assert group_ledger_of(stream.group).current().ranges.equals(before)
 
 
 def test_a_frozen_driver_loses_its_lease_and_is_reported_so(
@@ -539,7 +542,7 @@ def test_a_lease_outlives_its_timeout_while_its_batch_is_worked_on(
         at_first = batch.first().lease_expires_at
         until(
             lambda: (
-                queue._context.clock() > at_first.astimezone()
+                context_of(queue).clock() > at_first.astimezone()
                 and _deadline(stream, lease) > _micros(at_first)
             ),
             "past its first deadline",
@@ -553,7 +556,11 @@ def test_a_lease_outlives_its_timeout_while_its_batch_is_worked_on(
 
 def _deadline(stream: Stream, lease: Any) -> int:
     return max(
-        [r.expires_at or 0 for r in stream.group._ledger.current() if r.lease_id == lease.lease_id],
+        [
+            r.expires_at or 0
+            for r in group_ledger_of(stream.group).current()
+            if r.lease_id == lease.lease_id
+        ],
         default=0,
     )
 

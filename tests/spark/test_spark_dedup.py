@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.harness import finish, make_queue, start
+from support.tables import messages_of
 
 from spark_mq import Message, Queue
 
@@ -17,9 +18,9 @@ def target(tmp_path: Path) -> Queue:
 
 
 def landed(target: Queue) -> list[str]:
-    index = target._context.messages.index()
+    index = messages_of(target).index()
     slices = index.slices(0, index.last_sequence)
-    tables = [table for _, table in target._context.messages.read(slices, ["value"])]
+    tables = [table for _, table in messages_of(target).read(slices, ["value"])]
     return sorted(value.decode() for table in tables for value in table["value"].to_pylist())
 
 

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import functions as F
 from support.harness import Stream, finish, make_queue, numbered, start, until, values
 from support.marks import slow
+from support.tables import group_ledger_of, messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidSchema
@@ -150,7 +151,7 @@ def test_a_narrower_schema_reads_only_these_columns(
 
 def test_max_bytes_per_trigger_cuts_the_batches(stream: Stream, queue: Queue) -> None:
     queue.publish([bytes([i]) * 3 + str(i).encode() * 3000 for i in range(20)])
-    size = queue._context.messages.index().files[0].size
+    size = messages_of(queue).index().files[0].size
     stream.options["maxBytesPerTrigger"] = str(size // 3)
     sizes: list[int] = []
     stream.run(lambda batch, _: sizes.append(batch.count()))
@@ -335,7 +336,7 @@ def test_messages_of_a_damaged_file_are_dead_and_the_rest_go_on(
 ) -> None:
     queue.publish(numbered(3))
     queue.publish(["good"])
-    file = Path(queue._context.messages.path, queue._context.messages.index().files[0].path)
+    file = Path(messages_of(queue).path, messages_of(queue).index().files[0].path)
     if damage == "missing":
         file.unlink()
     else:
@@ -345,7 +346,7 @@ def test_messages_of_a_damaged_file_are_dead_and_the_rest_go_on(
     assert seen == ["good"]
     stats = stream.group.stats()
     assert (stats.dead, stats.acked) == (3, 1)
-    (dead,) = [r for r in stream.group._ledger.current() if r.state == "dead"]
+    (dead,) = [r for r in group_ledger_of(stream.group).current() if r.state == "dead"]
     assert dead.reason == "payload unreadable"
     assert file.name in (dead.error or "")
 
@@ -364,7 +365,7 @@ def test_what_process_returns_is_settled_as_failed_and_the_rest_is_acked(
         )
 
     stream.settle_with(process, on_error="reject")
-    dead = {r.first: r.error for r in stream.group._ledger.current() if r.state == "dead"}
+    dead = {r.first: r.error for r in group_ledger_of(stream.group).current() if r.state == "dead"}
     assert dead == {receipt.sequences[2]: "bad 002", receipt.sequences[4]: "bad 004"}
     assert stream.group.stats().acked == 4
 
@@ -398,7 +399,7 @@ def test_an_exception_settles_the_batch_as_asked_and_the_query_goes_on(
     stream.settle_with(process, on_error=on_error)
     stats = stream.group.stats()
     assert (stats.ready, stats.dead, stats.acked) == (ready, dead, 0)
-    assert {r.error for r in stream.group._ledger.current()} == {"ValueError: boom"}
+    assert {r.error for r in group_ledger_of(stream.group).current()} == {"ValueError: boom"}
 
 
 def test_a_settle_of_rows_reads_no_column_that_it_has_no_use_for(
@@ -441,7 +442,7 @@ def test_rows_settled_inside_the_function_stay_as_they_were_settled(
     stream.settle_with(process)
     ranges = {
         r.first: (r.state, r.error)
-        for r in stream.group._ledger.current()
+        for r in group_ledger_of(stream.group).current()
         if r.state in ("dead", "available")
     }
     assert ranges == {

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.delta_readers import TABLES, by_protocol, make_tables, normal
 from support.harness import Stream, configured, make_queue, until, values
+from support.tables import ledgers_of, messages_of
 
 from spark_mq import Queue, errors
 
@@ -19,7 +20,7 @@ def append(spark: Any, queue: Queue, *texts: str) -> None:
     rows = [(bytearray(text.encode()),) for text in texts]
     spark.createDataFrame(rows, "value BINARY").coalesce(1).write.format("delta").mode(
         "append"
-    ).save(queue._context.messages.path)
+    ).save(messages_of(queue).path)
 
 
 def take(queue: Queue, count: int = 100, group: str = "g") -> Any:
@@ -61,31 +62,29 @@ def test_spark_publishes_while_workers_lease(spark: Any, queue: Queue) -> None:
 
 def test_spark_publishes_the_value_alone(spark: Any, queue: Queue) -> None:
     """Spark fills missing columns with null. It needs no schema option."""
-    before = spark.read.format("delta").load(queue._context.messages.path).schema
+    before = spark.read.format("delta").load(messages_of(queue).path).schema
     spark.createDataFrame([(bytearray(b"a"),)], "value BINARY").write.format("delta").mode(
         "append"
-    ).save(queue._context.messages.path)
-    assert spark.read.format("delta").load(queue._context.messages.path).schema == before
+    ).save(messages_of(queue).path)
+    assert spark.read.format("delta").load(messages_of(queue).path).schema == before
     (message,) = take(queue).messages
     assert (message.value, message.message_id, message.key) == (b"a", str(message.sequence), None)
-    assert "/" not in queue._context.messages.index().files[0].path
+    assert "/" not in messages_of(queue).index().files[0].path
 
 
 def test_spark_refuses_text_until_it_is_cast(spark: Any, queue: Queue) -> None:
     """Delta Lake for Spark casts no STRING to BINARY in an append of a DataFrame."""
     text = spark.createDataFrame([("a",)], "value STRING")
     with pytest.raises(Exception, match="DELTA_FAILED_TO_MERGE_FIELDS"):
-        text.write.format("delta").mode("append").save(queue._context.messages.path)
+        text.write.format("delta").mode("append").save(messages_of(queue).path)
     text.selectExpr("CAST(value AS BINARY) AS value").write.format("delta").mode("append").save(
-        queue._context.messages.path
+        messages_of(queue).path
     )
     assert texts(take(queue)) == ["a"]
 
 
 def test_spark_inserts_the_value_alone_by_sql(spark: Any, queue: Queue) -> None:
-    spark.sql(
-        f"INSERT INTO delta.`{queue._context.messages.path}` (value) VALUES (CAST('a' AS BINARY))"
-    )
+    spark.sql(f"INSERT INTO delta.`{messages_of(queue).path}` (value) VALUES (CAST('a' AS BINARY))")
     assert texts(take(queue)) == ["a"]
 
 
@@ -98,8 +97,8 @@ def test_spark_writes_and_tidies_while_leases_are_held(spark: Any, queue: Queue)
     append(spark, queue, "c", "d")
     held = take(queue, 1)
     messages, leases = (
-        f"delta.`{queue._context.messages.path}`",
-        f"delta.`{queue._context.ledgers.path}`",
+        f"delta.`{messages_of(queue).path}`",
+        f"delta.`{ledgers_of(queue).path}`",
     )
     spark.sql(f"OPTIMIZE {messages} ZORDER BY (published_at)")
     append(spark, queue, "e")
@@ -125,7 +124,7 @@ def test_what_spark_may_not_change_it_is_refused_and_what_it_may_disturbs_nobody
     queue.publish(["a", "b"])
     worker = Queue.open(queue.path)
     held = take(worker, 1)
-    messages = f"delta.`{queue._context.messages.path}`"
+    messages = f"delta.`{messages_of(queue).path}`"
     for statement in (
         f"DELETE FROM {messages} WHERE key IS NULL",
         f"UPDATE {messages} SET key = 'x'",
@@ -136,7 +135,7 @@ def test_what_spark_may_not_change_it_is_refused_and_what_it_may_disturbs_nobody
     rows = [(bytearray(b"c"), "mine")]
     spark.createDataFrame(rows, "value BINARY, note STRING").write.format("delta").mode(
         "append"
-    ).save(queue._context.messages.path)
+    ).save(messages_of(queue).path)
     worker.publish("d")
     held.ack()
     assert texts(take(worker)) == ["b", "c", "d"]
@@ -144,7 +143,7 @@ def test_what_spark_may_not_change_it_is_refused_and_what_it_may_disturbs_nobody
     spark.sql(f"ALTER TABLE {messages} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
     for call in (
         lambda: Queue.open(queue.path),
-        worker._context.messages.index,
+        messages_of(worker).index,
         lambda: worker.publish("x"),
     ):
         with pytest.raises(errors.UnsupportedTable, match="deletionVectors"):
@@ -158,11 +157,11 @@ def test_a_restore_by_spark_after_a_trim_publishes_nothing_again(
     queue = make_queue(tmp_path / "queue", retention=0)
     queue.publish(["a", "b"])
     append(spark, queue, "c")
-    before = queue._context.messages.index().version
+    before = messages_of(queue).index().version
     take(queue).ack()
     assert queue.sweep().trimmed_files == 2
     with configured(spark, "spark.sql.files.ignoreMissingFiles", "true"):
-        spark.sql(f"RESTORE TABLE delta.`{queue._context.messages.path}` TO VERSION AS OF {before}")
+        spark.sql(f"RESTORE TABLE delta.`{messages_of(queue).path}` TO VERSION AS OF {before}")
     for handle in (queue, Queue.open(queue.path)):
         assert handle.group("g").lease("w") is None
         assert handle.group("new").lease("w") is None
@@ -179,9 +178,7 @@ def test_a_page_that_no_task_can_read_ends_the_query_once_and_is_dead_at_its_res
     queue.publish("good-1")
     bad = queue.publish("poor")
     queue.publish("good-2")
-    path = Path(
-        queue._context.messages.path, queue._context.messages.index().file_at(bad.sequences[0]).path
-    )
+    path = Path(messages_of(queue).path, messages_of(queue).index().file_at(bad.sequences[0]).path)
     path.write_bytes(path.read_bytes().replace(b"poor", b"pOor"))
     got: list[str] = []
     with pytest.raises(Exception, match="cannot be read") as caught:

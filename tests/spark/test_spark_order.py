@@ -14,6 +14,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import functions as F
 from support.harness import Stream, make_queue, versions
 from support.marks import slow, slow_but
+from support.tables import messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidSchema
@@ -311,7 +312,7 @@ def test_a_dataframe_is_published_in_lanes_in_the_order_of_its_rows(
         (F.col("id") % 3 * 4).cast("int").alias("priority"),
     )
     rows.write.format("spark_mq").mode("append").save(queue.path)
-    index = Queue.open(queue.path)._context.messages.index()
+    index = messages_of(Queue.open(queue.path)).index()
     files = [bands for _, bands, _, _ in index.banded_pieces(0, index.last_sequence)]
     assert [file.is_sorted for file in files] == [True] * 3
     found = peek(spark, queue).orderBy("sequence").collect()
@@ -419,7 +420,7 @@ def test_a_read_shows_the_priority_that_counts(spark: Any, tmp_path: Path) -> No
 def test_sql_computes_the_lane_of_a_key(spark: Any, queue: Queue) -> None:
     publish(queue, 1)
     rows = peek(spark, queue).selectExpr("sequence", f"crc32(key) % {LANES} AS lane").collect()
-    index = queue._context.messages.index()
+    index = messages_of(queue).index()
     for row in rows:
         ((band, _, _),) = index.band_runs(row.sequence, row.sequence)
         assert index.layout.lane_of(band) == row.lane

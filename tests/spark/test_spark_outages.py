@@ -11,6 +11,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from support.harness import Stream, numbered
 from support.marks import slow
+from support.tables import group_ledger_of, messages_of
 
 from spark_mq import Queue
 
@@ -22,8 +23,7 @@ class Hidden:
 
     def __init__(self, queue: Queue) -> None:
         self._files = [
-            Path(queue.path, "messages", file.path)
-            for file in queue._context.messages.index().files
+            Path(queue.path, "messages", file.path) for file in messages_of(queue).index().files
         ]
 
     def begin(self) -> None:
@@ -59,7 +59,7 @@ def test_a_stream_that_is_restarted_in_an_outage_delivers_each_message_once(
     for _ in range(6):  # more often than a message may be delivered
         with pytest.raises(StreamingQueryException):
             run()
-    assert {(r.state, r.delivery_count) for r in stream.group._ledger.current()} == {
+    assert {(r.state, r.delivery_count) for r in group_ledger_of(stream.group).current()} == {
         ("available", 0)
     }
     away[0] = False

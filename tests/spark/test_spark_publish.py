@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from support.handles import housekeep
 from support.harness import Stream, finish, forget_last_commit, numbered, start, values, versions
 from support.marks import slow
+from support.tables import context_of, messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.maintenance.archive import index_commits
@@ -67,7 +68,7 @@ def test_a_dataframe_gets_the_queues_default_times_where_it_has_none(
     assert queue.group().ensure().stats().delayed == 1
     (own,) = queue.group().lease("w", max_messages=10).messages  # type: ignore[union-attr]
     assert own.value == b"own"
-    (file,) = queue._context.messages.index().files
+    (file,) = messages_of(queue).index().files
     assert all(expires_at is not None for _, _, expires_at in file.times.runs)  # type: ignore[union-attr]
 
 
@@ -99,7 +100,7 @@ def test_spark_reads_and_appends_to_a_queue_whose_log_was_cleaned(spark: Any, qu
         producer_sequence=1,
     )
     queue.publish("c")
-    index_commits(queue._context)
+    index_commits(context_of(queue))
     assert housekeep(queue, keep_versions=0, keep_seconds=0) > 0
     messages = f"{queue.path}/messages"
     assert spark.read.format("delta").load(messages).count() == 3
@@ -111,7 +112,7 @@ def test_spark_reads_and_appends_to_a_queue_whose_log_was_cleaned(spark: Any, qu
         b"c",
         b"plain",
     ]
-    index_commits(queue._context)
+    index_commits(context_of(queue))
     written = spark.read.format("delta").load(f"{queue.path}/commits").orderBy("version", "first")
     assert [(r.version, r.kind, r.rows, r.app) for r in written.collect()] == [
         (1, "mark", None, "spark_mq.producer:p"),

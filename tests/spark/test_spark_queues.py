@@ -23,6 +23,7 @@ from support.harness import (
     values,
 )
 from support.marks import slow
+from support.tables import group_ledger_of
 
 from spark_mq import Queue
 from spark_mq.errors import LeaseLost
@@ -145,7 +146,7 @@ def test_rows_say_what_becomes_of_their_messages(stream: Stream) -> None:
         ).where("error <> 'why 005'")
 
     stream.run(stream.group.for_each_batch(process, on_error="nack"), frame=stream.frame().limit(6))
-    reported = {(r.state, r.error) for r in stream.group._ledger.current()}
+    reported = {(r.state, r.error) for r in group_ledger_of(stream.group).current()}
     assert ("dead", "why 002") in reported
     assert {("available", "why 001"), ("available", "why 003")} <= reported
     stats = stream.group.stats()

@@ -17,6 +17,7 @@ from deltalake.transaction import AddAction
 from pyspark.errors import StreamingQueryException
 from support.harness import Stream, configured, finish, make_queue, numbered, start, values
 from support.marks import slow
+from support.tables import messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.errors import CorruptLog
@@ -50,10 +51,10 @@ def both(
 
 def foreign(queue: Queue, name: str, texts: list[str]) -> None:
     """A file of a foreign writer, with nothing but values, under a name of its own."""
-    path = Path(queue._context.messages.path, name)
+    path = Path(messages_of(queue).path, name)
     pq.write_table(pa.table({"value": pa.array([text.encode() for text in texts])}), path)
     add = AddAction(name, path.stat().st_size, {}, 0, True, json.dumps({"numRecords": len(texts)}))
-    DeltaTable(queue._context.messages.path).create_write_transaction(
+    DeltaTable(messages_of(queue).path).create_write_transaction(
         [add], "append", MESSAGE_SCHEMA, []
     )
 
@@ -218,7 +219,7 @@ def test_files_that_spark_would_tell_by_other_names_are_read_through_python(
 ) -> None:
     """A name that is not found again would be messages lost."""
     for at, name in enumerate(names):
-        Path(queue._context.messages.path, name).parent.mkdir(exist_ok=True)
+        Path(messages_of(queue).path, name).parent.mkdir(exist_ok=True)
         foreign(queue, name, numbered(6)[3 * at : 3 * at + 3])
     ((through_python, by_spark),) = both(stream, by_spark=False)
     assert by_spark == through_python
@@ -248,7 +249,7 @@ def test_a_file_that_is_not_as_its_commit_says_is_an_error_whatever_the_session_
     errors: list[Exception] = []
 
     def process(batch: Any, lease: Any) -> None:
-        (path,) = Path(queue._context.messages.path).glob("*.parquet")
+        (path,) = Path(messages_of(queue).path).glob("*.parquet")
         if damage == "missing":
             path.unlink()
         else:
@@ -268,7 +269,7 @@ def test_a_flipped_bit_is_found_not_delivered(spark: Any, stream: Stream, queue:
     seen: list[str] = []
 
     def process(batch: Any, lease: Any) -> None:
-        (path,) = Path(queue._context.messages.path).glob("*.parquet")
+        (path,) = Path(messages_of(queue).path).glob("*.parquet")
         path.write_bytes(path.read_bytes().replace(b"poor", b"pOor"))
         seen.extend(values(lease.read()))
 

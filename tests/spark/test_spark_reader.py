@@ -28,6 +28,7 @@ from support.harness import (
     values,
 )
 from support.marks import slow, slow_but
+from support.tables import messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption
@@ -283,10 +284,10 @@ def test_a_replay_of_a_settled_batch_hands_nothing_over(stream: Stream, queue: Q
 
 
 def test_nulls_read_as_the_source_fills_them(stream: Stream, queue: Queue) -> None:
-    path = Path(queue._context.messages.path, "foreign.parquet")
+    path = Path(messages_of(queue).path, "foreign.parquet")
     pq.write_table(pa.table({"value": pa.array([b"x", b"", b"z"])}), path)
     add = AddAction(path.name, path.stat().st_size, {}, 0, True, json.dumps({"numRecords": 3}))
-    DeltaTable(queue._context.messages.path).create_write_transaction(
+    DeltaTable(messages_of(queue).path).create_write_transaction(
         [add], "append", MESSAGE_SCHEMA, []
     )
     both = Both(stream)
@@ -303,11 +304,11 @@ def test_a_file_whose_types_spark_reads_otherwise_is_left_to_the_source(
     stream: Stream, queue: Queue, kind: str
 ) -> None:
     """Spark refuses nanoseconds, and takes instants without a zone for others."""
-    path = Path(queue._context.messages.path, "foreign.parquet")
+    path = Path(messages_of(queue).path, "foreign.parquet")
     times = pa.array([datetime(2024, 1, 1, tzinfo=UTC)] * 2).cast(pa.timestamp(kind))
     pq.write_table(pa.table({"value": pa.array([b"x", b"y"]), "published_at": times}), path)
     add = AddAction(path.name, path.stat().st_size, {}, 0, True, json.dumps({"numRecords": 2}))
-    DeltaTable(queue._context.messages.path).create_write_transaction(
+    DeltaTable(messages_of(queue).path).create_write_transaction(
         [add], "append", MESSAGE_SCHEMA, []
     )
     both = Both(stream)
@@ -323,8 +324,8 @@ def test_messages_of_a_missing_file_are_dead_and_spark_reads_the_rest(
     queue.publish(numbered(3))
     lost = queue.publish("lost")
     Path(
-        queue._context.messages.path,
-        queue._context.messages.index().file_at(lost.sequences[0]).path,
+        messages_of(queue).path,
+        messages_of(queue).index().file_at(lost.sequences[0]).path,
     ).unlink()
     both = Both(stream)
     stream.run(both)
@@ -336,7 +337,7 @@ def test_messages_of_a_missing_file_are_dead_and_spark_reads_the_rest(
 def test_a_file_that_shrinks_after_the_lease_is_not_acked(stream: Stream, queue: Queue) -> None:
     """The source finds it, because Spark would read fewer rows without an error."""
     queue.publish(numbered(5))
-    (path,) = Path(queue._context.messages.path).glob("*.parquet")
+    (path,) = Path(messages_of(queue).path).glob("*.parquet")
     whole = pq.read_table(path, partitioning=None)
     each = stream.group.for_each_batch(lambda batch, lease: batch.collect(), on_error="raise")
 

@@ -12,6 +12,7 @@ import pytest
 from deltalake import DeltaTable, TableFeatures, write_deltalake
 from pyspark.sql import functions as F
 from support.harness import Stream, make_queue, numbered, versions
+from support.tables import context_of, messages_of
 
 from spark_mq import Queue
 from spark_mq.errors import InvalidOption
@@ -97,7 +98,7 @@ def run(stream: Stream) -> None:
 def test_a_queue_that_is_not_there_is_refused_and_not_made(spark: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "nothing")
     stream = Stream(spark, make_queue(tmp_path / "other"), tmp_path / "checkpoint")
-    stream.queue._context.path = path
+    context_of(stream.queue).path = path
     with pytest.raises(Exception, match=r"QueueNotFound.*Queue.create") as caught:
         run(stream)
     assert path in str(caught.value)
@@ -121,7 +122,7 @@ def test_a_path_that_holds_another_kind_of_table_is_refused(spark: Any, tmp_path
     write_deltalake(path, pa.table({"value": ["x"]}))
     before = sorted(Path(path).rglob("*"))
     stream = Stream(spark, make_queue(tmp_path / "other"), tmp_path / "checkpoint")
-    stream.queue._context.path = path
+    context_of(stream.queue).path = path
     with pytest.raises(Exception, match=r"NotAQueue.*itself a Delta table"):
         run(stream)
     with pytest.raises(Exception, match="NotAQueue"):
@@ -134,7 +135,7 @@ def test_a_path_that_holds_another_kind_of_table_is_refused(spark: Any, tmp_path
 def test_a_table_feature_that_is_not_supported_is_refused_by_name(
     stream: Stream, filled: Queue
 ) -> None:
-    table = DeltaTable(filled._context.messages.path)
+    table = DeltaTable(messages_of(filled).path)
     table.alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
     files = sorted(Path(filled.path).rglob("*"))
     with pytest.raises(Exception, match=r"UnsupportedTable.*deletionVectors"):

@@ -9,6 +9,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from support.harness import Death, Stream, forget_last_commit, make_queue, numbered
 from support.marks import slow_but
+from support.tables import messages_of
 
 from spark_mq import Queue
 from spark_mq.errors import InvalidOption
@@ -22,9 +23,9 @@ def target(tmp_path: Path) -> Queue:
 
 
 def landed(target: Queue) -> list[str]:
-    index = target._context.messages.index()
+    index = messages_of(target).index()
     slices = index.slices(0, index.last_sequence)
-    tables = [table for _, table in target._context.messages.read(slices, ["value"])]
+    tables = [table for _, table in messages_of(target).read(slices, ["value"])]
     return sorted(value.decode() for table in tables for value in table["value"].to_pylist())
 
 

@@ -13,6 +13,7 @@ from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThanOrEqual, No
 from support.handles import again, housekeep
 from support.harness import make_queue
 from support.people import own_user
+from support.tables import ledgers_of
 
 from spark_mq import GroupStats, Message, Queue
 from spark_mq.ledger.ranges import Range
@@ -228,7 +229,7 @@ def test_a_read_shows_how_each_message_ended_also_once_a_sweep_has_cleaned(
             ended.group("other").configure(max_in_flight=1)
             ended.group("other").configure(max_in_flight=2)
         housekeep(ended, keep_versions=1, keep_seconds=0)
-    assert list(again(ended)._context.ledgers.commits(1, 10)) == []
+    assert list(ledgers_of(again(ended)).commits(1, 10)) == []
     assert read_rows(ended, EqualTo(("state",), "dead_lettered")) == 1
     assert read_rows(ended, EqualTo(("state",), "acked")) == 1
     assert read_rows(ended) == 7

@@ -16,6 +16,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import AddAction
 from support.handles import Injected, again, housekeep, index_commits, lease, on_commit
+from support.tables import messages_of
 
 from spark_mq import Message, Queue, errors
 from spark_mq.delta import cleanup, tables
@@ -44,21 +45,21 @@ def queue(delta_queue: Make) -> Queue:
 
 
 def log_of(queue: Queue) -> MessageTable:
-    assert isinstance(queue._context.messages, MessageTable)
-    return queue._context.messages
+    assert isinstance(messages_of(queue), MessageTable)
+    return messages_of(queue)
 
 
 def json_versions(queue: Queue) -> list[int]:
     """The commits of messages/ whose JSON is there."""
     return sorted(
         int(path.stem)
-        for path in Path(queue._context.messages.path, "_delta_log").glob("*.json")
+        for path in Path(messages_of(queue).path, "_delta_log").glob("*.json")
         if path.stem.isdigit()
     )
 
 
 def data_files(queue: Queue) -> set[str]:
-    return {str(path) for path in Path(queue._context.messages.path).rglob("part-*.parquet")}
+    return {str(path) for path in Path(messages_of(queue).path).rglob("part-*.parquet")}
 
 
 def clean(queue: Queue) -> int:
@@ -96,22 +97,22 @@ def varied(queue: Queue, clock: ManualClock) -> None:
         ]
     )
     write_deltalake(
-        DeltaTable(queue._context.messages.path),
+        DeltaTable(messages_of(queue).path),
         pa.table({"value": [b"foreign"]}),
         mode="append",
         schema_mode="merge",
     )
     file = write_file(
-        queue._context.messages.files,
+        messages_of(queue).files,
         pa.table({"value": pa.array([b"without statistics", b"two"])}),
     )
     bare = AddAction(file.path, file.size, {}, 0, True, "{}")
-    DeltaTable(queue._context.messages.path).create_write_transaction(
+    DeltaTable(messages_of(queue).path).create_write_transaction(
         [bare], "append", MESSAGE_SCHEMA, []
     )
-    before = DeltaTable(queue._context.messages.path).version()
-    DeltaTable(queue._context.messages.path).optimize.compact()
-    DeltaTable(queue._context.messages.path).restore(before)
+    before = DeltaTable(messages_of(queue).path).version()
+    DeltaTable(messages_of(queue).path).optimize.compact()
+    DeltaTable(messages_of(queue).path).restore(before)
     queue.publish("last", producer_id="q", producer_sequence=0)
 
 
@@ -120,15 +121,15 @@ def varied(queue: Queue, clock: ManualClock) -> None:
 
 def test_what_is_written_down_says_all_that_the_log_said(queue: Queue, clock: ManualClock) -> None:
     varied(queue, clock)
-    before, index = said(queue), again(queue)._context.messages.index()
+    before, index = said(queue), messages_of(again(queue)).index()
     assert len({row["kind"] for row in before.to_pylist()}) == 3
     index_and_clean(queue)
     after = again(queue)
-    assert after._context.messages.index().files == index.files
+    assert messages_of(after).index().files == index.files
     assert (
-        after._context.messages.index().version,
-        after._context.messages.index().total,
-        after._context.messages.index().last_sequence,
+        messages_of(after).index().version,
+        messages_of(after).index().total,
+        messages_of(after).index().last_sequence,
     ) == (
         index.version,
         index.total,
@@ -190,7 +191,7 @@ def test_compacted_files_are_trimmed_as_their_newest_source_from_a_cleaned_log(
     queue = delta_queue(retention=0)
     for value in "abc":
         queue.publish(value)
-    DeltaTable(queue._context.messages.path).optimize.compact()
+    DeltaTable(messages_of(queue).path).optimize.compact()
     index_and_clean(queue)
     clock.advance("1m")
     lease(again(queue), 2).ack()
@@ -235,13 +236,13 @@ def test_most_looks_at_the_log_cost_none_at_the_table(
     """To open the table takes longer the more files it has."""
     looker, looked = again(queue), []
     queue.publish("a")
-    assert looker._context.messages.index().total == 1
+    assert messages_of(looker).index().total == 1
     monkeypatch.setattr(log_of(looker).log, "_open", lambda: looked.append(1))
     monkeypatch.setattr(log_of(looker).files, "list", looked.append)
-    assert looker._context.messages.index().total == 1
+    assert messages_of(looker).index().total == 1
     for value in "bcd":
         queue.publish(value)
-    assert looker._context.messages.index().total == 4
+    assert messages_of(looker).index().total == 4
     assert looked == []
 
 
@@ -250,14 +251,14 @@ def test_a_queue_that_was_made_anew_is_noticed(delta_queue: Make, longer: bool) 
     old = delta_queue()
     old.publish("a")
     old.publish("b")
-    assert old._context.messages.index().total == 2
+    assert messages_of(old).index().total == 2
     for name in ("messages", "leases"):
         Path(old.path, name).rename(Path(old.path).parent / f"old-{name}")
     new = delta_queue()
     for value in "abcd" if longer else "":
         new.publish(value)
     with pytest.raises(errors.NotAQueue, match="created again after"):
-        old._context.messages.index()
+        messages_of(old).index()
 
 
 def test_a_publisher_whose_queue_was_made_anew_is_reported_and_does_no_harm(
@@ -338,9 +339,9 @@ def test_a_commit_that_is_gone_and_not_written_down_is_reported(queue: Queue) ->
     queue.publish("b")
     queue.publish("c")
     write_checkpoint(log_of(queue).files)
-    Path(queue._context.messages.path, "_delta_log", f"{2:020d}.json").unlink()
+    Path(messages_of(queue).path, "_delta_log", f"{2:020d}.json").unlink()
     with pytest.raises(errors.CorruptLog, match="commit 2"):
-        again(queue)._context.messages.index()
+        messages_of(again(queue)).index()
 
 
 # -- cleaning
@@ -376,7 +377,7 @@ def test_cleaning_keeps_the_last_versions_and_what_is_young(queue: Queue) -> Non
     assert json_versions(queue) == [4, 5, 6]
     for version in (4, 5, 6):
         assert (
-            DeltaTable(queue._context.messages.path, version=version).to_pyarrow_table().num_rows
+            DeltaTable(messages_of(queue).path, version=version).to_pyarrow_table().num_rows
             == version
         )
 
@@ -386,7 +387,7 @@ def test_cleaning_deletes_no_data(queue: Queue, clock: ManualClock) -> None:
     before = data_files(queue)
     index_and_clean(queue)
     assert data_files(queue) == before
-    assert DeltaTable(queue._context.messages.path).to_pyarrow_table().num_rows == 10
+    assert DeltaTable(messages_of(queue).path).to_pyarrow_table().num_rows == 10
 
 
 @pytest.mark.parametrize("at", [1, 2, 4])
@@ -403,9 +404,9 @@ def test_a_clean_killed_at_any_step_and_repeated_ends_the_same(
 
     with monkeypatch.context() as patch:
         patch.setattr(
-            queue._context.messages.files,
+            messages_of(queue).files,
             "delete",
-            Injected(queue._context.messages.files.delete, after=die, at=at),
+            Injected(messages_of(queue).files.delete, after=die, at=at),
         )
         with pytest.raises(Killed):
             clean(queue)
@@ -573,7 +574,7 @@ def test_cleaning_a_log_takes_checksums_and_old_checkpoints_along(queue: Queue) 
     for value in "abc":
         queue.publish(value)
         write_checkpoint(log_of(queue).files)
-    folder = Path(queue._context.messages.path, "_delta_log")
+    folder = Path(messages_of(queue).path, "_delta_log")
     (folder / f"{1:020d}.crc").write_text("{}")
     clean_table(DeltaLog(log_of(queue).files), ALL, data_files=False)
     left = sorted(path.name for path in folder.iterdir() if path.name[0].isdigit())

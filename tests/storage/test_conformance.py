@@ -17,6 +17,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import AddAction
 from support.handles import again
+from support.tables import context_of, ledgers_of, messages_of
 
 from spark_mq import (
     GroupStats,
@@ -447,7 +448,7 @@ def test_a_group_starts_where_it_is_asked_to(queue: Queue, clock: ManualClock) -
     for value in "abc":
         receipts.append(queue.publish(value))
         clock.advance("1m")
-    times = [to_datetime(file.committed_at) for file in queue._context.messages.index().files]
+    times = [to_datetime(file.committed_at) for file in messages_of(queue).index().files]
 
     def read(name: str, start: Any) -> list[bytes]:
         lease = queue.group(name, start=start).lease("w", max_messages=10)
@@ -492,14 +493,14 @@ def test_of_two_that_make_a_group_one_decides_its_start(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue.publish(["a", "b"])
-    other, original = again(queue), queue._context.ledgers.write
+    other, original = again(queue), ledgers_of(queue).write
 
     def beaten(*args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(queue._context.ledgers, "write", original)
+        monkeypatch.setattr(ledgers_of(queue), "write", original)
         other.group("g", start="latest").ensure()
         return original(*args, **options)
 
-    monkeypatch.setattr(queue._context.ledgers, "write", beaten)
+    monkeypatch.setattr(ledgers_of(queue), "write", beaten)
     group = queue.group("g", start="earliest").ensure()
     assert group.lease("w") is None
     assert group.stats().ready == 0
@@ -595,10 +596,10 @@ def test_an_unreadable_file_makes_its_messages_dead_and_the_rest_go_on(queue: Qu
     queue.publish("bad")
     queue.publish("good")
     queue.publish("gone")
-    bad, _, gone = (file.path for file in queue._context.messages.index().files)
-    queue._context.messages.files.delete(bad)
-    queue._context.messages.files.write(bad, b"garbage")
-    queue._context.messages.files.delete(gone)
+    bad, _, gone = (file.path for file in messages_of(queue).index().files)
+    messages_of(queue).files.delete(bad)
+    messages_of(queue).files.write(bad, b"garbage")
+    messages_of(queue).files.delete(gone)
     assert values(take(queue)) == [b"good"]
     assert stats(queue).dead == 2
 
@@ -611,10 +612,10 @@ def test_a_queue_and_its_group_can_be_pickled(delta_queue: Make, clock: ManualCl
     queue.publish(["a", "b"])
     lease = take(queue, 1)
     copy, group = pickle.loads(pickle.dumps((queue, queue.group())))
-    assert (copy.path, copy.settings, copy._context.clock()) == (
+    assert (copy.path, copy.settings, context_of(copy).clock()) == (
         queue.path,
         queue.settings,
-        queue._context.clock(),
+        context_of(queue).clock(),
     )
     assert group.ack(lease.lease_id) == SettleResult(1)
     assert values(take(copy)) == [b"b"]
@@ -641,15 +642,13 @@ def test_the_examples_of_the_testing_module_hold() -> None:
 
 
 def append(queue: Queue, table: pa.Table) -> None:
-    write_deltalake(
-        DeltaTable(queue._context.messages.path), table, mode="append", schema_mode="merge"
-    )
+    write_deltalake(DeltaTable(messages_of(queue).path), table, mode="append", schema_mode="merge")
 
 
 def test_a_foreign_append_of_values_alone_is_a_publish(delta_queue: Make) -> None:
     queue = delta_queue()
     append(queue, pa.table({"value": pa.array([b"a", b"b"])}))
-    file = queue._context.messages.index().files[0]
+    file = messages_of(queue).index().files[0]
     messages = take(queue).messages
     assert [(m.value, m.message_id) for m in messages] == [
         (b"a", str(sequence(1, 0))),
@@ -681,9 +680,9 @@ def test_compaction_publishes_nothing_and_reading_goes_on(delta_queue: Make) -> 
     for n in range(5):
         queue.publish(str(n))
     half = take(queue, 2)
-    metrics = DeltaTable(queue._context.messages.path).optimize.compact()
+    metrics = DeltaTable(messages_of(queue).path).optimize.compact()
     assert metrics["numFilesRemoved"] == 5
-    DeltaTable(queue._context.messages.path).vacuum(dry_run=False)
+    DeltaTable(messages_of(queue).path).vacuum(dry_run=False)
     queue.publish("5")
     assert values(half) == [b"0", b"1"]
     assert values(take(again(queue))) == [b"2", b"3", b"4", b"5"]
@@ -694,8 +693,8 @@ def test_restore_publishes_nothing(delta_queue: Make) -> None:
     queue = delta_queue()
     first = queue.publish("a")
     queue.publish("b")
-    DeltaTable(queue._context.messages.path).restore(first.version)
-    DeltaTable(queue._context.messages.path).restore(first.version + 1)
+    DeltaTable(messages_of(queue).path).restore(first.version)
+    DeltaTable(messages_of(queue).path).restore(first.version + 1)
     queue.publish("c")
     for handle in (queue, again(queue)):
         assert handle.stats()["published"] == 3
@@ -706,9 +705,9 @@ def test_a_path_added_twice_counts_once(delta_queue: Make) -> None:
     """As a writer does whose commit landed while its reply got lost."""
     queue = delta_queue()
     queue.publish(["a", "b"])
-    file = queue._context.messages.index().files[0]
+    file = messages_of(queue).index().files[0]
     add = AddAction(file.path, file.size, {}, 0, True, "{}")
-    DeltaTable(queue._context.messages.path).create_write_transaction(
+    DeltaTable(messages_of(queue).path).create_write_transaction(
         [add], "append", MESSAGE_SCHEMA, []
     )
     for handle in (queue, again(queue)):
@@ -721,9 +720,9 @@ def test_files_without_statistics_are_counted_by_their_footer(delta_queue: Make)
     path = "a folder/foreign file.parquet"  # and a name that the log writes in percent signs
     sink = io.BytesIO()
     pq.write_table(pa.table({"value": [b"a", b"b", b"c"]}), sink)
-    queue._context.messages.files.write(path, sink.getvalue())
+    messages_of(queue).files.write(path, sink.getvalue())
     add = AddAction(path, len(sink.getvalue()), {}, 0, True, "{}")
-    DeltaTable(queue._context.messages.path).create_write_transaction(
+    DeltaTable(messages_of(queue).path).create_write_transaction(
         [add], "append", MESSAGE_SCHEMA, []
     )
     assert values(take(queue)) == [b"a", b"b", b"c"]
@@ -734,7 +733,7 @@ def test_a_rewrite_is_reported_and_publishes_nothing(
 ) -> None:
     queue = delta_queue()
     queue.publish(["a", "b"])
-    table = DeltaTable(queue._context.messages.path)
+    table = DeltaTable(messages_of(queue).path)
     table.alter.set_table_properties({"delta.appendOnly": "false"})
     table.delete("value = 'a'")
     assert queue.stats()["published"] == 2
@@ -745,4 +744,4 @@ def test_the_tables_refuse_what_would_break_the_log(delta_queue: Make) -> None:
     queue = delta_queue()
     queue.publish("a")
     with pytest.raises(Exception, match=r"(?i)append"):
-        DeltaTable(queue._context.messages.path).delete()
+        DeltaTable(messages_of(queue).path).delete()

@@ -23,6 +23,7 @@ from support.handles import (
     trim,
     until,
 )
+from support.tables import group_ledger_of, messages_of
 
 from spark_mq import Lease, Queue, errors
 from spark_mq.testing import ManualClock
@@ -63,8 +64,8 @@ class World:
     def facts(self) -> Any:
         """What a new process finds."""
         queue = again(self.queue)
-        return queue._context.messages.index().files, {
-            name: list(queue.group(name)._ledger.current()) for name in queue.groups()
+        return messages_of(queue).index().files, {
+            name: list(group_ledger_of(queue.group(name)).current()) for name in queue.groups()
         }
 
     def finish(self) -> None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
+from support.tables import context_of, messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.operations.keep_alive import LeaseKeepAlive
@@ -21,16 +22,16 @@ from spark_mq.util.clock import SECOND
 
 def publish_without_statistics(queue: Queue, value: bytes) -> None:
     """As a foreign writer may."""
-    file = write_file(queue._context.messages.files, pa.table({"value": pa.array([value])}))
+    file = write_file(messages_of(queue).files, pa.table({"value": pa.array([value])}))
     add = AddAction(file.path, file.size, {}, 0, True, "{}")
-    DeltaTable(queue._context.messages.path).create_write_transaction(
+    DeltaTable(messages_of(queue).path).create_write_transaction(
         [add], "append", MESSAGE_SCHEMA, []
     )
 
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, queue: Queue) -> None:
     """The next data file that is opened is out of reach, and its bytes, once."""
-    real_open, real_read = queue._context.messages.files.open, queue._context.messages.files.read
+    real_open, real_read = messages_of(queue).files.open, messages_of(queue).files.read
     left = {"open": 1, "read": 1}
 
     def failing(name: str, real: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -42,8 +43,8 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, queue: Queue) -> None:
 
         return call
 
-    monkeypatch.setattr(queue._context.messages.files, "open", failing("open", real_open))
-    monkeypatch.setattr(queue._context.messages.files, "read", failing("read", real_read))
+    monkeypatch.setattr(messages_of(queue).files, "open", failing("open", real_open))
+    monkeypatch.setattr(messages_of(queue).files, "read", failing("read", real_read))
 
 
 def test_a_file_without_statistics_is_not_lost_by_a_failed_look(
@@ -65,7 +66,7 @@ def test_a_delayed_message_is_not_delivered_early_because_its_times_could_not_be
 ) -> None:
     queue = Queue.create(tmp_path / "q")
     Queue.open(queue.path).publish(
-        [Message("later", deliver_at=queue._context.clock() + timedelta(hours=1))]
+        [Message("later", deliver_at=context_of(queue).clock() + timedelta(hours=1))]
     )
     fail_once(monkeypatch, queue)
     with pytest.raises(OSError, match="Too many"):
@@ -80,7 +81,7 @@ def test_a_file_without_statistics_may_be_trimmed(tmp_path: Path) -> None:
     lease = queue.group().lease("w")
     assert lease is not None
     lease.ack()
-    late = Queue.open(queue.path, clock=lambda: queue._context.clock() + timedelta(seconds=5))
+    late = Queue.open(queue.path, clock=lambda: context_of(queue).clock() + timedelta(seconds=5))
     assert late.sweep().trimmed_files == 1
     queue.publish(["b"])
     lease = Queue.open(queue.path).group().lease("w")

@@ -16,6 +16,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 from support.handles import again, lease
+from support.tables import group_ledger_of, messages_of
 
 from spark_mq import Lease, Message, Queue, errors
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
@@ -110,7 +111,7 @@ def test_odd_paths_hold_a_queue_as_any_other(tmp_path: Path, name: str) -> None:
 
 
 def m_sequence(queue: Queue) -> int:
-    return queue._context.messages.index().files[0].first
+    return messages_of(queue).index().files[0].first
 
 
 @pytest.mark.parametrize(
@@ -205,7 +206,7 @@ def test_an_error_s_text_never_fails_a_settle(queue: Queue) -> None:
         raise ValueError("\ud800" + "x" * 10_000_000)
 
     assert queue.group().work(handler, until="empty").failed == 2
-    (r,) = again(queue).group()._ledger.current()
+    (r,) = group_ledger_of(again(queue).group()).current()
     assert r.error is not None
     assert (r.state, r.error[:14], len(r.error)) == ("dead", "ValueError: ?x", 2_000)
 
@@ -307,10 +308,10 @@ def test_instants_beyond_all_years_of_foreign_writers_are_bounded(
     columns = {name: values.cast(pa.timestamp("us", "UTC")) for name, values in instants.items()}
     pq.write_table(
         pa.table({"value": [b"published", b"delayed", b"expiring"], **columns}),
-        Path(queue._context.messages.path, "part-x.parquet"),
+        Path(messages_of(queue).path, "part-x.parquet"),
     )
     add = AddAction("part-x.parquet", 1, {}, 0, True, '{"numRecords": 3}')
-    DeltaTable(queue._context.messages.path).create_write_transaction(
+    DeltaTable(messages_of(queue).path).create_write_transaction(
         [add], "append", MESSAGE_SCHEMA, []
     )
     queue.sweep()
@@ -324,4 +325,4 @@ def test_instants_beyond_all_years_of_foreign_writers_are_bounded(
     queue.sweep()
     assert len(lease(queue.dead_letters, 10)) == 4
     assert queue.finished("a", payload=True).num_rows >= 2
-    assert str(queue.trace(queue._context.messages.index().files[0].first))
+    assert str(queue.trace(messages_of(queue).index().files[0].first))

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.arrow_memory import at_most
 from support.handles import again, lease
+from support.tables import ledgers_of, messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.delta.actions import log_path
@@ -25,17 +26,17 @@ from spark_mq.testing import ManualClock
 Make = Callable[..., Queue]
 
 
-def messages_of(queue: Queue) -> Path:
-    return Path(queue._context.messages.path)
+def messages_folder(queue: Queue) -> Path:
+    return Path(messages_of(queue).path)
 
 
 def append(queue: Queue, *adds: dict[str, Any], more: Sequence[dict[str, Any]] = ()) -> int:
     """Write a commit that adds files, as any writer can. Returns its version."""
-    version = again(queue)._context.messages.log.refresh().version + 1  # type: ignore[attr-defined]
+    version = messages_of(again(queue)).log.refresh().version + 1  # type: ignore[attr-defined]
     lines = [{"add": {**add, "partitionValues": {}, "modificationTime": 1}} for add in adds]
     lines += more
     text = "\n".join(json.dumps(line) for line in lines)
-    (messages_of(queue) / log_path(version)).write_text(text)
+    (messages_folder(queue) / log_path(version)).write_text(text)
     return int(version)
 
 
@@ -81,7 +82,7 @@ def test_only_files_inside_the_table_count(tmp_path: Path, delta_queue: Make, pa
         again(queue).stats()
     fresh.publish(["after"])
     # The hint of the error: give the commit up.
-    (messages_of(queue) / log_path(version)).write_text('{"commitInfo":{}}')
+    (messages_folder(queue) / log_path(version)).write_text('{"commitInfo":{}}')
     assert [m.value for m in lease(again(queue)).messages] == [b"after"]
 
 
@@ -118,7 +119,7 @@ def test_a_name_that_no_store_can_hold_is_a_missing_file(
     assert letter.headers["spark_mq.sequence"] == str(version << 32)
     assert "missing" in letter.headers["spark_mq.error"]
     assert max(map(len, caplog.messages)) < 1_000
-    write_checkpoint(again(queue)._context.messages.files)
+    write_checkpoint(messages_of(again(queue)).files)
     queue.publish(["more"])
     assert [m.value for m in lease(again(queue)).messages] == [b"more"]
 
@@ -131,7 +132,7 @@ def test_a_hostile_name_in_leases_breaks_its_group_alone(delta_queue: Make, path
     queue.publish(["a"])
     for name in ("hurt", "well"):
         queue.group(name).ensure()
-    ledgers = queue._context.ledgers
+    ledgers = ledgers_of(queue)
     version = ledgers.version() + 1
     add = {**add_of(path), "partitionValues": {"consumer_group": "hurt"}, "modificationTime": 1}
     Path(ledgers.path, log_path(version)).write_text(json.dumps({"add": add}))
@@ -148,7 +149,7 @@ def test_a_hostile_name_in_leases_breaks_its_group_alone(delta_queue: Make, path
 def test_half_characters_stop_no_checkpoint(delta_queue: Make) -> None:
     """Those of numbers, tags and values of partitions, too."""
     queue, half = delta_queue(), "a\ud800"
-    parquet(messages_of(queue) / "f.parquet")
+    parquet(messages_folder(queue) / "f.parquet")
     stats = {"numRecords": 1, "minValues": {"key": half}, "maxValues": {"key": half}}
     append(
         queue,
@@ -160,7 +161,7 @@ def test_half_characters_stop_no_checkpoint(delta_queue: Make) -> None:
     )
     fresh = again(queue)
     assert [m.value for m in lease(fresh).messages] == [b"secret"]
-    write_checkpoint(fresh._context.messages.files)
+    write_checkpoint(messages_of(fresh).files)
     fresh.sweep()
 
 
@@ -171,7 +172,7 @@ def test_no_link_leads_out_of_the_table(tmp_path: Path, delta_queue: Make, kind:
     target, name = (
         (secret, "link.parquet") if kind == "file" else (secret.parent, "link/secret.parquet")
     )
-    os.symlink(target, messages_of(queue) / name.partition("/")[0])
+    os.symlink(target, messages_folder(queue) / name.partition("/")[0])
     append(queue, add_of(name))
     queue.publish(["own"])
     assert [m.value for m in lease(again(queue)).messages] == [b"own"]
@@ -185,8 +186,8 @@ def test_no_link_leads_out_of_the_table(tmp_path: Path, delta_queue: Make, kind:
 
 def test_a_link_inside_the_table_is_a_file(delta_queue: Make) -> None:
     queue = delta_queue()
-    parquet(messages_of(queue) / "there" / "own.parquet")
-    os.symlink("there/own.parquet", messages_of(queue) / "link.parquet")
+    parquet(messages_folder(queue) / "there" / "own.parquet")
+    os.symlink("there/own.parquet", messages_folder(queue) / "link.parquet")
     append(queue, add_of("link.parquet"))
     assert [m.value for m in lease(again(queue)).messages] == [b"secret"]
 
@@ -206,7 +207,7 @@ def test_a_commit_that_claims_more_rows_than_its_files_have_is_refused(
     queue = delta_queue()
     queue.publish(["before"])
     if there:
-        parquet(messages_of(queue) / "lie.parquet", 3)
+        parquet(messages_folder(queue) / "lie.parquet", 3)
     version = append(queue, add_of("lie.parquet", rows))
     fresh = again(queue)
     assert [m.value for m in lease(fresh).messages] == [b"before"]
@@ -220,7 +221,7 @@ def test_many_files_of_one_commit_cannot_claim_more_either(delta_queue: Make) ->
     queue = delta_queue()
     adds = [add_of(f"lie-{n}.parquet", 2**19) for n in range(8)]
     for n in range(8):
-        parquet(messages_of(queue) / f"lie-{n}.parquet")
+        parquet(messages_folder(queue) / f"lie-{n}.parquet")
     version = append(queue, *adds)
     with pytest.raises(CorruptLog, match=f"commit {version} .*claims"):
         again(queue).group().lease("w")
@@ -228,7 +229,7 @@ def test_many_files_of_one_commit_cannot_claim_more_either(delta_queue: Make) ->
 
 def test_an_honest_large_commit_is_published(delta_queue: Make) -> None:
     queue = delta_queue()
-    path = messages_of(queue) / "large.parquet"
+    path = messages_folder(queue) / "large.parquet"
     rows = 2**20 + 5
     pq.write_table(pa.table({"value": pa.repeat(pa.scalar(b"x"), rows)}), path)
     append(queue, add_of("large.parquet", rows, path.stat().st_size))
@@ -251,7 +252,7 @@ def test_a_value_that_all_rows_share_is_held_once(
 ) -> None:
     """A file of 100 kB decoded to 2 GB, for a lease of one message."""
     queue, large = delta_queue(), "x" * 1_000_000
-    path = messages_of(queue) / "bomb.parquet"
+    path = messages_folder(queue) / "bomb.parquet"
     once = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([large]))
     small = pa.array([b"y"] * rows)
     table = {"value": once if column == "value" else small, "key": once}

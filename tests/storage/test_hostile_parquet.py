@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.arrow_memory import at_most
 from support.handles import again, index_commits
+from support.tables import group_ledger_of, ledgers_of, messages_of
 from support.thrift import I64, Struct, decode, encode
 
 from spark_mq import Queue, errors
@@ -126,7 +127,7 @@ def test_too_little_memory_is_no_damage(delta_queue: Make, monkeypatch: pytest.M
         patch.setattr(pq.ParquetFile, "read_row_groups", fails)
         with pytest.raises(MemoryError):
             taken.table()
-    assert {r.state for r in queue.group()._ledger.current()} == {"leased"}
+    assert {r.state for r in group_ledger_of(queue.group()).current()} == {"leased"}
     assert taken.table().num_rows == 2
 
 
@@ -136,7 +137,7 @@ def test_the_messages_of_a_bomb_are_dead_and_others_go_on(delta_queue: Make, nam
     queue.publish("before")
     path = Path(queue.path) / "messages" / "bomb.parquet"
     rows = forged(path, name)
-    messages = queue._context.messages
+    messages = messages_of(queue)
     stats = f'{{"numRecords": {rows}}}'
     add = AddFile("bomb.parquet", path.stat().st_size, 1, stats=stats)
     messages.log.commit(Change("hostile", {"operation": "WRITE"}, adds=(add,)), 0)
@@ -180,7 +181,7 @@ def test_a_ledger_whose_pages_are_broken_is_named_with_its_advice(
     queue.publish(["a", "b"])
     queue.group("other").ensure()
     assert queue.group("broken").lease("w", max_messages=1) is not None
-    break_pages(Path(queue._context.ledgers.path, "consumer_group=broken"))
+    break_pages(Path(ledgers_of(queue).path, "consumer_group=broken"))
     read = again(queue)
     for fails in (read.group("broken").stats, read.stats):
         with pytest.raises(errors.CorruptLog, match="'broken' cannot be read") as caught:
@@ -196,7 +197,7 @@ def test_a_broken_page_of_commits_costs_nothing_while_the_log_is_there(delta_que
     queue = delta_queue()
     queue.publish(["a", "b"])
     index_commits(queue)
-    break_pages(Path(queue._context.messages.path).parent / "commits")
+    break_pages(Path(messages_of(queue).path).parent / "commits")
     assert again(queue).stats()["published"] == 2
 
 
@@ -227,7 +228,7 @@ def test_each_table_is_written_with_page_checksums(delta_queue: Make) -> None:
     assert queue.group().lease("w", max_messages=1) is not None
     index_commits(queue)
     queue.sweep()
-    home = Path(queue._context.messages.path).parent
+    home = Path(messages_of(queue).path).parent
     for table in ("messages", "leases", "commits", "history"):
         files = [p for p in (home / table).rglob("*.parquet") if p.parent.name != "_delta_log"]
         assert files, table

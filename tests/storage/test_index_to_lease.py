@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from support.handles import again
+from support.tables import messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.storage import message_log
@@ -16,7 +17,7 @@ def queue(delta_queue: Callable[..., Queue], monkeypatch: pytest.MonkeyPatch) ->
     """A queue whose messages act as if they were in an object store. They were just looked at."""
     monkeypatch.setattr(message_log, "RECENT_SECONDS", 60.0)
     queue = delta_queue()
-    queue._context.messages.files.is_local = False
+    messages_of(queue).files.is_local = False
     queue.publish([str(n) for n in range(10)])
     queue.group().ensure()
     assert queue.stats()["published"] == 10
@@ -30,7 +31,7 @@ def texts(queue: Queue, count: int) -> list[str]:
 
 def test_a_backlog_is_leased_without_a_look(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
-    log = queue._context.messages.log
+    log = messages_of(queue).log
     look = log.refresh
     monkeypatch.setattr(log, "refresh", lambda: (looks.append(1), look())[1])
     assert texts(queue, 4) == ["0", "1", "2", "3"]

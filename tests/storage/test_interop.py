@@ -24,6 +24,7 @@ from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction
 from support.handles import again, housekeep, index_commits, lease
 from support.marks import slow_but
+from support.tables import ledgers_of, messages_of
 
 from spark_mq import Queue, errors
 from spark_mq.delta import follower, tables
@@ -51,9 +52,7 @@ def drain(queue: Queue, group: str = "default") -> list[bytes]:
 def foreign(queue: Queue, *values: bytes, **columns: Any) -> None:
     """What a plain delta-rs writer does."""
     table = pa.table({"value": pa.array(values, pa.binary()), **columns})
-    write_deltalake(
-        DeltaTable(queue._context.messages.path), table, mode="append", schema_mode="merge"
-    )
+    write_deltalake(DeltaTable(messages_of(queue).path), table, mode="append", schema_mode="merge")
 
 
 def vacuum(path: str, full: bool = False) -> list[str]:
@@ -67,9 +66,7 @@ def entry(path: str, version: int) -> Path:
 
 
 def data_file(queue: Queue, sequence: int) -> Path:
-    return Path(
-        queue._context.messages.path, queue._context.messages.index().file_at(sequence).path
-    )
+    return Path(messages_of(queue).path, messages_of(queue).index().file_at(sequence).path)
 
 
 def dead(queue: Queue) -> list[tuple[bytes | None, str]]:
@@ -136,8 +133,8 @@ def test_foreign_writers_publish_while_workers_lease(queue: Queue, tidies: bool)
     def housekeep_often(mine: Queue) -> None:
         while not done.wait(0.05):
             for path, forced in (
-                (mine._context.messages.path, False),
-                (mine._context.ledgers.path, True),
+                (messages_of(mine).path, False),
+                (ledgers_of(mine).path, True),
             ):
                 try:
                     DeltaTable(path).optimize.compact()
@@ -168,11 +165,11 @@ def test_a_rewrite_under_a_lease_changes_nothing(queue: Queue, optimize: str) ->
     for value in "abc":
         queue.publish([value, value])
     held, late = lease(queue, 3), again(queue)
-    rewriter = DeltaTable(queue._context.messages.path).optimize
+    rewriter = DeltaTable(messages_of(queue).path).optimize
     rewriter.compact() if optimize == "compact" else rewriter.z_order(["published_at"])
-    DeltaTable(queue._context.messages.path).vacuum(dry_run=False)
-    DeltaTable(queue._context.ledgers.path).optimize.z_order(["first"])
-    vacuum(queue._context.ledgers.path, full=True)
+    DeltaTable(messages_of(queue).path).vacuum(dry_run=False)
+    DeltaTable(ledgers_of(queue).path).optimize.z_order(["first"])
+    vacuum(ledgers_of(queue).path, full=True)
     assert [m.value for m in held.messages] == [b"a", b"a", b"b"]
     assert held.ack().settled == 3
     assert drain(late) == [b"b", b"c", b"c"]
@@ -194,8 +191,8 @@ def test_a_vacuum_that_forces_its_retention_takes_payloads_and_each_is_reported(
     knew = seen.group("other").lease("w", max_messages=1)
     assert knew is not None
     assert knew.messages, "this handle has found the file of a good"
-    DeltaTable(queue._context.messages.path).optimize.z_order(["published_at"])
-    assert len(vacuum(queue._context.messages.path)) == 3
+    DeltaTable(messages_of(queue).path).optimize.z_order(["published_at"])
+    assert len(vacuum(messages_of(queue).path)) == 3
     assert held.messages == [], "the lease holds nothing any more"
     assert held.ack().settled == 0
     queue.publish("d")
@@ -214,10 +211,10 @@ def test_a_vacuum_of_the_ledgers_past_is_archived_as_far_as_it_is_known(
 ) -> None:
     queue.publish(["a", "b"])
     lease(queue, 1).ack()
-    DeltaTable(queue._context.ledgers.path).optimize.z_order(["first"])
-    vacuum(queue._context.ledgers.path, full=True)
+    DeltaTable(ledgers_of(queue).path).optimize.z_order(["first"])
+    vacuum(ledgers_of(queue).path, full=True)
     assert queue.sweep().archived_commits > 0
-    assert f"the history of commit 1 of {queue._context.ledgers.path} is lost" in caplog.text
+    assert f"the history of commit 1 of {ledgers_of(queue).path} is lost" in caplog.text
     assert drain(again(queue)) == [b"b"]
     assert queue.sweep().archived_commits > 0, "the sweep goes on behind it"
 
@@ -225,7 +222,7 @@ def test_a_vacuum_of_the_ledgers_past_is_archived_as_far_as_it_is_known(
 @pytest.mark.parametrize("change", ["delete some", "delete all", "update", "overwrite"])
 def test_messages_cannot_be_changed_by_accident(queue: Queue, change: str) -> None:
     queue.publish(["a", "b"])
-    table = DeltaTable(queue._context.messages.path)
+    table = DeltaTable(messages_of(queue).path)
     calls: dict[str, Callable[[], object]] = {
         "delete some": lambda: table.delete("value = 'a'"),
         "delete all": table.delete,
@@ -244,16 +241,14 @@ def test_a_forced_update_or_delete_publishes_nothing_and_is_reported(
 ) -> None:
     queue.publish(["a", "b"])
     queue.publish("c")
-    DeltaTable(queue._context.messages.path).alter.set_table_properties(
-        {"delta.appendOnly": "false"}
-    )
-    DeltaTable(queue._context.messages.path).update(updates={"key": "'x'"}, predicate="value = 'a'")
-    DeltaTable(queue._context.messages.path).delete("value = 'c'")
+    DeltaTable(messages_of(queue).path).alter.set_table_properties({"delta.appendOnly": "false"})
+    DeltaTable(messages_of(queue).path).update(updates={"key": "'x'"}, predicate="value = 'a'")
+    DeltaTable(messages_of(queue).path).delete("value = 'c'")
     with caplog.at_level(logging.WARNING):
         assert drain(queue) == [b"a", b"b", b"c"]
     for version, what in ((4, "UPDATE"), (5, "DELETE")):
         assert (
-            f"commit {version} of {queue._context.messages.path} rewrites messages, or deletes "
+            f"commit {version} of {messages_of(queue).path} rewrites messages, or deletes "
             f"some ({what})" in caplog.text
         )
     queue.publish("d")
@@ -266,9 +261,7 @@ def test_a_column_more_disturbs_neither_publishers_nor_readers(queue: Queue) -> 
     worker = again(queue)
     assert drain(worker) == [b"a"]
     foreign(queue, b"b", extra=pa.array([1]))
-    DeltaTable(queue._context.messages.path).alter.add_columns(
-        [Field("more", PrimitiveType("string"))]
-    )
+    DeltaTable(messages_of(queue).path).alter.add_columns([Field("more", PrimitiveType("string"))])
     queue.publish("c")
     worker.publish("d")
     assert drain(worker) == [b"b", b"c", b"d"]
@@ -277,7 +270,7 @@ def test_a_column_more_disturbs_neither_publishers_nor_readers(queue: Queue) -> 
 
 def test_other_columns_and_null_values_of_foreign_writers_are_delivered(queue: Queue) -> None:
     write_deltalake(
-        DeltaTable(queue._context.messages.path),
+        DeltaTable(messages_of(queue).path),
         pa.table(
             {"value": pa.array([b"1", None], pa.binary()), "lane": pa.array([7, 8], pa.int32())}
         ),
@@ -297,11 +290,11 @@ def test_delta_rs_publishes_the_value_alone_with_schema_mode_merge(
 
     Merging changes nothing in the schema.
     """
-    before = DeltaTable(queue._context.messages.path).schema().to_json()
+    before = DeltaTable(messages_of(queue).path).schema().to_json()
     write_deltalake(
-        queue._context.messages.path, pa.table({"value": value}), mode="append", schema_mode="merge"
+        messages_of(queue).path, pa.table({"value": value}), mode="append", schema_mode="merge"
     )
-    assert DeltaTable(queue._context.messages.path).schema().to_json() == before
+    assert DeltaTable(messages_of(queue).path).schema().to_json() == before
     assert drain(queue) == [b"a"]
 
 
@@ -310,7 +303,7 @@ def test_delta_rs_refuses_the_value_alone_without_schema_mode_merge(queue: Queue
     schema_mode.
     """
     with pytest.raises(DeltaError, match="number of fields does not match: 1 vs 8"):
-        write_deltalake(queue._context.messages.path, pa.table({"value": [b"a"]}), mode="append")
+        write_deltalake(messages_of(queue).path, pa.table({"value": [b"a"]}), mode="append")
     assert drain(queue) == []
 
 
@@ -320,7 +313,7 @@ def test_delta_rs_publishes_all_columns_without_a_schema_mode(queue: Queue) -> N
         for f in MESSAGE_SCHEMA
     ]
     write_deltalake(
-        queue._context.messages.path, pa.table(columns, schema=MESSAGE_SCHEMA), mode="append"
+        messages_of(queue).path, pa.table(columns, schema=MESSAGE_SCHEMA), mode="append"
     )
     (message,) = lease(queue).messages
     assert (message.value, message.message_id) == (b"a", str(message.sequence))
@@ -329,18 +322,18 @@ def test_delta_rs_publishes_all_columns_without_a_schema_mode(queue: Queue) -> N
 def test_messages_has_no_partitions_and_its_files_lie_in_its_root(queue: Queue) -> None:
     queue.publish(["a"])
     foreign(queue, b"b")
-    table = DeltaTable(queue._context.messages.path)
+    table = DeltaTable(messages_of(queue).path)
     assert table.metadata().partition_columns == []
-    assert all("/" not in file.path for file in queue._context.messages.index().files)
-    assert {
-        entry.name for entry in Path(queue._context.messages.path).iterdir() if entry.is_dir()
-    } == {"_delta_log"}
+    assert all("/" not in file.path for file in messages_of(queue).index().files)
+    assert {entry.name for entry in Path(messages_of(queue).path).iterdir() if entry.is_dir()} == {
+        "_delta_log"
+    }
 
 
 def test_text_in_a_foreign_commit_may_hold_any_line_separator(queue: Queue) -> None:
     """Raw in JSON they are allowed, and Python takes them for ends of lines."""
     queue.publish("a")
-    path = entry(queue._context.messages.path, 2)
+    path = entry(messages_of(queue).path, 2)
     path.write_text(
         '{"commitInfo":{"timestamp":1,"operation":"WRITE","userMetadata":"a\u2028b\u2029c\x85d"}}\n',
         encoding="utf-8",
@@ -394,7 +387,7 @@ def test_each_table_may_be_tidied_by_another_engine_after_each_operation(
         nonlocal published
         foreign(queue, b"foreign")
         if not published:
-            first.append(queue._context.messages.index().files[0].first)
+            first.append(messages_of(queue).index().files[0].first)
         queue.publish(["a", "b"])
         published += 3
 
@@ -464,8 +457,8 @@ def test_a_restore_after_a_trim_publishes_nothing_again(
     queue = delta_queue(retention=0)
     for value in "abc":
         queue.publish(value)
-    write_checkpoint(queue._context.messages.files)
-    before = DeltaTable(queue._context.messages.path).version()
+    write_checkpoint(messages_of(queue).files)
+    before = DeltaTable(messages_of(queue).path).version()
     late = again(queue)
     assert drain(queue) == [b"a", b"b", b"c"]
     clock.advance("1m")
@@ -473,7 +466,7 @@ def test_a_restore_after_a_trim_publishes_nothing_again(
     if cleaned:
         index_commits(queue)
         housekeep(queue, keep_versions=2, keep_seconds=0)
-    DeltaTable(queue._context.messages.path).restore(before, ignore_missing_files=True)
+    DeltaTable(messages_of(queue).path).restore(before, ignore_missing_files=True)
     for handle in (queue, late, again(queue)):
         assert drain(handle) == []
         assert drain(handle, "new") == []
@@ -482,7 +475,7 @@ def test_a_restore_after_a_trim_publishes_nothing_again(
     assert drain(late) == drain(again(queue), "new") == [b"d"]
     clock.advance("1h")
     queue.sweep()
-    assert DeltaTable(queue._context.messages.path).file_uris() == [], (
+    assert DeltaTable(messages_of(queue).path).file_uris() == [], (
         "the restored entries of files that are gone are trimmed again"
     )
 
@@ -491,10 +484,10 @@ def test_a_restore_of_the_ledgers_takes_deliveries_back_and_loses_nothing(queue:
     queue.publish(["a", "b", "c"])
     worker = again(queue)
     first = lease(worker, 1)
-    before = DeltaTable(queue._context.ledgers.path).version()
+    before = DeltaTable(ledgers_of(queue).path).version()
     first.ack()
     held = lease(worker, 1)
-    DeltaTable(queue._context.ledgers.path).restore(before)
+    DeltaTable(ledgers_of(queue).path).restore(before)
     with pytest.raises(errors.LeaseLost):
         held.ack()
     assert queue.group().ack(first.lease_id).settled == 1, "its lease is held again"
@@ -532,7 +525,7 @@ def test_a_broken_commit_names_itself_and_what_lies_before_it_goes_on(
     for value in "cde":
         queue.publish(value)
     full.stats()
-    commit = entry(queue._context.messages.path, 3)
+    commit = entry(messages_of(queue).path, 3)
     good = commit.read_bytes()
     damaged_by(how, commit)
 
@@ -558,7 +551,7 @@ def test_a_broken_commit_names_itself_and_what_lies_before_it_goes_on(
         assert caught.value.version == 3
         for part in (
             "commit 3",
-            queue._context.messages.path,
+            messages_of(queue).path,
             "_delta_log/00000000000000000003.json",
             "backup",
             GIVEN_UP.strip(),
@@ -575,8 +568,8 @@ def test_a_broken_commit_names_itself_and_what_lies_before_it_goes_on(
 def test_a_broken_commit_without_a_backup_can_be_given_up(queue: Queue) -> None:
     for value in "abc":
         queue.publish(value)
-    entry(queue._context.messages.path, 2).write_bytes(b"{")
-    entry(queue._context.messages.path, 2).write_text(GIVEN_UP)
+    entry(messages_of(queue).path, 2).write_bytes(b"{")
+    entry(messages_of(queue).path, 2).write_text(GIVEN_UP)
     queue.publish("d")
     assert drain(again(queue)) == [b"a", b"c", b"d"]
     assert queue.sweep().indexed_commits == 5
@@ -587,17 +580,17 @@ def test_the_last_commit_deleted_under_a_handle_is_reported_not_replaced(queue: 
     queue.publish("b")
     reader, publisher = again(queue), queue
     reader.stats()
-    good = entry(queue._context.messages.path, 2).read_bytes()
-    entry(queue._context.messages.path, 2).unlink()
+    good = entry(messages_of(queue).path, 2).read_bytes()
+    entry(messages_of(queue).path, 2).unlink()
     for call in (reader.stats, lambda: publisher.publish("x"), lambda: publisher.publish("x")):
         with pytest.raises(errors.CorruptLog, match=r"commit 2 of .* is missing from its log"):
             call()
-    entry(queue._context.messages.path, 2).write_bytes(good)  # with another time than it had
+    entry(messages_of(queue).path, 2).write_bytes(good)  # with another time than it had
     assert reader.stats()["published"] == 2
     assert publisher.publish("c").version == 3
     assert reader.stats()["published"] == 3
 
-    entry(queue._context.messages.path, 3).unlink()
+    entry(messages_of(queue).path, 3).unlink()
     again(queue).publish("other")
     with pytest.raises(errors.CorruptLog, match="was replaced after it was read"):
         reader.stats()
@@ -618,7 +611,7 @@ def test_a_checkpoint_that_another_process_writes_once_more_under_an_open_handle
     for table in tables:
         DeltaTable(table).create_checkpoint()
     queue = Queue.open(tmp_path / "queue")
-    stored = queue._context.ledgers.read("g")
+    stored = ledgers_of(queue).read("g")
     assert queue.last_producer_sequence("p") == 7
     other = Queue.open(tmp_path / "queue")
     other.publish("c")
@@ -630,7 +623,7 @@ def test_a_checkpoint_that_another_process_writes_once_more_under_an_open_handle
             file.unlink()
         else:
             pq.write_table(pq.read_table(file), file, compression=how)
-    assert queue._context.ledgers.txn_number(stored, "nobody") is None
+    assert ledgers_of(queue).txn_number(stored, "nobody") is None
     assert queue.last_producer_sequence("p") == 7
     with pytest.raises(errors.DuplicatePublish):
         queue.publish(["a"], producer_id="p", producer_sequence=7)
@@ -644,8 +637,8 @@ def test_a_broken_checkpoint_is_named(
     monkeypatch.setattr(tables, "SWEEP_INTERVAL", 0)  # each sweep reads the last checkpoint
     for value in "abc":
         queue.publish(value)
-        write_checkpoint(queue._context.messages.files)
-    log = Path(queue._context.messages.path, "_delta_log")
+        write_checkpoint(messages_of(queue).files)
+    log = Path(messages_of(queue).path, "_delta_log")
     (log / "_last_checkpoint").write_text("not JSON")
     assert queue.sweep().indexed_commits == 4, "that one is only a hint"
     (log / "00000000000000000003.checkpoint.parquet").write_bytes(b"PAR1garbage")
@@ -657,15 +650,15 @@ def test_a_broken_checkpoint_is_named(
     assert again(queue).stats()["published"] == 3, "all commits are there"
     assert "checkpoint _delta_log/00000000000000000003.checkpoint.parquet" in caplog.text
     (log / "_last_checkpoint").unlink()
-    good = entry(queue._context.messages.path, 0).read_bytes()
-    entry(queue._context.messages.path, 0).unlink()
+    good = entry(messages_of(queue).path, 0).read_bytes()
+    entry(messages_of(queue).path, 0).unlink()
     for name in ("00000000000000000001", "00000000000000000002"):
         (log / f"{name}.checkpoint.parquet").unlink()
     with pytest.raises(
         errors.CorruptLog, match=r"00000000000000000003\.checkpoint\.parquet.*remove it"
     ):
         again(queue)
-    entry(queue._context.messages.path, 0).write_bytes(good)
+    entry(messages_of(queue).path, 0).write_bytes(good)
     (log / "00000000000000000003.checkpoint.parquet").unlink()
     assert drain(again(queue)) == [b"a", b"b", b"c"]
     queue.sweep()
@@ -727,11 +720,9 @@ def test_text_that_is_no_utf8_makes_its_messages_dead(queue: Queue) -> None:
         pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")]
     )
     path = "part-foreign.parquet"
-    pq.write_table(
-        pa.table({"value": [b"bad"], "key": key}), Path(queue._context.messages.path, path)
-    )
+    pq.write_table(pa.table({"value": [b"bad"], "key": key}), Path(messages_of(queue).path, path))
     add = AddAction(path, 1, {}, 0, True, '{"numRecords": 1}')
-    DeltaTable(queue._context.messages.path).create_write_transaction(
+    DeltaTable(messages_of(queue).path).create_write_transaction(
         [add], "append", MESSAGE_SCHEMA, []
     )
     queue.publish("good")
@@ -742,9 +733,9 @@ def test_text_that_is_no_utf8_makes_its_messages_dead(queue: Queue) -> None:
 
 def test_a_broken_file_without_statistics_names_itself_and_can_be_given_up(queue: Queue) -> None:
     queue.publish("a")
-    Path(queue._context.messages.path, "part-bare.parquet").write_bytes(b"PAR1 no more")
+    Path(messages_of(queue).path, "part-bare.parquet").write_bytes(b"PAR1 no more")
     add = AddAction("part-bare.parquet", 12, {}, 0, True, "{}")
-    DeltaTable(queue._context.messages.path).create_write_transaction(
+    DeltaTable(messages_of(queue).path).create_write_transaction(
         [add], "append", MESSAGE_SCHEMA, []
     )
     queue.publish("c")
@@ -758,7 +749,7 @@ def test_a_broken_file_without_statistics_names_itself_and_can_be_given_up(queue
     taken.ack()
     pq.write_table(
         pa.table({"value": pa.array([], pa.binary())}),
-        Path(queue._context.messages.path, "part-bare.parquet"),
+        Path(messages_of(queue).path, "part-bare.parquet"),
     )
     assert drain(queue) == [b"c"]
     assert again(queue).stats()["published"] == 2
@@ -773,7 +764,7 @@ def test_a_broken_ledger_stops_its_own_group_only_and_can_be_given_up(
         lease(queue, 1, name).ack()
     (path,) = (
         path
-        for path in Path(queue._context.ledgers.path, "consumer_group=broken").iterdir()
+        for path in Path(ledgers_of(queue).path, "consumer_group=broken").iterdir()
         if path.name in _live(queue)
     )
     DAMAGE[damage](path)
@@ -802,7 +793,7 @@ def test_a_broken_ledger_stops_its_own_group_only_and_can_be_given_up(
 
 
 def _live(queue: Queue) -> set[str]:
-    return {uri.rpartition("/")[2] for uri in DeltaTable(queue._context.ledgers.path).file_uris()}
+    return {uri.rpartition("/")[2] for uri in DeltaTable(ledgers_of(queue).path).file_uris()}
 
 
 @pytest.mark.parametrize("how", ["deleted", "truncated"])
@@ -811,22 +802,22 @@ def test_a_broken_commit_of_the_ledgers_is_named_and_given_up_as_reported(
 ) -> None:
     queue.publish(["a", "b", "c"])
     lease(queue, 1).ack()
-    broken = DeltaTable(queue._context.ledgers.path).version() + 1
+    broken = DeltaTable(ledgers_of(queue).path).version() + 1
     lease(queue, 1).ack()
-    damaged_by(how, entry(queue._context.ledgers.path, broken))
+    damaged_by(how, entry(ledgers_of(queue).path, broken))
     for call in (lambda: again(queue), lambda: again(queue)):
         with pytest.raises(errors.CorruptLog) as caught:
             call()
         assert caught.value.version == broken
         for part in (
-            f"commit {broken} of {queue._context.ledgers.path}",
+            f"commit {broken} of {ledgers_of(queue).path}",
             "backup",
             "stop the workers",
             "all later ones",
         ):
             assert part in str(caught.value)
     for version in (broken, broken + 1):
-        entry(queue._context.ledgers.path, version).unlink(missing_ok=True)
+        entry(ledgers_of(queue).path, version).unlink(missing_ok=True)
     worker = again(queue)
     assert worker.group().stats().acked == 1
     assert drain(worker) == [b"b", b"c"], "what was settled since comes again"
@@ -837,7 +828,7 @@ def test_a_lease_whose_commit_was_deleted_is_lost_and_its_holder_reported(queue:
     queue.publish(["a", "b"])
     lease(queue, 1).ack()
     held = lease(queue, 1)
-    entry(queue._context.ledgers.path, DeltaTable(queue._context.ledgers.path).version()).unlink()
+    entry(ledgers_of(queue).path, DeltaTable(ledgers_of(queue).path).version()).unlink()
     with pytest.raises(errors.CorruptLog, match=r"commit 4 of .* is missing from its log"):
         held.ack()
     again(queue).group("other").ensure()  # another commit of that number
@@ -918,7 +909,7 @@ def test_a_feature_switched_on_under_a_handle_is_refused_by_its_name(
     )
     calls: list[Callable[[], object]] = [lambda: again(queue)]
     calls += (
-        [lambda: worker.publish("x"), worker._context.messages.index]
+        [lambda: worker.publish("x"), messages_of(worker).index]
         if which == "messages"
         else [held.ack, lambda: worker.group().lease("w")]
     )
@@ -935,10 +926,8 @@ def test_a_commit_time_far_out_is_bounded(queue: Queue, clock: ManualClock) -> N
            "dataChange": True,
            "stats": '{"numRecords": 1, "nullCount": {"deliver_at": 1, "expires_at": '
                     '1}}'}  # fmt: skip
-    pq.write_table(
-        pa.table({"value": [b"x"]}), Path(queue._context.messages.path, "part-x.parquet")
-    )
-    entry(queue._context.messages.path, 2).write_text(
+    pq.write_table(pa.table({"value": [b"x"]}), Path(messages_of(queue).path, "part-x.parquet"))
+    entry(messages_of(queue).path, 2).write_text(
         json.dumps({"commitInfo": {"timestamp": 10**17}}) + "\n" + json.dumps({"add": add}) + "\n"
     )
     queue.publish("b")

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from support.arrow_memory import at_most
+from support.tables import group_ledger_of, messages_of
 
 from spark_mq import Lease, Message, Queue, ReceivedMessage
 from spark_mq.delta.object_store import ObjectStore
@@ -42,7 +43,7 @@ def texts(lease: object) -> list[str]:
 
 def bands_of(queue: Queue, at: int = 0) -> list[tuple[int, int | None]]:
     """Return the priority and the lane of each message of a file."""
-    file, layout = queue._context.messages.index().files[at], BandLayout(LANES)
+    file, layout = messages_of(queue).index().files[at], BandLayout(LANES)
     found = decode_bands(file.bands).between(0, file.rows - 1)
     return [
         (layout.priority(number), layout.lane_of(number))
@@ -148,7 +149,7 @@ def test_priority_needs_no_lanes() -> None:
 def test_a_queue_without_lanes_and_priorities_has_no_bands(tmp_path: Path) -> None:
     queue = Queue.create(tmp_path / "q")
     queue.publish(messages(3)[1:])
-    assert not queue._context.messages.index().files.banded
+    assert not messages_of(queue).index().files.banded
     with pytest.raises(InvalidOption, match="lanes"):
         queue.group().configure(order="key")
     assert queue.groups() == []
@@ -158,10 +159,10 @@ def test_bands_survive_in_the_commit_index(tmp_path: Path) -> None:
     queue = Queue.create(tmp_path / "q", lanes=LANES)
     for _ in range(3):
         queue.publish(messages(20))
-    before = list(queue._context.messages.index().files)
+    before = list(messages_of(queue).index().files)
     queue.sweep()
     again = Queue.open(tmp_path / "q")
-    assert list(again._context.messages.index().files) == before
+    assert list(messages_of(again).index().files) == before
     assert all(file.bands for file in before)
     assert DeltaTable(tmp_path / "q" / "commits").to_pyarrow_table()["bands"].null_count == 0
 
@@ -176,7 +177,7 @@ def test_files_of_foreign_writers_are_kept_in_order(tmp_path: Path) -> None:
     )
     write_deltalake(path / "messages", table, mode="append", schema_mode="merge")
     queue.publish([Message(f"{n}", key=KEYS[n % 4]) for n in range(12, 16)])
-    file = queue._context.messages.index().files[0]
+    file = messages_of(queue).index().files[0]
     assert decode_bands(file.bands).rows == 12
     seen: dict[str | None, list[int]] = {}
     while (lease := group.lease("w", max_messages=3)) is not None:
@@ -191,9 +192,9 @@ def test_a_tag_that_lies_is_not_believed(tmp_path: Path) -> None:
     queue = Queue.create(path, lanes=LANES)
     queue.publish([Message("0", key="a"), Message("1", key="b")])
     log = path / "messages" / "_delta_log" / "00000000000000000001.json"
-    own = queue._context.messages.index().files[0].bands
+    own = messages_of(queue).index().files[0].bands
     log.write_text(log.read_text().replace(own, "8|72|2 7"))
-    assert Queue.open(path)._context.messages.index().files[0].bands == own
+    assert messages_of(Queue.open(path)).index().files[0].bands == own
 
 
 @pytest.mark.parametrize("priority", [-1, 10, 1.0, True, "5", None])
@@ -219,7 +220,7 @@ def test_sorting_costs_nothing_without_lanes_and_priorities() -> None:
 def test_the_priority_is_a_column_of_the_table(tmp_path: Path) -> None:
     queue = Queue.create(tmp_path / "q")
     queue.publish([Message("x", priority=3), "y"])
-    [file] = queue._context.messages.index().files
+    [file] = messages_of(queue).index().files
     stored = pq.read_table(tmp_path / "q" / "messages" / file.path)
     assert stored["priority"].to_pylist() == [3, None]
 
@@ -282,7 +283,7 @@ def test_an_ack_in_the_commit_of_a_nack_settles_nothing_behind_it(queue: Queue) 
     first, second, third = (m.sequence for m in lease.messages)
     acks = SettleCommand(ACK, lease.lease_id, [(first, first), (third, third)])
     nack = SettleCommand(NACK, lease.lease_id, [(second, second)], delay=0)
-    acked, nacked = group._ledger.settle([acks, nack])
+    acked, nacked = group_ledger_of(group).settle([acks, nack])
     assert (acked.settled, acked.lost, nacked.settled) == (1, [], 1)
     assert nacked.returned == [(third, third)]
     assert texts(group.lease("w", max_messages=3)) == ["1", "2"]

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from support.handles import again, housekeep, on_commit, until
 from support.handles import lease as leased
+from support.tables import ledgers_of
 
 from spark_mq import Lease, Queue, errors
 from spark_mq.delta.object_store import ObjectStore
@@ -70,7 +71,7 @@ def sharing(queue: Queue) -> Queue:
     backoff = Backoff()
     backoff.take_over(0.2)
     backoff.shares = True
-    queue._context.ledgers.backoffs["default"] = backoff
+    ledgers_of(queue).backoffs["default"] = backoff
     return queue
 
 
@@ -78,7 +79,7 @@ def post(queue: Queue, *commands: Command[Any]) -> DelegationTurn:
     """Post commands and do no more, as a writer does that waits."""
     data = [found for one in commands if (found := encode_command(one)) is not None]
     assert len(data) == len(commands)
-    ledgers = queue._context.ledgers
+    ledgers = ledgers_of(queue)
     assert isinstance(ledgers, LedgerTable)
     ledgers.version()
     turn = DelegationTurn(ledgers.files, ledgers.log, "default", json.loads(json.dumps(data)))
@@ -115,9 +116,9 @@ def test_a_commit_runs_the_lease_that_another_writer_has_posted(queue: Queue) ->
     other = again(queue)
     posted = lease_of()
     turn = post(other, posted)
-    before = queue._context.ledgers.version()
+    before = ledgers_of(queue).version()
     own = leased(queue, 5)
-    assert queue._context.ledgers.version() == before + 1, "one commit for both"
+    assert ledgers_of(queue).version() == before + 1, "one commit for both"
     (result,) = outcome(turn)
     theirs = decode_result(posted, result)
     assert len(sequences(theirs)) == 5
@@ -201,7 +202,7 @@ def test_of_two_commits_that_run_a_request_only_one_lands(
     assert not sequences(own) & sequences(raced[0])
     notes = [
         commit.note.get(SERVED) or {}
-        for commit in queue._context.ledgers.log.commits(0, queue._context.ledgers.version())
+        for commit in ledgers_of(queue).log.commits(0, ledgers_of(queue).version())
     ]
     assert sum(turn.request_id in note for note in notes) == 1
 
@@ -267,7 +268,7 @@ def test_a_request_that_makes_no_sense_runs_nothing(queue: Queue, operations: An
 
 def put_request(queue: Queue, data: bytes, name: str | None = None) -> str:
     """Write a file into the folder of requests. By default, its name is that of a request."""
-    ledgers = queue._context.ledgers
+    ledgers = ledgers_of(queue)
     ledgers.version()
     turn = DelegationTurn(ledgers.files, ledgers.log, "default", [])
     path = f"{FOLDER}/default/{name or turn._request.name}"
@@ -277,7 +278,7 @@ def put_request(queue: Queue, data: bytes, name: str | None = None) -> str:
 
 def reads_of(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the list of the paths that a handle reads from now on."""
-    files, seen = queue._context.ledgers.files, list[str]()
+    files, seen = ledgers_of(queue).files, list[str]()
     real = files.read
 
     def read(path: str) -> bytes:
@@ -426,7 +427,7 @@ def test_a_request_of_before_what_a_writer_knows_is_not_run(queue: Queue) -> Non
     assert outcome(turn) is not None
     data = turn._request.encode()
     housekeep(queue, keep_versions=1, keep_seconds=0.0)
-    queue._context.ledgers.files.write(f"{FOLDER}/default/{turn._request.name}", data)
+    ledgers_of(queue).files.write(f"{FOLDER}/default/{turn._request.name}", data)
     fresh = sharing(again(queue))
     leased(fresh, 1)
     assert queue.group().stats().leased == 11
@@ -451,7 +452,7 @@ def test_an_interrupted_writer_withdraws_its_request(
 
 def on_look(patch: pytest.MonkeyPatch, of: Queue, then: Callable[[], object]) -> None:
     """Let the first look of a handle for requests do something, and fail."""
-    log, look, looked = of._context.ledgers.log, DelegationTurn._look, list[int]()
+    log, look, looked = ledgers_of(of).log, DelegationTurn._look, list[int]()
 
     def failing(turn: DelegationTurn) -> Any:
         if turn._log is not log or looked:
@@ -535,10 +536,10 @@ def test_a_sweep_deletes_old_requests(queue: Queue) -> None:
     for one in foreign:
         one.parent.mkdir(exist_ok=True)
         one.write_bytes(b"")
-    assert delete_old_requests(queue._context.ledgers.files) == 0
+    assert delete_old_requests(ledgers_of(queue).files) == 0
     for one in (file, *foreign):
         os.utime(one, (time.time() - 7200, time.time() - 7200))
-    assert delete_old_requests(queue._context.ledgers.files) == 3
+    assert delete_old_requests(ledgers_of(queue).files) == 3
     assert [one for one in file.parent.rglob("*") if one.is_file()] == foreign[2:], "no valid name"
 
 
@@ -546,7 +547,7 @@ def test_a_writer_waits_for_the_commit_of_the_one_before_it(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delegated_commands, "WAIT_PER_WRITER_SECONDS", 30.0)
-    read, own_log = DelegationTurn.requests_to_run, queue._context.ledgers.log
+    read, own_log = DelegationTurn.requests_to_run, ledgers_of(queue).log
 
     def requests_to_run(turn: DelegationTurn, meanwhile: Callable[[], object]) -> Any:
         if turn._log is own_log:
@@ -560,13 +561,13 @@ def test_a_writer_waits_for_the_commit_of_the_one_before_it(
     until(lambda: files(queue))
     again(queue).group("other").ensure()
     younger = sharing(again(queue))  # it knows a later version, so its request comes after
-    before = younger._context.ledgers.version()
+    before = ledgers_of(younger).version()
     second = threading.Thread(target=lambda: got.append(leased(younger, 5)))
     second.start()
     first.join(30)
     second.join(30)
     assert len(sequences(got[0]) | sequences(got[1])) == 10
-    assert queue._context.ledgers.version() <= before + 2, "nobody lost a race"
+    assert ledgers_of(queue).version() <= before + 2, "nobody lost a race"
 
 
 def test_commits_by_a_person_are_not_posted(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -588,7 +589,7 @@ def test_writers_that_meet_share_commits_and_lose_nothing(queue: Queue) -> None:
             done.extend(sequences(lease))
             lease.ack()
 
-    before = queue._context.ledgers.version()
+    before = ledgers_of(queue).version()
     threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
     for thread in threads:
         thread.start()
@@ -597,5 +598,5 @@ def test_writers_that_meet_share_commits_and_lose_nothing(queue: Queue) -> None:
     assert len(done) == len(set(done)) == 300
     stats = queue.group().stats()
     assert (stats.ready, stats.leased) == (0, 0)
-    assert queue._context.ledgers.version() > before
+    assert ledgers_of(queue).version() > before
     assert deleted(queue)

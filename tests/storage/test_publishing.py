@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from support.handles import again, lease, on_commit
+from support.tables import context_of, group_ledger_of, messages_of
 
 from spark_mq import Message, PublishReceipt, Queue, errors
 from spark_mq.errors import DuplicatePublish
@@ -117,9 +118,9 @@ def test_a_duplicate_policy_that_makes_no_sense_is_refused(
 
 def test_a_duplicate_leaves_no_file_behind(queue: Queue) -> None:
     queue.publish("a", producer_id="p", producer_sequence=1)
-    before = queue._context.messages.files.list("")
+    before = messages_of(queue).files.list("")
     duplicate(queue, 1)
-    assert queue._context.messages.files.list("") == before
+    assert messages_of(queue).files.list("") == before
 
 
 def test_of_two_handles_that_race_with_one_number_one_lands_and_the_other_is_reported(
@@ -165,7 +166,7 @@ def test_a_producer_that_died_after_its_commit_learns_so_when_it_repeats_it(
 def test_marks_outlive_a_checkpoint(delta_queue: Make) -> None:
     queue = delta_queue()
     first = queue.publish("a", producer_id="p", producer_sequence=1)
-    DeltaTable(queue._context.messages.path).create_checkpoint()
+    DeltaTable(messages_of(queue).path).create_checkpoint()
     queue.publish("b")
     assert duplicate(again(queue), 1).receipt == first
 
@@ -274,14 +275,14 @@ def test_the_defaults_are_kept_with_the_queue(delta_queue: Make, clock: ManualCl
         timedelta(minutes=1),
         timedelta(hours=1),
     )
-    assert queue._context.settings.default_times(5) == {
+    assert context_of(queue).settings.default_times(5) == {
         "deliver_at": 60_000_005,
         "expires_at": 3_600_000_005,
     }
 
 
 def test_a_queue_made_before_there_were_such_defaults_opens_without(delta_queue: Make) -> None:
-    reported = json.loads(delta_queue(durable=True)._context.settings.to_json())
+    reported = json.loads(context_of(delta_queue(durable=True)).settings.to_json())
     for name in ("delivery_delay", "message_ttl", "hard_retention"):
         del reported[name]
     assert QueueSettings.from_json(json.dumps(reported)) == QueueSettings()
@@ -326,11 +327,11 @@ def test_a_message_keeps_its_first_id_through_the_dead_letter_queue_and_back(
     """Without one it has the id that it was first read with: its first sequence, in decimal."""
     queue = delta_queue()
     rows = pa.table({"value": [b"a"], "message_id": pa.array([given], pa.string())})
-    write_deltalake(queue._context.messages.path, rows, mode="append", schema_mode="merge")
+    write_deltalake(messages_of(queue).path, rows, mode="append", schema_mode="merge")
     (first,) = lease(queue).messages
     assert first.message_id == given or str(first.sequence)
     for _ in range(2):
-        queue.group().reject(queue.group()._ledger.current().ranges_at([0])[0].lease_id)
+        queue.group().reject(group_ledger_of(queue.group()).current().ranges_at([0])[0].lease_id)
         queue.sweep()
         assert [m.message_id for m in lease(queue.dead_letters, group="look").messages][
             -1

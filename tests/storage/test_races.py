@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from support.handles import Injected, again, housekeep, lease, on_commit, until
 from support.steps import Step
+from support.tables import group_ledger_of, ledgers_of, messages_of
 
 from spark_mq import Queue, SettleResult, errors
 from spark_mq.delta.object_store import ObjectStore
@@ -54,7 +55,7 @@ def operations(queue: Queue, group: str = "default") -> list[str]:
     """What the commits of a group's ledger did, oldest first."""
     return [
         reported["operation"]
-        for reported in commits(queue._context.ledgers.path)
+        for reported in commits(ledgers_of(queue).path)
         if reported.get("group") == group
     ]
 
@@ -78,9 +79,9 @@ def test_a_writer_frozen_until_the_log_was_cleaned_commits_nothing_into_the_past
     queue.publish([str(n) for n in range(40)])
     queue.group().ensure()
     past = Path(
-        queue._context.ledgers.path,
+        ledgers_of(queue).path,
         "_delta_log",
-        f"{queue._context.ledgers.version() + 1:020}.json",
+        f"{ledgers_of(queue).version() + 1:020}.json",
     )
     other = again(queue)
 
@@ -154,7 +155,7 @@ def test_contention_ends_with_its_data_and_no_change(
             ledger = Ledger(view.ledger.head.counted({note: 1}))
             return Change(ledger, None, {"operation": note})
 
-        of.group()._ledger.run(Step(step))
+        group_ledger_of(of.group()).run(Step(step))
 
     with pytest.raises(errors.ContentionTimeout) as caught:
         bump(queue, "loser", before=lambda: bump(rival, "winner"))
@@ -199,7 +200,7 @@ def note(text: str = "test") -> dict[str, Any]:
 
 
 def stores(queue: Queue) -> tuple[LedgerTable, LedgerTable]:
-    one, two = queue._context.ledgers, again(queue)._context.ledgers
+    one, two = ledgers_of(queue), ledgers_of(again(queue))
     assert isinstance(one, LedgerTable)
     assert isinstance(two, LedgerTable)
     return one, two
@@ -313,7 +314,7 @@ def test_a_publish_that_landed_is_not_repeated(
     assert wrapper.calls == 1
     assert queue.stats()["published"] == 2
     assert [m.sequence for m in lease(queue).messages] == list(receipt.sequences)
-    assert [reported.get("operation") for reported in commits(queue._context.messages.path)].count(
+    assert [reported.get("operation") for reported in commits(messages_of(queue).path)].count(
         "publish"
     ) == 1
 
@@ -434,8 +435,8 @@ def test_a_ledger_file_cleaned_under_a_read_is_read_anew(
     queue.publish([str(n) for n in range(10)])
     mine, reader, rival = lease(queue, 2), again(queue), again(queue)
 
-    assert isinstance(reader._context.ledgers, LedgerTable)
-    files = reader._context.ledgers.files
+    assert isinstance(ledgers_of(reader), LedgerTable)
+    files = ledgers_of(reader).files
     real, read = files.read, list[str]()
 
     def replaced(path: str) -> bytes:
@@ -523,7 +524,7 @@ def _plod(path: str, name: str, times: int, stop: Any, ready: Any = None) -> flo
 
     try:
         for _ in range(times):
-            group._ledger.run(Step(step))
+            group_ledger_of(group).run(Step(step))
     finally:
         stop.set()
     return time.monotonic() - started
@@ -558,7 +559,7 @@ def test_a_slow_worker_is_not_starved_by_fast_ones_of_another_group(
         fast = [workers.apply_async(_hammer, (queue.path, "fast", stop)) for _ in range(3)]
         took = workers.apply_async(_plod, (queue.path, "slow", 15, stop)).get(timeout=90)
         hammered = sum(result.get(timeout=60) for result in fast)
-    slow = queue._context.ledgers.read("slow").ledger
+    slow = ledgers_of(queue).read("slow").ledger
     assert slow is not None
     assert slow.head.counters == {"steps": 15}
     assert operations(queue, "slow").count("step") == 15
@@ -604,7 +605,7 @@ def test_a_slow_worker_is_not_starved_by_fast_ones_of_its_own_group(
         finally:
             stop.set()
         hammered = [result.get(timeout=60) for result in fast]
-    ledger = queue._context.ledgers.read("g").ledger
+    ledger = ledgers_of(queue).read("g").ledger
     assert ledger is not None
     assert ledger.head.counters["steps"] == steps
     assert min(hammered) > 4, hammered  # nor the fast ones by each other
@@ -628,8 +629,8 @@ def test_a_swap_of_the_whole_table_gets_its_turn_beside_busy_groups(
         stop = manager.Event()
         fast = [machines.apply_async(_hammer_apart, (queue.path, "g", stop)) for _ in range(3)]
         try:
-            before = queue._context.ledgers.version()
-            until(lambda: queue._context.ledgers.version() > before + 20)
+            before = ledgers_of(queue).version()
+            until(lambda: ledgers_of(queue).version() > before + 20)
             started = time.monotonic()
             for number in range(5):
                 queue.drop_group(f"old-{number}")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.clocks import PAUSES, MachineClocks
 from support.handles import again, housekeep, index_commits, lease, on_commit
+from support.tables import ledgers_of, messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.delta.actions import LOG_FOLDER
@@ -33,7 +34,7 @@ def queue(delta_queue: Make) -> Queue:
 def over_a_store(queue: Queue, clocks: MachineClocks | None = None) -> Queue:
     """Another handle, for which the queue is in an object store."""
     handle = again(queue)
-    for table in (handle._context.messages, handle._context.ledgers):
+    for table in (messages_of(handle), ledgers_of(handle)):
         table.files.is_local = table.log._local = False
         if clocks is not None:
             table.log.clock = clocks.elapsed
@@ -46,7 +47,7 @@ def others_work_and_a_sweep_cleans(queue: Queue) -> None:
     for _ in range(6):
         lease(queue, 1, "other").ack()
     index_commits(queue)
-    for table in (queue._context.messages, queue._context.ledgers):
+    for table in (messages_of(queue), ledgers_of(queue)):
         write_checkpoint(table.files)
     housekeep(queue, keep_versions=0, keep_seconds=0.0)
 
@@ -63,7 +64,7 @@ def test_a_publish_after_a_suspend_across_a_cleaning_is_delivered(
     mine = over_a_store(queue, clocks)
     for value in "abc":
         mine.publish(Message(value, dedup_id=dedup_id and value))
-    assert mine._context.messages.log.alone, "so it does not look before each commit"
+    assert messages_of(mine).log.alone, "so it does not look before each commit"
     others_work_and_a_sweep_cleans(queue)
     clocks.move(*PAUSES[pause])
     receipt = mine.publish(Message("mine", dedup_id=dedup_id))
@@ -80,7 +81,7 @@ def test_an_ack_after_a_suspend_across_a_cleaning_is_kept(
     held = lease(mine, 1)
     for _ in range(3):
         held.extend()
-    assert mine._context.ledgers.log.alone, "so it does not look before each commit"
+    assert ledgers_of(mine).log.alone, "so it does not look before each commit"
     others_work_and_a_sweep_cleans(queue)
     clocks.move(*PAUSES[pause])
     assert held.ack().settled == 1
@@ -119,7 +120,7 @@ def test_a_sweep_keeps_ledger_commits_of_a_store_for_ten_minutes(
     queue.publish([str(n) for n in range(9)])
     for _ in range(3):
         lease(queue, 1)
-    write_checkpoint(queue._context.ledgers.files)
+    write_checkpoint(ledgers_of(queue).files)
     lease(queue, 1)
     log, sweeper = Path(queue.path, "leases", LOG_FOLDER), queue
     if remote:

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
+from support.tables import messages_of
 
 from spark_mq import Queue
 from spark_mq.testing import ManualClock
@@ -24,11 +25,9 @@ def test_what_a_foreign_writer_delays_is_delayed(tmp_path: Path, with_statistics
         "value": [b"late", b"now"],
         "deliver_at": pa.array([later, None], pa.timestamp("us", "UTC")),
     }
-    write_deltalake(
-        queue._context.messages.path, pa.table(rows), mode="append", schema_mode="merge"
-    )
+    write_deltalake(messages_of(queue).path, pa.table(rows), mode="append", schema_mode="merge")
     if not with_statistics:
-        commit = Path(queue._context.messages.path, "_delta_log", f"{1:020d}.json")
+        commit = Path(messages_of(queue).path, "_delta_log", f"{1:020d}.json")
         actions = [json.loads(line) for line in commit.read_text().splitlines()]
         for action in actions:
             action.get("add", {}).pop("stats", None)

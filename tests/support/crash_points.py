@@ -28,6 +28,7 @@ from spark_mq.maintenance.retention import trim
 from spark_mq.streaming.options import StreamOptions
 from spark_mq.streaming.source import StreamSource
 from support.handles import expire, housekeep
+from support.tables import context_of, group_ledger_of, ledgers_of
 
 Report = Callable[[Any], None]
 NO_NAME = 70
@@ -230,7 +231,7 @@ def work(queue: Queue, report: Report) -> None:
 
 def nearly_a_checkpoint(queue: Queue) -> None:
     publish(queue)
-    while queue._context.ledgers.version() < CHECKPOINT_INTERVAL - 2:
+    while ledgers_of(queue).version() < CHECKPOINT_INTERVAL - 2:
         take(queue, 1).release()
 
 
@@ -249,7 +250,7 @@ def seek(queue: Queue, report: Report) -> None:
 
 def route_all(queue: Queue, report: Report = lambda _: None) -> None:
     for name in queue.groups():
-        route_dead_letters(queue._context, queue._context.group(name))
+        route_dead_letters(context_of(queue), context_of(queue).group(name))
 
 
 def some_dead(queue: Queue) -> None:
@@ -317,7 +318,7 @@ class Driver:
 
     def run(self) -> None:
         source, offsets = (
-            StreamSource(self.group._ledger, StreamOptions(max_messages=5)),
+            StreamSource(group_ledger_of(self.group), StreamOptions(max_messages=5)),
             self.state["offsets"],
         )
         if not offsets:
@@ -367,7 +368,7 @@ class OrderedDriver(Driver):
         if str(n) not in self.state["sink"]:
             if rows and n % 2:
                 self.group.nack({plan.lease_id: rows[:1]}, delay=0)
-            held = self.group._ledger.current().held(plan.lease_id)
+            held = group_ledger_of(self.group).current().held(plan.lease_id)
             rows = [seq for seq in rows if any(r.first <= seq <= r.last for r in held)]
             self.state["sink"][str(n)] = rows
             self.write("sink")
@@ -414,23 +415,23 @@ CASES = [
     Case("redrive", lambda queue, _: queue.redrive(), dead_letters, lambda queue: queue.redrive()),
     Case(
         "trim",
-        lambda queue, _: trim(queue._context),
+        lambda queue, _: trim(context_of(queue)),
         settled,
-        lambda queue: trim(queue._context),
+        lambda queue: trim(context_of(queue)),
         settings={"retention": "1s"},
         ahead=3600,
     ),
     Case(
         "index",
-        lambda queue, _: index_commits(queue._context),
+        lambda queue, _: index_commits(context_of(queue)),
         settled,
-        lambda queue: index_commits(queue._context),
+        lambda queue: index_commits(context_of(queue)),
     ),
     Case(
         "archive",
-        lambda queue, _: archive_history(queue._context),
+        lambda queue, _: archive_history(context_of(queue)),
         settled,
-        lambda queue: archive_history(queue._context),
+        lambda queue: archive_history(context_of(queue)),
     ),
     Case(
         "housekeeping",

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from spark_mq import Message, Queue
 from spark_mq.testing import ManualClock
 from support.handles import housekeep
+from support.tables import ledgers_of
 
 __all__ = ["LARGE_LEDGER", "ODD_GROUP", "TABLES", "by_protocol", "make_tables", "normal"]
 
@@ -50,7 +51,7 @@ def make_tables(path: Path, lanes: int = 0) -> Queue:
         ]
     )
     group = queue.group(ODD_GROUP)
-    while queue._context.ledgers.version() < 110:  # one checkpoint at least
+    while ledgers_of(queue).version() < 110:  # one checkpoint at least
         lease = group.lease("w", max_messages=3)
         assert lease is not None
         lease.release()

@@ -17,6 +17,7 @@ from spark_mq.ledger.transitions import expire_leases
 from spark_mq.streaming.options import BatchPlan, StreamOptions
 from spark_mq.streaming.source import StreamSource
 from support.steps import Step
+from support.tables import group_ledger_of, ledgers_of
 
 Offset = dict[str, Any]
 
@@ -64,7 +65,7 @@ class Runner:
         self.checkpoint = checkpoint or Checkpoint()
         self.group = queue.group(group)
         self.source = StreamSource(
-            self.group._ledger, StreamOptions(**options), keep_alive=self._keep
+            group_ledger_of(self.group), StreamOptions(**options), keep_alive=self._keep
         )
 
     def _keep(self, lease_id: str, timeout: int, limit: int) -> StubAlive:
@@ -111,7 +112,7 @@ def deliveries(plan: BatchPlan) -> set[int]:
 
 
 def mark(runner: Runner) -> int | None:
-    leases = runner.group._context.ledgers
+    leases = ledgers_of(runner.group)
     return leases.txn_number(
         leases.read(runner.group.name), fence_app_id(runner.checkpoint.offsets[-1]["stream"])
     )
@@ -119,7 +120,9 @@ def mark(runner: Runner) -> int | None:
 
 def states(queue: Queue) -> list[tuple[str, int, str | None]]:
     """(state, messages, lease id) of the ranges of group g."""
-    return [(r.state, r.message_count, r.lease_id) for r in queue.group("g")._ledger.current()]
+    return [
+        (r.state, r.message_count, r.lease_id) for r in group_ledger_of(queue.group("g")).current()
+    ]
 
 
 def grant(group: ConsumerGroup, request: Callable[[int, int], AcquireRequest]) -> Grant:
@@ -134,5 +137,5 @@ def grant(group: ConsumerGroup, request: Callable[[int, int], AcquireRequest]) -
         after, granted = acquire.acquire(folded, view.log, view.now, view.settings, wanted)
         return Change(after if granted.ranges else None, granted, {"operation": "lease"})
 
-    found: Grant = group._ledger.run(Step(lease, reach=None))
+    found: Grant = group_ledger_of(group).run(Step(lease, reach=None))
     return found

@@ -23,13 +23,14 @@ from spark_mq.maintenance.sweep import SweepReport
 from spark_mq.operations.create import open_context
 from spark_mq.operations.history import read_history
 from spark_mq.util.clock import system_clock
+from support.tables import context_of, group_ledger_of
 
 
 def again(queue: Queue, clock: Any = None) -> Queue:
     """A second handle on the same queue, as another process has it: nothing cached, nothing shared
     but the storage.
     """
-    context = queue._context
+    context = context_of(queue)
     return Queue(open_context(context.path, context.storage_options, clock or context.clock))
 
 
@@ -41,7 +42,7 @@ def memory_store() -> ObjectStore:
 
 def notes(queue: Queue) -> list[dict[str, Any]]:
     """The notes of all commits to the queue's ledgers, the oldest first."""
-    log = DeltaLog(ObjectStore(f"{queue.path}/leases", queue._context.storage_options))
+    log = DeltaLog(ObjectStore(f"{queue.path}/leases", context_of(queue).storage_options))
     return [commit.note for commit in log.commits(1, log.refresh().version)]
 
 
@@ -127,7 +128,7 @@ def housekeep(
     queue: Queue, keep_versions: int | None = None, keep_seconds: float | None = None
 ) -> int:
     """Archive ledger commits, then clean the tables. Return the number of deleted files."""
-    kept, context = (keep_versions, keep_seconds), queue._context
+    kept, context = (keep_versions, keep_seconds), context_of(queue)
     archived = archive_of.archive_history(context).up_to
     cleaned = sweep_of.clean_messages(context, *kept)
     return cleaned + sweep_of.clean_ledgers(context, archived, *kept)
@@ -135,29 +136,29 @@ def housekeep(
 
 def expire(queue: Queue) -> int:
     """Expire the leases of every group. Return the number of messages that they held."""
-    return sum(group.run(Expire()) for group in queue._context.groups())
+    return sum(group.run(Expire()) for group in context_of(queue).groups())
 
 
 def trim(queue: Queue) -> int:
-    return retention.trim(queue._context).files
+    return retention.trim(context_of(queue)).files
 
 
 def index_commits(queue: Queue) -> int:
-    return archive_of.index_commits(queue._context)
+    return archive_of.index_commits(context_of(queue))
 
 
 def archive(queue: Queue) -> int:
-    return archive_of.archive_history(queue._context).commits
+    return archive_of.archive_history(context_of(queue)).commits
 
 
 def archived(queue: Queue) -> int:
     """The last version of ``leases/`` that has been archived."""
-    return queue._context.history.read([])[1]
+    return context_of(queue).history.read([])[1]
 
 
 def history(queue: Queue, **options: Any) -> Any:
-    return read_history(queue._context, **options)
+    return read_history(context_of(queue), **options)
 
 
 def route(group: ConsumerGroup) -> int:
-    return route_dead_letters(group._context, group._ledger)
+    return route_dead_letters(context_of(group), group_ledger_of(group))

@@ -11,6 +11,7 @@ from spark_mq import Queue
 from spark_mq.ledger.ranges import AVAILABLE, DEAD, LEASED, SETTLED, Ledger, LedgerHeader, Range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.clock import SECOND
+from support.tables import context_of, ledgers_of, messages_of
 
 __all__ = ["build_large_queue"]
 
@@ -33,8 +34,8 @@ def build_large_queue(path: Path, *, messages: int, files: int, groups: int, ran
 
 
 def _write_group(queue: Queue, name: str, count: int) -> None:
-    ledgers, index, now = queue._context.ledgers, queue._context.messages.index(), 0
-    now = queue._context.now()
+    ledgers, index, now = ledgers_of(queue), messages_of(queue).index(), 0
+    now = context_of(queue).now()
     length = max(1, index.total // (2 * count))
     rows, at = [], 0
     for row in range(count):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from support.tables import messages_of
 
 from spark_mq import Lease, LeaseLost, Message, Queue
 from spark_mq.telemetry import conventions
@@ -127,7 +128,7 @@ def test_a_failed_publish_has_an_error_and_counts(
     def fail(*_: object, **__: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(queue._context.messages, "publish", fail)
+    monkeypatch.setattr(messages_of(queue), "publish", fail)
     with pytest.raises(OSError, match="disk full"):
         queue.publish("a")
     span = recorded.span("publish orders")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.drivers import grant
+from support.tables import ledgers_of, messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption
@@ -36,7 +37,7 @@ def values(queue: Queue, limit: int = 100, **given: Any) -> list[str]:
 
 
 def ledger(queue: Queue) -> Ledger:
-    found = queue._context.ledgers.read("default").ledger
+    found = ledgers_of(queue).read("default").ledger
     assert found is not None
     return found
 
@@ -261,7 +262,7 @@ def test_delayed_messages_behind_the_due_ones_are_set_aside_once(
     assert values(queue, auto_ack=True) == ["now"]
     waiting = [(r.message_count, r.available_at) for r in ledger(queue) if r.state == AVAILABLE]
     assert [count for count, _ in waiting] == [5, 1]
-    assert ledger(queue).end_sequence == queue._context.messages.index().last_sequence
+    assert ledger(queue).end_sequence == messages_of(queue).index().last_sequence
 
 
 def test_what_does_not_fit_into_max_bytes_stays_unread_with_the_delayed_behind_it(

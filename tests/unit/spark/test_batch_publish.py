@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from support.tables import messages_of
 
 from spark_mq import Queue
 from spark_mq.errors import DuplicatePublish, InvalidOption
@@ -25,7 +26,7 @@ def queue(tmp_path: Path) -> Queue:
 
 
 def write(queue: Queue, producer: SinkProducer) -> bool:
-    log = queue._context.messages
+    log = messages_of(queue)
     return producer.commit(log, [write_file(log.files, pa.table({"value": [b"a"]}))])
 
 

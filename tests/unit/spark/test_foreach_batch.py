@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from support.tables import group_ledger_of, messages_of
 
 from spark_mq import Queue
 from spark_mq.errors import InvalidHandlerResult, InvalidOption, StorageError
@@ -106,7 +107,7 @@ def test_what_manual_leaves_is_not_acked_by_the_commit(
     base = str(uuid.uuid4())
     stream = stream_id_in_queue(base, queue.path) if several else base
     source = StreamSource(
-        queue.group().ensure()._ledger,
+        group_ledger_of(queue.group().ensure()),
         StreamOptions(),
         keep_alive=lambda *_: SimpleNamespace(stop=lambda: None),
     )
@@ -128,7 +129,7 @@ class Away:
 
     def __init__(self, queue: Queue, patch: pytest.MonkeyPatch) -> None:
         self.on = False
-        files = queue._context.messages.files
+        files = messages_of(queue).files
         for verb in ("open", "read"):
             patch.setattr(files, verb, self._failing(getattr(files, verb)))
 
@@ -168,7 +169,7 @@ def test_a_batch_that_meets_an_outage_is_released_uncounted(
 
     each: Any = queue.group().for_each_batch(process, on_error=on_error)
     source = StreamSource(
-        queue.group().ensure()._ledger,
+        group_ledger_of(queue.group().ensure()),
         StreamOptions(),
         keep_alive=lambda *_: SimpleNamespace(stop=lambda: None),
     )
@@ -182,7 +183,7 @@ def test_a_batch_that_meets_an_outage_is_released_uncounted(
         )
         with pytest.raises(StorageError):
             each(BATCH, n)
-        (left,) = queue.group()._ledger.current()
+        (left,) = group_ledger_of(queue.group()).current()
         assert (left.state, left.delivery_count, left.failure_count) == ("available", 0, 0)
         assert left.lease_id is None
 
@@ -206,7 +207,7 @@ def test_a_batch_that_fails_by_itself_is_no_outage(queue: Queue, error: Exceptio
     each: Any = queue.group().for_each_batch(process)
     each._finder = SimpleNamespace(find=lambda batch: BatchLeases([taken.lease_id], True))
     each(BATCH, 0)
-    (left,) = queue.group()._ledger.current()
+    (left,) = group_ledger_of(queue.group()).current()
     assert (left.state, left.delivery_count, left.failure_count) == ("available", 1, 1)
 
 
@@ -230,7 +231,7 @@ def test_an_outage_of_an_earlier_run_does_not_explain_a_failure_of_this_one(
         with pytest.raises(StorageError, match="no space"):
             each(BATCH, 0)
     each(BATCH, 0)
-    (left,) = queue.group()._ledger.current()
+    (left,) = group_ledger_of(queue.group()).current()
     assert (left.state, left.failure_count) == ("available", 1)
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.drivers import Runner, sequences
+from support.tables import messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.ledger.message_index import FileSlice
@@ -128,7 +129,7 @@ def test_a_batch_of_an_ordered_group_has_the_lanes_of_its_slices(queue: Queue) -
     assert [sum(rows for _, rows in runs) for runs in plan.lane_runs] == [
         piece.rows for piece, _ in plan.slices
     ]
-    index = queue._context.messages.index()
+    index = messages_of(queue).index()
     lane_of = index.layout.lane_of
     ours = [lane for runs in plan.lane_runs for lane, rows in runs for _ in range(rows)]
     theirs = [lane_of(band) for seq in sequences(plan) for band, _, _ in index.band_runs(seq, seq)]

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.drivers import Checkpoint, StubAlive, sequences
 from support.marks import slow_but
+from support.tables import context_of, group_ledger_of, messages_of
 
 from spark_mq import Queue
 from spark_mq.errors import DataLossError, InvalidOption, StreamFenced
@@ -42,7 +43,7 @@ def queues(clock: ManualClock, count: int = 2, **settings: Any) -> list[Queue]:
         for _ in range(count)
     ]
     for number, queue in enumerate(made):
-        queue._context.path = f"memory/{number}"
+        context_of(queue).path = f"memory/{number}"
     return made
 
 
@@ -54,7 +55,7 @@ class Runner:
     ) -> None:
         self.checkpoint = checkpoint or Checkpoint()
         self.source = MultiQueueSource(
-            [queue.group("g")._ledger for queue in queues],
+            [group_ledger_of(queue.group("g")) for queue in queues],
             StreamOptions(**options),
             keep_alive=StubAlive,
         )
@@ -153,7 +154,7 @@ def test_a_batch_of_bytes_is_shared_too(clock: ManualClock) -> None:
     both = queues(clock)
     for queue in both:
         queue.publish(["x"] * 1_000)
-    size = both[0]._context.messages.index().files[0].size
+    size = messages_of(both[0]).index().files[0].size
     taken = sizes(Runner(both, max_bytes=size // 2).batch())
     assert all(200 <= count <= 300 for count in taken.values())
 
@@ -246,7 +247,7 @@ def test_a_checkpoint_of_one_queue_and_one_of_several_are_not_mixed(clock: Manua
     several = Runner(both)
     several.batch()
     with pytest.raises(InvalidOption, match="several queues"):
-        StreamSource(both[0].group("g")._ledger, StreamOptions()).latest(
+        StreamSource(group_ledger_of(both[0].group("g")), StreamOptions()).latest(
             several.checkpoint.offsets[-1]
         )
     single = {"batch": 1, "stream": several.checkpoint.offsets[-1]["stream"]}
@@ -290,7 +291,7 @@ def test_a_group_that_a_hard_limit_cut_is_reported_by_the_stream_or_counts_the_l
     both[0].group("g").ensure()
     both[0].publish(["gone"])
     clock.advance("2h")
-    trim(both[0]._context)
+    trim(context_of(both[0]))
     both[1].publish(["there"])
     with pytest.raises(DataLossError):
         Runner(both).offer()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.drivers import Checkpoint, Runner, deliveries, grant, mark, sequences, states
 from support.handles import again, notes
+from support.tables import context_of, group_ledger_of, ledgers_of, messages_of
 
 from spark_mq import Queue
 from spark_mq.errors import InvalidOption, LeaseLost, StreamFenced
@@ -50,7 +51,7 @@ def test_an_offer_makes_the_group_and_leases_nothing(queue: Queue) -> None:
 
 def test_a_group_starts_where_its_first_stream_says(queue: Queue) -> None:
     queue.publish("old")
-    source = StreamSource(queue.group("g", start="latest")._ledger, StreamOptions())
+    source = StreamSource(group_ledger_of(queue.group("g", start="latest")), StreamOptions())
     start = source.initial()
     assert source.latest(start) == start
     receipt = queue.publish("new")
@@ -66,7 +67,7 @@ def test_an_empty_queue_offers_where_it_started(queue: Queue) -> None:
 
 
 def test_batch_0_of_an_empty_queue_is_empty_whichever_stream_id_spark_kept(queue: Queue) -> None:
-    source = StreamSource(queue.group("g")._ledger, StreamOptions())
+    source = StreamSource(group_ledger_of(queue.group("g")), StreamOptions())
     first, second = source.initial(), source.initial()
     assert first["stream"] != second["stream"]
     queue.publish("came meanwhile")
@@ -104,7 +105,7 @@ def test_repeated_calls_for_one_batch_get_the_same_answer_and_one_lease(queue: Q
 def test_max_messages_and_max_bytes_limit_a_batch(queue: Queue) -> None:
     queue.publish([b"x" * 1000] * 100)
     assert len(sequences(Runner(queue, group="few", max_messages=7).batch())) == 7
-    size = queue._context.messages.index().files[0].size
+    size = messages_of(queue).index().files[0].size
     half = len(sequences(Runner(queue, group="small", max_bytes=size // 2).batch()))
     assert 40 <= half <= 50
     assert (
@@ -178,8 +179,8 @@ def test_what_a_batch_left_on_purpose_is_not_acked_by_its_commit(
     runner = Runner(queue, max_messages=2)
     plan = runner.plan() if runner.offer() else BatchPlan()
     runner.group.ack(plan.lease_id, [first])
-    assert leave(runner.group._ledger, *_batch_of(plan)) == 1
-    assert leave(runner.group._ledger, *_batch_of(plan)) == 1
+    assert leave(group_ledger_of(runner.group), *_batch_of(plan)) == 1
+    assert leave(group_ledger_of(runner.group), *_batch_of(plan)) == 1
     assert [note["operation"] for note in notes(queue)].count("leave") == 1, "once is enough"
     runner.commit()
     following = runner.batch()  # its lease would ack what is left of the batch before it
@@ -201,10 +202,10 @@ def test_where_nothing_was_left_nothing_is_put_down(queue: Queue) -> None:
     queue.publish(["a", "b"])
     runner = Runner(queue)
     plan = runner.batch()
-    assert leave(queue.group("other")._ledger, *_batch_of(plan)) == 0
+    assert leave(group_ledger_of(queue.group("other")), *_batch_of(plan)) == 0
     runner.group.ack(plan.lease_id)
     commits = len(notes(queue))
-    assert leave(runner.group._ledger, *_batch_of(plan)) == 0
+    assert leave(group_ledger_of(runner.group), *_batch_of(plan)) == 0
     assert len(notes(queue)) == commits
 
 
@@ -213,7 +214,7 @@ def test_what_was_left_before_a_crash_is_replayed_and_may_be_acked_then(queue: Q
     dead = Runner(queue)
     assert dead.offer()
     leave(
-        dead.group._ledger, *_batch_of(dead.plan())
+        group_ledger_of(dead.group), *_batch_of(dead.plan())
     )  # and Spark does not come to commit the batch
     successor = Runner(queue, dead.checkpoint)
     replayed = successor.batch()
@@ -229,7 +230,7 @@ def test_an_ack_that_has_not_seen_what_was_left_is_refused(queue: Queue) -> None
     runner = Runner(queue)
     stream, n = _batch_of(runner.batch())
     looks = 0
-    read, other = queue._context.ledgers.read, again(queue)._context.ledgers
+    read, other = ledgers_of(queue).read, ledgers_of(again(queue))
 
     def late(group: str, **given: Any) -> Any:
         nonlocal looks
@@ -245,7 +246,7 @@ def test_an_ack_that_has_not_seen_what_was_left_is_refused(queue: Queue) -> None
             )
         return stored
 
-    queue._context.ledgers.read = late  # type: ignore[method-assign]
+    ledgers_of(queue).read = late  # type: ignore[method-assign]
     runner.source.ack_committed(stream, n)
     assert looks == 2
     assert queue.group("g").stats().leased == 1
@@ -400,7 +401,7 @@ def test_a_second_replay_gives_the_batch_back_as_suspects_and_is_empty(
     assert len(sequences(second.plan())) == 100
     third = Runner(queue, first.checkpoint)
     assert sequences(third.batch()) == []
-    ranges = list(queue.group("g")._ledger.current())
+    ranges = list(group_ledger_of(queue.group("g")).current())
     assert [(r.state, r.suspect, r.lease_id, r.delivery_count) for r in ranges] == [
         (AVAILABLE, True, None, 2)
     ]
@@ -431,7 +432,7 @@ def test_a_driver_that_dies_on_one_batch_each_time_kills_only_the_poison(
             break
     stats = queue.group("g").stats()
     assert (stats.acked, stats.dead, stats.ready, stats.leased) == (49, 1, 0, 0)
-    (dead,) = [r for r in queue.group("g")._ledger.current() if r.state == "dead"]
+    (dead,) = [r for r in group_ledger_of(queue.group("g")).current() if r.state == "dead"]
     assert dead.first == poison
     assert max(delivered.values()) <= 5, "never more deliveries than allowed"
     assert min(delivered.values()) >= 1
@@ -472,7 +473,7 @@ def test_a_last_attempt_in_company_is_given_back_uncounted(clock: ManualClock) -
     queue.group("g").configure(max_delivery_attempts=3)
     again = Runner(queue, Checkpoint(runner.checkpoint.offsets, runner.checkpoint.committed - 1))
     assert sequences(again.batch()) == []
-    assert [(r.delivery_count, r.suspect) for r in queue.group("g")._ledger.current()] == [
+    assert [(r.delivery_count, r.suspect) for r in group_ledger_of(queue.group("g")).current()] == [
         (2, True)
     ]
     alone = again.batch()
@@ -559,7 +560,7 @@ def test_one_death_anywhere_in_a_batch_leaves_each_message_once_in_an_idempotent
             elif step == "before the sink":
                 sink.setdefault(number, sequences(plan))  # skips what it has seen
             elif step == "before the ack":
-                runner.group._ledger.settle([SettleCommand(ACK, plan.lease_id)])
+                group_ledger_of(runner.group).settle([SettleCommand(ACK, plan.lease_id)])
             else:
                 runner.commit()
     assert sorted(s for rows in sink.values() for s in rows) == list(receipt.sequences)
@@ -763,7 +764,7 @@ def test_no_lease_is_longer_than_the_longest_lease_duration(
     queue.publish("a")
     runner = Runner(queue, visibility_timeout=3600 * SECOND, max_lease_duration=300 * SECOND)
     plan = runner.batch()
-    assert plan.expires_at == queue._context.now() + 300 * SECOND
+    assert plan.expires_at == context_of(queue).now() + 300 * SECOND
     assert runner.alive[0].timeout == 300 * SECOND
 
 
@@ -821,7 +822,9 @@ def test_a_limit_removed_while_the_thread_ends_is_removed(
 
 def test_the_source_extends_its_own_lease(queue: Queue, clock: ManualClock) -> None:
     queue.publish("a")
-    source = StreamSource(queue.group("g")._ledger, StreamOptions(visibility_timeout=30_000))
+    source = StreamSource(
+        group_ledger_of(queue.group("g")), StreamOptions(visibility_timeout=30_000)
+    )
     start = source.initial()
     end = source.latest(start)
     plan = source.plan(start, end)
@@ -839,7 +842,9 @@ def test_the_source_extends_its_own_lease(queue: Queue, clock: ManualClock) -> N
         assert reached.wait(10)
     finally:
         source.stop()
-    (held,) = [r for r in queue.group("g")._ledger.current() if r.lease_id == plan.lease_id]
+    (held,) = [
+        r for r in group_ledger_of(queue.group("g")).current() if r.lease_id == plan.lease_id
+    ]
     assert held.expires_at is not None
     assert held.expires_at > plan.expires_at
 
@@ -850,10 +855,10 @@ def test_the_source_extends_its_own_lease(queue: Queue, clock: ManualClock) -> N
 def test_messages_of_a_missing_file_are_dead_at_once_and_the_rest_go_on(queue: Queue) -> None:
     lost = queue.publish(["a", "b"])
     kept = queue.publish(["c"])
-    queue._context.messages.files.delete(queue._context.messages.index().files[0].path)
+    messages_of(queue).files.delete(messages_of(queue).index().files[0].path)
     runner = Runner(queue)
     assert sequences(runner.batch()) == list(kept.sequences)
-    (dead,) = [r for r in queue.group("g")._ledger.current() if r.state == "dead"]
+    (dead,) = [r for r in group_ledger_of(queue.group("g")).current() if r.state == "dead"]
     assert (dead.first, dead.last) == (lost.sequences[0], lost.sequences[-1])
     assert dead.reason == "payload unreadable"
     assert "missing" in (dead.error or "")
@@ -863,7 +868,7 @@ def test_messages_of_a_missing_file_are_dead_at_once_and_the_rest_go_on(queue: Q
 
 def test_a_batch_of_nothing_but_missing_files_is_empty(queue: Queue) -> None:
     queue.publish(["a", "b"])
-    queue._context.messages.files.delete(queue._context.messages.index().files[0].path)
+    messages_of(queue).files.delete(messages_of(queue).index().files[0].path)
     runner = Runner(queue)
     assert sequences(runner.batch()) == []
     assert runner.alive == []
@@ -904,7 +909,7 @@ def test_a_group_without_a_limit_of_attempts_streams(clock: ManualClock) -> None
 )
 def test_a_checkpoint_of_another_source_is_refused(queue: Queue, offset: Any) -> None:
     with pytest.raises(InvalidOption, match="checkpoint"):
-        StreamSource(queue.group("g")._ledger, StreamOptions()).latest(offset)
+        StreamSource(group_ledger_of(queue.group("g")), StreamOptions()).latest(offset)
     assert queue.groups() == []
 
 

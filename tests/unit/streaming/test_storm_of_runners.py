@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.drivers import Checkpoint, Runner, sequences
 from support.marks import slow_but
+from support.tables import group_ledger_of
 
 from spark_mq import Message
 from spark_mq.errors import StreamFenced
@@ -140,9 +141,9 @@ class _Storm:
         self.sink.setdefault((offset["stream"], offset["batch"]), frozenset(rows))
 
     def _ack(self, runner: Runner, plan: BatchPlan) -> None:
-        before = self.queue.group("g")._ledger.current()
+        before = group_ledger_of(self.queue.group("g")).current()
         owners = {r.lease_id for r in before if r.state == LEASED}
-        outcome = runner.group._ledger.settle([SettleCommand(ACK, plan.lease_id)])[0]
+        outcome = group_ledger_of(runner.group).settle([SettleCommand(ACK, plan.lease_id)])[0]
         assert not outcome.settled or plan.lease_id in owners | {
             r.lease_id for r in before if r.state == AVAILABLE
         }
@@ -213,7 +214,7 @@ class _OrderedStorm(_Storm):
     def _check_order(self) -> None:
         holders: dict[str, str | None] = {}
         waiting: set[tuple[str, int]] = set()
-        for r in self.queue.group("g")._ledger.current():
+        for r in group_ledger_of(self.queue.group("g")).current():
             for seq, band in self._bands_in(r.first, r.last):
                 if r.state == LEASED:
                     self.holds += 1
