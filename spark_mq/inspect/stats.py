@@ -193,12 +193,12 @@ def _digests(parts: Iterable[_Part], defaults: GroupSettings, now: int) -> dict[
 
 def _digest(start: int, text: str) -> _Digest:
     detail = json.loads(text)
-    marks = detail["marks"]
+    fingerprints = detail["log_fingerprints"]
     return _Digest(
         GroupSettings.from_stored(detail["settings"]),
         detail["counters"],
         start,
-        (int(marks[-1][0]), str(marks[-1][1])) if marks else None,
+        (int(fingerprints[-1][0]), str(fingerprints[-1][1])) if fingerprints else None,
         bool(detail.get("breaker")),
     )
 

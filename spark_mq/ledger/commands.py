@@ -110,7 +110,7 @@ class Command(ABC, Generic[R]):
     alone: ClassVar[bool] = False  # shares no commit
     whole_table: ClassVar[bool] = False  # a change of any other group is a conflict
     without_ledger: ClassVar[bool] = False  # the ledger may be unreadable, and is not read
-    marks: ClassVar[bool] = True  # the ledger remembers the newest file of the view's index
+    adds_fingerprint: ClassVar[bool] = True  # of the newest file of the view's index
 
     @property
     def needs(self) -> Needs:

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.intervals import Interval
 
-__all__ = ["LedgerHeader", "LogMark"]
+__all__ = ["LedgerHeader", "LogFingerprint"]
 
 
-class LogMark(NamedTuple):
+class LogFingerprint(NamedTuple):
     """A data file of ``messages/`` that a ledger has reached."""
 
     first: int  # the sequence of its first message
@@ -34,7 +34,7 @@ class LedgerHeader:
     settings: dict[str, Any] = field(default_factory=dict)
     skipped_intervals: tuple[Interval, ...] = ()
     """The newest intervals that a seek skipped. A later settle of them is refused."""
-    marks: tuple[LogMark, ...] = ()  # in order; they identify the log
+    log_fingerprints: tuple[LogFingerprint, ...] = ()  # in order; they identify the log
     breaker: Breaker = field(default_factory=Breaker)
 
     def counted(self, outcomes: Mapping[str, int]) -> LedgerHeader:
@@ -50,7 +50,7 @@ class LedgerHeader:
             "counters": self.counters,
             "settings": self.settings,
             "skipped": self.skipped_intervals,
-            "marks": self.marks,
+            "log_fingerprints": self.log_fingerprints,
             "breaker": self.breaker.to_stored(),
         }
         return json.dumps(data, sort_keys=True)

@@ -1,8 +1,8 @@
 """Compare a ledger with the log, and undo what the log lacks.
 
 A restore may leave ``messages/`` older than ``leases/``. Its next commits get the sequences of
-messages that are gone. So a ledger remembers some data files that it has reached, as marks. A log
-that lacks the newest mark is not the log that the ledger was made from.
+messages that are gone. So a ledger remembers some data files that it has reached, as fingerprints
+of its log. A log that lacks the newest one is not the log that the ledger was made from.
 """
 
 from __future__ import annotations
@@ -14,31 +14,32 @@ from typing import Final
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import subtract
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import UNREAD, Ledger, LogMark, Range
+from spark_mq.ledger.ranges import UNREAD, Ledger, LogFingerprint, Range
 
-__all__ = ["MAX_SEQUENCE", "REWOUND", "agreed_up_to", "forget", "with_mark"]
+__all__ = ["MAX_SEQUENCE", "REWOUND", "agreed_up_to", "forget", "with_fingerprint"]
 
 MAX_SEQUENCE: Final = 2**63 - 1
 REWOUND: Final = "rewound"  # the event of messages whose state a ledger forgets
-_MAX_MARKS: Final = 8
+_MAX_FINGERPRINTS: Final = 8
 
 
-def with_mark(ledger: Ledger, index: MessageIndex) -> Ledger:
-    """Return the ledger with a mark for its newest reached file."""
+def with_fingerprint(ledger: Ledger, index: MessageIndex) -> Ledger:
+    """Return the ledger with a fingerprint for its newest reached file."""
     file = index.last_file_from(ledger.end_sequence)
-    marks = ledger.head.marks
-    if file is None or (marks and marks[-1].first >= file.first):
+    fingerprints = ledger.head.log_fingerprints
+    if file is None or (fingerprints and fingerprints[-1].first >= file.first):
         return ledger
-    head = replace(ledger.head, marks=_thinned([*marks, LogMark(file.first, file.path)]))
+    kept = _thinned([*fingerprints, LogFingerprint(file.first, file.path)])
+    head = replace(ledger.head, log_fingerprints=kept)
     return ledger.replaced(head, ledger.events)
 
 
-def _thinned(marks: Sequence[LogMark]) -> tuple[LogMark, ...]:
-    """Drop one mark if there are too many, so that the distances between old marks grow."""
-    kept = list(marks)
-    if len(kept) > _MAX_MARKS:
+def _thinned(fingerprints: Sequence[LogFingerprint]) -> tuple[LogFingerprint, ...]:
+    """Drop one if there are too many, so that the distances between old ones grow."""
+    kept = list(fingerprints)
+    if len(kept) > _MAX_FINGERPRINTS:
         # Sequences, not versions. One commit may have many files.
-        firsts = [mark.first for mark in kept]
+        firsts = [one.first for one in kept]
         newest = firsts[-1]
 
         def density(at: int) -> float:
@@ -53,10 +54,10 @@ def agreed_up_to(ledger: Ledger, index: MessageIndex) -> int | None:
 
     They may agree on more. It is -1 if they share nothing. The index must reach the latest commit.
     """
-    marks, reached = ledger.head.marks, index.last_sequence
-    if not marks or index.may_have(*marks[-1]):
+    fingerprints, reached = ledger.head.log_fingerprints, index.last_sequence
+    if not fingerprints or index.may_have(*fingerprints[-1]):
         return None if ledger.end_sequence <= reached else reached
-    known = [mark for mark in marks if index.may_have(*mark)]
+    known = [one for one in fingerprints if index.may_have(*one)]
     if not known:
         return -1
     file = index.last_file_from(known[-1].first)
@@ -85,8 +86,8 @@ def forget(
         head = replace(head, start_sequence=first - 1, settled_count=below)
     whole = [(first, last)]
     skipped = tuple(subtract(head.skipped_intervals, whole))
-    marks = tuple(mark for mark in head.marks if not first <= mark.first <= last)
-    editor.head = replace(head, skipped_intervals=skipped, marks=marks)
+    fingerprints = tuple(one for one in head.log_fingerprints if not first <= one.first <= last)
+    editor.head = replace(head, skipped_intervals=skipped, log_fingerprints=fingerprints)
     end = min(last, ledger.end_sequence)
     editor.record_event(REWOUND, Range(first, end, UNREAD, total))
     return editor.build(), total

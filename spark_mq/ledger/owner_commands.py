@@ -190,7 +190,7 @@ class Drop(Command[None]):
     alone = True
     whole_table = True
     without_ledger = True
-    marks = False
+    adds_fingerprint = False
 
     def apply(self, view: View) -> Change[None]:
         return Change(DROP_GROUP, None, {"operation": self.name})

@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.ledger.ledger_header import LedgerHeader, LogMark
+from spark_mq.ledger.ledger_header import LedgerHeader, LogFingerprint
 from spark_mq.ledger.message_range import (
     EVENT,
     FIELDS,
@@ -56,7 +56,7 @@ __all__ = [
     "Event",
     "Ledger",
     "LedgerHeader",
-    "LogMark",
+    "LogFingerprint",
     "Range",
     "State",
     "to_table",

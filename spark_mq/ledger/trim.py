@@ -1,6 +1,6 @@
 """Compute how far a queue may be trimmed, and which groups hold the trim back.
 
-The trim horizon is the ack floor of a reserved group. Messages up to it may be gone.
+The trim horizon is the `start_sequence` of a reserved group. Messages up to it may be gone.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from spark_mq.ledger import admin
 from spark_mq.ledger.commands import Change, Command, View
-from spark_mq.ledger.log_marks import MAX_SEQUENCE, agreed_up_to, forget, with_mark
+from spark_mq.ledger.log_marks import MAX_SEQUENCE, agreed_up_to, forget, with_fingerprint
 from spark_mq.ledger.ranges import SETTLED, TRANSFERRING, Ledger, LedgerHeader
 from spark_mq.maintenance.lost_transfers import count_lost_transfers, repeat_lost_transfers
 from spark_mq.maintenance.redrive import REDRIVE
@@ -161,7 +161,7 @@ class Repair(Command[Repaired]):
     creates = True
     alone = True
     whole_table = True
-    marks = False
+    adds_fingerprint = False
 
     def apply(self, view: View) -> Change[Repaired]:
         index, before, done = self.plan.index, view.ledger, Repaired()
@@ -180,7 +180,7 @@ class Repair(Command[Repaired]):
         if after is before:
             return Change(None, done)
         note = {"operation": self.name, "messages": done.forgotten + done.skipped}
-        return Change(with_mark(after, index), done, note)
+        return Change(with_fingerprint(after, index), done, note)
 
     def _forget(
         self, view: View, ledger: Ledger, done: Repaired, first: int, last: int

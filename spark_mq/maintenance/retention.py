@@ -75,8 +75,8 @@ def trim(context: QueueContext) -> Trimmed:
 
     horizon = context.group(HORIZON).run(_Trim(reach))
     dropped = context.messages.drop(horizon)
-    # Only now, because the drop finds the files by the index. Floors and the horizon never go
-    # back below both. So no group will need the forgotten files.
+    # Only now, because the drop finds the files by the index. Start sequences and the horizon never
+    # go back below both, so no group will need the forgotten files.
     context.messages.forget(
         min(horizon, needed), context.now() - context.settings.history_retention
     )

@@ -27,7 +27,7 @@ from spark_mq.ledger.commands import (
     View,
     join_notes,
 )
-from spark_mq.ledger.log_marks import with_mark
+from spark_mq.ledger.log_marks import with_fingerprint
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.operations.command_json import (
@@ -211,8 +211,8 @@ class _Batch:
             self.txns = {**self.txns, change.txn[0]: change.txn[1]}
         if change.alarm:
             self._alarms.append(change.alarm)
-        if command.marks:
-            ledger = with_mark(ledger, view.log)
+        if command.adds_fingerprint:
+            ledger = with_fingerprint(ledger, view.log)
         return replace(before, ledger=ledger, txns=self.txns)
 
     def _finish(

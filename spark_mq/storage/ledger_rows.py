@@ -20,7 +20,7 @@ from spark_mq.ledger.ranges import (
     RANGE_SCHEMA,
     Ledger,
     LedgerHeader,
-    LogMark,
+    LogFingerprint,
     Range,
     to_table,
 )
@@ -222,7 +222,7 @@ def _head(header: Mapping[str, Any]) -> LedgerHeader:
         detail["counters"],
         detail["settings"],
         tuple((int(first), int(last)) for first, last in detail["skipped"]),
-        tuple(LogMark(int(first), str(path)) for first, path in detail["marks"]),
+        tuple(LogFingerprint(int(first), str(path)) for first, path in detail["log_fingerprints"]),
         Breaker.from_stored(detail.get("breaker", {})),
     )
     if None in (head.start_sequence, head.settled_count, head.revision) or not isinstance(

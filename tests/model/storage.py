@@ -344,7 +344,7 @@ class Rig:
             head.start_sequence, head.settled_count, head.leases_without_fresh, head.breaker,
             tuple(sorted(head.counters.items())),
             tuple(sorted(head.settings.items(), key=lambda item: item[0])), head.skipped_intervals,
-            head.marks, rows,
+            head.log_fingerprints, rows,
         )  # fmt: skip
         if key not in self._books:
             self._books[key] = Book(ledger, rows)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.ledger_group import Group
 
-from spark_mq.ledger.log_marks import MAX_SEQUENCE, REWOUND, agreed_up_to, forget, with_mark
+from spark_mq.ledger.log_marks import MAX_SEQUENCE, REWOUND, agreed_up_to, forget, with_fingerprint
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
 from spark_mq.ledger.settle import ACK, NACK, REJECT
@@ -24,7 +24,7 @@ def index_of(found: list[DataFile]) -> MessageIndex:
 
 
 def marked(group: Group) -> Group:
-    group.ledger = with_mark(group.ledger, group.index)
+    group.ledger = with_fingerprint(group.ledger, group.index)
     return group
 
 
@@ -47,7 +47,7 @@ def test_a_ledger_agrees_with_the_log_that_it_was_made_from():
 
 def test_a_ledger_keeps_few_marks_and_more_of_the_newest():
     group = worked(range(1, 2_000), 2_000)
-    versions = [mark.first >> 32 for mark in group.ledger.head.marks]
+    versions = [one.first >> 32 for one in group.ledger.head.log_fingerprints]
     assert versions[-1] == 1_999
     assert versions == sorted(versions)
     assert len(versions) <= 8
@@ -102,7 +102,7 @@ def test_the_floor_goes_back():
     after, messages = forget(group.ledger, index_of(files(range(1, 3))), sequence(2, 3))
     assert (after.head.start_sequence, after.head.settled_count) == (sequence(2, 2), 6)
     assert messages == 9
-    assert not [mark for mark in after.head.marks if mark.first > sequence(2, 2)]
+    assert not [one for one in after.head.log_fingerprints if one.first > sequence(2, 2)]
 
 
 def test_a_part_of_the_middle_is_forgotten():
@@ -162,8 +162,8 @@ def test_a_commit_may_have_more_files_than_a_ledger_has_marks() -> None:
     for n in range(42):
         assert group.lease(f"l{n}", 3)
         marked(group)
-    marks = group.ledger.head.marks
-    assert marks[-1] == (sequence(3, 117), "part-39")
-    assert marks[0].path == "old-1"
-    assert len(marks) <= 8
+    fingerprints = group.ledger.head.log_fingerprints
+    assert fingerprints[-1] == (sequence(3, 117), "part-39")
+    assert fingerprints[0].path == "old-1"
+    assert len(fingerprints) <= 8
     assert agreed_up_to(group.ledger, group.index) is None

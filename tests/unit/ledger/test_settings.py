@@ -10,7 +10,7 @@ import pytest
 
 from spark_mq.errors import UnsupportedTable
 from spark_mq.ledger.queue_settings import QueueSettings
-from spark_mq.ledger.ranges import Ledger, LedgerHeader, LogMark
+from spark_mq.ledger.ranges import Ledger, LedgerHeader, LogFingerprint
 from spark_mq.ledger.settings import SETTINGS_OF_QUEUES, GroupSettings
 from spark_mq.storage.ledger_rows import from_rows, to_rows
 
@@ -53,8 +53,8 @@ def test_an_id_and_a_home_are_kept_but_no_part_of_the_settings():
 
 
 def test_a_ledger_of_a_newer_version_is_refused_by_name():
-    rows = to_rows("g", Ledger(LedgerHeader(marks=(LogMark(5, "a"),))))
-    assert from_rows(rows).head.marks == (LogMark(5, "a"),)
+    rows = to_rows("g", Ledger(LedgerHeader(log_fingerprints=(LogFingerprint(5, "a"),))))
+    assert from_rows(rows).head.log_fingerprints == (LogFingerprint(5, "a"),)
     detail = {**json.loads(rows["detail"][0].as_py()), "priorities": [1]}
     newer = rows.set_column(
         rows.schema.names.index("detail"), "detail", pa.array([json.dumps(detail)])
