@@ -243,10 +243,8 @@ class Lease:
             raise
 
     def _met_outage(self, error: Exception) -> bool:
-        """Return whether a handler failed because the queue's store does.
-
-        Its error alone is no proof, because it may be one of another store, for ever.
-        """
+        """Return whether a handler failed because the queue's store does."""
+        # Its error alone is no proof, because it may be one of another store, for ever.
         return self._outage is not None or (
             is_outage(error)
             and (self._store_failed or find_store_failure(self._ledger, self.lease_id) is not None)

@@ -282,10 +282,8 @@ class BufferedPublisher:
                 self._changed.notify_all()
 
     def _give_up(self, error: BaseException, messages: int) -> None:
-        """Continue after a failed batch, or stop if the producer has a name.
-
-        The numbers of a name have no gaps, because a restart would count a gap as published.
-        """
+        """Continue after a failed batch, or stop if the producer has a name."""
+        # The numbers of a name have no gaps, because a restart would count a gap as published.
         if self._producer.named:
             self._stopped = error
         else:

@@ -201,8 +201,8 @@ class LogFollower:
 
     def _open(self, start: Sequence[str] | None) -> TableState:
         if start is None:
-            gone = "" if self._table_id is None else " any more"
-            raise NotAQueue(f"there is no Delta table at {self.path}{gone}", path=self.path)
+            no = "no" if self._table_id is None else "no longer a"
+            raise NotAQueue(f"there is {no} Delta table at {self.path}", path=self.path)
         state = self._read_from(start)
         for _ in range(_OPEN_ATTEMPTS):
             if state.version >= 0 and self.store.exists(log_path(state.version)):

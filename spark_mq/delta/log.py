@@ -211,14 +211,12 @@ class DeltaLog(LogFollower):
             self._delete_unread_commit(version, change)
 
     def _delete_unread_commit(self, version: int, change: Change) -> None:
-        """Delete an own commit that nobody will read, because the cleaner overtook its writer.
-
-        The commit before it is gone. If the cleaner deleted the number's first commit too, the put
-        found a free number in the past. The cleaner came after the put in three cases, in which the
-        commit counts: it is deleted as well, its number has a checkpoint, or the next commit names
-        it as its predecessor. If another engine made the next commit, it names nothing, so this
-        one is made again, unless its caller finds that it counts.
-        """
+        """Delete an own commit that nobody will read, because the cleaner overtook its writer."""
+        # The commit before it is gone. If the cleaner deleted the number's first commit too, the
+        # put found a free number in the past. The cleaner came after the put in three cases, in
+        # which the commit counts: it is deleted as well, its number has a checkpoint, or the next
+        # commit names it as its predecessor. If another engine made the next commit, it names
+        # nothing, so this one is made again, unless its caller finds that it counts.
         if not self.store.exists(log_path(version)) or self.store.exists(checkpoint_path(version)):
             return
         try:

@@ -137,10 +137,8 @@ def _add_skipped(
     taken: list[Interval],
     reach: int,
 ) -> None:
-    """Add the unread messages before others that the lease took, and those up to `reach`.
-
-    `times` are the instant of the lease, and until when a message must be due.
-    """
+    """Add the unread messages before others that the lease took, and those up to `reach`."""
+    # The times are the instant of the lease, and until when a message must be due.
     begin, end = editor.ledger.end_sequence + 1, max(reach, *(last for _, last in taken))
     timed = index.has_times(begin, end)
     for first, last in subtract([(begin, end)], taken):
@@ -196,10 +194,7 @@ def _fitting_bytes(taken: list[Range], index: MessageIndex, max_bytes: int) -> l
 
 
 def _fit_bytes(r: Range, index: MessageIndex, max_bytes: int) -> tuple[int, int]:
-    """Return how many of the first messages fit, and the bytes that remain.
-
-    It goes by file, because their message sizes differ.
-    """
+    """Return how many of the first messages fit, by file, and the bytes that remain."""
     fits = 0
     for piece in index.slices(r.first, r.last):
         if piece.size > max_bytes:

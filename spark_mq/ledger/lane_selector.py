@@ -204,10 +204,8 @@ class LaneSelector:
 
 
 def _is_full(ledger: Ledger, now: int, rules: GroupSettings) -> bool:
-    """Return whether the ledger may take no more unread messages.
-
-    Delayed ranges do not count, and neither do ranges that wait for the sweep or the owner.
-    """
+    """Return whether the ledger may take no more unread messages."""
+    # Delayed ranges do not count, and neither do ranges that wait for the sweep or the owner.
     if ledger.size < rules.max_tracked_ranges:
         return False
     excluded = len(ledger.find((DEAD, BLOCKED, TRANSFERRING)))

@@ -126,11 +126,9 @@ class StreamBatch:
 def _ack_batches(
     view: View, stream: str, up_to: int, runner: str | None, keep: Collection[str] = ()
 ) -> tuple[Ledger, dict[str, Any]]:
-    """Expire leases except `keep`, and ack those of a stream's batches up to `up_to`, if any.
-
-    Only leases of `runner` are acked, because another runner's is a successor's. None also acks
-    those of dead runners. Return the ledger, and the commit's note, which is empty without acks.
-    """
+    """Expire leases except `keep`, and ack those of a stream's batches up to `up_to`, if any."""
+    # Only leases of the runner are acked, because another runner's is a successor's. Without a
+    # runner, those of dead runners are acked, too. The commit's note is empty without acks.
     done = _committed_leases(view, stream, up_to, runner)
     ledger = expire_leases(view.ledger, view.now, view.settings, [*done, *keep])
     if not done:

@@ -102,10 +102,8 @@ def record_failure(
 
 
 def _exhausted_rows(ledger: Ledger, rules: GroupSettings) -> set[int]:
-    """Return the available rows past a limit.
-
-    Failures of whole leases do not exhaust a suspect, which is first delivered alone.
-    """
+    """Return the available rows past a limit."""
+    # Failures of whole leases do not exhaust a suspect, which is first delivered alone.
     rows: set[int] = set()
     if rules.max_delivery_attempts is not None:
         attempts = ("delivery_count", ">=", rules.max_delivery_attempts)

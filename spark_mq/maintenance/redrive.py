@@ -145,10 +145,8 @@ def _unrouted(group: GroupLedger) -> int:
 
 
 def _try_condition(context: QueueContext, condition: Condition, limit: int | None) -> None:
-    """Run a condition on the letters that a redrive will meet. Raises InvalidOption.
-
-    Otherwise the redrive would stop midway, at the first letter that the condition does not fit.
-    """
+    """Run a condition on the letters that a redrive will meet. Raise InvalidOption."""
+    # Otherwise the redrive would stop midway, at the first letter that the condition does not fit.
     left = limit
     for table in _candidates(context, condition, CHUNK, [_SEQUENCE]):
         if left is not None and (left := left - table.num_rows) <= 0:

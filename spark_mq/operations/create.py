@@ -78,10 +78,8 @@ def create_queue_tables(
 
 
 def _complete(ledgers: LedgerTable, messages_id: str, *, own: bool) -> bool:
-    """Create ``leases/``. Return False if another creator has done so.
-
-    `own` credits the creator of ``messages/``, who may be another process.
-    """
+    """Create ``leases/``. Return False if another creator has done so."""
+    # If own, it credits the creator of messages/, who may be another process.
     return ledgers.create(leases_description(messages_id), messages_id if own else None)
 
 

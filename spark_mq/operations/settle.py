@@ -275,7 +275,7 @@ def summarize(
     losers = [one for one, outcome in zip(lease_ids, outcomes, strict=True) if outcome.lost]
     named = ", ".join(dict.fromkeys(losers or lease_ids or of))
     raise LeaseLost(
-        f"lease {_brief(named)} does not hold these messages any more: {what} "
+        f"lease {_brief(named)} no longer holds these messages: {what} "
         f"({result.settled} settled)",
         lease_id=named, lost=lost, message_ids=list(missing), result=result,
     )  # fmt: skip

@@ -70,10 +70,8 @@ def _batch_scans(query: Any) -> list[BatchScan]:
 
 
 def _is_source_only(query: Any) -> bool:
-    """Return whether a query only picks columns of one source.
-
-    A stream with ``minPartitions`` does not count, because only the source's tasks obey it.
-    """
+    """Return whether a query only picks columns of one source."""
+    # A stream with minPartitions does not count, because only the source's tasks obey it.
     node = query.logicalPlan()
     while (kind := _kind(node)) != _SOURCE:
         if kind == _PRUNING and not node.outputSet().subsetOf(node.child().outputSet()):
@@ -293,11 +291,9 @@ class LeaseLookup:
 
 
 def _offsets(query: Any) -> Iterator[tuple[str, tuple[int, bool]]]:
-    """Yield (stream, (n, over several queues)) of each spark_mq source in a query's batch.
-
-    Our offsets are known by their form, because the plan is slow to show the sources' formats. A
-    source without new messages keeps its offset, so its last lease is not of this batch.
-    """
+    """Yield (stream, (n, over several queues)) of each spark_mq source in a query's batch."""
+    # Our offsets are known by their form, because the plan is slow to show the sources' formats. A
+    # source without new messages keeps its offset, so its last lease is not of this batch.
     sources, starts, ends = query.sources(), query.committedOffsets(), query.availableOffsets()
     for source in (sources.apply(i) for i in range(sources.size())):
         start, end = starts.get(source), ends.get(source)

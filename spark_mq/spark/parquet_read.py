@@ -92,10 +92,8 @@ def _union(frames: Sequence[DataFrame]) -> DataFrame:
 
 
 def _runs(pieces: Sequence[Piece]) -> list[tuple[str, Files]] | None:
-    """Return each file of a batch with its lease, in order, or None if such reads change the order.
-
-    Spark begins with the largest file of a read, so each read has one file.
-    """
+    """Return each file with its lease, in order, or None if such reads change the order."""
+    # Spark begins with the largest file of a read, so each read has one file.
     runs: list[tuple[str, dict[str, list[Piece]]]] = []
     for piece, of in pieces:
         lease_id = of.lease_id or ""
@@ -129,11 +127,9 @@ def _frame(
 
 
 def _is_supported(files: Files) -> bool:
-    """Return whether Spark finds the slices, and sooner than Python reads them.
-
-    Rows are matched with their file by its name, so no two files may have the same name. Each row
-    of a file is compared with all of the file's slices.
-    """
+    """Return whether Spark finds the slices, and sooner than Python reads them."""
+    # Rows are matched with their file by its name, so no two files may have the same name. Each row
+    # of a file is compared with all of the file's slices.
     names = {path.rpartition("/")[2] for path in files}
     slices = [len(pieces) for pieces in files.values()]
     found = len(names) == len(files) and all(_PLAIN_NAME.fullmatch(name) for name in names)
@@ -141,10 +137,8 @@ def _is_supported(files: Files) -> bool:
 
 
 def _check(group: ConsumerGroup, files: Files) -> tuple[bool, bool]:
-    """Return whether Spark and Arrow read the files alike, and whether all rows are wanted.
-
-    Raises CorruptLog for a file with fewer rows than its commit claims. Spark would not notice.
-    """
+    """Return whether Spark and Arrow read the files alike, and whether all rows are wanted."""
+    # A file with fewer rows than its commit claims is a CorruptLog, which Spark would not notice.
     alike, whole, store = True, True, group._context.messages.files
     for pieces in files.values():
         last = max((piece for piece, _ in pieces), key=lambda piece: piece.offset)

@@ -180,10 +180,8 @@ class _Runnable:
 
 
 def _add_hook(spark: Any, run: Callable[[], None], timeout: float) -> Callable[[], bool]:
-    """Let the JVM run a function when it shuts down. Return a function that removes the hook.
-
-    The returned function returns False if the JVM is shutting down.
-    """
+    """Let the JVM run a function when it shuts down. Return a function that removes the hook."""
+    # The returned function returns False if the JVM is shutting down.
     try:
         context = spark.sparkContext
         gateway, jvm = context._gateway, context._jvm

@@ -116,11 +116,9 @@ def _by_constants(
     state: Mapping[str, Any],
     names: Sequence[str],
 ) -> DataFrame:
-    """Return rows of one range, of which each file has one slice.
-
-    Without a join this is as fast as the read of a plain table. It is one step, because Spark takes
-    some 10 ms to look at each step.
-    """
+    """Return rows of one range, of which each file has one slice."""
+    # Without a join this is as fast as the read of a plain table. It is one step, because Spark
+    # needs some 10 ms to look at each step.
     row = "_metadata.row_index"
     if not whole:
         low, high = _lookup_by_file(places, "low"), _lookup_by_file(places, "high")

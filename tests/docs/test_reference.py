@@ -25,7 +25,7 @@ _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 _FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
 _OPTION = re.compile(r"--[a-z][a-z-]*")
 NOT_IN_MAKE_TEST = {"browser", "chaos", "cluster", "connect", "s3", "wheel"}
-_AVOIDED = re.compile(r"\b(told|tells?|whatever|whoever|anew|besides)\b", re.IGNORECASE)
+_AVOIDED = re.compile(r"\b(told|tells?|whatever|whoever|anew|besides|any more)\b", re.IGNORECASE)
 
 
 def in_code(page: str) -> set[str]:
@@ -225,6 +225,18 @@ def test_every_link_to_a_file_leads_to_one(page: Path) -> None:
     for target in _LINK.findall(_FENCED.sub("", page.read_text(encoding="utf-8"))):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+def test_every_file_that_contributing_names_is_there() -> None:
+    """A file of the package stands in CONTRIBUTING without the package's folder."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    other = {"build/soak.json", "dist/", "conftest.py"}  # made by make, or one of several
+    named = set(re.findall(r"`([\w./-]+(?:/|\.(?:py|md|json|toml)))`", text)) - other
+    assert len(named) > 50
+    found = {
+        name for name in named for folder in ("", "spark_mq") if (ROOT / folder / name).exists()
+    }
+    assert sorted(named - found) == []
 
 
 def test_llms_txt_links_every_page() -> None:

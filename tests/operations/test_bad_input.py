@@ -233,7 +233,7 @@ def test_messages_gone(queue: Queue) -> None:
     refused(
         queue.path, errors.NotAQueue, lambda: Queue.create(queue.path), "leases/", "no messages/"
     )
-    with pytest.raises(errors.NotAQueue, match="any more"):
+    with pytest.raises(errors.NotAQueue, match="there is no longer a Delta table"):
         queue.publish("x")
 
 
