@@ -1,15 +1,18 @@
-"""Write the tables of commands and options into reference/cli.md, between markers.
+"""Write the tables of commands and options into reference/cli.md and jobs.md, between markers.
 
     .venv/bin/python docs/write_reference.py
 
 ``<!-- options: NAME -->`` begins the options of a command, ``<!-- commands: NAME -->`` the commands
-of a group, and ``<!-- end -->`` ends both. tests/docs fails if the page differs from the table.
+of a group, and ``<!-- end -->`` ends both. ``<!-- job: NAME -->`` begins the options of a job.
+tests/docs fails if a page differs from its tables.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +20,13 @@ import typer
 
 from spark_mq.cli.app import app
 
-PAGE = Path(__file__).parent / "reference" / "cli.md"
+REFERENCE = Path(__file__).parent / "reference"
+JOBS = Path(__file__).parents[1] / "jobs"
 COMMON = {"help", "queue", "group", "yes", "storage_option", "output"}
 _MARKED = re.compile(r"(<!-- (options|commands): ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
+_JOB = re.compile(r"(<!-- job: (\w+) -->\n).*?(<!-- end -->)", re.S)
+_OF_ALL_JOBS = {"help", "queue", "queues", "storage_options"}
+_HELP_DEFAULT = re.compile(r"[.;] Default: (.+)$")
 
 
 def commands(group: Any = None, before: str = "") -> Iterator[tuple[str, Any]]:
@@ -67,6 +74,46 @@ def _command_row(name: str, command: Any) -> Iterator[str]:
     yield f"| `{' '.join(words)}` | {_code(text)} |\n"
 
 
+def with_jobs(text: str) -> str:
+    """Return the page of the jobs with the options as their parsers are now."""
+
+    def table(found: re.Match[str]) -> str:
+        start, name, end = found.groups()
+        rows = "".join(map(_job_row, job_options(name)))
+        return f"{start}| option | default | meaning |\n| --- | --- | --- |\n{rows}{end}"
+
+    return _JOB.sub(table, text)
+
+
+def job_options(name: str) -> list[Any]:
+    """Return the options of a job that not all jobs have."""
+    sys.path.insert(0, str(JOBS))  # for what the jobs share
+    try:
+        spec = spec_from_file_location(f"job_{name}", JOBS / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        job = module_from_spec(spec)
+        spec.loader.exec_module(job)
+    finally:
+        sys.path.remove(str(JOBS))
+    return [one for one in job.options()._actions if one.dest not in _OF_ALL_JOBS]
+
+
+def _job_row(option: Any) -> str:
+    text, default = " ".join(option.help.split()), ""
+    if found := _HELP_DEFAULT.search(text):
+        text, default = text[: found.start()], found[1]
+    if option.required:
+        default = "required"
+    elif option.const is True:
+        default = "off"
+    words = [*option.option_strings]
+    if option.const is not True:
+        words.append(option.metavar or ("|".join(option.choices) if option.choices else "NAME"))
+    name = " ".join(words).replace("|", "\\|")
+    return f"| `{name}` | {default} | {_code(_lower(text))} |\n"
+
+
 def own_options(command: Any) -> list[Any]:
     """Return the options that the page does not explain for all commands."""
     options = [one for one in command.params if one.param_type_name == "option"]
@@ -106,11 +153,12 @@ def _code(text: str) -> str:
 
 
 def main() -> None:
-    before = PAGE.read_text(encoding="utf-8")
-    after = rewritten(before)
-    if after != before:
-        PAGE.write_text(after, encoding="utf-8")
-        print(f"changed {PAGE}")
+    for name, write in (("cli.md", rewritten), ("jobs.md", with_jobs)):
+        page = REFERENCE / name
+        before = page.read_text(encoding="utf-8")
+        if (after := write(before)) != before:
+            page.write_text(after, encoding="utf-8")
+            print(f"changed {page}")
 
 
 if __name__ == "__main__":

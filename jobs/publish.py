@@ -41,7 +41,7 @@ A killed publish has published all messages or none.
 OTHER_KINDS = {"csv": (".csv", ".tsv", ".csv.gz"), "parquet": (".parquet",)}
 
 
-def arguments() -> argparse.Namespace:
+def options() -> Parser:
     parser = Parser(__doc__ or "", epilog=EXAMPLES)
     parser.add_argument(
         "inputs",
@@ -53,7 +53,7 @@ def arguments() -> argparse.Namespace:
         "--format",
         choices=("json", "csv", "parquet"),
         default="json",
-        help="default: json, one object a line",
+        help="the format of the files; json has one object a line. Default: json",
     )
     parser.add_argument(
         "--create",
@@ -69,14 +69,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--value-column",
         metavar="COLUMN",
-        help="the value: a column of text or bytes, instead of the row",
+        help="the value: a column of text or bytes. Default: the row as JSON",
     )
-    parser.add_argument("--key-column", metavar="COLUMN", help="the key")
+    parser.add_argument(
+        "--key-column", metavar="COLUMN", help="the key. In JSON, user.id names a field inside user"
+    )
     parser.add_argument(
         "--priority-column", metavar="COLUMN", help="the priority, 0 to 9. A null is 0"
     )
     parser.add_argument(
-        "--message-id-column", metavar="COLUMN", help="the message id; default: a random one"
+        "--message-id-column", metavar="COLUMN", help="the message id. Default: a random one"
     )
     parser.add_argument(
         "--header", action="append", default=[], type=pair, metavar="NAME=COLUMN", dest="headers",
@@ -88,6 +90,11 @@ def arguments() -> argparse.Namespace:
         help="option of Spark's reader of the format; repeatable. csv already has header=true and "
              "mode=FAILFAST",
     )  # fmt: skip
+    return parser
+
+
+def arguments() -> argparse.Namespace:
+    parser = options()
     args = parser.parse_args()
     if args.lanes is not None and not args.create:
         parser.error("--lanes needs --create: the lanes of a queue are fixed when it is created")

@@ -7,7 +7,6 @@ to repeat, and to run twice at once. Spark copies many dead letters in parallel.
 
 from __future__ import annotations
 
-import argparse
 import logging
 
 from _common import Parser, duration, run, session
@@ -28,7 +27,7 @@ exit code: 0, or 143 after SIGTERM to spark-submit, whose JVM sets it;
 _log = logging.getLogger("spark_mq.sweep")
 
 
-def arguments() -> argparse.Namespace:
+def options() -> Parser:
     parser = Parser(__doc__ or "", epilog=EXAMPLES)
     parser.add_argument(
         "--every",
@@ -36,11 +35,11 @@ def arguments() -> argparse.Namespace:
         metavar="SECONDS",
         help="sweep repeatedly, with this pause (also as 5m). Default: once",
     )
-    return parser.parse_args()
+    return parser
 
 
 def main() -> None:
-    args = arguments()
+    args = options().parse_args()
     pause = validate_duration("--every", args.every) / SECOND if args.every else None
     queue = Queue.open(args.queue, storage_options=dict(args.storage_options))
 

@@ -54,7 +54,7 @@ _log = logging.getLogger("spark_mq.worker")
 Handler = Callable[[Any, Any], Any]
 
 
-def arguments() -> argparse.Namespace:
+def options() -> Parser:
     parser = Parser(__doc__ or "", epilog=EXAMPLES, several=True)
     parser.add_argument("--handler", required=True, metavar="MODULE:FUNCTION",
                         help="the function, in a module of this folder or an installed one; or "
@@ -77,8 +77,9 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--trigger", default="default", type=trigger,
                         metavar="default|available-now|DURATION",
-                        help="a batch as soon as messages are due (default); all that are due "
-                             "now, then end; or one in each interval: '5 seconds'")  # fmt: skip
+                        help="a batch as soon as messages are due; all that are due now, then "
+                             "end; or one in each interval: '5 seconds'. Default: "
+                             "default")  # fmt: skip
     parser.add_argument(
         "--max-messages", metavar="N", help="the most messages of a batch. Default: 100000"
     )
@@ -95,17 +96,17 @@ def arguments() -> argparse.Namespace:
         help="how long one batch may take. Default: 30m",
     )
     parser.add_argument("--on-error", default="nack", choices=("nack", "reject", "ack", "raise"),
-                        help="what an exception does: nack (delivered again later, default), "
-                             "reject (to the dead letters), or raise (this worker "
-                             "ends)")  # fmt: skip
+                        help="what an exception does: nack (delivered again later), reject (to "
+                             "the dead letters), ack, or raise (this worker ends). Default: "
+                             "nack")  # fmt: skip
     parser.add_argument("--ack", default="on_success",
                         choices=("on_success", "on_receive", "manual"),
                         help="when a batch is acked: on_success, after the function has "
-                             "returned (default); on_receive, before it is called (at most once: "
+                             "returned; on_receive, before it is called (at most once: "
                              "a dead worker loses its batch); or manual, only by "
                              "lease.ack(...), nack and reject. Unsettled messages "
                              "are delivered again, also those of a batch of which the function "
-                             "saw no row")  # fmt: skip
+                             "saw no row. Default: on_success")  # fmt: skip
     parser.add_argument("--fail-on-data-loss", choices=("true", "false"),
                         help="whether to end if the queue's hard limit dropped unsettled "
                              "messages. Default: true")  # fmt: skip
@@ -113,8 +114,8 @@ def arguments() -> argparse.Namespace:
                         help="whether the first lease creates the group. With false a group that "
                              "is missing ends the job. Default: true")  # fmt: skip
     parser.add_argument("--starting-position", metavar="POSITION",
-                        help="where a new group begins: earliest (default), latest, a sequence, "
-                             "an instant")  # fmt: skip
+                        help="where a new group begins: earliest, latest, a sequence, an "
+                             "instant. Default: earliest")  # fmt: skip
     parser.add_argument(
         "--min-partitions",
         metavar="N",
@@ -123,7 +124,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--shutdown-timeout", default="30s", type=duration, metavar="DURATION",
                         help="how long the running batch may take after SIGTERM. Default: "
                              "30s")  # fmt: skip
-    return parser.parse_args()
+    return parser
+
+
+def arguments() -> argparse.Namespace:
+    return options().parse_args()
 
 
 def source_options(args: argparse.Namespace) -> dict[str, str]:
