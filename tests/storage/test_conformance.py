@@ -531,7 +531,7 @@ def test_max_in_flight_cuts_a_lease_and_then_says_why(make: Make) -> None:
     assert len(take(queue)) == 2
 
 
-def test_max_ledger_ranges_stops_unread_but_not_what_waits(make: Make) -> None:
+def test_max_tracked_ranges_stops_unread_but_not_what_waits(make: Make) -> None:
     queue = make(max_tracked_ranges=3)
     queue.publish([str(n) for n in range(10)])
     lease = take(queue, 4)
