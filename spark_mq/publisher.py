@@ -25,9 +25,13 @@ from spark_mq.errors import (
 )
 from spark_mq.message import Message, from_rows, to_publish, to_row
 from spark_mq.operations.context import QueueContext
-from spark_mq.operations.producer import Producer
-from spark_mq.operations.publish import report_send, with_own_context
-from spark_mq.operations.unique_publish import check_dedup, pending_of
+from spark_mq.operations.publish import (
+    Producer,
+    check_dedup,
+    pending_of,
+    report_send,
+    with_own_context,
+)
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.storage.pending_publish import PendingPublish
 from spark_mq.storage.publish_receipt import PublishReceipt

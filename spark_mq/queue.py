@@ -23,17 +23,21 @@ from spark_mq.maintenance.dead_letters import Copy
 from spark_mq.maintenance.drop import drop_queue
 from spark_mq.maintenance.recover import RecoveryReport, recover
 from spark_mq.maintenance.redrive import RedriveResult, redrive
-from spark_mq.maintenance.retention import PurgeResult, purge
+from spark_mq.maintenance.retention import PurgeResult, find_held_back, purge
 from spark_mq.maintenance.sweep import SweepReport, run_sweep
 from spark_mq.message import Message
 from spark_mq.operations.configure import configure_queue
 from spark_mq.operations.context import QueueContext
-from spark_mq.operations.create import create_queue_tables, open_context, rehome
-from spark_mq.operations.identity import is_own_place, relative_place
+from spark_mq.operations.create import (
+    create_queue_tables,
+    is_own_place,
+    open_context,
+    rehome,
+    relative_place,
+)
 from spark_mq.operations.public_settings import QueueSettings, public_queue_settings
-from spark_mq.operations.publish_messages import publish_messages
+from spark_mq.operations.publish import publish_messages
 from spark_mq.operations.trace import Trace, finished, trace
-from spark_mq.operations.trimming import find_held_back
 from spark_mq.publisher import BufferedPublisher
 from spark_mq.storage.publish_receipt import PublishReceipt, producer_txn
 from spark_mq.util.clock import Clock, Duration

@@ -28,9 +28,7 @@ from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.keep_alive import LeaseKeepAlive
 from spark_mq.operations.outages import OUTAGES, outage_pause, settle_with_retry
 from spark_mq.operations.settle import summarize
-from spark_mq.operations.verdict_log import VerdictLog
-from spark_mq.operations.work_report import reported_work
-from spark_mq.operations.work_summary import WorkSummary, why_left
+from spark_mq.operations.work_report import VerdictLog, WorkSummary, reported_work, why_left
 from spark_mq.util.notifier import Notifier
 from spark_mq.util.thread_watch import ThreadWatch, describe_wait
 

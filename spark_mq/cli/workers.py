@@ -17,7 +17,7 @@ from spark_mq.cli.output import FAILED, NOT_FOUND, Column, Pages, Rows, complain
 from spark_mq.cli.progress import busy, track
 from spark_mq.group import ConsumerGroup
 from spark_mq.lease import Lease
-from spark_mq.operations.work_summary import WorkSummary
+from spark_mq.operations.work_report import WorkSummary
 from spark_mq.per_message.pool import is_async
 from spark_mq.queue import Queue
 from spark_mq.util.clock import SECOND

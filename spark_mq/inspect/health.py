@@ -13,8 +13,8 @@ from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import BLOCKED, LEASED, SETTLED, Range
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.ledger.walk import range_of, walk
+from spark_mq.maintenance.retention import find_held_back
 from spark_mq.operations.context import QueueContext
-from spark_mq.operations.trimming import find_held_back
 from spark_mq.util.clock import Duration, to_datetime
 from spark_mq.util.records import Record
 from spark_mq.util.validation import validate_count, validate_duration

@@ -21,8 +21,8 @@ from spark_mq.ledger.states import DELAYED, UNSETTLED
 from spark_mq.ledger.walk import range_of, walk
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.history import find_outcomes
 from spark_mq.operations.life import MessageOutcome
-from spark_mq.operations.outcomes import find_outcomes
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.records import Record
 from spark_mq.util.validation import short_repr, validate_count

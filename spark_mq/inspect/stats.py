@@ -20,10 +20,10 @@ from spark_mq.errors import SparkMQError
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import BLOCKED, EVENT, HEADER, LEASED
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.ledger.state_sums import LATE, SUMMED_COLUMNS, StateSum, sum_states
 from spark_mq.ledger.states import DELAYED, READY
 from spark_mq.ledger.stats import GroupFacts, GroupStats, compute_stats, with_unread
 from spark_mq.ledger.transitions import expire_leases
+from spark_mq.ledger.walk import LATE, SUMMED_COLUMNS, StateSum, sum_states
 from spark_mq.operations.context import QueueContext
 from spark_mq.storage.ledger_rows import from_rows
 from spark_mq.util.columns import to_arrow

@@ -15,9 +15,8 @@ from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, TRANSFERRING, UNREAD, Ledger
 from spark_mq.ledger.schedule import split_due
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.ledger.state_sums import StateSum, sum_states
 from spark_mq.ledger.states import DELAYED, READY
-from spark_mq.ledger.walk import walk_unread
+from spark_mq.ledger.walk import StateSum, sum_states, walk_unread
 from spark_mq.util.records import Record
 
 __all__ = [

@@ -13,9 +13,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from spark_mq.errors import InvalidOption
-from spark_mq.maintenance.condition_parser import Parser
-from spark_mq.maintenance.condition_steps import Refused
-from spark_mq.maintenance.letter_tables import COLUMNS, letter_schema
+from spark_mq.maintenance.condition_parser import Parser, Refused
+from spark_mq.maintenance.dead_letters import COLUMNS, letter_schema
 from spark_mq.util.validation import short_repr
 
 __all__ = ["Condition"]

@@ -1,34 +1,49 @@
-"""Move dead messages to the dead-letter queue."""
+"""Move dead messages to the dead-letter queue, and read its letters as tables.
+
+Any program that may append there can write any header, so each one is checked.
+"""
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from spark_mq.errors import CorruptLog
+from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.message_index import FileSlice
+from spark_mq.ledger.queue_settings import QueueSettings
 from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.routing import DropDead, FreezeDead
 from spark_mq.maintenance.transfer import Transfer
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
-from spark_mq.parquet.bounded import cut_slices, join_tables
+from spark_mq.parquet.bounded import MAX_ROWS, cut_slices, join_tables
 from spark_mq.parquet.files import unreadable_reason
-from spark_mq.parquet.reader import MessageReader
+from spark_mq.parquet.reader import MessageReader, sequences_of
 from spark_mq.parquet.schema import FILE_SCHEMA, TIME_COLUMNS
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.storage.message_table import MessageTable
 from spark_mq.util.clock import to_datetime
 
 __all__ = [
+    "COLUMNS",
     "HEADER_PREFIX",
     "Copy",
     "DeadSlice",
     "Routing",
     "copy_dead",
     "dead_tables",
+    "is_own_letter",
+    "letter_schema",
+    "letter_tables",
     "route_dead_letters",
+    "typed_texts",
 ]
 
 HEADER_PREFIX = "spark_mq."
@@ -152,3 +167,156 @@ def _dead_rows(reader: MessageReader, part: Sequence[DeadSlice]) -> pa.Table:
         name: pa.nulls(rows.num_rows, FILE_SCHEMA.field(name).type) for name in TIME_COLUMNS
     }
     return pa.table([changed.get(f.name, rows[f.name]) for f in FILE_SCHEMA], schema=FILE_SCHEMA)
+
+
+_DIGITS: Final = re.compile(r"[0-9]{1,18}")
+
+
+def is_own_letter(settings: QueueSettings, path: str, letters: pa.Table) -> pa.Array:
+    """Return a mask of the letters of one queue, by their columns ``queue`` and ``queue_id``.
+
+    The queue's path may have changed, but not its id. A letter without an id belongs to its path.
+    """
+    ids = pa.array({settings.queue_id, *settings.former_ids} - {""}, pa.string())
+    by_path = pc.fill_null(pc.equal(letters["queue"], path), False)
+    without_id = pc.and_(pc.is_null(letters["queue_id"]), by_path)
+    return pc.or_(pc.is_in(letters["queue_id"], value_set=ids), without_id)
+
+
+def typed_texts(texts: Sequence[str | None], kind: pa.DataType) -> pa.Array:
+    """Return header texts in a type. Unfit texts become null."""
+    if pa.types.is_int64(kind):
+        return pa.array([_number(text) for text in texts], kind)
+    if pa.types.is_timestamp(kind):
+        return pa.array([_instant(text) for text in texts], kind)
+    return pa.array(texts, kind)
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and _DIGITS.fullmatch(text) else None
+
+
+def _instant(text: str | None) -> datetime | None:
+    try:
+        at = datetime.fromisoformat(text or "")
+        return at.astimezone(UTC) if at.tzinfo is not None else None
+    except (ValueError, OverflowError):
+        return None
+
+
+_log = logging.getLogger(__name__)
+
+_HEADER_COLUMNS: Final = (
+    "queue",
+    "queue_id",
+    "group",
+    "sequence",
+    "delivery_count",
+    "failure_count",
+    "reason",
+    "error",
+    "first_leased_at",
+    "last_leased_at",
+)
+COLUMNS: Final = (
+    "dead_letter_sequence",
+    "message_id",
+    "key",
+    "value",
+    "headers",
+    "published_at",
+    "priority",
+    "queue",
+    "queue_id",
+    "consumer_group",
+    "sequence",
+    "delivery_count",
+    "failure_count",
+    "reason",
+    "error",
+    "first_leased_at",
+    "last_leased_at",
+)
+"""The columns that ``where`` may name.
+
+``sequence`` is that in the queue, null if the letter does not name it. ``dead_letter_sequence`` is
+that in the dead-letter queue. ``value`` is bytes.
+"""
+
+_RENAMED: Final = {"group": "consumer_group"}
+_TYPES: Final = {
+    "sequence": pa.int64(),
+    "delivery_count": pa.int64(),
+    "failure_count": pa.int64(),
+    "first_leased_at": pa.timestamp("us", tz="UTC"),
+    "last_leased_at": pa.timestamp("us", tz="UTC"),
+}
+
+
+def letter_schema() -> pa.Schema:
+    payload = [
+        pa.field("dead_letter_sequence", pa.int64()),
+        *(FILE_SCHEMA.field(n) for n in COLUMNS if n in FILE_SCHEMA.names),
+    ]
+    return pa.schema(
+        [
+            *payload,
+            *(
+                pa.field(_RENAMED.get(name, name), _TYPES.get(name, pa.string()))
+                for name in _HEADER_COLUMNS
+            ),
+        ]
+    )
+
+
+def letter_tables(
+    log: MessageTable, intervals: Sequence[Interval], max_rows: int, *, skip: bool = False
+) -> Iterator[pa.Table]:
+    """Yield dead letters with their headers as columns, in tables that fit in memory.
+
+    ``skip`` leaves out letters that cannot be read.
+    """
+    index, reader = log.index(), MessageReader(log.files)
+    slices = ((piece, None) for interval in intervals for piece in index.slices(*interval))
+    parts = cut_slices(log.files, slices, max_rows=min(max_rows, MAX_ROWS))
+    tables = (
+        _as_columns(read, rows)
+        for part in parts
+        for read, rows in _read(reader, [piece for piece, _ in part], skip)
+    )
+    return join_tables(tables, FILE_BYTES, max_rows)
+
+
+def _read(
+    reader: MessageReader, pieces: Sequence[FileSlice], skip: bool
+) -> Iterator[tuple[Sequence[FileSlice], pa.Table]]:
+    try:
+        yield pieces, reader.read(*pieces)
+        return
+    except CorruptLog as error:
+        if not skip:
+            raise
+        if len(pieces) == 1:
+            _log.error("dead letters that cannot be redriven: %s", error)
+            return
+    for piece in pieces:
+        yield from _read(reader, [piece], skip)
+
+
+def _as_columns(pieces: Sequence[FileSlice], rows: pa.Table) -> pa.Table:
+    schema = letter_schema()
+    headers = [dict(own or ()) for own in rows["headers"].to_pylist()]
+    own = [
+        [(name, text) for name, text in one.items() if not name.startswith(HEADER_PREFIX)]
+        for one in headers
+    ]
+    columns = {
+        "dead_letter_sequence": sequences_of(pieces),
+        "headers": pa.array(own, schema.field("headers").type),
+    }
+    for name in _HEADER_COLUMNS:
+        texts = [one.get(HEADER_PREFIX + name) for one in headers]
+        columns[_RENAMED.get(name, name)] = typed_texts(texts, _TYPES.get(name, pa.string()))
+    return pa.table(
+        [columns[f.name] if f.name in columns else rows[f.name] for f in schema], schema=schema
+    )

@@ -21,13 +21,17 @@ from spark_mq.ledger.intervals import Interval, from_sequences, subtract
 from spark_mq.ledger.ranges import DEAD, TRANSFERRING, Range
 from spark_mq.ledger.routing import Freeze
 from spark_mq.maintenance.condition import Condition
-from spark_mq.maintenance.dead_letters import HEADER_PREFIX
-from spark_mq.maintenance.letter_headers import is_own_letter
-from spark_mq.maintenance.letter_tables import COLUMNS, letter_schema, letter_tables
+from spark_mq.maintenance.dead_letters import (
+    COLUMNS,
+    HEADER_PREFIX,
+    is_own_letter,
+    letter_schema,
+    letter_tables,
+)
 from spark_mq.maintenance.transfer import Transfer
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
-from spark_mq.operations.redrives import REDRIVEN_FROM
+from spark_mq.operations.history import REDRIVEN_FROM
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.util.advice import SWEEP

@@ -14,19 +14,21 @@ from typing import Any, TypeVar
 from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.errors import GroupNotFound
 from spark_mq.ledger.owner_commands import Expire
-from spark_mq.maintenance.archive import archive_history, index_commits
 from spark_mq.maintenance.dead_letters import Copy, route_dead_letters
 from spark_mq.maintenance.retention import Trimmed, trim
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.storage.history_table import Archived
 from spark_mq.util.records import Record
 from spark_mq.util.show import show_some
 from spark_mq.util.steps import counted, step
 
 __all__ = [
     "SweepReport",
+    "archive_history",
     "clean_ledgers",
     "clean_messages",
+    "index_commits",
     "run_sweep",
 ]
 
@@ -182,3 +184,13 @@ def clean_ledgers(
     """Clean ``leases/``. Commits after `archived` stay. Return the file count."""
     with wrap_store_errors(context.path, "cleaning"):
         return context.ledgers.clean(keep_versions, keep_seconds, archived=archived)
+
+
+def index_commits(context: QueueContext) -> int:
+    """Write each new commit of ``messages/`` to ``commits/`` once. Return their number."""
+    return context.messages.index_commits()
+
+
+def archive_history(context: QueueContext) -> Archived:
+    """Archive the ledger commits that ``history/`` lacks."""
+    return context.history.archive(context.settings.history_retention)

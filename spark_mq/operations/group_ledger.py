@@ -7,9 +7,9 @@ import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
-from spark_mq.errors import CorruptLog
+from spark_mq.errors import CorruptLog, GroupNotFound
 from spark_mq.ledger.commands import KNOWN, Change, Command, Needs, View
 from spark_mq.ledger.log_marks import agreed_up_to
 from spark_mq.ledger.message_index import MessageIndex
@@ -20,7 +20,6 @@ from spark_mq.ledger.settle import Settle, SettleCommand, SettleOutcome
 from spark_mq.ledger.stats import GroupStats, compute_stats
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.committer import GroupCommitter
-from spark_mq.operations.group_names import MAX_COMPARED_GROUPS, group_not_found
 from spark_mq.operations.payloads import FileChecks, PayloadFiles
 from spark_mq.operations.public_settings import public_group_settings, settings_changed
 from spark_mq.storage.history_table import HistoryTable
@@ -28,12 +27,20 @@ from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON, LedgerTable
 from spark_mq.storage.log_recovery import tables_disagree
 from spark_mq.storage.message_table import MessageTable
-from spark_mq.util.advice import drop_group
+from spark_mq.util.advice import ENSURE_GROUP, drop_group
 from spark_mq.util.clock import Clock, to_micros
 from spark_mq.util.process import ForkGuard
+from spark_mq.util.show import show_some
 from spark_mq.util.validation import suggest
 
-__all__ = ["Configure", "GroupLedger", "StartPosition", "read_horizon"]
+__all__ = [
+    "MAX_COMPARED_GROUPS",
+    "Configure",
+    "GroupLedger",
+    "StartPosition",
+    "group_not_found",
+    "read_horizon",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -320,3 +327,22 @@ def read_horizon(ledgers: LedgerTable) -> int:
 
 def _without_digits(name: str) -> str:
     return re.sub(r"\d+", "0", name)
+
+
+MAX_COMPARED_GROUPS: Final = 100  # with more groups, no name is compared with theirs
+_MAX_NAMED: Final = 10
+
+
+def group_not_found(name: str, ledgers: LedgerTable, queue_path: str) -> GroupNotFound:
+    """Return the error for a missing group, which names the nearest group."""
+    known = ledgers.groups() if ledgers.group_count() <= MAX_COMPARED_GROUPS else []
+    there = f"The queue has {show_some(known, _MAX_NAMED)}"
+    nearest = suggest(name, known)
+    return GroupNotFound(
+        f"there is no consumer group {name!r} in {queue_path}. "
+        + (f"Did you mean {nearest!r}? " if nearest else "")
+        + (f"{there}. " if known else "")
+        + str(ENSURE_GROUP),
+        advice=[ENSURE_GROUP],
+        group=name,
+    )

@@ -1,24 +1,53 @@
-"""Read the archived and the new ledger commits of a queue."""
+"""Read the past of a group: its ledger commits, how messages ended, and their redrives.
+
+A redriven message keeps its id, and a header names its dead letter, which names the message. If a
+purge or a trim has dropped the dead letter, the id alone decides.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_mq.errors import SparkMQError
+from spark_mq.ledger.editor import END_REASONS
+from spark_mq.ledger.intervals import Interval, normalise, subtract
+from spark_mq.ledger.log_marks import REWOUND
+from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.owner_commands import CREATE_GROUP
+from spark_mq.ledger.ranges import SETTLED, Range
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
-from spark_mq.storage.history_rows import HISTORY_SCHEMA, history_rows
+from spark_mq.operations.life import MessageOutcome
+from spark_mq.storage.history_rows import FAILURES, HISTORY_SCHEMA, history_rows
 from spark_mq.storage.history_table import BATCH, HistoryTable
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.log_recovery import tables_disagree
+from spark_mq.storage.message_table import MessageTable
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.columns import sort_rows
 
-__all__ = ["read_group_history", "read_history"]
+__all__ = [
+    "OUTCOMES",
+    "REDRIVEN_FROM",
+    "dead_letter_of",
+    "died_in",
+    "find_earlier",
+    "find_later",
+    "find_outcomes",
+    "find_redriver",
+    "last_ends",
+    "outcomes_in",
+    "read_group_history",
+    "read_history",
+    "show_outcomes",
+]
 
 
 def read_history(
@@ -99,3 +128,215 @@ def _matching(
         )
         rows = rows.filter(inside)
     return rows if group is None else rows.filter(pc.equal(rows["consumer_group"], group))
+
+
+OUTCOMES: Final = (*END_REASONS.values(), "dropped")
+_UNDOING: Final = ("seek", REWOUND)  # events that make messages unread again
+# Columns of an end that a read shows. Holder and deadlines ended with it.
+_KEPT: Final = ("delivery_count", "failure_count", "reason", "error")
+_END: Final = ("version", "first", "last", "outcome", *_KEPT)
+_OF_MESSAGE: Final = ("consumer_group", "event", "outcome", "committed_at", "batch_size", *_KEPT)
+_last_of: Final = attrgetter("last")
+_kind: Final = attrgetter("state", *_KEPT)
+
+
+def last_ends(rows: pa.Table, low: int, high: int) -> Iterator[tuple[dict[str, Any], Interval]]:
+    """Yield the ends in ``low..high`` that no later event of a group's history undid."""
+    seeks = [
+        (r["version"], (r["first"], r["last"]))
+        for r in rows.filter(pc.is_in(rows["event"], value_set=pa.array(_UNDOING))).to_pylist()
+    ]
+    for end in rows.filter(pc.is_valid(rows["outcome"])).to_pylist():
+        within = (max(low, end["first"]), min(high, end["last"]))
+        if within[0] > within[1]:
+            continue
+        undone = normalise(interval for version, interval in seeks if version > end["version"])
+        for interval in subtract([within], undone):
+            yield end, interval
+
+
+def find_outcomes(context: QueueContext, sequence: int) -> tuple[MessageOutcome, ...]:
+    rows = read_history(context, sequence=sequence, columns=_OF_MESSAGE)
+    return outcomes_in(rows.to_pylist())
+
+
+def outcomes_in(rows: Iterable[Mapping[str, Any]]) -> tuple[MessageOutcome, ...]:
+    """Return one message's last end in each group that no later event undid, by group."""
+    ends: dict[str, MessageOutcome] = {}
+    failures: dict[str, Mapping[str, Any]] = {}
+    for row in rows:
+        group = row["consumer_group"]
+        if row["event"] in _UNDOING:
+            ends.pop(group, None)
+        if row["event"] in FAILURES:
+            failures[group] = row
+        if row["outcome"] is not None:
+            ends[group] = _outcome(row, failures.get(group))
+    return tuple(ends[group] for group in sorted(ends))
+
+
+def _outcome(end: Mapping[str, Any], failure: Mapping[str, Any] | None) -> MessageOutcome:
+    # A ledger keeps only the text of the last failure, which finds its event.
+    error, size = end["error"], None
+    if failure is not None and failure["error"] == error:
+        size = failure["batch_size"]
+    return MessageOutcome(
+        group=end["consumer_group"],
+        outcome=end["outcome"],
+        settled_at=end["committed_at"],
+        delivery_count=end["delivery_count"],
+        failure_count=end["failure_count"],
+        reason=end["reason"],
+        error=error if size is None else None,
+        batch_error=None if size is None else error,
+        batch_size=size,
+    )
+
+
+def show_outcomes(
+    group: GroupLedger, index: MessageIndex, ranges: Iterable[Range]
+) -> Iterator[Range]:
+    """Yield ranges whose settled messages have the outcome as their state.
+
+    A message stays settled if its end is unknown: it was before the group's start, or ``history/``
+    no longer has it.
+    """
+    settled: list[Range] = []
+    for r in ranges:
+        if r.state == SETTLED:
+            settled.append(r)
+        else:
+            yield r
+    if settled:
+        ends = _joined(_ends(group, settled), index)
+        for r in settled:
+            yield from _split(r, ends, index)
+
+
+def _ends(group: GroupLedger, settled: list[Range]) -> list[Range]:
+    """Return the ends of settled messages, in order."""
+    rows = read_group_history(group, [*_END, "event"])
+    low, high = min(r.first for r in settled), max(r.last for r in settled)
+    ends = [
+        Range(*place, end["outcome"], 0, **{name: end[name] for name in _KEPT})
+        for end, place in last_ends(rows, low, high)
+    ]
+    return sorted(ends, key=attrgetter("first"))
+
+
+def _joined(ends: Iterable[Range], index: MessageIndex) -> list[Range]:
+    """Join neighbours with the same end. Sequences between two commits have no message."""
+    out: list[Range] = []
+    for end in ends:
+        before = out[-1] if out else None
+        if before and _kind(before) == _kind(end) and _adjoin(before, end, index):
+            out[-1] = before._replace(last=max(before.last, end.last))
+        else:
+            out.append(end)
+    return out
+
+
+def _adjoin(before: Range, after: Range, index: MessageIndex) -> bool:
+    return after.first <= before.last + 1 or not index.count(before.last + 1, after.first - 1)
+
+
+def _split(r: Range, ends: list[Range], index: MessageIndex) -> Iterator[Range]:
+    """Yield the pieces of a settled range, each with its outcome."""
+    at = r.first
+    for row in range(bisect_left(ends, r.first, key=_last_of), len(ends)):
+        end = ends[row]
+        if end.first > r.last:
+            break
+        yield from _piece(r, at, end.first - 1, index)
+        shown = r._replace(state=end.state, **{name: getattr(end, name) for name in _KEPT})
+        yield from _piece(shown, max(at, end.first), end.last, index)
+        at = end.last + 1
+    yield from _piece(r, at, r.last, index)
+
+
+def _piece(r: Range, first: int, last: int, index: MessageIndex) -> Iterator[Range]:
+    if first <= last and (piece := r.slice(first, last, index)).message_count:
+        yield piece
+
+
+REDRIVEN_FROM: Final = "spark_mq.redriven_from"  # in a redriven message: its dead letter
+_SEQUENCE: Final = "spark_mq.sequence"  # in a dead letter: the message in its queue
+_GROUP: Final = "spark_mq.group"  # in a redriven message: where it died
+
+
+def dead_letter_of(headers: Any) -> int | None:
+    """Return the dead letter of a redriven message by its headers, or None."""
+    return _number(dict(headers or ()), REDRIVEN_FROM)
+
+
+def died_in(headers: Any) -> str | None:
+    """Return the group in which a redriven message died by its headers, or None."""
+    return dict(headers or ()).get(_GROUP)
+
+
+def find_redriver(context: QueueContext, letter: int) -> str | None:
+    """Return the user who redrove a dead letter, or None if none is noted."""
+    try:
+        letters = context.existing_dead_letters()
+        rows = None if letters is None else read_history(letters, sequence=letter)
+    except SparkMQError:
+        return None  # a damaged dead-letter queue does not hide the message
+    users = [] if rows is None else rows.filter(pc.equal(rows["event"], "redriven"))["user"]
+    return next((one.as_py() for one in reversed(users)), None)
+
+
+def find_earlier(context: QueueContext, sequence: int, message_id: str, letter: int) -> int | None:
+    """Return the message before a redrive, or None if it is not known."""
+    named = _named_by(context, letter)
+    if named is not None:
+        return named
+    index = context.messages.index()
+    number = int(message_id) if re.fullmatch("[0-9]{1,18}", message_id) else -1
+    if 0 <= number < sequence and index.first_at_or_after(number) == number:
+        return number  # the publisher gave no id, so it was the sequence
+    found = [at for at, _ in _with_id(context.messages, message_id, 0, sequence - 1)]
+    return found[-1] if found else None
+
+
+def find_later(context: QueueContext, sequence: int, message_id: str | None) -> list[int]:
+    """Return the messages that redrives made of a message, in order."""
+    wanted = str(sequence) if message_id is None else message_id
+    last = context.messages.index().last_sequence
+    found: list[int] = []
+    for at, headers in _with_id(context.messages, wanted, sequence + 1, last):
+        letter = _number(headers, REDRIVEN_FROM)
+        if letter is not None and _named_by(context, letter) in (None, sequence):
+            found.append(at)
+    return found
+
+
+def _named_by(context: QueueContext, letter: int) -> int | None:
+    """Return the message that a dead letter names, or None if the letter is gone."""
+    try:
+        letters = context.existing_dead_letters()
+        if letters is None or letters.messages.index(letter).first_at_or_after(letter) != letter:
+            return None
+        pieces = letters.messages.index(letter).slices(letter, letter)
+        ((_, rows),) = letters.messages.read(pieces, ["headers"])
+    except (SparkMQError, ValueError):
+        return None
+    return _number(dict(rows["headers"].to_pylist()[0] or ()), _SEQUENCE)
+
+
+def _with_id(
+    messages: MessageTable, message_id: str, first: int, last: int
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the readable messages with an id, each with its headers."""
+    for piece in messages.index().slices(first, last):
+        try:
+            for part, rows in messages.read([piece], ["message_id", "headers"]):
+                hits = pc.equal(rows["message_id"], pa.scalar(message_id))
+                for row in pc.indices_nonzero(pc.fill_null(hits, False)).to_pylist():
+                    yield part.first + row, dict(rows["headers"][row].as_py() or ())
+        except SparkMQError:
+            continue
+
+
+def _number(headers: Mapping[str, str], name: str) -> int | None:
+    text = headers.get(name) or ""
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None

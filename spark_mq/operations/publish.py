@@ -1,21 +1,53 @@
-"""Publish a table of messages, and report it."""
+"""Publish tables and messages, and report it.
+
+Messages whose dedup id was published before are left out. A producer numbers its commits, so each
+lands once: the number is that of the last message, and ``messages/`` keeps it in the same commit.
+"""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Final
 
 import pyarrow as pa
 
+from spark_mq.errors import (
+    DuplicatePublish,
+    InvalidOption,
+    ProducerFenced,
+    StorageError,
+    TablesDisagree,
+)
+from spark_mq.message import check_time, to_publish
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.signals import destination_of
-from spark_mq.operations.unique_publish import store_table
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
-from spark_mq.storage.publish_receipt import PublishReceipt, check_txn
+from spark_mq.parquet.writer import WrittenFile
+from spark_mq.storage.message_table import MessageTable
+from spark_mq.storage.pending_publish import PendingFiles, PendingPublish, PendingTable, hashed_ids
+from spark_mq.storage.publish_receipt import PublishReceipt, check_txn, producer_txn
 from spark_mq.telemetry.conventions import add_headers, trace_headers
 from spark_mq.telemetry.reporter import Reporter, current_reporter
+from spark_mq.util.advice import SET_DEDUP_WINDOW
+from spark_mq.util.clock import Duration
+from spark_mq.util.validation import validate_choice, validate_count
 
-__all__ = ["publish_table", "report_files", "report_send", "with_own_context"]
+__all__ = [
+    "Producer",
+    "check_dedup",
+    "pending_of",
+    "pending_of_files",
+    "publish_messages",
+    "publish_pending",
+    "publish_table",
+    "report_files",
+    "report_send",
+    "store_table",
+    "with_own_context",
+]
 
 
 def publish_table(
@@ -96,3 +128,180 @@ def report_files(context: QueueContext, messages: int, publish: Callable[[], obj
             publish()
     finally:
         reporter.flush()  # Spark may end the process at any time
+
+
+_DEDUP_ID: Final = "dedup_id"
+
+
+def check_dedup(window: int | None) -> int:
+    """Return the ``dedup_window`` of a queue. Raise InvalidOption if it has none."""
+    if window is None:
+        raise InvalidOption(
+            "a message has a dedup_id, and the queue has no dedup_window. Set one, as by "
+            f"{SET_DEDUP_WINDOW}, or leave the dedup_id out",
+            advice=[SET_DEDUP_WINDOW],
+            option=_DEDUP_ID,
+            value=None,
+        )
+    return window
+
+
+def store_table(
+    context: QueueContext, table: pa.Table, txn: tuple[str, int] | None = None
+) -> PublishReceipt:
+    """Publish a table of :func:`spark_mq.message.to_publish` as one commit, each id once."""
+    pending = pending_of(context, table)
+    if pending is None:
+        return context.messages.publish(without_ids(table), txn=txn)
+    return publish_pending(context.messages, pending, txn=txn)
+
+
+def without_ids(table: pa.Table) -> pa.Table:
+    return table.drop_columns([_DEDUP_ID]) if _DEDUP_ID in table.schema.names else table
+
+
+def pending_of(context: QueueContext, table: pa.Table) -> PendingPublish | None:
+    """Return the messages of a table with their dedup ids, or None if they have none."""
+    if _DEDUP_ID not in table.schema.names or table[_DEDUP_ID].null_count == table.num_rows:
+        return None
+    window = check_dedup(context.settings.dedup_window)
+    ids = hashed_ids(table[_DEDUP_ID])
+    store = context.messages
+    now, lanes = context.now(), store.lanes
+    return PendingTable(store.files, without_ids(table), ids, now, window, lanes=lanes)
+
+
+def pending_of_files(
+    context: QueueContext, files: Sequence[WrittenFile], ids: Sequence[bytes | None]
+) -> PendingPublish | None:
+    """Return the messages of files with their dedup ids, or None if they have none."""
+    if not any(ids):
+        return None
+    window = check_dedup(context.settings.dedup_window)
+    store = context.messages
+    return PendingFiles(store.files, files, ids, context.now(), window, lanes=store.lanes)
+
+
+def publish_pending(
+    messages: MessageTable,
+    pending: PendingPublish,
+    *,
+    txn: tuple[str, int] | None = None,
+    after: int | None = None,
+    note: Mapping[str, Any] | None = None,
+) -> PublishReceipt:
+    """Publish pending messages as one commit. Raise as :meth:`MessageTable.commit`."""
+    try:
+        receipt = messages.commit_unique(pending, txn=txn, after=after, note=note)
+    except (DuplicatePublish, ProducerFenced):
+        pending.discard()
+        raise
+    except TablesDisagree:
+        if not pending.tried:
+            pending.discard()
+        raise
+    except StorageError as error:
+        # In an object store a commit may land later still.
+        if error.data["landed"] is False and messages.files.is_local:
+            pending.discard()
+        raise
+    pending.discard(keep=pending.landed)
+    return receipt.placed(pending.landed[0]) if len(pending.landed) == 1 else receipt
+
+
+def publish_messages(
+    context: QueueContext,
+    messages: Any,
+    *,
+    producer_id: str | None,
+    producer_sequence: int | None,
+    on_duplicate: str,
+    deliver_at: datetime | Duration | None,
+) -> PublishReceipt:
+    """Publish messages as one commit, as :meth:`spark_mq.Queue.publish` describes."""
+    txn = _publish_txn(producer_id, producer_sequence, on_duplicate)
+    now = context.now()
+    times = context.settings.default_times(now)
+    if deliver_at is not None:
+        times = {**times, "deliver_at": check_time("deliver_at", deliver_at, now)}
+    table = to_publish(messages, now, times)
+    try:
+        return publish_table(context, table, txn)
+    except DuplicatePublish as error:
+        # Only the latest number has a receipt: older ones need a look at the whole log.
+        first = None
+        if txn is not None and error.data["last_sequence"] == txn[1]:
+            first = context.messages.receipt(*txn)
+        if on_duplicate == "skip":
+            return replace(first or PublishReceipt(None, range(0)), duplicate=True)
+        raise DuplicatePublish(str(error), **{**error.data, "receipt": first}) from None
+
+
+def _publish_txn(
+    producer_id: str | None, producer_sequence: int | None, on_duplicate: str
+) -> tuple[str, int] | None:
+    """Return the application transaction of a publish. Raise InvalidOption."""
+    if (producer_id is None) != (producer_sequence is None):
+        raise InvalidOption(
+            "producer_id and producer_sequence go together",
+            option="producer_sequence",
+            value=producer_sequence,
+        )
+    skip = validate_choice("on_duplicate", on_duplicate, ("raise", "skip")) == "skip"
+    if skip and producer_id is None:
+        raise InvalidOption(
+            "on_duplicate='skip' needs a producer_id and a producer_sequence: without these no "
+            "call is known to repeat another",
+            option="on_duplicate",
+            value=on_duplicate,
+        )
+    if producer_id is None:
+        return None
+    number = validate_count("producer_sequence", producer_sequence, least=0, most=2**63 - 1)
+    return producer_txn(producer_id), number
+
+
+class Producer:
+    """Commits files of messages in order, each once."""
+
+    def __init__(self, messages: MessageTable, producer_id: str | None = None) -> None:
+        self._messages = messages
+        self.named = producer_id is not None  # continues after a restart
+        # `number` is that of the last message that has landed, or 0 before the first.
+        if producer_id is None:
+            self._app, self.number = f"spark_mq.publisher:{uuid.uuid4().hex}", 0
+        else:
+            self._app = producer_txn(producer_id)
+            self.number = messages.last_number(self._app) or 0
+
+    def commit_unique(self, pending: PendingPublish) -> PublishReceipt:
+        """Publish messages, of which each duplicate counts, too. Raise as :meth:`commit`."""
+        number = self.number + len(pending.ids)
+        receipt = self._messages.commit_unique(
+            pending, txn=(self._app, number), after=self.number if self.named else None
+        )
+        pending.discard(keep=pending.landed)
+        self.number = number
+        return receipt
+
+    def commit(self, written: WrittenFile) -> PublishReceipt:
+        """Publish a file once, although an earlier try may have landed without a reply.
+
+        Raise ProducerFenced if another publisher has published as this producer.
+        """
+        txn = (self._app, self.number + written.rows)
+        try:
+            receipt = self._messages.commit(
+                [written], txn=txn, after=self.number if self.named else None
+            )
+        except (DuplicatePublish, ProducerFenced):
+            landed = self._messages.receipt_of(written)
+            if landed is None:
+                raise
+            receipt = landed
+        self.number = txn[1]
+        return receipt
+
+    def skip(self, messages: int) -> None:
+        """Give up messages that have failed. Their number is not used again."""
+        self.number += messages

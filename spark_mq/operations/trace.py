@@ -20,17 +20,19 @@ from spark_mq.ledger.log_marks import REWOUND
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.ledger.ranges import HEADER, SETTLED, UNREAD
 from spark_mq.operations.context import QueueContext
-from spark_mq.operations.group_names import group_not_found
-from spark_mq.operations.history import read_history
-from spark_mq.operations.life import MessageOutcome, Trace, TraceEvent
-from spark_mq.operations.outcomes import OUTCOMES, last_ends, outcomes_in
-from spark_mq.operations.redrives import (
+from spark_mq.operations.group_ledger import group_not_found
+from spark_mq.operations.history import (
+    OUTCOMES,
     dead_letter_of,
     died_in,
     find_earlier,
     find_later,
     find_redriver,
+    last_ends,
+    outcomes_in,
+    read_history,
 )
+from spark_mq.operations.life import MessageOutcome, Trace, TraceEvent
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.storage.history_rows import FAILURES
 from spark_mq.util.clock import to_datetime

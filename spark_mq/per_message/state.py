@@ -8,7 +8,7 @@ from typing import Protocol
 
 from spark_mq.handler import HandlerPolicy
 from spark_mq.ledger.acquire import Acquire
-from spark_mq.operations.work_summary import WorkSummary
+from spark_mq.operations.work_report import WorkSummary
 
 __all__ = ["Feed", "FeedOptions", "WorkState"]
 

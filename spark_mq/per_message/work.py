@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
-from spark_mq.operations.work_summary import WorkSummary, why_left
+from spark_mq.operations.work_report import WorkSummary, why_left
 from spark_mq.per_message.feed import GroupFeed
 from spark_mq.per_message.pool import Pool
 from spark_mq.per_message.state import WorkState

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from spark_mq.errors import DuplicatePublish, InvalidOption
-from spark_mq.operations.unique_publish import publish_pending
+from spark_mq.operations.publish import publish_pending
 from spark_mq.storage.publish_receipt import producer_txn
 from spark_mq.util.validation import short_repr, validate_name
 

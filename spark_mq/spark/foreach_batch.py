@@ -27,7 +27,7 @@ from spark_mq.ledger.ranges import LEASED
 from spark_mq.ledger.settle import RELEASE, SettleCommand, SettleOutcome
 from spark_mq.ledger.stream_batch import parse_lease_id
 from spark_mq.operations.settle import summarize
-from spark_mq.operations.verdict_log import VerdictLog, describe_settled
+from spark_mq.operations.work_report import VerdictLog, describe_settled
 from spark_mq.spark import settle_rows as rows
 from spark_mq.spark.batch_lease import BatchLease
 from spark_mq.spark.batch_outcome import (

@@ -21,7 +21,7 @@ from spark_mq.operations.create import open_context
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.spark.batch_publish import PRODUCER_OPTIONS, SinkProducer
 from spark_mq.spark.schema import parse_value_schema
-from spark_mq.streaming.options import StreamOptions
+from spark_mq.streaming.source import StreamOptions
 from spark_mq.util.clock import SECOND
 from spark_mq.util.validation import (
     suggest,

@@ -27,7 +27,7 @@ from spark_mq.ledger.message_range import range_between
 from spark_mq.ledger.ranges import SETTLED, Range
 from spark_mq.ledger.schedule import unread_range
 from spark_mq.operations.group_ledger import GroupLedger
-from spark_mq.operations.outcomes import OUTCOMES, show_outcomes
+from spark_mq.operations.history import OUTCOMES, show_outcomes
 from spark_mq.spark import partitions
 from spark_mq.spark.options import ReadOptions
 from spark_mq.spark.schema import check_projection

@@ -19,8 +19,7 @@ from pyspark.sql.types import StructType
 
 from spark_mq.errors import DuplicatePublish, InvalidOption, InvalidSchema
 from spark_mq.message import to_publish
-from spark_mq.operations.publish import report_files
-from spark_mq.operations.unique_publish import check_dedup, pending_of_files, publish_pending
+from spark_mq.operations.publish import check_dedup, pending_of_files, publish_pending, report_files
 from spark_mq.parquet.bands import sort_by_band
 from spark_mq.parquet.publish_table import check_publishable
 from spark_mq.parquet.writer import WrittenFile, write_file

@@ -15,8 +15,7 @@ from typing import Any
 from spark_mq.errors import StorageError
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.streaming.offset import QUEUES, parse_multi_offset, stream_id_in_queue
-from spark_mq.streaming.options import BatchPlan, StreamOptions
-from spark_mq.streaming.source import StreamSource
+from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
 
 __all__ = ["MultiQueueSource", "fair_shares"]
 

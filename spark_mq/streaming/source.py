@@ -12,16 +12,18 @@ import contextlib
 import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
-from spark_mq.errors import CommitConflict, GroupNotFound, StorageError
+from spark_mq.errors import CommitConflict, GroupNotFound, InvalidOption, StorageError
 from spark_mq.ledger.acquire import Acquire, Grant
 from spark_mq.ledger.commands import View
-from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.ledger.owner_commands import SettleLost
 from spark_mq.ledger.ranges import Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.ledger.stats import compute_stats
+from spark_mq.ledger.stats import GroupStats, compute_stats, figures_of
 from spark_mq.ledger.stream_batch import (
     AckBatches,
     LeaveBatch,
@@ -34,12 +36,19 @@ from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.keep_alive import LeaseKeepAlive
 from spark_mq.operations.payloads import FileChecks
 from spark_mq.operations.settle import extend
-from spark_mq.streaming.lanes import lane_runs
+from spark_mq.streaming.lanes import LaneRuns, lane_runs
 from spark_mq.streaming.offset import parse_offset
-from spark_mq.streaming.options import BatchPlan, LeaseLimits, StreamOptions, check_attempts
-from spark_mq.streaming.progress import show_progress
+from spark_mq.util.clock import SECOND
 
-__all__ = ["StreamSource", "leave_batch"]
+__all__ = [
+    "BatchPlan",
+    "LeaseLimits",
+    "StreamOptions",
+    "StreamSource",
+    "check_attempts",
+    "leave_batch",
+    "show_progress",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -262,3 +271,52 @@ def leave_batch(group: GroupLedger, stream: str, n: int) -> int:
         return group.run(LeaveBatch(stream, n))
     except GroupNotFound:  # somebody dropped the group, so nothing is held
         return 0
+
+
+LeaseLimits = tuple[int, int | None]  # the most messages and bytes that a lease may hold
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """How one stream leases. Durations are in microseconds."""
+
+    worker_id: str = "spark"  # a label for people
+    max_messages: int = 100_000
+    max_bytes: int | None = None
+    visibility_timeout: int | None = None  # the group's setting if None
+    max_lease_duration: int = 1800 * SECOND  # of one batch
+    ack_on_commit: bool = True  # Spark's commit of a batch acks its unsettled messages
+    fail_on_data_loss: bool = True  # raise if the queue's hard limit dropped unsettled messages
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """The slices of a batch under one lease, each with its range."""
+
+    lease_id: str = ""
+    expires_at: int = 0
+    slices: tuple[tuple[FileSlice, Range], ...] = ()
+    lane_runs: tuple[LaneRuns, ...] = ()  # of each slice. Empty if the group is not ordered
+
+
+def check_attempts(group: str, settings: GroupSettings) -> None:
+    """Raise InvalidOption if the group's settings leave no attempt for a batch's replay."""
+    attempts = settings.max_delivery_attempts
+    if attempts is not None and attempts < 3:
+        raise InvalidOption(
+            f"group {group!r} cannot be read by a stream: its max_delivery_attempts={attempts} "
+            f"leaves no attempt for the replay of a batch. Set 3 or more",
+            option="max_delivery_attempts",
+            value=attempts,
+        )
+
+
+def show_progress(ledger: GroupLedger, stats: GroupStats) -> dict[str, Any]:
+    """Return the figures of a group that progress shows, with its queue and name."""
+    place = {"source": "spark_mq", "queue": ledger.queue_path, "group": ledger.name}
+    names = (name for name, one in figures_of(type(stats)).items() if one.progress)
+    return place | {name: _plain(getattr(stats, name)) for name in names}
+
+
+def _plain(value: Any) -> Any:
+    return value.total_seconds() if isinstance(value, timedelta) else value

@@ -22,7 +22,7 @@ from spark_mq.ledger.stats import (
     figures_of,
     state_figures,
 )
-from spark_mq.streaming.progress import show_progress
+from spark_mq.streaming.source import show_progress
 
 
 @documented

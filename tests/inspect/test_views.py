@@ -15,7 +15,7 @@ from support.tables import context_of, messages_of
 from spark_mq import GroupNotFound, InvalidOption, Message, Queue, QueueNotFound, SparkMQError
 from spark_mq.delta.actions import Change
 from spark_mq.errors import NotAQueue
-from spark_mq.operations import outcomes
+from spark_mq.operations import history
 from spark_mq.storage.history_table import HistoryTable
 from spark_mq.testing import ManualClock, memory_queue
 
@@ -262,7 +262,7 @@ def test_locate_reads_no_history_for_a_message_that_is_not_settled(
 
     held, acked = queue.publish(["a", "b"]).sequences
     queue.group("g").lease("w", max_messages=2).ack([acked])
-    monkeypatch.setattr(outcomes, "read_history", fail)
+    monkeypatch.setattr(history, "read_history", fail)
     assert [one.state for one in queue.locate(held)] == ["leased"]
     with pytest.raises(AssertionError, match="was read"):
         queue.locate(acked)

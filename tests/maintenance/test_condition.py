@@ -16,7 +16,7 @@ from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from spark_mq import InvalidOption, Message, Queue
 from spark_mq.maintenance import condition
 from spark_mq.maintenance.condition import Condition
-from spark_mq.maintenance.letter_tables import letter_schema
+from spark_mq.maintenance.dead_letters import letter_schema
 
 AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
 SAME_IN_SQL = [

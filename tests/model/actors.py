@@ -23,8 +23,7 @@ from spark_mq.spark.batch_lease import BatchLease
 from spark_mq.spark.foreach_batch import ForEachBatch
 from spark_mq.spark.lease_lookup import BatchLeases
 from spark_mq.spark.lease_router import LeaseRouter
-from spark_mq.streaming.options import BatchPlan, StreamOptions
-from spark_mq.streaming.source import StreamSource
+from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
 from spark_mq.util.clock import to_micros
 
 from .explorer import EFFECT, FREE, Killed, Suspend, Tape

@@ -17,8 +17,7 @@ from support.handles import again, lease
 from support.tables import group_ledger_of
 
 from spark_mq import Queue, errors
-from spark_mq.streaming.options import StreamOptions
-from spark_mq.streaming.source import StreamSource
+from spark_mq.streaming.source import StreamOptions, StreamSource
 from spark_mq.testing import ManualClock, memory_queue
 
 Make = Callable[..., Queue]

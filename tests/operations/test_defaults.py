@@ -12,7 +12,7 @@ from support.handles import lease
 from spark_mq import Lease, group
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.streaming.options import StreamOptions, check_attempts
+from spark_mq.streaming.source import StreamOptions, check_attempts
 from spark_mq.testing import memory_queue
 from spark_mq.util.clock import SECOND
 from spark_mq.worker_loop import WorkerLoop

@@ -17,8 +17,7 @@ from support.tables import group_ledger_of, ledgers_of, messages_of
 
 from spark_mq import ConsumerGroup, GroupSettings, PurgeResult, Queue, QueueSettings
 from spark_mq.errors import DataLossError, GroupBlocked, GroupNotFound, InvalidOption, LeaseLost
-from spark_mq.streaming.options import StreamOptions
-from spark_mq.streaming.source import StreamSource
+from spark_mq.streaming.source import StreamOptions, StreamSource
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]

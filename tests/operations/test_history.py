@@ -32,7 +32,7 @@ from spark_mq.errors import InvalidOption, LeaseLost
 from spark_mq.ledger.bands import BandLayout
 from spark_mq.ledger.message_range import range_between
 from spark_mq.ledger.ranges import SETTLED
-from spark_mq.operations.outcomes import show_outcomes
+from spark_mq.operations.history import show_outcomes
 from spark_mq.operations.settle import settle
 from spark_mq.storage import history_table as history_of
 from spark_mq.testing import ManualClock

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from spark_mq.ledger.log_marks import REWOUND
+from spark_mq.operations.history import outcomes_in
 from spark_mq.operations.life import MessageOutcome
-from spark_mq.operations.outcomes import outcomes_in
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 Row = dict[str, Any]

@@ -11,7 +11,7 @@ import pytest
 
 from spark_mq import Lease, Queue
 from spark_mq.ledger.settle import ACK, NACK, REJECT, SettleCommand, SettleOutcome
-from spark_mq.operations.verdict_log import VerdictLog
+from spark_mq.operations.work_report import VerdictLog
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from support.marks import slow
 from support.tables import context_of, messages_of
 
 from spark_mq import Message, Queue
-from spark_mq.maintenance.archive import index_commits
+from spark_mq.maintenance.sweep import index_commits
 
 
 def received(queue: Queue) -> list[Message]:

@@ -17,7 +17,7 @@ from support.tables import ledgers_of
 
 from spark_mq import GroupStats, Message, Queue
 from spark_mq.ledger.ranges import Range
-from spark_mq.operations import outcomes
+from spark_mq.operations import history
 from spark_mq.spark import register
 from spark_mq.spark.options import ReadOptions
 from spark_mq.spark.peek_reader import PeekFilters, PeekReader
@@ -258,13 +258,13 @@ def test_the_history_is_read_only_for_messages_that_may_have_ended(
     ended: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[str] = []
-    real = outcomes.read_group_history
+    real = history.read_group_history
 
     def read(group: Any, columns: Any) -> Any:
         looks.append(group.name)
         return real(group, columns)
 
-    monkeypatch.setattr(outcomes, "read_group_history", read)
+    monkeypatch.setattr(history, "read_group_history", read)
     assert read_rows(ended, In(("state",), ("leased", "available", "unread"))) == 2
     assert read_rows(ended, EqualTo(("worker_id",), "w")) == 0
     assert looks == []

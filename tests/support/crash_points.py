@@ -22,11 +22,10 @@ from spark_mq.delta.actions import LOG_FOLDER
 from spark_mq.delta.local_files import LocalFiles
 from spark_mq.delta.log import CHECKPOINT_INTERVAL
 from spark_mq.delta.tables import wait_for_checkpoints
-from spark_mq.maintenance.archive import archive_history, index_commits
 from spark_mq.maintenance.dead_letters import route_dead_letters
 from spark_mq.maintenance.retention import trim
-from spark_mq.streaming.options import StreamOptions
-from spark_mq.streaming.source import StreamSource
+from spark_mq.maintenance.sweep import archive_history, index_commits
+from spark_mq.streaming.source import StreamOptions, StreamSource
 from support.handles import expire, housekeep
 from support.tables import context_of, group_ledger_of, ledgers_of
 

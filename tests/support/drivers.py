@@ -14,8 +14,7 @@ from spark_mq.ledger.acquire import AcquireRequest, Grant
 from spark_mq.ledger.commands import Change, View
 from spark_mq.ledger.stream_batch import fence_app_id
 from spark_mq.ledger.transitions import expire_leases
-from spark_mq.streaming.options import BatchPlan, StreamOptions
-from spark_mq.streaming.source import StreamSource
+from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
 from support.steps import Step
 from support.tables import group_ledger_of, ledgers_of
 

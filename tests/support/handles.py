@@ -15,7 +15,6 @@ from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.memory_files import MemoryFiles
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.owner_commands import Expire
-from spark_mq.maintenance import archive as archive_of
 from spark_mq.maintenance import retention
 from spark_mq.maintenance import sweep as sweep_of
 from spark_mq.maintenance.dead_letters import route_dead_letters
@@ -129,7 +128,7 @@ def housekeep(
 ) -> int:
     """Archive ledger commits, then clean the tables. Return the number of deleted files."""
     kept, context = (keep_versions, keep_seconds), context_of(queue)
-    archived = archive_of.archive_history(context).up_to
+    archived = sweep_of.archive_history(context).up_to
     cleaned = sweep_of.clean_messages(context, *kept)
     return cleaned + sweep_of.clean_ledgers(context, archived, *kept)
 
@@ -144,11 +143,11 @@ def trim(queue: Queue) -> int:
 
 
 def index_commits(queue: Queue) -> int:
-    return archive_of.index_commits(context_of(queue))
+    return sweep_of.index_commits(context_of(queue))
 
 
 def archive(queue: Queue) -> int:
-    return archive_of.archive_history(context_of(queue)).commits
+    return sweep_of.archive_history(context_of(queue)).commits
 
 
 def archived(queue: Queue) -> int:

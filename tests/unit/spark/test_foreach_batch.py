@@ -21,8 +21,7 @@ from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.spark import ack, nack, parquet_read, reject
 from spark_mq.spark.lease_lookup import BatchLeases
 from spark_mq.streaming.offset import stream_id_in_queue
-from spark_mq.streaming.options import StreamOptions
-from spark_mq.streaming.source import StreamSource
+from spark_mq.streaming.source import StreamOptions, StreamSource
 from spark_mq.testing import memory_queue
 
 BATCH: Any = SimpleNamespace(columns=["lease_id", "sequence"])

@@ -22,8 +22,7 @@ from spark_mq.maintenance.retention import trim
 from spark_mq.operations.settle import settle
 from spark_mq.streaming.multi_source import MultiQueueSource, Plans, fair_shares
 from spark_mq.streaming.offset import stream_id_in_queue
-from spark_mq.streaming.options import StreamOptions
-from spark_mq.streaming.source import StreamSource
+from spark_mq.streaming.source import StreamOptions, StreamSource
 from spark_mq.testing import ManualClock, memory_queue
 
 Rows = set[tuple[str, int]]

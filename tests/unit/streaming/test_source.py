@@ -19,8 +19,7 @@ from spark_mq.ledger.settle import ACK, SettleCommand
 from spark_mq.ledger.stream_batch import auto_ack_app_id, parse_lease_id
 from spark_mq.operations import keep_alive
 from spark_mq.operations.keep_alive import LeaseKeepAlive
-from spark_mq.streaming.options import BatchPlan, StreamOptions
-from spark_mq.streaming.source import StreamSource
+from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
 from spark_mq.streaming.source import leave_batch as leave
 from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.util.clock import SECOND

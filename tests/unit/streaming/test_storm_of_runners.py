@@ -17,7 +17,7 @@ from spark_mq import Message
 from spark_mq.errors import StreamFenced
 from spark_mq.ledger.ranges import AVAILABLE, LEASED
 from spark_mq.ledger.settle import ACK, SettleCommand
-from spark_mq.streaming.options import BatchPlan
+from spark_mq.streaming.source import BatchPlan
 from spark_mq.testing import ManualClock, memory_queue
 
 
