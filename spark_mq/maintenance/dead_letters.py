@@ -6,7 +6,6 @@ Any program that may append there can write any header, so each one is checked.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -30,6 +29,7 @@ from spark_mq.parquet.schema import FILE_SCHEMA, TIME_COLUMNS
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.storage.message_table import MessageTable
 from spark_mq.util.clock import to_datetime
+from spark_mq.util.validation import whole_number
 
 __all__ = [
     "COLUMNS",
@@ -43,8 +43,9 @@ __all__ = [
     "letter_schema",
     "letter_tables",
     "route_dead_letters",
-    "typed_texts",
 ]
+
+_log = logging.getLogger(__name__)
 
 HEADER_PREFIX = "spark_mq."
 ROUTE_RANGES = 5_000  # most dead ranges that one round of commits routes
@@ -169,9 +170,6 @@ def _dead_rows(reader: MessageReader, part: Sequence[DeadSlice]) -> pa.Table:
     return pa.table([changed.get(f.name, rows[f.name]) for f in FILE_SCHEMA], schema=FILE_SCHEMA)
 
 
-_DIGITS: Final = re.compile(r"[0-9]{1,18}")
-
-
 def is_own_letter(settings: QueueSettings, path: str, letters: pa.Table) -> pa.Array:
     """Return a mask of the letters of one queue, by their columns ``queue`` and ``queue_id``.
 
@@ -186,14 +184,10 @@ def is_own_letter(settings: QueueSettings, path: str, letters: pa.Table) -> pa.A
 def typed_texts(texts: Sequence[str | None], kind: pa.DataType) -> pa.Array:
     """Return header texts in a type. Unfit texts become null."""
     if pa.types.is_int64(kind):
-        return pa.array([_number(text) for text in texts], kind)
+        return pa.array([whole_number(text) for text in texts], kind)
     if pa.types.is_timestamp(kind):
         return pa.array([_instant(text) for text in texts], kind)
     return pa.array(texts, kind)
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and _DIGITS.fullmatch(text) else None
 
 
 def _instant(text: str | None) -> datetime | None:
@@ -203,8 +197,6 @@ def _instant(text: str | None) -> datetime | None:
     except (ValueError, OverflowError):
         return None
 
-
-_log = logging.getLogger(__name__)
 
 _HEADER_COLUMNS: Final = (
     "queue",
@@ -218,24 +210,12 @@ _HEADER_COLUMNS: Final = (
     "first_leased_at",
     "last_leased_at",
 )
+_RENAMED: Final = {"group": "consumer_group"}
+_PAYLOAD_COLUMNS: Final = ("message_id", "key", "value", "headers", "published_at", "priority")
 COLUMNS: Final = (
     "dead_letter_sequence",
-    "message_id",
-    "key",
-    "value",
-    "headers",
-    "published_at",
-    "priority",
-    "queue",
-    "queue_id",
-    "consumer_group",
-    "sequence",
-    "delivery_count",
-    "failure_count",
-    "reason",
-    "error",
-    "first_leased_at",
-    "last_leased_at",
+    *_PAYLOAD_COLUMNS,
+    *(_RENAMED.get(name, name) for name in _HEADER_COLUMNS),
 )
 """The columns that ``where`` may name.
 
@@ -243,7 +223,6 @@ COLUMNS: Final = (
 that in the dead-letter queue. ``value`` is bytes.
 """
 
-_RENAMED: Final = {"group": "consumer_group"}
 _TYPES: Final = {
     "sequence": pa.int64(),
     "delivery_count": pa.int64(),
@@ -254,13 +233,10 @@ _TYPES: Final = {
 
 
 def letter_schema() -> pa.Schema:
-    payload = [
-        pa.field("dead_letter_sequence", pa.int64()),
-        *(FILE_SCHEMA.field(n) for n in COLUMNS if n in FILE_SCHEMA.names),
-    ]
     return pa.schema(
         [
-            *payload,
+            pa.field("dead_letter_sequence", pa.int64()),
+            *(FILE_SCHEMA.field(name) for name in _PAYLOAD_COLUMNS),
             *(
                 pa.field(_RENAMED.get(name, name), _TYPES.get(name, pa.string()))
                 for name in _HEADER_COLUMNS

@@ -25,8 +25,7 @@ from spark_mq.maintenance.redrive import REDRIVE, Redrive
 from spark_mq.maintenance.transfer import Transfer
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
-from spark_mq.storage.history_rows import history_rows
-from spark_mq.storage.history_table import BATCH
+from spark_mq.operations.history import commits_after
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.log_recovery import LogPlan
 from spark_mq.util.records import Record
@@ -34,10 +33,8 @@ from spark_mq.util.records import Record
 __all__ = [
     "RecoveryReport",
     "Repair",
-    "count_lost_transfers",
     "recover",
     "recover_tables",
-    "repeat_lost_transfers",
 ]
 
 _log = logging.getLogger(__name__)
@@ -297,11 +294,11 @@ def _events(source: QueueContext, group: str) -> pa.Table:
     rows, archived = source.history.read([("consumer_group", "=", group)])
     if agreed is not None:
         rows, archived = rows.filter(pc.less_equal(rows["version"], agreed)), agreed
-    parts, latest = [rows], source.ledgers.version()
-    for first in range(archived + 1, latest + 1, BATCH):
-        recent = history_rows(source.ledgers.commits(first, min(first + BATCH - 1, latest)))
-        parts.append(recent.filter(pc.equal(recent["consumer_group"], group)))
-    return pa.concat_tables(parts)
+    recent = (
+        one.filter(pc.equal(one["consumer_group"], group))
+        for one in commits_after(source.ledgers, archived)
+    )
+    return pa.concat_tables([rows, *recent])
 
 
 def _ranges(

@@ -6,7 +6,6 @@ purge or a trim has dropped the dead letter, the id alone decides.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
@@ -32,10 +31,12 @@ from spark_mq.storage.log_recovery import tables_disagree
 from spark_mq.storage.message_table import MessageTable
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.columns import sort_rows
+from spark_mq.util.validation import whole_number
 
 __all__ = [
     "OUTCOMES",
     "REDRIVEN_FROM",
+    "commits_after",
     "dead_letter_of",
     "died_in",
     "find_earlier",
@@ -104,13 +105,13 @@ class _Past(NamedTuple):
             raise tables_disagree(self.path, reason)
         recent = [
             _matching(rows, sequence, group, since).select(needed)
-            for rows in _commits_after(self.ledgers, up_to)
+            for rows in commits_after(self.ledgers, up_to)
         ]
         rows = pa.concat_tables([archived, *recent])
         return sort_rows(rows, "version", "ordinal").select(names)
 
 
-def _commits_after(ledgers: LedgerTable, version: int) -> Iterator[pa.Table]:
+def commits_after(ledgers: LedgerTable, version: int) -> Iterator[pa.Table]:
     """Yield the history of the ledger commits after a version, in batches."""
     latest = ledgers.version()
     for first in range(version + 1, latest + 1, BATCH):
@@ -266,7 +267,7 @@ _GROUP: Final = "spark_mq.group"  # in a redriven message: where it died
 
 def dead_letter_of(headers: Any) -> int | None:
     """Return the dead letter of a redriven message by its headers, or None."""
-    return _number(dict(headers or ()), REDRIVEN_FROM)
+    return whole_number(dict(headers or ()).get(REDRIVEN_FROM))
 
 
 def died_in(headers: Any) -> str | None:
@@ -291,8 +292,8 @@ def find_earlier(context: QueueContext, sequence: int, message_id: str, letter: 
     if named is not None:
         return named
     index = context.messages.index()
-    number = int(message_id) if re.fullmatch("[0-9]{1,18}", message_id) else -1
-    if 0 <= number < sequence and index.first_at_or_after(number) == number:
+    number = whole_number(message_id)
+    if number is not None and number < sequence and index.first_at_or_after(number) == number:
         return number  # the publisher gave no id, so it was the sequence
     found = [at for at, _ in _with_id(context.messages, message_id, 0, sequence - 1)]
     return found[-1] if found else None
@@ -304,7 +305,7 @@ def find_later(context: QueueContext, sequence: int, message_id: str | None) -> 
     last = context.messages.index().last_sequence
     found: list[int] = []
     for at, headers in _with_id(context.messages, wanted, sequence + 1, last):
-        letter = _number(headers, REDRIVEN_FROM)
+        letter = whole_number(headers.get(REDRIVEN_FROM))
         if letter is not None and _named_by(context, letter) in (None, sequence):
             found.append(at)
     return found
@@ -320,7 +321,7 @@ def _named_by(context: QueueContext, letter: int) -> int | None:
         ((_, rows),) = letters.messages.read(pieces, ["headers"])
     except (SparkMQError, ValueError):
         return None
-    return _number(dict(rows["headers"].to_pylist()[0] or ()), _SEQUENCE)
+    return whole_number(dict(rows["headers"].to_pylist()[0] or ()).get(_SEQUENCE))
 
 
 def _with_id(
@@ -335,8 +336,3 @@ def _with_id(
                     yield part.first + row, dict(rows["headers"][row].as_py() or ())
         except SparkMQError:
             continue
-
-
-def _number(headers: Mapping[str, str], name: str) -> int | None:
-    text = headers.get(name) or ""
-    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None

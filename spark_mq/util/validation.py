@@ -124,6 +124,11 @@ def validate_duration(option: str, value: Any, *, zero: bool = False) -> int:
     return round(result)
 
 
+def whole_number(text: str | None) -> int | None:
+    """Return a text of 1 to 18 digits as a number, which fits into 64 bits, or None."""
+    return int(text) if text and re.fullmatch("[0-9]{1,18}", text) else None
+
+
 def validate_name(option: str, value: Any) -> str:
     """Validate a name of a group, worker or producer."""
     valid = isinstance(value, str) and _NAME.fullmatch(value) is not None
