@@ -34,6 +34,14 @@ __all__ = [
     "why_left",
 ]
 
+_log = logging.getLogger("spark_mq.worker")
+_verdict_log = logging.getLogger("spark_mq.verdicts")
+
+EVERY: Final = 10.0  # seconds between two lines of one group
+_MAX_ERROR: Final = 200  # characters of an error in a line
+_PAST: Final = {ACK: "acked", NACK: "nacked", REJECT: "rejected", RELEASE: "released"}
+"""What messages are after a verb, in the order of a line."""
+
 Held = tuple[GroupLedger, Callable[[], Sequence[Range]]]  # a group, and the messages of a lease
 
 
@@ -104,11 +112,6 @@ def _first_rows(index: MessageIndex, ranges: Sequence[Range], rows: int) -> Iter
                 return
 
 
-_log = logging.getLogger("spark_mq.worker")
-
-_COUNTED_AS: Final = {ACK: "acked", REJECT: "rejected", NACK: "nacked", RELEASE: "released"}
-
-
 @dataclass(slots=True)
 class WorkSummary(Record):
     """The results of a worker loop.
@@ -147,7 +150,7 @@ class WorkSummary(Record):
 
     def count(self, verb: str, messages: int) -> None:
         """Add messages that a verb settled or gave back. The caller holds the lock."""
-        name = _COUNTED_AS[verb]
+        name = _PAST[verb]
         setattr(self, name, getattr(self, name) + messages)
         self.settled = self.acked + self.rejected
 
@@ -168,19 +171,12 @@ def why_left(ledgers: Sequence[GroupLedger]) -> str:
     return "; ".join(found)
 
 
-_verdict_log = logging.getLogger("spark_mq.verdicts")
-
-EVERY: Final = 10.0  # seconds between two lines of one group
-_MAX_ERROR: Final = 200  # characters of an error in a line
-_PAST: Final = {ACK: "acked", NACK: "nacked", REJECT: "rejected", RELEASE: "released"}
-
-
 def describe_settled(commands: Sequence[SettleCommand], outcomes: Sequence[SettleOutcome]) -> str:
     """Return how many messages each verb settled, for a log."""
     done: Counter[str] = Counter()
     for command, outcome in zip(commands, outcomes, strict=True):
         done[command.verb] += outcome.settled
-    return ", ".join(f"{count} {verb}ed" for verb, count in done.items())
+    return ", ".join(f"{count} {_PAST[verb]}" for verb, count in done.items())
 
 
 class VerdictLog:

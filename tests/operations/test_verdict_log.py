@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from spark_mq import Lease, Queue
-from spark_mq.ledger.settle import ACK, NACK, REJECT, SettleCommand, SettleOutcome
-from spark_mq.operations.work_report import VerdictLog
+from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, SettleOutcome
+from spark_mq.operations.work_report import VerdictLog, describe_settled
 
 
 @pytest.fixture(autouse=True)
@@ -83,3 +83,9 @@ def test_a_worker_logs_its_verdicts_in_two_lines_however_many_leases_it_has(
     first, rest = lines(caplog)
     assert first == "group billing: 1 rejected, 1 of these dead. The first error: bad b'0'"
     assert rest == "group billing: 19 rejected, 19 of these dead. The first error: bad b'1'"
+
+
+def test_each_verb_has_its_word_in_a_log() -> None:
+    commands = [SettleCommand(verb, "l") for verb in (ACK, NACK, REJECT, RELEASE)]
+    outcomes = [SettleOutcome(settled=count) for count in (1, 2, 3, 4)]
+    assert describe_settled(commands, outcomes) == "1 acked, 2 nacked, 3 rejected, 4 released"
