@@ -10,9 +10,9 @@ tests/docs fails if a page differs from its tables.
 from __future__ import annotations
 
 import re
+import runpy
 import sys
 from collections.abc import Iterator
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,7 @@ from spark_mq.cli.app import app
 REFERENCE = Path(__file__).parent / "reference"
 JOBS = Path(__file__).parents[1] / "jobs"
 COMMON = {"help", "queue", "group", "yes", "storage_option", "output"}
-_MARKED = re.compile(r"(<!-- (options|commands): ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
-_JOB = re.compile(r"(<!-- job: (\w+) -->\n).*?(<!-- end -->)", re.S)
+_MARKED = re.compile(r"(<!-- (options|commands|job): ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
 _OF_ALL_JOBS = {"help", "queue", "queues", "storage_options"}
 _HELP_DEFAULT = re.compile(r"[.;] Default: (.+)$")
 
@@ -40,24 +39,26 @@ def commands(group: Any = None, before: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def rewritten(text: str) -> str:
-    """Return the page with the tables as the commands are now."""
+    """Return a page with the tables as the commands and jobs are now."""
     known = dict(commands())
 
     def table(found: re.Match[str]) -> str:
         start, kind, name, end = found.groups()
-        if kind == "options":
-            return f"{start}{_options_table(known[name])}{end}"
-        rows = (row for word, one in known.items() if word.startswith(f"{name} ")
-                for row in _command_row(word, one))  # fmt: skip
-        return f"{start}| command | does |\n| --- | --- |\n{''.join(rows)}{end}"
+        if kind == "commands":
+            rows = "".join(row for word, one in known.items() if word.startswith(f"{name} ")
+                           for row in _command_row(word, one))  # fmt: skip
+            return f"{start}| command | does |\n| --- | --- |\n{rows}{end}"
+        if kind == "job":
+            rows = "".join(map(_job_row, job_options(name)))
+        else:
+            rows = "".join(map(_option_row, own_options(known[name])))
+        return f"{start}| option | default | meaning |\n| --- | --- | --- |\n{rows}{end}"
 
     return _MARKED.sub(table, text)
 
 
-def _options_table(command: Any) -> str:
-    rows = [f"| {_names(one)} | {_default(one)} | {_code(_lower(one.help))} |\n"
-            for one in own_options(command)]  # fmt: skip
-    return f"| option | default | meaning |\n| --- | --- | --- |\n{''.join(rows)}"
+def _option_row(option: Any) -> str:
+    return f"| {_names(option)} | {_default(option)} | {_code(_lower(option.help))} |\n"
 
 
 def _command_row(name: str, command: Any) -> Iterator[str]:
@@ -74,29 +75,14 @@ def _command_row(name: str, command: Any) -> Iterator[str]:
     yield f"| `{' '.join(words)}` | {_code(text)} |\n"
 
 
-def with_jobs(text: str) -> str:
-    """Return the page of the jobs with the options as their parsers are now."""
-
-    def table(found: re.Match[str]) -> str:
-        start, name, end = found.groups()
-        rows = "".join(map(_job_row, job_options(name)))
-        return f"{start}| option | default | meaning |\n| --- | --- | --- |\n{rows}{end}"
-
-    return _JOB.sub(table, text)
-
-
 def job_options(name: str) -> list[Any]:
     """Return the options of a job that not all jobs have."""
     sys.path.insert(0, str(JOBS))  # for what the jobs share
     try:
-        spec = spec_from_file_location(f"job_{name}", JOBS / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        job = module_from_spec(spec)
-        spec.loader.exec_module(job)
+        job = runpy.run_path(str(JOBS / f"{name}.py"))
     finally:
         sys.path.remove(str(JOBS))
-    return [one for one in job.options()._actions if one.dest not in _OF_ALL_JOBS]
+    return [one for one in job["options"]()._actions if one.dest not in _OF_ALL_JOBS]
 
 
 def _job_row(option: Any) -> str:
@@ -153,10 +139,9 @@ def _code(text: str) -> str:
 
 
 def main() -> None:
-    for name, write in (("cli.md", rewritten), ("jobs.md", with_jobs)):
-        page = REFERENCE / name
+    for page in (REFERENCE / "cli.md", REFERENCE / "jobs.md"):
         before = page.read_text(encoding="utf-8")
-        if (after := write(before)) != before:
+        if (after := rewritten(before)) != before:
             page.write_text(after, encoding="utf-8")
             print(f"changed {page}")
 

@@ -118,7 +118,7 @@ def test_the_reference_of_the_command_line_is_what_the_commands_say(
 def test_the_reference_of_the_jobs_is_what_their_parsers_say(write_reference: ModuleType) -> None:
     pytest.importorskip("pyspark")
     text = (REFERENCE / "jobs.md").read_text(encoding="utf-8")
-    assert write_reference.with_jobs(text) == text, "run docs/write_reference.py, which writes it"
+    assert write_reference.rewritten(text) == text, "run docs/write_reference.py, which writes it"
     assert set(re.findall(r"<!-- job: (\w+) -->", text)) == {"publish", "sweep", "worker"}
 
 
