@@ -20,12 +20,6 @@ __all__ = [
     "Refused",
     "Step",
     "between",
-    "comparing",
-    "instant",
-    "interval",
-    "is_in",
-    "length",
-    "try_cast",
 ]
 
 

@@ -29,7 +29,6 @@ __all__ = [
     "PurgeResult",
     "Trimmed",
     "find_held_back",
-    "groups_that_count",
     "purge",
     "read_starts",
     "trim",

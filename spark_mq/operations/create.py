@@ -29,11 +29,8 @@ from spark_mq.util.show import show_some
 __all__ = [
     "DROP_MARK",
     "create_queue_tables",
-    "dead_letter_place",
-    "identified",
     "is_own_place",
     "open_context",
-    "rehomed",
     "relative_place",
 ]
 
