@@ -17,7 +17,13 @@ import pyarrow.compute as pc
 from spark_mq.ledger import admin
 from spark_mq.ledger.commands import Change, Command, View
 from spark_mq.ledger.intervals import Interval, normalise, subtract
-from spark_mq.ledger.log_marks import MAX_SEQUENCE, REWOUND, agreed_up_to, forget, with_fingerprint
+from spark_mq.ledger.log_fingerprints import (
+    MAX_SEQUENCE,
+    REWOUND,
+    agreed_up_to,
+    forget,
+    with_fingerprint,
+)
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import RANGE_SCHEMA, SETTLED, TRANSFERRING, Ledger, LedgerHeader, Range
 from spark_mq.maintenance.dead_letters import Routing, copy_dead

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger.commands import Change, Command, Priority, View
-from spark_mq.ledger.log_marks import MAX_SEQUENCE
+from spark_mq.ledger.log_fingerprints import MAX_SEQUENCE
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.owner_commands import Seek
 from spark_mq.ledger.trim import (

@@ -27,7 +27,7 @@ from spark_mq.ledger.commands import (
     View,
     join_notes,
 )
-from spark_mq.ledger.log_marks import with_fingerprint
+from spark_mq.ledger.log_fingerprints import with_fingerprint
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.operations.command_json import (

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from spark_mq.errors import CorruptLog, GroupNotFound
 from spark_mq.ledger.commands import KNOWN, Change, Command, Needs, View
-from spark_mq.ledger.log_marks import agreed_up_to
+from spark_mq.ledger.log_fingerprints import agreed_up_to
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.owner_commands import Create, StartPosition
 from spark_mq.ledger.ranges import Ledger, LedgerHeader

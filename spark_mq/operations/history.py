@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from spark_mq.errors import SparkMQError
 from spark_mq.ledger.editor import END_REASONS
 from spark_mq.ledger.intervals import Interval, normalise, subtract
-from spark_mq.ledger.log_marks import REWOUND
+from spark_mq.ledger.log_fingerprints import REWOUND
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.owner_commands import CREATE_GROUP
 from spark_mq.ledger.ranges import SETTLED, Range

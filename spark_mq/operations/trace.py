@@ -16,7 +16,7 @@ from spark_mq.errors import (
     SparkMQError,
     StorageError,
 )
-from spark_mq.ledger.log_marks import REWOUND
+from spark_mq.ledger.log_fingerprints import REWOUND
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.ledger.ranges import HEADER, SETTLED, UNREAD
 from spark_mq.operations.context import QueueContext

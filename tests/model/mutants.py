@@ -21,7 +21,7 @@ from spark_mq.ledger import (
     key_order,
     lane_selector,
     lane_walk,
-    log_marks,
+    log_fingerprints,
     order,
     routing,
 )
@@ -367,7 +367,7 @@ ALL = [
     Mutant(TRIM, "a ledger is refused that was made from another log",
            group_ledger.GroupLedger.check_same_log,
            "if agreed is not None:", "if False:", "restored"),
-    Mutant(TRIM, "a ledger remembers files of its log", log_marks.with_fingerprint,
+    Mutant(TRIM, "a ledger remembers files of its log", log_fingerprints.with_fingerprint,
            "return ledger.replaced(head, ledger.events)", "return ledger", "restored"),
     Mutant(TRIM, "a recovery forgets what the log lacks", recover.Repair.apply,
            "agreed = agreed_up_to(after, index)", "agreed = None", "restored"),

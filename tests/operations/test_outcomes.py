@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spark_mq.ledger.log_marks import REWOUND
+from spark_mq.ledger.log_fingerprints import REWOUND
 from spark_mq.operations.history import outcomes_in
 from spark_mq.operations.life import MessageOutcome
 

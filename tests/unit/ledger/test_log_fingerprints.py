@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.ledger_group import Group
 
-from spark_mq.ledger.log_marks import MAX_SEQUENCE, REWOUND, agreed_up_to, forget, with_fingerprint
+from spark_mq.ledger.log_fingerprints import (
+    MAX_SEQUENCE,
+    REWOUND,
+    agreed_up_to,
+    forget,
+    with_fingerprint,
+)
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
 from spark_mq.ledger.settle import ACK, NACK, REJECT
