@@ -1,14 +1,15 @@
-"""Parse and check the actions of Delta commits (Delta protocol, "Actions")."""
+"""Describe the actions of Delta commits (Delta protocol, "Actions"), and their conflicts."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Final, NamedTuple
 
-from spark_mq.delta.parse import Action, parse
+import msgspec
+
 from spark_mq.errors import CorruptLog, UnsupportedTable
 from spark_mq.util.advice import CREATE_QUEUE
 from spark_mq.util.json_text import parse_foreign
@@ -17,11 +18,13 @@ __all__ = [
     "AddFile",
     "Change",
     "Commit",
+    "Protocol",
+    "RemovedFile",
+    "Txn",
     "check_protocol",
     "checkpoint_path",
     "log_path",
     "missing_commit_error",
-    "parse_commit",
     "restore_hint",
     "version_of",
 ]
@@ -53,6 +56,22 @@ def version_of(path: str) -> int:
     return int(found[0]) if found else -1
 
 
+LAST_MILLISECOND: Final = 253_402_300_799_000  # that a datetime can hold
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class Txn(msgspec.Struct):
+    appId: str
+    version: Count
+
+
+class Protocol(msgspec.Struct):
+    minReaderVersion: Count
+    minWriterVersion: Count
+    readerFeatures: list[Any] | None = None
+    writerFeatures: list[Any] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class AddFile:
     """A data file of a table."""
@@ -64,6 +83,23 @@ class AddFile:
     stats: str | None = None  # as JSON. None writes the row count alone
     modified: int = 0  # milliseconds since 1970. 0 in a new file means now
     tags: Mapping[str, str] = field(default_factory=dict)
+    data_change: bool = True  # its commit adds rows
+
+    @property
+    def statistics(self) -> dict[str, Any]:
+        """Return ``stats`` as Delta names them, such as ``numRecords``."""
+        if self.stats is None:
+            return {} if self.rows is None else {"numRecords": self.rows}
+        found: dict[str, Any] = parse_foreign(self.stats)
+        return found
+
+
+class RemovedFile(NamedTuple):
+    """A data file that a commit removes."""
+
+    path: str
+    partition: Mapping[str, str | None]
+    data_change: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,81 +122,47 @@ class Change:
     companions: Sequence[str] = ()  # paths of other files that the commit syncs first
 
 
+@dataclass(slots=True)
 class Commit:
-    """A parsed commit of a log. File paths are decoded, and ``stats`` are objects."""
+    """A parsed commit of a log."""
 
-    __slots__ = (
-        "actions",
-        "adds",
-        "info",
-        "metadata",
-        "operation_id",
-        "protocols",
-        "removes",
-        "txns",
-        "version",
-    )
-
-    def __init__(self, version: int, actions: Sequence[Action]) -> None:
-        self.version = version
-        self.actions = actions
-        self.info: dict[str, Any] = {}
-        self.adds: list[dict[str, Any]] = []
-        self.removes: list[dict[str, Any]] = []
-        self.txns: dict[str, int] = {}
-        self.metadata: dict[str, Any] | None = None
-        self.protocols: list[dict[str, Any]] = []
-        for action in actions:
-            for name, value in action.items():
-                if name == "add":
-                    self.adds.append(value)
-                elif name == "remove":
-                    self.removes.append(value)
-                elif name == "txn":
-                    self.txns[value["appId"]] = value["version"]
-                elif name == "commitInfo":
-                    self.info = self.info or value
-                elif name == "metaData":
-                    self.metadata = value
-                elif name == "protocol":
-                    self.protocols.append(value)
-        # None if spark_mq did not write it.
-        self.operation_id: str | None = self.info.get(OPERATION_ID)
+    version: int
+    info: Mapping[str, Any] = field(default_factory=dict)
+    adds: list[AddFile] = field(default_factory=list)
+    removes: list[RemovedFile] = field(default_factory=list)
+    txns: dict[str, int] = field(default_factory=dict)
+    metadata: dict[str, Any] | None = None
+    protocols: list[Protocol] = field(default_factory=list)
+    partitions_known: bool = True  # each file has partition values
+    has_vectors: bool = False  # a file has a deletion vector
 
     @classmethod
     def of(cls, version: int, change: Change, now: int) -> Commit:
         """Return a change's commit as readers of the log see it. `now` is in milliseconds."""
-        commit = cls(version, ())
+        changed = change.data_change
         note = {name: value for name, value in change.info.items() if value is not None}
-        commit.info = {
-            "timestamp": now,
-            "userMetadata": json.dumps(note),
-            OPERATION_ID: change.operation_id,
-        }
-        commit.operation_id = change.operation_id
-        commit.txns = dict(change.txns)
-        commit.metadata = None if change.metadata is None else dict(change.metadata)
-        commit.removes = [{"path": f.path, "partitionValues": f.partition} for f in change.removes]
-        commit.adds = [
+        return cls(
+            version,
             {
-                "path": file.path,
-                "size": file.size,
-                "partitionValues": file.partition,
-                "modificationTime": file.modified or now,
-                "dataChange": change.data_change,
-                "tags": file.tags,
-                "stats": {"numRecords": file.rows}
-                if file.stats is None
-                else json.loads(file.stats),
-            }
-            for file in change.adds
-        ]
-        return commit
+                "timestamp": now,
+                "userMetadata": json.dumps(note),
+                OPERATION_ID: change.operation_id,
+            },
+            [replace(f, modified=f.modified or now, data_change=changed) for f in change.adds],
+            [RemovedFile(f.path, f.partition, changed) for f in change.removes],
+            dict(change.txns),
+            None if change.metadata is None else dict(change.metadata),
+        )
+
+    @property
+    def operation_id(self) -> str | None:
+        """Return the id of the operation, or None if spark_mq did not write it."""
+        return self.info.get(OPERATION_ID)
 
     @property
     def timestamp(self) -> int:
         """Return the commit's time by its writer's clock in microseconds, or 0 if not recorded."""
-        return int(self.info.get("timestamp") or 0) * 1000
+        return min(self.info.get("timestamp") or 0, LAST_MILLISECOND) * 1000
 
     @property
     def note(self) -> dict[str, Any]:
@@ -189,36 +191,32 @@ class Commit:
             if partition is not None and self._touches(partition):
                 return f"commit {self.version} changed {dict(partition)}"
         removed = {file.path for file in change.removes}
-        if removed and any(remove["path"] in removed for remove in self.removes):
+        if removed and any(file.path in removed for file in self.removes):
             return f"commit {self.version} removed the same files"
         return None
 
     def _touches(self, partition: Mapping[str, str]) -> bool:
         # A file with unknown partition values counts as one of the partition.
-        return any(
-            all(file["partitionValues"].get(name) == value for name, value in partition.items())
-            if isinstance(file.get("partitionValues"), dict)
-            else True
-            for file in (*self.adds, *self.removes)
+        touched = [file.partition for file in self.adds]
+        touched += [file.partition for file in self.removes]
+        return not self.partitions_known or any(
+            all(values.get(name) == value for name, value in partition.items())
+            for values in touched
         )
 
     def check_features(self, path: str) -> None:
         """Raise UnsupportedTable if the commit brings in a feature that spark_mq lacks."""
-        for p in self.protocols:
-            check_protocol(path, p, self.version)
-        if any("deletionVector" in add for add in self.adds):
-            vectors = {
-                "minReaderVersion": 3,
-                "minWriterVersion": 7,
-                "readerFeatures": ["deletionVectors"],
-            }
-            check_protocol(path, vectors, self.version)
+        for protocol in self.protocols:
+            check_protocol(path, protocol, self.version)
+        if self.has_vectors:
+            vectors = ["deletionVectors"]
+            check_protocol(path, Protocol(3, 7, vectors, vectors), self.version)
 
 
-def check_protocol(path: str, protocol: Mapping[str, Any], since: int | None = None) -> None:
+def check_protocol(path: str, protocol: Protocol, since: int | None = None) -> None:
     """Raise UnsupportedTable for features beyond the plain ones, which commit `since` added."""
-    reader, writer = protocol["minReaderVersion"], protocol["minWriterVersion"]
-    readers, writers = protocol.get("readerFeatures") or (), protocol.get("writerFeatures") or ()
+    reader, writer = protocol.minReaderVersion, protocol.minWriterVersion
+    readers, writers = protocol.readerFeatures or (), protocol.writerFeatures or ()
     features = sorted({*map(str, readers), *map(str, writers)} - _PLAIN_FEATURES)
     if writer in _WRITER_FEATURES:
         features.append(_WRITER_FEATURES[writer])
@@ -232,18 +230,6 @@ def check_protocol(path: str, protocol: Mapping[str, Any], since: int | None = N
             path=path,
             features=features,
         )
-
-
-def parse_commit(version: int, text: bytes, path: str) -> Commit:
-    """Parse a commit of the table at `path`. Raise CorruptLog if it cannot be read."""
-    try:
-        return Commit(version, parse(text))
-    except (ValueError, RecursionError) as error:
-        raise CorruptLog(
-            f"commit {version} of {path} cannot be read: {error}. {restore_hint(path, version)}",
-            path=path,
-            version=version,
-        ) from error
 
 
 def restore_hint(path: str, version: int) -> str:

@@ -11,13 +11,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from spark_mq.delta.encode import add_action
+from spark_mq.delta.action_json import add_action
 from spark_mq.delta.log import DeltaLog
-from spark_mq.delta.state import TableState, added_file
+from spark_mq.delta.state import TableState
 
 __all__ = ["encode_checkpoint"]
 
@@ -74,14 +75,14 @@ def encode_checkpoint(
     added: dict[str, dict[str, Any]] = {}
     for version in range(since + 1, state.version + 1):
         commit = log.read_commit(version)
-        for path in (remove["path"] for remove in commit.removes):
-            touched.add(path)
-            added.pop(path, None)
-        for add in commit.adds:
-            touched.add(add["path"])
-            added[add["path"]] = _as_row(add_action(added_file(add), 0, False))
+        for gone in commit.removes:
+            touched.add(gone.path)
+            added.pop(gone.path, None)
+        for file in commit.adds:
+            touched.add(file.path)
+            added[file.path] = _as_row(add_action(file, 0, False))
     rows: list[dict[str, Any]] = [
-        {"protocol": state.protocol},
+        {"protocol": msgspec.to_builtins(state.protocol)},
         {"metaData": _metadata(state.metadata)},
         *({"txn": {"appId": app, "version": number}} for app, number in state.txns.items()),
         *({"add": row} for row in added.values()),

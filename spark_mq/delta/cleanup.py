@@ -116,7 +116,7 @@ def _removed_files(log: DeltaLog, version: int) -> set[str]:
     if version < 0:
         return set()
     try:
-        return {remove["path"] for remove in log.read_commit(version).removes}
+        return {file.path for file in log.read_commit(version).removes}
     except FileNotFoundError:
         return set()  # another sweep has cleaned it
 
@@ -152,7 +152,7 @@ def _kept_files(log: DeltaLog, base: int, latest: int, first_path: str) -> set[s
             state.load_checkpoint([file], base, log.path)
     needed = {file.path for file in state.files()}
     for version in range(base + 1, latest + 1):
-        needed |= {add["path"] for add in log.read_commit(version).adds}
+        needed |= {file.path for file in log.read_commit(version).adds}
     live = {file.path for file in log.state.files()}
     # Files before first_path count only in the latest version.
     return live | {path for path in needed if path >= first_path}

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
+from spark_mq.delta.action_json import encode
 from spark_mq.delta.actions import PREVIOUS_ID, Change, Commit, checkpoint_path, log_path
-from spark_mq.delta.encode import encode
 from spark_mq.delta.follower import LogFollower, LogReplaced
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState, TrackFiles
@@ -101,14 +101,15 @@ class DeltaLog(LogFollower):
             started, now = self.clock.now(), int(self.store.now() * 1000)
             winner = self._known_winner(version, change)
             if winner is None:
-                data = encode(change, previous, operation, now)
+                commit = Commit.of(version, change, now)
+                data = encode(change, commit, previous, operation)
                 if not self.put(version, data, unsynced):
                     winner = self._winner(version, change)
                 unsynced = []
             if winner is None:
                 with wrap_store_errors(self.path, "committing to", landed=None):
                     self._check_place(version, change, sure_at)
-                    self._take_own(Commit.of(version, change, now), started)
+                    self._take_own(commit, started)
                 if version % CHECKPOINT_INTERVAL == 0 and self._on_checkpoint is not None:
                     self._on_checkpoint(self.store, version)
                 return version

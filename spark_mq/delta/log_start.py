@@ -10,13 +10,13 @@ from typing import Final
 
 import pyarrow as pa
 
+from spark_mq.delta.action_json import parse_commit
 from spark_mq.delta.actions import (
     LOG_FOLDER,
     Commit,
     checkpoint_path,
     log_path,
     missing_commit_error,
-    parse_commit,
     version_of,
 )
 from spark_mq.delta.object_store import ObjectStore

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from spark_mq.delta.actions import AddFile, Commit, check_protocol
-from spark_mq.delta.parse import checked_action
+from spark_mq.delta.actions import AddFile, Commit, Protocol, Txn, check_protocol
 
-__all__ = ["PartitionKey", "TableState", "TrackFiles", "added_file", "partition_key"]
+__all__ = ["PartitionKey", "TableState", "TrackFiles", "partition_key"]
 
 PartitionKey = tuple[tuple[str, str | None], ...]  # sorted pairs of column and value
 
@@ -42,7 +42,7 @@ class TableState:
     version: int = -1
     operation_id: str | None = None  # of the last commit. None if not known, or of another engine
     metadata: dict[str, Any] = field(default_factory=dict)
-    protocol: dict[str, Any] = field(default_factory=dict)
+    protocol: Protocol | None = None
     txns: dict[str, int] = field(default_factory=dict)
     partitions: dict[PartitionKey, dict[str, AddFile]] = field(default_factory=dict)
     _partition_of: dict[str, PartitionKey] = field(default_factory=dict)
@@ -71,8 +71,8 @@ class TableState:
             self.protocol = commit.protocols[-1]
         self.txns.update(commit.txns)
         if self.track_files is not False:
-            adds = (added_file(add) for add in commit.adds if self._tracks(add["path"]))
-            self._change((remove["path"] for remove in commit.removes), adds)
+            adds = (file for file in commit.adds if self._tracks(file.path))
+            self._change((file.path for file in commit.removes), adds)
         self.version, self.operation_id = commit.version, commit.operation_id
 
     def _tracks(self, path: str) -> bool:
@@ -127,11 +127,11 @@ class TableState:
             if name == "metaData":
                 self.metadata = _metadata(row)
             elif name == "protocol":
-                self.protocol = checked_action(name, row)
+                self.protocol = msgspec.convert(row, Protocol)
                 check_protocol(path, self.protocol)
             elif name == "txn":
-                txn = checked_action(name, row)
-                self.txns[txn["appId"]] = txn["version"]
+                txn = msgspec.convert(row, Txn)
+                self.txns[txn.appId] = txn.version
             elif self._tracks(unquote(row["path"])):
                 file = _loaded(row)
                 key = self._partition_of[file.path] = partition_key(file.partition)
@@ -144,7 +144,7 @@ def _malformed_is_broken() -> Iterator[None]:
     """Raise ValueError for what another engine, or a damaged disk, may do to a checkpoint."""
     try:
         yield
-    except (LookupError, TypeError, AttributeError, OSError) as error:
+    except (LookupError, TypeError, AttributeError, OSError, msgspec.MsgspecError) as error:
         if getattr(error, "errno", None) is not None:  # of the store
             raise
         raise ValueError(f"{type(error).__name__}: {error}") from error
@@ -165,21 +165,6 @@ def _loaded(row: Mapping[str, Any]) -> AddFile:
     at = row.get("modificationTime") or 0
     size = row.get("size") or 0
     return AddFile(unquote(row["path"]), size, _rows_of(stats), values, stats, at, tags)
-
-
-def added_file(add: Mapping[str, Any]) -> AddFile:
-    """Return the data file of a parsed ``add``."""
-    values = add.get("partitionValues") or {}
-    stats = add["stats"]
-    return AddFile(
-        add["path"],
-        int(add.get("size") or 0),
-        stats.get("numRecords"),
-        values,
-        json.dumps(stats),
-        int(add.get("modificationTime") or 0),
-        add.get("tags") or {},
-    )
 
 
 def _metadata(row: dict[str, Any]) -> dict[str, Any]:

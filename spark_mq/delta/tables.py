@@ -12,9 +12,9 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from spark_mq.delta.action_json import encode_actions
 from spark_mq.delta.actions import LOG_FOLDER, OPERATION_ID, checkpoint_path, version_of
 from spark_mq.delta.checkpoint import encode_checkpoint
-from spark_mq.delta.encode import encode_actions
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.log_start import check_start, find_start
 from spark_mq.delta.object_store import ObjectStore

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -101,7 +101,7 @@ def to_ledger_commit(files: ObjectStore, commit: Commit, known: EventCache) -> L
     note = commit.note
     # A RESTORE by another engine adds files again. Their events belong to older commits.
     operation_id = commit.operation_id
-    adds = [add for add in commit.adds if operation_id and add.get("dataChange", True)]
+    adds = [add for add in commit.adds if operation_id and add.data_change]
     rows = [_events(files, commit.version, add, known) for add in adds]
     return LedgerCommit(
         commit.version,
@@ -115,15 +115,13 @@ def to_ledger_commit(files: ObjectStore, commit: Commit, known: EventCache) -> L
     )
 
 
-def _events(
-    files: ObjectStore, version: int, add: Mapping[str, Any], known: EventCache
-) -> pa.Table:
+def _events(files: ObjectStore, version: int, add: AddFile, known: EventCache) -> pa.Table:
     """Return the events in a file with its group, or none if the file is gone or broken."""
-    path = add["path"]
+    path = add.path
     if (events := known.get(path)) is not None:
         return events
     try:
-        rows = read_rows(files, path, add["size"], LEASES_SCHEMA)
+        rows = read_rows(files, path, add.size, LEASES_SCHEMA)
     except (FileNotFoundError, pa.ArrowInvalid) as error:
         _log.error(
             "the history of commit %d of %s is lost: %s", version, files.root, one_line(error)
@@ -131,7 +129,7 @@ def _events(
         return LEASES_SCHEMA.empty_table()
     # Compact, or a few events would keep the whole file in memory.
     rows = rows.filter(pc.equal(rows["state"], EVENT)).combine_chunks()
-    group = (add.get("partitionValues") or {}).get("consumer_group")
+    group = add.partition.get("consumer_group")
     names = pa.repeat(pa.scalar(group, pa.string()), rows.num_rows)
     known[path] = events = rows.set_column(0, LEASES_SCHEMA.field(0), names)
     return events

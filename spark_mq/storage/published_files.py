@@ -10,13 +10,13 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from spark_mq.delta.actions import Commit, log_path, restore_hint
+from spark_mq.delta.actions import AddFile, Commit, RemovedFile, log_path, restore_hint
 from spark_mq.delta.object_store import ObjectStore, is_data_path
 from spark_mq.errors import CorruptLog
 from spark_mq.ledger.bands import valid_bands
@@ -68,7 +68,7 @@ class PublishedFiles:
 
     def matches(self, commit: Commit) -> bool:
         """Return whether this is the applied commit of its version."""
-        version, paths = commit.version, {add["path"] for add in commit.adds}
+        version, paths = commit.version, {file.path for file in commit.adds}
         files = self.index.files
         start = bisect_left(files.firsts, sequence(version, 0))
         end = bisect_left(files.firsts, sequence(version + 1, 0))
@@ -125,12 +125,11 @@ class PublishedFiles:
         version = commit.version
         commit.check_features(self._path)
         self._check_paths(commit)
-        adds = {add["path"]: add for add in commit.adds}
-        fresh = {path: add for path, add in adds.items() if not self.knows(path)}
+        fresh = {file.path: file for file in commit.adds if not self.knows(file.path)}
         removes = commit.removes
         restored = commit.info.get("operation") == _RESTORE
         files = [] if removes or restored else self._publishes(commit, fresh)
-        if any(remove.get("dataChange", True) for remove in removes):
+        if any(file.data_change for file in removes):
             _log.warning(
                 "commit %d of %s rewrites messages, or deletes some (%s). The messages that it "
                 "adds are not published. The messages that it removes are delivered while their "
@@ -147,37 +146,39 @@ class PublishedFiles:
         self._rewritten.update((path, (version, last)) for path in fresh if path not in published)
         self.marks.update((app, (number, version)) for app, number in commit.txns.items())
 
-    def _publishes(self, commit: Commit, fresh: Mapping[str, dict[str, Any]]) -> list[DataFile]:
+    def _publishes(self, commit: Commit, fresh: Mapping[str, AddFile]) -> list[DataFile]:
         """Return the files that a commit without removes publishes, with their sequences."""
         version, files, ordinal = commit.version, [], 0
-        claimed = sum(add["stats"].get("numRecords") or 0 for add in fresh.values())
+        claimed = sum(add.rows or 0 for add in fresh.values())
         for path, add in fresh.items():
-            if add.get("dataChange", True):
+            if add.data_change:
                 rows = self.rows(add, version, check=claimed > MAX_UNCHECKED_ROWS)
-                at = commit.timestamp or int(add.get("modificationTime") or 0) * 1000
+                at = commit.timestamp or add.modified * 1000
                 times = (
-                    read_delivery_times(self._files, path) if may_have_times(add["stats"]) else None
+                    read_delivery_times(self._files, path)
+                    if may_have_times(add.statistics)
+                    else None
                 )
-                size, bands = int(add.get("size") or 0), self._bands_of(path, add, rows)
+                bands = self._bands_of(path, add, rows)
                 first = sequence(version, ordinal)
-                files.append(DataFile(first, rows, path, size, at, times, bands))
+                files.append(DataFile(first, rows, path, add.size, at, times, bands))
                 ordinal += rows
         return files
 
-    def _bands_of(self, path: str, add: Mapping[str, Any], rows: int) -> str:
+    def _bands_of(self, path: str, add: AddFile, rows: int) -> str:
         """Return the bands of a file by its tag, or by its keys if no tag fits."""
         layout = self.index.layout
-        text = (add.get("tags") or {}).get(BANDS_TAG)
+        text = add.tags.get(BANDS_TAG)
         if text is not None and valid_bands(text, layout, rows):
             return str(text)
-        if rows and (layout.lanes or may_have_priorities(add["stats"])):
+        if rows and (layout.lanes or may_have_priorities(add.statistics)):
             found = read_bands(self._files, path, layout.lanes)
             return found if not found or valid_bands(found, layout, rows) else ""
         return ""
 
-    def _newest_source(self, removes: list[dict[str, Any]]) -> int | None:
+    def _newest_source(self, removes: list[RemovedFile]) -> int | None:
         """Return the highest sequence in a compacted file, or None if a source is unknown."""
-        lasts = [self._last(remove["path"]) for remove in removes]
+        lasts = [self._last(file.path) for file in removes]
         known = [last for last in lasts if last is not None]
         return max(known) if len(known) == len(lasts) else None
 
@@ -190,8 +191,8 @@ class PublishedFiles:
     def _check_paths(self, commit: Commit) -> None:
         """Raise CorruptLog if a commit adds a file outside of the table."""
         for add in commit.adds:
-            if not is_data_path(add["path"]):
-                path = short_repr(add["path"])
+            if not is_data_path(add.path):
+                path = short_repr(add.path)
                 raise self._refused(commit.version, f"it adds {path}, outside the table")
 
     def _refused(self, version: int, reason: str) -> CorruptLog:
@@ -202,15 +203,15 @@ class PublishedFiles:
             version=version,
         )
 
-    def rows(self, add: Mapping[str, Any], version: int, *, check: bool = False) -> int:
+    def rows(self, add: AddFile, version: int, *, check: bool = False) -> int:
         """Return the rows of a file by its statistics, or by its footer if it has none.
 
         `check` compares both. Raise CorruptLog if the file has fewer rows than it claims.
         """
-        count = add["stats"].get("numRecords")
+        count = add.rows
         if count is not None and not check:
             return int(count)
-        path, name = add["path"], show_name(add["path"])
+        path, name = add.path, show_name(add.path)
         try:
             found = _footer_rows(self._files, path)
             if count is not None and found < count:
@@ -278,8 +279,8 @@ def commit_matches(rows: pa.Table, commit: Commit) -> bool:
     """Return whether the rows of ``commits/`` describe this commit."""
     found = rows.filter(pc.equal(rows["version"], commit.version))
     paths = {path for path in found["path"].to_pylist() if path is not None}
-    if not paths <= {add["path"] for add in commit.adds}:
+    if not paths <= {file.path for file in commit.adds}:
         return False
     # Files without rows have no row here, and files that came back have an older one.
-    counted = {add["path"] for add in commit.adds if add["stats"].get("numRecords")}
+    counted = {file.path for file in commit.adds if file.rows}
     return counted <= paths or counted <= set(rows["path"].to_pylist())

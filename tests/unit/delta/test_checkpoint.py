@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from spark_mq.delta.action_json import encode_actions
 from spark_mq.delta.actions import AddFile, Change, checkpoint_path, log_path
-from spark_mq.delta.encode import encode_actions
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.tables import (
@@ -74,7 +74,7 @@ def test_a_checkpoint_holds_the_state_and_no_tombstone(store: ObjectStore) -> No
     assert {f.path: f for f in after.files()} == {f.path: f for f in before.files()}
     assert (after.txns, after.metadata["id"]) == ({"app": 2, "other": 9}, before.table_id)
     assert after.metadata["configuration"] == KEPT_BY_THE_SWEEP
-    assert after.protocol["minWriterVersion"] == 2
+    assert after.protocol.minWriterVersion == 2
 
 
 def test_the_next_checkpoint_starts_from_the_last_one(store: ObjectStore) -> None:
