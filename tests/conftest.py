@@ -14,9 +14,13 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support.byte_store import byte_store
+from support.limits import limits
 from support.s3_endpoint import moto, storage_options
 
 from spark_mq.parquet.row_groups import row_groups
+
+__all__ = ["byte_store", "limits"]
 
 HERE = Path(__file__).parent
 

@@ -18,11 +18,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.limits import Limits
 from support.marks import slow
 from support.tables import group_ledger_of, messages_of
 
 from spark_mq import Queue
-from spark_mq.spark import lease_lookup
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = ROOT / "jobs"
@@ -250,10 +250,14 @@ def process(batch, lease):
 
 
 def test_the_jobs_publish_process_and_sweep_in_a_session_that_is_there(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    spark: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    limits: Limits,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.syspath_prepend(JOBS)
-    monkeypatch.setattr(lease_lookup, "PLAN_BYTES", 1)  # Spark also reads the few bytes of a test
+    limits(plan_bytes=1)  # Spark also reads the few bytes of a test
     (tmp_path / "in.jsonl").write_text('{"no": 1}\n{"no": 2}\n{"no": 3}\n')
     (tmp_path / "rejecting.py").write_text(REJECTING)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from support.limits import Limits
 
 from spark_mq import InvalidOption, Message, Queue
 from spark_mq.maintenance import condition
@@ -82,9 +83,9 @@ def test_a_condition_means_the_same_as_in_an_sql_engine(
     assert found["dead_letter_sequence"].to_pylist() == engine(where)
 
 
-def test_pieces_and_the_whole_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_and_the_whole_give_the_same(limits: Limits) -> None:
     whole = Condition("key = 'a' OR sequence > 4").select(letters())
-    monkeypatch.setattr(condition, "_PIECE_BYTES", 1)
+    limits(condition_bytes=1)
     assert Condition("key = 'a' OR sequence > 4").select(letters()).equals(whole)
     assert Condition("TRUE").select(letters()).to_pylist() == letters().to_pylist()
     assert Condition("KEY = 'a'").select(letters().slice(0, 0)).num_rows == 0
@@ -220,8 +221,8 @@ def test_no_condition_takes_much_memory_or_time(large_letters: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LONG)
 def test_a_long_condition_is_stopped_by_the_limit_of_time(
-    monkeypatch: pytest.MonkeyPatch, large_letters: Path, name: str
+    limits: Limits, large_letters: Path, name: str
 ) -> None:
-    monkeypatch.setattr(condition, "SECONDS", 0.01)  # less than each takes on any machine
+    limits(condition_seconds=0.01)  # less than each takes on any machine
     with pytest.raises(InvalidOption, match="cannot be run"):
         Queue.open(large_letters).list_dead_letters(where=HOSTILE[name])

@@ -12,12 +12,13 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 from support.handles import again, index_commits, lease, trim
+from support.limits import Limits
 from support.tables import context_of, ledgers_of, messages_of
 
 from spark_mq import Queue
 from spark_mq.delta.tables import write_checkpoint
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
-from spark_mq.storage import commit_files, history_table, message_log, message_trim
+from spark_mq.storage import commit_files, history_table
 from spark_mq.storage.message_table import MessageTable
 from spark_mq.testing import ManualClock
 
@@ -185,9 +186,9 @@ def test_a_handle_that_was_asleep_takes_over_what_is_left(
 
 
 def test_a_long_lived_handle_forgets_what_sweeps_forget(
-    delta_queue: DeltaQueue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    delta_queue: DeltaQueue, clock: ManualClock, limits: Limits
 ) -> None:
-    monkeypatch.setattr(message_log, "FORGET_FILES", 4)
+    limits(forget_files=4)
     queue = delta_queue(retention="1d")
     reader = again(queue)
     for _ in range(20):
@@ -219,10 +220,9 @@ def test_a_receipt_of_a_forgotten_publish_is_unknown(
 
 
 def test_a_trim_works_in_small_steps(
-    delta_queue: DeltaQueue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    delta_queue: DeltaQueue, clock: ManualClock, limits: Limits
 ) -> None:
-    monkeypatch.setattr(message_trim, "BLOCK_FILES", 4)
-    monkeypatch.setattr(message_trim, "COMMIT_FILES", 3)
+    limits(trim_files=4, trim_commit_files=3)
     queue = trimmable(delta_queue, clock)
     version = log_of(queue).log.refresh().version
     assert trim(queue) == 6

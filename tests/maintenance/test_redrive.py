@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from support.arrow_memory import at_most
 from support.handles import Injected, again, lease
+from support.limits import Limits
 from support.tables import messages_of
 
 from spark_mq import Message, Queue
@@ -197,10 +198,10 @@ def test_what_cannot_be_redriven_so_is_refused_at_the_door(
 
 
 def test_a_condition_that_fails_at_a_later_letter_redrives_nothing(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, limits: Limits
 ) -> None:
     with_dead(queue, ["7", "7", "7", "seven"])
-    monkeypatch.setattr(redrive, "CHUNK", 1)
+    limits(redrive_chunk=1)
     for where in ("CAST(error AS INT) = 7", "1 / (dead_letter_sequence % 2) = 1"):
         with pytest.raises(InvalidOption, match=r"values of different types|divides by zero"):
             queue.redrive(where=where)

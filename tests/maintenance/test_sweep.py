@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
+from support.byte_store import ByteStore, Call
 from support.handles import (
     Injected,
     again,
@@ -26,17 +27,25 @@ from support.handles import (
     housekeep,
     lease,
     on_commit,
+    once,
     route,
     trim,
 )
-from support.tables import context_of, group_ledger_of, ledgers_of, messages_of
+from support.limits import Limits
+from support.tables import (
+    context_of,
+    group_ledger_of,
+    ledgers_of,
+    messages_of,
+    on_publish,
+    on_write,
+)
 
 from spark_mq import Message, Queue, errors
 from spark_mq.delta import cleanup, tables
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.tables import last_checkpoint, write_checkpoint
-from spark_mq.maintenance import dead_letters
 from spark_mq.maintenance.dead_letters import copy_dead
 from spark_mq.maintenance.sweep import SweepReport
 from spark_mq.parquet.reader import verify_slice
@@ -160,8 +169,8 @@ def test_each_group_routes_its_own(make: Make) -> None:
     ]
 
 
-def test_many_dead_ranges_are_routed_in_rounds(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_letters, "ROUTE_RANGES", 2)
+def test_many_dead_ranges_are_routed_in_rounds(make: Make, limits: Limits) -> None:
+    limits(route_ranges=2)
     queue = make()
     receipt = queue.publish([str(n) for n in range(10)])
     lease(queue).reject(list(receipt.sequences)[::2])
@@ -193,7 +202,7 @@ def test_unreadable_messages_arrive_all_the_same(make: Make) -> None:
 
 
 def test_a_store_out_of_reach_stops_the_routing_and_loses_nothing(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    make: Make, byte_store: ByteStore
 ) -> None:
     """What cannot be read for now is no unreadable message: it must not arrive empty."""
     queue = with_dead(make())
@@ -203,13 +212,12 @@ def test_a_store_out_of_reach_stops_the_routing_and_loses_nothing(
     def unreachable(*_: Any) -> Any:
         raise OSError("connection timed out")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(type(messages_of(queue).files), "open", unreachable)
-        patch.setattr(type(messages_of(queue).files), "read", unreachable)
-        with pytest.raises(OSError, match="timed out"):
-            copy_dead(messages_of(queue), dead, [(piece, {}) for piece in pieces])
-        with pytest.raises(OSError, match="timed out"):
-            list(verify_slice(messages_of(queue).files, pieces[0], pieces[0].rows))
+    byte_store.on("open", "read", act=unreachable)
+    with pytest.raises(OSError, match="timed out"):
+        copy_dead(messages_of(queue), dead, [(piece, {}) for piece in pieces])
+    with pytest.raises(OSError, match="timed out"):
+        list(verify_slice(messages_of(queue).files, pieces[0], pieces[0].rows))
+    byte_store.clear()
     assert queue.sweep().routed == 3
     assert dead_values(queue) == [b"0", b"1", b"2"]
 
@@ -220,12 +228,11 @@ STEPS = ["freeze", "publish", "settle"]
 def at_step(queue: Queue, patch: pytest.MonkeyPatch, step: str, **what: Any) -> Injected:
     """Injects something around one of the three commits of routing."""
     if step == "publish":
-        log = messages_of(queue.dead_letters)
-        wrapper = Injected(log.commit, **what)
-        patch.setattr(log, "commit", wrapper)
+        wrapper = once(**what)
+        on_publish(patch, queue.dead_letters, wrapper)
     else:
-        wrapper = Injected(ledgers_of(queue).write, at=1 if step == "freeze" else 2, **what)
-        patch.setattr(ledgers_of(queue), "write", wrapper)
+        wrapper = once(at=1 if step == "freeze" else 2, **what)
+        on_write(patch, queue, wrapper)
     return wrapper
 
 
@@ -485,21 +492,19 @@ def test_a_group_made_under_a_trim_keeps_what_it_starts_with(
 ) -> None:
     """Between the trim's look at the floors and its horizon: one of the two must notice."""
     queue = trimmable(make, clock)
-    other, real = again(queue), ledgers_of(queue).write
-
-    def beaten(*args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(ledgers_of(queue), "write", real)
-        other.group("late").ensure()
-        return real(*args, **options)
-
-    monkeypatch.setattr(ledgers_of(queue), "write", beaten)
+    other = again(queue)
+    on_write(monkeypatch, queue, once(before=lambda: other.group("late").ensure()))
     assert trim(queue) == 0
     assert [m.value for m in lease(queue, group="late").messages] == [b"a", b"b", b"c"]
 
 
 @pytest.mark.parametrize("step", ["horizon", "remove", "first delete"])
 def test_a_trim_killed_at_any_step_and_repeated_leaves_nothing(
-    delta_queue: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, step: str
+    delta_queue: Make,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    byte_store: ByteStore,
+    step: str,
 ) -> None:
     queue = trimmable(delta_queue, clock)
 
@@ -508,15 +513,11 @@ def test_a_trim_killed_at_any_step_and_repeated_leaves_nothing(
 
     with monkeypatch.context() as patch:
         if step == "horizon":
-            patch.setattr(ledgers_of(queue), "write", Injected(ledgers_of(queue).write, after=die))
+            on_write(patch, queue, once(after=die))
         elif step == "remove":
             on_commit(patch, "messages", after=die)
         else:
-            patch.setattr(
-                messages_of(queue).files,
-                "delete",
-                Injected(messages_of(queue).files.delete, after=die),
-            )
+            byte_store.inject("delete", of=messages_of(queue).files, after=die)
         with pytest.raises(Killed):
             trim(queue)
     assert DeltaTable(messages_of(queue).path).to_pyarrow_table().num_rows == (
@@ -679,9 +680,7 @@ def test_time_travel_shows_what_was_leased(delta_queue: Make) -> None:
     ]
 
 
-def test_writers_go_on_under_housekeeping(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writers_go_on_under_housekeeping(delta_queue: Make, byte_store: ByteStore) -> None:
     queue = delta_queue()
     queue.publish([str(n) for n in range(30)])
     cycle(queue, 6)
@@ -690,15 +689,14 @@ def test_writers_go_on_under_housekeeping(
     cycle(queue, 2)
     sweeper = again(queue)
     acked = 0
-    real = delta_leases(sweeper).files.delete
 
-    def busy(path: str) -> None:
+    def busy(call: Call) -> None:
         nonlocal acked
         if acked < 8:
             acked += lease(queue, 1).ack().settled
-        real(path)
+        call.run()
 
-    monkeypatch.setattr(delta_leases(sweeper).files, "delete", busy)
+    byte_store.on("delete", act=busy, of=delta_leases(sweeper).files)
     assert clean(sweeper, keep_versions=2, keep_seconds=0) > 8
     assert acked == 8
     for handle in (queue, again(queue)):
@@ -706,7 +704,7 @@ def test_writers_go_on_under_housekeeping(
 
 
 def test_housekeeping_killed_anywhere_and_repeated_ends_the_same(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+    delta_queue: Make, byte_store: ByteStore
 ) -> None:
     queue = delta_queue()
     queue.publish([str(n) for n in range(30)])
@@ -718,11 +716,10 @@ def test_housekeeping_killed_anywhere_and_repeated_ends_the_same(
         cycle(queue, 4)
         lease(queue, 1).ack()
         sweeper = again(queue)
-        with monkeypatch.context() as patch:
-            files = delta_leases(sweeper).files
-            patch.setattr(files, "delete", Injected(files.delete, after=die, at=kill_at))
-            with contextlib.suppress(Killed):
-                clean(sweeper, keep_versions=3, keep_seconds=0)
+        byte_store.inject("delete", of=delta_leases(sweeper).files, after=die, at=kill_at)
+        with contextlib.suppress(Killed):
+            clean(sweeper, keep_versions=3, keep_seconds=0)
+        byte_store.clear()
         latest = DeltaTable(ledgers_of(queue).path).version()
         assert set(range(latest - 3, latest + 1)) <= set(loadable(queue))
         assert again(queue).group().stats() == queue.group().stats()
@@ -736,7 +733,7 @@ def test_housekeeping_killed_anywhere_and_repeated_ends_the_same(
     [("delete", 2), ("read", 1), ("read", 2), ("list", 1), ("iterate_all", 1), ("open", 1)],
 )
 def test_two_sweepers_clean_at_once(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch, step: str, at: int
+    delta_queue: Make, byte_store: ByteStore, step: str, at: int
 ) -> None:
     queue = delta_queue()
     queue.publish("a")
@@ -744,8 +741,7 @@ def test_two_sweepers_clean_at_once(
     make_old(*files_of(queue, "leases"))
     one, two = again(queue), again(queue)
     files = delta_leases(one).files
-    injected = Injected(getattr(files, step), before=lambda: clean(two, 0, 0), at=at)
-    monkeypatch.setattr(files, step, injected)
+    injected = byte_store.inject(step, of=files, before=lambda: clean(two, 0, 0), at=at)
     clean(one, 0, 0)
     assert injected.calls >= at
     assert again(queue).group().stats().ready == 1
@@ -788,10 +784,8 @@ def test_a_sweeper_stops_anywhere_and_another_one_cleans_all_that_it_has_seen(
     assert lease(queue).ack().settled == 1
 
 
-def test_a_checkpoint_that_cannot_be_read_is_reported(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tables, "SWEEP_INTERVAL", 0)  # each sweep reads the last checkpoint
+def test_a_checkpoint_that_cannot_be_read_is_reported(delta_queue: Make, limits: Limits) -> None:
+    limits(sweep_interval=0)  # each sweep reads the last checkpoint
     queue = delta_queue()
     queue.publish("a")
     cycle(queue, 3)
@@ -810,7 +804,7 @@ def test_a_checkpoint_that_cannot_be_read_is_reported(
                                      ("read", 3)))],
 )  # fmt: skip
 def test_a_log_cleaned_while_it_is_opened_is_opened_again(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch, start: str, step: str, at: int
+    delta_queue: Make, byte_store: ByteStore, start: str, step: str, at: int
 ) -> None:
     """The checkpoint that its hint names goes, if it has one, and all commits after it."""
     queue = delta_queue()
@@ -823,12 +817,11 @@ def test_a_log_cleaned_while_it_is_opened_is_opened_again(
     files = ObjectStore(delta_leases(queue).path)
 
     def meanwhile() -> None:
-        monkeypatch.undo()
+        byte_store.clear()
         cycle(queue, 3)
         clean(queue, 0, 0)
 
-    injected = Injected(getattr(files, step), before=meanwhile, at=at)
-    monkeypatch.setattr(files, step, injected)
+    injected = byte_store.inject(step, of=files, before=meanwhile, at=at)
     assert DeltaLog(files).refresh().version == DeltaTable(files.root).version()
     assert injected.calls >= at
     assert lease(late).ack().settled == 1
@@ -907,7 +900,7 @@ def test_files_of_lost_races_are_cleaned_away(
 
 
 def test_a_ledger_that_lands_while_a_sweep_lists_stays_whatever_its_time(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+    delta_queue: Make, byte_store: ByteStore
 ) -> None:
     queue = delta_queue()
     queue.publish([str(n) for n in range(10)])
@@ -919,9 +912,7 @@ def test_a_ledger_that_lands_while_a_sweep_lists_stays_whatever_its_time(
         lease(queue, 1)
         make_old(*files_of(queue, "leases") - before)
 
-    files = delta_leases(sweeper).files
-    listing = Injected(files.iterate_all, before=land)
-    monkeypatch.setattr(files, "iterate_all", listing)
+    listing = byte_store.inject("iterate_all", of=delta_leases(sweeper).files, before=land)
     for _ in range(3):
         clean(sweeper, keep_versions=0, keep_seconds=0)
     assert listing.calls > 0

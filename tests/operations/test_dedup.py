@@ -10,11 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from support.handles import again, lease, on_commit
-from support.tables import messages_of
+from support.byte_store import ByteStore
+from support.handles import again, lease, on_commit, once
+from support.limits import Limits
+from support.tables import messages_of, on_publish
 
 from spark_mq import Message, Queue
-from spark_mq.delta import cleanup
 from spark_mq.errors import CorruptLog, DuplicatePublish, InvalidOption, StorageError
 from spark_mq.storage import id_files
 from spark_mq.testing import ManualClock
@@ -164,19 +165,13 @@ def test_a_rival_that_comes_between_check_and_commit_is_seen(
 
 
 def test_a_publish_without_ids_is_no_rival(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch, byte_store: ByteStore
 ) -> None:
     queue = delta_queue(dedup_window="1h")
-    rival, writes = again(queue), []
-    real = messages_of(queue).ids.write  # type: ignore[attr-defined]
-    monkeypatch.setattr(
-        messages_of(queue).ids,  # type: ignore[attr-defined]
-        "write",
-        lambda window: (writes.append(1), real(window))[1],
-    )
+    rival, written = again(queue), byte_store.paths("write", of=messages_of(queue).files)
     on_commit(monkeypatch, "messages", before=lambda: rival.publish("plain"))
     queue.publish(message("a"))
-    assert len(writes) == 1
+    assert sum(path.startswith("_dedup") for path in written) == 1
     assert len(published(queue)) == 2
 
 
@@ -213,14 +208,7 @@ def test_a_lost_reply_is_neither_a_duplicate_nor_a_second_publish(
 ) -> None:
     """The publisher tries again: its own ids are in the log then."""
     queue = delta_queue(dedup_window="1h")
-    real = messages_of(queue).commit_unique
-
-    def commit(*args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(messages_of(queue), "commit_unique", real)
-        real(*args, **options)
-        raise OSError("connection reset by peer")
-
-    monkeypatch.setattr(messages_of(queue), "commit_unique", commit)
+    on_publish(monkeypatch, queue, once(fail=OSError("connection reset by peer")))
     with queue.publisher() as publisher:
         pending = publisher.publish(message("a"))
     assert pending.result() == lease(queue, 10).messages[0].sequence
@@ -243,9 +231,9 @@ def test_a_crash_before_the_commit_leaves_the_id_free(
 
 
 def test_sweeps_trims_and_purges_forget_no_id(
-    make: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    make: Make, clock: ManualClock, limits: Limits
 ) -> None:
-    monkeypatch.setattr(cleanup, "_STALE_SECONDS", -1.0)
+    limits(orphan_seconds=-1.0)
     queue = make(dedup_window="1h", retention="0s")
     for n in range(20):
         queue.publish(message(str(n)))

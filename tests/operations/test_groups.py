@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.handles import Injected, again, lease, trim
-from support.tables import group_ledger_of, ledgers_of, messages_of
+from support.handles import again, lease, once, trim
+from support.tables import group_ledger_of, messages_of, on_write
 
 from spark_mq import ConsumerGroup, GroupSettings, PurgeResult, Queue, QueueSettings
 from spark_mq.errors import DataLossError, GroupBlocked, GroupNotFound, InvalidOption, LeaseLost
@@ -576,8 +576,7 @@ def test_a_lease_that_meets_a_hard_limit_takes_no_trimmed_message(
         assert trim(other) == 1
         other.publish("c")
 
-    ledgers = ledgers_of(queue)
-    monkeypatch.setattr(ledgers, "write", Injected(ledgers.write, before=cut))
+    on_write(monkeypatch, queue, once(before=cut))
     assert leased(queue) == [b"c"]
     stats = queue.group().stats()
     assert (stats.lost, stats.dead, stats.leased) == (2, 0, 1)

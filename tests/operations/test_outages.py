@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.disks import SizeLimit
 from support.handles import again, lease, route, until
+from support.limits import Limits
 from support.marks import slow
 from support.outage import READS, WRITES, Outage
 from support.tables import group_ledger_of, ledgers_of, messages_of
@@ -24,8 +25,7 @@ from support.tables import group_ledger_of, ledgers_of, messages_of
 from spark_mq import Lease, Message, Queue, errors
 from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.operations import committer as committer_of
-from spark_mq.operations import outages, payloads
+from spark_mq.operations import payloads
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.streaming.multi_source import MultiQueueSource
 from spark_mq.streaming.source import StreamOptions, StreamSource
@@ -379,10 +379,10 @@ def test_workers_wait_out_an_outage_of_ledgers_and_logs(
     clock: ManualClock,
     outage: Outage,
     where: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    limits: Limits,
 ) -> None:
     """The first one meets a worker that leases, the second one a handler that runs."""
-    monkeypatch.setattr(outages, "FIRST_PAUSE", 0.0)
+    limits(outage_pause=0.0)
     queue = delta_queue(visibility_timeout="30d", max_delivery_attempts=2)
     queue.publish([str(n) for n in range(8)])
     seen: list[tuple[bytes, int]] = []
@@ -457,9 +457,9 @@ def raise_storage_error(how: str) -> None:
 @pytest.mark.parametrize("mode", ["batch", "message"])
 @pytest.mark.parametrize("how", ["plain", "from", "while handling"])
 def test_an_error_of_another_store_counts_as_any_failure_of_a_handler(
-    make: Make, monkeypatch: pytest.MonkeyPatch, how: str, mode: Literal["batch", "message"]
+    make: Make, limits: Limits, how: str, mode: Literal["batch", "message"]
 ) -> None:
-    monkeypatch.setattr(outages, "FIRST_PAUSE", 0.0)
+    limits(outage_pause=0.0)
     queue = make(max_delivery_attempts=3, retry_delay=0)
     queue.publish("a")
     tries: list[int] = []
@@ -477,9 +477,13 @@ def test_an_error_of_another_store_counts_as_any_failure_of_a_handler(
 @pytest.mark.parametrize("mode", ["batch", "message"])
 @pytest.mark.parametrize("how", ["plain", "from", "while handling"])
 def test_an_error_of_any_store_counts_nothing_while_the_queues_own_store_fails_too(
-    make: Make, monkeypatch: pytest.MonkeyPatch, how: str, mode: Literal["batch", "message"]
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    limits: Limits,
+    how: str,
+    mode: Literal["batch", "message"],
 ) -> None:
-    monkeypatch.setattr(outages, "FIRST_PAUSE", 0.0)
+    limits(outage_pause=0.0)
     queue = make(max_delivery_attempts=2)
     queue.publish("a")
     tries: list[int] = []
@@ -501,10 +505,10 @@ def test_an_error_of_any_store_counts_nothing_while_the_queues_own_store_fails_t
 
 @pytest.mark.parametrize("error", [errors.StorageError, errors.ContentionTimeout])
 def test_a_settle_of_the_handler_that_fails_counts_nothing(
-    make: Make, monkeypatch: pytest.MonkeyPatch, error: type[errors.SparkMQError]
+    make: Make, monkeypatch: pytest.MonkeyPatch, limits: Limits, error: type[errors.SparkMQError]
 ) -> None:
     """The store works again before anybody looks."""
-    monkeypatch.setattr(outages, "FIRST_PAUSE", 0.0)
+    limits(outage_pause=0.0)
     queue = make(max_delivery_attempts=2)
     queue.publish("a")
     tries: list[int] = []
@@ -851,9 +855,9 @@ def test_many_damaged_files_respect_the_wait_and_take_few_commits(
 
 
 def test_a_stop_ends_the_search_through_damaged_files(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch, limits: Limits
 ) -> None:
-    monkeypatch.setattr(committer_of, "CHECK_SECONDS", 0.0)
+    limits(check_seconds=0.0)
     queue = make()
     for n in range(30):
         queue.publish(str(n))

@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 import pytest
-from support.tables import messages_of
+from support.tables import on_publish
 
 from spark_mq import PendingMessage, Queue
 from spark_mq.errors import StorageError
@@ -82,10 +82,10 @@ def test_a_cancelled_wait_cancels_no_publish(queue: Queue) -> None:
 def test_an_awaited_failure_is_raised_and_counts_as_reported(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
+    def fail(_: object) -> None:
         raise StorageError("full", path="p", landed=False)
 
-    monkeypatch.setattr(messages_of(queue), "commit", fail)
+    on_publish(monkeypatch, queue, fail)
 
     async def publish() -> None:
         with queue.publisher(linger="10ms", retry_timeout=0) as publisher:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.handles import again
-from support.tables import messages_of
+from support.handles import again, once
+from support.tables import messages_of, on_publish
 
 from spark_mq import Queue
 from spark_mq.errors import InvalidOption, ProducerFenced, PublisherClosed, PublishFailed
@@ -35,18 +35,11 @@ class Crash(BaseException):
 
 def crash(queue: Queue, monkeypatch: pytest.MonkeyPatch, nth: int, *, landed: bool) -> None:
     """The nth commit from now on ends in a crash, with its messages or without."""
-    real, left = messages_of(queue).commit, [nth]
 
-    def commit(*args: Any, **options: Any) -> Any:
-        left[0] -= 1
-        if left[0] == 0 and not landed:
-            raise Crash
-        receipt = real(*args, **options)
-        if left[0] == 0:
-            raise Crash
-        return receipt
+    def end() -> None:
+        raise Crash
 
-    monkeypatch.setattr(messages_of(queue), "commit", commit)
+    on_publish(monkeypatch, queue, once(at=nth, **{"after" if landed else "before": end}))
 
 
 def test_numbers_count_the_messages_and_go_on_after_a_restart(queue: Queue) -> None:
@@ -92,14 +85,7 @@ def test_a_crash_at_any_commit_repeats_and_skips_nothing(
 
 
 def test_a_lost_reply_is_no_rival(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = messages_of(queue).commit
-
-    def commit(*args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(messages_of(queue), "commit", real)
-        real(*args, **options)
-        raise OSError("connection reset by peer")
-
-    monkeypatch.setattr(messages_of(queue), "commit", commit)
+    on_publish(monkeypatch, queue, once(fail=OSError("connection reset by peer")))
     with queue.publisher(producer_id="p") as publisher:
         for line in LINES:
             publisher.publish(line)
@@ -134,16 +120,12 @@ def test_nothing_behind_a_failed_message_is_published(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else its number would be below the last one, and a restart would skip it."""
-    real, tried = messages_of(queue).commit, []
 
-    def commit(*args: Any, **options: Any) -> Any:
-        tried.append(1)
-        if len(tried) == 1:
-            publisher.publish(LINES[1])  # there before the first has failed
-            raise OSError("disk full")
-        return real(*args, **options)
+    def fail() -> None:
+        publisher.publish(LINES[1])  # there before the first has failed
+        raise OSError("disk full")
 
-    monkeypatch.setattr(messages_of(queue), "commit", commit)
+    on_publish(monkeypatch, queue, once(before=fail))
     publisher = queue.publisher(**NEVER, retry_timeout=0, producer_id="p")
     publisher.publish(LINES[0])
     with pytest.raises(PublishFailed, match="disk full"):

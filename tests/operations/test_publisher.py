@@ -13,8 +13,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from support.handles import again, lease, on_commit
-from support.tables import messages_of
+from support.handles import again, lease, on_commit, once
+from support.tables import messages_of, on_publish
 
 from spark_mq import Message, Queue, errors
 from spark_mq.testing import ManualClock, memory_queue
@@ -38,18 +38,14 @@ class Gate:
     """Holds commits back until it is opened; counts those that have arrived."""
 
     def __init__(self, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.open, self.arrived, real = (
-            threading.Event(),
-            threading.Event(),
-            messages_of(queue).commit,
-        )
+        self.open, self.arrived = threading.Event(), threading.Event()
 
-        def commit(*args: Any, **options: Any) -> Any:
+        def commit(run: Callable[[], Any]) -> Any:
             self.arrived.set()
             assert self.open.wait(60)
-            return real(*args, **options)
+            return run()
 
-        monkeypatch.setattr(messages_of(queue), "commit", commit)
+        on_publish(monkeypatch, queue, commit)
 
 
 def failing(
@@ -59,15 +55,15 @@ def failing(
 
     Returns the list that gets an entry for each.
     """
-    real, tried = messages_of(queue).commit, []
+    tried: list[int] = []
 
-    def commit(*args: Any, **options: Any) -> Any:
+    def commit(run: Callable[[], Any]) -> Any:
         tried.append(1)
         if len(tried) <= times:
             raise error
-        return real(*args, **options)
+        return run()
 
-    monkeypatch.setattr(messages_of(queue), "commit", commit)
+    on_publish(monkeypatch, queue, commit)
     return tried
 
 
@@ -295,14 +291,7 @@ def test_a_commit_whose_reply_was_lost_is_not_repeated(
 ) -> None:
     """Lost so thoroughly that the log could not look whether it had landed: its number shows it."""
     queue = delta_queue()
-    real = messages_of(queue).commit
-
-    def commit(*args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(messages_of(queue), "commit", real)
-        real(*args, **options)
-        raise OSError("connection reset by peer")
-
-    monkeypatch.setattr(messages_of(queue), "commit", commit)
+    on_publish(monkeypatch, queue, once(fail=OSError("connection reset by peer")))
     with queue.publisher() as publisher:
         pending = [publisher.publish(value) for value in ("a", "b")]
     assert found(queue) == {pending[0].result(): b"a", pending[1].result(): b"b"}

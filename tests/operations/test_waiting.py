@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.handles import again, lease
+from support.limits import Limits
 from support.tables import context_of, group_ledger_of, messages_of
 
 from spark_mq import Lease, Message, Queue
@@ -53,7 +54,7 @@ class Waiter(threading.Thread):
 
 
 @pytest.fixture
-def waiter_on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Waiter]:
+def waiter_on(monkeypatch: pytest.MonkeyPatch, limits: Limits) -> Callable[..., Waiter]:
     """Starts a waiter and returns once it has looked and found nothing, and sits there."""
     sits = threading.Event()
     real = waiting._seconds_until_due
@@ -63,7 +64,7 @@ def waiter_on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Waiter]:
         return real(group)  # type: ignore[arg-type]
 
     monkeypatch.setattr(waiting, "_seconds_until_due", until_due)
-    monkeypatch.setattr(waiting, "FIRST_PAUSE", 3600.0)
+    limits(poll_pause=3600.0)
 
     def start(queue: Queue, **options: object) -> Waiter:
         sits.clear()

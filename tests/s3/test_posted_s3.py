@@ -11,15 +11,15 @@ from urllib.parse import urlsplit
 import pytest
 from support.faulty_s3 import AFTER, BEFORE, RESET, FaultyS3
 from support.handles import again
+from support.limits import Limits
+from support.machines import machines, sharing
 from support.tables import context_of, ledgers_of
 
 from spark_mq import Lease, Queue
-from spark_mq.storage import delegated_commands
 from spark_mq.storage.delegated_commands import DelegationTurn
-from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.request_files import FOLDER, PostedRequest
-from spark_mq.util.backoff import Backoff
-from spark_mq.util.fair_lock import FairLock
+
+__all__ = ["machines"]
 
 
 @pytest.fixture
@@ -29,18 +29,14 @@ def faulty(s3: dict[str, str]) -> Iterator[FaultyS3]:
 
 
 @pytest.fixture
-def queue(faulty: FaultyS3, s3: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Queue:
+def queue(faulty: FaultyS3, s3: dict[str, str], limits: Limits) -> Queue:
     """A queue behind the proxy, whose handle thinks that others compete."""
-    monkeypatch.setattr(delegated_commands, "WAIT_PER_WRITER_SECONDS", 0.0)
+    limits(turn_seconds=0.0)
     options = {**s3, "AWS_ENDPOINT_URL": faulty.url, "backoff_config.init_backoff": "1ms"}
     queue = Queue.create(f"s3://queues/{uuid.uuid4().hex}/queue", storage_options=options)
     queue.publish([str(n) for n in range(20)])
     queue.group().ensure()
-    backoff = Backoff()
-    backoff.take_over(0.1)
-    backoff.shares = True
-    ledgers_of(queue).backoffs["default"] = backoff
-    return queue
+    return sharing(queue, 0.1)
 
 
 def post_lease(queue: Queue, count: int) -> DelegationTurn:
@@ -79,16 +75,11 @@ def test_a_fault_at_any_request_runs_each_operation_once(
     assert faulty.met() == 1 or method == "POST"
 
 
+@pytest.mark.usefixtures("machines")
 def test_competing_writers_over_a_store_that_fails_all_the_time_lose_nothing(
-    queue: Queue, faulty: FaultyS3, s3: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    queue: Queue, faulty: FaultyS3, s3: dict[str, str]
 ) -> None:
     """Four writers with locks of their own, as on four machines."""
-    locks: dict[tuple[int, str], FairLock] = {}
-    monkeypatch.setattr(
-        LedgerTable,
-        "commit_lock",
-        lambda table, group: locks.setdefault((id(table), group), FairLock(None)),
-    )
     options = context_of(queue).storage_options
     queue.publish([f"more {n}" for n in range(60)])
     done: list[int] = []

@@ -13,12 +13,12 @@ import pytest
 from pyspark.errors import PythonException
 from pyspark.sql import functions as F
 from support.harness import Stream, make_queue, versions
+from support.limits import Limits
 from support.marks import slow, slow_but
 from support.tables import messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidSchema
-from spark_mq.spark import lease_lookup
 from spark_mq.spark.dead_letter_copy import spark_copy
 
 LANES = 16
@@ -26,9 +26,9 @@ KEYS = [f"account-{n}" for n in range(12)]
 
 
 @pytest.fixture(autouse=True)
-def small_batches_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_batches_count(limits: Limits) -> None:
     """Spark's own reader also reads the few bytes of a test, if it keeps the order."""
-    monkeypatch.setattr(lease_lookup, "PLAN_BYTES", 1)
+    limits(plan_bytes=1)
 
 
 @pytest.fixture
@@ -430,9 +430,9 @@ def test_sql_computes_the_lane_of_a_key(spark: Any, queue: Queue) -> None:
 
 
 def test_dead_letters_and_their_redrive_keep_key_and_priority(
-    spark: Any, stream: Stream, queue: Queue, monkeypatch: pytest.MonkeyPatch
+    spark: Any, stream: Stream, queue: Queue, monkeypatch: pytest.MonkeyPatch, limits: Limits
 ) -> None:
-    monkeypatch.setattr("spark_mq.spark.dead_letter_copy.CHUNK_SLICES", 1)
+    limits(copy_slices=1)
     sent = [(str(n), f"k{n % 4}", n % 2 * 7) for n in range(24)]
     for half in (sent[:12], sent[12:]):
         queue.publish([Message(value, key=key, priority=level) for value, key, level in half])

@@ -27,19 +27,20 @@ from support.harness import (
     numbered,
     values,
 )
+from support.limits import Limits
 from support.marks import slow, slow_but
 from support.tables import messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
-from spark_mq.spark import lease_lookup, slice_frame
+from spark_mq.spark import slice_frame
 
 
 @pytest.fixture(autouse=True)
-def small_batches_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_batches_count(limits: Limits) -> None:
     """Spark also reads the few bytes of a test."""
-    monkeypatch.setattr(lease_lookup, "PLAN_BYTES", 1)
+    limits(plan_bytes=1)
 
 
 def plan(rows: Any) -> str:

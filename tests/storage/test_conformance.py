@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import AddAction
-from support.handles import again
-from support.tables import context_of, ledgers_of, messages_of
+from support.handles import again, once
+from support.tables import context_of, messages_of, on_write
 
 from spark_mq import (
     GroupStats,
@@ -493,14 +493,9 @@ def test_of_two_that_make_a_group_one_decides_its_start(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue.publish(["a", "b"])
-    other, original = again(queue), ledgers_of(queue).write
-
-    def beaten(*args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(ledgers_of(queue), "write", original)
-        other.group("g", start="latest").ensure()
-        return original(*args, **options)
-
-    monkeypatch.setattr(ledgers_of(queue), "write", beaten)
+    other = again(queue)
+    beaten = once(before=lambda: other.group("g", start="latest").ensure())
+    on_write(monkeypatch, queue, beaten)
     group = queue.group("g", start="earliest").ensure()
     assert group.lease("w") is None
     assert group.stats().ready == 0

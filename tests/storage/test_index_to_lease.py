@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import pytest
 from support.handles import again
+from support.limits import Limits
 from support.tables import messages_of
 
 from spark_mq import Message, Queue
-from spark_mq.storage import message_log
 
 
 @pytest.fixture
-def queue(delta_queue: Callable[..., Queue], monkeypatch: pytest.MonkeyPatch) -> Queue:
+def queue(delta_queue: Callable[..., Queue], limits: Limits) -> Queue:
     """A queue whose messages act as if they were in an object store. They were just looked at."""
-    monkeypatch.setattr(message_log, "RECENT_SECONDS", 60.0)
+    limits(recent_seconds=60.0)
     queue = delta_queue()
     messages_of(queue).files.is_local = False
     queue.publish([str(n) for n in range(10)])
@@ -50,7 +50,7 @@ def test_priorities_and_times_need_a_look(queue: Queue) -> None:
     assert texts(queue, 2) == ["high", "higher"], "from the first priority on, each lease looks"
 
 
-def test_an_old_look_is_repeated(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_log, "RECENT_SECONDS", 0.0)
+def test_an_old_look_is_repeated(queue: Queue, limits: Limits) -> None:
+    limits(recent_seconds=0.0)
     again(queue).publish(Message("high", priority=9))
     assert texts(queue, 1) == ["high"]

@@ -23,11 +23,11 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction
 from support.handles import again, housekeep, index_commits, lease
+from support.limits import Limits
 from support.marks import slow_but
 from support.tables import ledgers_of, messages_of
 
 from spark_mq import Queue, errors
-from spark_mq.delta import follower, tables
 from spark_mq.delta.tables import write_checkpoint
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.testing import ManualClock
@@ -515,9 +515,9 @@ def damaged_by(how: str, path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["deleted", "truncated", "garbage", "other JSON"])
 def test_a_broken_commit_names_itself_and_what_lies_before_it_goes_on(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch, how: str
+    queue: Queue, limits: Limits, how: str
 ) -> None:
-    monkeypatch.setattr(follower, "GAP_CHECK_SECONDS", 0)
+    limits(gap_check_seconds=0)
     for value in "ab":
         queue.publish(value)
     worker, full = again(queue), again(queue)
@@ -632,9 +632,9 @@ def test_a_checkpoint_that_another_process_writes_once_more_under_an_open_handle
 
 
 def test_a_broken_checkpoint_is_named(
-    queue: Queue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, caplog: pytest.LogCaptureFixture, limits: Limits
 ) -> None:
-    monkeypatch.setattr(tables, "SWEEP_INTERVAL", 0)  # each sweep reads the last checkpoint
+    limits(sweep_interval=0)  # each sweep reads the last checkpoint
     for value in "abc":
         queue.publish(value)
         write_checkpoint(messages_of(queue).files)
@@ -704,10 +704,8 @@ def test_messages_of_a_broken_file_are_dead_at_once_and_the_others_go_on(
     assert drain(queue) == []
 
 
-def test_a_broken_page_leaves_the_rest_of_its_file_alone(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("spark_mq.parquet.writer.ROW_GROUP_ROWS", 2)
+def test_a_broken_page_leaves_the_rest_of_its_file_alone(queue: Queue, limits: Limits) -> None:
+    limits(row_group_rows=2)
     receipt = queue.publish(["1", "2", "poor", "4", "5"])
     path = data_file(queue, receipt.sequences[0])
     DAMAGE["a bit flipped in a page"](path)

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from support.arrow_memory import at_most
+from support.limits import Limits
 from support.tables import group_ledger_of, messages_of
 
 from spark_mq import Lease, Message, Queue, ReceivedMessage
@@ -242,10 +243,8 @@ def test_a_redriven_message_stands_at_the_end_of_its_key(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("batch", [3, 1 << 16])
-def test_runs_go_on_from_batch_to_batch(
-    tmp_path: Path, batch: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("spark_mq.parquet.bands._BATCH_ROWS", batch)
+def test_runs_go_on_from_batch_to_batch(tmp_path: Path, batch: int, limits: Limits) -> None:
+    limits(band_rows=batch)
     keys = ["a"] * 5 + [None] * 2 + ["b", "a"]
     priorities = [0, None, 0, 0, 3, 3, 0, 0, 0]
     table = pa.table({"key": keys, "priority": pa.array(priorities, pa.int32())})

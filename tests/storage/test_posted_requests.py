@@ -9,53 +9,42 @@ import json
 import os
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.byte_store import ByteStore, Call
 from support.handles import again, housekeep, on_commit, until
 from support.handles import lease as leased
+from support.limits import Limits
+from support.machines import machines, sharing
 from support.tables import ledgers_of
 
 from spark_mq import Lease, Queue, errors
-from spark_mq.delta.object_store import ObjectStore
+from spark_mq.delta.actions import Change
 from spark_mq.ledger.acquire import Acquire, Grant
 from spark_mq.ledger.commands import Command
 from spark_mq.ledger.settle import ACK, Settle, SettleCommand
 from spark_mq.operations.command_json import decode_result, encode_command
-from spark_mq.storage import delegated_commands, optimistic_commit
 from spark_mq.storage.delegated_commands import SERVED, DelegationTurn
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.request_files import (
     FOLDER,
     MAX_BYTES,
-    PostedRequest,
     delete_old_requests,
 )
-from spark_mq.util.backoff import Backoff
-from spark_mq.util.fair_lock import FairLock
 from spark_mq.util.user import acting_as
 
 MINUTE = 60.0
+__all__ = ["machines"]
+
 LEASE = "the id of a lease"
 """Stands for a lease that exists."""
 
 
-@pytest.fixture(autouse=True)
-def machines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give each handle a lock of its own, and let it post. Nobody waits for those before it."""
-    locks: dict[tuple[int, str], FairLock] = {}
-
-    def commit_lock(table: LedgerTable, group: str) -> FairLock:
-        return locks.setdefault((id(table), group), FairLock(None))
-
-    def delegation_turn(table: LedgerTable, group: str, operations: Any) -> DelegationTurn:
-        return DelegationTurn(table.files, table.log, group, operations)
-
-    monkeypatch.setattr(LedgerTable, "commit_lock", commit_lock)
-    monkeypatch.setattr(LedgerTable, "delegation_turn", delegation_turn)
-    monkeypatch.setattr(delegated_commands, "WAIT_PER_WRITER_SECONDS", 0.0)
+pytestmark = pytest.mark.usefixtures("machines")
 
 
 @pytest.fixture
@@ -64,15 +53,6 @@ def queue(delta_queue: Callable[..., Queue]) -> Queue:
     queue.publish([str(n) for n in range(20)])
     queue.group().ensure()
     return sharing(queue)
-
-
-def sharing(queue: Queue) -> Queue:
-    """Let a handle think that others compete and post."""
-    backoff = Backoff()
-    backoff.take_over(0.2)
-    backoff.shares = True
-    ledgers_of(queue).backoffs["default"] = backoff
-    return queue
 
 
 def post(queue: Queue, *commands: Command[Any]) -> DelegationTurn:
@@ -96,12 +76,38 @@ def outcome(turn: DelegationTurn) -> Any:
 
 
 def sequences(lease: Lease | Grant) -> set[int]:
-    ranges = lease.ranges if isinstance(lease, Grant) else lease._ranges
-    return {seq for r in ranges for seq in range(r.first, r.last + 1)}
+    if isinstance(lease, Lease):
+        return {message.sequence for message in lease.messages}
+    return {seq for r in lease.ranges for seq in range(r.first, r.last + 1)}
 
 
 def files(queue: Queue) -> list[Path]:
     return sorted(Path(queue.path, "leases", FOLDER).rglob("*.json"))
+
+
+def on_look(byte_store: ByteStore, of: Queue, then: Callable[[], object]) -> None:
+    """Let something happen when a handle has posted and looks for the commits of others."""
+    store, posted = ledgers_of(of).files, list[bool]()
+
+    def look(call: Call) -> Any:
+        if call.verb == "write":
+            posted.append(call.path.startswith(FOLDER))
+        elif posted == [True]:
+            posted.append(False)
+            then()
+        return call.run()
+
+    byte_store.on("write", "read", act=look, of=store)
+
+
+def keep_requests(byte_store: ByteStore) -> None:
+    """Let no request be deleted."""
+
+    def delete(call: Call) -> None:
+        if not call.args[0][0].startswith(FOLDER):
+            call.run()
+
+    byte_store.on("delete_many", act=delete)
 
 
 def deleted(queue: Queue) -> bool:
@@ -162,11 +168,11 @@ def test_a_worker_settles_and_leases_by_one_request(queue: Queue) -> None:
 
 
 def test_a_request_runs_once_although_its_file_is_still_there(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, byte_store: ByteStore
 ) -> None:
     other = again(queue)
     turn = post(other, lease_of())
-    monkeypatch.setattr(DelegationTurn, "_delete", lambda *_: None)
+    keep_requests(byte_store)
     first, third = leased(queue, 5), leased(sharing(again(queue)), 5)
     assert len(files(queue)) >= 1
     assert outcome(turn) is not None
@@ -178,9 +184,9 @@ def test_a_request_runs_once_although_its_file_is_still_there(
 
 
 def test_a_writer_that_commits_itself_is_not_run_by_others(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, byte_store: ByteStore
 ) -> None:
-    monkeypatch.setattr(DelegationTurn, "_delete", lambda *_: None)
+    keep_requests(byte_store)
     other = sharing(again(queue))
     leased(other, 5)
     assert len(files(queue)) == 1
@@ -269,24 +275,10 @@ def test_a_request_that_makes_no_sense_runs_nothing(queue: Queue, operations: An
 def put_request(queue: Queue, data: bytes, name: str | None = None) -> str:
     """Write a file into the folder of requests. By default, its name is that of a request."""
     ledgers = ledgers_of(queue)
-    ledgers.version()
-    turn = DelegationTurn(ledgers.files, ledgers.log, "default", [])
-    path = f"{FOLDER}/default/{name or turn._request.name}"
+    name = name or f"{ledgers.version():020d}-{uuid.uuid4().hex}.json"
+    path = f"{FOLDER}/default/{name}"
     ledgers.files.write(path, data)
     return path
-
-
-def reads_of(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the list of the paths that a handle reads from now on."""
-    files, seen = ledgers_of(queue).files, list[str]()
-    real = files.read
-
-    def read(path: str) -> bytes:
-        seen.append(path)
-        return real(path)
-
-    monkeypatch.setattr(files, "read", read)
-    return seen
 
 
 @pytest.mark.parametrize(
@@ -305,11 +297,11 @@ def reads_of(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ids=ascii,
 )
 def test_a_file_with_another_name_is_neither_read_nor_waited_for(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch, name: str
+    queue: Queue, byte_store: ByteStore, limits: Limits, name: str
 ) -> None:
-    monkeypatch.setattr(delegated_commands, "WAIT_PER_WRITER_SECONDS", 3600.0)
+    limits(turn_seconds=3600.0)
     path = put_request(queue, b"{}", name)
-    seen = reads_of(queue, monkeypatch)
+    seen = byte_store.paths("read", of=ledgers_of(queue).files)
     assert len(sequences(leased(queue, 5))) == 5
     assert path not in seen
 
@@ -331,37 +323,39 @@ NO_REQUESTS = {
 
 @pytest.mark.parametrize("data", NO_REQUESTS.values(), ids=NO_REQUESTS)
 def test_a_request_that_cannot_run_is_remembered_and_left_to_its_writer(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch, data: bytes
+    queue: Queue, byte_store: ByteStore, limits: Limits, data: bytes
 ) -> None:
     path = put_request(queue, data)
-    seen = reads_of(queue, monkeypatch)
+    seen = byte_store.paths("read", of=ledgers_of(queue).files)
     assert len(sequences(leased(queue, 5))) == 5
     assert seen.count(path) == 1
-    monkeypatch.setattr(delegated_commands, "WAIT_PER_WRITER_SECONDS", 3600.0)
+    limits(turn_seconds=3600.0)
     assert len(sequences(leased(queue, 5))) == 5
     assert len(sequences(leased(queue, 5))) == 5
     assert seen.count(path) == 1, "nobody reads it again, or waits for it"
 
 
-def test_a_request_without_end_is_not_read(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delegated_commands, "WAIT_PER_WRITER_SECONDS", 3600.0)
+def test_a_request_without_end_is_not_read(
+    queue: Queue, byte_store: ByteStore, limits: Limits
+) -> None:
+    limits(turn_seconds=3600.0)
     path = put_request(queue, b" " * (MAX_BYTES + 1))
-    seen = reads_of(queue, monkeypatch)
+    seen = byte_store.paths("read", of=ledgers_of(queue).files)
     assert len(sequences(leased(queue, 5))) == 5
     assert path not in seen
 
 
 def test_a_writer_whose_requests_nobody_can_run_commits_itself(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, byte_store: ByteStore
 ) -> None:
     """It is of a newer version, and works beside older ones."""
-    encode = PostedRequest.encode
 
-    def newer(request: PostedRequest) -> bytes:
-        data = encode(request)
-        return data.replace(b'"format":1', b'"format":2') if b'"newer"' in data else data
+    def newer(call: Call) -> None:
+        path, data = call.args
+        format_2 = bytes(data).replace(b'"format":1', b'"format":2')
+        call.run(path, format_2 if b'"newer"' in format_2 else data)
 
-    monkeypatch.setattr(PostedRequest, "encode", newer)
+    byte_store.on("write", act=newer)
     got: list[Lease | None] = []
     other = sharing(again(queue))
     on_commit(
@@ -377,11 +371,17 @@ def test_a_writer_whose_requests_nobody_can_run_commits_itself(
     assert deleted(queue)
 
 
-def test_an_outcome_that_cannot_be_read_is_an_error(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_outcome_that_cannot_be_read_is_an_error(queue: Queue, byte_store: ByteStore) -> None:
     held = leased(queue, 5)
-    monkeypatch.setattr(DelegationTurn, "wait", lambda *_: [{"settled": "all"}])
+    assert deleted(queue)
+    log = ledgers_of(again(queue)).log
+
+    def answer() -> None:
+        (file,) = files(queue)
+        served = {file.stem[-32:]: [{"settled": "all"}]}
+        log.commit(Change("newer", {"operation": "ack", SERVED: served}), log.refresh().version)
+
+    on_look(byte_store, sharing(queue), answer)
     with pytest.raises(errors.StorageError, match="one version of spark_mq"):
         held.ack()
 
@@ -423,26 +423,24 @@ def test_a_request_of_before_what_a_writer_knows_is_not_run(queue: Queue) -> Non
     """Its writer may have been run by a commit that this one has never seen."""
     other = again(queue)
     turn = post(other, lease_of())
+    (file,) = files(queue)
+    data = file.read_bytes()
     leased(queue, 5)
     assert outcome(turn) is not None
-    data = turn._request.encode()
     housekeep(queue, keep_versions=1, keep_seconds=0.0)
-    ledgers_of(queue).files.write(f"{FOLDER}/default/{turn._request.name}", data)
+    file.write_bytes(data)
     fresh = sharing(again(queue))
     leased(fresh, 1)
     assert queue.group().stats().leased == 11
 
 
-def test_an_interrupted_writer_withdraws_its_request(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*_: Any) -> bool:
+def test_an_interrupted_writer_withdraws_its_request(queue: Queue, byte_store: ByteStore) -> None:
+    def interrupt() -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(DelegationTurn, "_is_turn", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            leased(queue, 5)
+    on_look(byte_store, queue, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        leased(queue, 5)
     assert deleted(queue)
     assert len(sequences(leased(queue, 5))) == 5
 
@@ -450,37 +448,32 @@ def test_an_interrupted_writer_withdraws_its_request(
 # -- an outage of a writer whose operations are posted
 
 
-def on_look(patch: pytest.MonkeyPatch, of: Queue, then: Callable[[], object]) -> None:
-    """Let the first look of a handle for requests do something, and fail."""
-    log, look, looked = ledgers_of(of).log, DelegationTurn._look, list[int]()
-
-    def failing(turn: DelegationTurn) -> Any:
-        if turn._log is not log or looked:
-            return look(turn)
-        looked.append(1)
-        then()
-        raise errors.StorageError("503", path="p", landed=False)
-
-    patch.setattr(DelegationTurn, "_look", failing)
+def unreachable() -> None:
+    raise OSError("503")
 
 
 def test_what_another_writer_has_run_is_reported_although_the_store_failed(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, byte_store: ByteStore
 ) -> None:
     other = again(queue)
     held = leased(other, 5)
-    on_look(monkeypatch, sharing(other), lambda: leased(queue, 1))
+
+    def run_it_and_fail() -> None:
+        leased(queue, 1)
+        unreachable()
+
+    on_look(byte_store, sharing(other), run_it_and_fail)
     assert held.ack().settled == 5
 
 
 @pytest.mark.parametrize("verb", ["ack", "lease"])
 def test_an_outage_after_the_post_does_not_claim_that_nothing_was_changed(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch, verb: str
+    queue: Queue, byte_store: ByteStore, verb: str
 ) -> None:
     other = again(queue)
     held = leased(other, 5)
-    on_look(monkeypatch, sharing(other), lambda: None)
-    monkeypatch.setattr(DelegationTurn, "_delete", lambda *_: None)  # it fails, too
+    on_look(byte_store, sharing(other), unreachable)
+    keep_requests(byte_store)  # the deletion fails, too
     with pytest.raises(errors.StorageError, match="other workers may still run it") as raised:
         held.ack() if verb == "ack" else leased(other, 5)
     assert raised.value.landed is None
@@ -492,37 +485,34 @@ def test_an_outage_after_the_post_does_not_claim_that_nothing_was_changed(
 
 
 def test_an_operation_whose_post_failed_may_be_run_by_others(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, byte_store: ByteStore
 ) -> None:
     other = again(queue)
-    held, write = leased(other, 5), ObjectStore.write
+    held = leased(other, 5)
     sharing(other)
-
-    def lost_reply(store: ObjectStore, path: str, *args: Any, **options: Any) -> None:
-        write(store, path, *args, **options)
-        if path.startswith(FOLDER):
-            raise OSError("503")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ObjectStore, "write", lost_reply)
-        patch.setattr(DelegationTurn, "_delete", lambda *_: None)
-        with pytest.raises(errors.StorageError) as raised:
-            held.ack()
+    byte_store.inject("write", of=ledgers_of(other).files, fail=OSError("503"))
+    keep_requests(byte_store)
+    with pytest.raises(errors.StorageError) as raised:
+        held.ack()
     assert raised.value.landed is None
     leased(queue, 1)
     assert queue.group().stats().acked == 5
 
 
 def test_a_writer_that_lost_all_races_does_not_claim_that_nothing_was_changed(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, byte_store: ByteStore, limits: Limits
 ) -> None:
     other = again(queue)
     held = leased(other, 5)
     sharing(other)
+
+    def hide_requests(call: Call) -> Any:
+        return [] if call.path.startswith(FOLDER) else call.run()
+
     on_commit(monkeypatch, "leases", fail=FileExistsError("412"), before=lambda: leased(queue, 1))
-    monkeypatch.setattr(DelegationTurn, "requests_to_run", lambda *_: [])
-    monkeypatch.setattr(DelegationTurn, "_delete", lambda *_: None)
-    monkeypatch.setattr(optimistic_commit, "TIMEOUT_SECONDS", 0.0)
+    byte_store.on("list", act=hide_requests)
+    keep_requests(byte_store)
+    limits(commit_seconds=0.0)
     with pytest.raises(errors.StorageError, match="other workers may still run it") as raised:
         held.ack()
     assert raised.value.landed is None
@@ -544,17 +534,12 @@ def test_a_sweep_deletes_old_requests(queue: Queue) -> None:
 
 
 def test_a_writer_waits_for_the_commit_of_the_one_before_it(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, byte_store: ByteStore, limits: Limits
 ) -> None:
-    monkeypatch.setattr(delegated_commands, "WAIT_PER_WRITER_SECONDS", 30.0)
-    read, own_log = DelegationTurn.requests_to_run, ledgers_of(queue).log
-
-    def requests_to_run(turn: DelegationTurn, meanwhile: Callable[[], object]) -> Any:
-        if turn._log is own_log:
-            until(lambda: len(files(queue)) == 2)
-        return read(turn, meanwhile)
-
-    monkeypatch.setattr(DelegationTurn, "requests_to_run", requests_to_run)
+    limits(turn_seconds=30.0)
+    byte_store.inject(
+        "create", of=ledgers_of(queue).files, before=lambda: until(lambda: len(files(queue)) == 2)
+    )
     got: list[Lease] = []
     first = threading.Thread(target=lambda: got.append(leased(queue, 5)))
     first.start()
@@ -570,12 +555,12 @@ def test_a_writer_waits_for_the_commit_of_the_one_before_it(
     assert ledgers_of(queue).version() <= before + 2, "nobody lost a race"
 
 
-def test_commits_by_a_person_are_not_posted(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    posted: list[str] = []
-    monkeypatch.setattr(DelegationTurn, "post", lambda turn: posted.append(turn.request_id))
+def test_commits_by_a_person_are_not_posted(queue: Queue, byte_store: ByteStore) -> None:
+    written = byte_store.paths("write")
     with acting_as("ann"):
         leased(queue, 5)
-    assert not posted
+    assert written
+    assert not [path for path in written if path.startswith(FOLDER)]
 
 
 def test_writers_that_meet_share_commits_and_lose_nothing(queue: Queue) -> None:

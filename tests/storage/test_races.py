@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from support.handles import Injected, again, housekeep, lease, on_commit, until
+from support.limits import Limits
 from support.steps import Step
 from support.tables import group_ledger_of, ledgers_of, messages_of
 
@@ -141,13 +142,11 @@ def test_a_settle_beaten_by_the_next_holder_is_refused(
     assert taken[0].ack() == SettleResult(1)
 
 
-def test_contention_ends_with_its_data_and_no_change(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_contention_ends_with_its_data_and_no_change(queue: Queue, limits: Limits) -> None:
     queue.group().ensure()
     rival = again(queue)
 
-    monkeypatch.setattr(optimistic_commit, "TIMEOUT_SECONDS", 0.0)
+    limits(commit_seconds=0.0)
 
     def bump(of: Queue, note: str, before: Callable[[], None] = lambda: None) -> None:
         def step(view: View) -> Change[None]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.clocks import PAUSES, MachineClocks
 from support.handles import again, housekeep, index_commits, lease, on_commit
+from support.limits import Limits
 from support.tables import ledgers_of, messages_of
 
 from spark_mq import Message, Queue
@@ -113,10 +114,10 @@ def test_a_publish_that_sleeps_before_its_commit_is_delivered_once(
 
 @pytest.mark.parametrize("remote", [False, True], ids=["local", "store"])
 def test_a_sweep_keeps_ledger_commits_of_a_store_for_ten_minutes(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch, remote: bool
+    queue: Queue, limits: Limits, remote: bool
 ) -> None:
     """A machine may be paused for so long without any of its clocks noticing it."""
-    monkeypatch.setattr("spark_mq.storage.table_cleanup.LEDGER_VERSIONS", 0)
+    limits(ledger_versions=0)
     queue.publish([str(n) for n in range(9)])
     for _ in range(3):
         lease(queue, 1)

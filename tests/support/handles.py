@@ -99,6 +99,11 @@ class Injected:
         return lambda *args, **options: self(instance, *args, **options)
 
 
+def once(**what: Any) -> Injected:
+    """A function for the seams: at its n-th call something happens, as in :class:`Injected`."""
+    return Injected(lambda run: run(), **what)
+
+
 def on_commit(patch: pytest.MonkeyPatch, table: str, **what: Any) -> Injected:
     """Inject something around the commits to the table in a folder of that name, by all handles of
     this process.

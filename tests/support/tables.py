@@ -1,9 +1,14 @@
 """Reach the tables of a queue, as the tests of storage, faults and maintenance need them.
 
-Only this module knows where a queue keeps them.
+Only this module knows where a queue keeps them, and by which functions it commits to them.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
 
 from spark_mq import ConsumerGroup, Queue
 from spark_mq.operations.context import QueueContext
@@ -11,7 +16,10 @@ from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.message_table import MessageTable
 
-__all__ = ["context_of", "group_ledger_of", "ledgers_of", "messages_of"]
+__all__ = ["context_of", "group_ledger_of", "ledgers_of", "messages_of", "on_publish", "on_write"]
+
+Around = Callable[[Callable[[], Any]], Any]
+"""Gets a call, and makes it or not. It returns the result."""
 
 
 def context_of(queue: Queue) -> QueueContext:
@@ -28,3 +36,19 @@ def ledgers_of(queue: Queue) -> LedgerTable:
 
 def group_ledger_of(group: ConsumerGroup) -> GroupLedger:
     return group._ledger
+
+
+def on_publish(patch: pytest.MonkeyPatch, queue: Queue, act: Around) -> None:
+    """Let a function stand around each commit of messages by this handle."""
+    _around(patch, messages_of(queue), "commit", act)
+    _around(patch, messages_of(queue), "commit_unique", act)
+
+
+def on_write(patch: pytest.MonkeyPatch, queue: Queue, act: Around) -> None:
+    """Let a function stand around each commit to a ledger by this handle."""
+    _around(patch, ledgers_of(queue), "write", act)
+
+
+def _around(patch: pytest.MonkeyPatch, table: Any, name: str, act: Around) -> None:
+    real = getattr(table, name)
+    patch.setattr(table, name, lambda *args, **options: act(lambda: real(*args, **options)))

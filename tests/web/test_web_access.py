@@ -20,11 +20,11 @@ from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 from support.forms import with_token
 from support.handles import until
+from support.limits import Limits
 
 from spark_mq import InvalidOption, Queue
 from spark_mq.maintenance.condition import Condition
 from spark_mq.web import Access, OverviewCache, security, serve, server
-from spark_mq.web import app as app_module
 from spark_mq.web.security import is_local
 
 Visit = Callable[..., TestClient]
@@ -178,10 +178,9 @@ def dripping(client: socket.socket) -> bool:
 
 
 def test_a_connection_without_a_whole_request_is_closed(
-    visit: Visit, queue: Queue, monkeypatch: pytest.MonkeyPatch, served: Serve
+    visit: Visit, queue: Queue, limits: Limits, served: Serve
 ) -> None:
-    monkeypatch.setattr(server, "REQUEST_SECONDS", 0.2)
-    monkeypatch.setattr(app_module, "FORM_SECONDS", 0.2)
+    limits(web_request_seconds=0.2, web_form_seconds=0.2)
     port = served(visit(allow_changes=True).app)
     for sent in (b"", b"GET", HEAD):
         assert received(connect(port, sent)) == b""
@@ -190,9 +189,9 @@ def test_a_connection_without_a_whole_request_is_closed(
 
 
 def test_half_a_form_is_answered_and_closed(
-    visit: Visit, queue: Queue, monkeypatch: pytest.MonkeyPatch, served: Serve
+    visit: Visit, queue: Queue, limits: Limits, served: Serve
 ) -> None:
-    monkeypatch.setattr(app_module, "FORM_SECONDS", 0.2)
+    limits(web_form_seconds=0.2)
     client = connect(served(visit(allow_changes=True).app), FORM + b"do=sweep")
     answer = received(client)
     assert answer.startswith(b"HTTP/1.1 408 ")
@@ -201,11 +200,11 @@ def test_half_a_form_is_answered_and_closed(
 
 @pytest.mark.parametrize("rest", [b"", b"GET", HEAD], ids=["nothing", "a word", "half a head"])
 def test_after_an_answer_half_a_request_is_closed_too(
-    monkeypatch: pytest.MonkeyPatch, served: Serve, rest: bytes
+    limits: Limits, served: Serve, rest: bytes
 ) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            monkeypatch.setattr(server, "REQUEST_SECONDS", 0.2)  # from this answer on
+            limits(web_request_seconds=0.2)  # from this answer on
             await PlainTextResponse("served")(scope, receive, send)
 
     answer = received(connect(served(app), WHOLE + rest))
@@ -213,14 +212,12 @@ def test_after_an_answer_half_a_request_is_closed_too(
     assert answer.endswith(b"served")
 
 
-def test_an_answer_that_nobody_takes_is_given_up(
-    monkeypatch: pytest.MonkeyPatch, served: Serve
-) -> None:
+def test_an_answer_that_nobody_takes_is_given_up(limits: Limits, served: Serve) -> None:
     size = 64 * 1024 * 1024  # more than the buffers of a connection hold
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            monkeypatch.setattr(server, "REQUEST_SECONDS", 0.2)
+            limits(web_request_seconds=0.2)
             await PlainTextResponse(b"x" * size)(scope, receive, send)
 
     with connect(served(app), WHOLE) as client, pytest.raises(ConnectionError):
@@ -228,10 +225,9 @@ def test_an_answer_that_nobody_takes_is_given_up(
 
 
 def test_half_open_connections_make_room_for_others(
-    visit: Visit, queue: Queue, monkeypatch: pytest.MonkeyPatch, served: Serve
+    visit: Visit, queue: Queue, limits: Limits, served: Serve
 ) -> None:
-    monkeypatch.setattr(server, "REQUEST_SECONDS", 3_600.0)
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
+    limits(web_request_seconds=3_600.0, web_connections=3)
     port = served(visit().app)
     held = [connect(port, HEAD) for _ in range(3)]
     with connect(port, WHOLE) as client:
@@ -243,10 +239,8 @@ def test_half_open_connections_make_room_for_others(
                 assert one.recv(12) == b"HTTP/1.1 200"
 
 
-def test_requests_that_run_are_not_closed_for_others(
-    monkeypatch: pytest.MonkeyPatch, served: Serve
-) -> None:
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
+def test_requests_that_run_are_not_closed_for_others(limits: Limits, served: Serve) -> None:
+    limits(web_connections=3)
     entered, may_answer = threading.Semaphore(0), threading.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

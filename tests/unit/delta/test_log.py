@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from support.clocks import PAUSES, MachineClocks
+from support.limits import Limits
 from support.thrift import decode
 
 from spark_mq.delta import follower
-from spark_mq.delta import log as log_module
 from spark_mq.delta.action_json import parse_commit
 from spark_mq.delta.actions import AddFile, Change, log_path
 from spark_mq.delta.log import DeltaLog
@@ -351,10 +351,8 @@ def test_a_log_that_went_back_is_refused(store: InjectedStore, log: DeltaLog) ->
         log.refresh()
 
 
-def test_a_gap_is_refused(
-    store: InjectedStore, log: DeltaLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(follower, "GAP_CHECK_SECONDS", 0)
+def test_a_gap_is_refused(store: InjectedStore, log: DeltaLog, limits: Limits) -> None:
+    limits(gap_check_seconds=0)
     log.refresh()
     other(store, change("one"), change("two"))
     store.delete(log_path(1))
@@ -930,13 +928,16 @@ def test_a_hundredth_commit_writes_a_checkpoint_outside_the_call(store: Injected
 
 
 def test_a_commit_that_landed_succeeds_though_no_thread_is_left_for_its_checkpoint(
-    store: InjectedStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: InjectedStore,
+    monkeypatch: pytest.MonkeyPatch,
+    limits: Limits,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def no_thread(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     log = DeltaLog(store, on_checkpoint=checkpoint_soon)
-    monkeypatch.setattr(log_module, "CHECKPOINT_INTERVAL", 1)
+    limits(checkpoint_interval=1)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_thread)
         assert log.commit(change("one"), log.state.version) == 1

@@ -1,0 +1,53 @@
+"""Limits that a test sets: sizes that few messages reach, and times that pass at once.
+
+Only this module knows where they stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+__all__ = ["Limits", "limits"]
+
+Limits = Callable[..., None]
+
+PLACES = {
+    "band_rows": "parquet.bands._BATCH_ROWS",
+    "check_seconds": "operations.committer.CHECK_SECONDS",
+    "checkpoint_interval": "delta.log.CHECKPOINT_INTERVAL",
+    "commit_seconds": "storage.optimistic_commit.TIMEOUT_SECONDS",
+    "condition_bytes": "maintenance.condition._PIECE_BYTES",
+    "condition_seconds": "maintenance.condition.SECONDS",
+    "copy_slices": "spark.dead_letter_copy.CHUNK_SLICES",
+    "forget_files": "storage.message_log.FORGET_FILES",
+    "gap_check_seconds": "delta.follower.GAP_CHECK_SECONDS",
+    "ledger_versions": "storage.table_cleanup.LEDGER_VERSIONS",
+    "orphan_seconds": "delta.cleanup._STALE_SECONDS",
+    "outage_pause": "operations.outages.FIRST_PAUSE",
+    "plan_bytes": "spark.lease_lookup.PLAN_BYTES",
+    "poll_pause": "operations.acquire.FIRST_PAUSE",
+    "recent_seconds": "storage.message_log.RECENT_SECONDS",
+    "redrive_chunk": "maintenance.redrive.CHUNK",
+    "route_ranges": "maintenance.dead_letters.ROUTE_RANGES",
+    "row_group_rows": "parquet.writer.ROW_GROUP_ROWS",
+    "sweep_interval": "delta.tables.SWEEP_INTERVAL",
+    "trim_commit_files": "storage.message_trim.COMMIT_FILES",
+    "trim_files": "storage.message_trim.BLOCK_FILES",
+    "turn_seconds": "storage.delegated_commands.WAIT_PER_WRITER_SECONDS",
+    "web_connections": "web.server.MAX_CONNECTIONS",
+    "web_form_seconds": "web.app.FORM_SECONDS",
+    "web_request_seconds": "web.server.REQUEST_SECONDS",
+}
+
+
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> Limits:
+    """Set limits by name, until the end of the test."""
+
+    def set_limits(**values: float) -> None:
+        for name, value in values.items():
+            monkeypatch.setattr(f"spark_mq.{PLACES[name]}", value)
+
+    return set_limits

@@ -1,0 +1,42 @@
+"""Handles of one process that act as if each were on a machine of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spark_mq import Queue
+from spark_mq.storage.delegated_commands import DelegationTurn
+from spark_mq.storage.ledger_table import LedgerTable
+from spark_mq.util.backoff import Backoff
+from spark_mq.util.fair_lock import FairLock
+from support.limits import Limits
+from support.tables import ledgers_of
+
+__all__ = ["machines", "sharing"]
+
+
+@pytest.fixture
+def machines(monkeypatch: pytest.MonkeyPatch, limits: Limits) -> None:
+    """Give each handle a lock of its own, and let it post. Nobody waits for those before it."""
+    locks: dict[tuple[int, str], FairLock] = {}
+
+    def commit_lock(table: LedgerTable, group: str) -> FairLock:
+        return locks.setdefault((id(table), group), FairLock(None))
+
+    def delegation_turn(table: LedgerTable, group: str, operations: Any) -> DelegationTurn:
+        return DelegationTurn(table.files, table.log, group, operations)
+
+    monkeypatch.setattr(LedgerTable, "commit_lock", commit_lock)
+    monkeypatch.setattr(LedgerTable, "delegation_turn", delegation_turn)
+    limits(turn_seconds=0.0)
+
+
+def sharing(queue: Queue, pause: float = 0.2) -> Queue:
+    """Let a handle think that others compete and post."""
+    backoff = Backoff()
+    backoff.take_over(pause)
+    backoff.shares = True
+    ledgers_of(queue).backoffs["default"] = backoff
+    return queue
