@@ -1,10 +1,12 @@
-"""Write the tables of commands and options into reference/cli.md and jobs.md, between markers.
+"""Write what follows from the code: tables of the reference, and the types of settings.
 
     .venv/bin/python docs/write_reference.py
 
-``<!-- options: NAME -->`` begins the options of a command, ``<!-- commands: NAME -->`` the commands
-of a group, and ``<!-- end -->`` ends both. ``<!-- job: NAME -->`` begins the options of a job.
-tests/docs fails if a page differs from its tables.
+In a page, a marker begins a table, and ``<!-- end -->`` ends it. ``<!-- options: NAME -->`` is for
+the options of a command, ``<!-- commands: NAME -->`` for the commands of a group, and
+``<!-- job: NAME -->`` for the options of a job. ``<!-- settings: OWNER -->`` is for the settings of
+a group or a queue, and ``<!-- figures: group -->`` for the statistics of a group. tests/docs fails
+if a page or the types differ.
 """
 
 from __future__ import annotations
@@ -12,18 +14,26 @@ from __future__ import annotations
 import re
 import runpy
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from spark_mq.cli.app import app
+from spark_mq.ledger.settings import GroupSettings, QueueSettings
+from spark_mq.ledger.stats import GroupStats, figures_of
+from spark_mq.util.setting_fields import Setting, settings_of
 
 REFERENCE = Path(__file__).parent / "reference"
+PAGES = ("cli.md", "jobs.md", "settings.md", "states.md")
+TYPES = Path(__file__).parents[1] / "spark_mq" / "ledger" / "setting_options.py"
+OWNERS: dict[str, type[Any]] = {"group": GroupSettings, "queue": QueueSettings}
 JOBS = Path(__file__).parents[1] / "jobs"
 COMMON = {"help", "queue", "group", "yes", "storage_option", "output"}
-_MARKED = re.compile(r"(<!-- (options|commands|job): ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
+_MARKED = re.compile(
+    r"(<!-- (options|commands|job|settings|figures): ([\w-]+) -->\n).*?(<!-- end -->)", re.S
+)
 _OF_ALL_JOBS = {"help", "queue", "queues", "storage_options"}
 _HELP_DEFAULT = re.compile(r"[.;] Default: (.+)$")
 
@@ -39,22 +49,83 @@ def commands(group: Any = None, before: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def rewritten(text: str) -> str:
-    """Return a page with the tables as the commands and jobs are now."""
+    """Return a page with the tables as the code is now."""
     known = dict(commands())
 
     def table(found: re.Match[str]) -> str:
         start, kind, name, end = found.groups()
+        head = ["option", "default", "meaning"]
         if kind == "commands":
-            rows = "".join(row for word, one in known.items() if word.startswith(f"{name} ")
-                           for row in _command_row(word, one))  # fmt: skip
-            return f"{start}| command | does |\n| --- | --- |\n{rows}{end}"
-        if kind == "job":
-            rows = "".join(map(_job_row, job_options(name)))
+            head, words = ["command", "does"], [one for one in known if one.startswith(f"{name} ")]
+            rows = (row for word in words for row in _command_row(word, known[word]))
+        elif kind == "job":
+            rows = map(_job_row, job_options(name))
+        elif kind == "settings":
+            head = ["setting", "default", "values", "meaning"]
+            rows = map(_setting_row, settings_of(OWNERS[name]).values())
+        elif kind == "figures":
+            head = ["field", "meaning"]
+            figures = figures_of(GroupStats).items()
+            rows = (f"| `{word}` | {one.doc.replace('``', '`')} |\n" for word, one in figures)
         else:
-            rows = "".join(map(_option_row, own_options(known[name])))
-        return f"{start}| option | default | meaning |\n| --- | --- | --- |\n{rows}{end}"
+            rows = map(_option_row, own_options(known[name]))
+        line = "| --- " * len(head)
+        return f"{start}| {' | '.join(head)} |\n{line}|\n{''.join(rows)}{end}"
 
     return _MARKED.sub(table, text)
+
+
+def _setting_row(one: Setting) -> str:
+    default = "none" if one.default is None else f"`{one.shown_default}`"
+    fixed = "" if one.fixed is None or not one.argument else ". Fixed"
+    default = default if one.argument else "not an argument"
+    return f"| `{one.name}` | {default} | {one.values}{fixed} | {one.doc} |\n"
+
+
+def types() -> str:
+    """Return the module that types the settings which a user gives."""
+    own = [one for one in settings_of(QueueSettings).values() if one.argument]
+    return _TYPES.format(
+        group=_keys(settings_of(GroupSettings).values()),
+        queue=_keys(one for one in own if one.fixed is None),
+        fixed=_keys(one for one in own if one.fixed is not None),
+    )
+
+
+def _keys(settings: Iterable[Setting]) -> str:
+    pairs = ((one.name, one.kind.accepts + " | None" * one.optional) for one in settings)
+    return "\n".join(f"    {name}: {kind}" for name, kind in pairs)
+
+
+_TYPES = '''"""Type the settings that a user gives. Written by ``docs/write_reference.py``."""
+
+from __future__ import annotations
+
+import os
+from typing import TypedDict
+
+from spark_mq.util.clock import Duration
+
+__all__ = ["CreateOptions", "GroupOptions", "QueueOptions"]
+
+
+class GroupOptions(TypedDict, total=False):
+    """Settings of a group, also the defaults of new groups."""
+
+{group}
+
+
+class QueueOptions(TypedDict, total=False):
+    """Settings of a queue that may change."""
+
+{queue}
+
+
+class CreateOptions(QueueOptions, GroupOptions, total=False):
+    """Settings of a new queue, and the defaults of its groups."""
+
+{fixed}
+'''
 
 
 def _option_row(option: Any) -> str:
@@ -139,7 +210,8 @@ def _code(text: str) -> str:
 
 
 def main() -> None:
-    for page in (REFERENCE / "cli.md", REFERENCE / "jobs.md"):
+    TYPES.write_text(types(), encoding="utf-8")
+    for page in (REFERENCE / name for name in PAGES):
         before = page.read_text(encoding="utf-8")
         if (after := rewritten(before)) != before:
             page.write_text(after, encoding="utf-8")

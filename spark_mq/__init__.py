@@ -16,13 +16,13 @@ from spark_mq.util.loading import lazy_names
 if TYPE_CHECKING:
     from spark_mq.group import ConsumerGroup
     from spark_mq.lease import Lease
+    from spark_mq.ledger.settings import GroupSettings, QueueSettings
     from spark_mq.ledger.stats import GroupStats
     from spark_mq.maintenance.recover import RecoveryReport
     from spark_mq.maintenance.redrive import RedriveResult
     from spark_mq.maintenance.retention import PurgeResult
     from spark_mq.maintenance.sweep import SweepReport
     from spark_mq.message import Message, ReceivedMessage
-    from spark_mq.operations.public_settings import GroupSettings, QueueSettings
     from spark_mq.operations.settle import SettleResult
     from spark_mq.operations.trace import MessageOutcome, Trace, TraceEvent
     from spark_mq.per_message.decisions import Reject, Retry, Snooze
@@ -64,7 +64,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "BufferedPublisher": "publisher",
     "ConsumerGroup": "group",
-    "GroupSettings": "operations.public_settings",
+    "GroupSettings": "ledger.settings",
     "GroupStats": "ledger.stats",
     "Lease": "lease",
     "Message": "message",
@@ -73,7 +73,7 @@ _MODULES = {
     "PublishReceipt": "storage.publish_receipt",
     "PurgeResult": "maintenance.retention",
     "Queue": "queue",
-    "QueueSettings": "operations.public_settings",
+    "QueueSettings": "ledger.settings",
     "ReceivedMessage": "message",
     "RecoveryReport": "maintenance.recover",
     "RedriveResult": "maintenance.redrive",

@@ -17,16 +17,15 @@ from spark_mq.ledger.acquire import Acquire, Grant
 from spark_mq.ledger.admin import DROP, RETRY, ROUTE
 from spark_mq.ledger.intervals import from_sequences
 from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW
-from spark_mq.ledger.owner_commands import Expire, Pause, Resume, Seek, Unblock
-from spark_mq.ledger.settings import GroupSettings as StoredSettings
-from spark_mq.ledger.settings import GroupSettingsOptions
+from spark_mq.ledger.owner_commands import Configure, Expire, Pause, Resume, Seek, Unblock
+from spark_mq.ledger.setting_options import GroupOptions
+from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.operations.acquire import wait_for_lease
 from spark_mq.operations.context import QueueContext
-from spark_mq.operations.group_ledger import Configure, GroupLedger
+from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.interventions import change_messages, find_messages
-from spark_mq.operations.public_settings import GroupSettings, public_group_settings
 from spark_mq.operations.settle import HeldLease, HeldSelector, SettleResult, extend, settle
 from spark_mq.util.advice import RAISE_CAP, UNBLOCK_GROUP
 from spark_mq.util.clock import SECOND, Duration
@@ -106,7 +105,7 @@ class ConsumerGroup(GroupViews):
         self._ledger.run(Seek(target))
 
     @acting_by_default()
-    def configure(self, **settings: Unpack[GroupSettingsOptions]) -> GroupSettings:
+    def configure(self, **settings: Unpack[GroupOptions]) -> GroupSettings:
         """Change settings of the group in one commit. Return all settings.
 
         Every worker obeys them from its next operation on. Live leases keep their deadline.
@@ -118,14 +117,14 @@ class ConsumerGroup(GroupViews):
             InvalidOption for an unknown setting or an invalid value.
         """
         # Before the group is created.
-        StoredSettings.validated(**settings).check_order(self._ledger.messages.lanes)
+        GroupSettings().changed(**settings).check_order(self._ledger.messages.lanes)
         self._ledger.create_if_missing()
-        return public_group_settings(self._ledger.run(Configure(settings)))
+        return self._ledger.run(Configure(settings))
 
     @property
     def settings(self) -> GroupSettings:
         """Return the settings. A missing group has the queue's defaults."""
-        return public_group_settings(self._ledger.settings())
+        return self._ledger.settings()
 
     @acting_by_default()
     def unblock(self, to: str, sequences: Iterable[int] | None = None) -> int:

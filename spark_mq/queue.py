@@ -15,10 +15,9 @@ from spark_mq.errors import InvalidOption
 from spark_mq.group import ConsumerGroup
 from spark_mq.inspect.overview import QueueStats
 from spark_mq.inspect.views import QueueViews, find_queues
-from spark_mq.ledger import queue_settings as stored_queue
-from spark_mq.ledger import settings as stored
 from spark_mq.ledger.owner_commands import Drop
-from spark_mq.ledger.queue_settings import CreateOptions, NewQueueOptions, QueueOptions
+from spark_mq.ledger.setting_options import CreateOptions, QueueOptions
+from spark_mq.ledger.settings import QueueSettings, new_settings
 from spark_mq.maintenance.dead_letters import Copy
 from spark_mq.maintenance.drop import drop_queue
 from spark_mq.maintenance.recover import RecoveryReport, recover
@@ -35,7 +34,6 @@ from spark_mq.operations.create import (
     rehome,
     relative_place,
 )
-from spark_mq.operations.public_settings import QueueSettings, public_queue_settings
 from spark_mq.operations.publish import publish_messages
 from spark_mq.operations.trace import Trace, finished, trace
 from spark_mq.publisher import BufferedPublisher
@@ -96,35 +94,9 @@ class Queue(QueueViews):
         exist_ok
             Open the queue if it exists and has the given settings. Default: False. To use it
             with any settings, give none, or call :meth:`open`.
-        visibility_timeout
-            How long a lease lasts. Default: 60 seconds. After ``clock_skew`` more, by default 1
-            second, its messages are due again.
-        max_delivery_attempts
-            Deliveries of a message before it is dead. Default: 5. None for no limit.
-        retention
-            How long messages stay after their publish, and until every group has settled them.
-            Default: 7 days.
-        hard_retention
-            How long messages stay after their publish at most, settled or not. Default: no limit.
-        history_retention
-            How long ``history/`` says what was done. Default: 30 days.
-        delivery_delay, message_ttl
-            The deliver_at and expires_at of messages published without their own, counted from the
-            publish. Default: none.
-        dead_letter_path
-            Another queue for the dead letters. Default: ``dead_letters/`` inside this one.
-        durable
-            Whether commits on a local disk are synced before they are reported. Default: True.
-            Without it, a power cut may lose the last second.
-        dedup_window
-            How long a ``dedup_id`` counts after its publish. Default: none, and messages have none.
-        lanes
-            How many lanes the keys are hashed to, at most 1,024. Groups need lanes for
-            ``order="key"``. Default: 0, none.
-        group_expiry
-            How long a group without any activity holds back the trim. Default: for ever.
         **settings
-            More defaults for groups: see :class:`~spark_mq.GroupSettings`.
+            Settings of the queue, see :class:`~spark_mq.QueueSettings`, and defaults for its
+            groups, see :class:`~spark_mq.GroupSettings`.
 
         Raises
         ------
@@ -137,7 +109,7 @@ class Queue(QueueViews):
             A setting is unknown or its value is invalid.
         """
         given, root, options = tuple(settings), absolute_path(path), dict(storage_options or {})
-        wanted = _new_settings(root, dict(settings))
+        wanted = _new_settings(root, settings)
         create_queue_tables(root, wanted, options, exist_ok=exist_ok, given=given)
         context = open_context(root, options, clock)
         if is_own_place(context.settings):
@@ -225,7 +197,7 @@ class Queue(QueueViews):
     @property
     def settings(self) -> QueueSettings:
         """Return the settings of the queue."""
-        return public_queue_settings(self._context.settings)
+        return self._context.settings
 
     @acting_by_default()
     def configure(self, **settings: Unpack[QueueOptions]) -> QueueSettings:
@@ -240,16 +212,15 @@ class Queue(QueueViews):
         Parameters
         ----------
         **settings
-            ``retention``, ``hard_retention``, ``history_retention``, ``delivery_delay``,
-            ``message_ttl``, ``dedup_window`` and ``group_expiry``, as for :meth:`create`. Others
-            are fixed, or belong to a group.
+            The durations of :class:`~spark_mq.QueueSettings`. Other settings are fixed when the
+            queue is created, or belong to a group.
 
         Raises
         ------
         InvalidOption
             A setting is unknown, cannot change, or its value is invalid. Nothing has changed.
         """
-        return public_queue_settings(configure_queue(self._context, settings))
+        return configure_queue(self._context, settings)
 
     # -- publish
 
@@ -625,8 +596,10 @@ class Queue(QueueViews):
         )
 
 
-def _new_settings(root: str, given: dict[str, Any]) -> stored_queue.QueueSettings:
-    own = {name: given.pop(name) for name in NewQueueOptions.__annotations__ if name in given}
-    if (place := own.get("dead_letter_path")) is not None:
-        own["dead_letter_path"] = relative_place(root, absolute_path(place, "dead_letter_path"))
-    return stored_queue.QueueSettings.validated(stored.GroupSettings.validated(**given), **own)
+def _new_settings(root: str, given: CreateOptions) -> QueueSettings:
+    """Return the settings of a new queue. Dead letters below it have a relative path."""
+    place = given.get("dead_letter_path")
+    if place is None:
+        return new_settings(given)
+    path = relative_place(root, absolute_path(place, "dead_letter_path"))
+    return new_settings({**given, "dead_letter_path": path})

@@ -21,10 +21,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Unpack
 
 from spark_mq.delta.memory_files import MemoryFiles
+from spark_mq.errors import InvalidOption
 from spark_mq.group import ConsumerGroup
-from spark_mq.ledger.queue_settings import QueueSettings
 from spark_mq.ledger.schedule import next_due_at
-from spark_mq.ledger.settings import GroupSettings, GroupSettingsOptions
+from spark_mq.ledger.setting_options import CreateOptions
+from spark_mq.ledger.settings import new_settings
 from spark_mq.operations.create import create_queue_tables, open_context
 from spark_mq.queue import Queue
 from spark_mq.testing_batch import FakeBatchLease, run_batch
@@ -86,15 +87,7 @@ class ManualClock:
 
 def memory_queue(
     clock: Clock | None = None,
-    *,
-    retention: Duration = "7d",
-    hard_retention: Duration | None = None,
-    delivery_delay: Duration | None = None,
-    message_ttl: Duration | None = None,
-    dedup_window: Duration | None = None,
-    lanes: int = 0,
-    group_expiry: Duration | None = None,
-    **group_settings: Unpack[GroupSettingsOptions],
+    **settings: Unpack[CreateOptions],
 ) -> Queue:
     """Return a queue in memory, with a dead-letter queue in memory.
 
@@ -104,10 +97,8 @@ def memory_queue(
     ----------
     clock
         Returns the time, also that of commits, so that retention follows it. Default: the system's.
-    retention, hard_retention, delivery_delay, message_ttl, dedup_window, lanes, group_expiry
-        Settings of the queue, with the defaults of :meth:`spark_mq.Queue.create`.
-    **group_settings
-        Settings of its groups, as for :meth:`spark_mq.Queue.create`.
+    **settings
+        As for :meth:`spark_mq.Queue.create`, without ``dead_letter_path``.
 
     Examples
     --------
@@ -119,19 +110,15 @@ def memory_queue(
     >>> queue.dead_letters.group().lease("worker-1").messages[0].value
     b'poison'
     """
-    settings = QueueSettings.validated(
-        GroupSettings.validated(**group_settings),
-        retention=retention,
-        hard_retention=hard_retention,
-        delivery_delay=delivery_delay,
-        message_ttl=message_ttl,
-        dedup_window=dedup_window,
-        lanes=lanes,
-        group_expiry=group_expiry,
-    )
+    if "dead_letter_path" in settings:
+        raise InvalidOption(
+            "a queue in memory has its own dead-letter queue in memory: leave dead_letter_path out",
+            option="dead_letter_path",
+            value=settings["dead_letter_path"],
+        )
     files = MemoryFiles(clock or system_clock)
     path = f"{files.root}/memory"
-    create_queue_tables(path, settings, {}, exist_ok=False)
+    create_queue_tables(path, new_settings(settings), {}, exist_ok=False)
     return Queue(open_context(path, {}, clock))
 
 

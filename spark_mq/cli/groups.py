@@ -12,6 +12,7 @@ from spark_mq.cli.messages import lane_rows, priority_rows
 from spark_mq.cli.output import Pages, Part, Rows
 from spark_mq.cli.queues import given_settings, group_columns, group_rows, shown_settings
 from spark_mq.errors import InvalidOption
+from spark_mq.ledger.settings import GroupSettings
 
 __all__: list[str] = []
 
@@ -86,7 +87,7 @@ def configure(on: Given, settings: Settings.Group = None) -> Mapping[str, Any]:
     A changed one is shown as old -> new. Workers apply them immediately.
     """
     group = on.group
-    given = given_settings(settings)
+    given = given_settings(settings, GroupSettings)
     before = group.settings
     after = group.configure(**given) if given else before
     return {"group": group.name, **shown_settings(before, after, json=on.json)}

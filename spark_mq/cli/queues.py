@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Final
 
@@ -21,10 +21,10 @@ from spark_mq.cli.progress import busy
 from spark_mq.delta.object_store import absolute_path
 from spark_mq.errors import SparkMQError
 from spark_mq.inspect.overview import QueueOverview
+from spark_mq.ledger.settings import GroupSettings, QueueSettings
 from spark_mq.ledger.stats import Figure, GroupStats, figures_of
-from spark_mq.operations.public_settings import GroupSettings, QueueSettings
 from spark_mq.queue import Queue
-from spark_mq.util.setting_text import parse_setting
+from spark_mq.util.setting_fields import parse_settings
 from spark_mq.util.show import show_age, show_cell, show_time
 
 __all__ = ["given_settings", "group_columns", "group_rows", "shown_settings"]
@@ -84,18 +84,15 @@ def create(
     exist_ok: Annotated[bool, option("A queue with these settings may be there.")] = False,
 ) -> Mapping[str, Any]:
     """Create a queue."""
-    given: dict[str, Any] = {
+    options = {
         "visibility_timeout": visibility_timeout,
+        "max_delivery_attempts": max_delivery_attempts,
         "retention": retention,
         "dead_letter_path": dead_letter_path,
-        "lanes": lanes,
+        "lanes": None if lanes is None else str(lanes),
     }
-    given = {name: value for name, value in given.items() if value is not None}
-    if max_delivery_attempts is not None:
-        given["max_delivery_attempts"] = parse_setting(max_delivery_attempts)
-    given |= given_settings(settings)
-    if "durable" in given:
-        given["durable"] = str(given["durable"]).lower() in ("true", "1", "yes")
+    named = [f"{name}={text}" for name, text in options.items() if text is not None]
+    given = given_settings([*named, *(settings or ())], QueueSettings, GroupSettings)
     created = Queue.create(
         str(on.path), storage_options=on.storage_options, exist_ok=exist_ok, **given
     )
@@ -172,15 +169,15 @@ def configure(on: Given, settings: Settings.Queue = None) -> Mapping[str, Any]:
 
     A changed one is shown as old -> new.
     """
-    given = given_settings(settings)
+    given = given_settings(settings, QueueSettings)
     before = on.queue.settings
     after = on.queue.configure(**given) if given else before
     return {"queue": on.queue.path, **shown_settings(before, after, json=on.json)}
 
 
-def given_settings(pairs: list[str] | None) -> dict[str, Any]:
+def given_settings(pairs: Sequence[str] | None, *owners: type[Any]) -> dict[str, Any]:
     """Return the settings that --set names, with their values."""
-    return {name: parse_setting(text) for name, text in parse_pairs("--set", pairs).items()}
+    return parse_settings(parse_pairs("--set", pairs), *owners)
 
 
 def shown_settings(

@@ -23,7 +23,7 @@ from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.history import find_outcomes
 from spark_mq.operations.life import MessageOutcome
-from spark_mq.util.clock import to_datetime
+from spark_mq.util.clock import MICROSECOND, to_datetime
 from spark_mq.util.records import Record
 from spark_mq.util.validation import short_repr, validate_count
 
@@ -120,7 +120,7 @@ def list_leases(group: GroupLedger) -> list[LeaseInfo]:
     held = ledger.ranges_at(ledger.find((LEASED,)))
     by_lease = sorted(held, key=lambda r: (r.lease_id or "", r.first))
     found = [
-        _lease(list(ranges), now - settings.clock_skew)
+        _lease(list(ranges), now - settings.clock_skew // MICROSECOND)
         for _, ranges in groupby(by_lease, key=attrgetter("lease_id"))
     ]
     return sorted(found, key=attrgetter("since", "lease_id"))

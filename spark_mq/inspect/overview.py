@@ -15,11 +15,11 @@ from spark_mq.inspect.lanes import LaneSummary, list_lanes, list_priorities, sum
 from spark_mq.inspect.leases import list_leases
 from spark_mq.inspect.stats import StatsReader
 from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.settings import QueueSettings
 from spark_mq.ledger.stats import GroupStats, figures_of
 from spark_mq.maintenance.redrive import REDRIVE
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
-from spark_mq.operations.public_settings import QueueSettings, public_queue_settings
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.html import object_html, rows_html
 from spark_mq.util.records import Record
@@ -191,7 +191,7 @@ def describe(
     return QueueOverview(
         path=context.path,
         name=context.name,
-        settings=public_queue_settings(context.settings),
+        settings=context.settings,
         published=index.total,
         retained=retained,
         retained_bytes=index.size(horizon + 1, index.last_sequence) if retained else 0,

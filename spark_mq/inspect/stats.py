@@ -26,6 +26,7 @@ from spark_mq.ledger.transitions import expire_leases
 from spark_mq.ledger.walk import LATE, SUMMED_COLUMNS, StateSum, sum_states
 from spark_mq.operations.context import QueueContext
 from spark_mq.storage.ledger_rows import from_rows
+from spark_mq.util.clock import MICROSECOND
 from spark_mq.util.columns import to_arrow
 
 __all__ = ["StatsReader"]
@@ -102,7 +103,7 @@ class StatsReader:
         for name, rows in self._scan(names, None):
             try:
                 ledger = from_rows(rows)
-                settings = GroupSettings.from_stored(ledger.head.settings)
+                settings = GroupSettings.decoded(ledger.head.settings)
                 ledger = expire_leases(ledger, now, settings)
                 index = self._context.group(name).index_for(ledger)
                 yield name, compute_stats(ledger, index, settings, now)
@@ -141,7 +142,7 @@ class _Digest:
     def holds(self, now: int) -> bool:
         """Return whether time has not changed the digest of an unchanged ledger."""
         deadline = self._sum(LEASED).expires_at
-        ends = deadline is not None and deadline + self.settings.clock_skew < now
+        ends = deadline is not None and deadline + self.settings.clock_skew // MICROSECOND < now
         due_at = self._sum(DELAYED).available_at
         return not ends and (due_at is None or now < due_at)
 
@@ -185,7 +186,7 @@ def _digests(parts: Iterable[_Part], defaults: GroupSettings, now: int) -> dict[
     found = {number: _Digest(defaults, {}, -1, None, True) for number in range(len(names))}
     found |= {number: _digest(*given) for number, *given in zip(*columns, strict=True)}
     rows = rows.filter(pc.invert(pc.is_in(rows["state"], value_set=pa.array([HEADER, EVENT]))))
-    skews = [found[number].settings.clock_skew for number in range(len(names))]
+    skews = [found[n].settings.clock_skew // MICROSECOND for n in range(len(names))]
     for number, sums in sum_states(rows, now, rows["group"], skews).items():
         found[number].sums = sums
     return {name: found[number] for number, name in enumerate(names)}
@@ -195,7 +196,7 @@ def _digest(start: int, text: str) -> _Digest:
     detail = json.loads(text)
     fingerprints = detail["log_fingerprints"]
     return _Digest(
-        GroupSettings.from_stored(detail["settings"]),
+        GroupSettings.decoded(detail["settings"]),
         detail["counters"],
         start,
         (int(fingerprints[-1][0]), str(fingerprints[-1][1])) if fingerprints else None,

@@ -22,7 +22,7 @@ from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.stream_batch import StreamBatch
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.ledger.unreadable import postpone_due, reject_unreadable
-from spark_mq.util.clock import SECOND
+from spark_mq.util.clock import MICROSECOND, SECOND
 
 __all__ = [
     "MAX_IN_FLIGHT",
@@ -107,7 +107,7 @@ class Acquire(Command[Grant]):
         return self.batch.ack_earlier(view)
 
     def _request(self, view: View) -> AcquireRequest:
-        timeout = self.timeout or view.settings.visibility_timeout
+        timeout = self.timeout or view.settings.visibility_timeout // MICROSECOND
         return AcquireRequest(
             # A new id each time, because a failed attempt may have landed.
             view.new_id if self.batch is None else self.batch.lease_id,

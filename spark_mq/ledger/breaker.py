@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.util.clock import to_datetime
+from spark_mq.util.clock import MICROSECOND, to_datetime
 from spark_mq.util.show import printable
 
 __all__ = ["CLOSED", "OPEN", "PAUSED", "Breaker"]
@@ -121,7 +121,8 @@ class Breaker:
 
 def _wait(failed_trials: int, rules: GroupSettings) -> int:
     """Return the microseconds until the next trial. They double with each failed trial."""
-    return min(rules.breaker_max_wait, rules.breaker_reset_timeout * 2 ** min(failed_trials, 40))
+    wait = rules.breaker_reset_timeout // MICROSECOND * 2 ** min(failed_trials, 40)
+    return min(rules.breaker_max_wait // MICROSECOND, wait)
 
 
 def _at(instant: int) -> str:

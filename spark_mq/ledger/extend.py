@@ -13,6 +13,7 @@ from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, LEASED, Ledger, Range
 from spark_mq.ledger.schedule import settle_expired_held
 from spark_mq.ledger.transitions import expire_leases
+from spark_mq.util.clock import MICROSECOND
 
 __all__ = ["Extend", "Extended", "extend"]
 
@@ -46,7 +47,8 @@ class Extend(Command[Extended]):
     def apply(self, view: View) -> Change[Extended]:
         now, rules, index = view.now, view.settings, view.log
         after = expire_leases(view.ledger, now, rules, view.held)
-        deadline, outcomes = now + (self.timeout or rules.visibility_timeout), []
+        deadline = now + (self.timeout or rules.visibility_timeout // MICROSECOND)
+        outcomes = []
         for lease_id, intervals in self.targets:
             after = settle_expired_held(after, index, now, rules, lease_id)
             after, outcome = extend(

@@ -1,9 +1,9 @@
-"""The commands of a group's owner: create, seek, pause, resume, unblock, expire and drop."""
+"""The commands of a group's owner, such as create, configure, seek, pause and drop."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -29,6 +29,7 @@ from spark_mq.util.show import show_position
 
 __all__ = [
     "CREATE_GROUP",
+    "Configure",
     "Create",
     "Drop",
     "Expire",
@@ -87,9 +88,31 @@ class Create(Command[bool]):
         head = LedgerHeader(
             start_sequence=start,
             settled_count=index.count(0, start),
-            settings=asdict(self.settings),
+            settings=self.settings.encoded(),
         )
         return Change(Ledger(head), True, {"operation": self.name})
+
+
+@dataclass(frozen=True, slots=True)
+class Configure(Command[GroupSettings]):
+    """Change settings of the group. Return all of them."""
+
+    changes: Mapping[str, Any]
+
+    name = "configure"
+
+    def apply(self, view: View) -> Change[GroupSettings]:
+        before, after = view.settings, view.settings.changed(**self.changes)
+        if after == before:
+            return Change(None, after)
+        stored = after.encoded()
+        note = {
+            "operation": self.name,
+            "settings": {name: stored[name] for name in self.changes},
+            "detail": before.changes(after),
+        }
+        head = replace(view.ledger.head, settings=stored)
+        return Change(view.ledger.replaced(head, view.ledger.events), after, note)
 
 
 @dataclass(frozen=True, slots=True)

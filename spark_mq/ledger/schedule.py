@@ -16,6 +16,7 @@ from spark_mq.ledger.message_range import range_between
 from spark_mq.ledger.ranges import AVAILABLE, LEASED, SETTLED, UNREAD, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.transitions import expired, is_late, record_expired_leases
+from spark_mq.util.clock import MICROSECOND
 
 __all__ = [
     "TimeSplit",
@@ -220,7 +221,7 @@ def next_due_at(ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: 
     ends = [ledger.minimum("available_at", (AVAILABLE,), ("available_at", ">", now))]
     deadline = ledger.minimum("expires_at", (LEASED,))
     if deadline is not None:
-        ends.append(deadline + rules.clock_skew + 1)
+        ends.append(deadline + rules.clock_skew // MICROSECOND + 1)
     breaker = ledger.head.breaker
     if breaker.is_open(rules):
         ends.append(breaker.next_trial_at)

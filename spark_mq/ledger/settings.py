@@ -1,106 +1,117 @@
-"""Define the settings of groups, with their defaults."""
+"""Define the settings of groups and of queues: each is one field with its kind and meaning.
+
+To add one, write a field and run ``docs/write_reference.py``. All else follows from the field.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Any, Final, TypedDict
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, ClassVar, Final, Self
 
 from spark_mq.errors import InvalidOption, UnsupportedTable
+from spark_mq.ledger.bands import MAX_LANES
+from spark_mq.util import setting_kinds as kinds
 from spark_mq.util.advice import CONFIGURE_QUEUE, CREATE_WITH_LANES
-from spark_mq.util.clock import SECOND, Duration
-from spark_mq.util.validation import (
-    suggest,
-    validate_choice,
-    validate_count,
-    validate_duration,
-    validate_fraction,
-)
+from spark_mq.util.clock import MICROSECOND
+from spark_mq.util.setting_fields import Settings, documented, setting, settings_of
+from spark_mq.util.show import show_duration
+from spark_mq.util.validation import suggest
 
-__all__ = [
-    "DURATION_SETTINGS",
-    "SETTINGS_OF_QUEUES",
-    "GroupOptions",
-    "GroupSettings",
-    "GroupSettingsOptions",
-]
+__all__ = ["ITSELF", "GroupSettings", "QueueSettings", "new_settings"]
 
-RETRY_POLICIES: Final = ("exponential", "linear", "constant", "none")
-ON_MAX_DELIVERIES: Final = ("dead_letter", "drop", "block")
-ON_REJECT: Final = ("dead_letter", "drop")
-ORDERS: Final = ("none", "key")
-
-DURATION_SETTINGS: Final = (
-    "visibility_timeout",
-    "clock_skew",
-    "retry_delay",
-    "max_retry_delay",
-    "max_retry_age",
-    "breaker_reset_timeout",
-    "breaker_max_wait",
-)
-"""The settings of a group that are stored in microseconds."""
-SETTINGS_OF_QUEUES: Final = frozenset(
-    {
-        "retention",
-        "dead_letter_path",
-        "hard_retention",
-        "delivery_delay",
-        "message_ttl",
-        "history_retention",
-        "durable",
-        "dedup_window",
-        "lanes",
-        "group_expiry",
-        "queue_id",
-        "home",
-        "former_ids",
-    }
-)
-"""The settings that a queue has and a group lacks, for errors."""
-_COUNTS: Final = (
-    "max_delivery_attempts",
-    "max_failures",
-    "max_in_flight",
-    "max_tracked_ranges",
-    "breaker_threshold",
-)
-_NONZERO: Final = (
-    "visibility_timeout",
-    "max_retry_age",
-    "breaker_reset_timeout",
-    "breaker_max_wait",
-)
-_CHOICES: Final = {
-    "retry": RETRY_POLICIES,
-    "on_max_deliveries": ON_MAX_DELIVERIES,
-    "on_reject": ON_REJECT,
-    "order": ORDERS,
-}
-_NULLABLE: Final = ("max_delivery_attempts", "breaker_threshold")
-"""Settings with a default that may be None all the same."""
+ITSELF: Final = "."  # the ``dead_letter_path`` of a dead-letter queue
 
 
+@documented
 @dataclass(frozen=True, slots=True)
-class GroupSettings:
-    """The delivery settings of a group, see :class:`spark_mq.GroupSettings`, in microseconds."""
+class GroupSettings(Settings):
+    """The delivery settings of a group.
 
-    visibility_timeout: int = 60 * SECOND
-    max_delivery_attempts: int | None = 5
-    on_max_deliveries: str = "dead_letter"
-    clock_skew: int = SECOND
-    retry: str = "exponential"
-    retry_delay: int = 10 * SECOND
-    max_retry_delay: int = 900 * SECOND
-    retry_jitter: float = 0.1
-    max_failures: int | None = None
-    max_retry_age: int | None = None
-    max_in_flight: int | None = None
-    max_tracked_ranges: int = 200_000
-    on_reject: str = "dead_letter"
-    breaker_threshold: int | None = 5
-    breaker_reset_timeout: int = 10 * SECOND
-    breaker_max_wait: int = 300 * SECOND
-    order: str = "none"
+    :meth:`spark_mq.ConsumerGroup.configure` changes them.
+    """
+
+    visibility_timeout: timedelta = setting(
+        kinds.Duration(),
+        "60s",
+        "How long a lease lasts unless its holder extends it. Its messages are due again after "
+        "`clock_skew` more.",
+    )
+    max_delivery_attempts: int | None = setting(
+        kinds.Count("deliveries"), 5, "The most deliveries of a message, or None.", optional=True
+    )
+    on_max_deliveries: str = setting(
+        kinds.Choice(("dead_letter", "drop", "block")),
+        "dead_letter",
+        'The end of a message past a limit. "drop" settles it. "block" stops deliveries after it '
+        "until the owner calls `unblock`.",
+    )
+    on_reject: str = setting(
+        kinds.Choice(("dead_letter", "drop")),
+        "dead_letter",
+        'The end of a rejected message. "drop" settles it.',
+    )
+    retry: str = setting(
+        kinds.Choice(("exponential", "linear", "constant", "none")),
+        "exponential",
+        'How the delay after a nack grows with each failure. "exponential" doubles it, "linear" '
+        'adds `retry_delay`, "constant" keeps it. With "none" the first failure of a message by '
+        "itself is final.",
+    )
+    retry_delay: timedelta = setting(
+        kinds.Duration(zero=True),
+        "10s",
+        "The delay after the first nack. Expired messages are due without a delay.",
+    )
+    max_retry_delay: timedelta = setting(
+        kinds.Duration(zero=True), "15m", "The longest delay before jitter."
+    )
+    retry_jitter: float = setting(
+        kinds.Fraction(),
+        0.1,
+        "The greatest share of the delay to add. It is drawn once for each settle.",
+    )
+    max_failures: int | None = setting(
+        kinds.Count("failures"), None, "The most failures of a message. None for no limit."
+    )
+    max_retry_age: timedelta | None = setting(
+        kinds.Duration(), None, "The longest time since the first failure. None for no limit."
+    )
+    clock_skew: timedelta = setting(
+        kinds.Duration(zero=True),
+        "1s",
+        "The margin after a deadline before another clock may expire the lease.",
+    )
+    max_in_flight: int | None = setting(
+        kinds.Count("messages"), None, "The most messages under lease. None for no limit."
+    )
+    max_tracked_ranges: int = setting(
+        kinds.Count("ranges"), 200_000, "The ledger size that stops leases of unread messages."
+    )
+    breaker_threshold: int | None = setting(
+        kinds.Count("leases"),
+        5,
+        "Leases of different messages that fail in a row until the breaker opens. None for no "
+        "breaker.",
+        optional=True,
+    )
+    breaker_reset_timeout: timedelta = setting(
+        kinds.Duration(),
+        "10s",
+        "The wait before the first trial of an open breaker. It doubles with each failed trial.",
+    )
+    breaker_max_wait: timedelta = setting(
+        kinds.Duration(), "5m", "The longest wait before a trial."
+    )
+    order: str = setting(
+        kinds.Choice(("none", "key")),
+        "none",
+        '"key" delivers the messages of a key in order. The queue must have `lanes`.',
+    )
+
+    owner: ClassVar[str] = "a group"
 
     def check_order(self, lanes: int) -> None:
         """Raise InvalidOption if the order of keys needs lanes, and the queue has none."""
@@ -124,7 +135,7 @@ class GroupSettings:
             "constant": 1,
             "none": 0,
         }[self.retry]
-        delay = min(self.max_retry_delay, self.retry_delay * growth)
+        delay = min(self.max_retry_delay // MICROSECOND, self.retry_delay // MICROSECOND * growth)
         return round(delay * (1 + self.retry_jitter * jitter))
 
     def failure_limit(self, own: bool) -> int | None:
@@ -144,81 +155,183 @@ class GroupSettings:
         ]
         return min((max(1, limit) for limit in limits if limit is not None), default=None)
 
-    @classmethod
-    def validated(cls, base: GroupSettings | None = None, **given: Any) -> GroupSettings:
-        """Return `base` or the defaults with a user's values, or raise InvalidOption."""
-        checked = {name: cls._validate(name, value) for name, value in given.items()}
-        return replace(base or cls(), **checked)
+    def _unknown(self, name: str, value: Any) -> InvalidOption:
+        known = list(settings_of(GroupSettings))
+        if name in settings_of(QueueSettings):
+            text = f"{name!r} is a setting of the queue: use {CONFIGURE_QUEUE}. A group has "
+            text += f"{', '.join(known)}."
+        else:
+            hint = suggest(name, known)
+            fix = f" (did you mean {hint!r}?)" if hint else f". Use {', '.join(known)}."
+            text = f"{name!r} is not a setting of a queue or a group: the name is unknown{fix}"
+        return InvalidOption(text, advice=[CONFIGURE_QUEUE], option=name, value=value)
+
+
+@documented
+@dataclass(frozen=True, slots=True)
+class QueueSettings(Settings):
+    """The settings of a queue. ``group`` has the defaults of new groups.
+
+    The description of ``messages/`` keeps them as JSON, because a property change would fail
+    publishers in flight.
+    """
+
+    group: GroupSettings = field(default_factory=GroupSettings)
+    retention: timedelta = setting(
+        kinds.Duration(zero=True),
+        "7d",
+        "How long a message is kept after its publish. It stays longer if a group has not settled "
+        "it.",
+    )
+    hard_retention: timedelta | None = setting(
+        kinds.Duration(),
+        None,
+        "How long a message is kept after its publish at most, settled or not. A group that loses "
+        "messages gets `DataLossError`. None for no limit.",
+    )
+    history_retention: timedelta = setting(
+        kinds.Duration(), "30d", "How long `history/` keeps its rows."
+    )
+    delivery_delay: timedelta | None = setting(
+        kinds.Duration(),
+        None,
+        "The `deliver_at` of messages without their own, counted from the publish. None for no "
+        "delay.",
+    )
+    message_ttl: timedelta | None = setting(
+        kinds.Duration(),
+        None,
+        "The `expires_at` of messages without their own, counted from the publish. None for no "
+        "expiry.",
+    )
+    dedup_window: timedelta | None = setting(
+        kinds.Duration(),
+        None,
+        "How long a `dedup_id` counts after its publish. With None, a message with one is refused.",
+    )
+    group_expiry: timedelta | None = setting(
+        kinds.Duration(), None, "How long a group without a commit holds back the trim, or None."
+    )
+    lanes: int = setting(
+        kinds.Count("lanes", least=0, most=MAX_LANES),
+        0,
+        'How many lanes the keys are hashed to. Groups need lanes for `order="key"`.',
+        fixed="each message has its lane since its publish. Create another queue",
+    )
+    dead_letter_path: str | None = setting(
+        kinds.Path(),
+        None,
+        'The path of the dead-letter queue. None for `dead_letters/` below the queue. "." is the '
+        'queue itself, and "./name" a folder below it, which stays right if the queue moves.',
+        fixed="dead letters that are there would be split between two queues. Drain this queue and "
+        "create another one",
+    )
+    durable: bool = setting(
+        kinds.Flag(),
+        True,
+        "Whether local commits are synced to the disk before they are reported. Without it, a "
+        "power cut may lose the last second. Object stores always sync.",
+        fixed="each open handle chose how it writes when it was opened. Create another queue",
+    )
+    queue_id: str = setting(
+        kinds.Text(),
+        "",
+        "The id of the queue. Its dead letters carry it. A copy has the same one until `rehome`.",
+        fixed="the dead letters of the queue carry it. Use rehome for a copy",
+        argument=False,
+    )
+    home: str | None = setting(
+        kinds.Text(),
+        None,
+        "The path at which the queue was created. None in memory.",
+        fixed="it is where the queue was created. Use rehome for a queue that was moved",
+        argument=False,
+    )
+    former_ids: tuple[str, ...] = setting(
+        kinds.Texts(),
+        (),
+        "The ids of the queues that this one is a copy of.",
+        fixed="they follow from copies. Use rehome",
+        argument=False,
+    )
+
+    owner: ClassVar[str] = "the queue"
+    nested: ClassVar[Mapping[str, type[Settings]]] = {"group": GroupSettings}
+    FORMAT: ClassVar[str] = "spark_mq queue"
+    VERSION: ClassVar[int] = 5
+    """The format of a queue's tables. It grows if an older version could not read them."""
 
     @classmethod
-    def from_stored(cls, data: Any) -> GroupSettings:
-        """Create settings from a ledger's header. Raise UnsupportedTable for unknown fields."""
-        names = {field.name for field in fields(cls)}
-        if not isinstance(data, dict) or not names.issuperset(data):
-            unknown = (
-                sorted(map(str, set(data) - names))
-                if isinstance(data, dict)
-                else type(data).__name__
+    def for_dead_letters(cls, durable: bool = True) -> QueueSettings:
+        """Return settings without an attempt limit, a trim, or a dead-letter queue of its own."""
+        group, ages = GroupSettings(max_delivery_attempts=None), timedelta(days=36_500)
+        return cls(group, retention=ages, dead_letter_path=ITSELF, durable=durable)
+
+    @property
+    def is_dead_letter_queue(self) -> bool:
+        return self.dead_letter_path == ITSELF
+
+    def changed(self, **given: Any) -> Self:
+        """Return the settings with a user's values. Raise InvalidOption."""
+        after = Settings.changed(self, **given)
+        delay, ttl = after.delivery_delay, after.message_ttl
+        if delay is not None and ttl is not None and ttl <= delay:
+            raise InvalidOption(
+                f"message_ttl={show_duration(ttl)!r} ends before "
+                f"delivery_delay={show_duration(delay)!r}: every message would expire unread. Use "
+                "a longer message_ttl.",
+                option="message_ttl",
+                value=given.get("message_ttl", ttl),
             )
-            raise UnsupportedTable(
-                f"cannot read the settings of a group: this version of spark_mq does not know "
-                f"{unknown}. To fix this, update spark_mq.",
-                path=None,
-                features=[],
-            )
-        return cls(**data)
+        after.group.check_order(after.lanes)
+        return after
+
+    def default_times(self, now: int) -> dict[str, int]:
+        """Return the deliver_at and expires_at that a publish at `now` gets by default, if any."""
+        after = {"deliver_at": self.delivery_delay, "expires_at": self.message_ttl}
+        return {name: now + one // MICROSECOND for name, one in after.items() if one is not None}
+
+    def to_json(self) -> str:
+        data = {"format": self.FORMAT, "format_version": self.VERSION, **self.encoded()}
+        return json.dumps(data, sort_keys=True)
 
     @classmethod
-    def _validate(cls, name: str, value: Any) -> Any:
-        known = {field.name: field.default for field in fields(cls)}
-        if name not in known:
-            text = _unknown_setting(name, list(known))
-            raise InvalidOption(text, advice=[CONFIGURE_QUEUE], option=name, value=value)
-        if value is None and (known[name] is None or name in _NULLABLE):
+    def from_json(cls, text: str | None, path: str | None = None) -> QueueSettings | None:
+        """Create settings from JSON. Return None if the text does not describe a queue.
+
+        Raise UnsupportedTable, which names `path`, if another version of spark_mq wrote it.
+        """
+        try:
+            data = json.loads(text or "")
+        except (ValueError, RecursionError):
             return None
-        if name in DURATION_SETTINGS:
-            zero = name not in _NONZERO
-            return validate_duration(name, value, zero=zero)
-        if name in _COUNTS:
-            return validate_count(name, value, most=2**63 - 1)
-        if name == "retry_jitter":
-            return validate_fraction(name, value)
-        return validate_choice(name, value, _CHOICES[name])
+        if not isinstance(data, dict) or data.get("format") != cls.FORMAT:
+            return None
+        if data.get("format_version") != cls.VERSION:
+            raise _wrong_format(data.get("format_version"), cls.VERSION, path)
+        own = {k: v for k, v in data.items() if k not in ("format", "format_version")}
+        return cls.decoded(own, path)
 
 
-def _unknown_setting(name: str, known: list[str]) -> str:
-    if name in SETTINGS_OF_QUEUES:
-        return (
-            f"{name!r} is a setting of the queue: use {CONFIGURE_QUEUE}. "
-            f"A group has {', '.join(known)}."
-        )
-    hint = suggest(name, known)
-    fix = f" (did you mean {hint!r}?)" if hint else f". Use {', '.join(known)}."
-    return f"{name!r} is not a setting of a queue or a group: the name is unknown{fix}"
+def new_settings(given: Mapping[str, Any]) -> QueueSettings:
+    """Return the settings of a new queue, and the defaults of its groups, as a user gives them."""
+    known = settings_of(QueueSettings)
+    own = {name: given[name] for name in given if name in known and known[name].argument}
+    group = GroupSettings().changed(**{n: given[n] for n in given if n not in own})
+    return QueueSettings(group).changed(**own)
 
 
-class GroupOptions(TypedDict, total=False):
-    """A user's settings of a group, without the two most common."""
-
-    on_max_deliveries: str
-    clock_skew: Duration
-    retry: str
-    retry_delay: Duration
-    max_retry_delay: Duration
-    retry_jitter: float
-    max_failures: int | None
-    max_retry_age: Duration | None
-    max_in_flight: int | None
-    max_tracked_ranges: int
-    on_reject: str
-    breaker_threshold: int | None
-    breaker_reset_timeout: Duration
-    breaker_max_wait: Duration
-    order: str
-
-
-class GroupSettingsOptions(GroupOptions, total=False):
-    """All settings of a group as a user gives them."""
-
-    visibility_timeout: Duration
-    max_delivery_attempts: int | None
+def _wrong_format(found: Any, known: int, path: str | None) -> UnsupportedTable:
+    older = isinstance(found, int) and found < known
+    fix = (
+        "create a new queue with this version and publish its messages there; read the old queue "
+        "with the version that created it"
+        if older
+        else "update spark_mq"
+    )
+    place = f"the queue at {path}" if path else "the queue"
+    return UnsupportedTable(
+        f"{place} has format {found!r}, and this version of spark_mq reads {known}: {fix}",
+        path=path,
+        features=[],
+    )

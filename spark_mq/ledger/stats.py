@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
@@ -17,7 +16,7 @@ from spark_mq.ledger.schedule import split_due
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.states import DELAYED, READY
 from spark_mq.ledger.walk import StateSum, sum_states, walk_unread
-from spark_mq.util.records import Record
+from spark_mq.util.records import Record, with_attributes
 
 __all__ = [
     "MESSAGES",
@@ -169,11 +168,7 @@ def state_figures(owner: type[Any]) -> list[str]:
 
 def documented(owner: type[_T]) -> type[_T]:
     """Describe the figures of a dataclass in its docstring."""
-    rows = [inspect.cleandoc(owner.__doc__ or ""), "", "Attributes", "----------"]
-    for name, one in figures_of(owner).items():
-        rows += [name, f"    {one.doc}"]
-    owner.__doc__ = "\n".join(rows)
-    return owner
+    return with_attributes(owner, {name: one.doc for name, one in figures_of(owner).items()})
 
 
 @documented

@@ -35,6 +35,7 @@ from spark_mq.ledger.transitions import (
     to_available,
     with_failure,
 )
+from spark_mq.util.clock import MICROSECOND
 
 __all__ = [
     "STREAM_ID",
@@ -228,9 +229,8 @@ class Replay(Command[Grant]):
         rows = rows_held_by_batch(view.ledger, batch.prefix)
         held = {r.lease_id for r in view.ledger.ranges_at(rows) if r.lease_id}
         before, acks = batch.ack_earlier(view, sorted(held))
-        expires_at = view.now + min(
-            self.timeout or view.settings.visibility_timeout, self.max_timeout
-        )
+        timeout = self.timeout or view.settings.visibility_timeout // MICROSECOND
+        expires_at = view.now + min(timeout, self.max_timeout)
         after, granted = replay_batch(
             before, view.now, view.settings, batch.prefix, lease_id=batch.lease_id,
             worker_id=self.worker_id, expires_at=expires_at,

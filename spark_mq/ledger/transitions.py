@@ -9,6 +9,7 @@ from typing import Final
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, SETTLED, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
+from spark_mq.util.clock import MICROSECOND
 
 __all__ = [
     "AGE_LIMIT",
@@ -45,7 +46,7 @@ def expire_leases(
     """
     found: list[int] = []
     if LEASED in ledger.states:
-        found += ledger.find((LEASED,), ("expires_at", "<", now - rules.clock_skew))
+        found += ledger.find((LEASED,), ("expires_at", "<", now - rules.clock_skew // MICROSECOND))
     if AVAILABLE in ledger.states:
         found += _exhausted_rows(ledger, rules)
     if BLOCKED in ledger.states and rules.on_max_deliveries != "block":
@@ -122,7 +123,7 @@ def _limit_name(r: Range, rules: GroupSettings) -> str:
 
 def is_late(r: Range, now: int, rules: GroupSettings) -> bool:
     """Return whether a leased range is past its deadline and the margin for clocks."""
-    return r.expires_at is not None and r.expires_at < now - rules.clock_skew
+    return r.expires_at is not None and r.expires_at < now - rules.clock_skew // MICROSECOND
 
 
 def _expiry_error(r: Range) -> str:
@@ -164,7 +165,8 @@ def exhausted_limit(r: Range, rules: GroupSettings, now: int, *, own: bool) -> s
         return FAILURE_LIMIT
     # The age limit waits until the culprit of a whole lease is known.
     age = now - (r.first_failed_at or now)
-    if own and rules.max_retry_age is not None and age >= rules.max_retry_age:
+    longest = rules.max_retry_age
+    if own and longest is not None and age >= longest // MICROSECOND:
         return AGE_LIMIT
     return None
 

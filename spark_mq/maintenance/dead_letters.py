@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 from spark_mq.errors import CorruptLog
 from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.message_index import FileSlice
-from spark_mq.ledger.queue_settings import QueueSettings
 from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.routing import DropDead, FreezeDead
+from spark_mq.ledger.settings import QueueSettings
 from spark_mq.maintenance.transfer import Transfer
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger

@@ -10,7 +10,7 @@ from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore, join
 from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.errors import InvalidOption, NotAQueue, QueueNotFound
-from spark_mq.ledger.queue_settings import QueueSettings
+from spark_mq.ledger.settings import QueueSettings
 from spark_mq.operations.create import DROP_MARK
 
 __all__ = ["drop_queue"]

@@ -22,6 +22,7 @@ from spark_mq.ledger.trim import (
 from spark_mq.maintenance.redrive import REDRIVE
 from spark_mq.operations.context import QueueContext
 from spark_mq.storage.ledger_table import HORIZON
+from spark_mq.util.clock import MICROSECOND
 from spark_mq.util.records import Record
 from spark_mq.util.steps import counted, step
 
@@ -80,11 +81,12 @@ def trim(context: QueueContext) -> Trimmed:
         index, settings = context.messages.index(), context.settings
         starts = read_starts(context)
         needed = min([*starts.values(), *_redrive_start(context)], default=MAX_SEQUENCE)
-        old = index.last_of_older(context.now() - settings.retention)
+        old = index.last_of_older(context.now() - settings.retention // MICROSECOND)
         counting = groups_that_count(context, index, starts)
         found = min(lowest_start(counting), old)
         if settings.hard_retention is not None:
-            found = max(found, index.last_of_older(context.now() - settings.hard_retention))
+            oldest = context.now() - settings.hard_retention // MICROSECOND
+            found = max(found, index.last_of_older(oldest))
         return found
 
     horizon = context.group(HORIZON).run(_Trim(reach))
@@ -92,7 +94,7 @@ def trim(context: QueueContext) -> Trimmed:
     # Only now, because the drop finds the files by the index. Start sequences and the horizon never
     # go back below both, so no group will need the forgotten files.
     context.messages.forget(
-        min(horizon, needed), context.now() - context.settings.history_retention
+        min(horizon, needed), context.now() - context.settings.history_retention // MICROSECOND
     )
     held = held_back(counting, context.messages.index(), horizon, old)
     return Trimmed(dropped, () if held is None else held.groups)
@@ -153,7 +155,8 @@ def groups_that_count(
         name: GroupStart(start, None if expiry is None else context.ledgers.last_change(name))
         for name, start in starts.items()
     }
-    return counting_groups(groups, index.last_sequence, context.now(), expiry)
+    micros = None if expiry is None else expiry // MICROSECOND
+    return counting_groups(groups, index.last_sequence, context.now(), micros)
 
 
 def find_held_back(
@@ -164,5 +167,5 @@ def find_held_back(
     horizon = context.horizon()
     if not counting or index.last_sequence <= max(lowest_start(counting), horizon):
         return None  # all is settled, so the ages of files do not matter
-    old = index.last_of_older(context.now() - context.settings.retention)
+    old = index.last_of_older(context.now() - context.settings.retention // MICROSECOND)
     return held_back(counting, index, horizon, old)

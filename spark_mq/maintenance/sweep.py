@@ -19,6 +19,7 @@ from spark_mq.maintenance.retention import Trimmed, trim
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.storage.history_table import Archived
+from spark_mq.util.clock import MICROSECOND
 from spark_mq.util.records import Record
 from spark_mq.util.show import show_some
 from spark_mq.util.steps import counted, step
@@ -193,4 +194,4 @@ def index_commits(context: QueueContext) -> int:
 
 def archive_history(context: QueueContext) -> Archived:
     """Archive the ledger commits that ``history/`` lacks."""
-    return context.history.archive(context.settings.history_retention)
+    return context.history.archive(context.settings.history_retention // MICROSECOND)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import SparkMQError, TablesDisagree
-from spark_mq.ledger.queue_settings import QueueSettings
+from spark_mq.ledger.settings import QueueSettings
 from spark_mq.operations.committer import GroupCommitter
 from spark_mq.operations.group_ledger import GroupLedger, StartPosition, read_horizon
 from spark_mq.operations.payloads import PayloadFiles

@@ -16,14 +16,14 @@ from spark_mq.delta.object_store import ObjectStore, canonical_path, join
 from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.errors import CopiedQueue, InvalidOption, NotAQueue, QueueExists, QueueNotFound
-from spark_mq.ledger.queue_settings import ITSELF, QueueSettings
+from spark_mq.ledger.settings import ITSELF, QueueSettings
 from spark_mq.operations.context import QueueContext
-from spark_mq.operations.public_settings import settings_refused
 from spark_mq.storage.history_table import HistoryTable
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.message_table import MessageTable
 from spark_mq.util.advice import CONFIGURE_QUEUE, CREATE_QUEUE, OPEN_QUEUE, USE_AS_IT_IS
 from spark_mq.util.clock import Clock
+from spark_mq.util.setting_fields import settings_of
 from spark_mq.util.show import show_some
 
 __all__ = [
@@ -77,11 +77,25 @@ def create_queue_tables(
             f"queue's own",
             path=root,
         )
-    refused = settings_refused(found, settings, given if exist_ok else None)
+    refused = _differences(found, settings, given if exist_ok else None)
     if refused or (complete and not exist_ok):
         raise _exists(root, refused)
     if not complete and not _complete(ledgers, messages.table_id, own=own) and not exist_ok:
         raise _exists(root)
+
+
+def _differences(found: QueueSettings, wanted: QueueSettings, given: Collection[str] | None) -> str:
+    """Return the settings that a queue does not have as they were given, for people.
+
+    `given` are the names that count, or None for all but the queue's identity.
+    """
+    parts = []
+    for old, new in ((found.group, wanted.group), (found, wanted)):
+        for name, one in settings_of(type(old)).items():
+            has, asked = getattr(old, name), getattr(new, name)
+            if has != asked and one.argument and (given is None or name in given):
+                parts.append(f"{name}={one.show(has)}, not {one.show(asked)}")
+    return ", ".join(parts)
 
 
 def _complete(ledgers: LedgerTable, messages_id: str, *, own: bool) -> bool:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from spark_mq.errors import CorruptLog, GroupNotFound
-from spark_mq.ledger.commands import KNOWN, Change, Command, Needs, View
+from spark_mq.ledger.commands import KNOWN, Command, Needs, View
 from spark_mq.ledger.log_fingerprints import agreed_up_to
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.owner_commands import Create, StartPosition
@@ -21,7 +20,6 @@ from spark_mq.ledger.stats import GroupStats, compute_stats
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.committer import GroupCommitter
 from spark_mq.operations.payloads import FileChecks, PayloadFiles
-from spark_mq.operations.public_settings import public_group_settings, settings_changed
 from spark_mq.storage.history_table import HistoryTable
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON, LedgerTable
@@ -35,7 +33,6 @@ from spark_mq.util.validation import suggest
 
 __all__ = [
     "MAX_COMPARED_GROUPS",
-    "Configure",
     "GroupLedger",
     "StartPosition",
     "group_not_found",
@@ -230,7 +227,7 @@ class GroupLedger:
         stored = snapshot.ledger.head.settings
         read = self.committer.read_settings
         if read[0] is not stored:
-            read = self.committer.read_settings = stored, GroupSettings.from_stored(stored)
+            read = self.committer.read_settings = stored, GroupSettings.decoded(stored)
         return read[1]
 
     @property
@@ -296,27 +293,6 @@ class GroupLedger:
         if read_horizon(self._ledgers) < trimmed:
             reason = f"messages/ was trimmed up to {trimmed}, and leases/ does not know it"
             raise tables_disagree(messages.path, reason)
-
-
-@dataclass(frozen=True, slots=True)
-class Configure(Command[GroupSettings]):
-    """Change settings of the group. Return all of them."""
-
-    changes: Mapping[str, Any]
-
-    name = "configure"
-
-    def apply(self, view: View) -> Change[GroupSettings]:
-        before, after = view.settings, GroupSettings.validated(view.settings, **self.changes)
-        if after == before:
-            return Change(None, after)
-        note = {
-            "operation": self.name,
-            "settings": {name: getattr(after, name) for name in self.changes},
-            "detail": settings_changed(public_group_settings(before), public_group_settings(after)),
-        }
-        head = replace(view.ledger.head, settings=asdict(after))
-        return Change(view.ledger.replaced(head, view.ledger.events), after, note)
 
 
 def read_horizon(ledgers: LedgerTable) -> int:

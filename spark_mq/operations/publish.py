@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import pyarrow as pa
@@ -32,7 +32,7 @@ from spark_mq.storage.publish_receipt import PublishReceipt, check_txn, producer
 from spark_mq.telemetry.conventions import add_headers, trace_headers
 from spark_mq.telemetry.reporter import Reporter, current_reporter
 from spark_mq.util.advice import SET_DEDUP_WINDOW
-from spark_mq.util.clock import Duration
+from spark_mq.util.clock import MICROSECOND, Duration
 from spark_mq.util.validation import validate_choice, validate_count
 
 __all__ = [
@@ -133,8 +133,8 @@ def report_files(context: QueueContext, messages: int, publish: Callable[[], obj
 _DEDUP_ID: Final = "dedup_id"
 
 
-def check_dedup(window: int | None) -> int:
-    """Return the ``dedup_window`` of a queue. Raise InvalidOption if it has none."""
+def check_dedup(window: timedelta | None) -> int:
+    """Return the ``dedup_window`` of a queue in microseconds, or raise InvalidOption."""
     if window is None:
         raise InvalidOption(
             "a message has a dedup_id, and the queue has no dedup_window. Set one, as by "
@@ -143,7 +143,7 @@ def check_dedup(window: int | None) -> int:
             option=_DEDUP_ID,
             value=None,
         )
-    return window
+    return window // MICROSECOND
 
 
 def store_table(

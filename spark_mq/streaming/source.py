@@ -38,7 +38,7 @@ from spark_mq.operations.payloads import FileChecks
 from spark_mq.operations.settle import extend
 from spark_mq.streaming.lanes import LaneRuns, lane_runs
 from spark_mq.streaming.offset import parse_offset
-from spark_mq.util.clock import SECOND
+from spark_mq.util.clock import MICROSECOND, SECOND
 
 __all__ = [
     "BatchPlan",
@@ -244,7 +244,8 @@ class StreamSource:
         if not ranges:
             return BatchPlan(lease_id, expires_at)
         settings, limit = self.ledger.committer.read_settings[1], self.options.max_lease_duration
-        timeout = min(self.options.visibility_timeout or settings.visibility_timeout, limit)
+        timeout = self.options.visibility_timeout or settings.visibility_timeout // MICROSECOND
+        timeout = min(timeout, limit)
         self._alive = self._keep_alive(lease_id, timeout, limit)
         index = self.ledger.messages.index(ranges[-1].last)
         slices = tuple((piece, r) for r in ranges for piece in index.slices(r.first, r.last))

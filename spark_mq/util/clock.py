@@ -15,6 +15,7 @@ from spark_mq.errors import InvalidOption
 __all__ = [
     "EARLIEST",
     "LATEST",
+    "MICROSECOND",
     "SECOND",
     "Clock",
     "Duration",
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 SECOND: Final = 1_000_000
+MICROSECOND: Final = timedelta(microseconds=1)  # a timedelta // MICROSECOND is an integer
 
 EARLIEST: Final = -62_135_596_800 * SECOND  # the first of a datetime, the start of year 1
 LATEST: Final = 253_402_300_800 * SECOND - 1  # the last of a datetime, the end of year 9999
@@ -62,7 +64,7 @@ def to_micros(instant: datetime) -> int:
             option="datetime",
             value=instant,
         ) from None
-    return (delta.days * 86_400 + delta.seconds) * SECOND + delta.microseconds
+    return delta // MICROSECOND
 
 
 def to_datetime(instant: int) -> datetime:

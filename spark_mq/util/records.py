@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from datetime import datetime
@@ -12,7 +13,7 @@ import pyarrow as pa
 
 from spark_mq.util.html import object_html, rows_html
 
-__all__ = ["Converts", "Record", "Records", "to_table"]
+__all__ = ["Converts", "Record", "Records", "to_table", "with_attributes"]
 
 T = TypeVar("T")
 
@@ -71,6 +72,15 @@ class Records(Converts, list[T]):
 
     def _repr_html_(self) -> str:
         return rows_html(self)
+
+
+def with_attributes(owner: type[T], texts: Mapping[str, str]) -> type[T]:
+    """Return a class whose docstring describes its attributes, too."""
+    rows = [inspect.cleandoc(owner.__doc__ or ""), "", "Attributes", "----------"]
+    for name, text in texts.items():
+        rows += [name, f"    {text}"]
+    owner.__doc__ = "\n".join(rows)
+    return owner
 
 
 def to_table(rows: Sequence[Any]) -> pa.Table:

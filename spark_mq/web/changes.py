@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Final
 
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.operations.public_settings import public_group_settings
-from spark_mq.util.setting_text import parse_setting
+from spark_mq.util.setting_fields import settings_of
 from spark_mq.util.show import show_some
 from spark_mq.util.user import acting_as
 from spark_mq.util.validation import validate_choice, validate_position
@@ -21,7 +20,7 @@ from spark_mq.web.view import Forbidden, View
 __all__ = ["change", "confirmation"]
 
 _log = logging.getLogger(__name__)
-_SETTINGS: Final = tuple(one.name for one in fields(GroupSettings))
+_SETTINGS: Final = settings_of(GroupSettings)
 _PLACES: Final = {"redrive": "letters", "sweep": "sweeps"}  # pages that offer a change of no group
 
 
@@ -62,14 +61,14 @@ def _configure(view: View) -> None:
 
 def _configure_preview(view: View) -> Mapping[str, Any]:
     group, (name, value) = view.group()[0], _setting(view)
-    after = public_group_settings(GroupSettings.validated(**{name: value}))
+    after = GroupSettings().changed(**{name: value})
     before = getattr(group.settings, name)
     return {"setting": name, "before": before, "after": getattr(after, name)}
 
 
 def _setting(view: View) -> tuple[str, Any]:
     name = validate_choice("setting", view.text("setting"), _SETTINGS)
-    return name, parse_setting(_required(view, "value", 'give the new value, or "none"'))
+    return name, _SETTINGS[name].parse(_required(view, "value", 'give the new value, or "none"'))
 
 
 def _redrive(view: View) -> Mapping[str, int]:
@@ -145,7 +144,12 @@ def _action(view: View) -> tuple[str, _Action]:
 def confirmation(view: View) -> str:
     """Ask for what a change needs, or whether to make it."""
     do, action = _action(view)
-    known = {"do": do, "question": action.ask(view), "back": _back(view), "settings": _SETTINGS}
+    known = {
+        "do": do,
+        "question": action.ask(view),
+        "back": _back(view),
+        "settings": tuple(_SETTINGS),
+    }
     if any(view.text(name) is None for name in action.needs):
         return render("change.html", view, title="Change", step="ask", **known)
     preview = action.preview(view)

@@ -100,6 +100,26 @@ def test_queues_are_created_listed_and_dropped(run: Run, tmp_path: Path) -> None
     assert "no queue" in run("queue", "describe", path, expect=3).err
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("visibility_timeout", "2m", timedelta(minutes=2)),
+        ("max_delivery_attempts", "7", 7),
+        ("max_delivery_attempts", "none", None),
+        ("retention", "0", timedelta(0)),
+        ("dead_letter_path", "./letters", "./letters"),
+        ("lanes", "8", 8),
+    ],
+)
+def test_a_common_setting_of_a_new_queue_has_its_own_option(
+    run: Run, tmp_path: Path, name: str, text: str, value: object
+) -> None:
+    option, given = f"--{name.replace('_', '-')}", text.replace("./", f"{tmp_path}/q/")
+    run("queue", "create", tmp_path / "q", option, given)
+    settings = Queue.open(tmp_path / "q").settings
+    assert getattr(settings if hasattr(settings, name) else settings.group, name) == value
+
+
 def test_a_wrong_setting_is_refused_in_one_line(process: Run, tmp_path: Path) -> None:
     done = process("queue", "create", tmp_path / "q", "--set", "max_in_fligth=7", expect=2)
     assert "max_in_fligth" in done.err

@@ -18,7 +18,6 @@ from deltalake import DeltaTable
 from support.blocks import ROOT, blocks_of, pages
 
 from spark_mq import GroupSettings, GroupStats, Queue, QueueSettings, WorkSummary, errors
-from spark_mq.ledger.stats import figures_of
 
 REFERENCE = ROOT / "docs" / "reference"
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -44,22 +43,20 @@ def test_the_runbook_has_a_section_for_each_alert() -> None:
     assert re.findall(r"^## (\w+)$", page, re.M) == alerts
 
 
-def test_every_setting_has_its_place() -> None:
+def test_every_setting_has_its_place(write_reference: ModuleType) -> None:
     names = {f.name for kind in (GroupSettings, QueueSettings) for f in fields(kind)} - {"group"}
     assert names <= in_code("settings.md")
+    assert_current(write_reference, "settings.md")
+    assert write_reference.TYPES.read_text(encoding="utf-8") == write_reference.types()
 
 
 def test_every_error_has_its_place() -> None:
     assert set(errors.__all__) <= in_code("errors.md")
 
 
-def test_every_statistic_has_its_place() -> None:
+def test_every_statistic_has_its_place(write_reference: ModuleType) -> None:
     assert {f.name for f in fields(GroupStats)} <= in_code("states.md")
-    rows = [f"| `{name}` | {one.doc} |" for name, one in figures_of(GroupStats).items()]
-    table = "\n".join(["| field | meaning |", "| --- | --- |", *rows]).replace("``", "`")
-    page = (REFERENCE / "states.md").read_text(encoding="utf-8")
-    part = f"<!-- generated: figures-of-a-group -->\n{table}\n<!-- /generated -->"
-    assert part in page, f"docs/reference/states.md needs this:\n{part}"
+    assert_current(write_reference, "states.md")
 
 
 def test_every_extra_for_users_has_its_place() -> None:
@@ -104,8 +101,7 @@ def test_every_command_and_option_of_the_command_line_has_its_place(
 def test_the_reference_of_the_command_line_is_what_the_commands_say(
     write_reference: ModuleType,
 ) -> None:
-    text = (REFERENCE / "cli.md").read_text(encoding="utf-8")
-    assert write_reference.rewritten(text) == text, "run docs/write_reference.py, which writes it"
+    text = assert_current(write_reference, "cli.md")
     named = set(re.findall(r"<!-- (?:options|commands): ([\w-]+) -->", text))
     having = {
         name.split()[0]
@@ -117,9 +113,15 @@ def test_the_reference_of_the_command_line_is_what_the_commands_say(
 
 def test_the_reference_of_the_jobs_is_what_their_parsers_say(write_reference: ModuleType) -> None:
     pytest.importorskip("pyspark")
-    text = (REFERENCE / "jobs.md").read_text(encoding="utf-8")
-    assert write_reference.rewritten(text) == text, "run docs/write_reference.py, which writes it"
+    text = assert_current(write_reference, "jobs.md")
     assert set(re.findall(r"<!-- job: (\w+) -->", text)) == {"publish", "sweep", "worker"}
+
+
+def assert_current(write_reference: ModuleType, page: str) -> str:
+    """Return a page that has tables of the code. Fail if they differ from the code."""
+    text = (REFERENCE / page).read_text(encoding="utf-8")
+    assert write_reference.rewritten(text) == text, "run docs/write_reference.py, which writes it"
+    return text
 
 
 @pytest.fixture(scope="module")

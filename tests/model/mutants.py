@@ -108,11 +108,11 @@ LEDGER, SOURCE, SETTLING, LETTERS, TRIM, ORDER = "4", "6", "7", "8", "3", "order
 ALL = [
     # -- section 4: the ledger
     Mutant(LEDGER, "a lease past its deadline expires", ledger.expire_leases,
-           "now - rules.clock_skew", "0", "manual"),
+           "now - rules.clock_skew // MICROSECOND", "0", "manual"),
     Mutant(LEDGER, "no lease expires before its deadline", ledger.expire_leases,
-           "now - rules.clock_skew", "now + 30_000_000", "kept_alive"),
+           "now - rules.clock_skew // MICROSECOND", "now + 30_000_000", "kept_alive"),
     Mutant(LEDGER, "nor before the margin for clocks has passed, too", ledger.expire_leases,
-           "now - rules.clock_skew", "now", "capped"),
+           "now - rules.clock_skew // MICROSECOND", "now", "capped"),
     Mutant(LEDGER, "an operation never folds the lease that it names", ledger.expire_leases,
            "if r.lease_id in kept:", "if False:", "fickle"),
     Mutant(LEDGER, "a lease is counted", grant._leased, "r.delivery_count + 1",

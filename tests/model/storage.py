@@ -26,9 +26,8 @@ import spark_mq.streaming.source
 from spark_mq import Queue
 from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.message_index import DataFile, MessageIndex
-from spark_mq.ledger.queue_settings import QueueSettings
 from spark_mq.ledger.ranges import Ledger, Range
-from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.settings import QueueSettings, new_settings
 from spark_mq.operations.context import QueueContext
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON
@@ -226,9 +225,7 @@ class Rig:
         stopped = ManualClock(EPOCH)
         self.log, self.dead_log = MemoryMessages(stopped, lanes), MemoryMessages(stopped)
         self.leases, self.dead_leases = MemoryLedgers(stopped), MemoryLedgers(stopped)
-        self.settings = QueueSettings.validated(
-            GroupSettings.validated(retry_jitter=0, **settings), lanes=lanes, **of_queue
-        )
+        self.settings = new_settings({"retry_jitter": 0, "lanes": lanes, **settings, **of_queue})
         self._books: dict[Hashable, Book] = {}
         self._indexes: dict[Log, MessageIndex] = {}
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.ledger_group import limits
 
 from spark_mq.ledger import admin, routing, transitions
 from spark_mq.ledger import ranges as stored_ranges
@@ -20,7 +21,6 @@ from spark_mq.ledger.extend import extend
 from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW, intervene
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import LIST_LIMIT, Ledger, LedgerHeader, Range
-from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.unreadable import UNREADABLE, postpone_due, reject_unreadable
 from spark_mq.storage.ledger_rows import from_rows, to_rows
 
@@ -34,7 +34,7 @@ step.
 
 numbers = st.integers(0, 10**6)
 seconds = st.sampled_from([0, 1, 3, 10, 61, 1000])
-limits = st.one_of(st.integers(1, 12), st.sampled_from([30, 100, 10_000]))
+sizes = st.one_of(st.integers(1, 12), st.sampled_from([30, 100, 10_000]))
 FIELDS = [
     "lease_id",
     "worker_id",
@@ -75,7 +75,7 @@ class LedgerMachine(RuleBasedStateMachine):
     ):  # fmt: skip
         # Lists, tables, and both in turn.
         stored_ranges.LIST_LIMIT = list_limit
-        self.rules = GroupSettings(
+        self.rules = limits(
             max_delivery_attempts=n,
             clock_skew=skew,
             retry_delay=2 * SECOND,
@@ -150,7 +150,7 @@ class LedgerMachine(RuleBasedStateMachine):
     # -- leasing
 
     @rule(
-        limit=limits,
+        limit=sizes,
         timeout=seconds,
         reserved_attempts=st.sampled_from([0, 1]),
         stream=st.booleans(),
@@ -160,7 +160,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.take(limit, timeout, reserved_attempts if (self.naive.n or 5) >= 3 else 0, stream)
 
     @rule(
-        limit=limits,
+        limit=sizes,
         max_bytes=st.sampled_from([None, 0, 1, 9, 60]),
         max_sequence=st.one_of(st.none(), numbers),
         back=st.sampled_from([None, 0, 5]),

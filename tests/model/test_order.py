@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from support.ledger_group import limits
 
 from spark_mq.ledger import admin
 from spark_mq.ledger.acquire import AcquireRequest, acquire
@@ -21,7 +22,6 @@ from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW, inter
 from spark_mq.ledger.lane_walk import LaneWalk
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
-from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, settle
 from spark_mq.ledger.stream_batch import replay_batch
 from spark_mq.ledger.transitions import expire_leases
@@ -67,7 +67,7 @@ class Order(RuleBasedStateMachine):
     )
     def begin(self, *, lanes, n, ordered, exhausted, in_flight):
         self.layout, self.ordered = BandLayout(lanes), ordered
-        self.rules = GroupSettings(
+        self.rules = limits(
             max_delivery_attempts=n, clock_skew=0, retry_delay=5 * SECOND, on_max_deliveries=exhausted,
             max_in_flight=in_flight, breaker_threshold=None, order="key" if ordered else "none",
         )  # fmt: skip

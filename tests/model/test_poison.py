@@ -14,13 +14,13 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.ledger_group import limits
 
 from spark_mq.ledger import settle as settle_rules
 from spark_mq.ledger import transitions
 from spark_mq.ledger.acquire import AcquireRequest, acquire, isolation_size
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import DEAD, Ledger, LedgerHeader
-from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.stream_batch import replay_batch
 
 SECOND = 1_000_000
@@ -54,8 +54,11 @@ class World:
         self.all = [f.first + row for f in files for row in range(f.rows)]
         self.poison = {self.all[i % self.messages] for i in self.poison}
         self.flaky = {self.all[i % self.messages]: times for i, times in self.flaky.items()}
-        self.rules = GroupSettings(
-            max_delivery_attempts=self.n, retry_delay=SECOND, max_retry_delay=2 * SECOND
+        self.rules = limits(
+            clock_skew=SECOND,
+            max_delivery_attempts=self.n,
+            retry_delay=SECOND,
+            max_retry_delay=2 * SECOND,
         )
         self.ledger = Ledger(LedgerHeader())
         self.now = 0

@@ -21,9 +21,9 @@ from spark_mq.errors import CommitConflict, ContentionTimeout, GroupNotFound, St
 from spark_mq.ledger import settle as settle_rules
 from spark_mq.ledger.acquire import Acquire
 from spark_mq.ledger.commands import Change, View
+from spark_mq.ledger.owner_commands import Configure
 from spark_mq.ledger.settle import ACK, Settle, SettleCommand
 from spark_mq.operations.committer import GroupCommitter
-from spark_mq.operations.group_ledger import Configure
 from spark_mq.storage.ledger_rows import events_of
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.optimistic_commit import OptimisticCommit

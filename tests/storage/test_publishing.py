@@ -18,7 +18,7 @@ from support.tables import context_of, group_ledger_of, messages_of
 
 from spark_mq import Message, PublishReceipt, Queue, errors
 from spark_mq.errors import DuplicatePublish
-from spark_mq.ledger.queue_settings import QueueSettings
+from spark_mq.ledger.settings import QueueSettings
 from spark_mq.parquet.schema import INSTANT
 from spark_mq.testing import ManualClock
 

@@ -6,8 +6,7 @@ from typing import Any
 
 from spark_mq.ledger.bands import BandLayout, encode_bands
 from spark_mq.ledger.message_index import DataFile, DeliveryTimes, MessageIndex, sequence
-from spark_mq.ledger.settings import GroupSettings
-from support.ledger_group import Group
+from support.ledger_group import Group, limits
 
 LANES = 4
 LAYOUT = BandLayout(LANES)
@@ -25,7 +24,7 @@ def file_of(
 
 def ordered(*files: DataFile, order: str = "key", **settings: Any) -> Group:
     """Return an ordered group on some files."""
-    rules = GroupSettings(clock_skew=0, breaker_threshold=None, order=order, **settings)
+    rules = limits(breaker_threshold=None, order=order, **settings)
     group = Group(0, rules, list(files))
     group.index = MessageIndex(files, len(files), lanes=LANES)
     return group

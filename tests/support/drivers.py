@@ -15,6 +15,7 @@ from spark_mq.ledger.commands import Change, View
 from spark_mq.ledger.stream_batch import fence_app_id
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
+from spark_mq.util.clock import MICROSECOND
 from support.steps import Step
 from support.tables import group_ledger_of, ledgers_of
 
@@ -131,7 +132,7 @@ def grant(group: ConsumerGroup, request: Callable[[int, int], AcquireRequest]) -
     """
 
     def lease(view: View) -> Change[Grant]:
-        wanted = request(view.now, view.settings.visibility_timeout)
+        wanted = request(view.now, view.settings.visibility_timeout // MICROSECOND)
         folded = expire_leases(view.ledger, view.now, view.settings)
         after, granted = acquire.acquire(folded, view.log, view.now, view.settings, wanted)
         return Change(after if granted.ranges else None, granted, {"operation": "lease"})

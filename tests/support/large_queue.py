@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -43,7 +43,7 @@ def _write_group(queue: Queue, name: str, count: int) -> None:
         last = index.nth_from(0, at + length)
         rows.append(_range((first, last), STATES[row % len(STATES)], length, row, now))
         at += length
-    head = LedgerHeader(settings=asdict(GroupSettings()), counters={"acked": at // 2})
+    head = LedgerHeader(settings=GroupSettings().encoded(), counters={"acked": at // 2})
     snapshot = ledgers.read(name)
     ledgers.write(
         snapshot,

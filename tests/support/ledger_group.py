@@ -26,7 +26,7 @@ class Group:
     """
 
     messages: int = 10
-    rules: GroupSettings = field(default_factory=lambda: GroupSettings(clock_skew=0))
+    rules: GroupSettings = field(default_factory=lambda: limits(clock_skew=0))
     files: list[DataFile] | None = None
     now: int = 1_000 * SECOND
 
@@ -115,7 +115,8 @@ class Group:
 
 
 def limits(**given) -> GroupSettings:
-    return GroupSettings(**{"clock_skew": 0, **given})
+    """Return settings of a group, with durations in microseconds."""
+    return GroupSettings.decoded({"clock_skew": 0, **given})
 
 
 def dead_ones() -> Group:

@@ -19,9 +19,8 @@ from spark_mq.delta.action_json import parse_commit
 from spark_mq.delta.actions import AddFile, Change, Commit
 from spark_mq.delta.state import TableState
 from spark_mq.delta.tables import last_checkpoint
-from spark_mq.ledger.queue_settings import QueueSettings
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
-from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.settings import GroupSettings, QueueSettings
 from spark_mq.ledger.stream_batch import parse_lease_id
 from spark_mq.spark.options import READ_OPTIONS, ReadOptions, WriteOptions
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA, from_rows, to_rows
@@ -329,4 +328,4 @@ def test_a_good_ledger_is_understood() -> None:
 @pytest.mark.parametrize("data", [None, 5, [], {"retry": "none", "invented": 1}])
 def test_settings_of_a_later_version_are_reported(data: Any) -> None:
     with pytest.raises(errors.UnsupportedTable, match="update spark_mq"):
-        GroupSettings.from_stored(data)
+        GroupSettings.decoded(data)

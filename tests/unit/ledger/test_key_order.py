@@ -13,9 +13,8 @@ from spark_mq.ledger.bands import BandLayout, encode_bands
 from spark_mq.ledger.extend import extend
 from spark_mq.ledger.interventions import RETRY_NOW, intervene
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
-from spark_mq.ledger.queue_settings import QueueSettings
 from spark_mq.ledger.ranges import Ledger
-from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.settings import new_settings
 from spark_mq.ledger.settle import NACK
 from spark_mq.ledger.stream_batch import replay_batch
 
@@ -226,10 +225,10 @@ def test_messages_without_a_key_have_no_order() -> None:
 
 def test_order_needs_lanes() -> None:
     with pytest.raises(InvalidOption, match="lanes"):
-        QueueSettings.validated(GroupSettings.validated(order="key"))
-    assert QueueSettings.validated(GroupSettings.validated(order="key"), lanes=8).lanes == 8
+        new_settings({"order": "key"})
+    assert new_settings({"order": "key", "lanes": 8}).lanes == 8
     with pytest.raises(InvalidOption, match="lanes"):
-        QueueSettings.validated(GroupSettings(), lanes=2_000)
+        new_settings({"lanes": 2_000})
 
 
 def test_an_extension_revives_nothing_behind_an_expired_message() -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import fields
 
 import pyarrow as pa
 import pytest
 
-from spark_mq.errors import UnsupportedTable
-from spark_mq.ledger.queue_settings import QueueSettings
+from spark_mq.errors import InvalidOption, UnsupportedTable
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, LogFingerprint
-from spark_mq.ledger.settings import SETTINGS_OF_QUEUES, GroupSettings
+from spark_mq.ledger.settings import GroupSettings, QueueSettings
 from spark_mq.storage.ledger_rows import from_rows, to_rows
+from spark_mq.util.setting_fields import Settings, settings_of
 
 
 def stored(**more: object) -> str:
@@ -33,15 +33,15 @@ def test_a_newer_format_is_refused_first():
         QueueSettings.from_json(stored(format_version=QueueSettings.VERSION + 1, new=1))
 
 
-def test_the_settings_that_only_a_queue_has_are_known_to_errors_of_a_group():
-    of_queues = {field.name for field in fields(QueueSettings)}
-    of_groups = {field.name for field in fields(GroupSettings)}
-    assert of_queues - of_groups - {"group"} == SETTINGS_OF_QUEUES
+@pytest.mark.parametrize("name", set(settings_of(QueueSettings)))
+def test_the_settings_that_only_a_queue_has_are_known_to_errors_of_a_group(name: str):
+    with pytest.raises(InvalidOption, match=rf"{name}' is a setting of the queue"):
+        GroupSettings().changed(**{name: 1})
 
 
 def test_settings_of_a_group_of_a_newer_version_are_refused_by_name():
     with pytest.raises(UnsupportedTable, match="pause_at_night"):
-        GroupSettings.from_stored({**asdict(GroupSettings()), "pause_at_night": True})
+        GroupSettings.decoded({**GroupSettings().encoded(), "pause_at_night": True})
 
 
 def test_an_id_and_a_home_are_kept_but_no_part_of_the_settings():
@@ -61,3 +61,17 @@ def test_a_ledger_of_a_newer_version_is_refused_by_name():
     )
     with pytest.raises(UnsupportedTable, match="priorities"):
         from_rows(newer)
+
+
+@pytest.mark.parametrize("owner", [GroupSettings, QueueSettings])
+def test_the_type_of_a_setting_is_that_of_its_kind(owner: type[Settings]):
+    """A type checker sees the annotation, and the kind makes the value."""
+    types = {field.name: field.type for field in fields(owner)}
+    for one in settings_of(owner).values():
+        assert types[one.name] == one.kind.holds + (" | None" if one.optional else "")
+        assert one.decode(json.loads(json.dumps(one.encode(one.default)))) == one.default
+
+
+def test_settings_that_cannot_be_read_are_refused():
+    with pytest.raises(UnsupportedTable, match=r"/data/q: .* restore the table from a backup"):
+        QueueSettings.from_json(stored(retention="soon"), "/data/q")

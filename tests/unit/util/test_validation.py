@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_mq.errors import InvalidOption, SparkMQError
-from spark_mq.ledger.queue_settings import QueueSettings
-from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.settings import GroupSettings, QueueSettings
 from spark_mq.util.clock import SECOND, to_datetime, to_micros
 from spark_mq.util.columns import to_array
-from spark_mq.util.setting_text import parse_setting
+from spark_mq.util.setting_fields import parse_settings
+from spark_mq.util.setting_kinds import parse_number
 from spark_mq.util.validation import (
     suggest,
     validate_callable,
@@ -175,11 +175,27 @@ def test_a_value_with_a_number_that_is_too_long_to_print_is_refused():
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("7", 7), ("-1", -1), ("1.5", 1.5), ("1e3", 1000.0), ("None", None), ("30s", "30s"),
+    [("7", 7), ("-1", -1), ("1.5", 1.5), ("1e3", 1000.0), ("30s", "30s"),
      ("nan", "nan"), ("infinity", "infinity"), ("1_0", "1_0"), ("e", "e")],
 )  # fmt: skip
 def test_a_setting_that_a_person_writes_is_a_number_only_in_digits(text, value):
-    assert parse_setting(text) == value
+    assert parse_number(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("max_in_flight=None", None),
+        ("max_in_flight=7", 7),
+        ("retry=none", "none"),  # a word of its own, and not the lack of one
+        ("order=NONE", "none"),
+        ("clock_skew=1.5", timedelta(seconds=1.5)),
+    ],
+)
+def test_a_setting_that_a_person_writes_is_read_by_its_kind(text, value):
+    name, _, written = text.partition("=")
+    given = parse_settings({name: written}, GroupSettings)
+    assert getattr(GroupSettings().changed(**given), name) == value
 
 
 @pytest.mark.parametrize("kind", [pa.int32(), pa.int64()])
@@ -243,7 +259,7 @@ def test_instants_come_back_exactly(instant):
 
 
 def test_settings_of_a_group_are_checked():
-    clean = GroupSettings.validated(
+    clean = GroupSettings().changed(
         visibility_timeout="2m",
         max_delivery_attempts="3",
         clock_skew=0,
@@ -251,14 +267,14 @@ def test_settings_of_a_group_are_checked():
         max_in_flight=None,
     )
     assert clean == GroupSettings(
-        visibility_timeout=120 * SECOND,
+        visibility_timeout=timedelta(minutes=2),
         max_delivery_attempts=3,
-        clock_skew=0,
-        retry_delay=SECOND,
+        clock_skew=timedelta(0),
+        retry_delay=timedelta(seconds=1),
         max_in_flight=None,
     )
-    assert GroupSettings.validated() == GroupSettings()
-    assert GroupSettings.validated(max_delivery_attempts=None).max_delivery_attempts is None
+    assert GroupSettings().changed() == GroupSettings()
+    assert GroupSettings().changed(max_delivery_attempts=None).max_delivery_attempts is None
 
 
 @pytest.mark.parametrize(
@@ -273,12 +289,12 @@ def test_settings_of_a_group_are_checked():
 )
 def test_wrong_settings_of_a_group_are_refused(wrong):
     with pytest.raises(InvalidOption) as caught:
-        GroupSettings.validated(**wrong)
+        GroupSettings().changed(**wrong)
     assert caught.value.data == {"option": next(iter(wrong)), "value": next(iter(wrong.values()))}
 
 
 def test_backoff_has_a_cap_however_many_failures():
-    rules = GroupSettings(retry_delay=10, max_retry_delay=75)
+    rules = GroupSettings.decoded({"retry_delay": 10, "max_retry_delay": 75})
     assert [rules.delay(failures) for failures in (1, 2, 3, 4, 5, 10**6)] == [
         10,
         20,
@@ -292,7 +308,7 @@ def test_backoff_has_a_cap_however_many_failures():
 def test_settings_of_a_queue_come_back_from_its_description():
     given_settings = QueueSettings(
         GroupSettings(max_delivery_attempts=None, max_in_flight=7),
-        retention=5,
+        retention=timedelta(microseconds=5),
         dead_letter_path="/dlq",
     )
     assert QueueSettings.from_json(given_settings.to_json()) == given_settings

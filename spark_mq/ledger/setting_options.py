@@ -1,0 +1,52 @@
+"""Type the settings that a user gives. Written by ``docs/write_reference.py``."""
+
+from __future__ import annotations
+
+import os
+from typing import TypedDict
+
+from spark_mq.util.clock import Duration
+
+__all__ = ["CreateOptions", "GroupOptions", "QueueOptions"]
+
+
+class GroupOptions(TypedDict, total=False):
+    """Settings of a group, also the defaults of new groups."""
+
+    visibility_timeout: Duration
+    max_delivery_attempts: int | None
+    on_max_deliveries: str
+    on_reject: str
+    retry: str
+    retry_delay: Duration
+    max_retry_delay: Duration
+    retry_jitter: float
+    max_failures: int | None
+    max_retry_age: Duration | None
+    clock_skew: Duration
+    max_in_flight: int | None
+    max_tracked_ranges: int
+    breaker_threshold: int | None
+    breaker_reset_timeout: Duration
+    breaker_max_wait: Duration
+    order: str
+
+
+class QueueOptions(TypedDict, total=False):
+    """Settings of a queue that may change."""
+
+    retention: Duration
+    hard_retention: Duration | None
+    history_retention: Duration
+    delivery_delay: Duration | None
+    message_ttl: Duration | None
+    dedup_window: Duration | None
+    group_expiry: Duration | None
+
+
+class CreateOptions(QueueOptions, GroupOptions, total=False):
+    """Settings of a new queue, and the defaults of its groups."""
+
+    lanes: int
+    dead_letter_path: str | os.PathLike[str] | None
+    durable: bool
