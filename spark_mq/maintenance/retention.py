@@ -10,10 +10,10 @@ from spark_mq.errors import InvalidOption
 from spark_mq.ledger.commands import Change, Command, Priority, View
 from spark_mq.ledger.log_fingerprints import MAX_SEQUENCE
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.owner_commands import Seek
-from spark_mq.ledger.trim import (
+from spark_mq.ledger.owner_commands import (
     GroupStart,
     HeldBack,
+    Seek,
     advance_horizon,
     counting_groups,
     held_back,

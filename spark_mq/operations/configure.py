@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from spark_mq.errors import InvalidOption
+from spark_mq.ledger.owner_commands import NoteChange
 from spark_mq.ledger.settings import GroupSettings, QueueSettings
-from spark_mq.ledger.trim import NoteChange
 from spark_mq.operations.context import QueueContext
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.util.advice import CONFIGURE_GROUP, CONFIGURE_QUEUE

@@ -4,9 +4,8 @@ Pages load nothing from other hosts, and only look at queues unless ``allow_chan
 """
 
 from spark_mq.web.app import create_app
-from spark_mq.web.overviews import OverviewCache
 from spark_mq.web.security import Access
 from spark_mq.web.server import serve
-from spark_mq.web.view import HealthLimits
+from spark_mq.web.view import HealthLimits, OverviewCache
 
 __all__ = ["Access", "HealthLimits", "OverviewCache", "create_app", "serve"]

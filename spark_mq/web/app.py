@@ -36,11 +36,10 @@ from spark_mq.web.message_pages import (
     messages_form,
     messages_page,
 )
-from spark_mq.web.overviews import OverviewCache
 from spark_mq.web.queue_pages import changes_page, health_of, home, queue_page, sweeps_page
 from spark_mq.web.render import render
 from spark_mq.web.security import Access, Guard
-from spark_mq.web.view import Forbidden, HealthLimits, View
+from spark_mq.web.view import Forbidden, HealthLimits, OverviewCache, View
 
 __all__ = ["HealthLimits", "create_app"]
 

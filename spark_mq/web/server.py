@@ -15,8 +15,8 @@ from spark_mq.errors import InvalidOption, SparkMQError
 from spark_mq.inspect import QueueOverview
 from spark_mq.util.listening import host_of, listen
 from spark_mq.web.app import HealthLimits, create_app
-from spark_mq.web.overviews import OverviewCache
 from spark_mq.web.security import Access, is_local
+from spark_mq.web.view import OverviewCache
 
 __all__ = ["serve"]
 

@@ -11,7 +11,13 @@ from support.tables import ledgers_of
 from spark_mq import Queue
 from spark_mq.errors import DataLossError
 from spark_mq.ledger.message_index import DataFile, MessageIndex
-from spark_mq.ledger.trim import GroupStart, HeldBack, counting_groups, held_back, lowest_start
+from spark_mq.ledger.owner_commands import (
+    GroupStart,
+    HeldBack,
+    counting_groups,
+    held_back,
+    lowest_start,
+)
 from spark_mq.testing import ManualClock, memory_queue
 
 Make = Callable[..., Queue]
