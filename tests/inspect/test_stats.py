@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -10,7 +11,9 @@ from typing import Any
 from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
-from support.tables import context_of, ledgers_of
+from support.byte_store import ByteStore
+from support.handles import again
+from support.tables import context_of
 
 from spark_mq import Message, Queue, SparkMQError
 from spark_mq.inspect.stats import StatsReader
@@ -84,25 +87,21 @@ def test_groups_on_tables_are_counted_alike(queue: Queue, clock: ManualClock) ->
     same(queue, reader)
 
 
-def test_a_second_look_reads_only_what_has_changed(queue: Queue, monkeypatch: Any) -> None:
+def test_a_second_look_reads_only_what_has_changed(queue: Queue, byte_store: ByteStore) -> None:
     queue.publish(["a", "b"])
     for number in range(5):
         queue.group(f"g{number}").lease("w")
-    reader, scanned = StatsReader(context_of(queue)), list[str]()
-    ledgers = ledgers_of(queue)
-    scan = ledgers.scan
+    reader, read = StatsReader(context_of(again(queue))), byte_store.paths("read", of="leases")
 
-    def counted(names: Any, columns: Any = None) -> Any:
-        scanned.extend(names)
-        return scan(names, columns)
+    def groups() -> list[str]:
+        return sorted(found for path in read for found in re.findall("consumer_group=(.*?)/", path))
 
-    monkeypatch.setattr(ledgers, "scan", counted)
     reader.read()
-    assert sorted(scanned) == [f"g{number}" for number in range(5)]
-    scanned.clear()
+    assert groups() == [f"g{number}" for number in range(5)]
     queue.group("g3").lease("w")
+    read.clear()
     assert reader.read()["g3"].leased == 2
-    assert scanned == ["g3"]
+    assert groups() == ["g3"]
 
 
 def test_plain_groups_need_no_ledger_of_their_own(queue: Queue, monkeypatch: Any) -> None:

@@ -10,14 +10,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from support.byte_store import ByteStore, Call
 from support.marks import slow
 from support.tables import group_ledger_of, ledgers_of
 
 from spark_mq import Queue
-from spark_mq.delta.object_store import ObjectStore
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/status").exists(), reason="this system does not say what a process uses"
@@ -73,17 +74,17 @@ def test_many_groups_and_queues_need_few_descriptors(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def calls(byte_store: ByteStore) -> list[str]:
     """The calls of the store, as they are made."""
     made: list[str] = []
-    for name in ("read", "open", "read_parquet", "stat", "write", "create", "delete", "list"):
-        real = getattr(ObjectStore, name)
 
-        def counted(self, *args, _real=real, _name=name, **options):  # type: ignore[no-untyped-def]
-            made.append(" ".join([_name, *map(str, args[:1])]))
-            return _real(self, *args, **options)
+    def note(call: Call) -> Any:
+        made.append(f"{call.verb} {call.path}")
+        return call.run()
 
-        monkeypatch.setattr(ObjectStore, name, counted)
+    byte_store.on(
+        *("read", "open", "read_parquet", "stat", "write", "create", "delete", "list"), act=note
+    )
     return made
 
 

@@ -15,15 +15,13 @@ from typing import Any
 
 import pytest
 from support.arrow_memory import at_most
-from support.handles import Injected, again, lease
+from support.handles import again, lease, on_commit, once
 from support.limits import Limits
-from support.tables import messages_of
+from support.tables import messages_of, on_publish
 
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption
-from spark_mq.ledger.routing import Freeze, SettleRouted
 from spark_mq.maintenance import redrive, transfer
-from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.testing import ManualClock, memory_queue
 
 Make = Callable[..., Queue]
@@ -250,21 +248,16 @@ def test_killed_at_any_step_each_goes_back_once(
     """Before and after each of the three commits."""
     queue = with_dead(make(), ["a", "b", "c"])
     kind, place = divmod(step - 1, 2)
-    publishes = kind == 1
-    target, name = (type(messages_of(queue)), "commit") if publishes else (GroupLedger, "run")
-    real = getattr(target, name)
 
     def die() -> None:
         raise Killed
 
-    dying = Injected(real, **({"after": die} if place else {"before": die}))
-
-    def chosen(self: Any, command: Any, *args: Any, **options: Any) -> Any:
-        of_step = publishes or isinstance(command, (Freeze, int, SettleRouted)[kind])
-        return (dying if of_step else real)(self, command, *args, **options)
-
     with monkeypatch.context() as patch, contextlib.suppress(Killed):
-        patch.setattr(target, name, chosen)
+        dies: dict[str, Any] = {"after" if place else "before": die}
+        if kind == 1:
+            on_publish(patch, queue, once(**dies))
+        else:
+            on_commit(patch, "dead_letters/leases", at=1 + kind // 2, **dies)
         queue.redrive()
         pytest.fail("it was to be killed")
     again(queue).redrive()
@@ -276,15 +269,13 @@ def test_two_redrives_at_once_publish_each_once(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = with_dead(make(), ["a", "b", "c"])
-    other, real = again(queue), redrive._redrive
+    other = again(queue)
     got: list[int] = []
-
-    def meanwhile(*args: Any) -> int:
-        monkeypatch.setattr(redrive, "_redrive", real)
-        got.append(other.redrive(limit=2).messages)
-        return real(*args)
-
-    monkeypatch.setattr(redrive, "_redrive", meanwhile)
+    on_commit(
+        monkeypatch,
+        "dead_letters/leases",
+        before=lambda: got.append(other.redrive(limit=2).messages),
+    )
     got.append(queue.redrive().messages)
     assert got == [2, 1]
     assert sorted(back(queue)) == ["0", "1", "2"]

@@ -18,9 +18,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.byte_store import ByteStore, Call
 
 from spark_mq import Lease, Queue
-from spark_mq.delta.local_files import LocalBackend
 
 Make = Callable[..., Queue]
 BATCHES = (10, 100_000)
@@ -62,27 +62,21 @@ class Cost:
 
 
 @pytest.fixture
-def measure(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
+def measure(byte_store: ByteStore) -> Callable[[], Any]:
     """Return a context that measures what its block does."""
     running: list[tuple[Cost, int]] = []
 
-    def watched(verb: str) -> Callable[..., Any]:
-        real = getattr(LocalBackend, verb)
+    def watched(call: Call) -> Any:
+        result = call.run()
+        if running and running[0][1] == threading.get_ident():
+            profile = sys.getprofile()
+            sys.setprofile(None)
+            read = result if call.verb == "read" else next(iter(call.args[1:]), None)
+            running[0][0].add(call.verb, call.path, read)
+            sys.setprofile(profile)
+        return result
 
-        def call(backend: LocalBackend, path: str, *args: Any, **options: Any) -> Any:
-            result = real(backend, path, *args, **options)
-            if running and running[0][1] == threading.get_ident():
-                profile = sys.getprofile()
-                sys.setprofile(None)
-                read = result if verb == "read" else args[0] if args else None
-                running[0][0].add(verb, path, read)
-                sys.setprofile(profile)
-            return result
-
-        return call
-
-    for verb in TOUCH:
-        monkeypatch.setattr(LocalBackend, verb, watched(verb))
+    byte_store.on(*TOUCH, act=watched)
 
     @contextmanager
     def measuring() -> Iterator[Cost]:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.byte_store import ByteStore, Call
 from support.handles import again, archive, index_commits, lease
 
 from spark_mq import Queue
 from spark_mq.delta.actions import log_path
-from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import QueueExists, QueueNotFound
 
 CALLS = ("read", "open", "stat", "list", "iterate", "write", "create")
@@ -45,7 +45,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 
 def meanwhile(
-    monkeypatch: pytest.MonkeyPatch, at: int, rival: Callable[[], object], where: str
+    byte_store: ByteStore, at: int, rival: Callable[[], object], where: str
 ) -> Callable[[], bool]:
     """Let a rival act before the n-th call to a store, and return whether it came to that.
 
@@ -53,17 +53,13 @@ def meanwhile(
     """
     calls, done = itertools.count(1), []
 
-    def interrupted(real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(store: ObjectStore, *args: Any, **options: Any) -> Any:
-            if not done and re.search(where, store.root) and next(calls) == at:
-                done.append(True)
-                rival()
-            return real(store, *args, **options)
+    def interrupted(call: Call) -> Any:
+        if not done and re.search(where, call.store.root) and next(calls) == at:
+            done.append(True)
+            rival()
+        return call.run()
 
-        return call
-
-    for name in CALLS:
-        monkeypatch.setattr(ObjectStore, name, interrupted(getattr(ObjectStore, name)))
+    byte_store.on(*CALLS, act=interrupted)
     return lambda: bool(done)
 
 
@@ -77,7 +73,7 @@ def each_step(
     for at in itertools.count(1):
         prepare()
         with pytest.MonkeyPatch.context() as patch:
-            reached = meanwhile(patch, at, rival, where)
+            reached = meanwhile(ByteStore(patch), at, rival, where)
             result = outcome(act)
         yield result
         if not reached():
@@ -177,20 +173,16 @@ def test_a_queue_can_be_created_at_each_step_of_an_open(place: Place) -> None:
 
 @pytest.mark.parametrize("finish", ["open", "create", "create with another setting"])
 def test_a_creation_that_died_is_completed_with_its_own_settings(
-    place: Place, monkeypatch: pytest.MonkeyPatch, finish: str
+    place: Place, byte_store: ByteStore, finish: str
 ) -> None:
     at = place()
-    real = ObjectStore.create
 
-    def die(store: ObjectStore, path: str, *args: Any, **options: Any) -> None:
-        if store.root.endswith("/leases"):
-            raise Killed
-        real(store, path, *args, **options)
+    def die() -> None:
+        raise Killed
 
-    with monkeypatch.context() as patch:
-        patch.setattr(ObjectStore, "create", die)
-        with pytest.raises(Killed):
-            Queue.create(**at, lanes=2)
+    byte_store.inject("create", of="leases", before=die)
+    with pytest.raises(Killed):
+        Queue.create(**at, lanes=2)
     if finish == "create with another setting":
         with pytest.raises(QueueExists, match=r"lanes=2, not 4") as refused:
             Queue.create(**at, lanes=4)

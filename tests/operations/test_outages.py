@@ -15,18 +15,19 @@ from typing import Any, Literal
 
 import pyarrow.parquet as pq
 import pytest
+from support.byte_store import ByteStore, Call
 from support.disks import SizeLimit
 from support.handles import again, lease, route, until
 from support.limits import Limits
 from support.marks import slow
 from support.outage import READS, WRITES, Outage
-from support.tables import group_ledger_of, ledgers_of, messages_of
+from support.tables import group_ledger_of, ledgers_of, messages_of, on_commands
 
 from spark_mq import Lease, Message, Queue, errors
 from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.delta.object_store import ObjectStore
+from spark_mq.ledger.settle import Settle
 from spark_mq.operations import payloads
-from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.streaming.multi_source import MultiQueueSource
 from spark_mq.streaming.source import StreamOptions, StreamSource
 from spark_mq.testing import ManualClock, memory_queue
@@ -511,19 +512,22 @@ def test_a_settle_of_the_handler_that_fails_counts_nothing(
     limits(outage_pause=0.0)
     queue = make(max_delivery_attempts=2)
     queue.publish("a")
-    tries: list[int] = []
-    real = GroupLedger.settle
+    tries, handling = list[int](), threading.Event()
 
-    def failing(self: GroupLedger, commands: Any) -> Any:
-        if len(tries) < 10:
+    def failing(run: Callable[[], Any], commands: Any) -> Any:
+        if handling.is_set() and isinstance(commands[0], Settle) and len(tries) < 10:
             raise error("no", path="p", landed=False, group="default", attempts=9)
-        return real(self, commands)
+        return run()
 
-    monkeypatch.setattr(GroupLedger, "settle", failing)
+    on_commands(monkeypatch, failing)
 
     def handle(taken: Lease) -> None:
         tries.append(taken.messages[0].delivery_count)
-        taken.ack()
+        handling.set()
+        try:
+            taken.ack()
+        finally:
+            handling.clear()
 
     queue.group().work(handle, ack="manual", until="empty")
     assert tries == [1] * 10
@@ -543,21 +547,20 @@ def test_a_handlers_own_oserror_is_its_failure(make: Make) -> None:
 
 @pytest.mark.parametrize("ack", ["on_success", "on_receive"])
 def test_a_settle_waits_for_the_store_and_keeps_its_lease(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch, ack: str
+    delta_queue: Make, byte_store: ByteStore, ack: str
 ) -> None:
     queue = delta_queue(visibility_timeout="300ms", clock_skew=0)
     queue = Queue.open(queue.path)  # by the machine's clock: the lease is to be extended
     queue.publish(["a", "b"])
     full, failed = threading.Event(), list[float]()
-    real = ObjectStore.create
 
-    def create(store: ObjectStore, path: str, data: bytes, **options: Any) -> None:
-        if full.is_set() and store.root.endswith("/leases") and b'"ack' in data.replace(b"\\", b""):
+    def create(call: Call) -> None:
+        if full.is_set() and b'"ack' in call.args[1].replace(b"\\", b""):
             failed.append(time.monotonic())
             raise OSError(28, "No space left on device")
-        real(store, path, data, **options)
+        call.run()
 
-    monkeypatch.setattr(ObjectStore, "create", create)
+    byte_store.on("create", act=create, of="leases")
     seen: list[int] = []
 
     def handle(taken: Lease) -> None:
@@ -574,16 +577,15 @@ def test_a_settle_waits_for_the_store_and_keeps_its_lease(
 def test_a_settle_waits_out_contention(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = make()
     queue.publish("a")
-    committer, tries = type(group_ledger_of(queue.group()).committer), list[int]()
-    real = committer.run
+    tries: list[int] = []
 
-    def contended(self: Any, commands: Any, checks: Any = None) -> list[Any]:
+    def contended(run: Callable[[], Any], commands: Any) -> Any:
         if commands[0].lease_ids and len(tries) < 3:
             tries.append(1)
             raise errors.ContentionTimeout("lost", group="default", attempts=9)
-        return real(self, commands, checks)
+        return run()
 
-    monkeypatch.setattr(committer, "run", contended)
+    on_commands(monkeypatch, contended)
     summary = queue.group().work(lambda _: None, until="empty")
     assert (len(tries), summary.settled) == (3, 1)
 
@@ -593,16 +595,15 @@ def test_a_worker_that_cannot_settle_ends_after_its_grace(
 ) -> None:
     queue = make()
     queue.publish("a")
-    committer, stop = type(group_ledger_of(queue.group()).committer), threading.Event()
-    real = committer.run
+    stop = threading.Event()
 
-    def failing(self: Any, commands: Any, checks: Any = None) -> list[Any]:
+    def failing(run: Callable[[], Any], commands: Any) -> Any:
         if commands[0].lease_ids:
             stop.set()
             raise errors.StorageError("no", path="p", landed=False)
-        return real(self, commands, checks)
+        return run()
 
-    monkeypatch.setattr(committer, "run", failing)
+    on_commands(monkeypatch, failing)
     before = time.monotonic()
     queue.group().work(lambda _: None, stop=stop, shutdown_timeout="200ms")
     assert time.monotonic() - before < 20

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from support.handles import Injected, again, lease, until
+from support.handles import Injected, again, lease, once, until
 from support.steps import Step
-from support.tables import group_ledger_of, ledgers_of, messages_of
+from support.tables import group_ledger_of, ledgers_of, messages_of, on_commands, on_write
 
 from spark_mq import Lease, Queue, SettleResult
 from spark_mq.errors import CommitConflict, ContentionTimeout, GroupNotFound, StorageError
@@ -23,7 +23,6 @@ from spark_mq.ledger.acquire import Acquire
 from spark_mq.ledger.commands import Change, View
 from spark_mq.ledger.owner_commands import Configure
 from spark_mq.ledger.settle import ACK, Settle, SettleCommand
-from spark_mq.operations.committer import GroupCommitter
 from spark_mq.storage.ledger_rows import events_of
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.optimistic_commit import OptimisticCommit
@@ -272,10 +271,9 @@ def test_after_a_lost_race_all_operations_are_computed_again(
         rival.group().nack(lost.lease_id, [receipt.sequences[1]], delay="1h")
         theirs.append(lease(rival, 1))
 
-    ledgers = ledgers_of(queue)
-    write = Injected(ledgers.write, before=race)
+    write = once(before=race)
     with piled_up(queue, monkeypatch) as submit:
-        monkeypatch.setattr(ledgers, "write", write)
+        on_write(monkeypatch, queue, write)
         calls = [submit(held.ack), submit(lost.ack), submit(queue.group().lease, "w")]
     assert write.calls == 2
     assert calls[0].result(30) == SettleResult(1)
@@ -298,10 +296,9 @@ def test_a_failed_commit_is_an_error_of_each_caller(
 ) -> None:
     queue.publish(["a", "b"])
     held = lease(queue, 1)
-    ledgers = ledgers_of(queue)
-    write = Injected(lambda *args, **options: None, fail=error)
+    write = Injected(lambda run: None, fail=error)
     with piled_up(queue, monkeypatch) as submit:
-        monkeypatch.setattr(ledgers, "write", write)
+        on_write(monkeypatch, queue, write)
         calls = [
             submit(held.ack),
             submit(queue.group().lease, "w"),
@@ -320,13 +317,9 @@ def test_a_transaction_of_a_lost_attempt_is_not_committed(
     queue.publish(["a"])
     held, before = lease(queue), version(queue)
     ledger, attempts = group_ledger_of(queue.group()), list[int]()
-    write = Injected(ledger.ledgers.write)
 
-    def lose_first(*args: Any, **options: Any) -> None:
-        if not write.calls:
-            write.calls += 1
-            raise CommitConflict("lost")
-        write(*args, **options)
+    def lose() -> None:
+        raise CommitConflict("lost")
 
     def first_only(view: View) -> Change[int]:
         attempts.append(1)
@@ -334,7 +327,7 @@ def test_a_transaction_of_a_lost_attempt_is_not_committed(
             return Change(None, len(attempts))
         return Change(view.ledger, 1, {"operation": "number"}, ("app", 1))
 
-    monkeypatch.setattr(ledger.ledgers, "write", lose_first)
+    on_write(monkeypatch, queue, once(before=lose))
     results = ledger.committer.run([ack(held), Step(first_only)])
     assert (results[0][0].settled, results[1]) == (1, 2)
     assert operations(queue, before) == ["ack"]
@@ -404,15 +397,14 @@ def test_a_lease_that_comes_with_a_settle_after_the_end_is_released(
 ) -> None:
     queue.publish(["a", "b"])
     stop, handled = threading.Event(), list[bytes]()
-    real = GroupCommitter.run
 
-    def run(self: Any, wanted: Any, checks: Any = None) -> list[Any]:
-        results = real(self, wanted, checks)
-        if len(wanted) == 2:
+    def stop_after_both(run: Callable[[], list[Any]], commands: Any) -> list[Any]:
+        results = run()
+        if len(commands) == 2:
             stop.set()
         return results
 
-    monkeypatch.setattr(GroupCommitter, "run", run)
+    on_commands(monkeypatch, stop_after_both)
     queue.group().work(lambda taken: handled.append(taken.messages[0].value), stop=stop)
     assert handled == [b"a"]
     assert lease(again(queue)).messages[0].delivery_count == 1, "available at once, and not counted"
@@ -453,24 +445,24 @@ def test_a_lease_that_fails_beside_a_settle_is_asked_for_again(
     queue.group().ensure()
     before, failing, together = version(queue), threading.Event(), list[int]()
     store = type(messages_of(queue))
-    real_index, real_run = store.index_to_lease, GroupCommitter.run
+    real_index = store.index_to_lease
 
     def index(self: Any, *args: Any) -> Any:
         if failing.is_set():
             raise OSError("reset")
         return real_index(self, *args)
 
-    def run(self: Any, wanted: Any, checks: Any = None) -> list[Any]:
-        together.append(len(wanted))
+    def fail_first_of_two(run: Callable[[], list[Any]], commands: Any) -> list[Any]:
+        together.append(len(commands))
         if together.count(2) == 1 and together[-1] == 2:
             failing.set()
         try:
-            return real_run(self, wanted, checks)
+            return run()
         finally:
             failing.clear()
 
     monkeypatch.setattr(store, "index_to_lease", index)
-    monkeypatch.setattr(GroupCommitter, "run", run)
+    on_commands(monkeypatch, fail_first_of_two)
     assert queue.group().work(lambda taken: None, until="empty").settled == 2
     assert operations(queue, before) == ["lease", "ack", "lease", "ack"]
 

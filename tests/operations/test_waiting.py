@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.handles import again, lease
 from support.limits import Limits
-from support.tables import context_of, group_ledger_of, messages_of
+from support.tables import context_of, group_ledger_of, messages_of, on_commands
 
 from spark_mq import Lease, Message, Queue
 from spark_mq.errors import GroupBlocked
 from spark_mq.ledger.owner_commands import Expire, Seek
 from spark_mq.ledger.schedule import next_due_at
 from spark_mq.operations import acquire as waiting
-from spark_mq.operations.committer import GroupCommitter
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -195,18 +195,13 @@ def test_within_a_process_a_waiter_is_awake_within_20_ms(
     for _ in range(9):
         woken: list[float] = []
         waiter = waiter_on(queue)
-        real = GroupCommitter.run
 
-        def look(
-            *given: object,
-            woken: list[float] = woken,
-            real: Callable[..., object] = real,
-        ) -> object:
+        def look(run: Callable[[], list[Any]], _: object, woken: list[float] = woken) -> list[Any]:
             woken.append(time.monotonic())
-            return real(*given)
+            return run()
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(GroupCommitter, "run", look)
+            on_commands(patch, look)
             queue.publish(["a"])
             published = time.monotonic()
             waiter.values()

@@ -18,20 +18,10 @@ pytest.importorskip("opentelemetry.sdk")
 
 @pytest.fixture
 def sdk(monkeypatch: pytest.MonkeyPatch) -> Any:
-    import opentelemetry.metrics
-    import opentelemetry.trace
-    from opentelemetry.sdk.metrics import MeterProvider
-    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+    from support.otel import set_up_sdk
 
-    spans, reader, traces = InMemorySpanExporter(), InMemoryMetricReader(), TracerProvider()
-    traces.add_span_processor(SimpleSpanProcessor(spans))
-    metrics = MeterProvider([reader])
-    monkeypatch.setattr(opentelemetry.trace, "get_tracer_provider", lambda: traces)
-    monkeypatch.setattr(opentelemetry.metrics, "get_meter_provider", lambda: metrics)
-    return SimpleNamespace(spans=spans.get_finished_spans, reader=reader)
+    sdk = set_up_sdk(monkeypatch)
+    return SimpleNamespace(spans=sdk.spans.get_finished_spans, reader=sdk.reader)
 
 
 def read(batch: Any, _: Any) -> None:

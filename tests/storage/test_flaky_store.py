@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
+from support.byte_store import ByteStore, Call
 from support.tables import context_of, messages_of
 
 from spark_mq import Message, Queue
@@ -29,30 +29,25 @@ def publish_without_statistics(queue: Queue, value: bytes) -> None:
     )
 
 
-def fail_once(monkeypatch: pytest.MonkeyPatch, queue: Queue) -> None:
+def fail_once(byte_store: ByteStore, queue: Queue) -> None:
     """The next data file that is opened is out of reach, and its bytes, once."""
-    real_open, real_read = messages_of(queue).files.open, messages_of(queue).files.read
-    left = {"open": 1, "read": 1}
+    left = {"open", "read"}
 
-    def failing(name: str, real: Callable[[str], Any]) -> Callable[[str], Any]:
-        def call(path: str) -> Any:
-            if "_delta_log" not in path and left[name]:
-                left[name] -= 1
-                raise OSError(24, "Too many open files")
-            return real(path)
+    def fail(call: Call) -> Any:
+        if "_delta_log" not in call.path and call.verb in left:
+            left.remove(call.verb)
+            raise OSError(24, "Too many open files")
+        return call.run()
 
-        return call
-
-    monkeypatch.setattr(messages_of(queue).files, "open", failing("open", real_open))
-    monkeypatch.setattr(messages_of(queue).files, "read", failing("read", real_read))
+    byte_store.on("open", "read", act=fail, of=messages_of(queue).files)
 
 
 def test_a_file_without_statistics_is_not_lost_by_a_failed_look(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, byte_store: ByteStore
 ) -> None:
     queue = Queue.create(tmp_path / "q")
     publish_without_statistics(Queue.open(queue.path), b"first")
-    fail_once(monkeypatch, queue)
+    fail_once(byte_store, queue)
     with pytest.raises(OSError, match="Too many"):
         queue.group().lease("w")
     queue.publish(["second"])
@@ -62,13 +57,13 @@ def test_a_file_without_statistics_is_not_lost_by_a_failed_look(
 
 
 def test_a_delayed_message_is_not_delivered_early_because_its_times_could_not_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, byte_store: ByteStore
 ) -> None:
     queue = Queue.create(tmp_path / "q")
     Queue.open(queue.path).publish(
         [Message("later", deliver_at=context_of(queue).clock() + timedelta(hours=1))]
     )
-    fail_once(monkeypatch, queue)
+    fail_once(byte_store, queue)
     with pytest.raises(OSError, match="Too many"):
         queue.group().lease("w")
     assert queue.group().lease("w") is None

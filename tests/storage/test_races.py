@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.byte_store import ByteStore, Call
 from support.handles import Injected, again, housekeep, lease, on_commit, until
 from support.limits import Limits
 from support.steps import Step
 from support.tables import group_ledger_of, ledgers_of, messages_of
 
 from spark_mq import Queue, SettleResult, errors
-from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.commands import Change, View
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
 from spark_mq.storage import optimistic_commit
@@ -319,19 +319,19 @@ def test_a_publish_that_landed_is_not_repeated(
 
 
 def test_an_error_that_is_no_race_reaches_the_caller_at_once(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, byte_store: ByteStore
 ) -> None:
-    def broken(*_: Any, **__: Any) -> None:
+    def broken(_: Call) -> None:
         raise OSError("disk full")
 
     queue.publish("a")
     mine = lease(queue)
-    monkeypatch.setattr(ObjectStore, "create", broken)
+    byte_store.on("create", act=broken)
     with pytest.raises(OSError, match="disk full"):
         mine.ack()
     with pytest.raises(OSError, match="disk full"):
         queue.publish("b")
-    monkeypatch.undo()
+    byte_store.clear()
     assert mine.ack() == SettleResult(1)
     assert queue.stats()["published"] == 1
 
@@ -429,24 +429,22 @@ def test_housekeeping_between_read_and_write_costs_one_try(
 
 
 def test_a_ledger_file_cleaned_under_a_read_is_read_anew(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, byte_store: ByteStore
 ) -> None:
     queue.publish([str(n) for n in range(10)])
     mine, reader, rival = lease(queue, 2), again(queue), again(queue)
 
-    assert isinstance(ledgers_of(reader), LedgerTable)
-    files = ledgers_of(reader).files
-    real, read = files.read, list[str]()
+    read: list[str] = []
 
-    def replaced(path: str) -> bytes:
-        if path.endswith(".parquet"):
-            read.append(path)
+    def replaced(call: Call) -> Any:
+        if call.path.endswith(".parquet"):
+            read.append(call.path)
             if len(read) == 1:
                 rival.group().extend(mine.lease_id)
                 churn(rival)
-        return real(path)
+        return call.run()
 
-    monkeypatch.setattr(files, "read", replaced)
+    byte_store.on("read", act=replaced, of=ledgers_of(reader).files)
     assert reader.group().stats().leased == 2
     assert len(set(read)) == 2, "the file was replaced under the first read"
 

@@ -5,18 +5,27 @@ Only this module knows where a queue keeps them, and by which functions it commi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from spark_mq import ConsumerGroup, Queue
+from spark_mq.operations.committer import GroupCommitter
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.message_table import MessageTable
 
-__all__ = ["context_of", "group_ledger_of", "ledgers_of", "messages_of", "on_publish", "on_write"]
+__all__ = [
+    "context_of",
+    "group_ledger_of",
+    "ledgers_of",
+    "messages_of",
+    "on_commands",
+    "on_publish",
+    "on_write",
+]
 
 Around = Callable[[Callable[[], Any]], Any]
 """Gets a call, and makes it or not. It returns the result."""
@@ -47,6 +56,18 @@ def on_publish(patch: pytest.MonkeyPatch, queue: Queue, act: Around) -> None:
 def on_write(patch: pytest.MonkeyPatch, queue: Queue, act: Around) -> None:
     """Let a function stand around each commit to a ledger by this handle."""
     _around(patch, ledgers_of(queue), "write", act)
+
+
+def on_commands(
+    patch: pytest.MonkeyPatch, act: Callable[[Callable[[], list[Any]], Sequence[Any]], list[Any]]
+) -> None:
+    """Let a function stand around all runs of commands. It gets the run and its commands."""
+    real = GroupCommitter.run
+
+    def run(committer: GroupCommitter, commands: Any, checks: Any = None) -> list[Any]:
+        return act(lambda: real(committer, commands, checks), commands)
+
+    patch.setattr(GroupCommitter, "run", run)
 
 
 def _around(patch: pytest.MonkeyPatch, table: Any, name: str, act: Around) -> None:

@@ -46,36 +46,15 @@ class Recorded:
         }
 
 
-@pytest.fixture(scope="session")
-def _sdk() -> Any:
-    from opentelemetry.sdk.metrics import MeterProvider
-    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-    def make() -> tuple[Any, Any, Any, Any]:
-        spans, reader = InMemorySpanExporter(), InMemoryMetricReader()
-        traces = TracerProvider()
-        traces.add_span_processor(SimpleSpanProcessor(spans))
-        return traces, MeterProvider([reader]), spans, reader
-
-    return make
-
-
 @pytest.fixture
-def recorded(_sdk: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
     """A program that has set up an SDK. Afterwards there is none."""
-    import opentelemetry.metrics
-    import opentelemetry.trace
+    from support.otel import set_up_sdk
 
-    traces, metrics, spans, reader = _sdk()
-    # The API lets a process set a provider only once.
-    monkeypatch.setattr(opentelemetry.trace, "get_tracer_provider", lambda: traces)
-    monkeypatch.setattr(opentelemetry.metrics, "get_meter_provider", lambda: metrics)
-    yield Recorded(spans, reader)
-    traces.shutdown()
-    metrics.shutdown()
+    sdk = set_up_sdk(monkeypatch)
+    yield Recorded(sdk.spans, sdk.reader)
+    sdk.traces.shutdown()
+    sdk.metrics.shutdown()
 
 
 @pytest.fixture

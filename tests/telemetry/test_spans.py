@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from support.tables import messages_of
+from support.tables import on_publish
 
 from spark_mq import Lease, LeaseLost, Message, Queue
 from spark_mq.telemetry import conventions
@@ -125,10 +125,10 @@ def test_a_settle_of_a_lost_lease_has_an_error(queue: Queue, recorded: Any) -> N
 def test_a_failed_publish_has_an_error_and_counts(
     queue: Queue, recorded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
+    def fail(_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(messages_of(queue), "publish", fail)
+    on_publish(monkeypatch, queue, fail)
     with pytest.raises(OSError, match="disk full"):
         queue.publish("a")
     span = recorded.span("publish orders")
