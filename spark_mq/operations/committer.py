@@ -1,7 +1,7 @@
 """Run commands on one group, which is the only way to change its ledger.
 
 Threads that change a ledger at the same time share a commit, and so do writers of an object store
-that post their commands. Settles and extensions run before leases. Each command gets the ledger
+that delegate their commands. Settles and extensions run before leases. Each command gets the ledger
 that the one before it left, and its errors are its own.
 """
 
@@ -41,7 +41,7 @@ from spark_mq.operations.signals import destination_of, signals_of
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.optimistic_commit import commit
-from spark_mq.storage.request_files import PostedRequest
+from spark_mq.storage.request_files import DelegatedRequest
 from spark_mq.telemetry.reporter import watched
 from spark_mq.util.advice import RESUME_GROUP
 from spark_mq.util.call_batcher import CallBatcher
@@ -150,10 +150,10 @@ class _Batch:
         self._steps: list[tuple[_Unit, list[int]]] = []
         self.take(())
 
-    def take(self, requests: Sequence[PostedRequest]) -> None:
+    def take(self, requests: Sequence[DelegatedRequest]) -> None:
         self._requests = []
         for request in requests:
-            found = [decode_command(data) for data in request.operations]
+            found = [decode_command(data) for data in request.commands]
             known = [one for one in found if one is not None]
             if known and len(known) == len(found):
                 self._requests.append(_Unit(known, request_id=request.request_id))
@@ -227,7 +227,7 @@ class _Batch:
         self.note = notes[0] if len(notes) == 1 else join_notes(notes)
         return after.ledger
 
-    def posted(self) -> Sequence[Mapping[str, Any]] | None:
+    def delegable(self) -> Sequence[Mapping[str, Any]] | None:
         if current_user() is not None:
             return None
         found = [encode_command(one) for unit in self._own for one in unit.commands]

@@ -1,12 +1,12 @@
-"""Post operations for the next commit of any writer.
+"""Delegate commands to the next commit of any writer.
 
 An object store has no lock to wait at, and each lost race costs several requests. So a writer that
-meets others posts its operations as a small file, and waits. The writer of the oldest file commits
-all of them together, and everybody reads the outcomes in the note of that commit.
+meets others delegates its commands in a small file, and waits. The writer of the oldest file
+commits all of them together, and everybody reads the outcomes in the note of that commit.
 
 A request runs once, because each commit names the requests that it ran, and two commits of one
 group conflict. It runs again only if that commit was cleaned before its writer read the note. A
-writer runs a request only if it knows all commits since the post.
+writer runs a request only if it knows all commits since then.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from spark_mq.storage.ledger_store import PAUSE
 from spark_mq.storage.request_files import (
     FOLDER,
     MAX_BYTES,
-    PostedRequest,
+    DelegatedRequest,
     base_of,
     id_of,
     is_request,
@@ -59,23 +59,23 @@ _left: Final[RecentSet[tuple[str, str]]] = RecentSet(10_000)
 
 
 class DelegationTurn:
-    """The posted operations of one writer, from the post to their end."""
+    """The delegated commands of one writer, from the write of their file to their end."""
 
     def __init__(
         self,
         files: ObjectStore,
         log: DeltaLog,
         group: str,
-        operations: Sequence[Mapping[str, Any]],
+        commands: Sequence[Mapping[str, Any]],
     ) -> None:
         self._files, self._log = files, log
         self._folder = f"{FOLDER}/{quote(group, safe='')}"
-        self._request = PostedRequest(uuid.uuid4().hex, log.state.version, operations)
+        self._request = DelegatedRequest(uuid.uuid4().hex, log.state.version, commands)
         self._seen = self._request.base  # up to this version, the notes were read
         self._missed = -1  # the last version whose note could not be read
-        self._ran: dict[str, Any] = {}  # outcomes in the notes since the post, by request
-        self._posted = False
-        self._latency = 0.0  # of the last post, in seconds
+        self._ran: dict[str, Any] = {}  # outcomes in the notes since then, by request
+        self._delegated = False
+        self._latency = 0.0  # of the write of the file, in seconds
         self._is_behind = False
         self._waiting = 0  # requests at the last look
         self._others_share = False
@@ -92,7 +92,7 @@ class DelegationTurn:
         Return the outcome in another writer's commit, or None if this writer must commit, also
         because the time is up.
         """
-        self.post()
+        self.delegate()
         began = time.monotonic()
         listed, listed_at = self._look(), self._log.state.version
         while self.request_id not in self._ran:
@@ -104,13 +104,13 @@ class DelegationTurn:
                 self._wait_for_commit(until)
         return self._ran[self.request_id]
 
-    def post(self) -> None:
+    def delegate(self) -> None:
         """Write the request, if it is not there yet."""
-        if self._posted:
+        if self._delegated:
             return
         began = time.monotonic()
-        self._posted = True  # also if the write fails: a store may apply it all the same
-        with wrap_store_errors(self._files.root, "posting a request in"):
+        self._delegated = True  # also if the write fails: a store may apply it all the same
+        with wrap_store_errors(self._files.root, "delegating commands in"):
             self._files.write(f"{self._folder}/{self._request.name}", self._request.encode())
         self._latency = time.monotonic() - began
 
@@ -197,11 +197,11 @@ class DelegationTurn:
             self._others_share = True
 
     def others_share(self) -> bool:
-        """Return whether a commit since the post ran requests. Its writer looks for them."""
+        """Return whether a commit since then ran requests. Its writer looks for them."""
         self._take_notes(self._log.state.version)
         return self._others_share
 
-    def requests_to_run(self, meanwhile: Callable[[], object]) -> list[PostedRequest]:
+    def requests_to_run(self, meanwhile: Callable[[], object]) -> list[DelegatedRequest]:
         """Read the requests of others that the own commit must run.
 
         `meanwhile` runs at the same time. It only fills a cache, so its errors are ignored.
@@ -215,11 +215,11 @@ class DelegationTurn:
             found = list(pool.map(self._read, names))
         return [one for one in found if one is not None]
 
-    def not_run(self, requests: Sequence[PostedRequest]) -> Sequence[PostedRequest]:
+    def not_run(self, requests: Sequence[DelegatedRequest]) -> Sequence[DelegatedRequest]:
         """Return the requests that surely no commit ran."""
         # Another thread, or a read of the ledger, may have read newer commits since the wait.
         self._take_notes(self._log.state.version)
-        # A cleaned commit may have run a request that was posted before it.
+        # A cleaned commit may have run a request that was written before it.
         known = (one for one in requests if one.base >= self._missed)
         return [one for one in known if one.request_id not in self._ran]
 
@@ -233,7 +233,7 @@ class DelegationTurn:
         Raise an error if there is none, because another writer may have read the request and still
         run it.
         """
-        if not self._posted:
+        if not self._delegated:
             raise error
         with contextlib.suppress(*STORE_ERRORS):
             self._follow()
@@ -241,29 +241,29 @@ class DelegationTurn:
             return outcome
         raise StorageError(
             f"an operation in {self._files.root} failed: {one_line(error.__cause__ or error)}. It "
-            "was posted, so other workers may still run it. Retry: a settle may be repeated, and a "
-            "lease that nobody got expires",
+            "was delegated, so other workers may still run it. Retry: a settle may be repeated, and "
+            "a lease that nobody got expires",
             path=self._files.root,
             landed=None,
         ) from error
 
-    def _read(self, path: str) -> PostedRequest | None:
+    def _read(self, path: str) -> DelegatedRequest | None:
         try:
-            found = PostedRequest.decode(path, self._files.read(path))
+            found = DelegatedRequest.decode(path, self._files.read(path))
         except OSError:
             return None  # its writer withdrew it, or will run it itself
         if found is None:
             _left.add((self._files.root, path))
         return found
 
-    def leave(self, requests: Iterable[PostedRequest]) -> None:
+    def leave(self, requests: Iterable[DelegatedRequest]) -> None:
         """Leave requests to their own writers, because a commit could not run them."""
         for request in requests:
             _left.add((self._files.root, f"{self._folder}/{request.name}"))
 
-    def close(self, ran: Sequence[PostedRequest] = ()) -> None:
+    def close(self, ran: Sequence[DelegatedRequest] = ()) -> None:
         """Delete the own request, and those that the own commit ran."""
-        if not self._posted or self.request_id in self._ran:  # the writer that ran it deletes it
+        if not self._delegated or self.request_id in self._ran:  # the writer that ran it deletes it
             return
         paths = [f"{self._folder}/{one.name}" for one in (self._request, *ran)]
         # The caller need not wait. The files of a killed process are stale soon.
@@ -273,7 +273,7 @@ class DelegationTurn:
             name="spark_mq requests",
             daemon=True,
         ).start()
-        self._posted = False
+        self._delegated = False
 
     def _delete(self, paths: Sequence[str]) -> None:
         try:

@@ -223,12 +223,12 @@ class LedgerTable:
             self._cache[stored.group] = ((added.path,), ledger.replaced(ledger.head, ()))
 
     def delegation_turn(
-        self, group: str, operations: Sequence[Mapping[str, Any]]
+        self, group: str, commands: Sequence[Mapping[str, Any]]
     ) -> DelegationTurn | None:
-        """Return the turn in which others may run its JSON `operations`, or None to only pause."""
+        """Return the turn in which others may run its JSON `commands`, or None to only pause."""
         # Writers on one machine stand in line at a lock.
         return (
-            None if self.files.is_local else DelegationTurn(self.files, self.log, group, operations)
+            None if self.files.is_local else DelegationTurn(self.files, self.log, group, commands)
         )
 
     def request_pause(self, group: str | None, pause: float, *, share: bool = False) -> None:

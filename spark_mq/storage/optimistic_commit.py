@@ -19,7 +19,7 @@ from spark_mq.ledger.ranges import Ledger
 from spark_mq.storage.delegated_commands import SERVED, DelegationTurn
 from spark_mq.storage.ledger_store import PAUSE, LedgerSnapshot
 from spark_mq.storage.ledger_table import LedgerTable
-from spark_mq.storage.request_files import PostedRequest
+from spark_mq.storage.request_files import DelegatedRequest
 from spark_mq.util.backoff import Backoff, too_many_conflicts
 from spark_mq.util.user import with_user
 
@@ -31,12 +31,12 @@ TIMEOUT_SECONDS: Final = 30.0
 # would lose each race. Other writers lose fewer, and ask for nothing.
 ASK_AFTER: Final = 5
 
-# Lost races in a row after which a writer posts its commands, if the store has no lock. Two writers
-# that lose few races are faster without it.
+# Lost races in a row after which a writer delegates its commands, if the store has no lock. Two
+# writers that lose few races are faster without it.
 SHARE_AFTER: Final = 2
 
-# Pause in seconds that a commit names if it ran the commands of others. Other writers then post at
-# their first conflict.
+# Pause in seconds that a commit names if it ran the commands of others. Other writers then delegate
+# at their first conflict.
 SHARED_PAUSE: Final = 0.2
 
 
@@ -52,10 +52,10 @@ class Batch(Protocol):
     def apply(self, snapshot: LedgerSnapshot) -> NextLedger:
         """Apply the commands, again after a conflict. Return None with nothing to commit."""
 
-    def posted(self) -> Sequence[Mapping[str, Any]] | None:
+    def delegable(self) -> Sequence[Mapping[str, Any]] | None:
         """Return the commands as JSON, or None if only this process can run them."""
 
-    def take(self, requests: Sequence[PostedRequest]) -> None:
+    def take(self, requests: Sequence[DelegatedRequest]) -> None:
         """Apply the commands of others too, with the next commit."""
 
     def served(self) -> dict[str, Any]:
@@ -78,8 +78,8 @@ class OptimisticCommit:
         self._losses = 0
         self._backoff = store.backoffs.get(group)
         self._turn: DelegationTurn | None = None
-        self._requests: Sequence[PostedRequest] = ()
-        self._ran: Sequence[PostedRequest] = ()  # with the commit
+        self._requests: Sequence[DelegatedRequest] = ()
+        self._ran: Sequence[DelegatedRequest] = ()  # with the commit
 
     def run(self) -> None:
         """Repeat until a commit lands, or there is nothing to commit. Raise ContentionTimeout."""
@@ -143,7 +143,7 @@ class OptimisticCommit:
         if backoff is None:
             return False
         if self._turn is None and (backoff.shares or self._losses >= SHARE_AFTER):
-            commands = self._batch.posted()
+            commands = self._batch.delegable()
             if commands is not None:
                 self._turn = self._store.delegation_turn(self._group, commands)
         if self._turn is None:

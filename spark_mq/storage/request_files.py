@@ -1,4 +1,4 @@
-"""Name, write and read the files of posted requests.
+"""Name, write and read the files of delegated requests.
 
 Anyone who may write the folder may put other files there. They are neither read nor waited for.
 """
@@ -18,7 +18,7 @@ from spark_mq.util.json_text import parse_foreign
 __all__ = [
     "FOLDER",
     "MAX_BYTES",
-    "PostedRequest",
+    "DelegatedRequest",
     "base_of",
     "delete_old_requests",
     "id_of",
@@ -35,12 +35,12 @@ OLD_SECONDS: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class PostedRequest:
-    """The operations that one writer has posted."""
+class DelegatedRequest:
+    """The commands that one writer has delegated, in one file."""
 
     request_id: str
     base: int  # the version of the table that the writer knew
-    operations: Sequence[Mapping[str, Any]]
+    commands: Sequence[Mapping[str, Any]]
 
     @property
     def name(self) -> str:
@@ -48,18 +48,18 @@ class PostedRequest:
         return f"{self.base:020d}-{self.request_id}.json"
 
     def encode(self) -> bytes:
-        data = {"format": FORMAT, "operations": list(self.operations)}
+        data = {"format": FORMAT, "commands": list(self.commands)}
         return json.dumps(data, separators=(",", ":")).encode()
 
     @classmethod
-    def decode(cls, path: str, data: bytes) -> PostedRequest | None:
+    def decode(cls, path: str, data: bytes) -> DelegatedRequest | None:
         """Return the request in a file, or None if it cannot be read."""
         try:
             found = parse_foreign(data.decode())
-            operations = found["operations"]
-            if found["format"] != FORMAT or not isinstance(operations, list):
+            commands = found["commands"]
+            if found["format"] != FORMAT or not isinstance(commands, list):
                 return None
-            return cls(id_of(path), base_of(path), operations)
+            return cls(id_of(path), base_of(path), commands)
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
 

@@ -29,7 +29,7 @@ class Backoff:
         self._common = 0.0  # the pause that the last commit named
         self._losses = 0  # since this writer's last commit
         self._attempt = 0.0  # seconds that the last attempt took
-        self.shares = False  # whether others post their operations, or run those of others
+        self.shares = False  # whether others delegate their commands, or run those of others
 
     @property
     def pause(self) -> float:

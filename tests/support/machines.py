@@ -19,14 +19,14 @@ __all__ = ["machines", "sharing"]
 
 @pytest.fixture
 def machines(monkeypatch: pytest.MonkeyPatch, limits: Limits) -> None:
-    """Give each handle a lock of its own, and let it post. Nobody waits for those before it."""
+    """Give each handle a lock of its own, and let it delegate. Nobody waits for those before it."""
     locks: dict[tuple[int, str], FairLock] = {}
 
     def commit_lock(table: LedgerTable, group: str) -> FairLock:
         return locks.setdefault((id(table), group), FairLock(None))
 
-    def delegation_turn(table: LedgerTable, group: str, operations: Any) -> DelegationTurn:
-        return DelegationTurn(table.files, table.log, group, operations)
+    def delegation_turn(table: LedgerTable, group: str, commands: Any) -> DelegationTurn:
+        return DelegationTurn(table.files, table.log, group, commands)
 
     monkeypatch.setattr(LedgerTable, "commit_lock", commit_lock)
     monkeypatch.setattr(LedgerTable, "delegation_turn", delegation_turn)
@@ -34,7 +34,7 @@ def machines(monkeypatch: pytest.MonkeyPatch, limits: Limits) -> None:
 
 
 def sharing(queue: Queue, pause: float = 0.2) -> Queue:
-    """Let a handle think that others compete and post."""
+    """Let a handle think that others compete and delegate."""
     backoff = Backoff()
     backoff.take_over(pause)
     backoff.shares = True

@@ -1,4 +1,4 @@
-"""Random steps of writers that post, run each other's requests, die, and meet a cleaned log.
+"""Random steps of writers that delegate, run each other's requests, die, and meet a cleaned log.
 
 The requests and the log are real files. The model knows which commit ran which request.
 """
@@ -29,7 +29,7 @@ from spark_mq.errors import CommitConflict
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
 from spark_mq.storage.delegated_commands import SERVED, DelegationTurn
 from spark_mq.storage.ledger_table import LedgerTable
-from spark_mq.storage.request_files import PostedRequest
+from spark_mq.storage.request_files import DelegatedRequest
 
 GROUP = "g"
 WRITERS = st.integers(0, 2)
@@ -42,7 +42,7 @@ class Writer:
     table: LedgerTable
     turn: DelegationTurn | None = None
     leads: bool = False
-    requests: Sequence[PostedRequest] = ()
+    requests: Sequence[DelegatedRequest] = ()
     deletes: list[Sequence[str]] = field(default_factory=list)
 
 
@@ -72,10 +72,10 @@ class Requests(RuleBasedStateMachine):
 
     @rule(at=WRITERS)
     def step(self, at: int) -> None:
-        """A writer posts, looks, or commits: it does what comes next."""
+        """A writer delegates, looks, or commits: it does what comes next."""
         writer = self.writers[at]
         if writer.turn is None:
-            self.post(at)
+            self.delegate(at)
         elif writer.leads:
             self.commit(at)
         else:
@@ -87,14 +87,14 @@ class Requests(RuleBasedStateMachine):
         self.step(at)
         self.step(at)
 
-    def post(self, at: int) -> None:
-        """A writer that has lost races posts its operations."""
+    def delegate(self, at: int) -> None:
+        """A writer that has lost races delegates its commands."""
         writer = self.writers[at]
         if writer.turn is None:
             writer.table.log.refresh()
             writer.turn = DelegationTurn(writer.table.files, writer.table.log, GROUP, [{"x": at}])
             writer.turn._delete = writer.deletes.append  # type: ignore[method-assign]
-            writer.turn.post()
+            writer.turn.delegate()
 
     def look(self, at: int) -> None:
         """It looks for commits and requests, and finds its outcome or leads."""
@@ -191,7 +191,9 @@ def _reads_no_note(_: DelegationTurn, __: Commit) -> None:
     """Read nothing."""
 
 
-def _finds_all_new(_: DelegationTurn, requests: Sequence[PostedRequest]) -> Sequence[PostedRequest]:
+def _finds_all_new(
+    _: DelegationTurn, requests: Sequence[DelegatedRequest]
+) -> Sequence[DelegatedRequest]:
     return requests
 
 

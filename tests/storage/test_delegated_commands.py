@@ -1,4 +1,4 @@
-"""Operations that writers post, and the commits of other writers that run them.
+"""Commands that writers delegate, and the commits of other writers that run them.
 
 The queue lies on a local disk here, and each handle acts as if it were on a machine of its own.
 """
@@ -55,20 +55,20 @@ def queue(delta_queue: Callable[..., Queue]) -> Queue:
     return sharing(queue)
 
 
-def post(queue: Queue, *commands: Command[Any]) -> DelegationTurn:
-    """Post commands and do no more, as a writer does that waits."""
+def delegate(queue: Queue, *commands: Command[Any]) -> DelegationTurn:
+    """Delegate commands and do no more, as a writer does that waits."""
     data = [found for one in commands if (found := encode_command(one)) is not None]
     assert len(data) == len(commands)
     ledgers = ledgers_of(queue)
     assert isinstance(ledgers, LedgerTable)
     ledgers.version()
     turn = DelegationTurn(ledgers.files, ledgers.log, "default", json.loads(json.dumps(data)))
-    turn.post()
+    turn.delegate()
     return turn
 
 
 def lease_of(count: int = 5) -> Acquire:
-    return Acquire("posted", count)
+    return Acquire("delegated", count)
 
 
 def outcome(turn: DelegationTurn) -> Any:
@@ -86,14 +86,14 @@ def files(queue: Queue) -> list[Path]:
 
 
 def on_look(byte_store: ByteStore, of: Queue, then: Callable[[], object]) -> None:
-    """Let something happen when a handle has posted and looks for the commits of others."""
-    store, posted = ledgers_of(of).files, list[bool]()
+    """Let something happen when a handle has delegated and looks for the commits of others."""
+    store, delegated = ledgers_of(of).files, list[bool]()
 
     def look(call: Call) -> Any:
         if call.verb == "write":
-            posted.append(call.path.startswith(FOLDER))
-        elif posted == [True]:
-            posted.append(False)
+            delegated.append(call.path.startswith(FOLDER))
+        elif delegated == [True]:
+            delegated.append(False)
             then()
         return call.run()
 
@@ -118,20 +118,20 @@ def deleted(queue: Queue) -> bool:
     return not files(queue)
 
 
-def test_a_commit_runs_the_lease_that_another_writer_has_posted(queue: Queue) -> None:
+def test_a_commit_runs_the_lease_that_another_writer_has_delegated(queue: Queue) -> None:
     other = again(queue)
-    posted = lease_of()
-    turn = post(other, posted)
+    delegated = lease_of()
+    turn = delegate(other, delegated)
     before = ledgers_of(queue).version()
     own = leased(queue, 5)
     assert ledgers_of(queue).version() == before + 1, "one commit for both"
     (result,) = outcome(turn)
-    theirs = decode_result(posted, result)
+    theirs = decode_result(delegated, result)
     assert len(sequences(theirs)) == 5
     assert not sequences(theirs) & sequences(own)
     assert queue.group().stats().leased == 10
     assert deleted(queue)
-    assert {one.worker_id for one in queue.group().leases()} == {"w", "posted"}
+    assert {one.worker_id for one in queue.group().leases()} == {"w", "delegated"}
 
 
 def test_a_commit_runs_the_settles_and_extensions_of_others(queue: Queue) -> None:
@@ -158,7 +158,7 @@ def test_a_worker_settles_and_leases_by_one_request(queue: Queue) -> None:
     first = leased(other, 5)
     settle = Settle((SettleCommand(ACK, first.lease_id),))
     following = lease_of()
-    turn = post(other, settle, following)
+    turn = delegate(other, settle, following)
     own = leased(queue, 5)
     outcomes = outcome(turn)
     assert decode_result(settle, outcomes[0])[0].settled == 5
@@ -171,7 +171,7 @@ def test_a_request_runs_once_although_its_file_is_still_there(
     queue: Queue, byte_store: ByteStore
 ) -> None:
     other = again(queue)
-    turn = post(other, lease_of())
+    turn = delegate(other, lease_of())
     keep_requests(byte_store)
     first, third = leased(queue, 5), leased(sharing(again(queue)), 5)
     assert len(files(queue)) >= 1
@@ -199,7 +199,7 @@ def test_of_two_commits_that_run_a_request_only_one_lands(
 ) -> None:
     """The second one finds the request in the note of the first, and computes again without it."""
     asking, third = again(queue), sharing(again(queue))
-    turn = post(asking, lease_of())
+    turn = delegate(asking, lease_of())
     raced: list[Lease] = []
     on_commit(monkeypatch, "leases", before=lambda: raced.append(leased(third, 3)))
     own = leased(queue, 4)
@@ -217,7 +217,7 @@ def test_a_commit_that_is_lost_withdraws_nothing_of_others(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asking = again(queue)
-    turn = post(asking, lease_of())
+    turn = delegate(asking, lease_of())
     fault = on_commit(monkeypatch, "leases", fail=PermissionError(13, "no"), at=1)
     fault.real = lambda *_, **__: None  # nothing is written
     with pytest.raises(errors.StorageError):
@@ -227,7 +227,7 @@ def test_a_commit_that_is_lost_withdraws_nothing_of_others(
 
 
 @pytest.mark.parametrize(
-    "operations",
+    "commands",
     [
         [{"lease": {"worker_id": "w", "max_messages": "many"}}],
         [{"lease": {"worker_id": "w", "max_messages": -1}}],
@@ -260,9 +260,9 @@ def test_a_commit_that_is_lost_withdraws_nothing_of_others(
         7,
     ],
 )
-def test_a_request_that_makes_no_sense_runs_nothing(queue: Queue, operations: Any) -> None:
+def test_a_request_that_makes_no_sense_runs_nothing(queue: Queue, commands: Any) -> None:
     held = leased(again(queue), 2).lease_id
-    text = json.dumps({"format": 1, "operations": operations}).replace(LEASE, held)
+    text = json.dumps({"format": 1, "commands": commands}).replace(LEASE, held)
     put_request(queue, text.encode())
     own = leased(queue, 5)
     assert len(sequences(own)) == 5
@@ -310,13 +310,13 @@ NO_REQUESTS = {
     "nothing": b"",
     "half": b"{",
     "a list": b"[]",
-    "a newer format": b'{"format":2,"operations":[{"lease":{"worker_id":"w","max_messages":1}}]}',
+    "a newer format": b'{"format":2,"commands":[{"lease":{"worker_id":"w","max_messages":1}}]}',
     "no text": b"\xff",
-    "many digits": b'{"format":1,"operations":[{"lease":{"max_messages":' + b"9" * 10_000 + b"}}]}",
-    "deep": b'{"format":1,"operations":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-    "an unknown operation": b'{"format":1,"operations":[{"burn":{}}]}',
+    "many digits": b'{"format":1,"commands":[{"lease":{"max_messages":' + b"9" * 10_000 + b"}}]}",
+    "deep": b'{"format":1,"commands":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "an unknown operation": b'{"format":1,"commands":[{"burn":{}}]}',
     "a settle of nobody's lease": json.dumps(
-        {"format": 1, "operations": [{"settle": {"parts": [{"verb": "ack", "lease_id": "x"}]}}]}
+        {"format": 1, "commands": [{"settle": {"parts": [{"verb": "ack", "lease_id": "x"}]}}]}
     ).encode(),
 }
 
@@ -411,7 +411,7 @@ def test_the_request_of_a_dead_writer_is_not_run_and_goes(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = again(queue)
-    post(other, lease_of())
+    delegate(other, lease_of())
     (file,) = files(queue)
     os.utime(file, (time.time() - MINUTE, time.time() - MINUTE))
     leased(queue, 5)
@@ -422,7 +422,7 @@ def test_the_request_of_a_dead_writer_is_not_run_and_goes(
 def test_a_request_of_before_what_a_writer_knows_is_not_run(queue: Queue) -> None:
     """Its writer may have been run by a commit that this one has never seen."""
     other = again(queue)
-    turn = post(other, lease_of())
+    turn = delegate(other, lease_of())
     (file,) = files(queue)
     data = file.read_bytes()
     leased(queue, 5)
@@ -445,7 +445,7 @@ def test_an_interrupted_writer_withdraws_its_request(queue: Queue, byte_store: B
     assert len(sequences(leased(queue, 5))) == 5
 
 
-# -- an outage of a writer whose operations are posted
+# -- an outage of a writer whose commands are delegated
 
 
 def unreachable() -> None:
@@ -520,7 +520,7 @@ def test_a_writer_that_lost_all_races_does_not_claim_that_nothing_was_changed(
 
 def test_a_sweep_deletes_old_requests(queue: Queue) -> None:
     other = again(queue)
-    post(other, lease_of())
+    delegate(other, lease_of())
     (file,) = files(queue)
     foreign = [Path(file.parent, name) for name in ("x.json", "below/\x9b", "a\nb")]
     for one in foreign:
@@ -555,7 +555,7 @@ def test_a_writer_waits_for_the_commit_of_the_one_before_it(
     assert ledgers_of(queue).version() <= before + 2, "nobody lost a race"
 
 
-def test_commits_by_a_person_are_not_posted(queue: Queue, byte_store: ByteStore) -> None:
+def test_commits_by_a_person_are_not_delegated(queue: Queue, byte_store: ByteStore) -> None:
     written = byte_store.paths("write")
     with acting_as("ann"):
         leased(queue, 5)

@@ -1,4 +1,4 @@
-"""Posted operations over an object store that fails or loses its replies. Only with --s3."""
+"""Delegated commands over an object store that fails or loses its replies. Only with --s3."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.tables import context_of, ledgers_of
 
 from spark_mq import Lease, Queue
 from spark_mq.storage.delegated_commands import DelegationTurn
-from spark_mq.storage.request_files import FOLDER, PostedRequest
+from spark_mq.storage.request_files import FOLDER, DelegatedRequest
 
 __all__ = ["machines"]
 
@@ -40,11 +40,11 @@ def queue(faulty: FaultyS3, s3: dict[str, str], limits: Limits) -> Queue:
 
 
 def post_lease(queue: Queue, count: int) -> DelegationTurn:
-    """Post a lease as another worker does, and do no more."""
+    """Delegate a lease as another worker does, and do no more."""
     ledgers = ledgers_of(queue)
-    data = {"lease": {"worker_id": "posted", "max_messages": count}}
+    data = {"lease": {"worker_id": "delegated", "max_messages": count}}
     turn = DelegationTurn(ledgers.files, ledgers.log, "default", [data])
-    turn.post()
+    turn.delegate()
     return turn
 
 
@@ -71,7 +71,7 @@ def test_a_fault_at_any_request_runs_each_operation_once(
     assert len(sequences(lease)) == 4
     held = {one.worker_id: one.messages for one in other.group().leases()}
     # A request whose file cannot be read is left to its own writer.
-    assert held in ({"w": 4, "posted": 3}, {"w": 4})
+    assert held in ({"w": 4, "delegated": 3}, {"w": 4})
     assert faulty.met() == 1 or method == "POST"
 
 
@@ -111,7 +111,7 @@ def test_a_request_has_a_small_file(queue: Queue) -> None:
     turn = post_lease(queue, 5)
     (info,) = ledgers_of(queue).files.list(f"{FOLDER}/default")
     assert info.size < 200
-    read = PostedRequest.decode(
+    read = DelegatedRequest.decode(
         info.path.rpartition("/")[2], ledgers_of(queue).files.read(info.path)
     )
     assert read is not None
