@@ -241,8 +241,8 @@ class DelegationTurn:
             return outcome
         raise StorageError(
             f"an operation in {self._files.root} failed: {one_line(error.__cause__ or error)}. It "
-            "was delegated, so other workers may still run it. Retry: a settle may be repeated, and "
-            "a lease that nobody got expires",
+            "was delegated, so other workers may still run it. Retry: a settle may be repeated, "
+            "and a lease that nobody got expires",
             path=self._files.root,
             landed=None,
         ) from error
