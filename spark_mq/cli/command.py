@@ -24,7 +24,9 @@ from typer.models import OptionInfo
 from spark_mq.cli.output import show
 from spark_mq.errors import InvalidOption, SparkMQError
 from spark_mq.group import ConsumerGroup
+from spark_mq.ledger.settings import GroupSettings, QueueSettings
 from spark_mq.queue import Queue
+from spark_mq.util.setting_fields import Setting, parse_settings, settings_of
 from spark_mq.util.show import printable
 
 __all__ = [
@@ -36,24 +38,24 @@ __all__ = [
     "QUEUE_ARGUMENT",
     "Command",
     "Given",
-    "Settings",
     "argument",
     "command",
     "option",
     "parse_pairs",
     "parse_sequence",
+    "settings",
     "stopping",
 ]
 
 
-def option(help: str, *names: str, **settings: Any) -> Any:
+def option(help: str, *names: str, **more: Any) -> Any:
     """Return an option. Without a long name it has that of the function's parameter."""
-    return typer.Option(*names, help=help, **settings)
+    return typer.Option(*names, help=help, **more)
 
 
-def argument(help: str, **settings: Any) -> Any:
+def argument(help: str, **more: Any) -> Any:
     """Return an argument, which is named after the function's parameter."""
-    return typer.Argument(help=help, **settings)
+    return typer.Argument(help=help, **more)
 
 
 def parse_pairs(name: str, pairs: Sequence[str] | None) -> dict[str, str]:
@@ -93,11 +95,19 @@ class Given:
     storage_pairs: Sequence[str] = ()
     yes: bool = False
     json: bool = False
+    setting_pairs: Sequence[str] = ()
     exit_code: int = field(default=0, init=False)  # once the result is shown
 
     @cached_property
     def storage_options(self) -> dict[str, str]:
         return parse_pairs("--storage-option", self.storage_pairs)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that the call gives. An unknown one stays text."""
+        return parse_settings(
+            parse_pairs("--set", self.setting_pairs), QueueSettings, GroupSettings
+        )
 
     @cached_property
     def queue(self) -> Queue:
@@ -194,21 +204,22 @@ _OUTPUT: Final = _parameter(
 )
 
 
-class Settings:
-    """The option --set of commands that change settings."""
+_ALL_SETTINGS: Final = {**settings_of(QueueSettings), **settings_of(GroupSettings)}
 
-    Queue = Annotated[
-        list[str] | None,
-        option("A setting, such as retention=3d.", "--set", metavar="NAME=VALUE"),
-    ]
-    Group = Annotated[
-        list[str] | None,
-        option("A setting, such as retry_delay=30s.", "--set", metavar="NAME=VALUE"),
-    ]
-    More = Annotated[
-        list[str] | None,
-        option("Another setting of the queue. Repeatable.", "--set", metavar="NAME=VALUE"),
-    ]
+
+def settings(example: str, *common: str) -> Sequence[inspect.Parameter]:
+    """Return the option --set, and an option for each `common` setting."""
+    text = f"A setting, such as {example}. Repeatable."
+    rest = _parameter(
+        "settings", list[str] | None, option(text, "--set", metavar="NAME=VALUE"), None
+    )
+    return (*(_setting(_ALL_SETTINGS[name]) for name in common), rest)
+
+
+def _setting(one: Setting) -> inspect.Parameter:
+    brief = one.doc.replace("`", "").partition(". ")[0].rstrip(".")
+    default = False if one.default is None else one.shown_default
+    return _parameter(one.name, str | None, option(f"{brief}.", show_default=default), None)
 
 
 @dataclass(frozen=True)
@@ -239,12 +250,14 @@ class Command:
 
 
 def _given(values: Mapping[str, Any]) -> Given:
+    common = [f"{name}={values[name]}" for name in _ALL_SETTINGS if values.get(name) is not None]
     return Given(
         path=values.get("queue"),
         group_name=values.get("group"),
         storage_pairs=values.get("storage_option") or (),
         yes=values.get("yes", False),
         json=values.get("output") is _OutputFormat.json,
+        setting_pairs=[*common, *(values.get("settings") or ())],
     )
 
 

@@ -7,12 +7,11 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Final
 
-from spark_mq.cli.command import GROUP_ARGUMENT, Given, Settings, argument, command, option
+from spark_mq.cli.command import GROUP_ARGUMENT, Given, argument, command, option, settings
 from spark_mq.cli.messages import lane_rows, priority_rows
 from spark_mq.cli.output import Pages, Part, Rows
-from spark_mq.cli.queues import given_settings, group_columns, group_rows, shown_settings
+from spark_mq.cli.queues import group_columns, group_rows, shown_settings
 from spark_mq.errors import InvalidOption
-from spark_mq.ledger.settings import GroupSettings
 
 __all__: list[str] = []
 
@@ -80,16 +79,15 @@ def create(
     return {"group": made.name, "created": not there}
 
 
-@command("group configure", GROUP_ARGUMENT)
-def configure(on: Given, settings: Settings.Group = None) -> Mapping[str, Any]:
+@command("group configure", (*GROUP_ARGUMENT, *settings("retry_delay=30s")))
+def configure(on: Given) -> Mapping[str, Any]:
     """Change settings of a group, and print all of them.
 
     A changed one is shown as old -> new. Workers apply them immediately.
     """
     group = on.group
-    given = given_settings(settings, GroupSettings)
     before = group.settings
-    after = group.configure(**given) if given else before
+    after = group.configure(**on.settings) if on.settings else before
     return {"group": group.name, **shown_settings(before, after, json=on.json)}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Annotated, Any, Final
 
@@ -10,11 +10,10 @@ from spark_mq.cli.command import (
     NOTHING,
     QUEUE_ARGUMENT,
     Given,
-    Settings,
     argument,
     command,
     option,
-    parse_pairs,
+    settings,
 )
 from spark_mq.cli.output import Column, Pages, Part, Rows
 from spark_mq.cli.progress import busy
@@ -24,10 +23,9 @@ from spark_mq.inspect.overview import QueueOverview
 from spark_mq.ledger.settings import GroupSettings, QueueSettings
 from spark_mq.ledger.stats import Figure, GroupStats, figures_of
 from spark_mq.queue import Queue
-from spark_mq.util.setting_fields import parse_settings
 from spark_mq.util.show import show_age, show_cell, show_time
 
-__all__ = ["given_settings", "group_columns", "group_rows", "shown_settings"]
+__all__ = ["group_columns", "group_rows", "shown_settings"]
 
 _LIST_COLUMNS: Final[list[Column]] = [
     ("QUEUE", "queue"), ("PUBLISHED", "published"), ("GROUPS", "groups"),
@@ -64,37 +62,20 @@ def list_queues(
     return Rows(rows, [*_LIST_COLUMNS, *wrong])
 
 
-@command("queue create", QUEUE_ARGUMENT)
+_COMMON: Final = settings(
+    "max_in_flight=7", "visibility_timeout", "max_delivery_attempts", "retention",
+    "dead_letter_path", "lanes",
+)  # fmt: skip
+
+
+@command("queue create", (*QUEUE_ARGUMENT, *_COMMON))
 def create(
     on: Given,
-    visibility_timeout: Annotated[
-        str | None, option("How long a lease lasts.", show_default="60s")
-    ] = None,
-    max_delivery_attempts: Annotated[
-        str | None, option("Deliveries of a message, or none.", show_default="5")
-    ] = None,
-    retention: Annotated[
-        str | None, option("How long settled messages stay after their publish.", show_default="7d")
-    ] = None,
-    dead_letter_path: Annotated[str | None, option("Another queue for dead letters.")] = None,
-    lanes: Annotated[
-        int | None, option("Lanes for the order of keys. 0: none. Fixed.", min=0, show_default="0")
-    ] = None,
-    settings: Settings.More = None,
     exist_ok: Annotated[bool, option("A queue with these settings may be there.")] = False,
 ) -> Mapping[str, Any]:
     """Create a queue."""
-    options = {
-        "visibility_timeout": visibility_timeout,
-        "max_delivery_attempts": max_delivery_attempts,
-        "retention": retention,
-        "dead_letter_path": dead_letter_path,
-        "lanes": None if lanes is None else str(lanes),
-    }
-    named = [f"{name}={text}" for name, text in options.items() if text is not None]
-    given = given_settings([*named, *(settings or ())], QueueSettings, GroupSettings)
     created = Queue.create(
-        str(on.path), storage_options=on.storage_options, exist_ok=exist_ok, **given
+        str(on.path), storage_options=on.storage_options, exist_ok=exist_ok, **on.settings
     )
     return {"queue": created.path, "name": created.name}
 
@@ -163,21 +144,15 @@ def _business(item: tuple[str, GroupStats]) -> tuple[int | str, ...]:
     return (-one.blocked, -one.dead, -one.leased, -one.ready, -one.delayed, name)
 
 
-@command("queue configure", QUEUE_ARGUMENT)
-def configure(on: Given, settings: Settings.Queue = None) -> Mapping[str, Any]:
+@command("queue configure", (*QUEUE_ARGUMENT, *settings("retention=3d")))
+def configure(on: Given) -> Mapping[str, Any]:
     """Change settings of a queue, and print all of them.
 
     A changed one is shown as old -> new.
     """
-    given = given_settings(settings, QueueSettings)
     before = on.queue.settings
-    after = on.queue.configure(**given) if given else before
+    after = on.queue.configure(**on.settings) if on.settings else before
     return {"queue": on.queue.path, **shown_settings(before, after, json=on.json)}
-
-
-def given_settings(pairs: Sequence[str] | None, *owners: type[Any]) -> dict[str, Any]:
-    """Return the settings that --set names, with their values."""
-    return parse_settings(parse_pairs("--set", pairs), *owners)
 
 
 def shown_settings(
