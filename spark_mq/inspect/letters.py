@@ -13,13 +13,13 @@ from spark_mq.errors import CorruptLog
 from spark_mq.ledger.admin import unsettled_ranges
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.maintenance.dead_letters import (
-    HEADER_PREFIX,
     is_own_letter,
     letter_schema,
     letter_tables,
 )
 from spark_mq.maintenance.redrive import REDRIVE
 from spark_mq.operations.context import QueueContext
+from spark_mq.operations.history import HEADER_PREFIX
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.util.columns import sort_rows
 from spark_mq.util.html import rows_html

@@ -22,6 +22,7 @@ from spark_mq.ledger.settings import QueueSettings
 from spark_mq.maintenance.transfer import Transfer
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.history import HEADER_PREFIX
 from spark_mq.parquet.bounded import MAX_ROWS, cut_slices, join_tables
 from spark_mq.parquet.files import unreadable_reason
 from spark_mq.parquet.reader import MessageReader, sequences_of
@@ -33,7 +34,6 @@ from spark_mq.util.validation import whole_number
 
 __all__ = [
     "COLUMNS",
-    "HEADER_PREFIX",
     "Copy",
     "DeadSlice",
     "Routing",
@@ -47,7 +47,6 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-HEADER_PREFIX = "spark_mq."
 ROUTE_RANGES = 5_000  # most dead ranges that one round of commits routes
 ROUTE_MESSAGES = 100_000  # most messages of these
 FILE_BYTES = 32 * 2**20  # in one file of the dead-letter queue, all of it in memory

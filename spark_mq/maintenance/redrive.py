@@ -23,7 +23,6 @@ from spark_mq.ledger.routing import Freeze
 from spark_mq.maintenance.condition import Condition
 from spark_mq.maintenance.dead_letters import (
     COLUMNS,
-    HEADER_PREFIX,
     is_own_letter,
     letter_schema,
     letter_tables,
@@ -31,7 +30,7 @@ from spark_mq.maintenance.dead_letters import (
 from spark_mq.maintenance.transfer import Transfer
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
-from spark_mq.operations.history import REDRIVEN_FROM
+from spark_mq.operations.history import HEADER_PREFIX, REDRIVEN_FROM
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.util.advice import SWEEP

@@ -34,6 +34,7 @@ from spark_mq.util.columns import sort_rows
 from spark_mq.util.validation import whole_number
 
 __all__ = [
+    "HEADER_PREFIX",
     "OUTCOMES",
     "REDRIVEN_FROM",
     "commits_after",
@@ -260,9 +261,10 @@ def _piece(r: Range, first: int, last: int, index: MessageIndex) -> Iterator[Ran
         yield piece
 
 
-REDRIVEN_FROM: Final = "spark_mq.redriven_from"  # in a redriven message: its dead letter
-_SEQUENCE: Final = "spark_mq.sequence"  # in a dead letter: the message in its queue
-_GROUP: Final = "spark_mq.group"  # in a redriven message: where it died
+HEADER_PREFIX: Final = "spark_mq."  # of the headers that spark_mq writes
+REDRIVEN_FROM: Final = HEADER_PREFIX + "redriven_from"  # in a redriven message: its dead letter
+_SEQUENCE: Final = HEADER_PREFIX + "sequence"  # in a dead letter: the message in its queue
+_GROUP: Final = HEADER_PREFIX + "group"  # in a redriven message: where it died
 
 
 def dead_letter_of(headers: Any) -> int | None:

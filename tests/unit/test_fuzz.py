@@ -117,7 +117,11 @@ def test_values_at_the_door(check: str, value: Any) -> None:
     texts
     | st.builds(
         json.dumps,
-        shaped(format=st.just("spark_mq queue"), format_version=st.just(2), group=anything),
+        shaped(
+            format=st.just("spark_mq queue"),
+            format_version=st.just(QueueSettings.VERSION),
+            group=anything,
+        ),
     )
 )
 def test_descriptions_of_tables(text: str) -> None:

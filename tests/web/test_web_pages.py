@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from support.forms import with_token
 
 from spark_mq import Message, Queue
-from spark_mq.maintenance.dead_letters import HEADER_PREFIX
+from spark_mq.operations.history import HEADER_PREFIX
 from spark_mq.web import HealthLimits, OverviewCache
 
 Visit = Callable[..., TestClient]
