@@ -261,6 +261,14 @@ def flaky(ctx: Context, batch: Frame, lease: BatchLease) -> None:
     write(ctx, batch, lease, rows)
 
 
+def flaky_late(ctx: Context, batch: Frame, lease: BatchLease) -> None:
+    """The same verdicts, settled after the sink is written: DESIGN section 7 says why not."""
+    bad = ctx.choose(len(batch.sequences) + 1)
+    write(ctx, batch, lease, [s for at, s in enumerate(batch.sequences) if at + 1 != bad])
+    if bad:
+        lease.nack(Frame(batch.lease_id, [batch.sequences[bad - 1]]))
+
+
 def flaky_returned(ctx: Context, batch: Frame, lease: BatchLease) -> Frame | None:
     """The same verdicts, returned: DESIGN section 7 says why that is wrong."""
     bad = ctx.choose(len(batch.sequences) + 1)

@@ -1,93 +1,96 @@
-"""Each mutant takes one rule of DESIGN sections 3, 4, 6, 7 or 8 out of the product.
+"""Wrong versions of the rules of DESIGN sections 3, 4, 6, 7 and 8, one for each promise.
 
-Some world must fail without it.
+Some world must fail with each of them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-import textwrap
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
-from spark_mq.ledger import acquire as acquiring
-from spark_mq.ledger import admin as moving
-from spark_mq.ledger import (
-    breaker,
-    grant,
-    interventions,
-    key_order,
-    lane_selector,
-    lane_walk,
-    log_fingerprints,
-    order,
-    routing,
-)
-from spark_mq.ledger import editor as draft
-from spark_mq.ledger import extend as extending
-from spark_mq.ledger import lease_walker as held
-from spark_mq.ledger import owner_commands as owner
-from spark_mq.ledger import settle as settling
-from spark_mq.ledger import stream_batch as replaying
-from spark_mq.ledger import transitions as ledger
-from spark_mq.maintenance import dead_letters, recover, redrive, retention, transfer
-from spark_mq.operations import committer, group_ledger
-from spark_mq.spark import foreach_batch as foreach
-from spark_mq.spark import lease_router as owners
-from spark_mq.spark.batch_lease import BatchLease
-from spark_mq.streaming import source as stream
+from support.rule_variants import Variant, first, gets, instead, returns, rule_variant, then
 
-from . import actors, tables
-from .storage import IDS
+from spark_mq.ledger.order import LAST, REST, SUSPECT, Head
+from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, TRANSFERRING, Ledger, Range
+
+from .actors import flaky_late
+from .storage import HORIZON, SECOND
+
+LATER = 10**12
+"""Microseconds, more than any world lasts."""
+END = 2**62
+"""More than any sequence."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """``function``, with ``old`` in its source replaced by ``new``."""
+    """A wrong version of a rule."""
 
-    section: str
-    rule: str
-    function: Any
-    old: str
-    new: str
+    name: str
+    """The promise that it breaks."""
     world: str
-    """One that fails without the rule."""
+    """One that fails with it."""
+    rule: str
+    variant: Variant
 
-    @contextlib.contextmanager
-    def applied(self) -> Iterator[None]:
-        function = self.function
-        source = textwrap.dedent(inspect.getsource(function))
-        assert source.count(self.old) == 1, (
-            f"{self.rule}: {function.__qualname__} has changed, and {self.old!r} is not in it once"
+    def applied(self) -> AbstractContextManager[None]:
+        return rule_variant(self.rule, self.variant)
+
+
+def becomes(change: Callable[[Range, Range], Range]) -> Variant:
+    """What the rule makes of a range `r` is changed, if its messages are not over then."""
+    return then(
+        lambda after, a: change(a.r, after) if after.state in (AVAILABLE, LEASED) else after
+    )
+
+
+def keeps(*names: str) -> Variant:
+    """These fields of a range stay as they are before the rule."""
+    return becomes(lambda r, after: after._replace(**{name: getattr(r, name) for name in names}))
+
+
+def uncounted(event: str) -> Variant:
+    """A range has the deliveries after an event that it has before."""
+    return gets(
+        piece=lambda a: (
+            a.piece._replace(delivery_count=a.before.delivery_count)
+            if a.event == event
+            else a.piece
         )
-        names = function.__globals__
-        made: dict[str, Any] = {}
-        exec(compile("from __future__ import annotations\n" + source.replace(self.old, self.new),
-                     function.__code__.co_filename, "exec"),
-             names | {"IDS": IDS}, made)  # fmt: skip
-        # The very function that all others call: its code alone is changed, wherever it has been
-        # imported to.
-        code = function.__code__
-        changed = made[function.__name__]
-        function.__code__ = (changed.fget if isinstance(changed, property) else changed).__code__
-        try:
-            yield
-        finally:
-            function.__code__ = code
+    )
 
 
-FLAKY = """    if bad:
-        lease.nack(Frame(batch.lease_id, [batch.sequences[bad - 1]]))
-    write(ctx, batch, lease, rows)
-"""
-FLAKY_LATE = """    write(ctx, batch, lease, rows)
-    if bad:
-        lease.nack(Frame(batch.lease_id, [batch.sequences[bad - 1]]))
-"""
+def freeze_by_one_id(right: Callable[..., Any], a: Any) -> str | None:
+    transfer_id = f"{a.self.prefix}-1"
+    return transfer_id if a.self.source.run(a.self.freezing(transfer_id)) else None
 
-LEDGER, SOURCE, SETTLING, LETTERS, TRIM, ORDER = "4", "6", "7", "8", "3", "order"
+
+def settle_every_id(right: Callable[..., Any], a: Any) -> tuple[Ledger, int]:
+    ledger, total = a.ledger, 0
+    for one in ledger.distinct("lease_id", (TRANSFERRING,)):
+        ledger, messages = right(ledger, one, a.event)
+        total += messages
+    return ledger, total
+
+
+def without_transfers(ledger: Ledger) -> Ledger:
+    ranges = [
+        r._replace(state=AVAILABLE, lease_id=None) if r.state == TRANSFERRING else r for r in ledger
+    ]
+    return Ledger.from_ranges(ledger.head, ranges, ledger.events)
+
+
+def write_without_horizon(right: Callable[..., Any], a: Any) -> None:
+    changed = a.self._changed
+    moved = changed.pop(HORIZON, 0)
+    try:
+        right(**vars(a))
+    finally:
+        changed.setdefault(HORIZON, moved)
+
 
 # Not here, for nothing is seen of their absence alone; what stands behind each keeps the promise
 # without it:
@@ -107,268 +110,237 @@ LEDGER, SOURCE, SETTLING, LETTERS, TRIM, ORDER = "4", "6", "7", "8", "3", "order
 #   It saves writing the files.
 ALL = [
     # -- section 4: the ledger
-    Mutant(LEDGER, "a lease past its deadline expires", ledger.expire_leases,
-           "now - rules.clock_skew // MICROSECOND", "0", "manual"),
-    Mutant(LEDGER, "no lease expires before its deadline", ledger.expire_leases,
-           "now - rules.clock_skew // MICROSECOND", "now + 30_000_000", "kept_alive"),
-    Mutant(LEDGER, "nor before the margin for clocks has passed, too", ledger.expire_leases,
-           "now - rules.clock_skew // MICROSECOND", "now", "capped"),
-    Mutant(LEDGER, "an operation never folds the lease that it names", ledger.expire_leases,
-           "if r.lease_id in kept:", "if False:", "fickle"),
-    Mutant(LEDGER, "a lease is counted", grant._leased, "r.delivery_count + 1",
-           "r.delivery_count", "crashes"),
-    Mutant(LEDGER, "what waits is leased when it is due", order.DueRanges.__init__, '"<=", cutoff)',
-           '"<=", cutoff + 10**12)', "raiser"),
-    Mutant(LEDGER, "suspects are isolated, alone at last", order.isolation_size,
-           "return max(1, min(limit, int(size + 1e-9)))",
-           "return limit", "killer"),
-    Mutant(LEDGER, "what failed together is retried together, and apart",
-           order.DueRanges.rows_from,
-           "_failed_together(self.ledger, head.row)", "rows", "apart"),
-    Mutant(LEDGER, "the first failure of a whole lease is retried whole", order.isolation_size,
-           "attempts - 2 if attempts >= WHOLE_RETRY_ATTEMPTS else attempts - 1", "attempts - 1",
-           "apart"),
-    Mutant(LEDGER, "suspects go apart from the rest", order._due_rows, "rest = (*due, _CLEAR,",
-           "rest = (*due,", "in_places"),
-    Mutant(LEDGER, "last attempts go apart from the rest", order._due_rows,
-           'rest = (*due, _CLEAR, ("delivery_count", "<", before_last))',
-           "rest = (*due, _CLEAR)", "last_attempts"),
-    Mutant(LEDGER, "while suspects are isolated, unread gets each fourth lease",
-           lane_selector.LaneSelector._take,
-           ">= MAX_LEASES_WITHOUT_FRESH", ">= 99", "immortal_and_unread"),
-    Mutant(LEDGER, "and no more than that", lane_selector.LaneSelector._take,
-           ">= MAX_LEASES_WITHOUT_FRESH", ">= 1", "isolated"),
-    Mutant(LEDGER, "what waits comes before what is unread", lane_selector.LaneSelector._level,
-           "head = self._due.head(rows)", "head = None if self._may_read else self._due.head(rows)",
-           "singly"),
-    Mutant(LEDGER, "unread messages do not join while other work waits",
-           order.DueRanges.are_all, "len(rows) == self.count", "True", "in_places"),
-    Mutant(LEDGER, "a suspect keeps its place", order.DueRanges.rows_from,
-           "if after < len(suspects)", "if False", "three_in_places"),
-    Mutant(LEDGER, "the first that waits goes first", order.DueRanges.head,
-           "return min(heads, default=None)",
-           "return max(heads, default=None)", "in_places"),
-    Mutant(LEDGER, "max_in_flight cuts a lease to what fits", lane_selector.LaneSelector.__init__,
-           "if rules.max_in_flight is not None:", "if False:", "capped"),
-    Mutant(LEDGER, "expiry makes suspect", ledger.expired, "suspect=r.lease_size != 1",
-           "suspect=r.suspect", "driver_and_worker"),
-    Mutant(LEDGER, "but not a message that was alone in its lease", ledger.expired,
-           "suspect=r.lease_size != 1", "suspect=True", "singly"),
-    Mutant(LEDGER, "what expired may be settled late", ledger.expired, "lease_id=r.lease_id,",
-           "lease_id=None,", "fickle"),
-    Mutant(LEDGER, "what expired is due at once", ledger.expired, "to_available(r, at, error)",
-           "to_available(r, at + 10**10, error)", "capped"),
-    Mutant(LEDGER, "no more deliveries than max_delivery_attempts", ledger.exhausted_limit,
-           "r.delivery_count >= attempts",
-           "r.delivery_count > attempts", "manual"),
-    Mutant(LEDGER, "only the owner settles", held.LeaseWalker._holds,
-           "and r.lease_id == self.lease_id", "", "fickle"),
-    Mutant(LEDGER, "a late settle counts", held.LeaseWalker._holds, "(LEASED, AVAILABLE)",
-           "(LEASED,)", "fickle"),
-    Mutant(LEDGER, "a nack gives up the lease's claim", settling._nacked, "suspect=suspect, ",
-           "suspect=suspect, lease_id=r.lease_id, ", "capped"),
-    Mutant(LEDGER, "a late release gives up the lease's claim", settling._released,
-           "r.error)._replace(lease_size=lease_size)",
-           "r.error)._replace(lease_size=lease_size, lease_id=r.lease_id)", "fickle"),
-    Mutant(LEDGER, "what is released with a delay is due after it", settling._released,
-           "now + (delay or 0)", "now", "snoozing"),
-    Mutant(LEDGER, "also if it is released late", settling._released,
-           "if delay is None else now + delay", "", "snoozing"),
-    Mutant(LEDGER, "an extension of one message leaves the others",
-           extending.Extend.apply, "deadline, intervals,", "deadline, None,",
-           "snoozing"),
-    Mutant(LEDGER, "a nack of the whole lease makes suspect", settling._nacked,
-           "not by_name and r.lease_size != 1", "False", "raiser"),
-    Mutant(LEDGER, "but not a message that was alone in it", settling._nacked,
-           "not by_name and r.lease_size != 1", "not by_name", "singly"),
-    Mutant(LEDGER, "a nack by name does not", settling._nacked, "not by_name and r.lease_size != 1",
-           "r.lease_size != 1", "flaky_verdicts"),
-    Mutant(LEDGER, "nacks back off", settling._nacked,
-           "rules.delay(r.failure_count, command.jitter) if live else 0", "0", "raiser"),
-    Mutant(LEDGER, "what is released is not counted", key_order.returned,
-           "count = r.delivery_count - 1", "count = r.delivery_count", "capped"),
-    Mutant(LEDGER, "a release restores no older lease id", key_order.returned, "back._replace(",
-           "back._replace(lease_id=r.lease_id, ", "capped"),
-    Mutant(LEDGER, "what is rejected is dead, not done", settling._Settling._after,
-           "rejected(r, rules, command.reason, command.error)", "r.as_settled()", "rejecter"),
-    Mutant(LEDGER, "a reject is dead also if exhausted messages are dropped", ledger.rejected,
-           'rules.on_reject == "drop"', 'rules.on_max_deliveries == "drop"', "dropping"),
-    Mutant(LEDGER, "a late nack or release is an expiry first", settling._Settling.apply,
-           "is_late(r, self.now, self.rules)", "False", "fickle"),
-    Mutant(LEDGER, "leases that fail in a row open the breaker", breaker.Breaker.with_failure,
-           "if len(failed) < rules.breaker_threshold:", "if True:", "broken"),
-    Mutant(LEDGER, "an open breaker grants one message", acquiring.acquire,
-           "if trials:\n        request", "if False:\n        request", "broken"),
-    Mutant(LEDGER, "and only after its wait", breaker.Breaker.blocked_because,
-           "if now >= (self.next_trial_at or 0):", "if True:", "broken"),
-    Mutant(LEDGER, "one trial at a time", acquiring._is_leased, "return any(",
-           "return False and any(", "broken"),
-    Mutant(LEDGER, "the wait grows with each failed trial", breaker._wait,
-           "2 ** min(failed_trials, 40)", "1", "broken"),
-    Mutant(LEDGER, "an ack of the trial closes the breaker", breaker.Breaker.with_success,
-           "if not any(", "if True or not any(", "broken"),
-    Mutant(LEDGER, "no other ack does", breaker.Breaker.with_success, "if not any(",
-           "if False and not any(", "broken"),
-    Mutant(LEDGER, "an ack starts the count again", breaker.Breaker.with_success,
-           "replace(self, failed=(), cause=None) if self.failed else self",
-           "self", "broken"),
-    Mutant(LEDGER, "only leases of different messages count", breaker.Breaker.with_failure,
-           "if first in self.failed:", "if False:", "broken"),
-    Mutant(LEDGER, "a paused group leases nothing", breaker.Breaker.why,
-           "if self.paused_at is not None:", "if False:", "paused"),
-    Mutant(LEDGER, "the owner takes no message from a lease unasked", interventions._Change.held,
-           "r.state == LEASED and not force",
-           "False", "discarding"),
-    Mutant(LEDGER, "a lease that lost a message to the owner cannot settle it",
-           interventions._Change._after,
-           "lease_size=size, reason=", "lease_size=size, lease_id=r.lease_id, reason=", "retrying"),
-    Mutant(LEDGER, "what the owner retries is due at once", interventions._Change._after,
-           "to_available(r, self.now, r.error)",
-           "to_available(r, r.available_at or self.now + 10**9, r.error)", "retrying"),
-    Mutant(LEDGER, "what the owner makes dead is dead", interventions._Change._after,
-           "to_dead(r, REQUESTED, self.error or r.error)",
-           "r.as_settled()", "making_dead"),
-    Mutant(LEDGER, "what the owner discards is over", interventions._Change._after,
-           "return r.as_settled()",
-           "return to_available(r, self.now, r.error)", "discarding"),
-    Mutant(LEDGER, "a resumed group leases again", moving.resume, "Breaker()",
-           "ledger.head.breaker", "paused"),
-    Mutant(LEDGER, "an extension revives what has expired", extending._Extension.apply,
-           "if r.state == AVAILABLE:", "if False:", "fickle"),
-    Mutant(LEDGER, "an extension never shortens", extending._Extension.apply,
-           "max(expires_at, r.expires_at or 0)", "expires_at", "capped"),
-    Mutant(LEDGER, "what is settled already is a no-op", held.LeaseWalker._split_at,
-           "if r.state == SETTLED:", "if False:", "fickle"),
-    Mutant(LEDGER, "neighbours that are alike are one range", draft.LedgerEditor._merge,
-           "elif out and out[-1][0].same_state_as(piece):", "elif False:", "flaky_verdicts"),
-    Mutant(LEDGER, "what is settled at the start lies below the start",
-           draft.LedgerEditor._raise_start, "elif merged and merged[0].state == SETTLED:",
-           "elif False:", "crashes"),
+    Mutant("a lease past its deadline expires", "manual", "expire_leases", gets(now=0)),
+    Mutant("no lease expires before its deadline", "kept_alive", "expire_leases",
+           gets(now=lambda a: a.now + 30 * SECOND)),
+    Mutant("nor before the margin for clocks has passed, too", "capped", "expire_leases",
+           gets(rules=lambda a: replace(a.rules, clock_skew=timedelta()))),
+    Mutant("an operation never folds the lease that it names", "fickle", "expire_leases",
+           gets(keep=())),
+    Mutant("a lease is counted", "crashes", "_leased", keeps("delivery_count")),
+    Mutant("what waits is leased when it is due", "raiser", "DueRanges.__init__",
+           gets(cutoff=lambda a: a.cutoff + LATER)),
+    Mutant("suspects are isolated, alone at last", "killer", "isolation_size",
+           then(lambda size, a: a.limit)),
+    Mutant("what failed together is retried together, and apart", "apart", "_failed_together",
+           then(lambda rows, a: a.ledger.find((AVAILABLE,)))),
+    Mutant("the first failure of a whole lease is retried whole", "apart", "isolation_size",
+           gets(deliveries=lambda a: a.deliveries + 1, attempts=lambda a: a.attempts + 1)),
+    Mutant("suspects go apart from the rest", "in_places", "_due_rows",
+           then(lambda rows, a: rows | {REST: sorted({*rows[REST], *rows[SUSPECT]})})),
+    Mutant("last attempts go apart from the rest", "last_attempts", "_due_rows",
+           then(lambda rows, a: rows | {REST: sorted({*rows[REST], *rows[LAST]})})),
+    Mutant("while suspects are isolated, unread gets each fourth lease", "immortal_and_unread",
+           "_with_leases_without_fresh", then(lambda head, a: a.head)),
+    Mutant("and no more than that", "isolated", "_with_leases_without_fresh",
+           then(lambda head, a: replace(head, leases_without_fresh=0 if a.fresh else 99))),
+    Mutant("what waits comes before what is unread", "singly", "LaneSelector._level",
+           then(lambda level, a: (
+               replace(level, head=None, rows=[], alone=True) if a.self._may_read else level))),
+    Mutant("unread messages do not join while other work waits", "in_places", "DueRanges.are_all",
+           returns(True)),
+    Mutant("a suspect keeps its place", "three_in_places", "DueRanges.rows_from",
+           then(lambda rows, a: rows if a.head.kind == SUSPECT else [
+               row for row in a.self._rows[a.head.kind] if row >= a.head.row])),
+    Mutant("the first that waits goes first", "in_places", "DueRanges.head",
+           then(lambda head, a: max(
+               (Head(rows[0], kind) for kind, rows in a.self._rows.items() if rows),
+               default=None))),
+    Mutant("max_in_flight cuts a lease to what fits", "capped", "acquire",
+           gets(rules=lambda a: replace(a.rules, max_in_flight=None))),
+    Mutant("expiry makes suspect", "driver_and_worker", "expired", keeps("suspect")),
+    Mutant("but not a message that was alone in its lease", "singly", "expired",
+           becomes(lambda r, after: after._replace(suspect=True))),
+    Mutant("what expired may be settled late", "fickle", "expired",
+           becomes(lambda r, after: after._replace(lease_id=None))),
+    Mutant("what expired is due at once", "capped", "expired",
+           becomes(lambda r, after: after._replace(available_at=r.expires_at + LATER))),
+    Mutant("no more deliveries than max_delivery_attempts", "manual", "exhausted_limit",
+           gets(r=lambda a: a.r._replace(delivery_count=a.r.delivery_count - 1))),
+    Mutant("only the owner settles", "fickle", "LeaseWalker._holds",
+           then(lambda holds, a: a.r.state in (LEASED, AVAILABLE))),
+    Mutant("a late settle counts", "fickle", "LeaseWalker._holds",
+           then(lambda holds, a: holds and a.r.state == LEASED)),
+    Mutant("a nack gives up the lease's claim", "capped", "_nacked", keeps("lease_id")),
+    Mutant("a late release gives up the lease's claim", "fickle", "_released",
+           becomes(lambda r, after: (
+               after._replace(lease_id=r.lease_id) if r.state == AVAILABLE else after))),
+    Mutant("what is released with a delay is due after it", "snoozing", "_released",
+           gets(delay=lambda a: None if a.r.state == LEASED else a.delay)),
+    Mutant("also if it is released late", "snoozing", "_released",
+           gets(delay=lambda a: None if a.r.state == AVAILABLE else a.delay)),
+    Mutant("an extension of one message leaves the others", "snoozing", "ledger:extend",
+           gets(intervals=None)),
+    Mutant("a nack of the whole lease makes suspect", "raiser", "_nacked",
+           becomes(lambda r, after: after._replace(suspect=False, lease_size=None))),
+    Mutant("but not a message that was alone in it", "singly", "_nacked",
+           gets(r=lambda a: a.r._replace(lease_size=2))),
+    Mutant("a nack by name does not", "flaky_verdicts", "_nacked",
+           becomes(lambda r, after: after._replace(suspect=r.lease_size != 1))),
+    Mutant("nacks back off", "raiser", "GroupSettings.delay", returns(0)),
+    Mutant("what is released is not counted", "capped", "returned",
+           keeps("delivery_count", "first_leased_at")),
+    Mutant("a release restores no older lease id", "capped", "returned",
+           keeps("lease_id")),
+    Mutant("what is rejected is dead, not done", "rejecter", "rejected",
+           then(lambda after, a: a.r.as_settled())),
+    Mutant("a reject is dead also if exhausted messages are dropped", "dropping",
+           "rejected",
+           gets(rules=lambda a: replace(a.rules, on_reject=a.rules.on_max_deliveries))),
+    Mutant("a late nack or release is an expiry first", "fickle", "is_late",
+           returns(False)),
+    Mutant("leases that fail in a row open the breaker", "broken", "Breaker.with_failure",
+           gets(rules=lambda a: replace(a.rules, breaker_threshold=10**6))),
+    Mutant("an open breaker grants one message", "broken", "LaneSelector.__init__",
+           gets(request=lambda a: (
+               replace(a.request, max_messages=2) if a.ledger.head.breaker.is_open(a.rules)
+               else a.request))),
+    Mutant("and only after its wait", "broken", "Breaker.blocked_because",
+           gets(now=lambda a: a.now + LATER)),
+    Mutant("one trial at a time", "broken", "Breaker.blocked_because", gets(on_trial=False)),
+    Mutant("the wait grows with each failed trial", "broken", "_wait",
+           gets(failed_trials=0)),
+    Mutant("an ack of the trial closes the breaker", "broken", "Breaker.with_success",
+           gets(intervals=[])),
+    Mutant("no other ack does", "broken", "Breaker.with_success",
+           gets(intervals=[(-1, END)])),
+    Mutant("an ack starts the count again", "broken", "Breaker.with_success",
+           then(lambda after, a: a.self if a.self.opened_at is None else after)),
+    Mutant("only leases of different messages count", "broken", "Breaker.with_failure",
+           gets(first=lambda a: (
+               -len(a.self.failed) - 1 if a.self.opened_at is None else a.first))),
+    Mutant("a paused group leases nothing", "paused", "Breaker.why",
+           gets(self=lambda a: replace(a.self, paused_at=None))),
+    Mutant("the owner takes no message from a lease unasked", "discarding",
+           "intervene", gets(force=True)),
+    Mutant("a lease that lost a message to the owner cannot settle it", "retrying",
+           "_Change._after", keeps("lease_id")),
+    Mutant("what the owner retries is due at once", "retrying", "_Change._after",
+           becomes(lambda r, after: after._replace(available_at=r.available_at or 10 * LATER))),
+    Mutant("what the owner makes dead is dead", "making_dead", "_Change._after",
+           then(lambda after, a: a.r.as_settled())),
+    Mutant("what the owner discards is over", "discarding", "_Change._after",
+           then(lambda after, a: a.r._replace(state=AVAILABLE, available_at=a.self.now))),
+    Mutant("a resumed group leases again", "paused", "resume",
+           then(lambda after, a: a.ledger)),
+    Mutant("an extension revives what has expired", "fickle", "_revived",
+           then(lambda after, a: a.r)),
+    Mutant("an extension never shortens", "capped", "_Extension.apply",
+           gets(r=lambda a: a.r._replace(expires_at=None))),
+    Mutant("what is settled already is a no-op", "fickle", "LeaseWalker.count_settled",
+           instead(lambda right, a: a.self.outcome.add_lost(a.first, a.last, "settled"))),
+    Mutant("neighbours that are alike are one range", "flaky_verdicts", "Range.same_state_as",
+           returns(False)),
+    Mutant("what is settled at the start lies below the start", "crashes",
+           "LedgerEditor._raise_start", instead(lambda right, a: a.head)),
     # -- the order of keys (docs/explanation/order.md)
-    Mutant(ORDER, "no two leases hold one lane", key_order.held_lanes,
-           "rows = ledger.find((LEASED,))", "rows = []", "ordered"),
-    Mutant(ORDER, "what waits holds back its lane", lane_walk.LaneWalk._closed,
-           "is_open & ~(bands & ~self._no_lane) if self._ordered else is_open",
-           "is_open", "ordered"),
-    Mutant(ORDER, "a nack returns what stands behind", settling.settle,
-           "if ordered and command.verb in (NACK, RELEASE):", "if False:", "ordered"),
-    Mutant(ORDER, "uncounted", key_order._split, "returned(r, now) if r.state == LEASED",
-           "to_available(r, now, r.error) if r.state == LEASED",
-           "ordered"),
-    Mutant(ORDER, "a lease loses its claim with one of its lanes", key_order.claims_on_lanes,
-           "if not lanes:", "if True:", "ordered"),
-    Mutant(ORDER, "dead messages hold back nothing", lane_walk.LaneWalk.__init__,
-           "ledger.find((AVAILABLE, BLOCKED))",
-           "ledger.find((AVAILABLE, BLOCKED, 'dead'))", "ordered_dead"),
+    Mutant("no two leases hold one lane", "ordered", "held_lanes", returns(0)),
+    Mutant("what waits holds back its lane", "ordered", "LaneWalk._closed",
+           then(lambda after, a: a.is_open)),
+    Mutant("a nack returns what stands behind", "ordered", "ledger:settle",
+           gets(rules=lambda a: (
+               replace(a.rules, order="none") if a.command.verb == "nack" else a.rules))),
+    Mutant("uncounted", "ordered", "LedgerEditor.add", uncounted("returned")),
+    Mutant("a lease loses its claim with one of its lanes", "ordered", "claims_on_lanes",
+           returns([])),
+    Mutant("dead messages hold back nothing", "ordered_dead", "LaneWalk.__init__",
+           then(lambda _, a: setattr(
+               a.self, "_unsettled", a.ledger.find((AVAILABLE, BLOCKED, DEAD))))),
     # -- section 6: the source
-    Mutant(SOURCE, "a replay never leases again", stream.StreamSource.plan,
-           "if key == self._offered else self.replay(stream, n)", "", "crashes"),
-    Mutant(SOURCE, "nor where nothing is left of its batch", stream.StreamSource.plan,
-           "self.replay(stream, n)",
-           "(self.replay if self.ledger.current().find(('leased', 'available'), ('lease_id', "
-           "'starts with', f'{stream}/{n}/')) else self.lease)(stream, n)",
-           "crashes"),
-    Mutant(SOURCE, "a replay takes over what its batch holds", replaying.rows_held_by_batch,
-           "return ledger", "return [] and ledger", "crashes"),
-    Mutant(SOURCE, "a replay counts as a delivery", replaying.replay_batch, "r.delivery_count + 1",
-           "r.delivery_count", "crashes"),
-    Mutant(SOURCE, "a replay leaves its mark, even if nothing is left", replaying.Replay.apply,
-           "None if number == replayed else batch.txn(2)",
-           "batch.txn(2) if granted else None", "zombie"),
-    Mutant(SOURCE, "a lease is refused once the batch was leased or replayed",
-           acquiring.Acquire.apply, "highest=2 * self.batch.number)",
-           "highest=2 * self.batch.number + 2)", "zombie"),
-    Mutant(SOURCE, "a batch is replayed once", replaying.Replay.apply,
-           "granted_before=number == replayed", "granted_before=False", "immortal"),
-    Mutant(SOURCE, "no innocent has its last attempt in company", order._due_rows,
-           "sorted({*suspect, *innocent})", "suspect", "releasing"),
-    Mutant(SOURCE, "what failed by itself stays in the replay", replaying.replay_batch,
-           " and not _failed_by_itself(r)", "", "refusing"),
-    Mutant(SOURCE, "no replay delivers past the limit", replaying.replay_batch,
-           "_is_last(r, rules, 0)", "False", "flaky_verdicts"),
-    Mutant(SOURCE, "what a replay gives back is suspect", replaying.return_to_group, "suspect=True",
-           "suspect=r.suspect", "killer"),
-    Mutant(SOURCE, "what a replay gives back has no lease id", replaying.return_to_group,
-           "suspect=True",
-           "suspect=True, lease_id=r.lease_id", "killer"),
-    Mutant(SOURCE, "partitions gives the same answer again", stream.StreamSource.plan,
-           "if key not in self._planned:", "if True:", "crashes"),
-    Mutant(SOURCE, "a batch is acked only once Spark asks for what follows",
-           replaying._committed_leases, "p[1] <= up_to", "p[1] <= up_to + 1", "crashes"),
-    Mutant(SOURCE, "a driver acks at its start what its predecessors left",
-           replaying._committed_leases,
-           "(runner is None or p[2] == runner)", "p[2] == runner", "plain_sink"),
-    Mutant(SOURCE, "with ack=manual nothing is acked unasked", stream.StreamSource._batch,
-           "n - 1 if self.options.ack_on_commit else 0", "n - 1", "manual"),
-    Mutant(SOURCE, "nor what a batch has left on purpose", replaying._committed_leases,
-           "if n > left", "", "left"),
-    Mutant(SOURCE, "one attempt is kept for a replay", acquiring.Acquire._request,
-           "0 if self.batch is None else RESERVED_ATTEMPTS", "0", "releasing"),
+    Mutant("a replay never leases again", "crashes", "StreamSource.replay",
+           instead(lambda right, a: a.self.lease(a.stream, a.n))),
+    Mutant("nor where nothing is left of its batch", "crashes", "StreamSource.replay",
+           instead(lambda right, a: (right if a.self.ledger.current().find(
+               (LEASED, AVAILABLE), ("lease_id", "starts with", f"{a.stream}/{a.n}/")
+           ) else type(a.self).lease)(**vars(a)))),
+    Mutant("a replay takes over what its batch holds", "crashes", "rows_held_by_batch",
+           returns([])),
+    Mutant("a replay counts as a delivery", "crashes", "LedgerEditor.add", uncounted("replayed")),
+    Mutant("a replay leaves its mark, even if nothing is left", "zombie",
+           "Replay.apply",
+           then(lambda change, a: change if change.result.ranges else change._replace(txn=None))),
+    Mutant("a lease is refused once the batch was leased or replayed", "zombie",
+           "StreamBatch.check_fence",
+           gets(highest=lambda a: max(a.highest, 2 * a.self.number + 2))),
+    Mutant("a batch is replayed once", "immortal", "replay_batch",
+           gets(granted_before=False)),
+    Mutant("no innocent has its last attempt in company", "releasing", "_due_rows",
+           then(lambda rows, a: rows | {
+               SUSPECT: a.ledger.find((AVAILABLE,), *a.due, ("suspect", "=", True))})),
+    Mutant("what failed by itself stays in the replay", "refusing",
+           "_failed_by_itself", returns(False)),
+    Mutant("no replay delivers past the limit", "flaky_verdicts", "_is_last",
+           then(lambda last, a: last and a.more > 0)),
+    Mutant("what a replay gives back is suspect", "killer", "return_to_group",
+           keeps("suspect")),
+    Mutant("what a replay gives back has no lease id", "killer", "return_to_group",
+           keeps("lease_id")),
+    Mutant("partitions gives the same answer again", "crashes", "StreamSource.plan",
+           first(lambda a: a.self._planned.clear())),
+    Mutant("a batch is acked only once Spark asks for what follows", "crashes",
+           "_committed_leases", gets(up_to=lambda a: a.up_to and a.up_to + 1)),
+    Mutant("a driver acks at its start what its predecessors left", "plain_sink",
+           "_committed_leases",
+           gets(up_to=lambda a: 0 if a.runner is None else a.up_to)),
+    Mutant("with ack=manual nothing is acked unasked", "manual", "StreamSource._batch",
+           then(lambda batch, a: replace(batch, ack_up_to=a.n - 1))),
+    Mutant("nor what a batch has left on purpose", "left", "_committed_leases",
+           gets(view=lambda a: a.view._replace(numbers=dict.fromkeys(a.view.numbers)))),
+    Mutant("one attempt is kept for a replay", "releasing", "acquire",
+           gets(request=lambda a: replace(a.request, reserved_attempts=0))),
     # -- section 7: settling from foreachBatch
-    Mutant(SETTLING, "a zombie's query ends before Spark commits its batch",
-           owners.LeaseRouter.check,
-           "if holders or number > self._numbers.get(lease_id, 2 * n + 1):", "if False:",
-           "zombie_and_crashes"),
-    Mutant(SETTLING, "a sink's transaction is the stream, never a constant",
-           BatchLease.delta_options.fget,
-           '"txnAppId": parts[0]', '"txnAppId": "app"', "company"),
-    Mutant(SETTLING, "and n, which never repeats", BatchLease.delta_options.fget, "str(parts[1])",
-           '"1"', "crashes"),
-    Mutant(SETTLING, "what is settled is the lease minus the failures", foreach.ForEachBatch._run,
-           "result = self._verdicts(returned, lease)",
-           "result = []", "returner"),
-    Mutant(SETTLING, "what is left on purpose is put down before Spark commits the batch",
-           foreach.ForEachBatch.__call__,
-           'if self.policy.ack == "manual":', "if False:", "left"),
-    Mutant(SETTLING, "the lease is settled after the handler", foreach.ForEachBatch._run,
-           'if self.policy.ack == "on_receive":', "if True:", "crashes"),
-    Mutant(SETTLING, "a verdict that may differ is settled before the sink is written",
-           actors.flaky, FLAKY, FLAKY_LATE, "flaky_verdicts"),
-    Mutant(SETTLING, "an outage is no failure of the messages", foreach.ForEachBatch._run,
-           "if (outage := find_outage(self._owners, failure, lease)) is not None:",
-           "if (outage := None) is not None:", "outages"),
-    Mutant(SETTLING, "a batch that met an outage is released before the query ends",
-           foreach.ForEachBatch._run,
-           "release_batch(self._owners, lease)", "pass", "outages"),
+    Mutant("a zombie's query ends before Spark commits its batch", "zombie_and_crashes",
+           "LeaseRouter.check", returns(None)),
+    Mutant("a sink's transaction is the stream, never a constant", "company",
+           "BatchLease.delta_options", then(lambda options, a: options | {"txnAppId": "app"})),
+    Mutant("and n, which never repeats", "crashes", "BatchLease.delta_options",
+           then(lambda options, a: options | {"txnVersion": "1"})),
+    Mutant("what is settled is the lease minus the failures", "returner", "ForEachBatch._verdicts",
+           returns([])),
+    Mutant("what is left on purpose is put down before Spark commits the batch", "left",
+           "leave_unsettled", returns(None)),
+    Mutant("the lease is settled after the handler", "crashes", "ForEachBatch._run",
+           first(lambda a: a.lease._ack_first())),
+    Mutant("a verdict that may differ is settled before the sink is written", "flaky_verdicts",
+           "model:flaky", lambda right: flaky_late),
+    Mutant("an outage is no failure of the messages", "outages", "find_outage", returns(None)),
+    Mutant("a batch that met an outage is released before the query ends", "outages",
+           "release_batch", returns(None)),
     # -- section 8: dead letters
-    Mutant(LETTERS, "a sweeper finishes the routing ids that it finds",
-           dead_letters.route_dead_letters, "routing.finish_all()", "0", "routing"),
-    Mutant(LETTERS, "each routing has a new id", transfer.Transfer.freeze,
-           'f"{self.prefix}-{uuid.uuid4().hex}"', '"routing-1"', "routing_goes_on"),
-    Mutant(LETTERS, "a race for a transfer id is refused", transfer.Transfer._publish,
-           "txn=(transfer_id, 1), ", "", "routing"),
-    Mutant(LETTERS, "dead letters are published before they are settled", transfer.Transfer.finish,
-           "if frozen and", "if not frozen and", "routing_and_seek"),
-    Mutant(LETTERS, "a transfer id settles its own alone", routing.settle_routed,
-           '("lease_id", "=", transfer_id)', '("first", ">=", 0)', "routing_goes_on"),
-    Mutant(LETTERS, "a seek leaves alone what is being routed", moving.seek,
-           "ledger.ranges_at(ledger.find((TRANSFERRING,)))", "[]", "routing_and_seek"),
-    Mutant(LETTERS, "a redriver finishes what it finds", redrive.redrive,
-           "Redrive(context).finish_all()", "0", "redriving"),
-    Mutant(LETTERS, "a race for a redrive is refused", transfer.Transfer._publish,
-           "txn=(transfer_id, 1), ", "", "redriving"),
-    Mutant(LETTERS, "each redrive has an id of its own", transfer.Transfer.freeze,
-           'f"{self.prefix}-{uuid.uuid4().hex}"', '"redrive-1"', "redriving"),
+    Mutant("a sweeper finishes the routing ids that it finds", "routing", "Transfer.finish_all",
+           returns(0)),
+    Mutant("each routing has a new id", "routing_goes_on", "Transfer.freeze",
+           instead(freeze_by_one_id)),
+    Mutant("a race for a transfer id is refused", "routing", "Transfer._publish",
+           instead(lambda right, a: a.self.target.commit(a.files))),
+    Mutant("dead letters are published before they are settled", "routing_and_seek",
+           "Transfer._publish", returns(None)),
+    Mutant("a transfer id settles its own alone", "routing_goes_on", "settle_routed",
+           instead(settle_every_id)),
+    Mutant("a seek leaves alone what is being routed", "routing_and_seek", "seek",
+           gets(ledger=lambda a: without_transfers(a.ledger))),
+    Mutant("a redriver finishes what it finds", "redriving", "Transfer.finish_all", returns(0)),
+    Mutant("a race for a redrive is refused", "redriving", "Transfer._publish",
+           instead(lambda right, a: a.self.target.commit(a.files))),
+    Mutant("each redrive has an id of its own", "redriving", "Transfer.freeze",
+           instead(freeze_by_one_id)),
     # -- section 3: trims
-    Mutant(TRIM, "a trim waits for every group", retention.trim, "min(lowest_start(counting), ",
-           "max(-1, ", "trim_and_seek"),
-    Mutant(TRIM, "a trim is a compare-and-swap of the whole table", committer._Batch.__init__,
-           "any(one.whole_table for one in commands)", "False", "trim_and_new_group"),
-    Mutant(TRIM, "the commit that makes a group conflicts with a trim", tables.MemoryLedgers.write,
-           "(stored.group, HORIZON)", "(stored.group,)", "trim_and_new_group"),
-    Mutant(TRIM, "that of a seek conflicts with a trim", tables.MemoryLedgers.write,
-           "(stored.group, HORIZON)", "(stored.group,)", "trim_and_seek"),
-    Mutant(TRIM, "a new group starts above the horizon", owner.Create.apply,
-           "max(position - 1, view.horizon)", "_position(index, self.start) - 1",
-           "trim_and_new_group"),
-    Mutant(TRIM, "a seek ends above the horizon", owner.seek_position,
-           "max(_position(index, target), horizon + 1)", "_position(index, target)",
-           "trim_and_seek"),
-    Mutant(TRIM, "a ledger is refused that was made from another log",
-           group_ledger.GroupLedger.check_same_log,
-           "if agreed is not None:", "if False:", "restored"),
-    Mutant(TRIM, "a ledger remembers files of its log", log_fingerprints.with_fingerprint,
-           "return ledger.replaced(head, ledger.events)", "return ledger", "restored"),
-    Mutant(TRIM, "a recovery forgets what the log lacks", recover.Repair.apply,
-           "agreed = agreed_up_to(after, index)", "agreed = None", "restored"),
+    Mutant("a trim waits for every group", "trim_and_seek", "lowest_start",
+           returns(END)),
+    Mutant("a trim is a compare-and-swap of the whole table", "trim_and_new_group",
+           "operations:_Batch.__init__", then(lambda _, a: setattr(a.self, "whole_table", False))),
+    Mutant("the commit that makes a group conflicts with a trim", "trim_and_new_group",
+           "model:MemoryLedgers.write", instead(write_without_horizon)),
+    Mutant("that of a seek conflicts with a trim", "trim_and_seek", "model:MemoryLedgers.write",
+           instead(write_without_horizon)),
+    Mutant("a new group starts above the horizon", "trim_and_new_group",
+           "Create.apply", gets(view=lambda a: a.view._replace(horizon=-1))),
+    Mutant("a seek ends above the horizon", "trim_and_seek", "seek_position",
+           gets(horizon=-1)),
+    Mutant("a ledger is refused that was made from another log", "restored",
+           "GroupLedger.check_same_log", returns(None)),
+    Mutant("a ledger remembers files of its log", "restored", "with_fingerprint",
+           then(lambda after, a: a.ledger)),
+    Mutant("a recovery forgets what the log lacks", "restored", "forget",
+           instead(lambda right, a: (a.ledger, 0))),
 ]  # fmt: skip

@@ -4,16 +4,17 @@ rules and the real files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 from support.handles import memory_store
+from support.rule_variants import gets, instead, then
 
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.ledger.dedup import IdWindow
-from spark_mq.storage.id_files import IdFiles
+from spark_mq.ledger.dedup import IdBlock, IdWindow
+from spark_mq.storage.id_files import IdFiles, block_path
 
 from .explorer import Violation
 from .mutants import Mutant
@@ -168,27 +169,37 @@ def test_no_interleaving_publishes_an_id_twice_or_loses_one() -> None:
     assert explore() > 1_000
 
 
+def with_newest(window: IdWindow, ids: Mapping[bytes, int]) -> IdWindow:
+    """The window with other ids in its newest block."""
+    newest, *older = window.blocks
+    return IdWindow((IdBlock.of(newest.ref.name, ids), *older))
+
+
 MUTANTS = [
-    Mutant("dedup", "an id of the same call is a duplicate", IdWindow.duplicates, "one in seen or ",
-           "", ""),
-    Mutant("dedup", "an id that was published is a duplicate", IdWindow._has, "published > since",
-           "False", ""),
-    Mutant("dedup", "an id counts until its window ends", IdWindow._has, "published > since",
-           "published > since + 1", ""),
-    Mutant("dedup", "and no longer", IdWindow._has, "published > since", "True", ""),
-    Mutant("dedup", "a block takes over what it replaces", IdWindow.with_ids,
-           "{one: at for one, at in taken.items() if at > since} | own", "own", ""),
-    Mutant("dedup", "it takes over what has not expired", IdWindow.with_ids, "if at > since}",
-           "if at > since + 1}", ""),
-    Mutant("dedup", "larger blocks stay", IdWindow.with_ids, "*older))", "))", ""),
-    Mutant("dedup", "a block stays until its newest id has expired", IdWindow.with_ids,
-           "block.ref.newest > since", "block.ref.newest > since + 1", ""),
-    Mutant("dedup", "a sweep keeps every block that the newest one names", IdFiles.named,
-           "self.load(head).blocks", "self.load(head).blocks[:1]", ""),
+    Mutant("an id of the same call is a duplicate", "", "IdWindow.duplicates",
+           instead(lambda right, a: tuple(
+               at for at, one in enumerate(a.ids) if right(a.self, [one], a.since)))),
+    Mutant("an id that was published is a duplicate", "", "IdWindow.duplicates",
+           gets(self=IdWindow())),
+    Mutant("an id counts until its window ends", "", "IdWindow.duplicates",
+           gets(since=lambda a: a.since + 1)),
+    Mutant("and no longer", "", "IdWindow.duplicates", gets(since=0)),
+    Mutant("a block takes over what it replaces", "", "IdWindow.with_ids",
+           then(lambda window, a: with_newest(window, dict.fromkeys(a.fresh, a.now)))),
+    Mutant("it takes over what has not expired", "", "IdWindow.with_ids",
+           then(lambda window, a: with_newest(window, {
+               one: at for one, at in window.blocks[0].ids.items() if at > a.since + 1}))),
+    Mutant("larger blocks stay", "", "IdWindow.with_ids",
+           then(lambda window, a: IdWindow(window.blocks[:1]))),
+    Mutant("a block stays until its newest id has expired", "", "IdWindow.with_ids",
+           gets(self=lambda a: IdWindow(tuple(
+               block for block in a.self.blocks if block.ref.newest > a.since + 1)))),
+    Mutant("a sweep keeps every block that the newest one names", "", "IdFiles.named",
+           then(lambda paths, a: {block_path(a.head)})),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.rule for mutant in MUTANTS])
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
 def test_no_rule_of_dedup_can_be_missed(mutant: Mutant) -> None:
     with mutant.applied(), pytest.raises(Violation):
         explore()

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 from support.marks import slow_but
+from support.rule_variants import returns, rule_variant
 
-from spark_mq.spark import settle_rows as settle
+from spark_mq.ledger import schedule, settle, transitions
 
 from .actors import frame_verdicts
 from .explorer import Violation, explore
@@ -19,9 +20,8 @@ from .storage import deterministic
 
 
 @pytest.fixture(autouse=True)
-def _same_each_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(settle, "verdicts_of", frame_verdicts)
-    with deterministic():
+def _same_each_time() -> Iterator[None]:
+    with rule_variant("verdicts_of", lambda right: frame_verdicts), deterministic():
         yield
 
 
@@ -44,7 +44,7 @@ FIRST = {mutant.world: mutant for mutant in reversed(ALL)}.values()
 
 
 @pytest.mark.parametrize(
-    "mutant", slow_but([m for m in FIRST if m.world not in LONG], ALL), ids=[m.rule for m in ALL]
+    "mutant", slow_but([m for m in FIRST if m.world not in LONG], ALL), ids=[m.name for m in ALL]
 )
 def test_no_rule_can_be_missed(mutant: Mutant) -> None:
     """Without any one rule, the world that is named beside it comes to a state that breaks a
@@ -52,3 +52,17 @@ def test_no_rule_can_be_missed(mutant: Mutant) -> None:
     """
     with mutant.applied(), pytest.raises(Violation):
         explore(WORLDS[mutant.world](False))
+
+
+def test_a_mutant_replaces_its_rule_everywhere_and_for_a_while() -> None:
+    places = (transitions, settle, schedule)
+    right = transitions.is_late
+    with rule_variant("is_late", returns(True)):
+        assert all(place.is_late is not right and place.is_late(None) for place in places)
+    assert all(place.is_late is right for place in places)
+
+
+def test_a_mutant_fails_if_its_rule_has_gone() -> None:
+    for gone in ("no_rule", "LeaseWalker.no_rule"):
+        with pytest.raises(AssertionError, match="no rule"), rule_variant(gone, returns(True)):
+            pass
