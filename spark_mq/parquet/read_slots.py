@@ -35,14 +35,14 @@ class ReadSlots:
         patience: float = _PATIENCE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._number, self._patience, self._clock = number, patience, clock
+        self.number, self._patience, self._clock = number, patience, clock
         self.reset()
 
     def reset(self) -> None:
         """Begin with free slots. A forked process has no threads that would free them."""
         self._lock = threading.Lock()
-        self._held: set[threading.Lock] = set()
-        self._waiting: deque[threading.Lock] = deque()
+        self.held: set[threading.Lock] = set()
+        self.waiting: deque[threading.Lock] = deque()
 
     @contextmanager
     def turn(self) -> Iterator[Callable[[], None]]:
@@ -54,7 +54,7 @@ class ReadSlots:
 
         def offer() -> None:
             nonlocal began
-            if turn in self._held and self._waiting and self._clock() - began >= _TURN_SECONDS:
+            if turn in self.held and self.waiting and self._clock() - began >= _TURN_SECONDS:
                 self._leave(turn)
                 self._take(turn)
                 began = self._clock()
@@ -73,25 +73,25 @@ class ReadSlots:
     def _take(self, turn: threading.Lock) -> None:
         """Wait for a slot, or for as long as the patience lasts."""
         with self._lock:
-            if len(self._held) < self._number:
-                self._held.add(turn)
+            if len(self.held) < self.number:
+                self.held.add(turn)
                 return
             turn.acquire(False)
-            self._waiting.append(turn)
+            self.waiting.append(turn)
         if not turn.acquire(timeout=self._patience):
             with self._lock:
-                if turn in self._waiting:
-                    self._waiting.remove(turn)
+                if turn in self.waiting:
+                    self.waiting.remove(turn)
 
     def _leave(self, turn: threading.Lock) -> None:
         """Give up a slot, or the place in the line. A second call changes nothing."""
         with self._lock:
-            if turn in self._waiting:
-                self._waiting.remove(turn)
-            self._held.discard(turn)
-            while self._waiting and len(self._held) < self._number:
-                following = self._waiting.popleft()
-                self._held.add(following)
+            if turn in self.waiting:
+                self.waiting.remove(turn)
+            self.held.discard(turn)
+            while self.waiting and len(self.held) < self.number:
+                following = self.waiting.popleft()
+                self.held.add(following)
                 following.release()
 
 

@@ -59,7 +59,7 @@ class CallBatcher(Generic[T, R]):
         self._run = run
         self._lock = threading.Lock()
         self._leader: _Call[T, R] | None = None
-        self._waiting: list[_Call[T, R]] = []
+        self.waiting: list[_Call[T, R]] = []
         self._expected = 1  # the number of calls that lately came together
 
     def do(self, item: T) -> R:
@@ -89,7 +89,7 @@ class CallBatcher(Generic[T, R]):
     def _join(self, call: _Call[T, R]) -> None:
         """Wait until the call is done, or must run a batch, which it then has."""
         with self._lock:
-            self._waiting.append(call)
+            self.waiting.append(call)
         while True:
             with self._lock:
                 if call.done:
@@ -100,14 +100,14 @@ class CallBatcher(Generic[T, R]):
             call.wait()
         self._gather()
         with self._lock:
-            call.batch = self._waiting
-            self._waiting = []
+            call.batch = self.waiting
+            self.waiting = []
             self._expected = max(len(call.batch), self._expected - 1)
 
     def _gather(self) -> None:
         """Wait a moment for the threads that called together before."""
         end = time.monotonic() + GATHER_SECONDS
-        while len(self._waiting) < self._expected and time.monotonic() < end:
+        while len(self.waiting) < self._expected and time.monotonic() < end:
             time.sleep(_LOOK_SECONDS)
 
     def _leave(self, call: _Call[T, R]) -> None:
@@ -118,14 +118,14 @@ class CallBatcher(Generic[T, R]):
             for one in call.batch:
                 if one.done:
                     one.wake()
-            waiting = {id(one) for one in self._waiting}
+            waiting = {id(one) for one in self.waiting}
             undone = [one for one in call.batch if not one.done and id(one) not in waiting]
-            self._waiting = [one for one in (*undone, *self._waiting) if one is not call]
+            self.waiting = [one for one in (*undone, *self.waiting) if one is not call]
             call.batch = []
             if self._leader is call:
                 self._leader = None
-            if self._leader is None and self._waiting:
-                self._waiting[0].wake()
+            if self._leader is None and self.waiting:
+                self.waiting[0].wake()
 
     def _run_apart(self, calls: Sequence[_Call[T, R]], error: Exception) -> None:
         """Run each call by itself after all have failed together."""

@@ -30,7 +30,7 @@ from support.tables import group_ledger_of, messages_of
 
 from spark_mq import Queue
 from spark_mq import spark as of_spark
-from spark_mq.spark.shutdown import stop_query
+from spark_mq.spark import stop_query
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -25,6 +25,12 @@ def lease(queue: Queue) -> Any:
     return queue.group("billing").lease("worker-1", max_messages=2)
 
 
+def html_of(shown: Any) -> str:
+    """Return what a notebook shows for an object."""
+    html: str = shown._repr_html_()
+    return html
+
+
 def test_text_is_shown_as_text_and_bytes_as_digits() -> None:
     assert show("grüße".encode()) == "grüße"
     assert show(b"\xff\x00") == "0xff00"
@@ -57,7 +63,7 @@ def test_values_and_titles_are_escaped() -> None:
 
 
 def test_a_queue_shows_its_groups(queue: Queue, lease: Any) -> None:
-    html = queue._repr_html_()
+    html = html_of(queue)
     assert "billing" in html
     assert "<th>published" not in html
     assert "published</th><td" in html
@@ -71,22 +77,22 @@ def test_a_queue_that_cannot_be_read_shows_why(
         raise OSError("no <disk>")
 
     monkeypatch.setattr(queue, "describe", fail)
-    assert "no &lt;disk&gt;" in queue._repr_html_()
+    assert "no &lt;disk&gt;" in html_of(queue)
 
 
 def test_a_group_shows_its_stats_and_leases(queue: Queue, lease: Any) -> None:
-    html = queue.group("billing")._repr_html_()
+    html = html_of(queue.group("billing"))
     assert "leased</th><td" in html
     assert lease.lease_id in html
     assert "worker-1" in html
 
 
 def test_a_lease_shows_its_messages_once_they_are_read(queue: Queue, lease: Any) -> None:
-    before = lease._repr_html_()
+    before = html_of(lease)
     assert "worker-1" in before
     assert "first" not in before
     lease.messages  # noqa: B018
-    after = lease._repr_html_()
+    after = html_of(lease)
     assert "&lt;b&gt;first&lt;/b&gt;" in after
     assert "0xff00" in after
 
@@ -96,27 +102,27 @@ def test_stats_a_trace_a_sweep_and_a_redrive_show_themselves(
 ) -> None:
     lease.reject(error="no <customer>")
     assert "GroupStats" in queue.group("billing").stats()._repr_html_()
-    assert "billing" in queue.stats()._repr_html_()
-    life = queue.trace(lease.messages[0].sequence)._repr_html_()
+    assert "billing" in html_of(queue.stats())
+    life = html_of(queue.trace(lease.messages[0].sequence))
     assert "no &lt;customer&gt;" in life
     assert "worker-1" in life
-    assert "routed</th>" in queue.sweep()._repr_html_()
-    ended = queue.trace(lease.messages[0].sequence)._repr_html_().split("Outcome in each group")[1]
+    assert "routed</th>" in html_of(queue.sweep())
+    ended = html_of(queue.trace(lease.messages[0].sequence)).split("Outcome in each group")[1]
     for text in ("billing", "dead_lettered", "rejected", "no &lt;customer&gt;"):
         assert text in ended
     assert "Outcome in each group" not in life
     dry = queue.redrive(dry_run=True)
-    assert "&lt;b&gt;first&lt;/b&gt;" in dry._repr_html_()
-    assert "2 messages to redrive" in dry._repr_html_()
-    assert "2 messages redriven" in queue.redrive()._repr_html_()
+    assert "&lt;b&gt;first&lt;/b&gt;" in html_of(dry)
+    assert "2 messages to redrive" in html_of(dry)
+    assert "2 messages redriven" in html_of(queue.redrive())
 
 
 def test_lists_of_results_show_as_tables(queue: Queue, lease: Any) -> None:
     group = queue.group("billing")
-    assert lease.lease_id in group.leases()._repr_html_()
-    assert "&lt;b&gt;first&lt;/b&gt;" in group.peek()._repr_html_()
-    assert "worker-1" in group.workers()._repr_html_()
-    assert "none" in group.last_errors()._repr_html_()
+    assert lease.lease_id in html_of(group.leases())
+    assert "&lt;b&gt;first&lt;/b&gt;" in html_of(group.peek())
+    assert "worker-1" in html_of(group.workers())
+    assert "none" in html_of(group.last_errors())
     assert "and 10 more" in Records([{"n": n} for n in range(60)])._repr_html_()
 
 
@@ -128,10 +134,10 @@ def test_an_overview_settings_health_and_reasons_show_no_python(
     queue.group("billing").pause("repairs")
     reasons = queue.dead_letter_reasons()
     shown = [queue.describe(), queue.settings, queue.health(), reasons]
-    html = [one._repr_html_() for one in shown]
+    html = [html_of(one) for one in shown]
     for text in html:
         assert not re.search(r"\w+\(\w+=", text), text
-    assert html[0] == queue._repr_html_()
+    assert html[0] == html_of(queue)
     assert "visibility_timeout</th>" in html[1]
     assert "leases nothing: paused" in html[2]
     assert "2 dead letters by reason" in html[3]
@@ -182,7 +188,7 @@ def test_a_group_shows_its_priorities_and_hottest_lanes() -> None:
     queue.publish([Message("a", key="k"), Message("b", key="k", priority=7)])
     group = queue.group("g")
     assert group.lease("w") is not None
-    html = group._repr_html_()
+    html = html_of(group)
     assert "Hottest lanes" in html
     assert "Priorities" in html
     assert "of w until" in html

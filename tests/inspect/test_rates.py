@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from spark_mq.inspect.activity import THROUGHPUT_SCHEMA, with_rates
+from spark_mq.inspect import THROUGHPUT_SCHEMA
+from spark_mq.inspect.activity import with_rates
 from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.util.clock import SECOND
 

@@ -41,13 +41,12 @@ from support.tables import (
     on_write,
 )
 
-from spark_mq import Message, Queue, errors
+from spark_mq import Message, Queue, SweepReport, errors
 from spark_mq.delta import cleanup, tables
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.tables import last_checkpoint, write_checkpoint
 from spark_mq.maintenance.dead_letters import copy_dead
-from spark_mq.maintenance.sweep import SweepReport
 from spark_mq.parquet.reader import verify_slice
 from spark_mq.storage import table_cleanup
 from spark_mq.storage.ledger_table import LedgerTable

@@ -14,12 +14,11 @@ from typing import Any, Final, NamedTuple
 
 from support.tables import context_of, group_ledger_of
 
-from spark_mq import Queue
+from spark_mq import ConsumerGroup, Queue
 from spark_mq.errors import GroupBlocked, LeaseLost, SparkMQError, StreamFenced
-from spark_mq.group import ConsumerGroup
 from spark_mq.handler import HandlerPolicy, MessageVerdict
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, SettleOutcome
-from spark_mq.spark.batch_lease import BatchLease
+from spark_mq.spark import BatchLease
 from spark_mq.spark.foreach_batch import ForEachBatch
 from spark_mq.spark.lease_lookup import BatchLeases
 from spark_mq.spark.lease_router import LeaseRouter

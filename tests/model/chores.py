@@ -190,11 +190,11 @@ class Restorer(Chore):
         log = ctx.rig.log
 
         def set_back() -> None:
-            *kept, last = log._index.files
+            *kept, last = log.held_index.files
             more = replace(last, first=sequence((last.first >> 32) + 1, 0), path="more")
             files = [*kept, replace(last, path=AGAIN), more]
-            log._index = MessageIndex(files, more.first >> 32)
-            log._active = {f.path for f in files}
+            log.held_index = MessageIndex(files, more.first >> 32)
+            log.active = {f.path for f in files}
 
         ctx.tape.call(EFFECT, set_back)
         return "recover"

@@ -23,11 +23,11 @@ import spark_mq.operations.group_ledger
 import spark_mq.parquet.writer
 import spark_mq.storage.optimistic_commit
 import spark_mq.streaming.source
-from spark_mq import Queue
+from spark_mq import Queue, QueueSettings
 from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.message_index import DataFile, MessageIndex
 from spark_mq.ledger.ranges import Ledger, Range
-from spark_mq.ledger.settings import QueueSettings, new_settings
+from spark_mq.ledger.settings import new_settings
 from spark_mq.operations.context import QueueContext
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON
@@ -277,11 +277,11 @@ class Rig:
         self.clock.now, self.clock.tape = store.now, tape
         self._load(self.leases, store.books, store.version, store.changed)
         self._load(self.dead_leases, store.dead_books, store.dead_version, store.dead_changed)
-        self.leases._txns = dict(store.marks)
+        self.leases.txns = dict(store.marks)
         for log, held in ((self.log, store.log), (self.dead_log, store.dead)):
             if held not in self._indexes:
                 self._indexes[held] = MessageIndex(held.files, held.version, lanes=log.lanes)
-            log._index, log._active, log._numbers = (
+            log.held_index, log.active, log.numbers = (
                 self._indexes[held],
                 set(held.active),
                 dict(held.numbers),
@@ -294,8 +294,8 @@ class Rig:
         version: int,
         changed: Iterable[tuple[str, int]],
     ) -> None:
-        leases._ledgers = {group: book.ledger for group, book in books}
-        leases._changed = dict(changed)
+        leases.ledgers = {group: book.ledger for group, book in books}
+        leases.changed = dict(changed)
         leases.notes, leases.events = [{"committed_at": 0}] * version, []
 
     def save(self, store: Store) -> Store:
@@ -305,7 +305,7 @@ class Rig:
             self._saved(self.dead_leases, store.dead_books),
         )
         log, dead = self._taken(self.log, store.log), self._taken(self.dead_log, store.dead)
-        marks = self.leases._txns
+        marks = self.leases.txns
         if not self.fine:  # nobody holds anything that may be out of date
             marks = {app: (number, 0) for app, (number, _) in marks.items()}
         store = store._replace(
@@ -318,9 +318,9 @@ class Rig:
         if not self.fine:
             return store
         return store._replace(
-            version=len(self.leases.notes), changed=tuple(sorted(self.leases._changed.items())),
+            version=len(self.leases.notes), changed=tuple(sorted(self.leases.changed.items())),
             dead_version=len(self.dead_leases.notes),
-            dead_changed=tuple(sorted(self.dead_leases._changed.items())),
+            dead_changed=tuple(sorted(self.dead_leases.changed.items())),
         )  # fmt: skip
 
     def _saved(
@@ -328,7 +328,7 @@ class Rig:
     ) -> tuple[tuple[str, Book], ...]:
         known = dict(before)
         books = []
-        for group, ledger in sorted(leases._ledgers.items()):
+        for group, ledger in sorted(leases.ledgers.items()):
             book = known.get(group)
             books.append(
                 (group, book if book is not None and book.ledger is ledger else self.book(ledger))
@@ -348,12 +348,12 @@ class Rig:
         return self._books[key]
 
     def _taken(self, log: MemoryMessages, before: Log) -> Log:
-        files = tuple(log._index.files)
+        files = tuple(log.held_index.files)
         letters = before.letters
         if log is self.dead_log:
             letters += tuple(self._letters(file.path) for file in files[len(letters) :])
-        numbers = tuple(sorted((app, (number, None)) for app, (number, _) in log._numbers.items()))
-        held = Log(files, log._index.version, numbers, frozenset(log._active), letters)
+        numbers = tuple(sorted((app, (number, None)) for app, (number, _) in log.numbers.items()))
+        held = Log(files, log.held_index.version, numbers, frozenset(log.active), letters)
         if held == before:
             return before
         self._indexes.pop(before, None)  # it has grown

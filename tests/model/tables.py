@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 from support.handles import memory_store
 
+from spark_mq import PublishReceipt
 from spark_mq.errors import CommitConflict
 from spark_mq.ledger.dedup import NO_IDS
 from spark_mq.ledger.message_index import ORDINAL_BITS, DataFile, MessageIndex, sequence
@@ -28,7 +29,7 @@ from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.log_recovery import LogPlan
 from spark_mq.storage.message_table import MessageTable
 from spark_mq.storage.pending_publish import PendingPublish
-from spark_mq.storage.publish_receipt import PublishReceipt, check_txn
+from spark_mq.storage.publish_receipt import check_txn
 from spark_mq.util.backoff import Backoff
 from spark_mq.util.clock import Clock, system_clock, to_micros
 from spark_mq.util.fair_lock import FairLock
@@ -48,11 +49,11 @@ class MemoryMessages(MessageTable):
         self.notifier = Notifier()
         self._clock = clock
         self._lock = threading.Lock()
-        self._index = MessageIndex(version=0, lanes=lanes)  # as if version 0 had made the table
-        self._active: set[str] = set()
+        self.held_index = MessageIndex(version=0, lanes=lanes)  # as if version 0 had made the table
+        self.active: set[str] = set()
         self._unique = threading.Lock()
         self._ids = NO_IDS
-        self._numbers: dict[str, tuple[int, PublishReceipt]] = {}  # app -> its latest number
+        self.numbers: dict[str, tuple[int, PublishReceipt]] = {}  # app -> its latest number
         self._description: str | None = None
 
     @property
@@ -88,7 +89,7 @@ class MemoryMessages(MessageTable):
             if txn is not None:
                 check_txn(self.last_number(txn[0]), txn, after)
             # An interrupted publish may have added a file and not the version.
-            last = max(self._index.version, self._index.last_sequence >> ORDINAL_BITS)
+            last = max(self.held_index.version, self.held_index.last_sequence >> ORDINAL_BITS)
             version, at = last + 1, to_micros(self._clock())
             files, ordinal = [], 0
             for file in written:
@@ -98,11 +99,11 @@ class MemoryMessages(MessageTable):
                     DataFile(first, file.rows, file.path, file.size, at, times, file.bands)
                 )
                 ordinal += file.rows
-            self._index.extend(files, version)
-            self._active.update(file.path for file in files)
+            self.held_index.extend(files, version)
+            self.active.update(file.path for file in files)
             receipt = PublishReceipt.of_commit(version, ordinal)
             if txn is not None:
-                self._numbers[txn[0]] = (txn[1], receipt)
+                self.numbers[txn[0]] = (txn[1], receipt)
         self.notifier.notify()
         return receipt
 
@@ -127,7 +128,7 @@ class MemoryMessages(MessageTable):
             if not files:
                 receipt = PublishReceipt(None, range(0), True, duplicates)
                 if txn is not None:
-                    self._numbers[txn[0]] = (txn[1], receipt)
+                    self.numbers[txn[0]] = (txn[1], receipt)
                 return receipt
             pending.tried.append((files, duplicates))
             receipt = self.commit(files, txn=txn, after=after, note=note)
@@ -141,23 +142,23 @@ class MemoryMessages(MessageTable):
         return 0
 
     def last_number(self, app: str) -> int | None:
-        return self._numbers[app][0] if app in self._numbers else None
+        return self.numbers[app][0] if app in self.numbers else None
 
     def receipt(self, app: str, number: int) -> PublishReceipt | None:
-        last, receipt = self._numbers.get(app, (None, None))
+        last, receipt = self.numbers.get(app, (None, None))
         return receipt if last == number else None
 
     def index(self, reach: int | None = None) -> MessageIndex:
-        return self._index
+        return self.held_index
 
     def known(self) -> MessageIndex:
-        return self._index
+        return self.held_index
 
     def expect(self, reached: Callable[[bool], int]) -> None:
         pass  # both stores live and end with the process
 
     def plan_recovery(self) -> LogPlan:
-        return LogPlan(self._index)
+        return LogPlan(self.held_index)
 
     def publish_again(self, plan: LogPlan) -> None:
         pass  # no file is unknown
@@ -169,7 +170,7 @@ class MemoryMessages(MessageTable):
         return 0
 
     def index_progress(self) -> tuple[int, int | None]:
-        return self._index.version, None
+        return self.held_index.version, None
 
     def clean(self, keep_versions: int | None, keep_seconds: float | None) -> int:
         return 0
@@ -179,10 +180,12 @@ class MemoryMessages(MessageTable):
 
     def drop(self, horizon: int) -> int:
         with self._lock:
-            gone = {file.path for file in self._index.files if file.last <= horizon} & self._active
+            gone = {
+                file.path for file in self.held_index.files if file.last <= horizon
+            } & self.active
             if gone:
-                self._active -= gone
-                self._index.extend((), self._index.version + 1)
+                self.active -= gone
+                self.held_index.extend((), self.held_index.version + 1)
             for path in gone:
                 self.files.delete(path)
             return len(gone)
@@ -200,9 +203,9 @@ class MemoryLedgers:
         self.events: list[tuple[str, Sequence[Event]]] = []  # of each commit, by group
         self._commit_locks: dict[str, FairLock] = {}
         self._lock = threading.Lock()
-        self._ledgers: dict[str, Ledger] = {}
-        self._changed: dict[str, int] = {}  # the version that changed a group last
-        self._txns: dict[str, tuple[int, int]] = {}  # app -> its number, the version that set it
+        self.ledgers: dict[str, Ledger] = {}
+        self.changed: dict[str, int] = {}  # the version that changed a group last
+        self.txns: dict[str, tuple[int, int]] = {}  # app -> its number, the version that set it
 
     def commit_lock(self, group: str) -> FairLock:
         return self._commit_locks.setdefault(group, FairLock())
@@ -212,7 +215,7 @@ class MemoryLedgers:
     ) -> LedgerSnapshot:
         with self._lock:
             return LedgerSnapshot(
-                group, None if without_ledger else self._ledgers.get(group), len(self.notes)
+                group, None if without_ledger else self.ledgers.get(group), len(self.notes)
             )
 
     def write(
@@ -227,22 +230,22 @@ class MemoryLedgers:
     ) -> None:
         with self._lock:
             latest = len(self.notes)
-            changed = max(self._changed.get(name, 0) for name in (stored.group, HORIZON))
+            changed = max(self.changed.get(name, 0) for name in (stored.group, HORIZON))
             if (latest if whole_table else changed) > stored.token:
                 raise CommitConflict(f"group {stored.group} has changed since it was read")
             for app, _ in txns:
-                if self._txns.get(app, (0, 0))[1] > stored.token:
+                if self.txns.get(app, (0, 0))[1] > stored.token:
                     raise CommitConflict(f"{app} was committed since")
             self.notes.append(
                 {"operation_id": operation_id, "committed_at": to_micros(self._clock()), **note}
             )
             if ledger is None:
-                del self._ledgers[stored.group]
+                del self.ledgers[stored.group]
             else:
-                self._ledgers[stored.group] = ledger.replaced(ledger.head, ())
+                self.ledgers[stored.group] = ledger.replaced(ledger.head, ())
             self.events.append((stored.group, () if ledger is None else ledger.events))
-            self._changed[stored.group] = latest + 1
-            self._txns.update((app, (number, latest + 1)) for app, number in txns)
+            self.changed[stored.group] = latest + 1
+            self.txns.update((app, (number, latest + 1)) for app, number in txns)
 
     def delegation_turn(self, group: str, operations: Sequence[Mapping[str, Any]]) -> None:
         pass  # threads of one process share their commits already
@@ -254,22 +257,22 @@ class MemoryLedgers:
         if app in stored.txns:
             return stored.txns[app]
         with self._lock:
-            number, version = self._txns.get(app, (None, 0))
+            number, version = self.txns.get(app, (None, 0))
             if version > stored.token:
                 raise CommitConflict(f"{app} was committed since")
             return number
 
     def known_horizon(self) -> int:
         with self._lock:
-            ledger = self._ledgers.get(HORIZON)
+            ledger = self.ledgers.get(HORIZON)
         return -1 if ledger is None else ledger.head.start_sequence
 
     def groups(self) -> list[str]:
         with self._lock:
-            return sorted(name for name in self._ledgers if not name.startswith(RESERVED_PREFIX))
+            return sorted(name for name in self.ledgers if not name.startswith(RESERVED_PREFIX))
 
     def group_count(self) -> int:
-        return len(self._ledgers)
+        return len(self.ledgers)
 
     def version(self) -> int:
         return len(self.notes)
@@ -279,11 +282,11 @@ class MemoryLedgers:
 
     def last_change(self, group: str) -> int | None:
         with self._lock:
-            version = self._changed.get(group)
+            version = self.changed.get(group)
             return None if version is None else int(self.notes[version - 1]["committed_at"])
 
     def tags(self) -> dict[str, Hashable]:
-        return {name: self._changed[name] for name in self.groups()}
+        return {name: self.changed[name] for name in self.groups()}
 
     def scan(
         self, groups: Iterable[str], columns: Sequence[str] | None = None

@@ -54,7 +54,7 @@ def together(gate: Gate, *items: Any) -> list[Any]:
         done = [pool.submit(combiner.do, items[0])]
         assert gate.entered.wait(30)
         done += [pool.submit(combiner.do, item) for item in items[1:]]
-        until(lambda: len(combiner._waiting) == len(items) - 1)
+        until(lambda: len(combiner.waiting) == len(items) - 1)
         gate.opened.set()
         return [one.exception(30) or one.result() for one in done]
 
@@ -171,7 +171,7 @@ def test_settles_of_many_threads_become_one_commit(
             for one, seq in zip(leases[1:8], receipt.sequences[1:8], strict=True)
         ]
         done.append(pool.submit(queue.group().ack, "no lease of ours", [receipt.sequences[8]]))
-        until(lambda: len(combiner._waiting) == 8)
+        until(lambda: len(combiner.waiting) == 8)
         opened.set()
         assert [one.result(30) for one in done[:-1]] == [SettleResult(1)] * 8
         with pytest.raises(LeaseLost):

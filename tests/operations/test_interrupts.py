@@ -26,8 +26,7 @@ from support.marks import slow
 import spark_mq
 from spark_mq import Queue
 from spark_mq.parquet.read_slots import read_slots
-from spark_mq.spark import shutdown
-from spark_mq.spark.shutdown import on_sigterm
+from spark_mq.spark import on_sigterm, shutdown
 from spark_mq.testing import memory_queue
 from spark_mq.util.call_batcher import CallBatcher
 
@@ -178,7 +177,7 @@ def works(queue: Queue) -> str:
         use(queue)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    return f"it keeps {len(read_slots._held)} slots" if read_slots._held else ""
+    return f"it keeps {len(read_slots.held)} slots" if read_slots.held else ""
 
 
 def interrupt(call: str, fresh: Callable[[], Queue], chosen: Callable[[int, Line], bool]) -> None:
@@ -351,7 +350,7 @@ def test_a_thread_that_waits_is_let_go_by_an_interrupted_leader() -> None:
     others = [threading.Thread(target=lambda n=n: results.append(batcher.do(n))) for n in (1, 2, 3)]
     for other in others:
         other.start()
-    while len(batcher._waiting) < 3:
+    while len(batcher.waiting) < 3:
         assert leader.is_alive()
     interrupt.set()
     for thread in (leader, *others):

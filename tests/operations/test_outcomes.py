@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from spark_mq import MessageOutcome
 from spark_mq.ledger.log_fingerprints import REWOUND
 from spark_mq.operations.history import outcomes_in
-from spark_mq.operations.life import MessageOutcome
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 Row = dict[str, Any]

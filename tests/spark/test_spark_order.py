@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 from support.harness import Stream, make_queue, versions
 from support.limits import Limits
 from support.marks import slow, slow_but
+from support.spark_session import plan_of
 from support.tables import messages_of
 
 from spark_mq import Message, Queue
@@ -141,11 +142,7 @@ def test_an_unordered_group_is_still_read_by_sparks_reader(
 
     def drain(group: str) -> None:
         stream = Stream(spark, queue, tmp_path / group, group)
-        stream.settle_with(
-            lambda batch, lease: plans.update(
-                {group: batch._jdf.queryExecution().executedPlan().toString()}
-            )
-        )
+        stream.settle_with(lambda batch, lease: plans.update({group: plan_of(batch)}))
 
     queue.group("ordered").configure(order="key")
     drain("ordered")

@@ -17,6 +17,7 @@ from deltalake.transaction import AddAction
 from pyspark.errors import StreamingQueryException
 from support.harness import Stream, configured, finish, make_queue, numbered, start, values
 from support.marks import slow
+from support.spark_session import plan_of
 from support.tables import messages_of
 
 from spark_mq import Message, Queue
@@ -29,7 +30,7 @@ def by_spark_alone(rows: Any) -> bool:
     """Whether no step of the plan asks a Python worker: neither for messages nor for what the
     ledger says of them.
     """
-    plan = rows._jdf.queryExecution().executedPlan().toString()
+    plan = plan_of(rows)
     return "FileScan parquet" in plan and "Python" not in plan and "ExistingRDD" not in plan
 
 

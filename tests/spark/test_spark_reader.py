@@ -29,6 +29,7 @@ from support.harness import (
 )
 from support.limits import Limits
 from support.marks import slow, slow_but
+from support.spark_session import plan_of
 from support.tables import messages_of
 
 from spark_mq import Message, Queue
@@ -43,13 +44,9 @@ def small_batches_count(limits: Limits) -> None:
     limits(plan_bytes=1)
 
 
-def plan(rows: Any) -> str:
-    return str(rows._jdf.queryExecution().executedPlan().toString())
-
-
 def by_spark(rows: Any) -> bool:
     """Whether Spark's Parquet reader gives the rows, and no Python."""
-    shown = plan(rows)
+    shown = plan_of(rows)
     return "FileScan parquet" in shown and "Python" not in shown and "ExistingRDD" not in shown
 
 

@@ -16,9 +16,8 @@ from deltalake import DeltaTable, write_deltalake
 from support.handles import again, lease, on_commit
 from support.tables import context_of, group_ledger_of, messages_of
 
-from spark_mq import Message, PublishReceipt, Queue, errors
+from spark_mq import Message, PublishReceipt, Queue, QueueSettings, errors
 from spark_mq.errors import DuplicatePublish
-from spark_mq.ledger.settings import QueueSettings
 from spark_mq.parquet.schema import INSTANT
 from spark_mq.testing import ManualClock
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spark_mq import ConsumerGroup, Lease, Queue
+from spark_mq import ConsumerGroup, Lease, Queue, SweepReport
 from spark_mq.delta.actions import LOG_FOLDER, log_path
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.memory_files import MemoryFiles
@@ -18,7 +18,6 @@ from spark_mq.ledger.owner_commands import Expire
 from spark_mq.maintenance import retention
 from spark_mq.maintenance import sweep as sweep_of
 from spark_mq.maintenance.dead_letters import route_dead_letters
-from spark_mq.maintenance.sweep import SweepReport
 from spark_mq.operations.create import open_context
 from spark_mq.operations.history import read_history
 from spark_mq.util.clock import system_clock

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from spark_mq import Queue
+from spark_mq import GroupSettings, Queue
 from spark_mq.ledger.ranges import AVAILABLE, DEAD, LEASED, SETTLED, Ledger, LedgerHeader, Range
-from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.clock import SECOND
 from support.tables import context_of, ledgers_of, messages_of
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from spark_mq import GroupSettings
 from spark_mq.ledger import admin, routing, transitions
 from spark_mq.ledger import settle as settle_rules
 from spark_mq.ledger.acquire import AcquireRequest, Grant, acquire
 from spark_mq.ledger.extend import extend
 from spark_mq.ledger.message_index import DataFile, MessageIndex
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
-from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import REJECT, SettleCommand, SettleOutcome
 from spark_mq.ledger.stream_batch import replay_batch
 

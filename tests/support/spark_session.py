@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 
-__all__ = ["new_session", "spark"]
+__all__ = ["new_session", "plan_of", "spark"]
+
+
+def plan_of(rows: Any) -> str:
+    """Return the physical plan of a DataFrame."""
+    return str(rows._jdf.queryExecution().executedPlan().toString())
 
 
 def new_session(warehouse: Path) -> Any:

@@ -14,13 +14,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.handles import memory_store
 
-from spark_mq import errors
+from spark_mq import GroupSettings, QueueSettings, errors
 from spark_mq.delta.action_json import parse_commit
 from spark_mq.delta.actions import AddFile, Change, Commit
 from spark_mq.delta.state import TableState
 from spark_mq.delta.tables import last_checkpoint
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
-from spark_mq.ledger.settings import GroupSettings, QueueSettings
 from spark_mq.ledger.stream_batch import parse_lease_id
 from spark_mq.spark.options import READ_OPTIONS, ReadOptions, WriteOptions
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA, from_rows, to_rows

@@ -41,9 +41,9 @@ class Reader(threading.Thread):
 def start(slots: ReadSlots, order: list[int], number: int) -> Reader:
     """Start a reader, and wait until it has a slot or waits for one."""
     found = Reader(slots, order, number)
-    before = len(order), len(slots._waiting)
+    before = len(order), len(slots.waiting)
     found.start()
-    until(lambda: (len(order), len(slots._waiting)) != before)
+    until(lambda: (len(order), len(slots.waiting)) != before)
     return found
 
 
@@ -59,7 +59,7 @@ def test_no_more_threads_than_slots_read_and_the_first_that_waits_is_next() -> N
         one.join(30)
     assert sorted(order) == [0, 1, 2, 3, 4]
     assert order[:3] == [0, 1, 2]
-    assert (len(slots._held), len(slots._waiting)) == (0, 0)
+    assert (len(slots.held), len(slots.waiting)) == (0, 0)
 
 
 def test_a_long_turn_is_offered_to_those_that_wait() -> None:
@@ -77,7 +77,7 @@ def test_a_long_turn_is_offered_to_those_that_wait() -> None:
         offer()
         assert order == [7]
     other.join(30)
-    assert not slots._held
+    assert not slots.held
 
 
 def test_after_its_patience_a_thread_reads_without_a_slot() -> None:
@@ -85,8 +85,8 @@ def test_after_its_patience_a_thread_reads_without_a_slot() -> None:
     with slots.turn():
         with slots.turn() as offer:
             offer()
-        assert (len(slots._held), len(slots._waiting)) == (1, 0)
-    assert not slots._held
+        assert (len(slots.held), len(slots.waiting)) == (1, 0)
+    assert not slots.held
 
 
 def test_an_interrupt_while_waiting_leaves_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,8 +103,8 @@ def test_an_interrupt_while_waiting_leaves_the_line(monkeypatch: pytest.MonkeyPa
             patched.setattr(module.threading, "Lock", Interrupted)
             with pytest.raises(KeyboardInterrupt), slots.turn():
                 pass
-        assert not slots._waiting
-    assert not slots._held
+        assert not slots.waiting
+    assert not slots.held
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
@@ -128,22 +128,22 @@ def test_an_interrupt_between_two_steps_of_a_turn_keeps_no_slot(at: int) -> None
     slots = ReadSlots(1, patience=30, clock=clock)
     with pytest.raises(KeyboardInterrupt):
         read()
-    until(lambda: not slots._held and not slots._waiting)
+    until(lambda: not slots.held and not slots.waiting)
 
 
 def _held_by_this_turn() -> tuple[int, int]:
     with read_slots.turn():
-        return len(read_slots._held), read_slots._number
+        return len(read_slots.held), read_slots.number
 
 
 def test_a_forked_process_begins_with_free_slots() -> None:
     with contextlib.ExitStack() as turns:
-        for _ in range(read_slots._number):
+        for _ in range(read_slots.number):
             turns.enter_context(read_slots.turn())
-        assert len(read_slots._held) == read_slots._number
+        assert len(read_slots.held) == read_slots.number
         with multiprocessing.get_context("fork").Pool(1) as pool:
-            assert pool.apply(_held_by_this_turn) == (1, read_slots._number)
-    until(lambda: not read_slots._held)  # nothing that ran before keeps one
+            assert pool.apply(_held_by_this_turn) == (1, read_slots.number)
+    until(lambda: not read_slots.held)  # nothing that ran before keeps one
 
 
 def test_a_turn_that_a_fork_has_cut_frees_no_second_slot() -> None:

@@ -14,8 +14,7 @@ from spark_mq.parquet.writer import write_file
 from spark_mq.spark.batch_publish import BatchPublisher, SinkProducer
 from spark_mq.spark.options import WriteOptions
 from spark_mq.spark.sink import QueueStreamWriter
-from spark_mq.testing import memory_queue
-from spark_mq.testing_batch import FakeBatchLease
+from spark_mq.testing import FakeBatchLease, memory_queue
 
 STREAM = "8a8b4c2e-0000-4000-8000-000000000000"
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from support.byte_store import ByteStore, Call
 from support.tables import group_ledger_of, messages_of
 
 from spark_mq import Queue
@@ -30,6 +31,18 @@ BATCH: Any = SimpleNamespace(columns=["lease_id", "sequence"])
 @pytest.fixture
 def queue() -> Queue:
     return memory_queue(clock_skew=0, retry_delay="10s")
+
+
+def function_of(queue: Queue, process: Any, found: Any, **options: Any) -> Any:
+    """Return a function for foreachBatch. Its batches have a lease, or what `found` returns."""
+
+    def find(_: Any) -> BatchLeases:
+        batch = found() if callable(found) else found
+        return batch if isinstance(batch, BatchLeases) else BatchLeases([batch.lease_id], True)
+
+    each: Any = queue.group().for_each_batch(process, **options)
+    each._finder = SimpleNamespace(find=find)
+    return each
 
 
 def test_a_function_of_the_wrong_signature_is_refused_before_any_batch_comes(queue: Queue) -> None:
@@ -54,8 +67,7 @@ def test_a_result_that_is_no_dataframe_ends_the_query_and_settles_nothing(
     queue.publish("a")
     taken = queue.group().lease("w")
     assert taken is not None
-    each: Any = queue.group().for_each_batch(lambda batch, lease: returned)
-    each._finder = SimpleNamespace(find=lambda batch: BatchLeases([taken.lease_id], True))
+    each = function_of(queue, lambda batch, lease: returned, taken)
     with pytest.raises(InvalidHandlerResult, match=r"process returned (list|Table): it must"):
         each(BATCH, 0)
     assert queue.group().stats().leased == 1
@@ -71,8 +83,7 @@ def test_the_log_tells_what_failed_and_what_has_become_of_it(
     def fail(batch: Any, lease: Any) -> None:
         raise ValueError("boom")
 
-    each: Any = queue.group().for_each_batch(fail)
-    each._finder = SimpleNamespace(find=lambda batch: BatchLeases([taken.lease_id], True))
+    each = function_of(queue, fail, taken)
     each(BATCH, 0)
     first, second = (r.getMessage() for r in caplog.records if r.levelname in ("ERROR", "WARNING"))
     lease_id = taken.lease_id
@@ -89,8 +100,7 @@ def test_process_may_return_what_its_own_settles_return(queue: Queue) -> None:
     queue.publish(["a", "b"])
     taken = queue.group().lease("w", max_messages=2)
     assert taken is not None
-    each: Any = queue.group().for_each_batch(lambda batch, lease: taken.nack(delay="1m"))
-    each._finder = SimpleNamespace(find=lambda batch: BatchLeases([taken.lease_id], True))
+    each = function_of(queue, lambda batch, lease: taken.nack(delay="1m"), taken)
     each(BATCH, 0)
     stats = queue.group().stats()
     assert (stats.delayed, stats.acked, stats.leased) == (2, 0, 0)
@@ -111,44 +121,23 @@ def test_what_manual_leaves_is_not_acked_by_the_commit(
         keep_alive=lambda *_: SimpleNamespace(stop=lambda: None),
     )
     plan = source.lease(stream, 1)
-    each: Any = queue.group().for_each_batch(lambda batch, lease: None, ack=ack)
-    each._finder = SimpleNamespace(
-        find=lambda batch: BatchLeases(
-            [plan.lease_id] if rows else [], True, None, ((base, 1, several),)
-        )
-    )
-    each(BATCH, 0)
+    found = BatchLeases([plan.lease_id] if rows else [], True, None, ((base, 1, several),))
+    function_of(queue, lambda batch, lease: None, found, ack=ack)(BATCH, 0)
     source.ack_committed(stream, 1)
     stats = queue.group().stats()
     assert (stats.leased, stats.acked) == (left, 2 - left)
 
 
-class Away:
-    """The payload files of a queue in memory, out of reach or not."""
-
-    def __init__(self, queue: Queue, patch: pytest.MonkeyPatch) -> None:
-        self.on = False
-        files = messages_of(queue).files
-        for verb in ("open", "read"):
-            patch.setattr(files, verb, self._failing(getattr(files, verb)))
-
-    def _failing(self, real: Any) -> Any:
-        def call(path: str) -> Any:
-            if self.on:
-                raise TimeoutError("out of reach")
-            return real(path)
-
-        return call
-
-
 @pytest.mark.parametrize("on_error", ["nack", "reject", "raise"])
 @pytest.mark.parametrize("how", ["settle", "error of a store", "text of a task", "files"])
 def test_a_batch_that_meets_an_outage_is_released_uncounted(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch, how: str, on_error: str
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, byte_store: ByteStore, how: str, on_error: str
 ) -> None:
     """Nothing is wrong with the messages, for any policy of the handler."""
     queue.publish(["a", "b"])
-    away = Away(queue, monkeypatch)
+
+    def away(_: Call) -> None:
+        raise TimeoutError("out of reach")
 
     def failing(*_: Any) -> None:
         raise StorageError("no space", path=queue.path, landed=False)
@@ -161,12 +150,13 @@ def test_a_batch_that_meets_an_outage_is_released_uncounted(
         if how == "text of a task":
             place = f"{queue.path}/messages"
             raise RuntimeError(f"Job: spark_mq.errors.StorageError: reading messages of {place}")
-        away.on = True
+        byte_store.on("open", "read", act=away, of=messages_of(queue).files)
         if how == "error of a store":
             raise StorageError("publishing failed", path="/other", landed=False)
         raise ValueError("Spark could not read a file")
 
-    each: Any = queue.group().for_each_batch(process, on_error=on_error)
+    plans: list[Any] = []
+    each = function_of(queue, process, lambda: plans[-1], on_error=on_error)
     source = StreamSource(
         group_ledger_of(queue.group().ensure()),
         StreamOptions(),
@@ -174,12 +164,10 @@ def test_a_batch_that_meets_an_outage_is_released_uncounted(
     )
     stream = str(uuid.uuid4())
     for n in range(1, 20):
-        away.on = False
+        byte_store.clear()
         plan = source.lease(stream, n)
         assert [r.delivery_count for _, r in plan.slices] == [1]
-        each._finder = SimpleNamespace(
-            find=lambda batch, plan=plan: BatchLeases([plan.lease_id], True)
-        )
+        plans.append(plan)
         with pytest.raises(StorageError):
             each(BATCH, n)
         (left,) = group_ledger_of(queue.group()).current()
@@ -203,8 +191,7 @@ def test_a_batch_that_fails_by_itself_is_no_outage(queue: Queue, error: Exceptio
     def process(batch: Any, lease: Any) -> None:
         raise error
 
-    each: Any = queue.group().for_each_batch(process)
-    each._finder = SimpleNamespace(find=lambda batch: BatchLeases([taken.lease_id], True))
+    each = function_of(queue, process, taken)
     each(BATCH, 0)
     (left,) = group_ledger_of(queue.group()).current()
     assert (left.state, left.delivery_count, left.failure_count) == ("available", 1, 1)
@@ -223,8 +210,7 @@ def test_an_outage_of_an_earlier_run_does_not_explain_a_failure_of_this_one(
     def process(batch: Any, lease: Any) -> None:
         raise StorageError("publishing failed", path="/other", landed=False)
 
-    each: Any = queue.group().for_each_batch(process)
-    each._finder = SimpleNamespace(find=lambda batch: BatchLeases([taken.lease_id], True))
+    each = function_of(queue, process, taken)
     with monkeypatch.context() as patch:
         patch.setattr(GroupLedger, "settle", failing)
         with pytest.raises(StorageError, match="no space"):
@@ -249,13 +235,13 @@ def test_a_store_that_spark_could_not_read_is_tried_again_by_the_next_run(
 
     monkeypatch.setattr(parquet_read, "read_scan", read_scan)
     seen: list[Any] = []
-    each: Any = queue.group().for_each_batch(lambda batch, lease: seen.append(batch))
+    batches: list[BatchLeases] = []
+    each = function_of(queue, lambda batch, lease: seen.append(batch), lambda: batches[-1])
     scan: Any = SimpleNamespace(count_rows=lambda: None)
     for first_of_run in (True, False, True):
         taken = queue.group().lease("w", max_messages=1)
         assert taken is not None
-        found = BatchLeases([taken.lease_id], first_of_run, scan=scan)
-        each._finder = SimpleNamespace(find=lambda batch, found=found: found)
+        batches.append(BatchLeases([taken.lease_id], first_of_run, scan=scan))
         each(BATCH, 0)
     assert [batch is by_spark for batch in seen] == [False, False, True]
 
@@ -273,7 +259,12 @@ def test_close_logs_the_verdicts_of_the_batch_that_it_waits_for(
             assert closing.wait(10)
         raise ValueError("boom")
 
-    each: Any = queue.group().for_each_batch(process, on_error="reject")
+    def find() -> BatchLeases:
+        taken = queue.group().lease("w", max_messages=1)
+        assert taken is not None
+        return BatchLeases([taken.lease_id], False)
+
+    each = function_of(queue, process, find, on_error="reject")
     wait_for = each._idle.wait_for
 
     def closes(*args: Any) -> bool:
@@ -282,12 +273,6 @@ def test_close_logs_the_verdicts_of_the_batch_that_it_waits_for(
 
     monkeypatch.setattr(each._idle, "wait_for", closes)
 
-    def find(batch: Any) -> BatchLeases:
-        taken = queue.group().lease("w", max_messages=1)
-        assert taken is not None
-        return BatchLeases([taken.lease_id], False)
-
-    each._finder = SimpleNamespace(find=find)
     closing_soon = False
     each(BATCH, 0)  # the first failure is logged at once, a second one within ten seconds is not
     closing_soon = True

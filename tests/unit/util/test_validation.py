@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_mq import GroupSettings, QueueSettings
 from spark_mq.errors import InvalidOption, SparkMQError
-from spark_mq.ledger.settings import GroupSettings, QueueSettings
 from spark_mq.util.clock import SECOND, to_datetime, to_micros
 from spark_mq.util.columns import to_array
 from spark_mq.util.setting_fields import parse_settings
