@@ -36,7 +36,7 @@ class MemoryFiles:
     def __init__(self, clock: Callable[[], datetime]) -> None:
         self.root = f"{_SCHEME}{uuid.uuid4().hex[:12]}"
         self.clock = clock
-        # By path. Each change is one operation of the dict, so it needs no lock.
+        # By path. Each change and each copy is one operation of the dict, so it needs no lock.
         self.held: dict[str, _File] = {}
         _roots[self.root] = self
 
@@ -92,7 +92,8 @@ class MemoryBackend:
     def list_all(self, folder: str) -> Iterator[FileInfo]:
         start, own = self._full(folder), self._full("")
         start, skipped = f"{start}/" if start else "", len(own) + 1 if own else 0
-        for path, file in list(self._files.held.items()):
+        # A list of the items is not one operation: another thread may run while it grows.
+        for path, file in self._files.held.copy().items():
             if path.startswith(start):
                 yield FileInfo(path[skipped:], len(file.data), file.modified, file.etag)
 
