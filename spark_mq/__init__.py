@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from spark_mq.message import Message, ReceivedMessage
     from spark_mq.operations.settle import SettleResult
     from spark_mq.operations.trace import MessageOutcome, Trace, TraceEvent
-    from spark_mq.per_message.decisions import Reject, Retry, Snooze
+    from spark_mq.operations.work_report import WorkSummary
     from spark_mq.publisher import BufferedPublisher, PendingMessage
     from spark_mq.queue import Queue
     from spark_mq.storage.publish_receipt import PublishReceipt
-    from spark_mq.worker import WorkSummary
+    from spark_mq.worker.decisions import Reject, Retry, Snooze
 
 __all__ = [
     "BufferedPublisher",
@@ -77,14 +77,14 @@ _MODULES = {
     "ReceivedMessage": "message",
     "RecoveryReport": "maintenance.recover",
     "RedriveResult": "maintenance.redrive",
-    "Reject": "per_message.decisions",
-    "Retry": "per_message.decisions",
+    "Reject": "worker.decisions",
+    "Retry": "worker.decisions",
     "SettleResult": "operations.settle",
-    "Snooze": "per_message.decisions",
+    "Snooze": "worker.decisions",
     "SweepReport": "maintenance.sweep",
     "Trace": "operations.trace",
     "TraceEvent": "operations.trace",
-    "WorkSummary": "worker",
+    "WorkSummary": "operations.work_report",
 }
 """The module of each public name. It loads at first use, as a Spark process needs few of them."""
 

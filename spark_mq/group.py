@@ -27,6 +27,7 @@ from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.interventions import change_messages, find_messages
 from spark_mq.operations.settle import HeldLease, HeldSelector, SettleResult, extend, settle
+from spark_mq.operations.work_report import WorkSummary
 from spark_mq.util.advice import RAISE_CAP, UNBLOCK_GROUP
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.user import acting_by_default, worker_name
@@ -40,7 +41,7 @@ from spark_mq.util.validation import (
     validate_position,
     validate_size,
 )
-from spark_mq.worker import WorkOptions, WorkSummary, run_worker
+from spark_mq.worker.options import WorkOptions, run_worker
 
 __all__ = ["ConsumerGroup", "LeaseSelector"]
 

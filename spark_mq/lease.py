@@ -19,7 +19,7 @@ from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
 from spark_mq.message import ReceivedMessage, to_received
 from spark_mq.operations.acquire import find_damage, reject_damaged
 from spark_mq.operations.group_ledger import GroupLedger
-from spark_mq.operations.keep_alive import LeaseKeepAlive
+from spark_mq.operations.keep_alive import KeepAlive
 from spark_mq.operations.outages import OUTAGES, find_store_failure, is_outage
 from spark_mq.operations.settle import HeldLease, SettleResult, extend, settle
 from spark_mq.parquet.reader import MessageReader, to_delivery_table
@@ -292,16 +292,12 @@ class Lease:
         ...     lease.ack()
         """
         limit = validate_duration("max_lease_duration", max_lease_duration)
-        keep_alive = self._start_keep_alive(limit)
+        keep_alive = KeepAlive(lambda _, wanted: self.extend(wanted / SECOND))
+        keep_alive.add(self.lease_id, self._start_limit(limit), limit)
         try:
             yield self
         finally:
             keep_alive.stop()
-
-    def _start_keep_alive(self, limit: int) -> LeaseKeepAlive:
-        """Extend the lease in the background, for `limit` microseconds at most."""
-        timeout = self._start_limit(limit)
-        return LeaseKeepAlive(lambda wanted: self.extend(wanted / SECOND), timeout, limit)
 
     def _start_limit(self, limit: int) -> int:
         """Limit the extensions to `limit` microseconds from now. Return how long each may be."""

@@ -18,11 +18,11 @@ from spark_mq.cli.progress import busy, track
 from spark_mq.group import ConsumerGroup
 from spark_mq.lease import Lease
 from spark_mq.operations.work_report import WorkSummary
-from spark_mq.per_message.pool import is_async
 from spark_mq.queue import Queue
 from spark_mq.util.clock import SECOND
 from spark_mq.util.loading import load_handler
 from spark_mq.util.validation import validate_duration
+from spark_mq.worker.pools import is_async
 
 __all__ = ["counting"]
 

@@ -1,69 +1,147 @@
-"""Extend a lease while its handler runs, up to a limit, because a handler may hang forever."""
+"""Extend leases while their handlers run, up to a limit, because a handler may hang forever."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from spark_mq.errors import LeaseLost
 from spark_mq.util.clock import SECOND
 
-__all__ = ["LeaseKeepAlive"]
+__all__ = ["KeepAlive"]
 
 _log = logging.getLogger(__name__)
 
-_TEN_YEARS: Final = 10 * 365 * 86_400.0
+# Until the next look at a lease that is past its limit and has not expired yet.
+_LOOK_SECONDS: Final = 0.02
 
 
-class LeaseKeepAlive:
-    """Extends one lease in the background, each third of its timeout. Times are microseconds.
+class KeepAlive:
+    """Extends leases in the background, each third of their timeout.
 
-    `extend` sets the deadline to now + its argument, and raises LeaseLost if nothing is held.
+    `extend` sets the deadline of some leases, by id, to now + its second argument in microseconds.
+    It raises LeaseLost if one of them holds nothing. Leases of one timeout share a call.
+
+    `on_limit` gets the id of a lease that has reached its limit. It returns whether the lease has
+    ended. If not, it gets the id again soon. Without it, a warning says so.
     """
 
-    def __init__(self, extend: Callable[[int], object], timeout: int, limit: int) -> None:
-        self._extend = extend
-        self._timeout = timeout
-        self._end = time.monotonic() + limit / SECOND
-        self.stopped = threading.Event()
-        self._ended = False  # at the limit
+    def __init__(
+        self,
+        extend: Callable[[Sequence[str], int], object],
+        on_limit: Callable[[str], bool] | None = None,
+    ) -> None:
+        self._extend, self._on_limit = extend, on_limit or _warn
+        self._kept: dict[str, _Kept] = {}
         self._lock = threading.Lock()
-        self._thread = self._start()
+        self._changed = threading.Event()
+        self._stopped = False
+        self._thread: threading.Thread | None = None
 
-    def _start(self) -> threading.Thread:
-        thread = threading.Thread(target=self._run, name="spark_mq keep-alive", daemon=True)
-        thread.start()
-        return thread
-
-    def remove_limit(self) -> None:
-        """Extend without a limit from now on, because done work waits for its settle."""
+    def add(self, lease_id: str, timeout: int, limit: int) -> KeepAlive:
+        """Extend a lease by `timeout` for at most `limit`, both in microseconds. Return self."""
+        now, seconds = time.monotonic(), timeout / SECOND
         with self._lock:
-            self._end = time.monotonic() + _TEN_YEARS
-            if self._ended and not self.stopped.is_set():
-                self._ended, self._thread = False, self._start()
+            self._kept[lease_id] = _Kept(
+                lease_id, timeout, seconds, now + limit / SECOND, now + seconds / 3
+            )
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="spark_mq keep-alive", daemon=True
+                )
+                self._thread.start()
+        self._changed.set()
+        return self
+
+    def remove(self, lease_id: str) -> None:
+        with self._lock:
+            self._kept.pop(lease_id, None)
+
+    def remove_limit(self, lease_ids: Iterable[str]) -> None:
+        """Extend some leases without a limit from now on, because done work waits for a settle."""
+        with self._lock:
+            for lease_id in lease_ids:
+                if (kept := self._kept.get(lease_id)) is not None:
+                    kept.end = float("inf")
 
     def stop(self) -> None:
         """Stop. No extension starts after this returns."""
-        self.stopped.set()
-        self._thread.join()
+        self._stopped = True
+        self._changed.set()
+        if self._thread is not None:
+            self._thread.join()
 
     def _run(self) -> None:
-        while not self.stopped.wait(self._timeout / SECOND / 3):
-            with self._lock:  # or nobody would go on after a removal of the limit just now
-                left = round((self._end - time.monotonic()) * SECOND)
-                self._ended = left <= 0
-            if left <= 0:
-                _log.warning(
-                    "a lease reached its longest duration. Its unsettled messages expire and are "
-                    "redelivered"
-                )
+        while True:
+            self._changed.clear()  # before the look, so that no change in between is missed
+            if self._stopped:
                 return
+            with self._lock:
+                due = min((one.due for one in self._kept.values()), default=None)
+            pause = None if due is None else due - time.monotonic()
+            if pause is None or pause > 0:
+                self._changed.wait(pause)
+            else:
+                self._look()
+
+    def _look(self) -> None:
+        """Extend what is due, and find the leases that have reached their limit."""
+        now = time.monotonic()
+        with self._lock:
+            due = {one.timeout for one in self._kept.values() if one.due <= now}
+            # All of one timeout, because an early extension shares the commit of a due one.
+            kept = [one for one in self._kept.values() if one.timeout in due]
+        for one in kept:
+            one.due = min(now + one.seconds / 3, max(one.end, now + _LOOK_SECONDS))
+        try:
+            for one in kept:
+                if one.end <= now and self._on_limit(one.lease_id):
+                    self.remove(one.lease_id)
+            held = [one for one in kept if not one.lost and one.end > now]
+            for timeout in due:
+                of = [one for one in held if one.timeout == timeout]
+                self._extend_together([one for one in of if one.end >= now + one.seconds])
+            for one in held:
+                if one.end < now + one.seconds:
+                    self._extend_one(one, round((one.end - now) * SECOND))
+        except Exception as error:  # a store that fails for now must not end this
+            _log.warning("could not extend leases, trying again: %s", error)
+
+    def _extend_together(self, kept: Sequence[_Kept]) -> None:
+        if len(kept) == 1:
+            self._extend_one(kept[0], kept[0].timeout)
+        elif kept:
             try:
-                self._extend(min(self._timeout, left))
+                self._extend([one.lease_id for one in kept], kept[0].timeout)
             except LeaseLost:
-                return  # all of it is settled or lost, so there is nothing to keep
-            except Exception as error:  # a store that fails for now must not end this
-                _log.warning("could not extend a lease, trying again: %s", error)
+                for one in kept:  # the others are held still
+                    self._extend_one(one, one.timeout)
+
+    def _extend_one(self, one: _Kept, timeout: int) -> None:
+        try:
+            self._extend([one.lease_id], timeout)
+        except LeaseLost:
+            one.lost = True  # all of it is settled or lost, so there is nothing to extend
+
+
+def _warn(_: str) -> bool:
+    _log.warning(
+        "a lease reached its longest duration. Its unsettled messages expire and are redelivered"
+    )
+    return True
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    """A lease to extend. Times are monotonic seconds, ``timeout`` is microseconds."""
+
+    lease_id: str
+    timeout: int
+    seconds: float
+    end: float
+    due: float
+    lost: bool = False

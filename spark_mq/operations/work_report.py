@@ -30,6 +30,7 @@ __all__ = [
     "VerdictLog",
     "WorkSummary",
     "describe_settled",
+    "has_ended",
     "reported_work",
     "why_left",
 ]
@@ -153,6 +154,14 @@ class WorkSummary(Record):
         name = _PAST[verb]
         setattr(self, name, getattr(self, name) + messages)
         self.settled = self.acked + self.rejected
+
+
+def has_ended(ledger: GroupLedger, until: str) -> bool:
+    """Return whether a worker ends now that there is nothing to lease."""
+    if until == "empty":
+        return True
+    stats = ledger.stats()
+    return not (stats.ready or stats.delayed or stats.leased or stats.blocked)
 
 
 def why_left(ledgers: Sequence[GroupLedger]) -> str:

@@ -33,7 +33,7 @@ from spark_mq.ledger.stream_batch import (
 )
 from spark_mq.operations.acquire import Damage, find_damage, reject_damaged
 from spark_mq.operations.group_ledger import GroupLedger
-from spark_mq.operations.keep_alive import LeaseKeepAlive
+from spark_mq.operations.keep_alive import KeepAlive
 from spark_mq.operations.payloads import FileChecks
 from spark_mq.operations.settle import extend
 from spark_mq.streaming.lanes import LaneRuns, lane_runs
@@ -257,8 +257,9 @@ class StreamSource:
             self.ledger.run(AckBatches(stream, up_to, None if self._first else self.runner))
             self._first = False
 
-    def _extend_in_background(self, lease_id: str, timeout: int, limit: int) -> LeaseKeepAlive:
-        return LeaseKeepAlive(lambda wanted: extend(self.ledger, lease_id, wanted), timeout, limit)
+    def _extend_in_background(self, lease_id: str, timeout: int, limit: int) -> KeepAlive:
+        keep_alive = KeepAlive(lambda lease_ids, wanted: extend(self.ledger, lease_ids, wanted))
+        return keep_alive.add(lease_id, timeout, limit)
 
     def _end_batch(self) -> None:
         if self._alive is not None:

@@ -488,7 +488,7 @@ class Driver(Program):
         return "ask"
 
     def extend(self, ctx: Context) -> None:
-        """What the background extension does, while the batch runs: see LeaseKeepAlive."""
+        """What the background extension does, while the batch runs: see KeepAlive."""
         lease_id, timeout, _ = dict(ctx.source)["_alive"]
         try:
             ctx.group().extend(lease_id, timeout / SECOND)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.handles import lease
 
-from spark_mq import Lease, group
+from spark_mq import ConsumerGroup, group
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger.settings import GroupSettings
+from spark_mq.operations.keep_alive import KeepAlive
 from spark_mq.streaming.source import StreamOptions, check_attempts
 from spark_mq.testing import memory_queue
 from spark_mq.util.clock import SECOND
-from spark_mq.worker_loop import WorkerLoop
+from spark_mq.worker.options import WorkOptions
 
 OPTIONS = Path(__file__).parents[2] / "docs" / "reference" / "options.md"
 
@@ -33,15 +36,22 @@ def recorded(patch: pytest.MonkeyPatch, owner: Any, name: str) -> list[tuple[Any
     return calls
 
 
-def test_a_worker_runs_by_its_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = recorded(monkeypatch, WorkerLoop, "run")
-    memory_queue().group().work(lambda _: None, until="empty")
-    ((loop, threads, grace),) = calls
-    assert (threads, grace) == (1, 30.0)
-    assert (loop.limit, loop.poll) == (30 * 60 * SECOND, 0.5)
-    assert (loop.options.max_messages, loop.options.timeout) == (1, None)
-    assert loop.options.fail_on_data_loss
-    assert (loop.policy.on_error, loop.policy.ack) == ("nack", "on_success")
+def test_a_worker_runs_by_its_defaults() -> None:
+    options = WorkOptions()
+    given = inspect.signature(ConsumerGroup.work).parameters
+    assert {one.name: one.default for one in fields(options)} == {
+        name: given[name].default
+        for name in given
+        if name not in ("self", "handler", "more_groups")
+    }
+    assert (options.mode, options.threads, options.seconds("shutdown_timeout")) == ("batch", 1, 30)
+    rules = options.task_options(batches=True)
+    assert (rules.limit, rules.poll, rules.until) == (30 * 60 * SECOND, 0.5, None)
+    assert (rules.lease.max_messages, rules.lease.timeout) == (1, None)
+    assert rules.lease.fail_on_data_loss
+    assert (rules.policy.on_error, rules.policy.ack) == ("nack", "on_success")
+    rules = options.task_options(batches=False)
+    assert (rules.lease.max_messages, rules.linger) == (1_000, 0.1)
 
 
 def test_a_lease_looks_twice_a_second_and_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,10 +66,10 @@ def test_a_lease_looks_twice_a_second_and_does_not_wait(monkeypatch: pytest.Monk
 def test_a_lease_is_kept_alive_for_half_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = memory_queue()
     queue.publish("a")
-    calls = recorded(monkeypatch, Lease, "_start_keep_alive")
+    calls = recorded(monkeypatch, KeepAlive, "add")
     with lease(queue).keep_alive():
         pass
-    assert [limit for _, limit in calls] == [30 * 60 * SECOND]
+    assert [limit for *_, limit in calls] == [30 * 60 * SECOND]
 
 
 def test_a_publisher_tries_for_half_a_minute() -> None:

@@ -476,3 +476,16 @@ def test_acked_first_threads_share_their_leases_too(queue: Queue) -> None:
         == 40
     )
     assert version(queue) - before < 80, "less than one commit for each lease and each ack"
+
+
+def test_the_ack_of_a_lease_leases_for_an_idle_thread(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+    queue.group().ensure()
+    before, both = version(queue), threading.Barrier(2, timeout=60)
+
+    def handle(_: Lease) -> None:
+        both.wait()
+
+    work = queue.group().work(handle, threads=2, ack="on_receive", until="empty")
+    assert work.settled == 2
+    assert operations(queue, before) == ["lease", "ack+lease", "ack"]

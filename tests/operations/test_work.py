@@ -425,7 +425,7 @@ def test_an_idle_loop_ends_when_asked(queue: Queue) -> None:
 def test_a_lease_that_came_too_late_for_a_handler_is_given_back_uncounted(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from spark_mq import worker_loop as work
+    from spark_mq.worker import feed as work
 
     queue.publish(["a"])
     stop = threading.Event()
@@ -464,7 +464,7 @@ def test_what_outlasts_the_grace_keeps_its_count_and_is_left_to_expire(
 def test_a_store_that_fails_for_a_moment_does_not_end_the_loop(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from spark_mq import worker_loop as work
+    from spark_mq.worker import feed as work
 
     queue.publish(["a"])
     failures = iter([OSError("reset"), None])

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -27,11 +27,12 @@ from spark_mq import (
 )
 from spark_mq.errors import InvalidHandlerResult, InvalidOption
 from spark_mq.lease import Lease
-from spark_mq.per_message.keeper import LeaseKeeper
-from spark_mq.per_message.pool import CoroutinePool, ThreadPool
-from spark_mq.per_message.task import MessageTask
+from spark_mq.operations.keep_alive import KeepAlive
 from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.util.clock import SECOND
+from spark_mq.worker.leases import HeldLeases
+from spark_mq.worker.pools import CoroutinePool, ThreadPool
+from spark_mq.worker.tasks import Task
 
 Make = Callable[..., Queue]
 Handler = Callable[[ReceivedMessage], Any]
@@ -687,18 +688,35 @@ def test_a_thread_that_returns_while_its_lease_ends_takes_messages_again(
 def test_each_lease_is_extended_by_its_own_timeout(queue: Queue, clock: ManualClock) -> None:
     queue.publish(["a", "b"])
     group = queue.group()
-    taken = [group.lease("w", visibility_timeout=timeout) for timeout in ("30s", "5m")]
+    taken = [group.lease("w", visibility_timeout=timeout) for timeout in ("30ms", "300ms")]
     leases = [one for one in taken if one is not None]
-    keeper = LeaseKeeper(group_ledger_of(group), 3600 * SECOND, lambda _: None)
+    clock.advance("10ms")
+    now = context_of(queue).now()
+    held = HeldLeases(group_ledger_of(group), 3600 * SECOND, lambda _: None)
     try:
         for one in leases:
-            keeper.add(one)
-        clock.advance("10s")
-        keeper._extend_all()
+            held.add(one)
+        until(lambda: [one._held.expires_at - now for one in leases] == [30_000, 300_000])
     finally:
-        keeper.stop()
-    now = context_of(queue).now()
-    assert [one._held.expires_at - now for one in leases] == [30 * SECOND, 300 * SECOND]
+        held.stop()
+
+
+def test_leases_of_one_timeout_are_extended_together() -> None:
+    extended, known = set[tuple[tuple[str, ...], int]](), threading.Event()
+
+    def extend(lease_ids: Sequence[str], timeout: int) -> None:
+        extended.add((tuple(lease_ids), timeout))
+        if len(extended) > 1:
+            known.set()
+
+    keep_alive = KeepAlive(extend)
+    try:
+        for lease_id, timeout in (("short", 3_000), ("long", 6_000), ("longer", 6_000)):
+            keep_alive.add(lease_id, timeout, 3600 * SECOND)
+        assert known.wait(60)
+    finally:
+        keep_alive.stop()
+    assert extended == {(("short",), 3_000), (("long", "longer"), 6_000)}
 
 
 def test_in_an_outage_max_lease_duration_ends_no_handler(
@@ -759,7 +777,7 @@ def test_an_error_around_a_handler_ends_the_work(
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("no clock")
 
-    monkeypatch.setattr(MessageTask, step, fail)
+    monkeypatch.setattr(Task, step, fail)
     queue.publish("a")
     with ThreadPoolExecutor(1) as pool, watched_stop() as stop:
         work = pool.submit(drain, queue, handler, stop=stop, shutdown_timeout=0)
@@ -770,7 +788,7 @@ def test_a_pool_of_coroutines_that_has_ended_takes_tasks_and_stops_again() -> No
     pool = CoroutinePool(1, lambda _: None)
     pool.start()
     pool.stop()
-    pool.submit(MessageTask(None, None, None))  # type: ignore[arg-type]
+    pool.submit(Task(None, None, None))  # type: ignore[arg-type]
     pool.stop()
 
 

@@ -13,8 +13,8 @@ from support.handles import until
 
 from spark_mq import Message, Queue, ReceivedMessage, Reject, Retry, Snooze, WorkSummary
 from spark_mq.ledger.bands import BandLayout
-from spark_mq.per_message.lanes import LaneChains
 from spark_mq.testing import ManualClock, memory_queue
+from spark_mq.worker.lanes import LaneChains
 
 LANES = 8
 LAYOUT = BandLayout(LANES)

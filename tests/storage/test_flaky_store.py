@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from support.byte_store import ByteStore, Call
 from support.tables import context_of, messages_of
 
 from spark_mq import Message, Queue
-from spark_mq.operations.keep_alive import LeaseKeepAlive
+from spark_mq.operations.keep_alive import KeepAlive
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.parquet.writer import write_file
 from spark_mq.util.clock import SECOND
@@ -86,14 +87,16 @@ def test_a_file_without_statistics_may_be_trimmed(tmp_path: Path) -> None:
 
 def test_a_failed_extension_is_tried_again() -> None:
     tried: list[int] = []
+    again = threading.Event()
 
-    def extend(timeout: int) -> None:
+    def extend(_: object, timeout: int) -> None:
         tried.append(timeout)
         if len(tried) == 1:
             raise RuntimeError("503 slow down")
-        alive.stopped.set()
+        alive.remove("lease")
+        again.set()
 
-    alive = LeaseKeepAlive(extend, SECOND // 20, 60 * SECOND)
-    assert alive.stopped.wait(30)
+    alive = KeepAlive(extend).add("lease", SECOND // 20, 60 * SECOND)
+    assert again.wait(30)
     alive.stop()
-    assert len(tried) == 2
+    assert tried == [SECOND // 20] * 2

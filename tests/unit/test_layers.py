@@ -27,8 +27,6 @@ LAYERS = [
     {"queue"},
     {"group"},
     {"worker"},
-    {"per_message"},
-    {"worker_loop"},
     {"lease", "handler", "publisher"},
     {"inspect"},
     {"maintenance", "streaming"},

@@ -5,6 +5,7 @@ freeze and come back.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,8 +18,7 @@ from spark_mq.errors import InvalidOption, LeaseLost, StreamFenced
 from spark_mq.ledger.ranges import AVAILABLE, LEASED
 from spark_mq.ledger.settle import ACK, SettleCommand
 from spark_mq.ledger.stream_batch import auto_ack_app_id, parse_lease_id
-from spark_mq.operations import keep_alive
-from spark_mq.operations.keep_alive import LeaseKeepAlive
+from spark_mq.operations.keep_alive import KeepAlive
 from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
 from spark_mq.streaming.source import leave_batch as leave
 from spark_mq.testing import ManualClock, memory_queue
@@ -774,45 +774,61 @@ def test_a_hung_batch_loses_its_lease_after_the_longest_lease_duration(
     stands still.
     """
     asked: list[int] = []
-    ended = threading.Event()
+    ended, over = threading.Event(), threading.Event()
 
-    def extend(timeout: int) -> None:
+    def extend(_: object, timeout: int) -> None:
         asked.append(timeout)
         if len(asked) > 1 and timeout < 30_000:
             ended.set()
 
-    alive = LeaseKeepAlive(extend, timeout=30_000, limit=200_000)  # 30 ms, 200 ms
+    alive = keep_alive(extend, over, timeout=30_000, limit=200_000)  # 30 ms, 200 ms
     try:
         assert ended.wait(10), "the last extension does not reach beyond the limit"
-        alive._thread.join(10)
-        assert not alive._thread.is_alive()
+        assert over.wait(10)
     finally:
         alive.stop()
     assert all(timeout <= 30_000 for timeout in asked)
 
 
+def keep_alive(
+    extend: Callable[..., object], over: threading.Event, timeout: int, limit: int
+) -> KeepAlive:
+    """Extend a lease. The event is set at its limit."""
+
+    def on_limit(_: str) -> bool:
+        over.set()
+        return True
+
+    return KeepAlive(extend, on_limit).add("lease", timeout, limit)
+
+
 def test_keeping_alive_ends_with_the_lease_and_survives_a_failing_storage() -> None:
     calls: list[int] = []
+    over = threading.Event()
 
-    def extend(timeout: int) -> None:
+    def extend(_: object, timeout: int) -> None:
         calls.append(timeout)
         if len(calls) == 1:
             raise OSError("the store is away")
         raise LeaseLost("it holds nothing", lease_id="x", lost=[], result=None)
 
-    alive = LeaseKeepAlive(extend, timeout=3_000, limit=60 * SECOND)
-    alive._thread.join(10)
-    assert not alive._thread.is_alive()
+    alive = keep_alive(extend, over, timeout=3_000, limit=SECOND)
+    try:
+        assert over.wait(10)
+    finally:
+        alive.stop()
     assert len(calls) == 2
 
 
-def test_a_limit_removed_while_the_thread_ends_is_removed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The thread has found the limit reached, and its last act is the warning."""
+def test_a_limit_removed_while_it_is_reached_is_removed() -> None:
     extended = threading.Event()
-    monkeypatch.setattr(keep_alive._log, "warning", lambda _: alive.remove_limit())
-    alive = LeaseKeepAlive(lambda _: extended.set(), timeout=30_000, limit=0)
+
+    def on_limit(lease_id: str) -> bool:
+        alive.remove_limit([lease_id])
+        return False
+
+    alive = KeepAlive(lambda *_: extended.set(), on_limit)
+    alive.add("lease", timeout=30_000, limit=0)
     try:
         assert extended.wait(10)
     finally:

@@ -16,12 +16,16 @@ _CANCEL_SECONDS: Final = 5.0  # for coroutines to end after they were cancelled
 
 
 class Task(Protocol):
-    """The handling of one message."""
+    """Work for a handler."""
 
     def claim(self) -> bool:
-        """Return whether the handler may have the message. It may only once."""
+        """Return whether the handler may have the task. It may only once."""
 
-    def call(self) -> Any: ...
+    def run(self) -> float:
+        """Call the handler and :meth:`finish`. Return the seconds that the caller has to pause."""
+
+    def call(self) -> Any:
+        """Call the handler alone."""
 
     def finish(self, result: Any = None, error: BaseException | None = None) -> float:
         """Note the end of the handler. Return the seconds that the caller has to pause."""
@@ -92,12 +96,7 @@ class ThreadPool(_Slots):
         while (task := self._tasks.get()) is not None:
             if not task.claim():
                 continue
-            try:
-                result = task.call()
-            except BaseException as error:
-                pause = task.finish(error=error)
-            else:
-                pause = task.finish(result)
+            pause = task.run()
             self._given_up.discard(task)
             if pause:
                 self._stopping.wait(pause)

@@ -1,10 +1,10 @@
-"""Define a handler's decisions, and turn many into settle commands."""
+"""Define a handler's decisions and the verdict of a task, and turn many into settles."""
 
 from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import wraps
@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any, Final
 
 from spark_mq.errors import InvalidHandlerResult, InvalidOption
-from spark_mq.handler import HandlerPolicy
+from spark_mq.handler import HandlerPolicy, MessageVerdict
 from spark_mq.ledger.intervals import from_sequences
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand
 from spark_mq.util.clock import Duration
@@ -20,14 +20,14 @@ from spark_mq.util.validation import short_repr, validate_duration
 
 __all__ = [
     "Decision",
-    "MessageEnd",
     "Reject",
     "Retry",
     "Snooze",
-    "commands_for_ends",
-    "end_of_error",
-    "end_of_result",
+    "Verdict",
+    "commands_for_verdicts",
     "refuse_decisions",
+    "verdict_of_error",
+    "verdict_of_result",
 ]
 
 # Acks come last, so that one of them resets the breaker's count of a lease's failures.
@@ -37,7 +37,7 @@ _ORDER: Final = (NACK, REJECT, RELEASE, ACK)
 class Decision(Exception):
     """A decision about one message. A handler returns it or raises it."""
 
-    def end(self) -> MessageEnd:
+    def verdict(self) -> Verdict:
         raise NotImplementedError
 
     def _text(self, error: object) -> str | None:
@@ -76,8 +76,8 @@ class Retry(Decision):
         self.delay = None if delay is None else _retry_delay(delay)
         self.error = error
 
-    def end(self) -> MessageEnd:
-        return MessageEnd(NACK, self.delay, self._text(self.error))
+    def verdict(self) -> Verdict:
+        return Verdict(NACK, self.delay, self._text(self.error))
 
 
 class Reject(Decision):
@@ -100,8 +100,8 @@ class Reject(Decision):
         super().__init__(error)
         self.error = error
 
-    def end(self) -> MessageEnd:
-        return MessageEnd(REJECT, None, self._text(self.error))
+    def verdict(self) -> Verdict:
+        return Verdict(REJECT, None, self._text(self.error))
 
 
 class Snooze(Decision):
@@ -117,8 +117,8 @@ class Snooze(Decision):
         super().__init__(delay)
         self.delay = validate_duration("delay", delay, zero=True)
 
-    def end(self) -> MessageEnd:
-        return MessageEnd(RELEASE, self.delay)
+    def verdict(self) -> Verdict:
+        return Verdict(RELEASE, self.delay)
 
 
 def _retry_delay(delay: Duration) -> int:
@@ -156,26 +156,28 @@ def _refuse_delay(error: object) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class MessageEnd:
-    """The end of the handling of one message. Without a verb, its lease expires."""
+class Verdict:
+    """The end of a task. Without a verb and rows, nothing is settled."""
 
     verb: str | None
     delay: int | None = None  # microseconds; None for the verb's default
     error: str | None = None
     handler_failed: bool = False  # and the policy rejects or acks such messages
-    # The handler's error of a store. The message ends so only in an outage.
+    rows: Sequence[MessageVerdict] = ()  # of single messages of a lease; the verb is for the others
+    failure: Exception | None = None  # of the handler
+    # The handler's error of a store. The task ends so only in an outage.
     doubt: Exception | None = None
 
 
-def end_of_result(result: object) -> MessageEnd:
-    """Return the end of a message whose handler has returned.
+def verdict_of_result(result: object) -> Verdict:
+    """Return the verdict on a message whose handler has returned.
 
     Raise InvalidHandlerResult for what looks like a decision, or like work that was not done.
     """
     if isinstance(result, type) and issubclass(result, Decision):
         result = result()
     if isinstance(result, Decision):
-        return result.end()
+        return result.verdict()
     if inspect.iscoroutine(result):
         result.close()  # so that Python does not warn of it, too
     if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
@@ -192,7 +194,7 @@ def end_of_result(result: object) -> MessageEnd:
             option="handler",
             value=type(result).__name__,
         )
-    return MessageEnd(ACK)
+    return Verdict(ACK)
 
 
 def refuse_decisions(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -229,23 +231,23 @@ def _is_verdict(result: Any) -> bool:
     return any(isinstance(row, Mapping) and "outcome" in row for row in rows)
 
 
-def end_of_error(error: Exception, policy: HandlerPolicy) -> MessageEnd:
+def verdict_of_error(error: Exception, policy: HandlerPolicy) -> Verdict:
+    """Return the verdict on a message whose handler raised an error."""
     if isinstance(error, Decision):
-        return error.end()
+        return error.verdict()
     text = f"{type(error).__name__}: {error}"
-    if policy.on_error == "raise":
-        return MessageEnd(None, error=text)
-    return MessageEnd(policy.failure_verb, None, text, policy.failure_verb != NACK)
+    verb = None if policy.on_error == "raise" else policy.failure_verb
+    return Verdict(verb, None, text, verb in (ACK, REJECT), failure=error)
 
 
-def commands_for_ends(ended: Iterable[tuple[str, int, MessageEnd]]) -> list[SettleCommand]:
-    """Return settle commands, one for all messages of a lease with the same end."""
+def commands_for_verdicts(ended: Iterable[tuple[str, int, Verdict]]) -> list[SettleCommand]:
+    """Return settle commands, one for all messages of a lease with the same verdict."""
 
-    def same(one: tuple[str, int, MessageEnd]) -> tuple[int, str, int, str, bool]:
-        lease_id, _, end = one
-        delay = -1 if end.delay is None else end.delay
-        order = _ORDER.index(end.verb or ACK)
-        return order, lease_id, delay, end.error or "", end.handler_failed
+    def same(one: tuple[str, int, Verdict]) -> tuple[int, str, int, str, bool]:
+        lease_id, _, verdict = one
+        delay = -1 if verdict.delay is None else verdict.delay
+        order = _ORDER.index(verdict.verb or ACK)
+        return order, lease_id, delay, verdict.error or "", verdict.handler_failed
 
     settled = [one for one in ended if one[2].verb is not None]
     commands, jitter = [], random.random()

@@ -11,11 +11,7 @@ from spark_mq.errors import InvalidOption
 from spark_mq.handler import HandlerPolicy
 from spark_mq.ledger.acquire import Acquire
 from spark_mq.operations.group_ledger import GroupLedger
-from spark_mq.per_message.decisions import refuse_decisions
-from spark_mq.per_message.feed import GroupFeed
-from spark_mq.per_message.pool import CoroutinePool, Pool, ThreadPool, is_async
-from spark_mq.per_message.state import FeedOptions, WorkState
-from spark_mq.per_message.work import MessageWork
+from spark_mq.operations.work_report import WorkSummary
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.user import worker_name
 from spark_mq.util.validation import (
@@ -24,9 +20,13 @@ from spark_mq.util.validation import (
     validate_count,
     validate_duration,
 )
-from spark_mq.worker_loop import Handler, WorkerLoop, WorkSummary
+from spark_mq.worker.feed import GroupFeed
+from spark_mq.worker.pools import CoroutinePool, Pool, ThreadPool, is_async
+from spark_mq.worker.run import WorkerRun
+from spark_mq.worker.state import WorkState
+from spark_mq.worker.tasks import LeaseTasks, MessageTasks, TaskOptions
 
-__all__ = ["Handler", "WorkOptions", "WorkSummary", "run_worker"]
+__all__ = ["WorkOptions", "run_worker"]
 
 MODES: Final = ("batch", "message")
 UNTIL: Final = ("empty", "settled")
@@ -55,10 +55,7 @@ class WorkOptions:
     until: str | None = None
     fail_on_data_loss: bool = True
 
-    def policy(self) -> HandlerPolicy:
-        return HandlerPolicy.validated(self.on_error, self.ack)
-
-    def lease_options(self, most: int) -> Acquire:
+    def lease_command(self, most: int) -> Acquire:
         """Return the options of a lease. ``most`` is the default of ``max_messages``."""
         timeout = None
         if self.visibility_timeout is not None:
@@ -73,8 +70,23 @@ class WorkOptions:
         """Return the longest duration of a lease in microseconds."""
         return validate_duration("max_lease_duration", self.max_lease_duration)
 
-    def end(self) -> str | None:
-        """Return when the work ends by itself: None, "empty" or "settled"."""
+    def task_options(self, batches: bool) -> TaskOptions:
+        if batches:
+            linger = 0.0
+        elif self.settle_linger is None:
+            linger = DEFAULT_SETTLE_LINGER
+        else:
+            linger = self.seconds("settle_linger", zero=True)
+        return TaskOptions(
+            self.lease_command(1 if batches else DEFAULT_MAX_MESSAGES),
+            HandlerPolicy.validated(self.on_error, self.ack),
+            self.limit(),
+            self.seconds("poll_interval"),
+            linger,
+            self._end(),
+        )
+
+    def _end(self) -> str | None:
         return None if self.until is None else validate_choice("until", self.until, UNTIL)
 
     def seconds(self, option: str, *, zero: bool = False) -> float:
@@ -85,19 +97,37 @@ Served = Sequence[tuple[GroupLedger, Callable[[Any], Any]]]
 
 
 def run_worker(served: Served, options: WorkOptions) -> WorkSummary:
-    if validate_choice("mode", options.mode, MODES) == "message":
-        return _run_for_messages(served, options)
-    return _run_for_leases(served, options)
+    """Validate the options, and work until the end."""
+    batches = validate_choice("mode", options.mode, MODES) == "batch"
+    for _, handler in served:
+        validate_callable("handler", handler, "lease" if batches else "message")
+    if batches:
+        _refuse_message_options(served, options)
+    elif options.ack == "manual":
+        raise InvalidOption(
+            "ack='manual' needs mode='batch': a handler of single messages decides by what it "
+            "returns or raises. Use ack='on_success' or ack='on_receive'.",
+            option="ack",
+            value="manual",
+        )
+    make = LeaseTasks if batches else MessageTasks
+    rules = options.task_options(batches)
+    shutdown_timeout = options.seconds("shutdown_timeout", zero=True)
+    state = WorkState(options.stop or threading.Event())
+    pool = _pool([handler for _, handler in served], options, state)
+    feeds = [
+        GroupFeed(ledger, make(ledger, handler, rules, pool), rules, pool, state)
+        for ledger, handler in served
+    ]
+    return WorkerRun(feeds, pool, state, rules.poll).run(shutdown_timeout)
 
 
-def _run_for_leases(served: Served, options: WorkOptions) -> WorkSummary:
-    (ledger, handler), *others = served
-    validate_callable("handler", handler, "lease")
+def _refuse_message_options(served: Served, options: WorkOptions) -> None:
     for option, given in (
-        ("more_groups", bool(others)),
+        ("more_groups", len(served) > 1),
         ("concurrency", options.concurrency is not None),
         ("settle_linger", options.settle_linger is not None),
-        ("an async handler", is_async(handler)),
+        ("an async handler", is_async(served[0][1])),
     ):
         if given:
             raise InvalidOption(
@@ -106,46 +136,6 @@ def _run_for_leases(served: Served, options: WorkOptions) -> WorkSummary:
                 option=option.split()[-1],
                 value=None,
             )
-    loop = WorkerLoop(
-        ledger,
-        refuse_decisions(handler),
-        options.lease_options(1),
-        options.policy(),
-        options.limit(),
-        options.stop or threading.Event(),
-        options.seconds("poll_interval"),
-        options.end(),
-    )
-    grace = options.seconds("shutdown_timeout", zero=True)
-    return loop.run(validate_count("threads", options.threads, most=1_000), grace)
-
-
-def _run_for_messages(served: Served, options: WorkOptions) -> WorkSummary:
-    for _, handler in served:
-        validate_callable("handler", handler, "message")
-    if options.ack == "manual":
-        raise InvalidOption(
-            "ack='manual' needs mode='batch': a handler of single messages decides by what it "
-            "returns or raises. Use ack='on_success' or ack='on_receive'.",
-            option="ack",
-            value="manual",
-        )
-    policy, poll = options.policy(), options.seconds("poll_interval")
-    feeding = FeedOptions(
-        options.lease_options(DEFAULT_MAX_MESSAGES),
-        policy,
-        options.limit(),
-        poll,
-        DEFAULT_SETTLE_LINGER
-        if options.settle_linger is None
-        else options.seconds("settle_linger", zero=True),
-        options.end(),
-    )
-    grace = options.seconds("shutdown_timeout", zero=True)
-    state = WorkState(options.stop or threading.Event())
-    pool = _pool([handler for _, handler in served], options, state)
-    feeds = [GroupFeed(ledger, handler, feeding, pool, state) for ledger, handler in served]
-    return MessageWork(feeds, pool, state, poll).run(grace)
 
 
 def _pool(handlers: Sequence[Callable[[Any], Any]], options: WorkOptions, state: WorkState) -> Pool:

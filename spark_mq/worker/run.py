@@ -1,4 +1,4 @@
-"""Run the feeds and the pool of one call until the work ends."""
+"""Run the feeds and the pool of a worker until the work ends."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Sequence
 from typing import Final
 
 from spark_mq.operations.work_report import WorkSummary, why_left
-from spark_mq.per_message.feed import GroupFeed
-from spark_mq.per_message.pool import Pool
-from spark_mq.per_message.state import WorkState
-from spark_mq.util.thread_watch import ThreadWatch, describe_wait
+from spark_mq.worker.feed import GroupFeed
+from spark_mq.worker.pools import Pool
+from spark_mq.worker.state import WorkState
+from spark_mq.worker.thread_watch import ThreadWatch, describe_wait
 
-__all__ = ["MessageWork"]
+__all__ = ["WorkerRun"]
 
 _log = logging.getLogger("spark_mq.worker")
 
 _GIVE_BACK_SECONDS: Final = 10.0  # for the feeds to give back their messages after a second Ctrl-C
 
 
-class MessageWork:
-    """One call that handles single messages, with a feed for each group."""
+class WorkerRun:
+    """One call of :meth:`spark_mq.ConsumerGroup.work`, with a feed for each group."""
 
     def __init__(
         self, feeds: Sequence[GroupFeed], pool: Pool, state: WorkState, poll: float

@@ -1,0 +1,349 @@
+"""Lease messages of one group for handlers, and settle them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from spark_mq.errors import SparkMQError
+from spark_mq.lease import Lease
+from spark_mq.ledger.acquire import Acquire, Grant
+from spark_mq.ledger.settle import NACK, RELEASE, SettleCommand, SettleOutcome
+from spark_mq.operations.acquire import wait_for_lease
+from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.outages import OUTAGES
+from spark_mq.operations.work_report import has_ended
+from spark_mq.util.notifier import Notifier
+from spark_mq.worker.commits import FeedCommits, More, returned_places
+from spark_mq.worker.decisions import Verdict
+from spark_mq.worker.leases import HeldLeases
+from spark_mq.worker.open_tasks import OpenTasks
+from spark_mq.worker.pools import Pool
+from spark_mq.worker.state import WorkState
+from spark_mq.worker.tasks import Task, TaskOptions, Tasks
+from spark_mq.worker.verdicts import Done, Verdicts
+
+__all__ = ["GroupFeed"]
+
+_log = logging.getLogger("spark_mq.worker")
+
+
+class GroupFeed:
+    """Leases messages of one group for a pool, and settles finished tasks.
+
+    Its own thread leases. It also settles, unless the thread of a handler settles its task and
+    leases the next one in the same commit.
+    """
+
+    def __init__(
+        self, ledger: GroupLedger, tasks: Tasks, options: TaskOptions, pool: Pool, state: WorkState
+    ) -> None:
+        self.ledger = ledger
+        self._tasks, self._options, self._pool, self._state = tasks, options, pool, state
+        self._acks_first = options.policy.ack == "on_receive"
+        self._held = HeldLeases(ledger, options.limit, self._end_lease)
+        self._commits = FeedCommits(ledger, options.lease.worker_id, state, self._wait_for_store)
+        self._verdicts = Verdicts(ledger, tasks, options.policy, state)
+        self._wake = Notifier()  # ends the wait for messages
+        self._open = OpenTasks(pool, self._wake, options.linger)
+        self._dry = False  # the last look found nothing to lease
+        self._idle = False  # no feed had anything to do at the last look
+        self._seen = 0
+        state.add(self)
+
+    # -- in the feed's thread
+
+    def run(self) -> None:
+        """Lease and settle until the work ends."""
+        try:
+            while not self._state.stop.is_set():
+                if self._settle_now():
+                    self._settle(self._open.take_done(), more=True)
+                elif self._wanted():
+                    self._lease()
+                else:
+                    self._wait()
+            self._finish()
+        except BaseException as error:
+            self._state.fail(error)
+        finally:
+            self._held.stop()
+            self._commits.flush_log()
+
+    def wake(self) -> None:
+        """Wake the feed's thread, because the work ends."""
+        with self._open.changed:
+            self._open.changed.notify_all()
+        self._wake.notify()
+
+    def running(self) -> list[tuple[str, float]]:
+        """Return what the handlers have, and since when in monotonic seconds."""
+        with self._open.changed:
+            return [(str(task), task.started) for task in self._open.running]
+
+    def _wanted(self) -> int:
+        return self._tasks.wanted(self._open.unfinished, self._open.chains)
+
+    def _settle_now(self) -> bool:
+        with self._open.changed:
+            if not self._open.done:
+                return False
+            full = len(self._open.done) >= self._options.lease.max_messages
+            wants_more = not self._dry and self._wanted() > 0
+            late = time.monotonic() >= self._open.settle_at or self._open.chains.paused
+            return full or wants_more or late or not self._open.unfinished
+
+    def _wait(self) -> None:
+        with self._open.changed:
+            if self._open.done:
+                if (left := self._open.settle_at - time.monotonic()) > 0:
+                    self._open.changed.wait(left)
+            elif not self._wanted():
+                self._open.changed.wait(self._options.poll)
+
+    def _lease(self) -> None:
+        """Wait for messages and lease them. A result that has to be settled ends the wait."""
+        self._seen = self._state.activity()
+        command = self._tasks.lease_command(self._wanted())
+        try:
+            grant = wait_for_lease(
+                self.ledger, command, self._time_left, self._options.poll, self._wake
+            )
+        except OUTAGES as error:
+            _log.warning("could not lease, trying again: %s", error)
+            self._state.stop.wait(self._verdicts.count_outage())
+            return
+        self._note_look(bool(grant.ranges or grant.unfinished))
+        if grant.ranges:
+            self._take([grant], self._leases_for_idle)
+        elif self._idle and self._dry:
+            self._state.finish()
+
+    def _note_look(self, found: bool) -> None:
+        self._dry = not found
+        self._tasks.note_look(found)
+
+    def _time_left(self) -> float:
+        """Return the seconds for which a wait for messages may go on."""
+        self._dry, self._idle, seen = True, False, self._seen
+        if self._state.stop.is_set():
+            return -1.0
+        with self._open.changed:
+            if self._open.done:
+                return self._open.settle_at - time.monotonic() if self._open.unfinished else -1.0
+            if self._open.unfinished or self._options.until is None:
+                return float("inf")
+        ended = has_ended(self.ledger, self._options.until)
+        self._idle = ended and self._state.all_idle(self, seen)
+        self._seen = self._state.activity()
+        return 0.0 if self._idle else float("inf")
+
+    def _finish(self) -> None:
+        """Release unclaimed tasks, and settle those that finish in time."""
+        if self._open.chains.paused:
+            self._settle(self._open.take_done(), more=False)  # it gives some messages back
+        with self._open.changed:
+            if not self._acks_first:  # or a handler must get them
+                self._open.take_back(self._open.unclaimed, RELEASE)
+        while not self._state.over.is_set():
+            self._settle(self._open.take_done(), more=False)
+            with self._open.changed:
+                if not self._open.done and not self._open.unfinished:
+                    return
+                if not self._open.done:
+                    self._open.changed.wait(self._options.poll)
+        if self._state.hurried:
+            with self._open.changed:
+                self._open.take_back(self._open.running, RELEASE)
+            self._settle(self._open.take_done(), more=False)
+            with self._open.changed:
+                while self._open.settling:
+                    self._open.changed.wait(self._options.poll)
+        elif running := len(self._open.running):
+            _log.warning("%d handlers still run: their messages are left to expire", running)
+
+    # -- leases
+
+    def _take(self, granted: Sequence[Any], also: More = list) -> bool:
+        """Give the tasks of leases to the pool. Return whether there are any.
+
+        `also` are leases for the commit of an ack before the handler. They are taken, too.
+        """
+        taken, waiting = False, deque(granted)
+        while waiting:
+            grant = waiting.popleft()
+            if not isinstance(grant, Grant):
+                self._dry = False  # the feed's thread tries again
+                continue
+            self._note_look(bool(grant.ranges))
+            if grant.ranges:
+                taken |= self._take_lease(self._commits.lease_of(grant), also, waiting)
+        return taken
+
+    def _take_lease(self, lease: Lease, also: More, waiting: deque[Any]) -> bool:
+        if self._state.stop.is_set():
+            self._commits.give_back(lease)
+            return False
+        self._state.note_activity()
+        self._state.count_lease()
+        self._held.add(lease)
+        acked = True
+        if self._acks_first:
+            acked, granted = self._commits.ack_all(lease, also)
+            waiting.extend(granted)
+            self._held.stop_extending(lease)
+        tasks = self._tasks_of(lease) if acked else []
+        if not tasks:
+            self._held.remove(lease)
+            return False
+        self._held.open(lease, len(tasks))
+        self._open.add(tasks)
+        return True
+
+    def _tasks_of(self, lease: Lease) -> list[tuple[Task, int | None]]:
+        """Return the tasks of a lease, or none if no handler can have them."""
+        try:
+            return self._tasks.of_lease(self, lease)
+        except OUTAGES as error:  # the lease was released, uncounted
+            self._state.stop.wait(self._verdicts.note_outage(error))
+            return []
+
+    def _end_lease(self, lease: Lease) -> None:
+        """Let the tasks that handlers have of a lease expire, and release those of nobody."""
+        with self._open.changed:
+            self._open.take_back(self._open.unclaimed, RELEASE, lease)
+            running = self._open.take_back(self._open.running, None, lease)
+            for task in running:
+                self._pool.give_up(task)
+        if running:
+            text = "group %s: lease %s reached max_lease_duration, and %d handlers of it still "
+            text += "run. Their verdicts are refused, and their messages expire"
+            _log.warning(text, self.ledger.name, lease.lease_id, len(running))
+
+    # -- in the pool's threads
+
+    def claim(self, task: Task) -> bool:
+        with self._open.changed:
+            if task not in self._open.unclaimed:
+                return False
+            if self._state.stop.is_set() and not self._acks_first:
+                self._open.changed.notify_all()  # the feed releases it
+                return False
+            del self._open.unclaimed[task]
+            if not self._acks_first and task.has_expired(self.ledger.now()):
+                self._open.add_done(task, Verdict(None))
+                self._open.advance_lane(task)
+                return False
+            self._open.running[task] = None
+        return True
+
+    def finish(self, task: Task, result: Any, error: BaseException | None) -> float:
+        seconds, pause = time.monotonic() - task.started, 0.0
+        if not self._acks_first and task.lease._has_ended():
+            self._end_lease(task.lease)
+        with self._open.changed:  # or the pool would count it as given up after it has returned
+            if task not in self._open.running:
+                return 0.0  # its lease has ended, or it was given back after a second Ctrl-C
+        try:
+            verdict, pause = self._verdicts.of(task, result, error)
+        except BaseException as wrong:
+            self._state.fail(wrong)
+            verdict = Verdict(None)
+        with self._open.changed:
+            if task not in self._open.running:
+                return 0.0
+            del self._open.running[task]
+            self._tasks.note_end(seconds, verdict)
+            if verdict.verb in (NACK, RELEASE):
+                self._open.chains.pause(task)
+            else:
+                self._open.advance_lane(task)
+            if not self._tasks.settles_alone or self._state.over.is_set():
+                self._open.add_done(task, verdict)
+                return pause
+            self._open.settling += 1
+        self._settle_alone(task, verdict, pause)
+        return 0.0
+
+    def _settle_alone(self, task: Task, verdict: Verdict, pause: float) -> None:
+        """Settle a task in the thread of its handler, and lease the next one."""
+        taken = False
+        try:
+            taken = self._settle([(task, verdict)], more=not pause)
+            if pause:
+                self._state.stop.wait(pause)
+        except BaseException as error:
+            self._state.fail(error)
+        finally:
+            with self._open.changed:
+                self._open.settling -= 1
+                if not taken:
+                    self._open.changed.notify_all()
+            if not taken:
+                self._wake.notify()
+
+    # -- settles
+
+    def _settle(self, done: Sequence[Done], *, more: bool) -> bool:
+        """Settle tasks, and lease more in the same commit. Return whether that gave tasks."""
+        done = self._verdicts.without_doubts(done)
+        leases = list({task.lease.lease_id: task.lease for task, _ in done}.values())
+        commands, granted = self._tasks.commands(done), list[Any]()
+        if commands:
+            failed = any(verdict.failure is not None for _, verdict in done)
+            also: More = self._more_leases if more else list
+            if committed := self._commits.settle(commands, leases, also, failed=failed):
+                outcomes, granted = committed
+                if len(self._open.chains):
+                    self._drop_returned(commands, outcomes)
+        elif more and self._tasks.settles_alone:
+            granted = self._lease_now()
+        self._state.note_activity()
+        self._drop([task for task, _ in done])
+        return self._take(granted)
+
+    def _wait_for_store(self, leases: Sequence[Lease]) -> None:
+        """Keep the leases whose finished tasks wait for a failing store."""
+        with self._open.changed:
+            waiting = [*leases, *(task.lease for task, _ in self._open.done)]
+        self._held.remove_limit(waiting)
+
+    def _more_leases(self) -> list[Acquire]:
+        """Return the lease that a settle may add, if there is room."""
+        return self._leases_for(1 if self._tasks.settles_alone else self._wanted())
+
+    def _leases_for_idle(self) -> list[Acquire]:
+        """Return the lease that the ack of one before its handler may add, for another thread."""
+        return self._leases_for(self._wanted() - 1 if self._tasks.settles_alone else 0)
+
+    def _leases_for(self, wanted: int) -> list[Acquire]:
+        may_lease = wanted > 0 and not self._state.stop.is_set()
+        return [self._tasks.lease_command(wanted)] if may_lease else []
+
+    def _lease_now(self) -> list[Grant]:
+        """Lease without a settle to share the commit. After an error the feed's thread leases."""
+        try:
+            return [
+                wait_for_lease(self.ledger, command, lambda: 0.0, self._options.poll)
+                for command in self._more_leases()
+            ]
+        except (SparkMQError, *OUTAGES):
+            return []
+
+    def _drop(self, tasks: Sequence[Task]) -> None:
+        """Remove tasks from their leases, and let their lanes go on."""
+        with self._open.changed:
+            for task in tasks:
+                self._open.advance_lane(task)
+        self._held.close(task.lease for task in tasks)
+
+    def _drop_returned(
+        self, commands: Sequence[SettleCommand], outcomes: Sequence[SettleOutcome]
+    ) -> None:
+        """Drop unclaimed messages that came back with an earlier one of their key."""
+        lost = self._open.drop_unclaimed(returned_places(commands, outcomes))
+        self._drop(lost)
+        self._state.count(RELEASE, len(lost))

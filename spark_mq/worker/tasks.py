@@ -1,0 +1,266 @@
+"""Make tasks of leases and messages, and turn their verdicts into settles."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from spark_mq.errors import InvalidHandlerResult
+from spark_mq.handler import HandlerPolicy, commands_for, describe_held, parse_result
+from spark_mq.lease import Lease
+from spark_mq.ledger.acquire import Acquire
+from spark_mq.ledger.settle import NACK, RELEASE, SettleCommand
+from spark_mq.message import ReceivedMessage
+from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.outages import is_outage
+from spark_mq.operations.work_report import reported_work
+from spark_mq.worker.decisions import (
+    Decision,
+    Verdict,
+    commands_for_verdicts,
+    refuse_decisions,
+    verdict_of_error,
+    verdict_of_result,
+)
+from spark_mq.worker.demand import MessageDemand
+from spark_mq.worker.lanes import LaneChains, lanes_of
+from spark_mq.worker.pools import Pool
+
+__all__ = ["LeaseTasks", "MessageTasks", "Task", "TaskOptions", "Tasks"]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOptions:
+    """How a worker leases and settles. Times are seconds, ``limit`` is microseconds."""
+
+    lease: Acquire  # with single messages, its max_messages is the most that a feed holds
+    policy: HandlerPolicy
+    limit: int
+    poll: float
+    linger: float  # how long a finished task may wait for others before its settle
+    until: str | None = None  # None, "empty" or "settled"
+
+
+class _Runner(Protocol):
+    """The feed of a task."""
+
+    def claim(self, task: Task) -> bool:
+        """Return whether a handler may have a task: its lease lasts, and nobody has it."""
+
+    def finish(self, task: Task, result: Any, error: BaseException | None) -> float:
+        """Note how a handler ended. Return the seconds that its slot has to pause."""
+
+
+@dataclass(eq=False, slots=True)
+class Task:
+    """The handling of a lease, or of one of its messages, by a pool."""
+
+    feed: _Runner
+    handler: Callable[[Any], Any]
+    lease: Lease
+    message: ReceivedMessage | None = None
+    started: float = 0.0
+
+    def __str__(self) -> str:
+        group = self.lease._ledger.name
+        if self.message is not None:
+            return f"message {self.message.sequence} of group {group}"
+        return f"lease {self.lease.lease_id} of group {group} with {len(self.lease):,} messages"
+
+    def has_expired(self, now: int) -> bool:
+        """Return whether its lease has expired by `now` in microseconds."""
+        return now > self.lease._held.expires_at
+
+    def is_among(self, places: Iterable[tuple[str, int, int]]) -> bool:
+        """Return whether the message is in an interval, given as (lease id, first, last)."""
+        sequence = -1 if self.message is None else self.message.sequence
+        return any(
+            lease_id == self.lease.lease_id and first <= sequence <= last
+            for lease_id, first, last in places
+        )
+
+    def claim(self) -> bool:
+        self.started = time.monotonic()
+        return self.feed.claim(self)
+
+    def call(self) -> Any:
+        return self.handler(self.lease if self.message is None else self.message)
+
+    def finish(self, result: Any = None, error: BaseException | None = None) -> float:
+        return self.feed.finish(self, result, error)
+
+    def run(self) -> float:
+        """Call the handler in this thread. Return the seconds that the thread has to pause."""
+        if self.message is not None:
+            return self._run(self.handler, self.message)
+        lease = self.lease
+        with reported_work([(lease._ledger, lambda: lease._ranges)], lease.worker_id) as run:
+            return self._run(run, self.handler, lease)
+
+    def _run(self, call: Callable[..., Any], *arguments: Any) -> float:
+        try:
+            result = call(*arguments)
+        except BaseException as error:
+            return self.finish(error=error)
+        return self.finish(result)
+
+
+class Tasks(Protocol):
+    """What a feed makes of its leases: tasks of one kind."""
+
+    @property
+    def settles_alone(self) -> bool:
+        """Return whether the thread of a handler settles its task, before it has another one."""
+
+    def wanted(self, unfinished: int, chains: LaneChains[Task]) -> int:
+        """Return how many tasks to lease now, with some in hand."""
+
+    def lease_command(self, wanted: int) -> Acquire: ...
+
+    def note_look(self, found: bool) -> None:
+        """Note whether a look has found something to lease."""
+
+    def note_end(self, seconds: float, verdict: Verdict) -> None:
+        """Note how long a handler took, and its verdict."""
+
+    def of_lease(self, feed: _Runner, lease: Lease) -> list[tuple[Task, int | None]]:
+        """Return the tasks of a lease, each with its lane. Raise an error of the store."""
+
+    def verdict(self, task: Task, result: Any, error: Exception | None) -> Verdict:
+        """Return the verdict of a handler. One in doubt has the error of a store."""
+
+    def verdict_of_failure(self, task: Task, error: Exception) -> Verdict: ...
+
+    def describe(self, task: Task, limit: int | None) -> str:
+        """Describe for a log what a handler failed with."""
+
+    def commands(self, done: Sequence[tuple[Task, Verdict]]) -> list[SettleCommand]: ...
+
+
+class LeaseTasks:
+    """The tasks of ``mode="batch"``: each lease is one."""
+
+    settles_alone = True
+
+    def __init__(
+        self, ledger: GroupLedger, handler: Callable[[Lease], Any], options: TaskOptions, pool: Pool
+    ) -> None:
+        self._handler, self._options, self._pool = refuse_decisions(handler), options, pool
+
+    def wanted(self, unfinished: int, chains: LaneChains[Task]) -> int:
+        return max(0, self._pool.slots - unfinished)
+
+    def lease_command(self, wanted: int) -> Acquire:
+        return self._options.lease
+
+    def note_look(self, found: bool) -> None:
+        pass
+
+    def note_end(self, seconds: float, verdict: Verdict) -> None:
+        pass
+
+    def of_lease(self, feed: _Runner, lease: Lease) -> list[tuple[Task, int | None]]:
+        return [(Task(feed, self._handler, lease), None)]
+
+    def verdict(self, task: Task, result: Any, error: Exception | None) -> Verdict:
+        lease = task.lease
+        if isinstance(error, InvalidHandlerResult):
+            raise error
+        if (doubt := error or lease._outage) and (lease._outage or is_outage(doubt)):
+            return Verdict(RELEASE, doubt=doubt)
+        if error is not None:
+            return self.verdict_of_failure(task, error)
+        granted = [(r.first, r.last) for r in lease._ranges]
+        rows = parse_result(result, lease.lease_id, granted)
+        return Verdict(self._options.policy.verb_for_rest(failed=False), rows=rows)
+
+    def verdict_of_failure(self, task: Task, error: Exception) -> Verdict:
+        policy = self._options.policy
+        if policy.on_error == "raise":
+            return Verdict(None, failure=error)
+        return Verdict(policy.verb_for_rest(failed=True), failure=error)
+
+    def describe(self, task: Task, limit: int | None) -> str:
+        return describe_held(task.lease._deliveries(), limit)
+
+    def commands(self, done: Sequence[tuple[Task, Verdict]]) -> list[SettleCommand]:
+        commands: list[SettleCommand] = []
+        for task, verdict in done:
+            unsettled = task.lease._held.unsettled()
+            lease_id, policy = task.lease.lease_id, self._options.policy
+            if verdict.verb == RELEASE:
+                if unsettled:
+                    commands.append(SettleCommand(RELEASE, lease_id, unsettled, whole=True))
+            elif verdict.verb is not None or verdict.rows:
+                result = verdict.failure or list(verdict.rows)
+                commands += commands_for(result, policy, {lease_id: unsettled})
+        return commands
+
+
+class MessageTasks:
+    """The tasks of ``mode="message"``: each message of a lease is one."""
+
+    settles_alone = False
+
+    def __init__(
+        self,
+        ledger: GroupLedger,
+        handler: Callable[[ReceivedMessage], Any],
+        options: TaskOptions,
+        pool: Pool,
+    ) -> None:
+        self._ledger, self._handler, self._options = ledger, handler, options
+        self._demand = MessageDemand(
+            pool,
+            options.lease.max_messages,
+            options.poll,
+            may_prefetch=options.policy.ack != "on_receive",
+        )
+
+    def wanted(self, unfinished: int, chains: LaneChains[Task]) -> int:
+        return self._demand.wanted(unfinished, len(chains), chains.lanes)
+
+    def lease_command(self, wanted: int) -> Acquire:
+        return replace(self._options.lease, max_messages=max(1, wanted))
+
+    def note_look(self, found: bool) -> None:
+        self._demand.note_look(found)
+
+    def note_end(self, seconds: float, verdict: Verdict) -> None:
+        failed = verdict.verb == NACK or verdict.handler_failed
+        self._demand.note_end(seconds, failed=failed)
+
+    def of_lease(self, feed: _Runner, lease: Lease) -> list[tuple[Task, int | None]]:
+        messages = lease.messages
+        lanes = lanes_of(self._ledger, lease._ranges) if messages else {}
+        return [
+            (Task(feed, self._handler, lease, message), lanes.get(message.sequence))
+            for message in messages
+        ]
+
+    def verdict(self, task: Task, result: Any, error: Exception | None) -> Verdict:
+        if error is None:
+            return verdict_of_result(result)
+        if not isinstance(error, Decision) and is_outage(error):
+            return Verdict(RELEASE, doubt=error)
+        return self.verdict_of_failure(task, error)
+
+    def verdict_of_failure(self, task: Task, error: Exception) -> Verdict:
+        return verdict_of_error(error, self._options.policy)
+
+    def describe(self, task: Task, limit: int | None) -> str:
+        message = task.message
+        assert message is not None
+        of = f" of {limit}" if limit else ""
+        return f"message {message.sequence} (delivery {message.delivery_count}{of})"
+
+    def commands(self, done: Sequence[tuple[Task, Verdict]]) -> list[SettleCommand]:
+        if self._options.policy.ack == "on_receive":
+            return []
+        return commands_for_verdicts(
+            (task.lease.lease_id, task.message.sequence, verdict)
+            for task, verdict in done
+            if task.message is not None
+        )
