@@ -14,7 +14,7 @@ from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.states import UNSETTLED
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.history import read_history
-from spark_mq.storage.history_rows import FAILURES
+from spark_mq.storage.history_table import FAILURES
 from spark_mq.util.clock import SECOND, Duration, to_datetime
 from spark_mq.util.records import Record
 from spark_mq.util.validation import validate_choice, validate_count, validate_duration

@@ -24,8 +24,13 @@ from spark_mq.ledger.ranges import SETTLED, Range
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.life import MessageOutcome
-from spark_mq.storage.history_rows import FAILURES, HISTORY_SCHEMA, history_rows
-from spark_mq.storage.history_table import BATCH, HistoryTable
+from spark_mq.storage.history_table import (
+    BATCH,
+    FAILURES,
+    HISTORY_SCHEMA,
+    HistoryTable,
+    history_rows,
+)
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.log_recovery import tables_disagree
 from spark_mq.storage.message_table import MessageTable

@@ -13,7 +13,7 @@ from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import SparkMQError
 from spark_mq.ledger.intervals import Interval
 from spark_mq.operations.group_ledger import GroupLedger
-from spark_mq.storage.history_rows import history_rows
+from spark_mq.storage.history_table import history_rows
 from spark_mq.util.clock import SECOND, to_datetime
 
 __all__ = ["PastLease", "find_past_lease"]

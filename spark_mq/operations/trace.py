@@ -34,7 +34,7 @@ from spark_mq.operations.history import (
 )
 from spark_mq.operations.life import MessageOutcome, Trace, TraceEvent
 from spark_mq.parquet.schema import FILE_SCHEMA
-from spark_mq.storage.history_rows import FAILURES
+from spark_mq.storage.history_table import FAILURES
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.columns import sort_rows
 from spark_mq.util.validation import validate_choice, validate_count, validate_name

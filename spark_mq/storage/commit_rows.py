@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from spark_mq.ledger.data_files import FileColumns, FileList
 from spark_mq.ledger.delivery_times import NO_TIME, TimedRun
+from spark_mq.ledger.log_fingerprints import MAX_SEQUENCE
 from spark_mq.ledger.message_index import ORDINAL_BITS
 from spark_mq.util.columns import to_array, to_arrow
 
@@ -43,7 +44,7 @@ COMMITS_SCHEMA: Final = pa.schema(
         pa.field("kind", pa.string()),
         pa.field("path", pa.string()),
         pa.field("first", pa.int64()),  # sequence
-        # The last sequence. For a rewrite an upper bound of its sequences, if that is known.
+        # The last sequence. For a rewrite an upper bound of its sequences, or MAX_SEQUENCE.
         pa.field("last", pa.int64()),
         pa.field("rows", pa.int64()),
         pa.field("size", pa.int64()),  # in bytes
@@ -79,8 +80,8 @@ def publish_rows(files: FileList, start: int, end: int) -> pa.Table:
 
 
 def rewrite_rows(rewritten: Iterable[tuple[str, int, int | None]]) -> pa.Table:
-    """Return the rows of rewrites, given as path, version and last sequence."""
-    found = list(rewritten)
+    """Return the rows of rewrites, given as path, version and last sequence if it is known."""
+    found = [(path, at, MAX_SEQUENCE if last is None else last) for path, at, last in rewritten]
     columns = {
         "version": pa.array([version for _, version, _ in found], pa.int64()),
         "kind": pa.array([REWRITE] * len(found), pa.string()),

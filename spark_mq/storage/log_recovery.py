@@ -53,11 +53,11 @@ def plan_recovery(log: DeltaLog, commits: CommitsTable, published: PublishedFile
     log.
     """
     state = log.refresh()
-    rows, covered = commits.read(state.table_id) or (None, -1)
+    rows, covered = commits.read_after() or (None, -1)
     agreed = min(covered, state.version)
     if rows is not None:
         agreed = _agreed(log, rows, agreed)
-        forgotten = commits.forgotten(state.table_id)
+        forgotten = commits.forgotten()
         if forgotten[0] >= sequence(agreed + 1, 0):
             rows, agreed = None, -1  # it has forgotten more than both agree on
         else:
@@ -111,10 +111,9 @@ def publish_again(log: DeltaLog, plan: LogPlan) -> None:
 
 def rewrite_commits(log: DeltaLog, commits: CommitsTable, plan: LogPlan) -> None:
     """Make ``commits/`` describe this log. Readers refuse the queue before this last step."""
-    table_id = log.refresh().table_id
     if plan.covered > plan.agreed:
-        commits.truncate(table_id, plan.agreed)
+        commits.truncate(plan.agreed)
     if plan.gap is not None and plan.published is not None:
         for commit in log.following(plan.published.index.version + 1):
             plan.published.apply(commit)
-        commits.append(table_id, plan.published, 0)
+        commits.index(plan.published, 0)

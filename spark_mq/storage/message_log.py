@@ -64,6 +64,7 @@ class MessageLog:
         self.notifier = notifier_for(path)
         self.commits = CommitsTable(
             join(path.rstrip("/").rpartition("/")[0], "commits"),
+            self.log,
             self.storage_options,
             durable=durable,
         )
@@ -152,8 +153,11 @@ class MessageLog:
         index = self.index()
         if first > index.forgotten_to:
             return index
-        with wrap_store_errors(self.commits.path, "reading"):
-            return self._full_index(index, first)
+        past = file_columns(self.commits.past(first, index.forgotten_to))
+        full = MessageIndex(forgotten=index.forgotten - sum(past.rows), lanes=index.layout.lanes)
+        full.extend_columns(past, index.version)
+        full.extend(index.files, index.version)
+        return full
 
     def known(self) -> MessageIndex:
         """Return the commit index without a look at the table."""
@@ -224,26 +228,17 @@ class MessageLog:
 
     def _forget_as_swept(self) -> None:
         """Forget what sweeps have forgotten."""
-        table_id = self.log.state.table_id
-        if self.commits.open(table_id) is not None:
-            self._published.forget_as(*self.commits.forgotten(table_id))
-
-    def _full_index(self, index: MessageIndex, first: int) -> MessageIndex:
-        """Return an index with all files from a sequence on, also forgotten ones."""
-        rows = self.commits.past(self.log.state.table_id, first, index.forgotten_to)
-        past = file_columns(rows)
-        full = MessageIndex(forgotten=index.forgotten - sum(past.rows), lanes=index.layout.lanes)
-        full.extend_columns(past, index.version)
-        full.extend(index.files, index.version)
-        return full
+        state = self.commits.open()
+        if state is not None:
+            self._published.forget_as(*self.commits.forgotten(state))
 
     def _load(self) -> bool:
         """Add what ``commits/`` has beyond the index. Return whether it has anything."""
-        before, table_id = self._published.index.version, self.log.state.table_id
-        found = self.commits.read(table_id, before)
+        before = self._published.index.version
+        found = self.commits.read_after(before)
         if found is not None:
             self._check_commits(*found)
-            self._published.forget_as(*self.commits.forgotten(table_id))
+            self._published.forget_as(*self.commits.forgotten())
             self._published.load_rows(*found)
         return self._published.index.version > before
 

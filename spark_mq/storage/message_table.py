@@ -189,8 +189,7 @@ class MessageTable(MessageLog):
         with self._lock:
             published = self.published()
             published.forget(up_to)
-        with wrap_store_errors(self.commits.path, "writing to"):
-            self.commits.append(self.table_id, published, IDLE_COMMITS, keep_since=keep_since)
+        self.commits.index(published, IDLE_COMMITS, keep_since=keep_since)
 
     def plan_recovery(self) -> LogPlan:
         """Compare the log with ``commits/``. Change nothing."""
@@ -205,19 +204,15 @@ class MessageTable(MessageLog):
 
     def rewrite_commits(self, plan: LogPlan) -> None:
         """Make ``commits/`` describe this log."""
-        with wrap_store_errors(self.commits.path, "writing to"):
-            rewrite_commits(self.log, self.commits, plan)
+        rewrite_commits(self.log, self.commits, plan)
 
     def index_commits(self) -> int:
         """Write new commits to ``commits/``. Return their number."""
-        published = self.published()
-        with wrap_store_errors(self.commits.path, "writing to"):
-            return self.commits.append(self.table_id, published, IDLE_COMMITS)
+        return self.commits.index(self.published(), IDLE_COMMITS)
 
     def index_progress(self) -> tuple[int, int | None]:
         """Return the last version in ``commits/``, or -1, and its time in microseconds, or None."""
-        with wrap_store_errors(self.commits.path, "reading"):
-            return self.commits.progress(self.table_id)
+        return self.commits.progress()
 
     def clean(self, keep_versions: int | None, keep_seconds: float | None) -> int:
         """Delete old commits that ``commits/`` has. Return the number of files."""

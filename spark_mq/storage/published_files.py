@@ -20,6 +20,7 @@ from spark_mq.delta.actions import AddFile, Commit, RemovedFile, log_path, resto
 from spark_mq.delta.object_store import ObjectStore, is_data_path
 from spark_mq.errors import CorruptLog
 from spark_mq.ledger.bands import valid_bands
+from spark_mq.ledger.log_fingerprints import MAX_SEQUENCE
 from spark_mq.ledger.message_index import ORDINAL_BITS, DataFile, MessageIndex, sequence
 from spark_mq.parquet.bands import may_have_priorities, read_bands
 from spark_mq.parquet.delivery_times import may_have_times, read_delivery_times
@@ -261,7 +262,7 @@ class PublishedFiles:
         """Add rows of ``commits/`` up to `version` that are not known yet."""
         is_new = pc.greater(rows["version"], self.index.version)
         for path, at, last in of_kind(rows, is_new, REWRITE, "path", "version", "last"):
-            self._rewritten[path] = (at, last)
+            self._rewritten[path] = (at, None if last == MAX_SEQUENCE else last)
         for app, number, at in of_kind(rows, is_new, MARK, "app", "number", "version"):
             self.marks[app] = max((number, at), self.marks.get(app, (number, at)))
         is_kept = pc.greater(pc.fill_null(rows["last"], -1), self.index.forgotten_to)

@@ -20,7 +20,6 @@ __all__ = ["clean_ids", "clean_ledgers", "clean_messages"]
 # its clocks has noticed.
 MESSAGE_VERSIONS: Final = 2_000
 MESSAGE_SECONDS: Final = 600.0
-INDEX_VERSIONS: Final = 100  # of the log of commits/: nobody asks for its past
 # How much of leases/ stays on a local disk, for time travel.
 LEDGER_VERSIONS: Final = 500
 LEDGER_SECONDS: Final = 15.0
@@ -33,9 +32,10 @@ def clean_messages(
     versions = MESSAGE_VERSIONS if keep_versions is None else keep_versions
     seconds = MESSAGE_SECONDS if keep_seconds is None else keep_seconds
     _checkpoint(log, now=keep_versions is not None)
-    covered = commits.covered(log.state.table_id)
+    index = commits.open()
+    covered = commits.up_to(index)
     cleaned = clean_table(log, Keep(versions, seconds, covered), data_files=False)
-    return cleaned + commits.clean(Keep(INDEX_VERSIONS, MESSAGE_SECONDS))
+    return cleaned if index is None else cleaned + commits.clean()
 
 
 def clean_ids(log: DeltaLog, ids: IdFiles) -> int:

@@ -18,7 +18,6 @@ from support.tables import context_of, ledgers_of, messages_of
 from spark_mq import Queue
 from spark_mq.delta.tables import write_checkpoint
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
-from spark_mq.storage import commit_files, history_table
 from spark_mq.storage.message_table import MessageTable
 from spark_mq.testing import ManualClock
 
@@ -46,14 +45,14 @@ def trimmable(delta_queue: DeltaQueue, clock: ManualClock, old: int = 6) -> Queu
 
 def publishes_read(queue: Queue) -> list[str]:
     """The files that a handle reads from commits/ when it opens the queue."""
-    found = log_of(queue).commits.read(log_of(queue).table_id)
+    found = log_of(queue).commits.read_after()
     assert found is not None
     return [row["path"] for row in found[0].to_pylist() if row["kind"] == "publish"]
 
 
 def publishes(queue: Queue) -> list[str]:
     """All files that commits/ has."""
-    rows = log_of(queue).commits.past(log_of(queue).table_id, 0, 2**62)
+    rows = log_of(queue).commits.past(0, 2**62)
     return rows["path"].to_pylist()
 
 
@@ -242,13 +241,13 @@ def test_no_checkpoint_keeps_trimmed_files(delta_queue: DeltaQueue, clock: Manua
 
 
 def test_the_index_is_written_down_in_batches(
-    delta_queue: DeltaQueue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    delta_queue: DeltaQueue, clock: ManualClock, limits: Limits
 ) -> None:
     queue = delta_queue()
     for number in range(10):
         queue.publish(f"{number}", producer_id="p", producer_sequence=number)
     whole = messages_of(again(queue)).index()
-    monkeypatch.setattr(commit_files, "LARGE_ROWS", 3)
+    limits(index_batch=3)
     assert index_commits(queue) == log_of(queue).log.refresh().version + 1
     assert log_of(queue).commits.log.refresh().version > 2
     assert log_of(queue).clean(0, 0) > 0
@@ -274,9 +273,9 @@ def test_a_trace_of_a_forgotten_message_is_what_it_was(
 
 
 def test_large_files_of_the_index_are_skipped_when_all_in_them_is_forgotten(
-    delta_queue: DeltaQueue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    delta_queue: DeltaQueue, clock: ManualClock, limits: Limits
 ) -> None:
-    monkeypatch.setattr(commit_files, "LARGE_ROWS", 2)
+    limits(archive_file_bytes=1)
     queue = delta_queue(retention="1d", history_retention="10d")
     for number in range(30):
         queue.publish(f"{number}", producer_id="p", producer_sequence=number)
@@ -335,7 +334,7 @@ def test_a_chore_that_fails_stops_no_other(
 
 
 def test_the_rows_of_the_history_are_archived_by_bytes(
-    delta_queue: DeltaQueue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    delta_queue: DeltaQueue, clock: ManualClock, limits: Limits
 ) -> None:
     """A thousand commits of large ledgers do not fit in memory."""
     queue = delta_queue()
@@ -343,7 +342,7 @@ def test_the_rows_of_the_history_are_archived_by_bytes(
     for _ in range(10):
         lease(queue, 2).ack()
     whole = ledgers_of(queue).version()
-    monkeypatch.setattr(history_table, "MAX_BYTES", 1)
+    limits(archive_bytes=1)
     history = context_of(queue).history
     assert history is not None
     assert history.archive(10**15).up_to == whole

@@ -42,7 +42,7 @@ class Table:
             "leases": ledgers.log,
             "messages": messages.log,
             "commits": messages.commits.log,
-            "history": history._log,
+            "history": history.log,
         }
         cleaners: dict[str, Callable[[], object]] = {
             "leases": lambda: ledgers.clean(None, None, archived=EVERYTHING),

@@ -215,7 +215,7 @@ def test_a_large_index_is_small_in_memory(tmp_path: Path) -> None:
         for number in range(1, 200_001):
             file = DataFile(sequence(number, 0), 1, f"part-{uuid.uuid4()}.parquet", 900, 10**15)
             published.index.extend([file], number)
-        table.commits.append(table.table_id, published, 0)
+        table.commits.index(published, 0)
     """
     run(code, tmp_path / "queue")
     code = """
@@ -226,7 +226,7 @@ def test_a_large_index_is_small_in_memory(tmp_path: Path) -> None:
         table = Queue.open(sys.argv[1])._context.messages
         before = used("VmRSS")
         published = PublishedFiles(table.files, table.path, table.active)
-        published.load_rows(*table.commits.read(table.table_id))
+        published.load_rows(*table.commits.read_after())
         assert published.knows(published.index.files[77].path)
         print(len(published.index.files), int(used("VmRSS") - before))
     """

@@ -48,7 +48,6 @@ from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.tables import last_checkpoint, write_checkpoint
 from spark_mq.maintenance.dead_letters import copy_dead
 from spark_mq.parquet.reader import verify_slice
-from spark_mq.storage import table_cleanup
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.testing import ManualClock
 
@@ -921,11 +920,10 @@ def test_a_ledger_that_lands_while_a_sweep_lists_stays_whatever_its_time(
 
 @pytest.mark.parametrize("table", ["leases", "commits", "history"])
 def test_what_two_sweeps_took_for_an_orphan_is_never_committed(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch, table: str
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch, limits: Limits, table: str
 ) -> None:
     """Its writer froze before its commit. It wakes up after the file is gone."""
-    monkeypatch.setattr(table_cleanup, "INDEX_VERSIONS", 0)
-    monkeypatch.setattr(table_cleanup, "MESSAGE_SECONDS", 0.0)
+    limits(archive_versions=0, archive_seconds=0.0)
     queue = delta_queue()
     queue.publish([str(n) for n in range(10)])
     cycle(queue, 5)

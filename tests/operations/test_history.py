@@ -23,9 +23,11 @@ import pytest
 from deltalake import DeltaTable
 from support.arrow_memory import heap_in_use
 from support.handles import again, archive, archived, history, lease, on_commit
+from support.limits import Limits
 from support.tables import context_of, group_ledger_of, ledgers_of, messages_of
 
 from spark_mq import Message, Queue
+from spark_mq.delta.actions import Change
 from spark_mq.delta.local_files import LocalBackend
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import InvalidOption, LeaseLost
@@ -34,6 +36,7 @@ from spark_mq.ledger.message_range import range_between
 from spark_mq.ledger.ranges import SETTLED
 from spark_mq.operations.history import show_outcomes
 from spark_mq.operations.settle import settle
+from spark_mq.storage import archive_table
 from spark_mq.storage import history_table as history_of
 from spark_mq.testing import ManualClock
 from spark_mq.util.clock import to_datetime
@@ -413,10 +416,8 @@ def test_nothing_is_cleaned_that_has_not_been_archived(
     assert reported(again(queue)) == expected
 
 
-def test_an_archive_longer_than_a_batch_is_whole(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(history_of, "BATCH", 3)
+def test_an_archive_longer_than_a_batch_is_whole(delta_queue: Make, limits: Limits) -> None:
+    limits(history_batch=3)
     queue = delta_queue()
     queue.publish(["a"])
     for _ in range(7):
@@ -428,7 +429,7 @@ def test_an_archive_longer_than_a_batch_is_whole(
 
 
 def test_two_sweeps_that_put_files_together_at_once_double_nothing(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch, limits: Limits
 ) -> None:
     """Both compute the same compaction from the same state: the second one must be computed
     again.
@@ -439,7 +440,7 @@ def test_two_sweeps_that_put_files_together_at_once_double_nothing(
         lease(queue, 5).ack()
         archive(queue)
     before = reported(queue)
-    monkeypatch.setattr(history_of, "MAX_FILES", 3)
+    limits(history_files=3)
     other = again(queue)
     files: list[int] = []
 
@@ -455,16 +456,29 @@ def test_two_sweeps_that_put_files_together_at_once_double_nothing(
     assert DeltaTable(f"{queue.path}/history").to_pyarrow_table().num_rows == len(history(queue))
 
 
-def test_the_files_of_the_archive_are_put_together(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(history_of, "MAX_FILES", 5)
+def test_the_files_of_the_archive_are_put_together(delta_queue: Make, limits: Limits) -> None:
+    limits(history_files=5)
     queue = delta_queue()
     queue.publish(["a"])
     for _ in range(12):
         lease(queue).release()
         archive(queue)
     assert len(DeltaTable(f"{queue.path}/history").file_uris()) <= 6
+    assert len(reported(queue)) == 24
+
+
+def test_a_file_that_fills_the_memory_does_not_keep_others_apart(
+    delta_queue: Make, limits: Limits
+) -> None:
+    limits(history_files=3)
+    queue = delta_queue(durable=False)
+    queue.publish(["a"])
+    # What the first merge writes has more rows than fit in memory, and still is a small file.
+    limits(archive_bytes=1_000)
+    for _ in range(12):
+        lease(queue).release()
+        archive(queue)
+    assert len(DeltaTable(f"{queue.path}/history").file_uris()) <= 4
     assert len(reported(queue)) == 24
 
 
@@ -483,10 +497,9 @@ def test_what_is_older_than_its_retention_is_dropped_day_by_day(
 
 
 def test_the_files_of_a_dropped_day_are_deleted_also_if_they_were_few(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+    delta_queue: Make, limits: Limits
 ) -> None:
-    monkeypatch.setattr(history_of, "KEEP_VERSIONS", 3)
-    monkeypatch.setattr(history_of, "KEEP_SECONDS", 0.0)
+    limits(archive_versions=3, archive_seconds=0.0)
     queue = delta_queue(history_retention="2d", durable=False)
     queue.publish(["a"])
     lease(queue).release()
@@ -494,8 +507,8 @@ def test_the_files_of_a_dropped_day_are_deleted_also_if_they_were_few(
     (old,) = Path(queue.path, "history").glob("day=*/*.parquet")
     history = context_of(queue).history
     assert isinstance(history, history_of.HistoryTable)
-    history._log.transact(lambda state: (history_of.Change("x", {}, removes=state.files()), None))
-    for _ in range(history_of.CHECKPOINT_VERSIONS + 5):
+    history.log.transact(lambda state: (Change("x", {}, removes=state.files()), None))
+    for _ in range(archive_table.CHECKPOINT_VERSIONS + 5):
         lease(queue).release()
         archive(queue)
     assert not old.exists()

@@ -16,17 +16,17 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import AddAction
 from support.handles import Injected, again, housekeep, index_commits, lease, on_commit
+from support.limits import Limits
 from support.tables import messages_of
 
 from spark_mq import Message, Queue, errors
-from spark_mq.delta import cleanup, tables
+from spark_mq.delta import tables
 from spark_mq.delta.cleanup import Keep, clean_table
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.tables import write_checkpoint
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.parquet.writer import write_file
-from spark_mq.storage import commit_files
-from spark_mq.storage import commits_table as commit_table
+from spark_mq.storage import archive_table
 from spark_mq.storage.message_table import MessageTable
 from spark_mq.testing import ManualClock
 
@@ -75,7 +75,7 @@ def index_and_clean(queue: Queue) -> None:
 
 
 def written_down(queue: Queue) -> pa.Table:
-    found = log_of(queue).commits.read(log_of(queue).table_id)
+    found = log_of(queue).commits.read_after()
     assert found is not None
     return found[0]
 
@@ -486,7 +486,7 @@ def test_a_sweep_killed_while_it_writes_down_is_made_good_by_the_next(
     with monkeypatch.context() as patch:
         if step == "create":
             patch.setattr(
-                commit_table, "create_table", Injected(commit_table.create_table, after=die)
+                archive_table, "create_table", Injected(archive_table.create_table, after=die)
             )
         else:
             hook = {"before" if step.startswith("before") else "after": die}
@@ -518,9 +518,8 @@ def test_a_queue_made_anew_does_not_believe_what_was_written_down_of_the_old_one
     assert [m.value for m in lease(again(queue), group="other").messages] == [b"new"]
 
 
-def test_commits_keeps_few_files(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cleanup, "_STALE_SECONDS", 0.0)
-    monkeypatch.setattr(commit_files, "SMALL_FILES", 4)
+def test_commits_keeps_few_files(queue: Queue, limits: Limits) -> None:
+    limits(orphan_seconds=0.0, index_files=3, archive_checkpoint_versions=1)
     for n in range(12):
         queue.publish(str(n))
         assert index_commits(queue) == (2 if n == 0 else 1)
@@ -532,10 +531,9 @@ def test_commits_keeps_few_files(queue: Queue, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_handle_that_reads_while_files_are_rewritten_reads_again(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, limits: Limits
 ) -> None:
-    monkeypatch.setattr(cleanup, "_STALE_SECONDS", 0.0)
-    monkeypatch.setattr(commit_files, "SMALL_FILES", 2)
+    limits(orphan_seconds=0.0, index_files=1, archive_checkpoint_versions=1)
     for value in "abc":
         queue.publish(value)
         if value != "c":
@@ -558,7 +556,7 @@ def test_a_process_that_slept_while_another_one_swept_opens_the_queue(
     queue.publish("a")
     fresh = again(queue)
     commits, values = log_of(fresh).commits, iter(["bc", "de"])
-    read = commits.read
+    read = commits.read_after
 
     def slow_read(*of: Any) -> Any:
         for value in next(values, ""):
@@ -566,7 +564,7 @@ def test_a_process_that_slept_while_another_one_swept_opens_the_queue(
         index_and_clean(queue)
         return read(*of)
 
-    monkeypatch.setattr(commits, "read", slow_read)
+    monkeypatch.setattr(commits, "read_after", slow_read)
     assert fresh.stats()["published"] == 3
 
 
@@ -602,8 +600,10 @@ def test_a_sweeper_stops_at_its_checkpoint_and_another_one_cleans_beyond_it(
     assert counted(queue) == counted(again(queue)) == [1, 2, 3]
 
 
-def test_two_sweepers_tidy_commits_at_once(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit_files, "SMALL_FILES", 1)
+def test_two_sweepers_tidy_commits_at_once(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, limits: Limits
+) -> None:
+    limits(index_files=1, archive_checkpoint_versions=1)
 
     def more() -> None:
         for value in "ab":

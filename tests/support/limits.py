@@ -14,6 +14,11 @@ __all__ = ["Limits", "limits"]
 Limits = Callable[..., None]
 
 PLACES = {
+    "archive_bytes": "storage.archive_table.MAX_BYTES",
+    "archive_checkpoint_versions": "storage.archive_table.CHECKPOINT_VERSIONS",
+    "archive_file_bytes": "storage.archive_table.LARGE_FILE_BYTES",
+    "archive_seconds": "storage.archive_table.KEEP_SECONDS",
+    "archive_versions": "storage.archive_table.KEEP_VERSIONS",
     "band_rows": "parquet.bands._BATCH_ROWS",
     "check_seconds": "operations.committer.CHECK_SECONDS",
     "checkpoint_interval": "delta.log.CHECKPOINT_INTERVAL",
@@ -23,6 +28,10 @@ PLACES = {
     "copy_slices": "spark.dead_letter_copy.CHUNK_SLICES",
     "forget_files": "storage.message_log.FORGET_FILES",
     "gap_check_seconds": "delta.follower.GAP_CHECK_SECONDS",
+    "history_batch": "storage.history_table.BATCH",
+    "history_files": "storage.history_table.HistoryTable.small_files",
+    "index_batch": "storage.commits_table.BATCH_FILES",
+    "index_files": "storage.commits_table.CommitsTable.small_files",
     "ledger_versions": "storage.table_cleanup.LEDGER_VERSIONS",
     "orphan_seconds": "delta.cleanup._STALE_SECONDS",
     "outage_pause": "operations.outages.FIRST_PAUSE",
