@@ -17,9 +17,8 @@ from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.outages import OUTAGES
 from spark_mq.operations.work_report import has_ended
 from spark_mq.util.notifier import Notifier
-from spark_mq.worker.commits import FeedCommits, More, returned_places
 from spark_mq.worker.decisions import Verdict
-from spark_mq.worker.leases import HeldLeases
+from spark_mq.worker.leases import FeedCommits, HeldLeases, More, returned_places
 from spark_mq.worker.open_tasks import OpenTasks
 from spark_mq.worker.pools import Pool
 from spark_mq.worker.state import WorkState

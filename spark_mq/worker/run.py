@@ -1,23 +1,28 @@
-"""Run the feeds and the pool of a worker until the work ends."""
+"""Run the feeds and the pool of a worker until the work ends, SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import signal
 import threading
-from collections.abc import Sequence
-from typing import Final
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, Final
 
 from spark_mq.operations.work_report import WorkSummary, why_left
 from spark_mq.worker.feed import GroupFeed
 from spark_mq.worker.pools import Pool
 from spark_mq.worker.state import WorkState
-from spark_mq.worker.thread_watch import ThreadWatch, describe_wait
 
-__all__ = ["WorkerRun"]
+__all__ = ["ThreadWatch", "WorkerRun", "describe_wait"]
 
 _log = logging.getLogger("spark_mq.worker")
 
 _GIVE_BACK_SECONDS: Final = 10.0  # for the feeds to give back their messages after a second Ctrl-C
+_SHOWN: Final = 5  # handlers that a text names
 
 
 class WorkerRun:
@@ -66,3 +71,134 @@ class WorkerRun:
         for thread in threads:
             thread.join(_GIVE_BACK_SECONDS if watch.hurried else 1.0)
         self._pool.stop()
+
+
+class ThreadWatch:
+    """Waits for threads until their end, a signal or the event `stop`.
+
+    SIGTERM and the first Ctrl-C set the event. A second Ctrl-C ends the wait for the threads. From
+    the third on, Ctrl-C raises KeyboardInterrupt immediately. Each thread calls :meth:`note_end` as
+    its last action. `on_interrupt` is called once, in the waiting thread, after the first Ctrl-C.
+    """
+
+    def __init__(
+        self,
+        threads: Sequence[threading.Thread],
+        stop: threading.Event,
+        poll: float,
+        on_interrupt: Callable[[], None],
+    ) -> None:
+        self._threads, self._stop, self._poll = threads, stop, poll
+        self._on_interrupt = on_interrupt
+        # Signal numbers, and 0 if a thread has ended. A signal handler may call its put, but not
+        # the set of an Event, because the interrupted thread may hold the lock that set needs.
+        self._signals: SimpleQueue[int] = SimpleQueue()
+        self._ended = 0
+        self._interrupts = 0
+        self._reported = False
+
+    @property
+    def interrupted(self) -> bool:
+        """Return whether Ctrl-C was pressed."""
+        return self._interrupts > 0
+
+    @property
+    def hurried(self) -> bool:
+        """Return whether Ctrl-C was pressed twice, so that the work must end without a delay."""
+        return self._interrupts > 1
+
+    def note_end(self) -> None:
+        self._signals.put(0)
+
+    def run(self, finish: Callable[[], None]) -> None:
+        """Start the threads, wait until the work has to end, and call `finish`."""
+        with self.signals():
+            for thread in self._threads:
+                thread.start()
+            try:
+                self._wait_for_stop()
+            finally:
+                finish()
+
+    def raise_end(self, error: BaseException | None) -> None:
+        """Raise KeyboardInterrupt after Ctrl-C, or else a thread's error, if there is one."""
+        if self.interrupted:
+            raise KeyboardInterrupt from error
+        if error is not None:
+            raise error
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """Obey SIGTERM and Ctrl-C in the block, which only the main thread can do."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        interrupt = signal.getsignal(signal.SIGINT)
+        terminate = signal.getsignal(signal.SIGTERM)
+        ours: Any = self._on_signal
+        if callable(interrupt) and interrupt is not signal.default_int_handler:
+            # The program's own handler may raise KeyboardInterrupt, which counts as Ctrl-C.
+            ours = partial(self._on_own_signal, interrupt)
+        try:
+            if callable(interrupt):
+                signal.signal(signal.SIGINT, ours)
+            signal.signal(signal.SIGTERM, self._on_signal)
+            yield
+        finally:
+            if signal.getsignal(signal.SIGINT) is ours:  # the program has set no other one
+                signal.signal(signal.SIGINT, interrupt)
+            signal.signal(signal.SIGTERM, terminate)
+
+    def _wait_for_stop(self) -> None:
+        """Wait for the event, a signal, or the end of all threads."""
+        while self._alive() and not self._stop.is_set():
+            self._take_signal(self._poll)
+
+    def wait_for_end(self, seconds: float) -> None:
+        """Wait some seconds for the end of all threads, or until a second Ctrl-C."""
+        deadline = time.monotonic() + seconds
+        while self._alive() and not self.hurried:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            self._take_signal(min(left, self._poll))
+
+    def _alive(self) -> bool:
+        # A thread that has noted its end is alive for a moment still.
+        noted = self._ended >= len(self._threads)
+        return not noted and any(thread.is_alive() for thread in self._threads)
+
+    def _take_signal(self, seconds: float) -> None:
+        number = 0
+        with contextlib.suppress(Empty):
+            number = self._signals.get(timeout=seconds)
+            self._ended += number == 0
+        if number:
+            self._stop.set()
+        if number == signal.SIGINT and not self._reported:
+            self._reported = True
+            self._on_interrupt()
+
+    def _on_signal(self, number: int, _: Any) -> None:
+        self._interrupts += number == signal.SIGINT
+        if self._interrupts > 2:
+            raise KeyboardInterrupt
+        self._signals.put(number)
+
+    def _on_own_signal(self, theirs: Callable[[int, Any], Any], number: int, frame: Any) -> None:
+        try:
+            theirs(number, frame)
+        except KeyboardInterrupt:
+            self._on_signal(number, frame)
+
+
+def describe_wait(running: Sequence[tuple[str, float]], seconds: float) -> str:
+    """Return what a worker waits for after Ctrl-C, by each handler's work and monotonic start."""
+    now = time.monotonic()
+    shown = [f"{work} (running for {now - since:.1f} s)" for work, since in running[:_SHOWN]]
+    more = [f"{len(running) - _SHOWN} more"] if len(running) > _SHOWN else []
+    handlers = "1 handler" if len(running) == 1 else f"{len(running)} handlers"
+    return (
+        f"Ctrl-C: waiting up to {seconds:g} s for {handlers}: {', '.join(shown + more)}. "
+        "Press Ctrl-C again to end at once and give their messages back"
+    )

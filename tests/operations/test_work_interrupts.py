@@ -11,7 +11,7 @@ import pytest
 from support.handles import again, lease, until
 
 from spark_mq import Queue
-from spark_mq.worker.thread_watch import ThreadWatch, describe_wait
+from spark_mq.worker.run import ThreadWatch, describe_wait
 
 MODES = pytest.mark.parametrize("mode", ["batch", "message"])
 
