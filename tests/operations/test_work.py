@@ -27,6 +27,7 @@ from spark_mq.errors import (
 )
 from spark_mq.testing import ManualClock
 
+MODES = pytest.mark.parametrize("mode", ["batch", "message"])
 Make = Callable[..., Queue]
 
 
@@ -110,14 +111,17 @@ def test_the_log_tells_what_failed_and_what_has_become_of_it(
     )
 
 
-def test_with_raise_the_loop_ends_with_the_error_and_the_lease_is_left(queue: Queue) -> None:
+@MODES
+def test_with_raise_the_loop_ends_with_the_error_and_the_lease_is_left(
+    queue: Queue, mode: str
+) -> None:
     queue.publish(["a", "b"])
 
-    def fail(_: Lease) -> None:
+    def fail(_: Any) -> None:
         raise ValueError("boom")
 
     with pytest.raises(ValueError, match="boom"):
-        drain(queue, fail, on_error="raise")
+        drain(queue, fail, mode=mode, on_error="raise")
     assert counts(queue) == {"leased": 1, "ready": 1}
 
 
@@ -134,17 +138,18 @@ def test_what_the_handler_settled_itself_stands(queue: Queue) -> None:
     assert counts(queue) == {"dead": 1, "acked": 1, "delayed": 2}
 
 
-def test_acked_first_a_message_is_lost_with_its_handler(queue: Queue) -> None:
-    queue.publish(["a"])
+@MODES
+def test_acked_first_a_message_is_lost_with_its_handler(queue: Queue, mode: str) -> None:
+    queue.publish(["a", "b", "c"])
     during: list[dict[str, int]] = []
 
-    def fail(_: Lease) -> None:
+    def fail(_: Any) -> None:
         during.append(counts(queue))
         raise ValueError("boom")
 
-    assert drain(queue, fail, ack="on_receive").failed == 1
-    assert during == [{"acked": 1}]
-    assert counts(queue) == {"acked": 1}
+    assert drain(queue, fail, mode=mode, ack="on_receive").failed == 3
+    assert during == [{"acked": 1, "ready": 2}, {"acked": 2, "ready": 1}, {"acked": 3}]
+    assert counts(queue) == {"acked": 3}
 
 
 def test_manual_settles_nothing_but_what_the_handler_says(queue: Queue, clock: ManualClock) -> None:
@@ -443,18 +448,19 @@ def test_a_lease_that_came_too_late_for_a_handler_is_given_back_uncounted(
     )
 
 
+@MODES
 def test_what_outlasts_the_grace_keeps_its_count_and_is_left_to_expire(
-    queue: Queue, clock: ManualClock
+    queue: Queue, clock: ManualClock, mode: str
 ) -> None:
     queue.publish(["hung"])
     stop, release = threading.Event(), threading.Event()
 
-    def handle(_: Lease) -> None:
+    def handle(_: Any) -> None:
         stop.set()
         release.wait(30)
         raise SystemExit
 
-    assert queue.group().work(handle, stop=stop, shutdown_timeout=0).settled == 0
+    assert queue.group().work(handle, mode=mode, stop=stop, shutdown_timeout=0).settled == 0
     assert counts(queue) == {"leased": 1}
     clock.advance("62s")
     assert lease(again(queue)).messages[0].delivery_count == 2

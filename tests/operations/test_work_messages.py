@@ -286,30 +286,6 @@ def test_what_would_ack_by_mistake_ends_the_loop_and_settles_nothing(
     assert counts(queue) == {"leased": 1}
 
 
-def test_with_raise_the_loop_ends_with_the_error(queue: Queue) -> None:
-    queue.publish(["a", "b"])
-
-    def fail(_: ReceivedMessage) -> None:
-        raise ValueError("boom")
-
-    with pytest.raises(ValueError, match="boom"):
-        drain(queue, fail, on_error="raise")
-    assert counts(queue) == {"leased": 1, "ready": 1}
-
-
-def test_acked_first_a_message_is_lost_with_its_handler(queue: Queue) -> None:
-    queue.publish(["a", "b", "c"])
-    during: list[int] = []
-
-    def fail(_: ReceivedMessage) -> None:
-        during.append(counts(queue)["acked"])
-        raise ValueError("boom")
-
-    assert drain(queue, fail, ack="on_receive").failed == 3
-    assert during == [1, 2, 3]
-    assert counts(queue) == {"acked": 3}
-
-
 def test_a_bug_opens_the_breaker_before_a_message_is_dead(queue: Queue) -> None:
     queue.publish([str(n) for n in range(300)])
 
@@ -485,21 +461,6 @@ def test_asked_to_stop_it_releases_what_no_handler_got(queue: Queue) -> None:
     assert counts(queue) == {"acked": 20, "ready": 80}
     assert summary.settled >= 20
     assert all(m.delivery_count == 1 for m in lease(again(queue), 100).messages), "uncounted"
-
-
-def test_what_outlasts_the_grace_is_left_to_expire(queue: Queue, clock: ManualClock) -> None:
-    queue.publish(["hung"])
-    stop, release = threading.Event(), threading.Event()
-
-    def handle(_: ReceivedMessage) -> None:
-        stop.set()
-        release.wait(60)
-
-    queue.group().work(handle, mode="message", stop=stop, shutdown_timeout=0)
-    assert counts(queue) == {"leased": 1}
-    clock.advance("62s")
-    assert lease(again(queue)).messages[0].delivery_count == 2
-    release.set()
 
 
 def test_sigterm_ends_it_after_the_running_handlers(queue: Queue) -> None:
