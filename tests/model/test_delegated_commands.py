@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +21,8 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from support.rule_variants import Variant, returns, rule_variant, then
 
-from spark_mq.delta.actions import Commit
 from spark_mq.delta.cleanup import Keep, clean_table
 from spark_mq.delta.tables import write_checkpoint
 from spark_mq.errors import CommitConflict
@@ -183,36 +183,20 @@ TestRequests = Requests.TestCase
 TestRequests.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
-def _knows_all(_: DelegationTurn) -> int:
-    return -1
-
-
-def _reads_no_note(_: DelegationTurn, __: Commit) -> None:
-    """Read nothing."""
-
-
-def _finds_all_new(
-    _: DelegationTurn, requests: Sequence[DelegatedRequest]
-) -> Sequence[DelegatedRequest]:
-    return requests
-
-
 @pytest.mark.parametrize(
-    ("name", "wrong"),
+    ("name", "variant"),
     [
-        ("_known_after", _knows_all),
-        ("_read_note", _reads_no_note),
-        ("not_run", _finds_all_new),
+        ("_known_after", returns(-1)),
+        ("_read_note", returns(None)),
+        ("not_run", then(lambda new, a: a.requests)),
     ],
 )
-def test_no_rule_can_be_missed(
-    name: str, wrong: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(DelegationTurn, name, wrong)
+def test_no_rule_can_be_missed(name: str, variant: Variant) -> None:
     quick = settings(
         TestRequests.settings, phases=[Phase.generate], derandomize=True, database=None
     )
-    with pytest.raises(AssertionError, match=r"ran|own"):
+    wrong = rule_variant(f"DelegationTurn.{name}", variant)
+    with wrong, pytest.raises(AssertionError, match=r"ran|own"):
         run_state_machine_as_test(Requests, settings=quick)  # type: ignore[no-untyped-call]
 
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from support.ledger_group import limits
+from support.rule_variants import returns, rule_variant
 
 from spark_mq.ledger import admin
 from spark_mq.ledger.acquire import AcquireRequest, acquire
@@ -19,7 +20,6 @@ from spark_mq.ledger.bands import BandLayout, encode_bands
 from spark_mq.ledger.delivery_times import DeliveryTimes
 from spark_mq.ledger.extend import extend
 from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW, intervene
-from spark_mq.ledger.lane_walk import LaneWalk
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, settle
@@ -424,12 +424,10 @@ class Order(RuleBasedStateMachine):
 TestOrder = Order.TestCase
 
 
-def test_the_judge_finds_a_lease_that_takes_a_lower_priority_too_early(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(LaneWalk, "leaves", lambda *_, **__: False)
+def test_the_judge_finds_a_lease_that_takes_a_lower_priority_too_early() -> None:
     world = Order()
     world.begin(lanes=2, n=None, ordered=True, exhausted="drop", in_flight=None)
     world.publish([(key, priority, 0) for key in "abcde" for priority in (0, 9)], foreign=False)
-    with pytest.raises(AssertionError, match="before a higher priority"):
+    early = rule_variant("LaneWalk.leaves", returns(False))
+    with early, pytest.raises(AssertionError, match="before a higher priority"):
         world.lease(100, max_bytes=None, stream=False)

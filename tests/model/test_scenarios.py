@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 from support.marks import slow_but
-from support.rule_variants import returns, rule_variant
+from support.rule_variants import gets, returns, rule_variant, then
 
 from spark_mq.ledger import schedule, settle, transitions
+from spark_mq.ledger.ranges import Range
 
 from .actors import frame_verdicts
 from .explorer import Violation, explore
@@ -66,3 +67,10 @@ def test_a_mutant_fails_if_its_rule_has_gone() -> None:
     for gone in ("no_rule", "LeaseWalker.no_rule"):
         with pytest.raises(AssertionError, match="no rule"), rule_variant(gone, returns(True)):
             pass
+
+
+def test_a_mutant_fails_if_it_does_not_fit_its_rule() -> None:
+    for variant in (gets(later=1), then(lambda late, a: a.later)):
+        misfit = pytest.raises(AssertionError, match="does not fit")
+        with misfit, rule_variant("is_late", variant), pytest.raises(Exception, match="later"):
+            transitions.is_late(Range(1, 1, "leased", 1), 0, None)

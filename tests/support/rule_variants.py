@@ -22,16 +22,23 @@ Variant = Callable[[Rule], Rule]
 
 @contextlib.contextmanager
 def rule_variant(name: str, variant: Variant) -> Iterator[None]:
-    """Replace a rule wherever a module or its class binds it. It fails if there is none.
+    """Replace a rule wherever a module or its class binds it.
 
     The `name` is that of a function, a method or a property, such as "Breaker.why". If several
-    packages have one, "ledger:extend" names the package.
+    packages have one, "ledger:extend" names the package. It fails if there is no such rule, or if
+    the variant does not fit it.
     """
     owner, last, rule = _find(name)
     made = variant(rule.fget if isinstance(rule, property) else rule)
+    misfits: list[Exception] = []
 
     def call(*args: Any, **given: Any) -> Any:  # a new function, which nothing else binds
-        return made(*args, **given)
+        try:
+            return made(*args, **given)
+        except Exception as error:
+            if type(error) in (AttributeError, KeyError, NameError, TypeError):
+                misfits.append(error)
+            raise
 
     wrong: Any = property(call) if isinstance(rule, property) else call
     if isinstance(owner, type):
@@ -45,6 +52,7 @@ def rule_variant(name: str, variant: Variant) -> Iterator[None]:
             setattr(owner, last, rule)
         else:
             _rebind(wrong, rule)  # also in modules that were imported meanwhile
+    assert not misfits, f"the variant does not fit {name}: {misfits[0]!r}"
 
 
 def _find(name: str) -> tuple[Any, str, Any]:
