@@ -381,10 +381,9 @@ class ConsumerGroup(GroupViews):
     ) -> WorkSummary:
         """Call a handler for each lease or message, and settle.
 
-        A lease is extended while it is worked on. The work ends when `stop` is set, on SIGTERM (in
-        the main thread), or as `until` says. The worker then leases nothing more, releases what no
-        handler got, and waits for running handlers. It waits out a failing store and a group that
-        blocks.
+        A lease is extended while it is worked on. The loop ends when `stop` is set, on SIGTERM (in
+        the main thread), or as `until` says. It then leases nothing more, releases what no handler
+        got, and waits for running handlers. It waits out a failing store and a group that blocks.
 
         Parameters
         ----------
@@ -421,7 +420,7 @@ class ConsumerGroup(GroupViews):
         on_error
             What an exception or a returned failure does. "nack" (default): retry after the group's
             backoff. "reject": to the dead letters. "ack": drop the messages, so the error is only
-            logged and counts for the breaker. "raise": end the work, and the lease expires. If the
+            logged and counts for the breaker. "raise": end the loop, and the lease expires. If the
             queue's own store fails, that is no failure: the messages are released, uncounted.
         ack
             When a lease is acked. "on_success" (default): when the handler has returned, at least
@@ -433,9 +432,9 @@ class ConsumerGroup(GroupViews):
             How long running handlers have at the end. Default: 30 seconds. A second Ctrl-C ends
             the wait, and releases what they hold.
         stop
-            Ends the work once it is set.
+            Ends the loop once it is set.
         poll_interval
-            How soon the worker notices other processes. Default: 500 ms.
+            How soon the loop notices other processes. Default: 500 ms.
         settle_linger
             With ``mode="message"``: how long a finished message may wait for others, to be settled
             together. Default: 100 ms.
@@ -450,7 +449,7 @@ class ConsumerGroup(GroupViews):
         Returns
         -------
         WorkSummary
-            What the worker did.
+            What the loop did.
 
         Raises
         ------
@@ -459,8 +458,8 @@ class ConsumerGroup(GroupViews):
         DataLossError
             The queue's hard limit dropped unsettled messages.
         KeyboardInterrupt
-            Ctrl-C ended the work. What the worker held is settled or released. A handler that
-            outlasts the timeout leaves its lease to expire.
+            Ctrl-C ended the loop. What it held is settled or released. A handler that outlasts
+            the timeout leaves its lease to expire.
         """
         options = WorkOptions(
             mode=mode,

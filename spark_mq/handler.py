@@ -1,4 +1,4 @@
-"""Turn a handler's result into settle commands, for workers and foreachBatch."""
+"""Turn a handler's result into settle commands, for the worker loop and foreachBatch."""
 
 from __future__ import annotations
 

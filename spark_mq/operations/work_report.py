@@ -115,7 +115,7 @@ def _first_rows(index: MessageIndex, ranges: Sequence[Range], rows: int) -> Iter
 
 @dataclass(slots=True)
 class WorkSummary(Record):
-    """The results of a worker.
+    """The results of a worker loop.
 
     Messages that a handler settled itself are not counted.
 
@@ -136,7 +136,7 @@ class WorkSummary(Record):
     released
         Messages given back uncounted, for later.
     blocked_because
-        Why the work ended by ``until="empty"`` although messages are due: a pause, the breaker, a
+        Why the loop ended by ``until="empty"`` although messages are due: a pause, the breaker, a
         cap or a blocking message. Otherwise an empty string.
     """
 

@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.having import having
 from support.limits import Limits
 from support.marks import slow
 from support.tables import group_ledger_of, messages_of
@@ -329,11 +330,7 @@ def test_publish_json_lines(start, tmp_path: Path) -> None:
     assert "published 2 messages to" in ended(run, 0)
     first, second = Queue.open(tmp_path / "queue").group("g").lease("w", max_messages=9).messages
     assert (first.value.decode(), second.value.decode()) == (lines[0], lines[2])
-    assert (first.key, first.message_id, first.headers) == (
-        "7",
-        "a1",
-        {"kind": "buy", "source": "a test"},
-    )
+    assert first == having(key="7", message_id="a1", headers={"kind": "buy", "source": "a test"})
     assert (second.key, second.message_id, second.headers) == (None, "a2", {"source": "a test"})
 
 

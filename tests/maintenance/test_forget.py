@@ -12,22 +12,16 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 from support.handles import again, index_commits, lease, trim
+from support.having import having
 from support.limits import Limits
 from support.tables import context_of, ledgers_of, messages_of
 
 from spark_mq import Queue
 from spark_mq.delta.tables import write_checkpoint
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
-from spark_mq.storage.message_table import MessageTable
 from spark_mq.testing import ManualClock
 
 DeltaQueue = Callable[..., Queue]
-
-
-def log_of(queue: Queue) -> MessageTable:
-    messages = messages_of(queue)
-    assert isinstance(messages, MessageTable)
-    return messages
 
 
 def trimmable(delta_queue: DeltaQueue, clock: ManualClock, old: int = 6) -> Queue:
@@ -45,14 +39,13 @@ def trimmable(delta_queue: DeltaQueue, clock: ManualClock, old: int = 6) -> Queu
 
 def publishes_read(queue: Queue) -> list[str]:
     """The files that a handle reads from commits/ when it opens the queue."""
-    found = log_of(queue).commits.read_after()
-    assert found is not None
+    found = messages_of(queue).commits.read_after()
     return [row["path"] for row in found[0].to_pylist() if row["kind"] == "publish"]
 
 
 def publishes(queue: Queue) -> list[str]:
     """All files that commits/ has."""
-    rows = log_of(queue).commits.past(0, 2**62)
+    rows = messages_of(queue).commits.past(0, 2**62)
     return rows["path"].to_pylist()
 
 
@@ -65,17 +58,11 @@ def test_a_trim_forgets_what_it_has_dropped(delta_queue: DeltaQueue, clock: Manu
     assert (len(kept.files), kept.forgotten, kept.total) == (2, 12, 14)
     other = again(queue)
     found = messages_of(other).index()
-    assert (found.files, found.forgotten, found.forgotten_to) == (
-        kept.files,
-        12,
-        kept.forgotten_to,
-    )
+    assert found == having(files=kept.files, forgotten=12, forgotten_to=kept.forgotten_to)
     for handle in (queue, other):
         stats = handle.stats()
-        assert (stats["published"], stats["latest_sequence"]) == (
-            before["published"],
-            before["latest_sequence"],
-        )
+        for name in ("published", "latest_sequence"):
+            assert stats[name] == before[name]
         assert stats["groups"]["default"].ready == 2
 
 
@@ -85,18 +72,9 @@ def test_the_queue_goes_on_as_before(delta_queue: DeltaQueue, clock: ManualClock
     for handle in (queue, again(queue)):
         receipt = handle.publish("new")
         assert handle.stats()["latest_sequence"] == receipt.sequences[0]
-    assert [m.value for m in lease(again(queue)).messages] == [
-        b"young 0",
-        b"young 1",
-        b"new",
-        b"new",
-    ]
-    assert [m.value for m in lease(queue, group="other").messages] == [
-        b"young 0",
-        b"young 1",
-        b"new",
-        b"new",
-    ]
+    expected = [b"young 0", b"young 1", b"new", b"new"]
+    assert [m.value for m in lease(again(queue)).messages] == expected
+    assert [m.value for m in lease(queue, group="other").messages] == expected
 
 
 def test_a_group_that_lags_keeps_the_index(delta_queue: DeltaQueue, clock: ManualClock) -> None:
@@ -113,7 +91,6 @@ def test_a_group_that_lags_keeps_the_index(delta_queue: DeltaQueue, clock: Manua
     held.ack()
     index_commits(queue)
     slow = queue.group("slow").lease("w", max_messages=9, fail_on_data_loss=False)
-    assert slow is not None
     assert [m.value for m in slow.messages] == [b"young"]
     slow.ack()
     # Commits have the machine's time, so this file is two days old as well.
@@ -129,7 +106,7 @@ def test_the_log_alone_says_the_same(delta_queue: DeltaQueue, clock: ManualClock
     queue = trimmable(delta_queue, clock)
     trim(queue)
     total, tail = queue.stats()["published"], queue.stats()["latest_sequence"]
-    shutil.rmtree(log_of(queue).commits.path)
+    shutil.rmtree(messages_of(queue).commits.path)
     other = again(queue)
     assert (other.stats()["published"], other.stats()["latest_sequence"]) == (total, tail)
     assert [m.value for m in lease(other).messages] == [b"young 0", b"young 1"]
@@ -140,14 +117,14 @@ def test_a_restore_of_forgotten_files_publishes_nothing(
 ) -> None:
     queue = trimmable(delta_queue, clock)
     path = messages_of(queue).index().files[0].path
-    file = Path(log_of(queue).path) / path
+    file = Path(messages_of(queue).path) / path
     content = file.read_bytes()
     trim(queue)
     file.write_bytes(content)
-    table = DeltaTable(log_of(queue).path)
+    table = DeltaTable(messages_of(queue).path)
     add = AddAction(path, len(content), {}, 0, True, json.dumps({"numRecords": 2}))
     table.create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
-    commit = max(Path(log_of(queue).path, "_delta_log").glob("*.json"))
+    commit = max(Path(messages_of(queue).path, "_delta_log").glob("*.json"))
     lines = [json.loads(line) for line in commit.read_text().splitlines()]
     for line in lines:
         if "commitInfo" in line:
@@ -175,11 +152,9 @@ def test_a_handle_that_was_asleep_takes_over_what_is_left(
     queue.publish("young")
     trim(queue)
     index_commits(queue)
-    assert log_of(queue).clean(0, 0) > 0
-    assert (asleep.stats()["published"], asleep.stats()["latest_sequence"]) == (
-        6,
-        queue.stats()["latest_sequence"],
-    )
+    assert messages_of(queue).clean(0, 0) > 0
+    assert asleep.stats()["published"] == 6
+    assert asleep.stats()["latest_sequence"] == queue.stats()["latest_sequence"]
     assert [m.value for m in lease(asleep).messages] == [b"young"]
     assert len(messages_of(asleep).index().files) == 1
 
@@ -223,18 +198,18 @@ def test_a_trim_works_in_small_steps(
 ) -> None:
     limits(trim_files=4, trim_commit_files=3)
     queue = trimmable(delta_queue, clock)
-    version = log_of(queue).log.refresh().version
+    version = messages_of(queue).log.refresh().version
     assert trim(queue) == 6
-    assert log_of(queue).log.refresh().version == version + 3, "3 and 1, then 2"
-    assert len(log_of(queue).files.list("")) == 2
+    assert messages_of(queue).log.refresh().version == version + 3, "3 and 1, then 2"
+    assert len(messages_of(queue).files.list("")) == 2
 
 
 def test_no_checkpoint_keeps_trimmed_files(delta_queue: DeltaQueue, clock: ManualClock) -> None:
     """A checkpoint would else carry the removal of each file that there ever was."""
     queue = trimmable(delta_queue, clock)
     trim(queue)
-    write_checkpoint(log_of(queue).files)
-    newest = max(Path(log_of(queue).path, "_delta_log").glob("*.checkpoint.parquet"))
+    write_checkpoint(messages_of(queue).files)
+    newest = max(Path(messages_of(queue).path, "_delta_log").glob("*.checkpoint.parquet"))
     rows = pq.read_table(newest)
     assert "remove" not in rows.column_names
     assert sum(add is not None for add in rows["add"].to_pylist()) == 2
@@ -248,9 +223,9 @@ def test_the_index_is_written_down_in_batches(
         queue.publish(f"{number}", producer_id="p", producer_sequence=number)
     whole = messages_of(again(queue)).index()
     limits(index_batch=3)
-    assert index_commits(queue) == log_of(queue).log.refresh().version + 1
-    assert log_of(queue).commits.log.refresh().version > 2
-    assert log_of(queue).clean(0, 0) > 0
+    assert index_commits(queue) == messages_of(queue).log.refresh().version + 1
+    assert messages_of(queue).commits.log.refresh().version > 2
+    assert messages_of(queue).clean(0, 0) > 0
     found = again(queue)
     assert messages_of(found).index().files == whole.files
     assert found.last_producer_sequence("p") == 9
@@ -303,10 +278,7 @@ def test_large_files_of_the_index_are_skipped_when_all_in_them_is_forgotten(
 
 @pytest.mark.parametrize("broken", ["clean", "drop", "index_commits", "forget"])
 def test_a_chore_that_fails_stops_no_other(
-    delta_queue: DeltaQueue,
-    clock: ManualClock,
-    monkeypatch: pytest.MonkeyPatch,
-    broken: str,
+    delta_queue: DeltaQueue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     """The log of messages/ is broken in one way. Leases expire, and leases/ is still cleaned."""
     queue = trimmable(delta_queue, clock)
@@ -324,12 +296,11 @@ def test_a_chore_that_fails_stops_no_other(
         return real(*args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ledgers_of(queue), "clean", cleans)
-    monkeypatch.setattr(log_of(queue), broken, fails)
+    monkeypatch.setattr(messages_of(queue), broken, fails)
     with pytest.raises(MemoryError, match="too large"):
         queue.sweep()
     assert done == ["cleaned"]
     assert queue.group().stats().ready == 2
-    assert context_of(queue).history is not None
     assert context_of(queue).history.read([])[0].num_rows > 0
 
 
@@ -344,7 +315,6 @@ def test_the_rows_of_the_history_are_archived_by_bytes(
     whole = ledgers_of(queue).version()
     limits(archive_bytes=1)
     history = context_of(queue).history
-    assert history is not None
     assert history.archive(10**15).up_to == whole
     rows, up_to = history.read([])
     assert up_to == whole

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.handles import Injected, index_commits, lease, until
+from support.handles import Injected, Killed, index_commits, lease, until
 from support.tables import messages_of
 
 from spark_mq import Queue
@@ -84,14 +84,6 @@ def drained(queue: Queue) -> Iterator[str]:
         taken.ack()
 
 
-def letters(queue: Queue) -> set[str]:
-    """The values in the dead-letter queue."""
-    log = messages_of(queue.dead_letters)
-    index = log.index()
-    found = log.read(index.slices(0, index.last_sequence), ["value"])
-    return {value.decode() for _, rows in found for value in rows["value"].to_pylist()}
-
-
 def stored(queue: Queue) -> set[str]:
     """The values in the log."""
     log = messages_of(queue)
@@ -125,7 +117,7 @@ def test_no_message_is_lost_whichever_tables_are_put_back(
     ended = queue.finished(first=sequences[0])["sequence"].to_pylist()
     assert sorted(ended) == sequences
     queue.sweep()
-    assert past.rejected[time] & there <= letters(queue) | got
+    assert past.rejected[time] & there <= stored(queue.dead_letters) | got
     assert queue.group().stats().ready == queue.group().stats().dead == 0
     assert not late(path).recover(dry_run=True).needed
 
@@ -259,9 +251,6 @@ def test_a_queue_whose_tables_agree_needs_nothing(past: Past, tmp_path: Path) ->
 
 
 def test_a_recovery_that_was_killed_is_completed_by_the_next(past: Past, tmp_path: Path) -> None:
-    class Killed(BaseException):
-        pass
-
     tables = ("messages", "history")
     steps = 0
     for at in itertools.count(1):

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 from support.arrow_memory import at_most
-from support.handles import again, lease, on_commit, once
+from support.handles import Killed, again, die, lease, on_commit, once
+from support.having import having
 from support.limits import Limits
 from support.tables import messages_of, on_publish
 
@@ -27,20 +28,14 @@ from spark_mq.testing import ManualClock, memory_queue
 Make = Callable[..., Queue]
 
 
-class Killed(BaseException):
-    """The process dies here."""
-
-
 def with_dead(queue: Queue, errors: list[str]) -> Queue:
     """A queue whose DLQ holds a message for each error, with that as its error and its number as
     value and id.
     """
-    receipt = queue.publish(
-        [
-            Message(str(n), key=f"k{n}", headers={"own": "1"}, message_id=f"id-{n}")
-            for n in range(len(errors))
-        ]
-    )
+    receipt = queue.publish([
+        Message(str(n), key=f"k{n}", headers={"own": "1"}, message_id=f"id-{n}")
+        for n in range(len(errors))
+    ])  # fmt: skip
     taken = lease(queue, len(errors))
     for seq, error in zip(receipt.sequences, errors, strict=True):
         taken.reject([seq], error=error)
@@ -58,12 +53,7 @@ def test_a_redriven_message_is_as_it_was_first_published(queue: Queue) -> None:
     with_dead(queue, ["boom"])
     assert queue.redrive().messages == 1
     (message,) = lease(queue).messages
-    assert (message.message_id, message.key, message.value, message.delivery_count) == (
-        "id-0",
-        "k0",
-        b"0",
-        1,
-    )
+    assert message == having(message_id="id-0", key="k0", value=b"0", delivery_count=1)
     assert message.headers["own"] == "1"
     assert message.headers["spark_mq.group"] == "default"
     assert not {"spark_mq.error", "spark_mq.reason"} & set(message.headers)
@@ -152,10 +142,7 @@ def test_an_empty_dead_letter_queue_gives_nothing(queue: Queue) -> None:
     ("given", "reported"),
     [
         ({"where": "nope = 1"}, "The columns are dead_letter_sequence"),
-        (
-            {"where": "Reasn = 1"},
-            r"there is no column 'Reasn' \(did you mean 'reason'\?\). Give SQL",
-        ),
+        ({"where": "Reasn = 1"}, r"no column 'Reasn' \(did you mean 'reason'\?\). Give SQL"),
         ({"where": "mesage_id = 'x'"}, r"'mesage_id' \(did you mean 'message_id'\?\)\. Give"),
         ({"where": "xyzzy = 'x'"}, "there is no column 'xyzzy'. Give SQL"),
         ({"where": "error = 7"}, "values of different types.* The columns are dead_letter_seq"),
@@ -248,10 +235,6 @@ def test_killed_at_any_step_each_goes_back_once(
     """Before and after each of the three commits."""
     queue = with_dead(make(), ["a", "b", "c"])
     kind, place = divmod(step - 1, 2)
-
-    def die() -> None:
-        raise Killed
-
     with monkeypatch.context() as patch, contextlib.suppress(Killed):
         dies: dict[str, Any] = {"after" if place else "before": die}
         if kind == 1:
@@ -330,7 +313,7 @@ def test_letters_that_are_purged_during_a_redrive_stop_no_later_one(
 ) -> None:
     queue = with_dead(Queue.create(tmp_path / "queue", clock=clock), ["a"])
     with monkeypatch.context() as patch:
-        patch.setattr(transfer.Transfer, "_publish", _die)
+        patch.setattr(transfer.Transfer, "_publish", die)
         with pytest.raises(Killed):
             queue.redrive()
     dead = queue.dead_letters
@@ -340,10 +323,6 @@ def test_letters_that_are_purged_during_a_redrive_stop_no_later_one(
     assert queue.stats()["published"] == 1, "there was nothing left to publish"
     with_dead(queue, ["b"])
     assert queue.redrive().messages == 1
-
-
-def _die(*_: Any) -> None:
-    raise Killed
 
 
 def test_the_warning_about_dead_messages_names_ten_groups(

@@ -20,8 +20,10 @@ from deltalake import DeltaTable
 from support.byte_store import ByteStore, Call
 from support.handles import (
     Injected,
+    Killed,
     again,
     archive,
+    die,
     expire,
     history,
     housekeep,
@@ -31,6 +33,7 @@ from support.handles import (
     route,
     trim,
 )
+from support.having import having
 from support.limits import Limits
 from support.tables import (
     context_of,
@@ -48,14 +51,9 @@ from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.tables import last_checkpoint, write_checkpoint
 from spark_mq.maintenance.dead_letters import copy_dead
 from spark_mq.parquet.reader import verify_slice
-from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
-
-
-class Killed(BaseException):
-    """The process dies here. Not an Exception: nothing in the code may handle it."""
 
 
 def dead_values(queue: Queue) -> list[bytes | None]:
@@ -90,12 +88,8 @@ def test_a_queue_sweeps_itself_with_the_same_report(make: Make) -> None:
 
 def test_dead_letters_tell_what_they_were_and_why(make: Make, clock: ManualClock) -> None:
     queue = make(max_delivery_attempts=2)
-    message = Message(
-        b"\x00payload",
-        key="k",
-        headers={"own": "1", "spark_mq.reason": "forged"},
-        message_id="id-1",
-    )
+    headers = {"own": "1", "spark_mq.reason": "forged"}
+    message = Message(b"\x00payload", key="k", headers=headers, message_id="id-1")
     receipt = queue.publish([message, "other"])
     started = clock()
     first = lease(queue)
@@ -105,12 +99,7 @@ def test_dead_letters_tell_what_they_were_and_why(make: Make, clock: ManualClock
     lease(queue).nack(delay=0, error="boom 2")
     assert queue.sweep().routed == 1
     (dead,) = lease(queue.dead_letters).messages
-    assert (dead.message_id, dead.key, dead.value, dead.published_at) == (
-        "id-1",
-        "k",
-        b"\x00payload",
-        started,
-    )
+    assert dead == having(message_id="id-1", key="k", value=b"\x00payload", published_at=started)
     settings = context_of(queue).settings
     own_id = {"spark_mq.queue_id": settings.queue_id} if settings.queue_id else {}
     assert dead.headers == own_id | {
@@ -126,16 +115,8 @@ def test_dead_letters_tell_what_they_were_and_why(make: Make, clock: ManualClock
         "spark_mq.sequence": str(receipt.sequences[0]),
     }
     reported = queue.group().stats()
-    assert (
-        reported.dead,
-        reported.transferring,
-        reported.dead_lettered,
-        reported.start_sequence,
-    ) == (
-        0,
-        0,
-        1,
-        reported.latest_sequence,
+    assert reported == having(
+        dead=0, transferring=0, dead_lettered=1, start_sequence=reported.latest_sequence
     )
 
 
@@ -144,9 +125,8 @@ def test_routing_nothing_makes_no_commit(make: Make) -> None:
     queue.publish("a")
     lease(queue)
     revision = group_ledger_of(queue.group()).current().head.revision
-    assert [replace(queue.sweep(), indexed_commits=0, archived_commits=0) for _ in range(2)] == [
-        SweepReport()
-    ] * 2
+    for _ in range(2):
+        assert replace(queue.sweep(), indexed_commits=0, archived_commits=0) == SweepReport()
     assert group_ledger_of(queue.group()).current().head.revision == revision
 
 
@@ -157,14 +137,8 @@ def test_each_group_routes_its_own(make: Make) -> None:
         lease(queue, group=name).reject(error=name)
     assert queue.sweep().routed == 4
     dead = lease(queue.dead_letters).messages
-    assert sorted(
-        (m.value, m.headers["spark_mq.group"], m.headers["spark_mq.error"]) for m in dead
-    ) == [
-        (b"a", "one", "one"),
-        (b"a", "two", "two"),
-        (b"b", "one", "one"),
-        (b"b", "two", "two"),
-    ]
+    found = [(m.value, m.headers["spark_mq.group"], m.headers["spark_mq.error"]) for m in dead]
+    assert sorted(found) == [(value, one, one) for value in (b"a", b"b") for one in ("one", "two")]
 
 
 def test_many_dead_ranges_are_routed_in_rounds(make: Make, limits: Limits) -> None:
@@ -186,11 +160,8 @@ def test_unreadable_messages_arrive_all_the_same(make: Make) -> None:
     messages_of(queue).files.delete(gone)
     assert queue.sweep().routed == 3
     found = lease(queue.dead_letters).messages
-    assert [(m.value, m.headers["spark_mq.error"]) for m in found] == [
-        (None, "no"),
-        (b"good", "no"),
-        (None, "no"),
-    ]
+    assert [m.value for m in found] == [None, b"good", None]
+    assert {m.headers["spark_mq.error"] for m in found} == {"no"}
     assert [m.message_id for m in (found[0], found[2])] == [
         str(receipts[n].sequences[0]) for n in (0, 2)
     ]
@@ -234,20 +205,21 @@ def at_step(queue: Queue, patch: pytest.MonkeyPatch, step: str, **what: Any) -> 
     return wrapper
 
 
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_routing_killed_at_any_commit_and_repeated_is_exactly_once(
-    make: Make, monkeypatch: pytest.MonkeyPatch, step: str, when: str
-) -> None:
-    queue = with_dead(make())
-
-    def die() -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
+def route_killed(queue: Queue, step: str, when: str = "after") -> None:
+    """Route, and die before or after one of the three commits."""
+    with pytest.MonkeyPatch.context() as patch:
         at_step(queue, patch, step, **{when: die})
         with pytest.raises(Killed):
             route(queue.group())
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_routing_killed_at_any_commit_and_repeated_is_exactly_once(
+    make: Make, step: str, when: str
+) -> None:
+    queue = with_dead(make())
+    route_killed(queue, step, when)
     survivor = again(queue)
     assert route(survivor.group()) == (0 if (step, when) == ("settle", "after") else 3)
     assert route(survivor.group()) == 0
@@ -291,18 +263,9 @@ def test_of_two_that_publish_the_same_dead_at_once_one_is_refused(
     assert dead_values(queue) == [b"0", b"1", b"2"]
 
 
-def test_new_dead_are_routed_behind_what_another_sweeper_left(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_dead_are_routed_behind_what_another_sweeper_left(make: Make) -> None:
     queue = with_dead(make(), 2)
-
-    def die() -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        at_step(queue, patch, "freeze", after=die)
-        with pytest.raises(Killed):
-            route(queue.group())
+    route_killed(queue, "freeze")
     queue.publish("new")
     lease(queue).reject()
     assert queue.group().stats().transferring == 2
@@ -310,18 +273,9 @@ def test_new_dead_are_routed_behind_what_another_sweeper_left(
     assert sorted(dead_values(queue)) == [b"0", b"1", b"new"]
 
 
-def test_a_seek_leaves_what_is_being_routed_alone(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_seek_leaves_what_is_being_routed_alone(make: Make) -> None:
     queue = with_dead(make(), 2)
-
-    def die() -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        at_step(queue, patch, "publish", after=die)
-        with pytest.raises(Killed):
-            route(queue.group())
+    route_killed(queue, "publish")
     queue.group().seek("latest")
     assert route(queue.group()) == 2
     assert dead_values(queue) == [b"0", b"1"]
@@ -353,12 +307,8 @@ def test_a_dead_message_of_the_dead_letter_queue_is_dropped_and_never_copied(
         if (more := group.lease("w", max_messages=1)) is not None:
             more.reject(error="not mine")
     stats = group.stats()
-    assert (letters.stats()["published"], stats.dropped, stats.dead, stats.transferring) == (
-        2,
-        2,
-        0,
-        0,
-    )
+    assert letters.stats()["published"] == 2
+    assert (stats.dropped, stats.dead, stats.transferring) == (2, 0, 0)
     finished = letters.finished("fixer")
     assert finished["outcome"].to_pylist() == ["dropped"] * 2
     assert finished["error"].to_pylist() == ["not mine"] * 2
@@ -498,18 +448,10 @@ def test_a_group_made_under_a_trim_keeps_what_it_starts_with(
 
 @pytest.mark.parametrize("step", ["horizon", "remove", "first delete"])
 def test_a_trim_killed_at_any_step_and_repeated_leaves_nothing(
-    delta_queue: Make,
-    clock: ManualClock,
-    monkeypatch: pytest.MonkeyPatch,
-    byte_store: ByteStore,
-    step: str,
+    delta_queue: Make, clock: ManualClock, byte_store: ByteStore, step: str
 ) -> None:
     queue = trimmable(delta_queue, clock)
-
-    def die(*_: Any, **__: Any) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         if step == "horizon":
             on_write(patch, queue, once(after=die))
         elif step == "remove":
@@ -518,11 +460,10 @@ def test_a_trim_killed_at_any_step_and_repeated_leaves_nothing(
             byte_store.inject("delete", of=messages_of(queue).files, after=die)
         with pytest.raises(Killed):
             trim(queue)
-    assert DeltaTable(messages_of(queue).path).to_pyarrow_table().num_rows == (
-        3 if step == "horizon" else 0
-    )
+    left = 3 if step == "horizon" else 0
+    assert DeltaTable(messages_of(queue).path).to_pyarrow_table().num_rows == left
     survivor = again(queue)
-    assert trim(survivor) == (3 if step == "horizon" else 0)
+    assert trim(survivor) == left
     assert files_on_disk(survivor) == 0
     survivor.publish("d")
     assert [m.value for m in lease(survivor).messages] == [b"d"]
@@ -591,14 +532,9 @@ def cycle(queue: Queue, times: int, group: str = "default") -> None:
         lease(queue, 1, group).release()
 
 
-def delta_leases(queue: Queue) -> LedgerTable:
-    assert isinstance(ledgers_of(queue), LedgerTable)
-    return ledgers_of(queue)
-
-
 def clean(queue: Queue, keep_versions: int, keep_seconds: float | None) -> int:
     """Clean the ledgers' table alone. All of it may go, archived or not."""
-    return delta_leases(queue).clean(keep_versions, keep_seconds, archived=2**62)
+    return ledgers_of(queue).clean(keep_versions, keep_seconds, archived=2**62)
 
 
 def loadable(queue: Queue) -> list[int]:
@@ -683,7 +619,7 @@ def test_writers_go_on_under_housekeeping(delta_queue: Make, byte_store: ByteSto
     queue.publish([str(n) for n in range(30)])
     cycle(queue, 6)
     housekeep(queue)
-    write_checkpoint(delta_leases(queue).files)  # from it on the kept versions are read
+    write_checkpoint(ledgers_of(queue).files)  # from it on the kept versions are read
     cycle(queue, 2)
     sweeper = again(queue)
     acked = 0
@@ -694,7 +630,7 @@ def test_writers_go_on_under_housekeeping(delta_queue: Make, byte_store: ByteSto
             acked += lease(queue, 1).ack().settled
         call.run()
 
-    byte_store.on("delete", act=busy, of=delta_leases(sweeper).files)
+    byte_store.on("delete", act=busy, of=ledgers_of(sweeper).files)
     assert clean(sweeper, keep_versions=2, keep_seconds=0) > 8
     assert acked == 8
     for handle in (queue, again(queue)):
@@ -706,15 +642,11 @@ def test_housekeeping_killed_anywhere_and_repeated_ends_the_same(
 ) -> None:
     queue = delta_queue()
     queue.publish([str(n) for n in range(30)])
-
-    def die() -> None:
-        raise Killed
-
     for kill_at in (1, 2, 3, 7, 100):
         cycle(queue, 4)
         lease(queue, 1).ack()
         sweeper = again(queue)
-        byte_store.inject("delete", of=delta_leases(sweeper).files, after=die, at=kill_at)
+        byte_store.inject("delete", of=ledgers_of(sweeper).files, after=die, at=kill_at)
         with contextlib.suppress(Killed):
             clean(sweeper, keep_versions=3, keep_seconds=0)
         byte_store.clear()
@@ -738,7 +670,7 @@ def test_two_sweepers_clean_at_once(
     cycle(queue, 6)
     make_old(*files_of(queue, "leases"))
     one, two = again(queue), again(queue)
-    files = delta_leases(one).files
+    files = ledgers_of(one).files
     injected = byte_store.inject(step, of=files, before=lambda: clean(two, 0, 0), at=at)
     clean(one, 0, 0)
     assert injected.calls >= at
@@ -762,7 +694,7 @@ def test_a_sweeper_stops_anywhere_and_another_one_cleans_all_that_it_has_seen(
     queue.publish("a")
     for _ in range(2):
         cycle(queue, 4)
-        write_checkpoint(delta_leases(queue).files)
+        write_checkpoint(ledgers_of(queue).files)
     cycle(queue, 2)
     make_old(*files_of(queue, "leases"))
     one, two = again(queue), again(queue)
@@ -809,10 +741,10 @@ def test_a_log_cleaned_while_it_is_opened_is_opened_again(
     queue.publish("a")
     cycle(queue, 2)
     if start == "checkpoint":
-        write_checkpoint(delta_leases(queue).files)
+        write_checkpoint(ledgers_of(queue).files)
     cycle(queue, 3)
     late = Queue.open(queue.path, clock=context_of(queue).clock)
-    files = ObjectStore(delta_leases(queue).path)
+    files = ObjectStore(ledgers_of(queue).path)
 
     def meanwhile() -> None:
         byte_store.clear()
@@ -844,7 +776,7 @@ def test_who_loses_a_race_deletes_its_file(
 
 
 def files_of_default(queue: Queue) -> int:
-    return len(delta_leases(queue).files.list("consumer_group=default"))
+    return len(ledgers_of(queue).files.list("consumer_group=default"))
 
 
 def make_old(*paths: Path) -> None:
@@ -872,13 +804,13 @@ def test_files_of_lost_races_are_cleaned_away(
     queue.group().ensure()
     other = again(queue)
 
-    def die() -> None:
+    def lose() -> None:
         lease(other, 1)
-        raise Killed
+        die()
 
     for _ in range(3):
         with monkeypatch.context() as patch:
-            on_commit(patch, "leases", before=die)
+            on_commit(patch, "leases", before=lose)
             with pytest.raises(Killed):
                 lease(queue, 1)
         lease(queue, 1)
@@ -891,9 +823,9 @@ def test_files_of_lost_races_are_cleaned_away(
     assert len(files_of(queue, "leases")) == 4  # the dead may be alive
     assert housekeep(queue, keep_versions=0, keep_seconds=0) >= 3
     assert len(files_of(queue, "leases")) == 1
-    latest = delta_leases(queue).log.refresh().version
+    latest = ledgers_of(queue).log.refresh().version
     housekeep(queue, keep_versions=0, keep_seconds=0)
-    assert delta_leases(queue).log.refresh().version == latest  # nothing more to find
+    assert ledgers_of(queue).log.refresh().version == latest  # nothing more to find
     assert again(queue).group().stats().leased == 6
 
 
@@ -910,7 +842,7 @@ def test_a_ledger_that_lands_while_a_sweep_lists_stays_whatever_its_time(
         lease(queue, 1)
         make_old(*files_of(queue, "leases") - before)
 
-    listing = byte_store.inject("iterate_all", of=delta_leases(sweeper).files, before=land)
+    listing = byte_store.inject("iterate_all", of=ledgers_of(sweeper).files, before=land)
     for _ in range(3):
         clean(sweeper, keep_versions=0, keep_seconds=0)
     assert listing.calls > 0
@@ -1014,7 +946,7 @@ def test_a_sweep_keeps_the_dead_letter_queues_tables_small_too(delta_queue: Make
     queue.sweep()
     for _ in range(30):
         lease(queue.dead_letters).release()
-    leases = delta_leases(queue.dead_letters)
+    leases = ledgers_of(queue.dead_letters)
     for _ in range(2):
         queue.sweep()
     assert Path(queue.dead_letters.path, "history", "_delta_log").exists()
@@ -1026,7 +958,7 @@ def test_a_sweep_writes_a_checkpoint_only_after_enough_commits(delta_queue: Make
     queue = delta_queue()
     queue.publish([str(n) for n in range(30)])
     cycle(queue, 3)
-    files = delta_leases(queue).files
+    files = ledgers_of(queue).files
     queue.sweep()
     assert last_checkpoint(files) == -1, "few commits are read as fast as a checkpoint"
     cycle(queue, 10)

@@ -47,30 +47,19 @@ class Checkpoint:
     committed: int = 0
     """How many offsets of the log are committed; the first one is the initial offset."""
 
+    def copy(self) -> Checkpoint:
+        return Checkpoint(list(self.offsets), self.committed)
 
-class Runner:
+
+class AnyRunner:
     """One run of a query as Spark drives it, step by step, so that it can die or freeze between any
     two.
     """
 
-    def __init__(
-        self,
-        queue: Queue,
-        checkpoint: Checkpoint | None = None,
-        *,
-        group: str = "g",
-        **options: Any,
-    ) -> None:
-        self.alive: list[StubAlive] = []
-        self.checkpoint = checkpoint or Checkpoint()
-        self.group = queue.group(group)
-        self.source = StreamSource(
-            group_ledger_of(self.group), StreamOptions(**options), keep_alive=self._keep
-        )
+    source: Any
 
-    def _keep(self, lease_id: str, timeout: int, limit: int) -> StubAlive:
-        self.alive.append(StubAlive(lease_id, timeout, limit))
-        return self.alive[-1]
+    def __init__(self, checkpoint: Checkpoint | None) -> None:
+        self.checkpoint = checkpoint or Checkpoint()
 
     def offer(self) -> bool:
         """Asks for the next offset and logs it. False if there is nothing new."""
@@ -83,9 +72,9 @@ class Runner:
         log.offsets.append(end)
         return True
 
-    def plan(self) -> BatchPlan:
+    def plan(self) -> Any:
         """The last batch in the log: a fresh one, or a replay in a new run."""
-        return self.source.plan(self.checkpoint.offsets[-2], self.checkpoint.offsets[-1])
+        raise NotImplementedError
 
     def commit(self) -> None:
         self.checkpoint.committed = len(self.checkpoint.offsets)
@@ -94,13 +83,49 @@ class Runner:
     def replays(self) -> bool:
         return self.checkpoint.committed < len(self.checkpoint.offsets)
 
-    def batch(self) -> BatchPlan:
+    def begun(self) -> Any:
+        """A batch that was offered and leased. Its run may die now."""
+        assert self.offer(), "there is nothing to lease"
+        return self.plan()
+
+    def batch(self) -> Any:
         """A whole batch that goes well: a replay, if the last run left one."""
-        if not self.replays:
-            assert self.offer(), "there is nothing to lease"
-        plan = self.plan()
+        plan = self.plan() if self.replays else self.begun()
         self.commit()
         return plan
+
+
+class Runner(AnyRunner):
+    """A run of a query over one queue."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        checkpoint: Checkpoint | None = None,
+        *,
+        group: str = "g",
+        **options: Any,
+    ) -> None:
+        super().__init__(checkpoint)
+        self.alive: list[StubAlive] = []
+        self.group = queue.group(group)
+        self.source = StreamSource(
+            group_ledger_of(self.group), StreamOptions(**options), keep_alive=self._keep
+        )
+
+    def _keep(self, lease_id: str, timeout: int, limit: int) -> StubAlive:
+        self.alive.append(StubAlive(lease_id, timeout, limit))
+        return self.alive[-1]
+
+    def plan(self) -> BatchPlan:
+        plan: BatchPlan = self.source.plan(*self.checkpoint.offsets[-2:])
+        return plan
+
+
+def remembered(*sources: Any) -> int:
+    """How much the collections of some sources hold."""
+    kept = [value for source in sources for value in vars(source).values()]
+    return sum(len(each) for each in kept if isinstance(each, dict | set | list))
 
 
 def sequences(plan: BatchPlan) -> list[int]:

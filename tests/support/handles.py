@@ -24,6 +24,14 @@ from spark_mq.util.clock import system_clock
 from support.tables import context_of, group_ledger_of
 
 
+class Killed(BaseException):
+    """The process dies here. Not an Exception: nothing in the code may handle it."""
+
+
+def die(*_: Any, **__: Any) -> None:
+    raise Killed
+
+
 def again(queue: Queue, clock: Any = None) -> Queue:
     """A second handle on the same queue, as another process has it: nothing cached, nothing shared
     but the storage.

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.banded_files import LANES, LAYOUT, file_of, ordered
+from support.having import having
 from support.ledger_group import SECOND, TIMEOUT, Group
 
 from spark_mq.ledger.key_order import held_lanes
@@ -57,10 +58,7 @@ def test_a_retry_a_delay_and_a_blocked_message_hold_their_lane_back() -> None:
     assert (held.holder, held.until, held.held_back) == (Holder.DELAY, 2_000 * SECOND, 1)
     group.lease("b", 1)
     group.settle("release", "b", delay=30 * SECOND)
-    assert (lane(group, 2).holder, lane(group, 2).until) == (
-        Holder.POSTPONED,
-        group.now + 30 * SECOND,
-    )
+    assert lane(group, 2) == having(holder=Holder.POSTPONED, until=group.now + 30 * SECOND)
     group.now += 71 * SECOND
     group.lease("c", 1)
     group.settle("nack", "c", [sequence(1, 0)])

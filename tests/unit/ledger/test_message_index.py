@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.having import having
 
 from spark_mq.ledger.message_index import (
     DataFile,
@@ -136,11 +137,8 @@ def test_growing_is_as_being_built_at_once(log, at):
     index = MessageIndex(files[:at], 0)
     index.extend(files[at:], version)
     whole = MessageIndex(files, version)
-    assert (index.files, index.total, index.last_sequence, index.version) == (
-        whole.files,
-        whole.total,
-        whole.last_sequence,
-        version,
+    assert index == having(
+        files=whole.files, total=whole.total, last_sequence=whole.last_sequence, version=version
     )
     assert [index.count(0, place) for place in places(files)] == [
         whole.count(0, place) for place in places(files)
@@ -227,10 +225,8 @@ def test_forgetting_changes_nothing_above(log, data):
     up_to = data.draw(st.sampled_from([-1, *places(files)]))
     kept = whole.without_settled(up_to)
     assert kept.forgotten_to <= up_to
-    assert (kept.total, kept.last_sequence, kept.version) == (
-        whole.total,
-        whole.last_sequence,
-        whole.version,
+    assert kept == having(
+        total=whole.total, last_sequence=whole.last_sequence, version=whole.version
     )
     assert [f for f in whole.files if f.first > kept.forgotten_to] == list(kept.files)
     assert kept.forgotten == whole.count(0, kept.forgotten_to)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from support.having import having
 from support.ledger_group import SECOND, TIMEOUT, Group, freeze, limits, seek
 
 from spark_mq.ledger import settle as settle_rules
@@ -20,12 +21,8 @@ def test_a_nack_that_names_messages_blames_them():
     group.lease("a", 3)
     group.settle(NACK, "a", [1], error="no such customer")
     back = group.at(1)
-    assert (back.state, back.suspect, back.lease_id, back.failure_count, back.error) == (
-        AVAILABLE,
-        False,
-        None,
-        1,
-        "no such customer",
+    assert back == having(
+        state=AVAILABLE, suspect=False, lease_id=None, failure_count=1, error="no such customer"
     )
     assert group.states().startswith("LAL")
 
@@ -82,11 +79,8 @@ def test_a_nack_of_the_last_attempt_is_death():
         assert group.lease(lease_id) == [0]
         group.settle(NACK, lease_id, [0], delay=0, error=f"failed in {lease_id}")
     dead = group.at(0)
-    assert (dead.state, dead.reason, dead.error, dead.failure_count) == (
-        DEAD,
-        "max_delivery_attempts",
-        "failed in b",
-        2,
+    assert dead == having(
+        state=DEAD, reason="max_delivery_attempts", error="failed in b", failure_count=2
     )
 
 
@@ -98,11 +92,7 @@ def test_reject_is_death_at_once():
     group.lease("a", 2)
     group.settle(REJECT, "a", [1], error="not JSON")
     group.settle(REJECT, "a", [0], reason="payload unreadable")
-    assert (group.at(1).state, group.at(1).reason, group.at(1).error) == (
-        DEAD,
-        "rejected",
-        "not JSON",
-    )
+    assert group.at(1) == having(state=DEAD, reason="rejected", error="not JSON")
     assert group.at(0).reason == "payload unreadable"
 
 
@@ -155,17 +145,11 @@ def test_a_late_extend_revives():
     leased_at = group.now - 5 - TIMEOUT - 1
     assert group.extend("a").settled == 3
     back = group.at(0)
-    assert (back.state, back.expires_at, back.delivery_count, back.failure_count) == (
-        LEASED,
-        group.now + TIMEOUT,
-        1,
-        0,
+    assert back == having(
+        state=LEASED, expires_at=group.now + TIMEOUT, delivery_count=1, failure_count=0
     )
-    assert (back.lease_id, back.worker_id, back.leased_at, back.available_at) == (
-        "a",
-        "worker of a",
-        leased_at,
-        None,
+    assert back == having(
+        lease_id="a", worker_id="worker of a", leased_at=leased_at, available_at=None
     )
     assert group.lease("b", 3) == [3, 4, 5]
     assert group.settle(ACK, "a").settled == 3
@@ -174,12 +158,7 @@ def test_a_late_extend_revives():
 def test_a_late_nack_gives_up_the_claim():
     group = late(NACK)
     back = group.at(0)
-    assert (back.state, back.lease_id, back.available_at, back.suspect) == (
-        AVAILABLE,
-        None,
-        group.now,
-        True,
-    )
+    assert back == having(state=AVAILABLE, lease_id=None, available_at=group.now, suspect=True)
     assert back.failure_count == 1, "its expiry has counted already"
     assert group.settle(ACK, "a", [0]).lost == [(0, 0, "given back")]
     assert group.state(0) == "available"
@@ -188,23 +167,14 @@ def test_a_late_nack_gives_up_the_claim():
 def test_a_late_nack_by_name_blames_and_keeps_a_given_delay():
     group = late()
     group.settle(NACK, "a", [1], delay=9)
-    assert (group.at(1).suspect, group.at(1).available_at, group.at(1).lease_id) == (
-        False,
-        group.now + 9,
-        None,
-    )
+    assert group.at(1) == having(suspect=False, available_at=group.now + 9, lease_id=None)
     assert group.at(0).lease_id == group.at(2).lease_id == "a"
 
 
 def test_a_late_release_gives_up_the_claim_and_keeps_the_count():
     group = late(RELEASE)
     back = group.at(0)
-    assert (back.state, back.lease_id, back.suspect, back.delivery_count) == (
-        AVAILABLE,
-        None,
-        True,
-        1,
-    )
+    assert back == having(state=AVAILABLE, lease_id=None, suspect=True, delivery_count=1)
     assert (back.worker_id, back.leased_at) == (None, None)
     assert group.extend("a").settled == 0
 

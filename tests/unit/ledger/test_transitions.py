@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.having import having
 from support.ledger_group import SECOND, TIMEOUT, Group, dead_ones, freeze, limits
 
 from spark_mq.ledger import routing
@@ -18,12 +19,7 @@ def test_expiry_makes_suspect_and_due_since_the_deadline():
     group.lease("a", 3)
     group.expire()
     back = group.at(1)
-    assert (back.state, back.suspect, back.available_at, back.lease_id) == (
-        AVAILABLE,
-        True,
-        deadline,
-        "a",
-    )
+    assert back == having(state=AVAILABLE, suspect=True, available_at=deadline, lease_id="a")
     assert (back.delivery_count, back.failure_count) == (1, 1)
     assert "a" in back.error
 
@@ -64,12 +60,7 @@ def test_expiry_on_the_last_attempt_is_death():
         group.lease(lease_id)
         group.expire()
     dead = group.at(0)
-    assert (dead.state, dead.reason, dead.lease_id, dead.suspect) == (
-        DEAD,
-        "max_delivery_attempts",
-        None,
-        False,
-    )
+    assert dead == having(state=DEAD, reason="max_delivery_attempts", lease_id=None, suspect=False)
 
 
 def test_without_a_limit_nothing_dies():
@@ -99,11 +90,7 @@ def test_a_replay_takes_over_what_its_batch_holds_and_counts_it():
     group.lease("s/11/x", 2)
     group.settle(ACK, "s/1/x", [0])
     assert group.replay_batch("s/1/", "s/1/y") == 2
-    assert (group.at(1).lease_id, group.at(1).delivery_count, group.at(1).worker_id) == (
-        "s/1/y",
-        2,
-        "driver",
-    )
+    assert group.at(1) == having(lease_id="s/1/y", delivery_count=2, worker_id="driver")
     assert group.at(3).lease_id == "s/11/x", "another batch"
     assert group.settle(ACK, "s/1/x", [1]).lost == [(1, 1, "leased by s/1/y")], (
         "the zombie is refused"
@@ -144,12 +131,7 @@ def test_a_batch_is_not_granted_a_second_replay():
     group.replay_batch("s/1/", "s/1/y")
     assert group.replay_batch("s/1/", "s/1/z", again=True) == 0
     back = group.at(0)
-    assert (back.state, back.suspect, back.lease_id, back.available_at) == (
-        AVAILABLE,
-        True,
-        None,
-        group.now,
-    )
+    assert back == having(state=AVAILABLE, suspect=True, lease_id=None, available_at=group.now)
     assert (back.delivery_count, back.failure_count) == (2, 1)
     assert group.settle(ACK, "s/1/y", [0]).lost
 
@@ -158,11 +140,7 @@ def test_a_replay_that_would_be_the_last_attempt_in_company_is_given_back_uncoun
     group = Group(messages=2, rules=limits(max_delivery_attempts=2))
     group.lease("s/1/x", 2)
     assert group.replay_batch("s/1/", "s/1/y") == 0
-    assert (group.at(0).state, group.at(0).suspect, group.at(0).delivery_count) == (
-        AVAILABLE,
-        True,
-        1,
-    )
+    assert group.at(0) == having(state=AVAILABLE, suspect=True, delivery_count=1)
 
 
 def test_a_replay_of_one_message_may_be_its_last_attempt():

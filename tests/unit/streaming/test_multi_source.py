@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.drivers import Checkpoint, StubAlive, sequences
+from support.drivers import AnyRunner, Checkpoint, StubAlive, remembered, sequences
 from support.marks import slow_but
 from support.tables import context_of, group_ledger_of, messages_of
 
@@ -28,63 +28,32 @@ from spark_mq.testing import ManualClock, memory_queue
 Rows = set[tuple[str, int]]
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-def queues(clock: ManualClock, count: int = 2, **settings: Any) -> list[Queue]:
-    made = [
-        memory_queue(
-            clock,
-            **{"visibility_timeout": "60s", "clock_skew": "0s", "retry_delay": "1s", **settings},
-        )
-        for _ in range(count)
-    ]
+def queues(clock: ManualClock, count: int = 2, publish: int = 0, **settings: Any) -> list[Queue]:
+    """Return queues in memory, each with some messages."""
+    defaults = {"visibility_timeout": "60s", "clock_skew": "0s", "retry_delay": "1s"}
+    made = [memory_queue(clock, **{**defaults, **settings}) for _ in range(count)]
     for number, queue in enumerate(made):
         context_of(queue).path = f"memory/{number}"
+        queue.publish(["x"] * publish)
     return made
 
 
-class Runner:
-    """One run of a query over several queues as Spark drives it, step by step."""
+class Runner(AnyRunner):
+    """A run of a query over several queues."""
 
     def __init__(
         self, queues: list[Queue], checkpoint: Checkpoint | None = None, **options: Any
     ) -> None:
-        self.checkpoint = checkpoint or Checkpoint()
+        super().__init__(checkpoint)
         self.source = MultiQueueSource(
             [group_ledger_of(queue.group("g")) for queue in queues],
             StreamOptions(**options),
             keep_alive=StubAlive,
         )
 
-    def offer(self) -> bool:
-        log = self.checkpoint
-        if not log.offsets:
-            log.offsets, log.committed = [self.source.initial()], 1
-        end = self.source.latest(log.offsets[-1])
-        if end == log.offsets[-1]:
-            return False
-        log.offsets.append(end)
-        return True
-
     def plan(self) -> Plans:
-        return self.source.plans(self.checkpoint.offsets[-2], self.checkpoint.offsets[-1])
-
-    def commit(self) -> None:
-        self.checkpoint.committed = len(self.checkpoint.offsets)
-
-    @property
-    def replays(self) -> bool:
-        return self.checkpoint.committed < len(self.checkpoint.offsets)
-
-    def batch(self) -> Plans:
-        if not self.replays:
-            assert self.offer(), "there is nothing to lease"
-        plan = self.plan()
-        self.commit()
-        return plan
+        plans: Plans = self.source.plans(*self.checkpoint.offsets[-2:])
+        return plans
 
 
 def rows(plans: Plans) -> Rows:
@@ -122,9 +91,7 @@ def test_what_does_not_divide_goes_to_each_in_turn() -> None:
 
 
 def test_a_batch_takes_its_share_of_each_queue(clock: ManualClock) -> None:
-    both = queues(clock)
-    for queue in both:
-        queue.publish(["x"] * 50)
+    both = queues(clock, publish=50)
     runner = Runner(both, max_messages=20)
     assert sizes(runner.batch()) == {"memory/0": 10, "memory/1": 10}
     assert all(queue.group("g").stats().leased == 10 for queue in both)
@@ -150,18 +117,14 @@ def test_a_busy_queue_starves_none(clock: ManualClock) -> None:
 
 
 def test_a_batch_of_bytes_is_shared_too(clock: ManualClock) -> None:
-    both = queues(clock)
-    for queue in both:
-        queue.publish(["x"] * 1_000)
+    both = queues(clock, publish=1_000)
     size = messages_of(both[0]).index().files[0].size
     taken = sizes(Runner(both, max_bytes=size // 2).batch())
     assert all(200 <= count <= 300 for count in taken.values())
 
 
 def test_leases_of_one_batch_have_an_id_of_their_own_in_each_queue(clock: ManualClock) -> None:
-    both = queues(clock)
-    for queue in both:
-        queue.publish(["x"])
+    both = queues(clock, publish=1)
     runner = Runner(both)
     ids = {group.queue_path: plan.lease_id for group, plan in runner.batch()}
     stream = runner.checkpoint.offsets[-1]["stream"]
@@ -172,9 +135,7 @@ def test_leases_of_one_batch_have_an_id_of_their_own_in_each_queue(clock: Manual
 
 
 def test_what_is_left_of_a_batch_is_acked_when_spark_asks_for_the_next(clock: ManualClock) -> None:
-    both = queues(clock)
-    for queue in both:
-        queue.publish(["x"])
+    both = queues(clock, publish=1)
     runner = Runner(both)
     runner.batch()
     both[0].publish(["more"])
@@ -185,9 +146,7 @@ def test_what_is_left_of_a_batch_is_acked_when_spark_asks_for_the_next(clock: Ma
 
 
 def test_a_queue_without_a_share_has_its_last_batch_acked_all_the_same(clock: ManualClock) -> None:
-    both = queues(clock)
-    for queue in both:
-        queue.publish(["x"] * 3)
+    both = queues(clock, publish=3)
     runner = Runner(both, max_messages=1)
     (one,) = sizes(runner.batch())
     (other,) = sizes(runner.batch())
@@ -202,8 +161,7 @@ def test_a_replay_takes_over_what_the_batch_holds_in_each_queue_and_leases_nothi
     both = queues(clock)
     both[0].publish(["x"] * 3)
     first = Runner(both)
-    assert first.offer()
-    taken = rows(first.plan())
+    taken = rows(first.begun())
     both[1].publish(["came later"])
     successor = Runner(both, first.checkpoint)
     assert rows(successor.plan()) == taken
@@ -213,9 +171,7 @@ def test_a_replay_takes_over_what_the_batch_holds_in_each_queue_and_leases_nothi
 def test_a_zombie_frozen_between_two_queues_leases_is_refused_in_the_second(
     clock: ManualClock,
 ) -> None:
-    both = queues(clock)
-    for queue in both:
-        queue.publish(["x"])
+    both = queues(clock, publish=1)
     zombie = Runner(both)
     assert zombie.offer()
     stream, n = zombie.checkpoint.offsets[-1]["stream"], 1
@@ -228,9 +184,7 @@ def test_a_zombie_frozen_between_two_queues_leases_is_refused_in_the_second(
 
 
 def test_a_queue_may_join_at_a_restart_and_another_leave(clock: ManualClock) -> None:
-    three = queues(clock, 3)
-    for queue in three:
-        queue.publish(["x"])
+    three = queues(clock, 3, publish=1)
     first = Runner(three[:2])
     first.batch()
     second = Runner(three[1:], first.checkpoint)
@@ -255,9 +209,7 @@ def test_a_checkpoint_of_one_queue_and_one_of_several_are_not_mixed(clock: Manua
 
 
 def test_available_now_drains_what_was_there_in_each_queue(clock: ManualClock) -> None:
-    both = queues(clock)
-    for queue in both:
-        queue.publish(["x"] * 5)
+    both = queues(clock, publish=5)
     runner = Runner(both, max_messages=4)
     runner.checkpoint.offsets, runner.checkpoint.committed = [runner.source.initial()], 1
     runner.source.limit_to_current()
@@ -401,7 +353,7 @@ class _Storm:
 
         Awake again, it goes on until the marks refuse it.
         """
-        own = Checkpoint(list(runner.checkpoint.offsets), runner.checkpoint.committed)
+        own = runner.checkpoint.copy()
         stream, n = own.offsets[-1]["stream"], own.offsets[-1]["batch"]
         leased = []
         if not runner.replays or self.random.random() < 0.5:
@@ -441,18 +393,10 @@ class _Storm:
 
 
 def test_what_a_runner_remembers_does_not_grow_with_its_batches(clock: ManualClock) -> None:
-    made = queues(clock)
-    for queue in made:
-        queue.publish(["a"] * 6)
+    made = queues(clock, publish=6)
     runner = Runner(made, max_messages=2)
-
-    def remembered() -> int:
-        kept = [vars(each) for each in (runner.source, *runner.source.sources)]
-        values = [value for one in kept for value in one.values()]
-        return sum(len(each) for each in values if isinstance(each, dict | set | list))
-
     runner.batch()
-    before = remembered()
+    before = remembered(runner.source, *runner.source.sources)
     for _ in range(5):
         runner.batch()
-    assert remembered() == before
+    assert remembered(runner.source, *runner.source.sources) == before

@@ -149,9 +149,7 @@ class _Storm:
         }
 
     def _freeze(self, runner: Runner, plan: BatchPlan | None) -> None:
-        zombie = Runner(
-            self.queue, Checkpoint(list(runner.checkpoint.offsets), runner.checkpoint.committed)
-        )
+        zombie = Runner(self.queue, runner.checkpoint.copy())
         zombie.source = runner.source
         self.zombies.append((zombie, lambda: self._wake(zombie, plan, runner.checkpoint)))
 
