@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Final, overload
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_mq.ledger.bands import priorities_of
 from spark_mq.ledger.delivery_times import DeliveryTimes, TimeColumns, TimedRun
+from spark_mq.util.columns import to_array, to_arrow
 
 __all__ = ["DataFile", "FileColumns", "FileList", "PathColumn"]
 
 _MIN_TAIL: Final = 1_024
 """Paths that are kept as Python strings, at least, before they go into the Arrow array."""
+_MIN_RECENT: Final = 1_024  # places in a dict, at least, before they are sorted in
+_CHUNK: Final = 10_000  # paths that are Python strings at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +43,18 @@ class DataFile:
 
 
 class PathColumn:
-    """A list of strings: an Arrow array, and a Python list of the last ones."""
+    """A list of strings: an Arrow array, and a Python list of the last ones.
+
+    It finds a string by sorted hashes, in 16 bytes for each, once somebody asks for one.
+    """
 
     def __init__(self) -> None:
         # One attribute, because another thread may read while this one grows.
         self._parts: tuple[pa.Array, list[str]] = (pa.array([], pa.large_string()), [])
+        self._lock = threading.Lock()  # of the lookup
+        # The sorted hashes, the places in their order, and the places of strings that are not
+        # sorted in yet. One attribute, because an interrupt may come between two.
+        self._lookup: tuple[array[int], array[int], dict[str, int]] = array("q"), array("q"), {}
 
     def __len__(self) -> int:
         sealed, tail = self._parts
@@ -83,6 +95,39 @@ class PathColumn:
             sealed = pa.concat_arrays([sealed, pa.array(tail, pa.large_string())])
             self._parts = (sealed, [])
         return sealed
+
+    def find(self, path: str, count: int) -> int | None:
+        """Return the place of a string among the first `count`, which never shrink. Thread-safe."""
+        with self._lock:
+            hashes, places, recent = self._catch_up(count)
+            if path in recent:
+                return recent[path]
+            wanted = hash(path)
+            at = bisect_left(hashes, wanted)
+            while at < len(hashes) and hashes[at] == wanted:
+                if self[places[at]] == path:
+                    return places[at]
+                at += 1
+            return None
+
+    def _catch_up(self, count: int) -> tuple[array[int], array[int], dict[str, int]]:
+        _, places, recent = self._lookup
+        if count - len(places) > max(_MIN_RECENT, len(places) // 8):
+            self._sort_in(count)
+        else:
+            for place in range(len(places) + len(recent), count):
+                recent[self[place]] = place
+        return self._lookup
+
+    def _sort_in(self, end: int) -> None:
+        known, before, _ = self._lookup
+        hashes, start = array("q", known), len(before)
+        for low in range(start, end, _CHUNK):
+            hashes.extend(map(hash, self.to_arrow(low, min(end, low + _CHUNK)).to_pylist()))
+        column = to_arrow(hashes)
+        places = to_arrow(array("q", chain(before, range(start, end))))
+        order = pc.sort_indices(column)
+        self._lookup = to_array(column.take(order)), to_array(places.take(order)), {}
 
 
 class FileList(Sequence[DataFile]):
@@ -146,6 +191,10 @@ class FileList(Sequence[DataFile]):
         return isinstance(other, Sequence) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]  # it grows
+
+    def find(self, path: str) -> int | None:
+        """Return the place of a file, or None."""
+        return self.paths.find(path, len(self))
 
     def times_of(self, first: int) -> DeliveryTimes | None:
         at = bisect_left(self.timed, first)

@@ -12,7 +12,6 @@ from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState
 from spark_mq.ledger.data_files import FileList
-from spark_mq.storage.path_lookup import PathLookup
 
 __all__ = ["TRIMMED", "drop_files"]
 
@@ -78,9 +77,8 @@ def _delete(
     store: ObjectStore, folders: set[str], files: FileList, count: int, rewritten: set[str]
 ) -> None:
     """Delete all trimmed and rewritten files in some folders, also those of interrupted runs."""
-    places = PathLookup(files)
     for folder in sorted(folders):
         for info in store.iterate(folder):
-            place = places.find(info.path)
+            place = files.find(info.path)
             if info.path in rewritten or (place is not None and place < count):
                 store.delete(info.path)

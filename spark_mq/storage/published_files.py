@@ -36,7 +36,6 @@ from spark_mq.storage.commit_rows import (
     publish_rows,
     rewrite_rows,
 )
-from spark_mq.storage.path_lookup import PathLookup
 from spark_mq.util.columns import sort_rows
 from spark_mq.util.show import show_name
 from spark_mq.util.validation import short_repr
@@ -62,7 +61,6 @@ class PublishedFiles:
             str, tuple[int, int]
         ] = {}  # app -> its latest number, and the version of that
         self._files, self._path, self._active = files, path, active
-        self._places = PathLookup(self.index.files)
         self._rewritten: dict[
             str, tuple[int, int | None]
         ] = {}  # path -> version, and the last sequence in it, at most, if known
@@ -78,16 +76,17 @@ class PublishedFiles:
 
     def knows(self, path: str) -> bool:
         """Return whether an applied commit has added a file."""
-        return path in self._rewritten or self._places.find(path) is not None
+        return path in self._rewritten or self.index.files.find(path) is not None
 
     def version_of(self, path: str) -> int | None:
         """Return the version that published a file, or None."""
-        place = self._places.find(path)
+        place = self.index.files.find(path)
         return None if place is None else self.index.files.firsts[place] >> ORDINAL_BITS
 
     def forget(self, up_to: int) -> None:
         """Forget commits that all groups have settled and a trim has dropped, up to a sequence."""
-        self._replace_index(self.index.without_settled(up_to))
+        # Others may use the old index, so it does not change.
+        self.index = self.index.without_settled(up_to)
         forgotten = self.rewritten(self.index.forgotten_to)
         self._rewritten = {k: v for k, v in self._rewritten.items() if k not in forgotten}
 
@@ -104,12 +103,7 @@ class PublishedFiles:
                 forgotten=forgotten,
                 lanes=index.layout.lanes,
             )
-        self._replace_index(kept)
-
-    def _replace_index(self, index: MessageIndex) -> None:
-        if index is not self.index:
-            # Others may use the old index, so it does not change.
-            self.index, self._places = index, PathLookup(index.files)
+        self.index = kept
 
     def rewritten(self, horizon: int) -> set[str]:
         """Return the paths of rewritten files without a sequence above `horizon`."""
@@ -184,7 +178,7 @@ class PublishedFiles:
         return max(known) if len(known) == len(lasts) else None
 
     def _last(self, path: str) -> int | None:
-        place = self._places.find(path)
+        place = self.index.files.find(path)
         if place is not None:
             return self.index.files.last_at(place)
         return self._rewritten.get(path, (0, None))[1]

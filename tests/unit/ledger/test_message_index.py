@@ -333,14 +333,29 @@ def test_an_interrupted_addition_leaves_nothing_behind():
             sys.settrace(None)
         if len(index.files) == 2:
             assert (index.total, list(index.files)) == (3, before)
+            assert index.files.find("c") is None
             index.extend(added, 3)
         assert list(index.files) == [*before, *added]
         index.extend([DataFile(sequence(4, 0), 1, "e", 1, 1)], 4)
         assert (index.total, index.files[-1].path, index.count(0, 1 << 40)) == (8, "e", 8)
         assert [f.path for f in index.timed_files(-1)] == ["a", "c", "d"]
+        assert [index.files.find(path) for path in "abcde"] == [0, 1, 2, 3, 4]
         if done:
             return
         lines += 1
+
+
+@pytest.mark.parametrize("asked_at", [{0, 1, 900, 1_500, 2_999}, {2_999}])
+def test_a_file_is_found_by_its_path_while_the_index_grows_and_forgets(asked_at: set[int]) -> None:
+    index, paths = MessageIndex(), [f"part-{number}" for number in range(3_000)]
+    for number, path in enumerate(paths):
+        index.extend([DataFile(sequence(number, 0), 1, path, 1, 1)], number)
+        if number in asked_at:
+            assert [index.files.find(one) for one in paths[: number + 1]] == [*range(number + 1)]
+            assert index.files.find(f"part-{number + 1}") is None
+    kept = index.without_settled(sequence(999, 0))
+    assert [kept.files.find(path) for path in (paths[999], paths[1_000])] == [None, 0]
+    assert index.files.find(paths[999]) == 999
 
 
 def test_a_part_of_a_slice_has_its_share_of_the_bytes():
