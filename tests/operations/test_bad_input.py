@@ -47,28 +47,48 @@ def contents(root: Path | str) -> dict[str, int]:
     }
 
 
-def refused(
-    root: Path | str, kind: type[Exception], call: Callable[[], Any], *reported: str
-) -> Any:
-    """The error of a call that must fail without changing a file.
+Refused = Callable[..., Any]
+Check = Callable[..., None]
+
+
+@pytest.fixture
+def refused(tmp_path: Path) -> Refused:
+    """Return the error of a call that must fail without changing a file.
 
     Its message has the expected words.
     """
-    before = contents(root)
-    with pytest.raises(kind) as caught:
-        call()
-    assert contents(root) == before
-    for part in reported:
-        assert part in str(caught.value)
-    return caught.value
+
+    def error_of(kind: type[Exception], call: Callable[[], Any], *reported: str) -> Any:
+        before = contents(tmp_path)
+        with pytest.raises(kind) as caught:
+            call()
+        assert contents(tmp_path) == before
+        for part in reported:
+            assert part in str(caught.value)
+        return caught.value
+
+    return error_of
+
+
+@pytest.fixture
+def bad(refused: Refused) -> Check:
+    """Check that a call refuses the value of an option, and that the error names both."""
+
+    def check(option: str, value: Any, call: Callable[[], Any], *reported: str) -> None:
+        error = refused(errors.InvalidOption, call, *reported)
+        assert error.option == option
+        assert error.value is value or error.value == value
+        assert f"{option}={value!r}" in str(error)
+        assert isinstance(error, ValueError)
+
+    return check
 
 
 # -- the path
 
 
-def test_a_path_without_a_queue(tmp_path: Path) -> None:
+def test_a_path_without_a_queue(refused: Refused, tmp_path: Path) -> None:
     error = refused(
-        tmp_path,
         errors.QueueNotFound,
         lambda: Queue.open(tmp_path / "q"),
         str(tmp_path / "q"),
@@ -78,9 +98,8 @@ def test_a_path_without_a_queue(tmp_path: Path) -> None:
     assert isinstance(error, LookupError)
 
 
-def test_a_queue_that_is_there_already(queue: Queue) -> None:
+def test_a_queue_that_is_there_already(refused: Refused, queue: Queue) -> None:
     error = refused(
-        queue.path,
         errors.QueueExists,
         lambda: Queue.create(queue.path),
         queue.path,
@@ -91,11 +110,10 @@ def test_a_queue_that_is_there_already(queue: Queue) -> None:
     assert Queue.create(queue.path, exist_ok=True).stats()["published"] == 2
 
 
-def test_a_path_that_is_another_delta_table(tmp_path: Path) -> None:
+def test_a_path_that_is_another_delta_table(refused: Refused, tmp_path: Path) -> None:
     write_deltalake(tmp_path / "t", pa.table({"x": [1]}))
     for call in (Queue.open, Queue.create):
         error = refused(
-            tmp_path,
             errors.NotAQueue,
             lambda call=call: call(tmp_path / "t"),
             "itself a Delta table",
@@ -105,53 +123,43 @@ def test_a_path_that_is_another_delta_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("description", [None, "mine", '{"format": "other"}', "[1]"])
-def test_messages_of_somebody_else(tmp_path: Path, description: str | None) -> None:
+def test_messages_of_somebody_else(
+    refused: Refused, tmp_path: Path, description: str | None
+) -> None:
     DeltaTable.create(tmp_path / "q" / "messages", MESSAGE_SCHEMA, description=description)
+    refused(errors.NotAQueue, lambda: Queue.open(tmp_path / "q"), "messages", "not one of a queue")
     refused(
-        tmp_path,
-        errors.NotAQueue,
-        lambda: Queue.open(tmp_path / "q"),
-        "messages",
-        "not one of a queue",
-    )
-    refused(
-        tmp_path,
-        errors.NotAQueue,
-        lambda: Queue.create(tmp_path / "q"),
-        "messages",
-        "not one of a queue",
+        errors.NotAQueue, lambda: Queue.create(tmp_path / "q"), "messages", "not one of a queue"
     )
 
 
-def test_leases_of_somebody_else(queue: Queue) -> None:
+def test_leases_of_somebody_else(refused: Refused, queue: Queue) -> None:
     shutil.rmtree(ledgers_of(queue).path)
     DeltaTable.create(ledgers_of(queue).path, pa.schema([("x", pa.int64())]), description="mine")
-    refused(queue.path, errors.NotAQueue, lambda: Queue.open(queue.path), "leases/")
-    refused(queue.path, errors.QueueExists, lambda: Queue.create(queue.path))
+    refused(errors.NotAQueue, lambda: Queue.open(queue.path), "leases/")
+    refused(errors.QueueExists, lambda: Queue.create(queue.path))
 
 
-def test_dead_letters_of_somebody_else(tmp_path: Path) -> None:
+def test_dead_letters_of_somebody_else(refused: Refused, tmp_path: Path) -> None:
     write_deltalake(tmp_path / "theirs" / "messages", pa.table({"x": [1]}))
     queue = Queue.create(tmp_path / "q", dead_letter_path=tmp_path / "theirs")
-    refused(tmp_path, errors.NotAQueue, lambda: queue.dead_letters, "theirs")
+    refused(errors.NotAQueue, lambda: queue.dead_letters, "theirs")
 
 
-def test_a_queue_of_a_later_version(tmp_path: Path) -> None:
+def test_a_queue_of_a_later_version(refused: Refused, tmp_path: Path) -> None:
     DeltaTable.create(
         tmp_path / "messages",
         MESSAGE_SCHEMA,
         description=json.dumps({"format": "spark_mq queue", "format_version": 99}),
     )
-    refused(
-        tmp_path, errors.UnsupportedTable, lambda: Queue.open(tmp_path), "99", "update spark_mq"
-    )
+    refused(errors.UnsupportedTable, lambda: Queue.open(tmp_path), "99", "update spark_mq")
 
 
 @pytest.mark.parametrize(
     "died_before", ["messages", "leases", "dead_letters/messages", "dead_letters/leases"]
 )
 def test_a_half_made_queue_is_finished_by_making_it_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, died_before: str
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, died_before: str
 ) -> None:
     class Killed(BaseException):
         pass
@@ -170,10 +178,9 @@ def test_a_half_made_queue_is_finished_by_making_it_again(
         with pytest.raises(Killed):
             Queue.create(tmp_path / "q", visibility_timeout="7s")
     if died_before == "messages":
-        refused(tmp_path, errors.QueueNotFound, lambda: Queue.open(tmp_path / "q"))
+        refused(errors.QueueNotFound, lambda: Queue.open(tmp_path / "q"))
     elif died_before == "leases":
         refused(
-            tmp_path,
             errors.QueueExists,
             lambda: Queue.create(tmp_path / "q"),
             "visibility_timeout=7s, not 1m",
@@ -189,7 +196,7 @@ def test_a_half_made_queue_is_finished_by_making_it_again(
     queue.dead_letters.publish("b")
 
 
-def test_a_folder_with_other_files_is_not_made_a_queue(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_not_made_a_queue(refused: Refused, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / ".hidden").touch()
@@ -204,18 +211,13 @@ def test_a_folder_with_other_files_is_not_made_a_queue(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     reported = ("a.csv, b.csv, c.csv and 2 more", "folder of its own")
     error = refused(
-        tmp_path,
-        errors.NotAQueue,
-        lambda: Queue.create(tmp_path, exist_ok=True),
-        str(tmp_path),
-        *reported,
+        errors.NotAQueue, lambda: Queue.create(tmp_path, exist_ok=True), str(tmp_path), *reported
     )
     assert error.path == str(tmp_path)
 
 
-def test_a_dead_letter_path_that_is_the_queue(tmp_path: Path) -> None:
+def test_a_dead_letter_path_that_is_the_queue(refused: Refused, tmp_path: Path) -> None:
     error = refused(
-        tmp_path,
         errors.InvalidOption,
         lambda: Queue.create(tmp_path / "q", dead_letter_path=tmp_path / "q"),
         "dead_letter_path",
@@ -227,29 +229,27 @@ def test_a_dead_letter_path_that_is_the_queue(tmp_path: Path) -> None:
 # -- tables that were changed under the queue
 
 
-def test_messages_gone(queue: Queue) -> None:
+def test_messages_gone(refused: Refused, queue: Queue) -> None:
     shutil.rmtree(messages_of(queue).path)
-    refused(queue.path, errors.QueueNotFound, lambda: Queue.open(queue.path))
-    refused(
-        queue.path, errors.NotAQueue, lambda: Queue.create(queue.path), "leases/", "no messages/"
-    )
+    refused(errors.QueueNotFound, lambda: Queue.open(queue.path))
+    refused(errors.NotAQueue, lambda: Queue.create(queue.path), "leases/", "no messages/")
     with pytest.raises(errors.NotAQueue, match="there is no longer a Delta table"):
         queue.publish("x")
 
 
-def test_messages_made_anew(queue: Queue) -> None:
+def test_messages_made_anew(refused: Refused, queue: Queue) -> None:
     """Old ledgers over a new log: sequences would mean other messages."""
     held = again(queue)
     held.stats()
     shutil.rmtree(messages_of(queue).path)
     MessageTable(messages_of(queue).path).create(context_of(queue).settings.to_json())
-    refused(queue.path, errors.NotAQueue, lambda: Queue.open(queue.path), "another messages/ table")
+    refused(errors.NotAQueue, lambda: Queue.open(queue.path), "another messages/ table")
     with pytest.raises(errors.NotAQueue, match="created again after"):
         held.publish("x")
     assert DeltaTable(messages_of(queue).path).version() == 0
 
 
-def test_a_queue_made_anew_under_a_handle(queue: Queue) -> None:
+def test_a_queue_made_anew_under_a_handle(refused: Refused, queue: Queue) -> None:
     held = queue.group()
     lease_id = held.lease("w").lease_id
     shutil.rmtree(queue.path)
@@ -258,13 +258,9 @@ def test_a_queue_made_anew_under_a_handle(queue: Queue) -> None:
         fresh.publish("x")
         lease(fresh, 1)
     refused(
-        queue.path,
-        errors.NotAQueue,
-        lambda: held.ack(lease_id),
-        "created again after",
-        "Open the queue again",
+        errors.NotAQueue, lambda: held.ack(lease_id), "created again after", "Open the queue again"
     )
-    refused(queue.path, errors.NotAQueue, lambda: held.lease("w"), "created again after")
+    refused(errors.NotAQueue, lambda: held.lease("w"), "created again after")
 
 
 @pytest.mark.parametrize("table", ["messages", "leases"])
@@ -307,7 +303,7 @@ def test_a_queue_made_anew_under_a_handle(queue: Queue) -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_table_with_features_that_an_engine_cannot_handle(
-    queue: Queue, table: str, protocol: dict[str, Any], feature: str
+    refused: Refused, queue: Queue, table: str, protocol: dict[str, Any], feature: str
 ) -> None:
     path = Path(queue.path, table)
     version = DeltaTable(path).version() + 1
@@ -318,33 +314,25 @@ def test_a_table_with_features_that_an_engine_cannot_handle(
         + json.dumps({"protocol": protocol})
         + "\n"
     )
-    error = refused(
-        queue.path, errors.UnsupportedTable, lambda: Queue.open(queue.path), str(path), feature
-    )
+    error = refused(errors.UnsupportedTable, lambda: Queue.open(queue.path), str(path), feature)
     assert error.path == str(path)
 
 
-def test_a_commit_that_is_not_readable_names_itself(queue: Queue) -> None:
+def test_a_commit_that_is_not_readable_names_itself(refused: Refused, queue: Queue) -> None:
     queue.publish("c")
     broken = Path(messages_of(queue).path, "_delta_log", f"{1:020d}.json")
     broken.write_text('{"add": ')
     error = refused(
-        queue.path,
-        errors.CorruptLog,
-        MessageTable(messages_of(queue).path).index,
-        "commit 1",
-        "backup",
+        errors.CorruptLog, MessageTable(messages_of(queue).path).index, "commit 1", "backup"
     )
     assert error.version == 1
 
 
-def test_a_commit_that_is_gone_names_itself(queue: Queue) -> None:
+def test_a_commit_that_is_gone_names_itself(refused: Refused, queue: Queue) -> None:
     queue.publish("c")
     DeltaTable(messages_of(queue).path).create_checkpoint()
     Path(messages_of(queue).path, "_delta_log", f"{1:020d}.json").unlink()
-    error = refused(
-        queue.path, errors.CorruptLog, lambda: again(queue).stats(), "commit 1", "gone", "backup"
-    )
+    error = refused(errors.CorruptLog, lambda: again(queue).stats(), "commit 1", "gone", "backup")
     assert (error.path, error.version) == (messages_of(queue).path, 1)
 
 
@@ -372,106 +360,47 @@ BAD_DURATIONS = [
 BAD_COUNTS = [0, -1, 1.5, math.nan, math.inf, True, False, "", "many", "1.5", [], 10**30]
 
 
-def where(error: Any, option: str, value: Any) -> None:
-    assert error.option == option
-    assert error.value is value or error.value == value
-    assert f"{option}={value!r}" in str(error)
-    assert isinstance(error, ValueError)
-
-
 @pytest.mark.parametrize("value", [*BAD_DURATIONS, 0, "0s"], ids=repr)
-def test_bad_visibility_timeouts(tmp_path: Path, queue: Queue, value: Any) -> None:
-    where(
-        refused(
-            tmp_path,
-            errors.InvalidOption,
-            lambda: Queue.create(tmp_path / "n", visibility_timeout=value),
-            "'30s'",
-        ),
+def test_bad_visibility_timeouts(bad: Check, tmp_path: Path, queue: Queue, value: Any) -> None:
+    bad(
         "visibility_timeout",
         value,
+        lambda: Queue.create(tmp_path / "n", visibility_timeout=value),
+        "'30s'",
     )
-    where(
-        refused(tmp_path, errors.InvalidOption, lambda: memory_queue(visibility_timeout=value)),
-        "visibility_timeout",
-        value,
-    )
+    bad("visibility_timeout", value, lambda: memory_queue(visibility_timeout=value))
     if value is not None:
         group = queue.group()
-        where(
-            refused(
-                tmp_path, errors.InvalidOption, lambda: group.lease("w", visibility_timeout=value)
-            ),
-            "visibility_timeout",
-            value,
-        )
-        where(
-            refused(tmp_path, errors.InvalidOption, lambda: group.extend("x", value)),
-            "timeout",
-            value,
-        )
+        bad("visibility_timeout", value, lambda: group.lease("w", visibility_timeout=value))
+        bad("timeout", value, lambda: group.extend("x", value))
 
 
 @pytest.mark.parametrize("option", ["retention", "clock_skew", "retry_delay", "max_retry_delay"])
 @pytest.mark.parametrize("value", BAD_DURATIONS, ids=repr)
-def test_bad_durations(tmp_path: Path, option: str, value: Any) -> None:
-    where(
-        refused(
-            tmp_path,
-            errors.InvalidOption,
-            lambda: Queue.create(tmp_path / "q", **{option: value}),
-            "zero or more",
-        ),
-        option,
-        value,
-    )
+def test_bad_durations(bad: Check, tmp_path: Path, option: str, value: Any) -> None:
+    bad(option, value, lambda: Queue.create(tmp_path / "q", **{option: value}), "zero or more")
 
 
 @pytest.mark.parametrize("value", [value for value in BAD_DURATIONS if value is not None], ids=repr)
-def test_bad_delays_and_waits(tmp_path: Path, queue: Queue, value: Any) -> None:
+def test_bad_delays_and_waits(bad: Check, queue: Queue, value: Any) -> None:
     group = queue.group()
-    where(
-        refused(tmp_path, errors.InvalidOption, lambda: group.nack("x", delay=value)),
-        "delay",
-        value,
-    )
-    where(
-        refused(tmp_path, errors.InvalidOption, lambda: group.lease("w", wait=value)), "wait", value
-    )
+    bad("delay", value, lambda: group.nack("x", delay=value))
+    bad("wait", value, lambda: group.lease("w", wait=value))
 
 
 @pytest.mark.parametrize("option", ["max_delivery_attempts", "max_in_flight", "max_tracked_ranges"])
 @pytest.mark.parametrize("value", BAD_COUNTS, ids=repr)
-def test_bad_limits(tmp_path: Path, option: str, value: Any) -> None:
-    where(
-        refused(
-            tmp_path,
-            errors.InvalidOption,
-            lambda: Queue.create(tmp_path / "q", **{option: value}),
-            "whole number",
-        ),
-        option,
-        value,
-    )
+def test_bad_limits(bad: Check, tmp_path: Path, option: str, value: Any) -> None:
+    bad(option, value, lambda: Queue.create(tmp_path / "q", **{option: value}), "whole number")
 
 
 @pytest.mark.parametrize("value", [*BAD_COUNTS, None, 2**31], ids=repr)
-def test_bad_batch_sizes(tmp_path: Path, queue: Queue, value: Any) -> None:
-    where(
-        refused(
-            tmp_path,
-            errors.InvalidOption,
-            lambda: queue.group().lease("w", max_messages=value),
-            "1 to",
-        ),
-        "max_messages",
-        value,
-    )
+def test_bad_batch_sizes(bad: Check, queue: Queue, value: Any) -> None:
+    bad("max_messages", value, lambda: queue.group().lease("w", max_messages=value), "1 to")
 
 
-def test_an_unknown_setting_is_named_with_a_hint(tmp_path: Path) -> None:
+def test_an_unknown_setting_is_named_with_a_hint(refused: Refused, tmp_path: Path) -> None:
     error = refused(
-        tmp_path,
         errors.InvalidOption,
         lambda: Queue.create(tmp_path / "q", max_inflight=3),
         "'max_inflight'",
@@ -499,20 +428,12 @@ BAD_NAMES = [
 
 
 @pytest.mark.parametrize("value", BAD_NAMES, ids=repr)
-def test_bad_names(tmp_path: Path, queue: Queue, value: Any) -> None:
-    where(
-        refused(tmp_path, errors.InvalidOption, lambda: queue.group(value), "letters"),
-        "group",
-        value,
-    )
+def test_bad_names(bad: Check, queue: Queue, value: Any) -> None:
+    bad("group", value, lambda: queue.group(value), "letters")
     if value is not None:  # the default
-        where(
-            refused(tmp_path, errors.InvalidOption, lambda: queue.group().lease(value)),
-            "worker_id",
-            value,
-        )
+        bad("worker_id", value, lambda: queue.group().lease(value))
         publish = lambda: queue.publish("a", producer_id=value, producer_sequence=1)  # noqa: E731
-        where(refused(tmp_path, errors.InvalidOption, publish), "producer_id", value)
+        bad("producer_id", value, publish)
 
 
 @pytest.mark.parametrize("value", ["a", "A-b_c.9", "x" * 128, "_x", "null", "1"])
@@ -523,9 +444,8 @@ def test_good_names(queue: Queue, value: str) -> None:
 
 
 @pytest.mark.parametrize("value", [-1, True, 1.5, "x", math.nan, 2**63, None], ids=repr)
-def test_bad_producer_numbers(tmp_path: Path, queue: Queue, value: Any) -> None:
+def test_bad_producer_numbers(refused: Refused, queue: Queue, value: Any) -> None:
     error = refused(
-        tmp_path,
         errors.InvalidOption,
         lambda: queue.publish("a", producer_id="p", producer_sequence=value),
         "producer_sequence",
@@ -533,13 +453,8 @@ def test_bad_producer_numbers(tmp_path: Path, queue: Queue, value: Any) -> None:
     assert (error.option, error.value) == ("producer_sequence", value)
 
 
-def test_a_producer_number_needs_its_producer(tmp_path: Path, queue: Queue) -> None:
-    refused(
-        tmp_path,
-        errors.InvalidOption,
-        lambda: queue.publish("a", producer_sequence=1),
-        "go together",
-    )
+def test_a_producer_number_needs_its_producer(refused: Refused, queue: Queue) -> None:
+    refused(errors.InvalidOption, lambda: queue.publish("a", producer_sequence=1), "go together")
 
 
 @pytest.mark.parametrize(
@@ -559,39 +474,23 @@ def test_a_producer_number_needs_its_producer(tmp_path: Path, queue: Queue) -> N
     ],
     ids=repr,
 )
-def test_bad_positions(tmp_path: Path, queue: Queue, value: Any) -> None:
-    where(
-        refused(
-            tmp_path,
-            errors.InvalidOption,
-            lambda: queue.group("g", start=value),
-            "earliest, latest",
-        ),
-        "start",
-        value,
-    )
-    where(refused(tmp_path, errors.InvalidOption, lambda: queue.group().seek(value)), "to", value)
+def test_bad_positions(bad: Check, queue: Queue, value: Any) -> None:
+    bad("start", value, lambda: queue.group("g", start=value), "earliest, latest")
+    bad("to", value, lambda: queue.group().seek(value))
 
 
-def test_a_position_beyond_every_sequence(tmp_path: Path, queue: Queue) -> None:
-    refused(tmp_path, errors.InvalidOption, lambda: queue.group("g", start=2**63), str(2**63))
-    refused(tmp_path, errors.InvalidOption, lambda: queue.group().seek(2**70))
+def test_a_position_beyond_every_sequence(refused: Refused, queue: Queue) -> None:
+    refused(errors.InvalidOption, lambda: queue.group("g", start=2**63), str(2**63))
+    refused(errors.InvalidOption, lambda: queue.group().seek(2**70))
 
 
-def test_instants_without_a_time_zone(tmp_path: Path, queue: Queue, clock: ManualClock) -> None:
+def test_instants_without_a_time_zone(refused: Refused, queue: Queue, clock: ManualClock) -> None:
     refused(
-        tmp_path,
-        errors.InvalidOption,
-        lambda: queue.group("g", start=NAIVE),
-        "time zone",
-        "timezone.utc",
+        errors.InvalidOption, lambda: queue.group("g", start=NAIVE), "time zone", "timezone.utc"
     )
-    refused(tmp_path, errors.InvalidOption, lambda: queue.group().seek(NAIVE), "time zone")
+    refused(errors.InvalidOption, lambda: queue.group().seek(NAIVE), "time zone")
     refused(
-        tmp_path,
-        errors.InvalidOption,
-        lambda: again(queue, clock=lambda: NAIVE).publish("a"),
-        "time zone",
+        errors.InvalidOption, lambda: again(queue, clock=lambda: NAIVE).publish("a"), "time zone"
     )
     with pytest.raises(errors.InvalidOption, match="time zone"):
         clock.set(NAIVE)
@@ -634,8 +533,8 @@ def test_instants_without_a_time_zone(tmp_path: Path, queue: Queue, clock: Manua
     ],
     ids=repr,
 )
-def test_bad_messages(tmp_path: Path, queue: Queue, messages: Any, reported: list[str]) -> None:
-    error = refused(tmp_path, errors.InvalidOption, lambda: queue.publish(messages), *reported)
+def test_bad_messages(refused: Refused, queue: Queue, messages: Any, reported: list[str]) -> None:
+    error = refused(errors.InvalidOption, lambda: queue.publish(messages), *reported)
     assert error.option == "messages"
 
 
@@ -668,26 +567,21 @@ INSTANTS = pa.array([AWARE], pa.timestamp("us", "UTC"))
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_bad_tables(
-    tmp_path: Path, queue: Queue, columns: dict[str, Any], column: str, reported: list[str]
+    refused: Refused, queue: Queue, columns: dict[str, Any], column: str, reported: list[str]
 ) -> None:
-    error = refused(
-        tmp_path, errors.InvalidSchema, lambda: queue.publish(pa.table(columns)), *reported
-    )
+    error = refused(errors.InvalidSchema, lambda: queue.publish(pa.table(columns)), *reported)
     assert error.column == column
 
 
-def test_a_table_with_a_column_twice(tmp_path: Path, queue: Queue) -> None:
+def test_a_table_with_a_column_twice(refused: Refused, queue: Queue) -> None:
     table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["value", "value"])
-    error = refused(
-        tmp_path, errors.InvalidSchema, lambda: queue.publish(table), "'value'", "twice"
-    )
+    error = refused(errors.InvalidSchema, lambda: queue.publish(table), "'value'", "twice")
     assert error.column == "value"
 
 
-def test_an_instant_beyond_all_microseconds(tmp_path: Path, queue: Queue) -> None:
+def test_an_instant_beyond_all_microseconds(refused: Refused, queue: Queue) -> None:
     late = pa.array([2**62], pa.int64()).cast(pa.timestamp("s", "UTC"))
     refused(
-        tmp_path,
         errors.InvalidSchema,
         lambda: queue.publish(pa.table({"value": ["a"], "published_at": late})),
         "published_at",
@@ -699,7 +593,7 @@ def test_an_instant_beyond_all_microseconds(tmp_path: Path, queue: Queue) -> Non
 
 @pytest.mark.parametrize("value", [-1, 2**63, 1.0, "5", True, None, b"1"], ids=repr)
 @pytest.mark.parametrize("verb", ["ack", "nack", "reject"])
-def test_sequences_that_are_none(tmp_path: Path, queue: Queue, verb: str, value: Any) -> None:
+def test_sequences_that_are_none(refused: Refused, queue: Queue, verb: str, value: Any) -> None:
     held = queue.group().lease("w")
     assert held is not None
     for settle in (
@@ -707,7 +601,6 @@ def test_sequences_that_are_none(tmp_path: Path, queue: Queue, verb: str, value:
         lambda sequences: getattr(queue.group(), verb)(held.lease_id, sequences),
     ):
         error = refused(
-            tmp_path,
             errors.InvalidOption,
             lambda settle=settle: settle([held.messages[0].sequence, value]),
             repr(value),
@@ -717,12 +610,10 @@ def test_sequences_that_are_none(tmp_path: Path, queue: Queue, verb: str, value:
     assert held.ack().settled == 1
 
 
-def test_sequences_that_are_no_collection(tmp_path: Path, queue: Queue) -> None:
+def test_sequences_that_are_no_collection(refused: Refused, queue: Queue) -> None:
     held = queue.group().lease("w")
     assert held is not None
-    error = refused(
-        tmp_path, errors.InvalidOption, lambda: held.ack(held.messages[0].sequence), "list"
-    )  # type: ignore[arg-type]
+    error = refused(errors.InvalidOption, lambda: held.ack(held.messages[0].sequence), "list")  # type: ignore[arg-type]
     assert error.option == "sequences"
 
 
@@ -735,10 +626,9 @@ def test_settling_nothing_changes_nothing(tmp_path: Path, queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("lease_id", [None, 5, b"x"], ids=repr)
-def test_lease_ids_that_are_none(tmp_path: Path, queue: Queue, lease_id: Any) -> None:
+def test_lease_ids_that_are_none(refused: Refused, queue: Queue, lease_id: Any) -> None:
     for verb in ("ack", "nack", "reject", "release", "extend"):
         error = refused(
-            tmp_path,
             errors.InvalidOption,
             lambda verb=verb: getattr(queue.group(), verb)(lease_id),
             "lease_id",
