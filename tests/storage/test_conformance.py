@@ -215,50 +215,6 @@ def test_a_receipts_sequences_equal_a_list(queue: Queue) -> None:
     assert pickle.loads(pickle.dumps(receipt)) == receipt
 
 
-def test_nack_gives_back_after_the_delay_and_counts(queue: Queue, clock: ManualClock) -> None:
-    queue.publish("a")
-    assert take(queue).nack(delay="5s", error="no luck") == SettleResult(1)
-    assert queue.group().lease("w") is None
-    assert stats(queue).delayed == 1
-    clock.advance("5s")
-    assert take(queue).messages[0].delivery_count == 2
-
-
-def test_nack_backs_off_by_default(make: Make, clock: ManualClock) -> None:
-    queue = make(retry_delay="10s", max_retry_delay="15s")
-    queue.publish("a")
-    for least, most in ((10, 11), (15, 16.5)):
-        lease = take(queue)
-        lease.nack([lease.messages[0].sequence])
-        clock.advance(least - 0.001)
-        assert queue.group().lease("w") is None
-        clock.advance(most - least + 0.001)
-    assert take(queue).messages[0].delivery_count == 3
-
-
-def test_a_message_is_dead_at_its_last_attempt(make: Make, clock: ManualClock) -> None:
-    queue = make(max_delivery_attempts=2)
-    queue.publish("a")
-    take(queue).nack(delay=0)
-    take(queue).nack(delay=0, error="boom")
-    assert queue.group().lease("w") is None
-    assert stats(queue).dead == 1
-
-
-def test_reject_makes_dead_at_once(queue: Queue) -> None:
-    queue.publish(["bad", "good"])
-    lease = take(queue)
-    assert lease.reject([lease.messages[0].sequence], error="no JSON") == SettleResult(1)
-    lease.ack()
-    assert (stats(queue).dead, stats(queue).acked) == (1, 1)
-
-
-def test_release_is_as_if_it_had_never_been_leased(queue: Queue) -> None:
-    queue.publish(["a", "b"])
-    assert take(queue).release() == SettleResult(2)
-    assert [m.delivery_count for m in take(queue).messages] == [1, 1]
-
-
 def test_extend_moves_the_deadline_and_never_back(queue: Queue, clock: ManualClock) -> None:
     queue.publish("a")
     lease = take(queue)
@@ -270,18 +226,6 @@ def test_extend_moves_the_deadline_and_never_back(queue: Queue, clock: ManualClo
     clock.advance("9m")
     assert queue.group().lease("other") is None
     assert lease.ack() == SettleResult(1)
-
-
-def test_a_lease_expires_after_its_deadline_and_the_clock_skew(
-    make: Make, clock: ManualClock
-) -> None:
-    queue = make(visibility_timeout="30s", clock_skew="2s")
-    queue.publish("a")
-    take(queue)
-    clock.advance("32s")
-    assert queue.group().lease("other") is None
-    clock.advance("1ms")
-    assert take(queue, worker="other").messages[0].delivery_count == 2
 
 
 def test_expire_folds_now(queue: Queue, clock: ManualClock) -> None:
@@ -321,48 +265,6 @@ def test_the_verbs_work_by_lease_id_from_another_handle(queue: Queue, clock: Man
 # -- late
 
 
-def test_a_late_ack_counts_while_nobody_else_took_over(queue: Queue, clock: ManualClock) -> None:
-    queue.publish("a")
-    lease = take(queue)
-    clock.advance("1h")
-    queue.group().expire()
-    assert lease.ack() == SettleResult(1)
-    assert queue.group().lease("w") is None
-
-
-def test_a_late_reject_counts(queue: Queue, clock: ManualClock) -> None:
-    queue.publish("a")
-    lease = take(queue)
-    clock.advance("1h")
-    assert lease.reject() == SettleResult(1)
-    assert stats(queue).dead == 1
-
-
-def test_a_late_extend_revives(queue: Queue, clock: ManualClock) -> None:
-    queue.publish("a")
-    lease = take(queue)
-    clock.advance("1h")
-    queue.group().expire()
-    lease.extend()
-    assert queue.group().lease("other") is None
-    assert lease.ack() == SettleResult(1)
-
-
-@pytest.mark.parametrize("verb", ["nack", "release"])
-def test_a_late_nack_or_release_gives_up_the_claim(
-    queue: Queue, clock: ManualClock, verb: str
-) -> None:
-    queue.publish("a")
-    lease = take(queue)
-    clock.advance("1h")
-    queue.group().expire()
-    getattr(queue.group(), verb)(lease.lease_id)
-    with pytest.raises(errors.LeaseLost):
-        queue.group().ack(lease.lease_id, [lease.messages[0].sequence])
-    assert queue.group().ack(lease.lease_id) == SettleResult(0)
-    assert stats(queue).ready == 1
-
-
 def test_a_settle_of_what_another_holds_is_refused_and_the_rest_is_done(
     queue: Queue, clock: ManualClock
 ) -> None:
@@ -380,31 +282,6 @@ def test_a_settle_of_what_another_holds_is_refused_and_the_rest_is_done(
     assert caught.value.result == SettleResult(1, already_settled=1)
     assert other.ack() == SettleResult(1)
     assert stats(queue).acked == 3
-
-
-def test_a_settle_of_what_was_settled_by_the_next_holder_is_no_loss(
-    queue: Queue, clock: ManualClock
-) -> None:
-    queue.publish("a")
-    slow = take(queue)
-    clock.advance("1h")
-    take(queue, worker="other").ack()
-    assert slow.ack() == SettleResult(0, already_settled=1)
-
-
-def test_unknown_leases_and_foreign_sequences_are_lost(queue: Queue) -> None:
-    receipt = queue.publish(["a", "b"])
-    lease = take(queue, 1)
-    with pytest.raises(errors.LeaseLost) as caught:
-        queue.group().ack("nobody")
-    assert caught.value.lost == []
-    with pytest.raises(errors.LeaseLost) as caught:
-        lease.ack([receipt.sequences[1], 5])
-    assert [(first, last) for first, last, _ in caught.value.lost] == [
-        (5, 5),
-        (receipt.sequences[1], receipt.sequences[1]),
-    ]
-    assert lease.ack() == SettleResult(1)
 
 
 def test_settling_in_a_group_that_is_not_there_says_so(queue: Queue) -> None:
