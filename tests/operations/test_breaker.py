@@ -145,14 +145,6 @@ def test_bad_settings_are_refused_by_name(make: Make, name: str, value: object) 
     assert caught.value.option == name
 
 
-def test_an_ack_in_between_keeps_it_closed(queue: Queue) -> None:
-    numbers(queue)
-    for n in range(20):
-        taken = lease(queue, 1)
-        taken.ack() if n % 5 == 4 else taken.nack()
-    assert queue.group().stats().breaker == "closed"
-
-
 def test_a_killed_worker_with_many_leases_does_not_open_it(
     queue: Queue, clock: ManualClock
 ) -> None:

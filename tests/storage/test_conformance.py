@@ -215,19 +215,6 @@ def test_a_receipts_sequences_equal_a_list(queue: Queue) -> None:
     assert pickle.loads(pickle.dumps(receipt)) == receipt
 
 
-def test_extend_moves_the_deadline_and_never_back(queue: Queue, clock: ManualClock) -> None:
-    queue.publish("a")
-    lease = take(queue)
-    assert lease.expires_at == clock() + timedelta(seconds=60)
-    lease.extend("10m")
-    assert lease.expires_at == clock() + timedelta(minutes=10)
-    lease.extend("1s")
-    assert lease.expires_at == clock() + timedelta(minutes=10)
-    clock.advance("9m")
-    assert queue.group().lease("other") is None
-    assert lease.ack() == SettleResult(1)
-
-
 def test_expire_folds_now(queue: Queue, clock: ManualClock) -> None:
     queue.publish(["a", "b"])
     take(queue)
@@ -236,13 +223,6 @@ def test_expire_folds_now(queue: Queue, clock: ManualClock) -> None:
     assert queue.group().expire() == 2
     assert queue.group().expire() == 0
     assert (stats(queue).leased, stats(queue).ready) == (0, 2)
-
-
-def test_auto_ack_settles_with_the_lease(queue: Queue, clock: ManualClock) -> None:
-    queue.publish(["a", "b"])
-    assert values(take(queue, auto_ack=True)) == [b"a", b"b"]
-    clock.advance("1d")
-    assert queue.group().lease("w") is None
 
 
 def test_the_verbs_work_by_lease_id_from_another_handle(queue: Queue, clock: ManualClock) -> None:

@@ -149,14 +149,6 @@ def test_spare_attempts_are_kept_for_a_replay():
     assert group.state(0) == "dead"
 
 
-def test_while_suspects_are_isolated_unread_gets_each_fourth_lease():
-    group = Group(messages=100, rules=limits(max_delivery_attempts=3))
-    group.lease("poisoned", 50)
-    group.expire()
-    kinds = ["suspect" if group.lease(f"l{i}", 5)[0] < 50 else "unread" for i in range(12)]
-    assert kinds == (["suspect"] * 3 + ["unread"]) * 3
-
-
 def test_without_a_limit_no_suspect_starves_another():
     """The first one kills its worker each time and for ever; all behind it get through."""
     group = Group(messages=4, rules=limits(max_delivery_attempts=None))

@@ -13,13 +13,6 @@ def leased(group: Group, limit: int, count: int) -> list[list[int]]:
     return [group.lease(f"l{i}", limit) for i in range(count)]
 
 
-def test_messages_leased_singly_and_expired_return_in_order():
-    group = Group()
-    leased(group, 1, 2)
-    group.expire()
-    assert leased(group, 1, 4) == [[0], [1], [2], [3]]
-
-
 def test_messages_leased_singly_and_expired_return_with_the_unread():
     group = Group()
     leased(group, 1, 2)
@@ -51,19 +44,6 @@ def test_the_first_failure_of_a_whole_lease_is_retried_whole_before_the_unread()
     assert leased(group, 100, 2) == [[0, 1, 2, 3], [4, 5, 6, 7, 8, 9]]
 
 
-def test_unread_messages_never_overtake_a_lease_that_was_nacked_whole_twice():
-    group = Group()
-    for lease_id in "ab":
-        assert group.lease(lease_id, 4) == [0, 1, 2, 3]
-        group.settle(NACK, lease_id, delay=0)
-    taken: list[int] = []
-    while taken[-1:] != [3]:
-        lease_id = f"l{len(taken)}"
-        taken += group.lease(lease_id, 4)
-        group.settle(ACK, lease_id)
-    assert taken == [0, 1, 2, 3]
-
-
 def test_a_whole_retry_is_not_mixed_with_other_messages():
     group = Group()
     group.lease("a", 1)
@@ -86,16 +66,6 @@ def test_with_three_attempts_isolation_starts_with_the_first_failure():
     group.lease("a", 100)
     group.expire()
     assert len(group.lease("b", 100)) == 10
-
-
-def test_the_second_failure_starts_isolation_and_the_last_attempt_is_alone():
-    group = Group(messages=100)
-    sizes = []
-    for i in range(5):
-        sizes.append(len(group.lease(f"l{i}", 100)))
-        group.expire()
-    assert sizes == [100, 100, 21, 4, 1]
-    assert group.state(0) == "dead"
 
 
 def test_a_piece_is_smaller_than_the_lease_that_failed_also_with_a_large_limit():
