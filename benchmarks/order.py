@@ -27,7 +27,7 @@ import pyarrow as pa
 from figures import Result
 
 from spark_mq import Queue
-from spark_mq.ledger.bands import BandLayout
+from spark_mq.ledger.slots import SlotLayout
 
 ROWS, LANES, KEYS = 10_000, 64, 100_000
 LEASE = 100_000
@@ -232,7 +232,7 @@ def hot(sizes: Sizes) -> Iterator[Result]:
 
 @cache
 def in_other_lane(key: str) -> bool:
-    layout = BandLayout(LANES)
+    layout = SlotLayout(LANES)
     return layout.lane(key) != layout.lane("hot")
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final, TypedDict, Unpack
 import pyarrow as pa
 
 from spark_mq.errors import InvalidOption
-from spark_mq.ledger.bands import MAX_PRIORITY
+from spark_mq.ledger.slots import MAX_PRIORITY
 from spark_mq.parquet.publish_table import complete_table
 from spark_mq.parquet.schema import DEDUP_FIELD, MESSAGE_SCHEMA, TIME_COLUMNS
 from spark_mq.util.clock import Duration, to_datetime, to_micros

@@ -318,7 +318,7 @@ def _pieces_of(group: GroupLedger, lane: int) -> Iterator[FileSlice]:
         run
         for piece in walk(ledger, index, group.now(), ledger.head.start_sequence + 1)
         if piece.state not in _GONE
-        for run in index.band_runs(piece.first, piece.last)
+        for run in index.slot_runs(piece.first, piece.last)
     )
     own = (run for run in islice(runs, _MAX_WALKED) if layout.lane_of(run[0]) == lane)
     for _, first, last in islice(own, _MAX_PIECES):

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.errors import CorruptLog
-from spark_mq.ledger.bands import BandLayout
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import LEASED, Range
+from spark_mq.ledger.slots import SlotLayout
 from spark_mq.ledger.states import DELAYED, STATE_NAMES
 from spark_mq.ledger.walk import range_of, walk
 from spark_mq.operations.context import QueueContext
@@ -184,7 +184,7 @@ def _read(
 ) -> list[PeekedMessage]:
     """Read the first `n` messages of some slices that match."""
     messages: list[PeekedMessage] = []
-    files, layout = context.messages.files, BandLayout(context.messages.lanes)
+    files, layout = context.messages.files, SlotLayout(context.messages.lanes)
     search = MessageReader(files, wanted.columns)
     reader = MessageReader(files, _COLUMNS)
     for piece, described in found:
@@ -216,7 +216,7 @@ def _matching(
 
 
 def _messages(
-    reader: MessageReader, piece: FileSlice, base: PeekedMessage, layout: BandLayout
+    reader: MessageReader, piece: FileSlice, base: PeekedMessage, layout: SlotLayout
 ) -> Iterator[PeekedMessage]:
     try:
         rows = reader.read(piece).to_pylist()

@@ -13,8 +13,8 @@ from typing import Final, overload
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.ledger.bands import priorities_of
 from spark_mq.ledger.delivery_times import DeliveryTimes, TimeColumns, TimedRun
+from spark_mq.ledger.slots import priorities_of
 from spark_mq.util.columns import to_array, to_arrow
 
 __all__ = ["DataFile", "FileColumns", "FileList", "PathColumn"]
@@ -35,7 +35,7 @@ class DataFile:
     size: int  # bytes
     committed_at: int  # microseconds since 1970
     times: DeliveryTimes | None = None  # None if no message has a deliver_at or expires_at
-    bands: str = ""  # see ``bands.encode_bands``; empty if all rows are in the last band
+    slots: str = ""  # see ``slots.encode_slots``; empty if all rows are in the last slot
 
     @property
     def last(self) -> int:
@@ -149,8 +149,8 @@ class FileList(Sequence[DataFile]):
         self._times = TimeColumns()
         self._run_ends = array("q")
         self._time_bounds: list[array[int]] = [array("q"), array("q"), array("q")]
-        self.banded = array("q")  # the first sequences of the files with bands
-        self._bands = PathColumn()
+        self.with_slots = array("q")  # the first sequences of the files with slots
+        self._slots = PathColumn()
         self.prioritised = array("q")  # the first sequences of the files with a priority above 0
         self.priorities = array("H")  # the set of the priorities of each of them
 
@@ -181,7 +181,7 @@ class FileList(Sequence[DataFile]):
             self.sizes[at],
             self.committed_at[at],
             self.times_of(first),
-            self.bands_of(first),
+            self.slots_of(first),
         )
 
     def __iter__(self) -> Iterator[DataFile]:
@@ -206,10 +206,10 @@ class FileList(Sequence[DataFile]):
         bounds = (due_from, due_to, expires_from)
         return DeliveryTimes(self._times, start, self._run_ends[at], rows, bounds)
 
-    def bands_of(self, first: int) -> str:
-        at = bisect_left(self.banded, first)
-        known = at < len(self.banded) and self.banded[at] == first
-        return self._bands[at] if known else ""
+    def slots_of(self, first: int) -> str:
+        at = bisect_left(self.with_slots, first)
+        known = at < len(self.with_slots) and self.with_slots[at] == first
+        return self._slots[at] if known else ""
 
     def extend(self, files: Sequence[DataFile]) -> None:
         """Add files that follow all others, all or none."""
@@ -225,8 +225,8 @@ class FileList(Sequence[DataFile]):
             if file.times is not None:
                 file.times.copy_to(self._times)
                 self._end_times(file.first)
-            if file.bands:
-                self._add_bands(file.first, file.bands)
+            if file.slots:
+                self._add_slots(file.first, file.slots)
         self.firsts.extend(array("q", (file.first for file in files)))
         self.total = total
 
@@ -242,8 +242,8 @@ class FileList(Sequence[DataFile]):
         for at, runs in columns.times:
             self._times.append(runs)
             self._end_times(columns.firsts[at])
-        for at, bands in columns.bands:
-            self._add_bands(columns.firsts[at], bands)
+        for at, slots in columns.slots:
+            self._add_slots(columns.firsts[at], slots)
         self.firsts.extend(columns.firsts)
         self.total = total
 
@@ -258,9 +258,9 @@ class FileList(Sequence[DataFile]):
             for column in (self.timed, self._run_ends, *self._time_bounds):
                 del column[timed:]
             self._times.truncate(self._run_ends[-1] if timed else 0)
-            banded = bisect_right(self.banded, self.firsts[-1]) if count else 0
-            del self.banded[banded:]
-            self._bands.truncate(banded)
+            kept = bisect_right(self.with_slots, self.firsts[-1]) if count else 0
+            del self.with_slots[kept:]
+            self._slots.truncate(kept)
             prioritised = bisect_right(self.prioritised, self.firsts[-1]) if count else 0
             del self.prioritised[prioritised:], self.priorities[prioritised:]
         self.total = self.before[-1] + self.rows[-1] if count else self._before_all
@@ -274,9 +274,9 @@ class FileList(Sequence[DataFile]):
         kept._times = self._times.tail(runs)
         kept._run_ends = array("q", (end - runs for end in self._run_ends[low:]))
         kept._time_bounds = [column[low:] for column in self._time_bounds]
-        banded = bisect_left(self.banded, first)
-        kept.banded = self.banded[banded:]
-        kept._bands.extend(pa.concat_arrays([self._bands.to_arrow(banded, len(self.banded))]))
+        begin, end = bisect_left(self.with_slots, first), len(self.with_slots)
+        kept.with_slots = self.with_slots[begin:]
+        kept._slots.extend(pa.concat_arrays([self._slots.to_arrow(begin, end)]))
         prioritised = bisect_left(self.prioritised, first)
         kept.prioritised = self.prioritised[prioritised:]
         kept.priorities = self.priorities[prioritised:]
@@ -287,12 +287,12 @@ class FileList(Sequence[DataFile]):
         kept.firsts, kept.total = self.firsts[start:], self.total
         return kept
 
-    def _add_bands(self, first: int, bands: str) -> None:
-        self._bands.append(bands)
-        if priorities := priorities_of(bands):
+    def _add_slots(self, first: int, slots: str) -> None:
+        self._slots.append(slots)
+        if priorities := priorities_of(slots):
             self.priorities.append(priorities)
             self.prioritised.append(first)
-        self.banded.append(first)
+        self.with_slots.append(first)
 
     def _end_times(self, first: int) -> None:
         """Note that the runs since the last file are those of this file."""
@@ -314,4 +314,4 @@ class FileColumns:
     committed_at: array[int]
     paths: pa.Array | pa.ChunkedArray
     times: Iterable[tuple[int, Iterable[TimedRun]]] = ()  # the places and runs of files with times
-    bands: Iterable[tuple[int, str]] = ()  # the places and bands of files with bands
+    slots: Iterable[tuple[int, str]] = ()  # the places and slots of files with slots

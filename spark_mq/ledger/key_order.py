@@ -1,6 +1,6 @@
 """Keep the order of keys: find held lanes, and messages that return after a failure.
 
-Nothing is stored for that, because the ledger's ranges and the index's bands contain it all.
+Nothing is stored for that, because the ledger's ranges and the index's slots contain it all.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def is_ordered(index: MessageIndex, rules: GroupSettings) -> bool:
 def held_lanes(ledger: Ledger, index: MessageIndex) -> int:
     """Return the set of the lanes that leases hold."""
     rows = ledger.find((LEASED,))
-    sets = set(index.bands_of(ledger.first_sequences, ledger.last_sequences, rows))
+    sets = set(index.slots_of(ledger.first_sequences, ledger.last_sequences, rows))
     return index.layout.lanes_in(reduce(or_, sets, 0))
 
 
-def _bands_of(ledger: Ledger, index: MessageIndex, row: int) -> int:
-    return index.bands_in(ledger.first_sequences[row], ledger.last_sequences[row])
+def _slots_of(ledger: Ledger, index: MessageIndex, row: int) -> int:
+    return index.slots_in(ledger.first_sequences[row], ledger.last_sequences[row])
 
 
 def leases_held(ledger: Ledger) -> int:
@@ -57,11 +57,11 @@ def claims_on_lanes(ledger: Ledger, index: MessageIndex, lanes: int) -> list[int
     rows = ledger.find((AVAILABLE,), ("lease_id", "is set", True))
     for row, r in zip(rows, ledger.ranges_at(rows), strict=True):
         claimed.setdefault(r.lease_id, []).append(row)
-    bands = index.layout.of_lanes(lanes)
+    slots = index.layout.of_lanes(lanes)
     return [
         row
         for of_lease in claimed.values()
-        if any(_bands_of(ledger, index, row) & bands for row in of_lease)
+        if any(_slots_of(ledger, index, row) & slots for row in of_lease)
         for row in of_lease
     ]
 
@@ -77,7 +77,7 @@ def returned(r: Range, now: int) -> Range:
 def return_behind(
     ledger: Ledger, index: MessageIndex, now: int, lease_id: str
 ) -> tuple[Ledger, list[Interval]]:
-    """Return a lease's messages that follow an unsettled message of their band.
+    """Return a lease's messages that follow an unsettled message of their slot.
 
     A part of the lease may have expired, or was given back. Then the lease must not settle later
     messages of the same keys. They return uncounted, and the lease loses its claim.
@@ -88,32 +88,32 @@ def return_behind(
         return ledger, lost
     own, last = set(held), held[-1]
     without_lane = index.layout.without_lane
-    given_back = expired = 0  # the bands with a message before that others get first
+    given_back = expired = 0  # the slots with a message before that others get first
     editor = LedgerEditor(ledger)
     for row in ledger.find((LEASED, AVAILABLE, BLOCKED)):
         if row > last:
             break
         state = ledger.state_at(row)
         if row not in own:
-            given_back |= 0 if state == LEASED else _bands_of(ledger, index, row) & ~without_lane
+            given_back |= 0 if state == LEASED else _slots_of(ledger, index, row) & ~without_lane
         elif state == LEASED:
             lost += _split(editor, index, row, given_back | expired, now)
         else:
             lost += _split(editor, index, row, given_back, now)
-            expired |= _bands_of(ledger, index, row) & ~without_lane
+            expired |= _slots_of(ledger, index, row) & ~without_lane
     return editor.build(), lost
 
 
 def _split(
     editor: LedgerEditor, index: MessageIndex, row: int, closed: int, now: int
 ) -> list[Interval]:
-    """Give back the messages of a row in closed bands. The others stay with the lease."""
+    """Give back the messages of a row in closed slots. The others stay with the lease."""
     ledger, lost = editor.ledger, list[Interval]()
-    if not closed & _bands_of(ledger, index, row):
+    if not closed & _slots_of(ledger, index, row):
         return lost
     r = editor.remove([row])[0]
     back = returned(r, now) if r.state == LEASED else r._replace(lease_id=None)
-    for number, first, last in index.band_runs(r.first, r.last):
+    for number, first, last in index.slot_runs(r.first, r.last):
         closes = closed >> number & 1
         piece = (back if closes else r)._replace(
             first=first, last=last, message_count=last - first + 1

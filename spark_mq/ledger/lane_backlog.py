@@ -11,11 +11,11 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Final
 
-from spark_mq.ledger.bands import MAX_PRIORITY
 from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, TRANSFERRING, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.slots import MAX_PRIORITY
 from spark_mq.ledger.states import DELAYED, READY, SETTLED
 from spark_mq.ledger.walk import Piece, walk
 
@@ -101,16 +101,16 @@ class LaneBacklog:
         """Count a piece, which comes after all before. Return whether there may be more."""
         tally, heads, index = self.counts[piece.state], self._heads, self.index
         leased, holds = piece.state == LEASED, piece.state not in _OUT_OF_ORDER
-        if not index.files.banded:
+        if not index.files.with_slots:
             slot = self.layout.number(0, None)
             tally[slot] += index.count(piece.first, piece.last)
             if holds:
                 self._note(piece, slot)
             return True
-        for begins, bands, low, high in index.banded_pieces(piece.first, piece.last):
+        for begins, slots, low, high in index.pieces_with_slots(piece.first, piece.last):
             if self._runs_left < 1:
                 return False
-            for slot, start, end in bands.between(low, high):
+            for slot, start, end in slots.between(low, high):
                 tally[slot] += end - start + 1
                 self._runs_left -= 1
                 if holds and (leased or slot not in heads):

@@ -3,7 +3,7 @@
 A lease holds messages of one kind, which the first due message that waits decides. Unread messages
 come after all due messages that wait. While suspects are isolated, each fourth lease is of messages
 that were never delivered, so that they do not starve. These rules hold within each priority. In an
-ordered group only messages of open bands count as due, see :mod:`spark_mq.ledger.lane_walk`.
+ordered group only messages of open slots count as due, see :mod:`spark_mq.ledger.lane_walk`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["LaneSelector"]
 class _Level:
     """The messages of one priority that may be leased."""
 
-    bands: int
+    slots: int
     head: Head | None
     rows: list[int]  # that a lease takes, from its head on
     alone: bool  # whether no other message is due
@@ -47,7 +47,7 @@ class LaneSelector:
     """The selection of one lease.
 
     In an unordered group all messages of a priority are one lane. Without priorities either, which
-    is most queues, all messages are alike (`plain`), and no band of a file is looked at.
+    is most queues, all messages are alike (`plain`), and no slot of a file is looked at.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class LaneSelector:
         )
 
     def _find_available(self) -> dict[int, int]:
-        """Return the due rows that a lease could begin with, and their available bands."""
+        """Return the due rows that a lease could begin with, and their available slots."""
         found, is_open = dict[int, int](), self._is_open
         due = set(self._due.rows())
         if not due:
@@ -145,11 +145,11 @@ class LaneSelector:
         for row, in_row in self._walk.visited(sorted(due)):
             if not is_open:
                 break
-            bands = is_open & in_row
-            if bands and row in due:
-                found[row] = bands
+            slots = is_open & in_row
+            if slots and row in due:
+                found[row] = slots
             if self._ordered:
-                is_open &= ~bands | no_lane
+                is_open &= ~slots | no_lane
         return found
 
     def _leaves(self, level: _Level) -> bool:
@@ -158,32 +158,32 @@ class LaneSelector:
             return False
         if not (level.mixes and level.alone):
             return True
-        return self._ordered and self._walk.leaves(level.bands, level.rows, reads=self._reads)
+        return self._ordered and self._walk.leaves(level.slots, level.rows, reads=self._reads)
 
     def _level(self, priority: int, available: Mapping[int, int] | None) -> _Level:
-        bands, rows = self._is_open, None
+        slots, rows = self._is_open, None
         if available is not None:
-            bands = self._index.layout.of_priority(priority)
-            rows = {row for row, found in available.items() if found & bands}
+            slots = self._index.layout.of_priority(priority)
+            rows = {row for row, found in available.items() if found & slots}
         head = self._due.head(rows)
         if head is None:
-            return _Level(bands, None, [], True)
+            return _Level(slots, None, [], True)
         taken = self._due.rows_from(head, rows)
         if self._walk.plain:
             taken = taken[: self.limit]  # each row has a message at least
-        return _Level(bands, head, taken, self._due.are_all(taken, rows))
+        return _Level(slots, head, taken, self._due.are_all(taken, rows))
 
     def _take(self, level: _Level) -> bool:
         """Take the messages of a priority. Return whether it passed over undelivered messages."""
         if level.head is None:
-            self._walk.take(level.bands, [], reads=self._reads, all_lanes=False)
+            self._walk.take(level.slots, [], reads=self._reads, all_lanes=False)
             return False
         isolates, skipped = self._due.is_isolation(level.head), list[int]()
         if isolates and not self._walk.plain:  # else no lease skips unread messages
             skipped = self._due.undelivered()
         isolates = isolates and (self._reads or bool(skipped))
         if isolates and self._ledger.head.leases_without_fresh >= MAX_LEASES_WITHOUT_FRESH:
-            self._walk.take(level.bands, skipped, reads=self._reads, all_lanes=False)
+            self._walk.take(level.slots, skipped, reads=self._reads, all_lanes=False)
             if self._walk.taken:
                 level.alone = False  # the head is left for a later lease
                 return False
@@ -191,7 +191,7 @@ class LaneSelector:
             self._isolate(level.head, level)
         else:
             reads = self._reads and level.head.kind == AcquireKind.REST and level.alone
-            self._walk.take(level.bands, level.rows, reads=reads, all_lanes=False)
+            self._walk.take(level.slots, level.rows, reads=reads, all_lanes=False)
         return isolates
 
     def _isolate(self, head: Head, level: _Level) -> None:
@@ -199,7 +199,7 @@ class LaneSelector:
         r, walk = self._ledger.range_at(head.row), self._walk
         attempts = self._attempts or ASSUMED_ATTEMPTS
         walk.limit = isolation_size(walk.limit, r.delivery_count, attempts, r.lease_size)
-        walk.take(level.bands, level.rows, reads=False, all_lanes=True)
+        walk.take(level.slots, level.rows, reads=False, all_lanes=True)
         walk.limit = 0
 
 

@@ -1,6 +1,6 @@
-"""Take the unsettled messages of open bands, in order.
+"""Take the unsettled messages of open slots, in order.
 
-A band is open if no earlier message of it must be delivered first, and if no other lease holds its
+A slot is open if no earlier message of it must be delivered first, and if no other lease holds its
 lane.
 """
 
@@ -11,11 +11,11 @@ from copy import copy
 from itertools import repeat
 from typing import Final, NamedTuple
 
-from spark_mq.ledger.bands import FileBands, lowest_of
 from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, UNREAD, Ledger, Range
 from spark_mq.ledger.schedule import split_by_time
+from spark_mq.ledger.slots import FileSlots, lowest_of
 
 __all__ = ["MAX_PIECES", "LaneWalk", "Piece"]
 
@@ -35,9 +35,9 @@ class Piece(NamedTuple):
 class LaneWalk:
     """Take the messages of a lease, one priority after the other.
 
-    In an `ordered` walk, a message that is not taken closes its band. The lanes are divided into
+    In an `ordered` walk, a message that is not taken closes its slot. The lanes are divided into
     `shares` blocks of neighbouring lanes, of which a lease takes one. In a `plain` walk all
-    messages are of one band. Instants are microseconds.
+    messages are of one slot. Instants are microseconds.
     """
 
     def __init__(
@@ -61,23 +61,23 @@ class LaneWalk:
         self.taken: list[Piece] = []
         self.lanes = 0  # the set of the lanes that were taken from
         self._block = 0  # the lanes that the lease may take from
-        self._own = self._no_lane  # the bands of the lanes that were taken from
-        self._allowed = is_open  # the bands that the lease may still take from
-        self._quota: int | None = None  # messages of one skewed band, None for no limit
-        self._skewed: dict[int, int] = {}  # what was taken of skewed bands
-        self._deferred: dict[int, int] = {}  # where skewed bands go on, by band
+        self._own = self._no_lane  # the slots of the lanes that were taken from
+        self._allowed = is_open  # the slots that the lease may still take from
+        self._quota: int | None = None  # messages of one skewed slot, None for no limit
+        self._skewed: dict[int, int] = {}  # what was taken of skewed slots
+        self._deferred: dict[int, int] = {}  # where skewed slots go on, by slot
         self._from = 0  # the first sequence of the walk
         self.skips = False  # whether unread messages may lie before others that were taken
         self.reach = -1  # up to here a plain walk has taken all unread messages that are due
         self._unsettled = ledger.find((AVAILABLE, BLOCKED)) if ordered else []
-        self._bands: list[int] = []  # of the first of these rows
+        self._slots: list[int] = []  # of the first of these rows
 
     @property
     def full(self) -> bool:
         return self.limit < 1 or (len(self.taken) >= MAX_PIECES and not self.plain)
 
-    def take(self, bands: int, rows: Sequence[int], *, reads: bool, all_lanes: bool) -> None:
-        """Take the messages of some bands of one priority, as far as they are open.
+    def take(self, slots: int, rows: Sequence[int], *, reads: bool, all_lanes: bool) -> None:
+        """Take the messages of some slots of one priority, as far as they are open.
 
         The available rows come first, then unread messages if it `reads`. `all_lanes` lifts the
         limit to one block of lanes.
@@ -89,18 +89,18 @@ class LaneWalk:
         # A hot key would fill the lease, and the other keys of its block would wait for it.
         share = 2 * self.limit * shares // max(1, self._index.layout.lanes)
         self._quota = max(1, min(share, self.limit // 2)) if spares else None
-        self._visit(self._is_open & bands, rows, reads=reads)
-        for band, start in sorted(self._deferred.items(), key=_start_of):
+        self._visit(self._is_open & slots, rows, reads=reads)
+        for slot, start in sorted(self._deferred.items(), key=_start_of):
             if self.full:
                 break
             self._quota, self._from = None, start
-            self._visit(1 << band, rows, reads=reads)
+            self._visit(1 << slot, rows, reads=reads)
         if self._deferred:  # Pieces of a higher priority stay in front.
             self.taken[begun:] = sorted(self.taken[begun:], key=_first_of_piece)
         self._shares, self._quota, self._from = shares, None, 0
         self._deferred.clear()
 
-    def leaves(self, bands: int, rows: Sequence[int], *, reads: bool) -> bool:
+    def leaves(self, slots: int, rows: Sequence[int], *, reads: bool) -> bool:
         """Return whether messages are due in lanes that the lease does not take from.
 
         The parameters are those of the last :meth:`take`, which has filled its own lanes.
@@ -108,51 +108,51 @@ class LaneWalk:
         rest = copy(self)
         rest.taken, rest.limit = [], 1
         own = self._index.layout.of_lanes(self.lanes) | self._no_lane
-        rest.take(bands & ~own, rows, reads=reads, all_lanes=True)
+        rest.take(slots & ~own, rows, reads=reads, all_lanes=True)
         return bool(rest.taken)
 
     def _visit(self, is_open: int, rows: Sequence[int], *, reads: bool) -> None:
-        bands = is_open
+        slots = is_open
         is_open = self._visit_rows(is_open, rows, to_end=reads)
         if reads and not self.full and is_open:
-            self._visit_unread(is_open, bands)
+            self._visit_unread(is_open, slots)
 
     def _visit_rows(self, is_open: int, rows: Sequence[int], *, to_end: bool) -> int:
-        """Take from some rows. The others close their bands. Return what is open after them."""
+        """Take from some rows. The others close their slots. Return what is open after them."""
         chosen = set(rows)
         last = rows[-1] if rows else -1
         firsts, lasts = self._ledger.first_sequences, self._ledger.last_sequences
-        for row, bands in self.visited(rows):
+        for row, slots in self.visited(rows):
             if self.full or not is_open or (row > last and not to_end):
                 break
-            if not bands & is_open or lasts[row] < self._from:
+            if not slots & is_open or lasts[row] < self._from:
                 continue
             if row in chosen:
                 is_open = self._take_range(row, max(firsts[row], self._from), lasts[row], is_open)
             else:
-                is_open = self._closed(is_open, bands)
+                is_open = self._closed(is_open, slots)
         return is_open
 
     def visited(self, rows: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Yield each row that a walk visits, and its bands.
+        """Yield each row that a walk visits, and its slots.
 
-        In an ordered group these are all rows that close their bands, otherwise only `rows`.
+        In an ordered group these are all rows that close their slots, otherwise only `rows`.
         """
         if self.plain:
             yield from zip(rows, repeat(self._no_lane))
             return
-        index, known = self._index, self._bands if self._ordered else []
+        index, known = self._index, self._slots if self._ordered else []
         firsts, lasts = self._ledger.first_sequences, self._ledger.last_sequences
         rows = self._unsettled if self._ordered else rows
         for at in range(0, len(rows), _CHUNK):
             some = rows[at : at + _CHUNK]
             if at >= len(known):
-                known += index.bands_of(firsts, lasts, some)
+                known += index.slots_of(firsts, lasts, some)
             yield from zip(some, known[at : at + _CHUNK], strict=True)
 
-    def _closed(self, is_open: int, bands: int) -> int:
-        """Return the open bands after messages that are not taken."""
-        return is_open & ~(bands & ~self._no_lane) if self._ordered else is_open
+    def _closed(self, is_open: int, slots: int) -> int:
+        """Return the open slots after messages that are not taken."""
+        return is_open & ~(slots & ~self._no_lane) if self._ordered else is_open
 
     def _take_range(self, row: int | None, first: int, last: int, is_open: int) -> int:
         """Take the open runs of a range. Return what is open after it."""
@@ -160,12 +160,12 @@ class LaneWalk:
         if self.plain:
             self._take_plain(row, first, end)
             return is_open
-        for begins, bands, low, high in self._index.banded_pieces(first, end):
+        for begins, slots, low, high in self._index.pieces_with_slots(first, end):
             if self.full or not is_open:
                 return is_open
-            is_open = self._take_piece(row, begins, bands, (low, high), is_open)
+            is_open = self._take_piece(row, begins, slots, (low, high), is_open)
         if last > end:
-            is_open = self._closed(is_open, self._index.bands_in(end + 1, last))
+            is_open = self._closed(is_open, self._index.slots_in(end + 1, last))
         return is_open
 
     def _take_plain(self, row: int | None, first: int, last: int) -> None:
@@ -176,39 +176,39 @@ class LaneWalk:
             self.taken.append(Piece(row, begins, index.nth_from(begins, count), count))
 
     def _take_piece(
-        self, row: int | None, begins: int, bands: FileBands, rows: Interval, is_open: int
+        self, row: int | None, begins: int, slots: FileSlots, rows: Interval, is_open: int
     ) -> int:
         """Take the open runs of some rows of a file. Return what is open after them."""
-        if not bands.is_sorted:
-            return self._take_runs(row, begins, bands, rows, is_open)
-        found = bands.mask_of(*rows)
+        if not slots.is_sorted:
+            return self._take_runs(row, begins, slots, rows, is_open)
+        found = slots.mask_of(*rows)
         wanted = found & is_open
         if wanted & ~self._own and self._ordered:
-            wanted = self._admitted(wanted, bands)
-        if self._quota is not None and wanted & bands.skewed:
-            wanted &= ~self._over_quota(wanted & bands.skewed, begins, bands, rows)
+            wanted = self._admitted(wanted, slots)
+        if self._quota is not None and wanted & slots.skewed:
+            wanted &= ~self._over_quota(wanted & slots.skewed, begins, slots, rows)
         if wanted:
-            for low, high in bands.stretches(*rows, wanted):
+            for low, high in slots.stretches(*rows, wanted):
                 if self.full:
                     return is_open
                 last = begins + min(high, low + self.limit - 1)
                 self._add(row, begins, begins + low, last)
         return self._closed(is_open, found & ~wanted) & self._allowed
 
-    def _over_quota(self, skewed: int, begins: int, bands: FileBands, rows: Interval) -> int:
-        """Count rows of skewed bands. Return the bands of which the lease has enough for now."""
+    def _over_quota(self, skewed: int, begins: int, slots: FileSlots, rows: Interval) -> int:
+        """Count rows of skewed slots. Return the slots of which the lease has enough for now."""
         found = 0
-        for band, low, high in bands.between(*rows):
-            if skewed >> band & 1:
-                had = self._skewed.get(band, 0)
-                self._skewed[band] = had + high - low + 1
+        for slot, low, high in slots.between(*rows):
+            if skewed >> slot & 1:
+                had = self._skewed.get(slot, 0)
+                self._skewed[slot] = had + high - low + 1
                 if had >= (self._quota or 0):
-                    found |= 1 << band
-                    self._deferred[band] = begins + low
+                    found |= 1 << slot
+                    self._deferred[slot] = begins + low
         return found
 
-    def _admitted(self, wanted: int, bands: FileBands) -> int:
-        """Return the bands whose lanes the lease may take from, and note these lanes.
+    def _admitted(self, wanted: int, slots: FileSlots) -> int:
+        """Return the slots whose lanes the lease may take from, and note these lanes.
 
         A lease takes neighbouring lanes, because each gap between its lanes costs a range of each
         file. If its first file has few lanes, it takes any.
@@ -216,7 +216,7 @@ class LaneWalk:
         layout = self._index.layout
         more, most = layout.lanes_in(wanted) & ~self.lanes, -(-layout.lanes // self._shares)
         if not self._block:
-            sparse = layout.lanes_in(bands.mask).bit_count() <= most
+            sparse = layout.lanes_in(slots.mask).bit_count() <= most
             self._block = layout.every_lane if sparse else layout.block_of(more, self._shares)
         spare = most - self.lanes.bit_count()
         self.lanes |= lowest_of(more & self._block, max(0, spare))
@@ -226,16 +226,16 @@ class LaneWalk:
         return wanted & self._own
 
     def _take_runs(
-        self, row: int | None, begins: int, bands: FileBands, rows: Interval, is_open: int
+        self, row: int | None, begins: int, slots: FileSlots, rows: Interval, is_open: int
     ) -> int:
         """Take the open runs of an unsorted file, one by one. Return what is open after them."""
-        for number, low, high in bands.between(*rows):
+        for number, low, high in slots.between(*rows):
             if self.full or not is_open:
                 return is_open
             bit = 1 << number
             admitted = bit & is_open
             if admitted & ~self._own and self._ordered:
-                admitted = self._admitted(bit, bands)
+                admitted = self._admitted(bit, slots)
             if admitted:
                 last = min(begins + high, begins + low + self.limit - 1)
                 self._add(row, begins, begins + low, last)
@@ -255,8 +255,8 @@ class LaneWalk:
                 self.taken.pop()
         self.taken.append(Piece(row, first, last, count))
 
-    def _visit_unread(self, is_open: int, bands: int) -> None:
-        """Take from the unread messages of the one priority that some bands have."""
+    def _visit_unread(self, is_open: int, slots: int) -> None:
+        """Take from the unread messages of the one priority that some slots have."""
         index = self._index
         start = max(self._ledger.end_sequence + 1, self._from)
         end = self._end
@@ -265,7 +265,7 @@ class LaneWalk:
             self._take_range(None, start, end, is_open)
             return
         self.skips = True
-        priority = 0 if self.plain else index.layout.priorities_in(bands).bit_length() - 1
+        priority = 0 if self.plain else index.layout.priorities_in(slots).bit_length() - 1
         for first, last in index.files_with(priority, start, end):
             if self.full or not is_open:
                 return
@@ -277,13 +277,13 @@ class LaneWalk:
                 self.reach = last
 
     def _visit_timed(self, first: int, last: int, is_open: int) -> int:
-        """Take from an unread file with times. Messages that are due later close their bands."""
+        """Take from an unread file with times. Messages that are due later close their slots."""
         unread = Range(first, last, UNREAD, last - first + 1)
         found = split_by_time(unread, self._index, self._now, self._cutoff)
         later = {r.first for r in found.later}
         for r in sorted((*found.due, *found.later), key=_first_of):
             if r.first in later:
-                is_open = self._closed(is_open, self._index.bands_in(r.first, r.last))
+                is_open = self._closed(is_open, self._index.slots_in(r.first, r.last))
             else:
                 is_open = self._take_range(None, r.first, r.last, is_open)
         return is_open

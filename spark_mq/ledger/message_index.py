@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from spark_mq.ledger.band_index import BandIndex
-from spark_mq.ledger.bands import BandLayout
 from spark_mq.ledger.data_files import DataFile, FileColumns, FileList
 from spark_mq.ledger.delivery_times import DeliveryTimes, TimedRun
+from spark_mq.ledger.slot_index import SlotIndex
+from spark_mq.ledger.slots import SlotLayout
 
 __all__ = [
     "DataFile",
@@ -53,7 +53,7 @@ class FileSlice:
         )
 
 
-class MessageIndex(BandIndex):
+class MessageIndex(SlotIndex):
     """All published files of the commits up to `version`, in sequence order.
 
     Files that every group has settled and that were trimmed may be forgotten, up to `forgotten_to`.
@@ -69,7 +69,7 @@ class MessageIndex(BandIndex):
         forgotten: int = 0,
         lanes: int = 0,
     ) -> None:
-        super().__init__(FileList(forgotten), BandLayout(lanes))
+        super().__init__(FileList(forgotten), SlotLayout(lanes))
         self.version = version
         self.forgotten_to = forgotten_to
         self.forgotten = forgotten

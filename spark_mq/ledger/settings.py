@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any, ClassVar, Final, Self
 
 from spark_mq.errors import InvalidOption, UnsupportedTable
-from spark_mq.ledger.bands import MAX_LANES
+from spark_mq.ledger.slots import MAX_LANES
 from spark_mq.util import setting_kinds as kinds
 from spark_mq.util.advice import CONFIGURE_QUEUE, CREATE_WITH_LANES
 from spark_mq.util.clock import MICROSECOND
@@ -258,7 +258,7 @@ class QueueSettings(Settings):
     owner: ClassVar[str] = "the queue"
     nested: ClassVar[Mapping[str, type[Settings]]] = {"group": GroupSettings}
     FORMAT: ClassVar[str] = "spark_mq queue"
-    VERSION: ClassVar[int] = 5
+    VERSION: ClassVar[int] = 6
     """The format of a queue's tables. It grows if an older version could not read them."""
 
     @classmethod

@@ -96,7 +96,7 @@ def _trace(
             with contextlib.suppress(InvalidOption):  # a header may name any message
                 yield _trace(context, one, seen | {one}, **ways)
 
-    ((band, _, _),) = index.band_runs(sequence, sequence)
+    ((slot, _, _),) = index.slot_runs(sequence, sequence)
     return Trace(
         sequence,
         piece.first >> 32,
@@ -108,8 +108,8 @@ def _trace(
         next(follow(earlier, back=True, on=False), None),
         tuple(found for one in later for found in follow(one, back=False, on=True)),
         redriven_at=None if redriven is None else redriven.at,
-        priority=index.layout.priority(band),
-        lane=index.layout.lane_of(band),
+        priority=index.layout.priority(slot),
+        lane=index.layout.lane_of(slot),
         outcomes=outcomes_in(past),
     )
 

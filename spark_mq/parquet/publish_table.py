@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.errors import InvalidSchema
-from spark_mq.ledger.bands import MAX_PRIORITY
+from spark_mq.ledger.slots import MAX_PRIORITY
 from spark_mq.parquet.schema import DEDUP_FIELD, INSTANT, MESSAGE_SCHEMA
 from spark_mq.util.clock import EARLIEST, LATEST, SECOND
 from spark_mq.util.columns import random_ids

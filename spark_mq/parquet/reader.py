@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Range
-from spark_mq.parquet.bands import effective_priorities
 from spark_mq.parquet.delivery_times import clamp_instants
 from spark_mq.parquet.files import (
     FileStore,
@@ -25,9 +24,10 @@ from spark_mq.parquet.files import (
     unreadable_reason,
 )
 from spark_mq.parquet.footers import check_group, expanding_columns, footers, open_file, read_footer
-from spark_mq.parquet.read_slots import read_slots
+from spark_mq.parquet.read_permits import read_permits
 from spark_mq.parquet.row_groups import MAX_GROUP_BYTES, RowGroupWalk, row_groups, walks
 from spark_mq.parquet.schema import FILE_SCHEMA, INSTANT
+from spark_mq.parquet.slots import effective_priorities
 
 __all__ = [
     "MessageReader",
@@ -42,7 +42,7 @@ _MAX_WHOLE_ROWS: Final = 50_000
 
 
 def _go_on() -> None:
-    """Do nothing, because this reader holds no slot."""
+    """Do nothing, because this reader holds no permit."""
 
 
 def sequences_of(pieces: Iterable[FileSlice]) -> pa.Array:
@@ -93,7 +93,7 @@ class MessageReader:
         if not pieces:
             return self._schema.empty_table()
         # Most of a read from a store is waiting for the network.
-        turn = nullcontext(_go_on) if "://" in self.files.root else read_slots.turn()
+        turn = nullcontext(_go_on) if "://" in self.files.root else read_permits.turn()
         parts = []
         with turn as offer:
             for path, group in groupby(pieces, key=attrgetter("path")):

@@ -13,13 +13,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_mq.delta.store_errors import wrap_store_errors
-from spark_mq.parquet.bands import mostly_differ, sort_by_band
 from spark_mq.parquet.files import FileStore
 from spark_mq.parquet.schema import FILE_SCHEMA, TIME_COLUMNS
+from spark_mq.parquet.slots import mostly_differ, sort_by_slot
 
-__all__ = ["BANDS_TAG", "WrittenFile", "write_file"]
+__all__ = ["SLOTS_TAG", "WrittenFile", "write_file"]
 
-BANDS_TAG: Final = "spark_mq.bands"  # in an ``add`` action: the bands of the rows
+SLOTS_TAG: Final = "spark_mq.slots"  # in an ``add`` action: the slots of the rows
 
 # Row groups are small, because a lease decodes each row group that it touches.
 ROW_GROUP_ROWS: Final = 5_000
@@ -46,7 +46,7 @@ class WrittenFile:
     rows: int
     timed: bool = False  # some message has a deliver_at or expires_at
     synced: bool = True  # it is on the local disk. If not, its commit syncs it
-    bands: str = ""  # which rows are in which band, empty without lanes and priorities
+    slots: str = ""  # which rows are in which slot, empty without lanes and priorities
     # The row of each given message, if they were sorted.
     places: pa.Array | None = field(default=None, compare=False, repr=False)
     prioritised: bool = False  # some message has a priority
@@ -54,7 +54,7 @@ class WrittenFile:
     @property
     def tags(self) -> dict[str, str]:
         """Return the tags for the ``add`` action."""
-        return {BANDS_TAG: self.bands} if self.bands else {}
+        return {SLOTS_TAG: self.slots} if self.slots else {}
 
     @property
     def stats(self) -> str:
@@ -68,12 +68,12 @@ class WrittenFile:
 def write_file(
     files: FileStore, table: pa.Table, *, sync: bool = True, lanes: int = 0
 ) -> WrittenFile:
-    """Write messages as one data file of ``messages/``, sorted by band.
+    """Write messages as one data file of ``messages/``, sorted by slot.
 
     Missing columns become null. Without `sync`, the commit of this process syncs a local file,
     which is faster. Raise StorageError if the store refuses the file.
     """
-    table, bands, places = sort_by_band(table, lanes)
+    table, slots, places = sort_by_slot(table, lanes)
     whole = pa.table([_column(table, field) for field in FILE_SCHEMA], schema=FILE_SCHEMA)
     data = _encoded(whole)
     path = f"part-{uuid.uuid4()}.parquet"
@@ -82,7 +82,7 @@ def write_file(
     timed = any(whole[name].null_count < whole.num_rows for name in TIME_COLUMNS)
     prioritised = whole["priority"].null_count < whole.num_rows
     return WrittenFile(
-        path, len(data), whole.num_rows, timed, sync, bands, places, prioritised=prioritised
+        path, len(data), whole.num_rows, timed, sync, slots, places, prioritised=prioritised
     )
 
 

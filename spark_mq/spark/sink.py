@@ -20,8 +20,8 @@ from pyspark.sql.types import StructType
 from spark_mq.errors import DuplicatePublish, InvalidOption, InvalidSchema
 from spark_mq.message import to_publish
 from spark_mq.operations.publish import check_dedup, pending_of_files, publish_pending, report_files
-from spark_mq.parquet.bands import sort_by_band
 from spark_mq.parquet.publish_table import check_publishable
+from spark_mq.parquet.slots import sort_by_slot
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.spark.options import WriteOptions
 from spark_mq.storage.pending_publish import hashed_ids
@@ -76,7 +76,7 @@ def write_files(
             )
             lanes = queue.messages.lanes
             if "dedup_id" in table.schema.names:
-                table = sort_by_band(table, lanes).table  # the ids are in the order of the file
+                table = sort_by_slot(table, lanes).table  # the ids are in the order of the file
                 ids.extend(hashed_ids(table["dedup_id"]))
             files.append(write_file(queue.messages.files, table, lanes=lanes))
             pending.clear()

@@ -16,9 +16,9 @@ from pyspark.sql.types import DataType, StructType, TimestampType
 
 from spark_mq.delta.store_errors import one_line
 from spark_mq.errors import StorageError
-from spark_mq.ledger.bands import MAX_PRIORITY
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Range
+from spark_mq.ledger.slots import MAX_PRIORITY
 from spark_mq.operations.context import QueueContext
 from spark_mq.spark.partitions import Piece
 from spark_mq.spark.schema import PAYLOAD_COLUMNS, READ_SCHEMA, SEVERAL_SCHEMA

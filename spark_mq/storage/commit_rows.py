@@ -53,7 +53,7 @@ COMMITS_SCHEMA: Final = pa.schema(
         pa.field("times", _RUNS),
         pa.field("app", pa.string()),  # of a mark
         pa.field("number", pa.int64()),  # of a mark
-        pa.field("bands", pa.string()),  # the rows of each band, if there are bands
+        pa.field("slots", pa.string()),  # the rows of each slot, if there are slots
     ]
 )
 
@@ -74,7 +74,7 @@ def publish_rows(files: FileList, start: int, end: int) -> pa.Table:
             "size": to_arrow(files.sizes[part]),
             "committed_at": to_arrow(files.committed_at[part]).cast(_INSTANT),
             "times": _times_column(files, start, end),
-            "bands": _bands_column(files, start, end),
+            "slots": _slots_column(files, start, end),
         },
     )
 
@@ -112,11 +112,11 @@ def _table(rows: int, columns: Mapping[str, pa.Array]) -> pa.Table:
     return pa.table(whole, schema=COMMITS_SCHEMA)
 
 
-def _bands_column(files: FileList, start: int, end: int) -> pa.Array:
-    """Return the bands of each file, or null without bands."""
-    if not files.banded:
+def _slots_column(files: FileList, start: int, end: int) -> pa.Array:
+    """Return the slots of each file, or null without slots."""
+    if not files.with_slots:
         return pa.nulls(end - start, pa.string())
-    return pa.array([files.bands_of(first) or None for first in files.firsts[start:end]])
+    return pa.array([files.slots_of(first) or None for first in files.firsts[start:end]])
 
 
 def _times_column(files: FileList, start: int, end: int) -> pa.Array:
@@ -170,12 +170,12 @@ def file_columns(rows: pa.Table, wanted: pa.ChunkedArray | None = None) -> FileC
         to_array(column("committed_at")),
         column("path"),
         _runs(column("times")),
-        _bands(column("bands")),
+        _slots(column("slots")),
     )
 
 
-def _bands(column: pa.ChunkedArray) -> Iterator[tuple[int, str]]:
-    """Yield the place and the bands of each file with bands."""
+def _slots(column: pa.ChunkedArray) -> Iterator[tuple[int, str]]:
+    """Yield the place and the slots of each file with slots."""
     base = 0
     for chunk in column.chunks:
         for at in pc.indices_nonzero(pc.is_valid(chunk)).to_pylist():

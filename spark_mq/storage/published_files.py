@@ -19,13 +19,13 @@ import pyarrow.parquet as pq
 from spark_mq.delta.actions import AddFile, Commit, RemovedFile, log_path, restore_hint
 from spark_mq.delta.object_store import ObjectStore, is_data_path
 from spark_mq.errors import CorruptLog
-from spark_mq.ledger.bands import valid_bands
 from spark_mq.ledger.log_fingerprints import MAX_SEQUENCE
 from spark_mq.ledger.message_index import ORDINAL_BITS, DataFile, MessageIndex, sequence
-from spark_mq.parquet.bands import may_have_priorities, read_bands
+from spark_mq.ledger.slots import valid_slots
 from spark_mq.parquet.delivery_times import may_have_times, read_delivery_times
 from spark_mq.parquet.files import FileStore, unreadable_reason
-from spark_mq.parquet.writer import BANDS_TAG
+from spark_mq.parquet.slots import may_have_priorities, read_slots
+from spark_mq.parquet.writer import SLOTS_TAG
 from spark_mq.storage.commit_rows import (
     COMMITS_SCHEMA,
     MARK,
@@ -154,21 +154,21 @@ class PublishedFiles:
                     if may_have_times(add.statistics)
                     else None
                 )
-                bands = self._bands_of(path, add, rows)
+                slots = self._slots_of(path, add, rows)
                 first = sequence(version, ordinal)
-                files.append(DataFile(first, rows, path, add.size, at, times, bands))
+                files.append(DataFile(first, rows, path, add.size, at, times, slots))
                 ordinal += rows
         return files
 
-    def _bands_of(self, path: str, add: AddFile, rows: int) -> str:
-        """Return the bands of a file by its tag, or by its keys if no tag fits."""
+    def _slots_of(self, path: str, add: AddFile, rows: int) -> str:
+        """Return the slots of a file by its tag, or by its keys if no tag fits."""
         layout = self.index.layout
-        text = add.tags.get(BANDS_TAG)
-        if text is not None and valid_bands(text, layout, rows):
+        text = add.tags.get(SLOTS_TAG)
+        if text is not None and valid_slots(text, layout, rows):
             return str(text)
         if rows and (layout.lanes or may_have_priorities(add.statistics)):
-            found = read_bands(self._files, path, layout.lanes)
-            return found if not found or valid_bands(found, layout, rows) else ""
+            found = read_slots(self._files, path, layout.lanes)
+            return found if not found or valid_slots(found, layout, rows) else ""
         return ""
 
     def _newest_source(self, removes: list[RemovedFile]) -> int | None:

@@ -31,8 +31,8 @@ def lane_runs(
     lane_of = index.layout.lane_of
     return tuple(
         tuple(
-            (lane_of(band), last - first + 1)
-            for band, first, last in index.band_runs(piece.first, piece.first + piece.rows - 1)
+            (lane_of(slot), last - first + 1)
+            for slot, first, last in index.slot_runs(piece.first, piece.first + piece.rows - 1)
         )
         for piece, _ in pieces
     )

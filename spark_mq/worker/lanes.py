@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
-from spark_mq.ledger.bands import BandLayout
 from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.ranges import Range
+from spark_mq.ledger.slots import SlotLayout
 from spark_mq.operations.group_ledger import GroupLedger
 
 __all__ = ["LaneChains", "lanes_of"]
@@ -77,12 +77,12 @@ def lanes_of(ledger: GroupLedger, ranges: Sequence[Range]) -> dict[int, int]:
     index = ledger.messages.index(ranges[-1].last)
     if not is_ordered(index, ledger.last_settings):
         return {}
-    runs = (run for r in ranges for run in index.band_runs(r.first, r.last))
+    runs = (run for r in ranges for run in index.slot_runs(r.first, r.last))
     return dict(_with_lane(index.layout, runs))
 
 
 def _with_lane(
-    layout: BandLayout, runs: Iterable[tuple[int, int, int]]
+    layout: SlotLayout, runs: Iterable[tuple[int, int, int]]
 ) -> Iterable[tuple[int, int]]:
     for number, first, last in runs:
         if (lane := layout.lane_of(number)) is not None:

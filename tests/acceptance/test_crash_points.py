@@ -206,13 +206,13 @@ def in_order(queue: Queue, path: Path, killed: str) -> None:
     delivered_once(queue, path, killed)
     sink = Driver(queue).state["sink"]
     landed = [seq for n in sorted(sink, key=int) for seq in sink[n]]
-    bands = keys_of(path)
-    for band in set(bands.values()):
-        mine = [seq for seq in landed if bands[seq] == band]
-        assert mine == sorted(mine), f"{killed}: {band} landed as {mine}"
+    slots = keys_of(path)
+    for slot in set(slots.values()):
+        mine = [seq for seq in landed if slots[seq] == slot]
+        assert mine == sorted(mine), f"{killed}: {slot} landed as {mine}"
     found = check_order_of_queue(path, ["default"])
     assert found.wrong == [], f"{killed}: {found.wrong}"
-    assert found.counts["holds"] >= len(bands), killed
+    assert found.counts["holds"] >= len(slots), killed
 
 
 def small(queue: Queue, path: Path, killed: str) -> None:

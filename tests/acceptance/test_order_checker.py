@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.order_checker import Band, check_order, check_order_of_queue, keys_of
+from support.order_checker import Slot, check_order, check_order_of_queue, keys_of
 
 from spark_mq import Message, Queue
 
-KEYS: dict[int, Band] = {0: ("a", 0), 1: ("b", 0), 2: ("a", 0), 3: ("a", 9)}
+KEYS: dict[int, Slot] = {0: ("a", 0), 1: ("b", 0), 2: ("a", 0), 3: ("a", 9)}
 Rows = list[dict[str, Any]]
 
 

@@ -13,11 +13,11 @@ from deltalake import write_deltalake
 
 from spark_mq import GroupNotFound, InvalidOption, Message, Queue
 from spark_mq.inspect import LaneInfo
-from spark_mq.ledger.bands import BandLayout
+from spark_mq.ledger.slots import SlotLayout
 from spark_mq.testing import ManualClock, memory_queue
 
 LANES = 8
-LAYOUT = BandLayout(LANES)
+LAYOUT = SlotLayout(LANES)
 
 
 def lane_of(key: str) -> int:

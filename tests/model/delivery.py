@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from spark_mq import Message
 from spark_mq.errors import TablesDisagree
-from spark_mq.ledger.bands import BandLayout
+from spark_mq.ledger.slots import SlotLayout
 
 from .actors import OFF, Checkpoint, Context, Driver, Event, Poison, Proc, Program, Worker
 from .explorer import EFFECT, State, Suspend, Tape, Untaped, Violation, World
@@ -99,7 +99,7 @@ class Delivery(World):
         happens.
         """
         if keys:  # one commit, in the order of lanes
-            assert sorted(keys, key=BandLayout(LANES).lane) == list(keys)
+            assert sorted(keys, key=SlotLayout(LANES).lane) == list(keys)
             self.log = self.rig.publish([Message(key, key=key) for key in keys])
         else:
             self.log = self.rig.publish(*([f"m{n}" for n in range(count)] for count in messages))

@@ -102,7 +102,7 @@ def write_without_horizon(right: Callable[..., Any], a: Any) -> None:
 #   limit was another then (tests/unit/streaming/test_source.py).
 # - a replay does not fold what it takes over: a stream's lease keeps one attempt back, so that
 #   nothing in it is past its limit.
-# - a lease begins with an open band: the walk takes no message of another one. Without it a group
+# - a lease begins with an open slot: the walk takes no message of another one. Without it a group
 #   may lease nothing for a while (tests/model/test_order.py).
 # - an extension revives nothing behind an expired message of its key: the next settle would return
 #   it (tests/unit/ledger/test_key_order.py).

@@ -96,7 +96,7 @@ class MemoryMessages(MessageTable):
                 times = read_delivery_times(self.files, file.path) if file.timed else None
                 first = sequence(version, ordinal)
                 files.append(
-                    DataFile(first, file.rows, file.path, file.size, at, times, file.bands)
+                    DataFile(first, file.rows, file.path, file.size, at, times, file.slots)
                 )
                 ordinal += file.rows
             self.held_index.extend(files, version)

@@ -1,6 +1,6 @@
 """Any sequence of operations keeps the order of each key, judged as one queue for each key and priority.
 
-The judge knows keys, priorities, sequences and the state of each message. It knows neither bands nor ranges. Lanes it
+The judge knows keys, priorities, sequences and the state of each message. It knows neither slots nor ranges. Lanes it
 uses only to say that a lease without messages was right.
 """
 
@@ -16,13 +16,13 @@ from support.rule_variants import returns, rule_variant
 
 from spark_mq.ledger import admin
 from spark_mq.ledger.acquire import AcquireRequest, acquire
-from spark_mq.ledger.bands import BandLayout, encode_bands
 from spark_mq.ledger.delivery_times import DeliveryTimes
 from spark_mq.ledger.extend import extend
 from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW, intervene
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, settle
+from spark_mq.ledger.slots import SlotLayout, encode_slots
 from spark_mq.ledger.stream_batch import replay_batch
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.ledger.unreadable import postpone_due, reject_unreadable
@@ -66,7 +66,7 @@ class Order(RuleBasedStateMachine):
         in_flight=st.sampled_from([None, None, 5]),
     )
     def begin(self, *, lanes, n, ordered, exhausted, in_flight):
-        self.layout, self.ordered = BandLayout(lanes), ordered
+        self.layout, self.ordered = SlotLayout(lanes), ordered
         self.rules = limits(
             max_delivery_attempts=n, clock_skew=0, retry_delay=5 * SECOND, on_max_deliveries=exhausted,
             max_in_flight=in_flight, breaker_threshold=None, order="key" if ordered else "none",
@@ -95,7 +95,7 @@ class Order(RuleBasedStateMachine):
         first = sequence(self.version, 0)
         at = [self.now + due * SECOND if due else None for *_, due in of]
         times = DeliveryTimes.of((1, due, None) for due in at) if any(at) else None
-        text = encode_bands(self.layout.lanes, [(number, 1) for number, *_ in of])
+        text = encode_slots(self.layout.lanes, [(number, 1) for number, *_ in of])
         self.index.extend(
             [DataFile(first, len(of), str(first), 10 * len(of), self.now, times, text)],
             self.version,
@@ -209,11 +209,11 @@ class Order(RuleBasedStateMachine):
             state, _, due, _ = before[m.seq]
             if state in OVER or state == "leased":
                 continue
-            band = (m.lane, m.priority)
-            free = m.lane is None or not self.ordered or (m.lane not in held and band not in closed)
+            slot = (m.lane, m.priority)
+            free = m.lane is None or not self.ordered or (m.lane not in held and slot not in closed)
             if free and state != "blocked" and due <= self.now:
                 yield m
-            closed.add(band)
+            closed.add(slot)
 
     def _due_heads(self, before):
         """Those before a blocked message, which stops an unordered group."""

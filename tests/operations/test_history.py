@@ -31,9 +31,9 @@ from spark_mq.delta.actions import Change
 from spark_mq.delta.local_files import LocalBackend
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import InvalidOption, LeaseLost
-from spark_mq.ledger.bands import BandLayout
 from spark_mq.ledger.message_range import range_between
 from spark_mq.ledger.ranges import SETTLED
+from spark_mq.ledger.slots import SlotLayout
 from spark_mq.operations.history import show_outcomes
 from spark_mq.operations.settle import settle
 from spark_mq.storage import archive_table
@@ -911,7 +911,7 @@ def test_a_message_that_came_back_with_another_of_its_key_shows_why(make: Make) 
         "an earlier message of its key waits",
     )
     assert (back.lease_id, back.worker_id) == (one.lease_id, "w-1")
-    lane = BandLayout(8).lane("k")
+    lane = SlotLayout(8).lane("k")
     assert (trace.priority, trace.lane) == (3, lane)
     assert f"of messages/, priority 3, lane {lane}" in str(trace)
     assert "reason: an earlier message of its key waits" in str(trace)

@@ -25,7 +25,7 @@ from support.marks import slow
 
 import spark_mq
 from spark_mq import Queue
-from spark_mq.parquet.read_slots import read_slots
+from spark_mq.parquet.read_permits import read_permits
 from spark_mq.spark import on_sigterm, shutdown
 from spark_mq.testing import memory_queue
 from spark_mq.util.call_batcher import CallBatcher
@@ -177,7 +177,7 @@ def works(queue: Queue) -> str:
         use(queue)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    return f"it keeps {len(read_slots.held)} slots" if read_slots.held else ""
+    return f"it keeps {len(read_permits.held)} slots" if read_permits.held else ""
 
 
 def interrupt(call: str, fresh: Callable[[], Queue], chosen: Callable[[int, Line], bool]) -> None:
@@ -214,7 +214,7 @@ def on_delta(tmp_path: Path) -> Callable[[], Queue]:
 SHARED = (
     "util/call_batcher.py", "util/fair_lock.py", "operations/committer.py",
     "storage/optimistic_commit.py",
-    "parquet/read_slots.py",
+    "parquet/read_permits.py",
 )  # fmt: skip
 """Where threads share work: make test-all interrupts each line of these."""
 

@@ -12,12 +12,12 @@ import pytest
 from support.handles import until
 
 from spark_mq import Message, Queue, ReceivedMessage, Reject, Retry, Snooze, WorkSummary
-from spark_mq.ledger.bands import BandLayout
+from spark_mq.ledger.slots import SlotLayout
 from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.worker.lanes import LaneChains
 
 LANES = 8
-LAYOUT = BandLayout(LANES)
+LAYOUT = SlotLayout(LANES)
 
 
 def key_in(lane: int, number: int = 0) -> str:

@@ -244,9 +244,9 @@ def test_a_driver_that_is_killed_with_its_jvm_keeps_the_order_of_keys(
             landed.extend((row.key, row.sequence) for row in batch.collect())
 
     stream.settle_with(process)
-    bands = keys_of(queue.path)
-    assert sorted(seq for _, seq in landed) == sorted(bands), "each one once"
-    for key in {key for key, _ in bands.values()}:
+    slots = keys_of(queue.path)
+    assert sorted(seq for _, seq in landed) == sorted(slots), "each one once"
+    for key in {key for key, _ in slots.values()}:
         mine = [seq for of, seq in landed if of == key]
         assert mine == sorted(mine)
     assert stream.group.stats().acked == 24

@@ -310,15 +310,15 @@ def test_a_dataframe_is_published_in_lanes_in_the_order_of_its_rows(
     )
     rows.write.format("spark_mq").mode("append").save(queue.path)
     index = messages_of(Queue.open(queue.path)).index()
-    files = [bands for _, bands, _, _ in index.banded_pieces(0, index.last_sequence)]
+    files = [slots for _, slots, _, _ in index.pieces_with_slots(0, index.last_sequence)]
     assert [file.is_sorted for file in files] == [True] * 3
     found = peek(spark, queue).orderBy("sequence").collect()
-    bands: dict[tuple[str, int], list[int]] = defaultdict(list)
+    slots: dict[tuple[str, int], list[int]] = defaultdict(list)
     for row in found:
         assert row.priority == int(row.value) % 3 * 4
-        bands[row.key, row.priority].append(int(row.value))
-    assert sum(map(len, bands.values())) == 300
-    assert all(numbers == sorted(numbers) for numbers in bands.values())
+        slots[row.key, row.priority].append(int(row.value))
+    assert sum(map(len, slots.values())) == 300
+    assert all(numbers == sorted(numbers) for numbers in slots.values())
     group = queue.group("g")
     group.configure(order="key")
     lease = group.lease("w", max_messages=20)
@@ -419,8 +419,8 @@ def test_sql_computes_the_lane_of_a_key(spark: Any, queue: Queue) -> None:
     rows = peek(spark, queue).selectExpr("sequence", f"crc32(key) % {LANES} AS lane").collect()
     index = messages_of(queue).index()
     for row in rows:
-        ((band, _, _),) = index.band_runs(row.sequence, row.sequence)
-        assert index.layout.lane_of(band) == row.lane
+        ((slot, _, _),) = index.slot_runs(row.sequence, row.sequence)
+        assert index.layout.lane_of(slot) == row.lane
 
 
 # -- dead letters

@@ -18,9 +18,9 @@ from support.tables import group_ledger_of, messages_of
 from spark_mq import Lease, Message, Queue, ReceivedMessage
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import InvalidOption, InvalidSchema
-from spark_mq.ledger.bands import BandLayout, decode_bands
 from spark_mq.ledger.settle import ACK, NACK, SettleCommand
-from spark_mq.parquet.bands import read_bands, sort_by_band
+from spark_mq.ledger.slots import SlotLayout, decode_slots
+from spark_mq.parquet.slots import read_slots, sort_by_slot
 from spark_mq.testing import memory_queue
 
 LANES = 8
@@ -42,10 +42,10 @@ def texts(lease: object) -> list[str]:
     return [] if lease is None else [m.text for m in lease.messages]  # type: ignore[attr-defined]
 
 
-def bands_of(queue: Queue, at: int = 0) -> list[tuple[int, int | None]]:
+def slots_of(queue: Queue, at: int = 0) -> list[tuple[int, int | None]]:
     """Return the priority and the lane of each message of a file."""
-    file, layout = messages_of(queue).index().files[at], BandLayout(LANES)
-    found = decode_bands(file.bands).between(0, file.rows - 1)
+    file, layout = messages_of(queue).index().files[at], SlotLayout(LANES)
+    found = decode_slots(file.slots).between(0, file.rows - 1)
     return [
         (layout.priority(number), layout.lane_of(number))
         for number, first, last in found
@@ -62,14 +62,14 @@ def test_a_file_is_sorted_by_priority_and_lane(queue: Queue) -> None:
         (9 if int(m.text) % 7 == 0 else 0, None if m.key is None else crc32(m.key.encode()) % LANES)
         for m in by_sequence
     ]
-    assert bands_of(queue) == expected
+    assert slots_of(queue) == expected
     assert expected == sorted(expected, key=lambda b: (-b[0], LANES if b[1] is None else b[1]))
     # Stable, and the receipt has the order given.
     assert {m.sequence: m.text for m in by_sequence} == {
         seq: str(n) for n, seq in enumerate(receipt.sequences)
     }
-    for band in set(expected):
-        of = [int(m.text) for m, b in zip(by_sequence, expected, strict=True) if b == band]
+    for slot in set(expected):
+        of = [int(m.text) for m, b in zip(by_sequence, expected, strict=True) if b == slot]
         assert of == sorted(of)
     assert receipt.sequences[3:5] == list(receipt.sequences)[3:5]
     assert receipt.sequence_of(7) == list(receipt.sequences)[7]
@@ -147,16 +147,16 @@ def test_priority_needs_no_lanes() -> None:
     assert texts(queue.group().lease("w")) == ["high"]
 
 
-def test_a_queue_without_lanes_and_priorities_has_no_bands(tmp_path: Path) -> None:
+def test_a_queue_without_lanes_and_priorities_has_no_slots(tmp_path: Path) -> None:
     queue = Queue.create(tmp_path / "q")
     queue.publish(messages(3)[1:])
-    assert not messages_of(queue).index().files.banded
+    assert not messages_of(queue).index().files.with_slots
     with pytest.raises(InvalidOption, match="lanes"):
         queue.group().configure(order="key")
     assert queue.groups() == []
 
 
-def test_bands_survive_in_the_commit_index(tmp_path: Path) -> None:
+def test_slots_survive_in_the_commit_index(tmp_path: Path) -> None:
     queue = Queue.create(tmp_path / "q", lanes=LANES)
     for _ in range(3):
         queue.publish(messages(20))
@@ -164,8 +164,8 @@ def test_bands_survive_in_the_commit_index(tmp_path: Path) -> None:
     queue.sweep()
     again = Queue.open(tmp_path / "q")
     assert list(messages_of(again).index().files) == before
-    assert all(file.bands for file in before)
-    assert DeltaTable(tmp_path / "q" / "commits").to_pyarrow_table()["bands"].null_count == 0
+    assert all(file.slots for file in before)
+    assert DeltaTable(tmp_path / "q" / "commits").to_pyarrow_table()["slots"].null_count == 0
 
 
 def test_files_of_foreign_writers_are_kept_in_order(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_files_of_foreign_writers_are_kept_in_order(tmp_path: Path) -> None:
     write_deltalake(path / "messages", table, mode="append", schema_mode="merge")
     queue.publish([Message(f"{n}", key=KEYS[n % 4]) for n in range(12, 16)])
     file = messages_of(queue).index().files[0]
-    assert decode_bands(file.bands).rows == 12
+    assert decode_slots(file.slots).rows == 12
     seen: dict[str | None, list[int]] = {}
     while (lease := group.lease("w", max_messages=3)) is not None:
         for m in lease.messages:
@@ -193,9 +193,9 @@ def test_a_tag_that_lies_is_not_believed(tmp_path: Path) -> None:
     queue = Queue.create(path, lanes=LANES)
     queue.publish([Message("0", key="a"), Message("1", key="b")])
     log = path / "messages" / "_delta_log" / "00000000000000000001.json"
-    own = messages_of(queue).index().files[0].bands
+    own = messages_of(queue).index().files[0].slots
     log.write_text(log.read_text().replace(own, "8|72|2 7"))
-    assert messages_of(Queue.open(path)).index().files[0].bands == own
+    assert messages_of(Queue.open(path)).index().files[0].slots == own
 
 
 @pytest.mark.parametrize("priority", [-1, 10, 1.0, True, "5", None])
@@ -213,9 +213,9 @@ def test_a_column_of_invalid_priorities_is_refused() -> None:
 
 def test_sorting_costs_nothing_without_lanes_and_priorities() -> None:
     table = pa.table({"key": ["b", "a"], "priority": pa.array([None, 0], pa.int32())})
-    banded = sort_by_band(table, 0)
-    assert banded.table is table
-    assert (banded.bands, banded.places) == ("", None)
+    with_slots = sort_by_slot(table, 0)
+    assert with_slots.table is table
+    assert (with_slots.slots, with_slots.places) == ("", None)
 
 
 def test_the_priority_is_a_column_of_the_table(tmp_path: Path) -> None:
@@ -239,18 +239,18 @@ def test_a_redriven_message_stands_at_the_end_of_its_key(queue: Queue) -> None:
     queue.publish(Message("3", key="a", priority=2))
     assert queue.redrive().messages == 1
     assert texts(group.lease("w", max_messages=9)) == ["3", "0"]
-    assert bands_of(queue, 2) == [(2, BandLayout(LANES).lane("a"))]
+    assert slots_of(queue, 2) == [(2, SlotLayout(LANES).lane("a"))]
 
 
 @pytest.mark.parametrize("batch", [3, 1 << 16])
 def test_runs_go_on_from_batch_to_batch(tmp_path: Path, batch: int, limits: Limits) -> None:
-    limits(band_rows=batch)
+    limits(slot_rows=batch)
     keys = ["a"] * 5 + [None] * 2 + ["b", "a"]
     priorities = [0, None, 0, 0, 3, 3, 0, 0, 0]
     table = pa.table({"key": keys, "priority": pa.array(priorities, pa.int32())})
     pq.write_table(table, tmp_path / "f.parquet")
-    layout = BandLayout(LANES)
-    found = decode_bands(read_bands(ObjectStore(str(tmp_path)), "f.parquet", LANES))
+    layout = SlotLayout(LANES)
+    found = decode_slots(read_slots(ObjectStore(str(tmp_path)), "f.parquet", LANES))
     each = [n for n, first, last in found.between(0, 8) for _ in range(first, last + 1)]
     assert each == [
         layout.number(p or 0, layout.lane(key)) for key, p in zip(keys, priorities, strict=True)
@@ -264,13 +264,13 @@ def test_a_key_that_all_rows_share_is_held_once(tmp_path: Path) -> None:
     path = tmp_path / "bomb.parquet"
     pq.write_table(pa.table({"key": once}), path, store_schema=False, row_group_size=rows)
     with at_most(512 * 2**20):
-        text = read_bands(ObjectStore(str(tmp_path)), "bomb.parquet", LANES)
-    assert decode_bands(text).rows == rows
+        text = read_slots(ObjectStore(str(tmp_path)), "bomb.parquet", LANES)
+    assert decode_slots(text).rows == rows
 
 
 def test_damaged_keys_count_as_none(tmp_path: Path) -> None:
     (tmp_path / "f.parquet").write_bytes(b"no parquet")
-    assert read_bands(ObjectStore(str(tmp_path)), "f.parquet", LANES) == ""
+    assert read_slots(ObjectStore(str(tmp_path)), "f.parquet", LANES) == ""
 
 
 def test_an_ack_in_the_commit_of_a_nack_settles_nothing_behind_it(queue: Queue) -> None:

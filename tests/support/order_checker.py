@@ -20,11 +20,11 @@ from support.checker import Findings, Row, added_files, between, history
 
 __all__ = ["check_order", "check_order_of_queue", "keys_of"]
 
-Band = tuple[str, int]
+Slot = tuple[str, int]
 """A key and a priority."""
 
 _HOLD_BACK: Final = ("available", "leased", "blocked")
-"""The states in which a message holds back the later ones of its band."""
+"""The states in which a message holds back the later ones of its slot."""
 
 
 @dataclass
@@ -37,12 +37,12 @@ class _Message:
 
 @dataclass
 class _Group:
-    """The messages of a group by their bands, in the order of sequence."""
+    """The messages of a group by their slots, in the order of sequence."""
 
-    bands: dict[Band, dict[int, _Message]] = field(default_factory=dict)
+    slots: dict[Slot, dict[int, _Message]] = field(default_factory=dict)
 
 
-def check_order(keys: Mapping[int, Band], rows: Iterable[Row], groups: Iterable[str]) -> Findings:
+def check_order(keys: Mapping[int, Slot], rows: Iterable[Row], groups: Iterable[str]) -> Findings:
     """Follow the messages of some groups through their events, one version after the other.
 
     Parameters
@@ -61,11 +61,11 @@ def check_order(keys: Mapping[int, Band], rows: Iterable[Row], groups: Iterable[
         turn. ``counts["holds"]`` says how many held messages were checked.
     """
     found, sequences = Findings(), sorted(keys)
-    by_band: dict[Band, list[int]] = defaultdict(list)
+    by_slot: dict[Slot, list[int]] = defaultdict(list)
     for sequence in sequences:
-        by_band[keys[sequence]].append(sequence)
+        by_slot[keys[sequence]].append(sequence)
     chosen = {
-        group: _Group({band: {one: _Message() for one in of} for band, of in by_band.items()})
+        group: _Group({slot: {one: _Message() for one in of} for slot, of in by_slot.items()})
         for group in groups
     }
     for version, events in groupby(rows, key=lambda row: row["version"]):
@@ -79,12 +79,12 @@ def check_order(keys: Mapping[int, Band], rows: Iterable[Row], groups: Iterable[
 
 
 def _apply(
-    group: _Group, row: Row, keys: Mapping[int, Band], sequences: list[int]
+    group: _Group, row: Row, keys: Mapping[int, Slot], sequences: list[int]
 ) -> set[tuple[str, str]]:
     """Take in an event. Return the group with each key that it changes."""
     changed = set()
     for sequence in between(sequences, row["first"], row["last"]):
-        message = group.bands[keys[sequence]][sequence]
+        message = group.slots[keys[sequence]][sequence]
         message.state = row["state"]
         message.holder = row["lease_id"] if row["state"] == "leased" else None
         changed.add((row["consumer_group"], keys[sequence][0]))
@@ -96,7 +96,7 @@ def _check_key(found: Findings, where: str, group: _Group, key: str) -> None:
     holders: set[str | None] = set()
     for priority in range(10):
         waiting: int | None = None
-        for sequence, message in group.bands.get((key, priority), {}).items():
+        for sequence, message in group.slots.get((key, priority), {}).items():
             if message.state == "leased":
                 found.counts["holds"] += 1
                 holders.add(message.holder)
@@ -109,9 +109,9 @@ def _check_key(found: Findings, where: str, group: _Group, key: str) -> None:
     found.expect(len(holders) <= 1, f"{where}: {sorted(map(str, holders))} hold key {key!r}")
 
 
-def keys_of(path: str | Path) -> dict[int, Band]:
+def keys_of(path: str | Path) -> dict[int, Slot]:
     """Return key and priority of each message with a key, by sequence, from the data files."""
-    found: dict[int, Band] = {}
+    found: dict[int, Slot] = {}
     for version, name, _, before in added_files(f"{path}/messages"):
         columns = pq.read_table(f"{path}/messages/{unquote(name)}", columns=["key", "priority"])
         values: Any = zip(columns["key"].to_pylist(), columns["priority"].to_pylist(), strict=True)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.banded_files import LANES, file_of, ordered
 from support.ledger_group import TIMEOUT, Group
+from support.slot_files import LANES, file_of, ordered
 
 from spark_mq.errors import InvalidOption
-from spark_mq.ledger.bands import BandLayout, encode_bands
 from spark_mq.ledger.extend import extend
 from spark_mq.ledger.interventions import RETRY_NOW, intervene
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.ledger.settings import new_settings
 from spark_mq.ledger.settle import NACK
+from spark_mq.ledger.slots import SlotLayout, encode_slots
 from spark_mq.ledger.stream_batch import replay_batch
 
 
@@ -31,7 +31,7 @@ def rows_of(group: Group, lease_id: str) -> list[tuple[int, int]]:
     ]
 
 
-def test_an_extension_keeps_messages_of_the_first_band() -> None:
+def test_an_extension_keeps_messages_of_the_first_slot() -> None:
     group = ordered(file_of(1, (9, 0, 2)))
     first, last = group.lease("a", 2)
     _, outcome = extend(
@@ -74,9 +74,9 @@ def test_neighbouring_lanes_of_many_files_leave_one_hole_a_file() -> None:
 
 def test_leases_come_to_hold_neighbouring_lanes() -> None:
     """Each gap between the lanes of a lease would cost a range of each file."""
-    lanes, workers, layout = 16, 4, BandLayout(16)
-    text = encode_bands(lanes, [(layout.number(0, lane), 1) for lane in range(lanes)])
-    files = [DataFile(sequence(v, 0), lanes, f"f{v}", 10, v, bands=text) for v in range(1, 201)]
+    lanes, workers, layout = 16, 4, SlotLayout(16)
+    text = encode_slots(lanes, [(layout.number(0, lane), 1) for lane in range(lanes)])
+    files = [DataFile(sequence(v, 0), lanes, f"f{v}", 10, v, slots=text) for v in range(1, 201)]
     group = ordered(*files)
     group.index = MessageIndex(files, len(files), lanes=lanes)
     held: list[str] = []
@@ -89,7 +89,7 @@ def test_leases_come_to_hold_neighbouring_lanes() -> None:
         pieces = [r for r in group.ledger.held(lease_id) if r.state == "leased"]
         assert len(pieces) == len({r.first >> 32 for r in pieces})
         own = {
-            layout.lane_of(n) for r in pieces for n, _, _ in group.index.band_runs(r.first, r.last)
+            layout.lane_of(n) for r in pieces for n, _, _ in group.index.slot_runs(r.first, r.last)
         }
         assert max(own) - min(own) + 1 == len(own) <= 4
     assert group.lease("one more", 30) != []

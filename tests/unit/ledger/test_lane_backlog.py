@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.banded_files import LANES, LAYOUT, file_of, ordered
+from support.slot_files import LANES, LAYOUT, file_of, ordered
 from support.having import having
 from support.ledger_group import SECOND, TIMEOUT, Group
 
@@ -108,7 +108,7 @@ def test_priorities_count_their_messages() -> None:
     assert (zero.priority, zero.counts["ready"], zero.first) == (0, 3, sequence(1, 3))
 
 
-def test_a_queue_without_bands_has_one_priority() -> None:
+def test_a_queue_without_slots_has_one_priority() -> None:
     group = Group()
     group.lease("a", 3)
     (zero,) = census(group).priorities()
@@ -149,7 +149,7 @@ def test_a_census_agrees_with_a_look_at_each_message(runs: Any, steps: Any) -> N
             seqs = [
                 seq
                 for r in group.ledger.held(held[0])
-                for _, first, last in group.index.band_runs(r.first, r.last)
+                for _, first, last in group.index.slot_runs(r.first, r.last)
                 for seq in range(first, last + 1)
             ][:n]
             more = {"delay": delay * SECOND} if what in ("nack", "release") else {}
@@ -162,7 +162,7 @@ def _agrees(group: Group, found: LaneBacklog) -> None:
     by_lane, by_priority = Counter[tuple[int | None, str]](), Counter[tuple[int, str]]()
     heads: dict[int, tuple[int, str]] = {}
     ready: Counter[int] = Counter()
-    for number, first, last in group.index.band_runs(0, group.index.last_sequence):
+    for number, first, last in group.index.slot_runs(0, group.index.last_sequence):
         for seq in range(first, last + 1):
             kind = _kind(group, seq)
             by_lane[LAYOUT.lane_of(number), kind] += 1

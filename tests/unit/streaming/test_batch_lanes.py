@@ -132,7 +132,7 @@ def test_a_batch_of_an_ordered_group_has_the_lanes_of_its_slices(queue: Queue) -
     index = messages_of(queue).index()
     lane_of = index.layout.lane_of
     ours = [lane for runs in plan.lane_runs for lane, rows in runs for _ in range(rows)]
-    theirs = [lane_of(band) for seq in sequences(plan) for band, _, _ in index.band_runs(seq, seq)]
+    theirs = [lane_of(slot) for seq in sequences(plan) for slot, _, _ in index.slot_runs(seq, seq)]
     assert ours == theirs
 
 

@@ -187,7 +187,7 @@ class _OrderedStorm(_Storm):
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed, lanes=8, order="key")
-        self.bands: dict[int, tuple[str, int]] = {}
+        self.slots: dict[int, tuple[str, int]] = {}
         self.holds = 0
 
     def _publish(self) -> None:
@@ -200,23 +200,23 @@ class _OrderedStorm(_Storm):
             self.published.update(receipt.sequences)
             for seq, (key, priority) in zip(receipt.sequences, sent, strict=True):
                 if key is not None:
-                    self.bands[seq] = key, priority
+                    self.slots[seq] = key, priority
 
     def _dies(self, calm: bool) -> bool:
         self._check_order()
         return super()._dies(calm)
 
-    def _bands_in(self, first: int, last: int) -> list[tuple[int, tuple[str, int]]]:
-        return [(seq, self.bands[seq]) for seq in sorted(self.bands) if first <= seq <= last]
+    def _slots_in(self, first: int, last: int) -> list[tuple[int, tuple[str, int]]]:
+        return [(seq, self.slots[seq]) for seq in sorted(self.slots) if first <= seq <= last]
 
     def _check_order(self) -> None:
         holders: dict[str, str | None] = {}
         waiting: set[tuple[str, int]] = set()
         for r in group_ledger_of(self.queue.group("g")).current():
-            for seq, band in self._bands_in(r.first, r.last):
+            for seq, slot in self._slots_in(r.first, r.last):
                 if r.state == LEASED:
                     self.holds += 1
-                    assert band not in waiting, f"{r.lease_id} holds {seq} before its turn"
-                    assert holders.setdefault(band[0], r.lease_id) == r.lease_id
+                    assert slot not in waiting, f"{r.lease_id} holds {seq} before its turn"
+                    assert holders.setdefault(slot[0], r.lease_id) == r.lease_id
                 elif r.state == AVAILABLE:
-                    waiting.add(band)
+                    waiting.add(slot)

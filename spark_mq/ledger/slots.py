@@ -1,7 +1,7 @@
-"""Map the rows of data files to bands: a priority and a lane.
+"""Map the rows of data files to slots: a priority and a lane.
 
-A lane is the hash of a key modulo the queue's number of lanes. Bands are numbered in the order of
-delivery. Sets of bands and of lanes are the bits of one integer.
+A lane is the hash of a key modulo the queue's number of lanes. Slots are numbered in the order of
+delivery. Sets of slots and of lanes are the bits of one integer.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from zlib import crc32
 __all__ = [
     "MAX_LANES",
     "MAX_PRIORITY",
-    "BandLayout",
-    "FileBands",
-    "decode_bands",
-    "encode_bands",
+    "FileSlots",
+    "SlotLayout",
+    "decode_slots",
+    "encode_slots",
     "lowest_of",
     "priorities_of",
-    "valid_bands",
+    "valid_slots",
 ]
 
 MAX_LANES: Final = 1_024
 MAX_PRIORITY: Final = 9  # the lowest, and the default, is 0
 _CACHED_FILES: Final = 4_096
-_SKEWED: Final = 2  # a band is skewed with so many times the rows of the mean
+_SKEWED: Final = 2  # a slot is skewed with so many times the rows of the mean
 
 
 @dataclass(frozen=True, slots=True)
-class BandLayout:
-    """The numbers of the bands of a queue, which may have no lanes (0)."""
+class SlotLayout:
+    """The numbers of the slots of a queue, which may have no lanes (0)."""
 
     lanes: int
 
     @property
     def width(self) -> int:
-        """Return the number of bands of one priority."""
+        """Return the number of slots of one priority."""
         return self.lanes + 1
 
     @property
@@ -50,7 +50,7 @@ class BandLayout:
 
     @property
     def without_lane(self) -> int:
-        """Return the set of the bands of messages without a key."""
+        """Return the set of the slots of messages without a key."""
         return self.of_lanes(1 << self.lanes)
 
     def lane(self, key: str | None) -> int | None:
@@ -70,14 +70,14 @@ class BandLayout:
         return ((1 << self.width) - 1) << (MAX_PRIORITY - priority) * self.width
 
     def of_lanes(self, lanes: int) -> int:
-        """Return the bands of a set of lanes, in all priorities."""
+        """Return the slots of a set of lanes, in all priorities."""
         return lanes * _each_priority(self.width)
 
-    def lanes_in(self, bands: int) -> int:
+    def lanes_in(self, slots: int) -> int:
         lanes, whole = 0, (1 << self.lanes) - 1
-        while bands:
-            lanes |= bands & whole
-            bands >>= self.width
+        while slots:
+            lanes |= slots & whole
+            slots >>= self.width
         return lanes
 
     @property
@@ -91,12 +91,12 @@ class BandLayout:
         first, end = at * self.lanes // blocks, (at + 1) * self.lanes // blocks
         return (1 << end) - (1 << first)
 
-    def priorities_in(self, bands: int) -> int:
+    def priorities_in(self, slots: int) -> int:
         found, whole = 0, (1 << self.width) - 1
         for priority in range(MAX_PRIORITY, -1, -1):
-            if bands & whole:
+            if slots & whole:
                 found |= 1 << priority
-            bands >>= self.width
+            slots >>= self.width
         return found
 
 
@@ -111,12 +111,12 @@ def lowest_of(numbers: int, most: int) -> int:
 
 @lru_cache
 def _each_priority(width: int) -> int:
-    """Return the set of the first band of each priority."""
+    """Return the set of the first slot of each priority."""
     return sum(1 << level * width for level in range(MAX_PRIORITY + 1))
 
 
-class FileBands:
-    """The bands of a file's rows, as runs of one band each."""
+class FileSlots:
+    """The slots of a file's rows, as runs of one slot each."""
 
     __slots__ = ("_below", "mask", "numbers", "rows", "skewed", "starts")
 
@@ -126,21 +126,21 @@ class FileBands:
         self.rows = self.starts[-1]
         self._below: list[int] | None = None
         if all(map(lt, numbers, numbers[1:])):
-            # Of a sorted file: the set of the bands before each run.
+            # Of a sorted file: the set of the slots before each run.
             self._below = list(accumulate((1 << number for number in numbers), initial=0))
         self.mask = reduce(or_, (1 << number for number in set(numbers)))
         most = _SKEWED * self.rows / len(numbers)
         runs = zip(numbers, counts, strict=True) if max(counts) > most else ()
         self.skewed = reduce(or_, (1 << number for number, rows in runs if rows > most), 0)
-        """The bands with far more rows than the mean, such as that of a hot key."""
+        """The slots with far more rows than the mean, such as that of a hot key."""
 
     @property
     def is_sorted(self) -> bool:
-        """Return whether each band is one run, in order."""
+        """Return whether each slot is one run, in order."""
         return self._below is not None
 
     def between(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
-        """Yield ``(band, first, last)`` of the runs in some rows, from 0."""
+        """Yield ``(slot, first, last)`` of the runs in some rows, from 0."""
         starts, at = self.starts, bisect_right(self.starts, first) - 1
         while at < len(self.numbers) and starts[at] <= last:
             yield self.numbers[at], max(first, starts[at]), min(last, starts[at + 1] - 1)
@@ -155,33 +155,33 @@ class FileBands:
             return self._below[high] - self._below[low]
         return reduce(or_, (1 << number for number, _, _ in self.between(first, last)), 0)
 
-    def stretches(self, first: int, last: int, bands: int) -> Iterator[tuple[int, int]]:
-        """Yield the first and last row of each stretch of neighbouring bands.
+    def stretches(self, first: int, last: int, slots: int) -> Iterator[tuple[int, int]]:
+        """Yield the first and last row of each stretch of neighbouring slots.
 
-        The file must be sorted, and the rows must have all bands of the set.
+        The file must be sorted, and the rows must have all slots of the set.
         """
         starts, numbers = self.starts, self.numbers
-        while bands:
-            lowest = (bands & -bands).bit_length() - 1
-            rest = bands >> lowest
+        while slots:
+            lowest = (slots & -slots).bit_length() - 1
+            rest = slots >> lowest
             length = (~rest & (rest + 1)).bit_length() - 1
-            bands &= ~(((1 << length) - 1) << lowest)
+            slots &= ~(((1 << length) - 1) << lowest)
             low = bisect_left(numbers, lowest)
             high = low + length
             yield max(first, starts[low]), min(last, starts[high] - 1)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, FileBands):
+        if not isinstance(other, FileSlots):
             return NotImplemented
         return list(self.numbers) == list(other.numbers) and self.starts == other.starts
 
     __hash__ = None  # type: ignore[assignment]
 
 
-def encode_bands(lanes: int, runs: Iterable[tuple[int, int]]) -> str:
-    """Return runs of ``(band, rows)`` as text for a commit: lanes, steps of bands, and rows.
+def encode_slots(lanes: int, runs: Iterable[tuple[int, int]]) -> str:
+    """Return runs of ``(slot, rows)`` as text for a commit: lanes, steps of slots, and rows.
 
-    >>> encode_bands(64, [(585, 10), (586, 12), (649, 3)])
+    >>> encode_slots(64, [(585, 10), (586, 12), (649, 3)])
     '64|585 1 63|10 12 3'
     """
     found = list(runs)
@@ -195,33 +195,33 @@ def _joined(numbers: Iterable[int]) -> str:
 
 
 @lru_cache(maxsize=_CACHED_FILES)
-def decode_bands(text: str) -> FileBands:
+def decode_slots(text: str) -> FileSlots:
     """Return the runs of a text, or raise ValueError if it has none."""
     _, steps, counts = text.split("|")
     numbers, rows = list(accumulate(map(int, steps.split()))), list(map(int, counts.split()))
     if len(numbers) != len(rows) or not rows or min(rows) < 1:
-        raise ValueError(f"the bands {text[:50]!r} have no rows, or not as many as numbers")
-    return FileBands(numbers, rows)
+        raise ValueError(f"the slots {text[:50]!r} have no rows, or not as many as numbers")
+    return FileSlots(numbers, rows)
 
 
 def priorities_of(text: str) -> int:
     """Return the set of a file's priorities, or 0 if all rows have priority 0."""
     lanes, steps, _ = text.split("|")
-    layout = BandLayout(int(lanes))
+    layout = SlotLayout(int(lanes))
     lowest = layout.number(0, 0) if layout.lanes else layout.number(0, None)
     if "-" not in steps and int(steps.partition(" ")[0]) >= lowest:
-        return 0  # sorted, so the first band is the least
-    found = layout.priorities_in(decode_bands(text).mask)
+        return 0  # sorted, so the first slot is the least
+    found = layout.priorities_in(decode_slots(text).mask)
     return 0 if found == 1 else found
 
 
-def valid_bands(text: object, layout: BandLayout, rows: int) -> bool:
-    """Return whether a text describes the bands of so many rows."""
+def valid_slots(text: object, layout: SlotLayout, rows: int) -> bool:
+    """Return whether a text describes the slots of so many rows."""
     if not isinstance(text, str) or not text.startswith(f"{layout.lanes}|"):
         return False
     try:
-        bands = decode_bands(text)
+        slots = decode_slots(text)
     except ValueError:
         return False
     greatest = layout.number(0, None)
-    return bands.rows == rows and min(bands.numbers) >= 0 and max(bands.numbers) <= greatest
+    return slots.rows == rows and min(slots.numbers) >= 0 and max(slots.numbers) <= greatest

@@ -1,4 +1,4 @@
-"""Sort messages by band before a file is written, and read the bands of foreign files."""
+"""Sort messages by slot before a file is written, and read the slots of foreign files."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from spark_mq.ledger.bands import MAX_PRIORITY, BandLayout, encode_bands
+from spark_mq.ledger.slots import MAX_PRIORITY, SlotLayout, encode_slots
 from spark_mq.parquet.files import FileStore, unreadable_reason
 
 __all__ = [
-    "BAND_COLUMNS",
-    "Banded",
+    "SLOT_COLUMNS",
+    "SortedBySlot",
     "effective_priorities",
     "may_have_priorities",
     "mostly_differ",
-    "read_bands",
-    "sort_by_band",
+    "read_slots",
+    "sort_by_slot",
 ]
 
-BAND_COLUMNS: Final = ("key", "priority")
+SLOT_COLUMNS: Final = ("key", "priority")
 _BATCH_ROWS: Final = 2**16
 _SAMPLE: Final = 1_000  # keys that show whether many rows share a key
 
 
-class Banded(NamedTuple):
-    """Messages in the order of their bands."""
+class SortedBySlot(NamedTuple):
+    """Messages in the order of their slots."""
 
     table: pa.Table
-    bands: str  # which rows are in which band, empty without lanes and priorities
+    slots: str  # which rows are in which slot, empty without lanes and priorities
     places: pa.Array | None  # the row of each given message, None if the order is as given
 
 
-def sort_by_band(table: pa.Table, lanes: int) -> Banded:
-    """Sort messages by band, with a stable sort."""
+def sort_by_slot(table: pa.Table, lanes: int) -> SortedBySlot:
+    """Sort messages by slot, with a stable sort."""
     if not lanes and not _has_priorities(table):
-        return Banded(table, "", None)
-    numbers = _numbers(table, BandLayout(lanes))
+        return SortedBySlot(table, "", None)
+    numbers = _numbers(table, SlotLayout(lanes))
     runs, places = pc.run_end_encode(numbers), None
     if not _is_sorted(runs.values):
         order = pc.sort_indices(numbers).cast(pa.int64())  # stable
         table, places = table.take(order), pc.inverse_permutation(order)
         runs = pc.run_end_encode(numbers.take(order))
-    bands = encode_bands(lanes, _counted(runs)) if table.num_rows else ""
-    return Banded(table, bands, places)
+    slots = encode_slots(lanes, _counted(runs)) if table.num_rows else ""
+    return SortedBySlot(table, slots, places)
 
 
 def _has_priorities(table: pa.Table) -> bool:
@@ -59,8 +59,8 @@ def _has_priorities(table: pa.Table) -> bool:
     return bool(pc.any(pc.not_equal(table["priority"], 0)).as_py())
 
 
-def _numbers(table: pa.Table, layout: BandLayout) -> pa.Array:
-    """Return the band of each message."""
+def _numbers(table: pa.Table, layout: SlotLayout) -> pa.Array:
+    """Return the slot of each message."""
     rows, names = table.num_rows, table.schema.names
     lane: Any = layout.lanes
     if layout.lanes and "key" in names:
@@ -117,7 +117,7 @@ def _is_sorted(numbers: pa.Array) -> bool:
 
 
 def _counted(runs: pa.RunEndEncodedArray) -> Iterator[tuple[int, int]]:
-    """Yield the band and the number of rows of each run."""
+    """Yield the slot and the number of rows of each run."""
     ends, numbers = runs.run_ends.to_pylist(), runs.values.to_pylist()
     counts = (end - start for start, end in pairwise((0, *ends)))
     return zip(numbers, counts, strict=True)
@@ -129,27 +129,27 @@ def may_have_priorities(stats: Mapping[str, Any]) -> bool:
     return rows is None or nulls.get("priority") != rows
 
 
-def read_bands(files: FileStore, path: str, lanes: int) -> str:
-    """Return the bands of a foreign file, or an empty text if it has none or is damaged.
+def read_slots(files: FileStore, path: str, lanes: int) -> str:
+    """Return the slots of a foreign file, or an empty text if it has none or is damaged.
 
     Raise OSError if the store does not answer. Messages of a damaged file count as without key and
     priority, and become dead when a worker leases them.
     """
-    columns = BAND_COLUMNS if lanes else BAND_COLUMNS[1:]
+    columns = SLOT_COLUMNS if lanes else SLOT_COLUMNS[1:]
     try:
-        runs = _read_runs(files, path, BandLayout(lanes), columns)
+        runs = _read_runs(files, path, SlotLayout(lanes), columns)
     except (OSError, pa.ArrowException) as error:
-        again = partial(_read_runs, path=path, layout=BandLayout(lanes), columns=columns)
+        again = partial(_read_runs, path=path, layout=SlotLayout(lanes), columns=columns)
         unreadable_reason(files, path, error, again)
         return ""
     plain = not lanes and all(number == MAX_PRIORITY for number, _ in runs)
-    return "" if plain or not runs else encode_bands(lanes, runs)
+    return "" if plain or not runs else encode_slots(lanes, runs)
 
 
 def _read_runs(
-    files: FileStore, path: str, layout: BandLayout, columns: Sequence[str]
+    files: FileStore, path: str, layout: SlotLayout, columns: Sequence[str]
 ) -> list[tuple[int, int]]:
-    """Return the runs of a file's rows in one band. A key that many rows share is held once."""
+    """Return the runs of a file's rows in one slot. A key that many rows share is held once."""
     with files.open(path) as raw:
         footer = pq.ParquetFile(raw)
         present = [name for name in columns if name in footer.schema_arrow.names]

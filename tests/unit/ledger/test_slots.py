@@ -1,4 +1,4 @@
-"""Bands of data files: numbers, text, and what the index knows of them."""
+"""Slots of data files: numbers, text, and what the index knows of them."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_mq.ledger.bands import (
-    BandLayout,
-    FileBands,
-    decode_bands,
-    encode_bands,
+from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
+from spark_mq.ledger.slots import (
+    FileSlots,
+    SlotLayout,
+    decode_slots,
+    encode_slots,
     lowest_of,
     priorities_of,
-    valid_bands,
+    valid_slots,
 )
-from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 
-bands = st.lists(st.tuples(st.integers(0, 49), st.integers(1, 5)), min_size=1, max_size=30)
+slots = st.lists(st.tuples(st.integers(0, 49), st.integers(1, 5)), min_size=1, max_size=30)
 
 
 def test_a_lane_is_the_crc_of_the_key() -> None:
-    layout = BandLayout(64)
+    layout = SlotLayout(64)
     assert layout.lane("schlüssel") == crc32("schlüssel".encode()) % 64
     assert layout.lane(None) is None
-    assert BandLayout(0).lane("key") is None
+    assert SlotLayout(0).lane("key") is None
 
 
-def test_bands_are_numbered_in_the_order_of_delivery() -> None:
-    layout = BandLayout(4)
+def test_slots_are_numbered_in_the_order_of_delivery() -> None:
+    layout = SlotLayout(4)
     numbers = [layout.number(priority, lane) for priority in (9, 8, 0) for lane in (0, 3, None)]
     assert numbers == sorted(numbers)
     assert [layout.priority(number) for number in numbers] == [9, 9, 9, 8, 8, 8, 0, 0, 0]
@@ -39,7 +39,7 @@ def test_bands_are_numbered_in_the_order_of_delivery() -> None:
 
 @given(st.integers(1, 70), st.integers(1, 80))
 def test_blocks_divide_the_lanes(lanes: int, blocks: int) -> None:
-    layout, found = BandLayout(lanes), list[int]()
+    layout, found = SlotLayout(lanes), list[int]()
     for lane in range(lanes):
         block = layout.block_of(layout.every_lane >> lane << lane, blocks)
         assert block >> lane & 1
@@ -58,8 +58,8 @@ def test_the_lowest_numbers_of_a_set(numbers: int, most: int) -> None:
     assert lowest_of(numbers, most) == sum(1 << at for at in expected)
 
 
-def test_sets_of_bands_and_lanes_convert_to_each_other() -> None:
-    layout = BandLayout(4)
+def test_sets_of_slots_and_lanes_convert_to_each_other() -> None:
+    layout = SlotLayout(4)
     both = 1 << layout.number(9, 2) | 1 << layout.number(0, 3) | 1 << layout.number(0, None)
     assert layout.lanes_in(both) == 0b1100
     assert layout.lanes_in(layout.of_lanes(0b1100)) == 0b1100
@@ -68,22 +68,22 @@ def test_sets_of_bands_and_lanes_convert_to_each_other() -> None:
     assert layout.without_lane & both == 1 << layout.number(0, None)
 
 
-@given(bands)
+@given(slots)
 def test_a_text_has_all_runs(runs: list[tuple[int, int]]) -> None:
-    text = encode_bands(4, runs)
-    found = decode_bands(text)
-    assert found == FileBands([n for n, _ in runs], [rows for _, rows in runs])
-    assert valid_bands(text, BandLayout(4), found.rows)
+    text = encode_slots(4, runs)
+    found = decode_slots(text)
+    assert found == FileSlots([n for n, _ in runs], [rows for _, rows in runs])
+    assert valid_slots(text, SlotLayout(4), found.rows)
     in_order = [(n, last - first + 1) for n, first, last in found.between(0, found.rows - 1)]
     assert in_order == runs
     assert found.mask == sum(1 << n for n in {n for n, _ in runs})
 
 
-@given(bands, st.data())
-def test_rows_in_the_middle_have_their_bands(
+@given(slots, st.data())
+def test_rows_in_the_middle_have_their_slots(
     runs: list[tuple[int, int]], data: st.DataObject
 ) -> None:
-    found = decode_bands(encode_bands(4, runs))
+    found = decode_slots(encode_slots(4, runs))
     each = [number for number, rows in runs for _ in range(rows)]
     first = data.draw(st.integers(0, len(each) - 1))
     last = data.draw(st.integers(first, len(each) - 1))
@@ -96,43 +96,43 @@ def test_rows_in_the_middle_have_their_bands(
     "text",
     ["", "64|1|2", "4|1 1|2", "4|1|0", "4|1|x", "4|60|3", "4|-1|3", "4|1|4", "4||", None, 7],
 )
-def test_a_text_that_does_not_fit_is_no_bands(text: object) -> None:
-    assert not valid_bands(text, BandLayout(4), 3)
+def test_a_text_that_does_not_fit_is_no_slots(text: object) -> None:
+    assert not valid_slots(text, SlotLayout(4), 3)
 
 
 def test_priorities_of_a_text() -> None:
-    layout = BandLayout(4)
+    layout = SlotLayout(4)
     plain = [(layout.number(0, 1), 2), (layout.number(0, None), 1)]
-    assert priorities_of(encode_bands(4, plain)) == 0
-    assert priorities_of(encode_bands(4, [(layout.number(7, 1), 2), *plain])) == 1 << 7 | 1
-    assert priorities_of(encode_bands(4, [*plain, (layout.number(7, 1), 2)])) == 1 << 7 | 1
+    assert priorities_of(encode_slots(4, plain)) == 0
+    assert priorities_of(encode_slots(4, [(layout.number(7, 1), 2), *plain])) == 1 << 7 | 1
+    assert priorities_of(encode_slots(4, [*plain, (layout.number(7, 1), 2)])) == 1 << 7 | 1
     unsorted = [plain[1], plain[0]]
-    assert priorities_of(encode_bands(4, unsorted)) == 0
+    assert priorities_of(encode_slots(4, unsorted)) == 0
 
 
 def _index() -> MessageIndex:
-    layout = BandLayout(4)
-    high = encode_bands(4, [(layout.number(5, 0), 1), (layout.number(0, 2), 2)])
-    plain = encode_bands(4, [(layout.number(0, 1), 2), (layout.number(0, 3), 2)])
+    layout = SlotLayout(4)
+    high = encode_slots(4, [(layout.number(5, 0), 1), (layout.number(0, 2), 2)])
+    plain = encode_slots(4, [(layout.number(0, 1), 2), (layout.number(0, 3), 2)])
     files = [
-        DataFile(sequence(1, 0), 3, "a", 10, 1, bands=high),
+        DataFile(sequence(1, 0), 3, "a", 10, 1, slots=high),
         DataFile(sequence(2, 0), 2, "b", 10, 1),
-        DataFile(sequence(3, 0), 4, "c", 10, 1, bands=plain),
+        DataFile(sequence(3, 0), 4, "c", 10, 1, slots=plain),
     ]
     return MessageIndex(files, 3, lanes=4)
 
 
-def test_the_index_maps_sequences_to_bands() -> None:
-    index, layout = _index(), BandLayout(4)
+def test_the_index_maps_sequences_to_slots() -> None:
+    index, layout = _index(), SlotLayout(4)
     first = sequence(1, 0)
-    assert list(index.band_runs(first + 1, sequence(3, 2))) == [
+    assert list(index.slot_runs(first + 1, sequence(3, 2))) == [
         (layout.number(0, 2), first + 1, first + 2),
         (layout.number(0, None), sequence(2, 0), sequence(2, 1)),
         (layout.number(0, 1), sequence(3, 0), sequence(3, 1)),
         (layout.number(0, 3), sequence(3, 2), sequence(3, 2)),
     ]
-    assert layout.lanes_in(index.bands_in(first, sequence(3, 3))) == 0b1111
-    assert index.bands_in(sequence(2, 0), sequence(2, 1)) == 1 << layout.number(0, None)
+    assert layout.lanes_in(index.slots_in(first, sequence(3, 3))) == 0b1111
+    assert index.slots_in(sequence(2, 0), sequence(2, 1)) == 1 << layout.number(0, None)
 
 
 def test_the_index_knows_which_files_have_priorities() -> None:
@@ -148,30 +148,30 @@ def test_the_index_knows_which_files_have_priorities() -> None:
 
 def test_a_file_that_begins_after_a_range_is_not_in_it() -> None:
     """Neighbours whose sequences touch, as those of one commit do."""
-    text = encode_bands(4, [(BandLayout(4).number(5, 2), 3)])
-    files = [DataFile(first, 3, f"f{first}", 30, 0, bands=text) for first in (0, 3, 6)]
+    text = encode_slots(4, [(SlotLayout(4).number(5, 2), 3)])
+    files = [DataFile(first, 3, f"f{first}", 30, 0, slots=text) for first in (0, 3, 6)]
     index = MessageIndex(files, 1, lanes=4)
     assert list(index.files_with(5, 0, 2)) == [(0, 2)]
     assert list(index.files_with(5, 2, 5)) == [(2, 2), (3, 5)]
-    assert [begins for begins, *_ in index.banded_pieces(0, 2)] == [0]
+    assert [begins for begins, *_ in index.pieces_with_slots(0, 2)] == [0]
 
 
-def test_a_smaller_index_keeps_the_bands_of_its_files() -> None:
+def test_a_smaller_index_keeps_the_slots_of_its_files() -> None:
     index = _index()
     kept = index.without_settled(sequence(1, 2))
     assert list(kept.files) == list(index.files)[1:]
-    assert kept.layout == BandLayout(4)
+    assert kept.layout == SlotLayout(4)
     assert kept.priorities_after(-1) == 1
-    assert list(kept.band_runs(sequence(3, 0), sequence(3, 3))) == list(
-        index.band_runs(sequence(3, 0), sequence(3, 3))
+    assert list(kept.slot_runs(sequence(3, 0), sequence(3, 3))) == list(
+        index.slot_runs(sequence(3, 0), sequence(3, 3))
     )
 
 
-def test_files_of_an_interrupted_call_are_dropped_with_their_bands() -> None:
+def test_files_of_an_interrupted_call_are_dropped_with_their_slots() -> None:
     index = _index()
-    index.files._add_bands(sequence(9, 0), "4|5|1")
+    index.files._add_slots(sequence(9, 0), "4|5|1")
     index.files.before.append(9)
     index.files.rows.append(1)
     index.extend([DataFile(sequence(4, 0), 1, "d", 1, 1)], 4)
-    assert list(index.files.banded) == [sequence(1, 0), sequence(3, 0)]
+    assert list(index.files.with_slots) == [sequence(1, 0), sequence(3, 0)]
     assert list(index.files.prioritised) == [sequence(1, 0)]

@@ -1,22 +1,22 @@
-"""Data files with bands, and an ordered group on them."""
+"""Data files with slots, and an ordered group on them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from spark_mq.ledger.bands import BandLayout, encode_bands
 from spark_mq.ledger.message_index import DataFile, DeliveryTimes, MessageIndex, sequence
+from spark_mq.ledger.slots import SlotLayout, encode_slots
 from support.ledger_group import Group, limits
 
 LANES = 4
-LAYOUT = BandLayout(LANES)
+LAYOUT = SlotLayout(LANES)
 
 
 def file_of(
     version: int, *runs: tuple[int, int | None, int], times: DeliveryTimes | None = None
 ) -> DataFile:
     """Return a file with runs of ``(priority, lane, rows)``, published at `version` seconds."""
-    text = encode_bands(LANES, [(LAYOUT.number(p, lane), rows) for p, lane, rows in runs])
+    text = encode_slots(LANES, [(LAYOUT.number(p, lane), rows) for p, lane, rows in runs])
     rows = sum(rows for _, _, rows in runs)
     first, at = sequence(version, 0), version * 1_000_000
     return DataFile(first, rows, f"f{version}", 10 * rows, at, times, text)

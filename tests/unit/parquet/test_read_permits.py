@@ -17,9 +17,9 @@ from support.processes import until
 
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.message_index import FileSlice
-from spark_mq.parquet import read_slots as module
+from spark_mq.parquet import read_permits as module
 from spark_mq.parquet import reader
-from spark_mq.parquet.read_slots import ReadSlots, read_slots
+from spark_mq.parquet.read_permits import ReadPermits, read_permits
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.parquet.writer import write_file
 
@@ -27,29 +27,29 @@ from spark_mq.parquet.writer import write_file
 class Reader(threading.Thread):
     """Holds a turn until it may end."""
 
-    def __init__(self, slots: ReadSlots, order: list[int], number: int = 0) -> None:
+    def __init__(self, permits: ReadPermits, order: list[int], number: int = 0) -> None:
         super().__init__(daemon=True)
-        self.slots, self.order, self.number = slots, order, number
+        self.permits, self.order, self.number = permits, order, number
         self.may_end = threading.Event()
 
     def run(self) -> None:
-        with self.slots.turn():
+        with self.permits.turn():
             self.order.append(self.number)
             self.may_end.wait(30)
 
 
-def start(slots: ReadSlots, order: list[int], number: int) -> Reader:
-    """Start a reader, and wait until it has a slot or waits for one."""
-    found = Reader(slots, order, number)
-    before = len(order), len(slots.waiting)
+def start(permits: ReadPermits, order: list[int], number: int) -> Reader:
+    """Start a reader, and wait until it has a permit or waits for one."""
+    found = Reader(permits, order, number)
+    before = len(order), len(permits.waiting)
     found.start()
-    until(lambda: (len(order), len(slots.waiting)) != before)
+    until(lambda: (len(order), len(permits.waiting)) != before)
     return found
 
 
 def test_no_more_threads_than_slots_read_and_the_first_that_waits_is_next() -> None:
-    slots, order = ReadSlots(2, patience=30), list[int]()
-    readers = [start(slots, order, number) for number in range(5)]
+    permits, order = ReadPermits(2, patience=30), list[int]()
+    readers = [start(permits, order, number) for number in range(5)]
     assert order == [0, 1]
     readers[1].may_end.set()
     until(lambda: len(order) == 3)
@@ -59,16 +59,16 @@ def test_no_more_threads_than_slots_read_and_the_first_that_waits_is_next() -> N
         one.join(30)
     assert sorted(order) == [0, 1, 2, 3, 4]
     assert order[:3] == [0, 1, 2]
-    assert (len(slots.held), len(slots.waiting)) == (0, 0)
+    assert (len(permits.held), len(permits.waiting)) == (0, 0)
 
 
 def test_a_long_turn_is_offered_to_those_that_wait() -> None:
     now = [0.0]
-    slots, order = ReadSlots(1, patience=30, clock=lambda: now[0]), list[int]()
-    with slots.turn() as offer:
+    permits, order = ReadPermits(1, patience=30, clock=lambda: now[0]), list[int]()
+    with permits.turn() as offer:
         now[0] = 1
         offer()  # nobody waits
-        other = start(slots, order, 7)
+        other = start(permits, order, 7)
         now[0] = 0.01
         offer()  # it has just begun
         assert order == []
@@ -77,20 +77,20 @@ def test_a_long_turn_is_offered_to_those_that_wait() -> None:
         offer()
         assert order == [7]
     other.join(30)
-    assert not slots.held
+    assert not permits.held
 
 
 def test_after_its_patience_a_thread_reads_without_a_slot() -> None:
-    slots = ReadSlots(1, patience=0.01)
-    with slots.turn():
-        with slots.turn() as offer:
+    permits = ReadPermits(1, patience=0.01)
+    with permits.turn():
+        with permits.turn() as offer:
             offer()
-        assert (len(slots.held), len(slots.waiting)) == (1, 0)
-    assert not slots.held
+        assert (len(permits.held), len(permits.waiting)) == (1, 0)
+    assert not permits.held
 
 
 def test_an_interrupt_while_waiting_leaves_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    slots = ReadSlots(1, patience=30)
+    permits = ReadPermits(1, patience=30)
 
     class Interrupted:
         def acquire(self, timeout: float = -1) -> bool:
@@ -98,13 +98,13 @@ def test_an_interrupt_while_waiting_leaves_the_line(monkeypatch: pytest.MonkeyPa
                 raise KeyboardInterrupt
             return True
 
-    with slots.turn():
+    with permits.turn():
         with monkeypatch.context() as patched:
             patched.setattr(module.threading, "Lock", Interrupted)
-            with pytest.raises(KeyboardInterrupt), slots.turn():
+            with pytest.raises(KeyboardInterrupt), permits.turn():
                 pass
-        assert not slots.waiting
-    assert not slots.held
+        assert not permits.waiting
+    assert not permits.held
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
@@ -120,38 +120,38 @@ def test_an_interrupt_between_two_steps_of_a_turn_keeps_no_slot(at: int) -> None
         return float(read)
 
     def read() -> None:
-        with slots.turn() as offer:
-            other = start(slots, order, 7)
+        with permits.turn() as offer:
+            other = start(permits, order, 7)
             other.may_end.set()
             offer()
 
-    slots = ReadSlots(1, patience=30, clock=clock)
+    permits = ReadPermits(1, patience=30, clock=clock)
     with pytest.raises(KeyboardInterrupt):
         read()
-    until(lambda: not slots.held and not slots.waiting)
+    until(lambda: not permits.held and not permits.waiting)
 
 
 def _held_by_this_turn() -> tuple[int, int]:
-    with read_slots.turn():
-        return len(read_slots.held), read_slots.number
+    with read_permits.turn():
+        return len(read_permits.held), read_permits.number
 
 
 def test_a_forked_process_begins_with_free_slots() -> None:
     with contextlib.ExitStack() as turns:
-        for _ in range(read_slots.number):
-            turns.enter_context(read_slots.turn())
-        assert len(read_slots.held) == read_slots.number
+        for _ in range(read_permits.number):
+            turns.enter_context(read_permits.turn())
+        assert len(read_permits.held) == read_permits.number
         with multiprocessing.get_context("fork").Pool(1) as pool:
-            assert pool.apply(_held_by_this_turn) == (1, read_slots.number)
-    until(lambda: not read_slots.held)  # nothing that ran before keeps one
+            assert pool.apply(_held_by_this_turn) == (1, read_permits.number)
+    until(lambda: not read_permits.held)  # nothing that ran before keeps one
 
 
 def test_a_turn_that_a_fork_has_cut_frees_no_second_slot() -> None:
-    slots, order = ReadSlots(1, patience=30), list[int]()
-    with slots.turn():
-        slots.reset()  # as in the forked process, which leaves the turn later
-    with slots.turn():
-        other = start(slots, order, 7)
+    permits, order = ReadPermits(1, patience=30), list[int]()
+    with permits.turn():
+        permits.reset()  # as in the forked process, which leaves the turn later
+    with permits.turn():
+        other = start(permits, order, 7)
         assert order == []
     other.may_end.set()
     other.join(30)
@@ -163,7 +163,7 @@ def test_only_reads_of_local_files_take_turns(
     """Most of a read from an object store is waiting."""
     turns = []
 
-    class Counted(ReadSlots):
+    class Counted(ReadPermits):
         @contextmanager
         def turn(self) -> Iterator[Any]:
             turns.append(threading.get_ident())
@@ -176,7 +176,7 @@ def test_only_reads_of_local_files_take_turns(
         def __getattr__(self, name: str) -> Any:
             return getattr(files, name)
 
-    monkeypatch.setattr(reader, "read_slots", Counted(1))
+    monkeypatch.setattr(reader, "read_permits", Counted(1))
     files: Any = ObjectStore(str(tmp_path))
     written = write_file(files, pa.table({"value": pa.array([b"a", b"b"])}))
     piece = FileSlice(written.path, 0, 2, 0, 0, written.size)

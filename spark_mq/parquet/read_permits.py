@@ -16,17 +16,17 @@ from typing import Final
 
 from spark_mq.util.process import call_in_forks
 
-__all__ = ["ReadSlots", "read_slots"]
+__all__ = ["ReadPermits", "read_permits"]
 
 _TURN_SECONDS: Final = 0.05
 _PATIENCE_SECONDS: Final = 1.0
 
 
-class ReadSlots:
-    """Share `number` slots among threads, in the order in which they ask. Thread-safe.
+class ReadPermits:
+    """Share `number` permits among threads, in the order in which they ask. Thread-safe.
 
-    A thread that has waited for `patience` seconds reads without a slot, because one file may take
-    another thread very long.
+    A thread that has waited for `patience` seconds reads without a permit, because one file may
+    take another thread very long.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class ReadSlots:
         self.reset()
 
     def reset(self) -> None:
-        """Begin with free slots. A forked process has no threads that would free them."""
+        """Begin with free permits. A forked process has no threads that would free them."""
         self._lock = threading.Lock()
         self.held: set[threading.Lock] = set()
         self.waiting: deque[threading.Lock] = deque()
 
     @contextmanager
     def turn(self) -> Iterator[Callable[[], None]]:
-        """Wait for a slot. Yield a function that the reader calls before each file.
+        """Wait for a permit. Yield a function that the reader calls before each file.
 
         The function waits for the next turn if this one has lasted 50 ms and others wait.
         """
@@ -59,7 +59,7 @@ class ReadSlots:
                 self._take(turn)
                 began = self._clock()
 
-        # Twice, because Ctrl-C at any line must not keep the slot, also within the first one.
+        # Twice, because Ctrl-C at any line must not keep the permit, also within the first one.
         try:
             try:
                 self._take(turn)
@@ -71,7 +71,7 @@ class ReadSlots:
             self._leave(turn)
 
     def _take(self, turn: threading.Lock) -> None:
-        """Wait for a slot, or for as long as the patience lasts."""
+        """Wait for a permit, or for as long as the patience lasts."""
         with self._lock:
             if len(self.held) < self.number:
                 self.held.add(turn)
@@ -84,7 +84,7 @@ class ReadSlots:
                     self.waiting.remove(turn)
 
     def _leave(self, turn: threading.Lock) -> None:
-        """Give up a slot, or the place in the line. A second call changes nothing."""
+        """Give up a permit, or the place in the line. A second call changes nothing."""
         with self._lock:
             if turn in self.waiting:
                 self.waiting.remove(turn)
@@ -101,5 +101,5 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-read_slots: Final = ReadSlots(max(2, _cores()))
-call_in_forks(read_slots.reset)
+read_permits: Final = ReadPermits(max(2, _cores()))
+call_in_forks(read_permits.reset)
