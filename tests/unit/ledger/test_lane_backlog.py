@@ -7,9 +7,9 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.slot_files import LANES, LAYOUT, file_of, ordered
 from support.having import having
 from support.ledger_group import SECOND, TIMEOUT, Group
+from support.slot_files import LANES, LAYOUT, file_of, ordered
 
 from spark_mq.ledger.key_order import held_lanes
 from spark_mq.ledger.lane_backlog import Holder, LaneBacklog, LaneStats, count_lanes
