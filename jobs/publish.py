@@ -3,9 +3,9 @@
 Each line or row is a message. All are published together, or none.
 
 The value of a message:
-  json      the line itself. It must be JSON; blank lines are left out
-  csv       the row as a JSON object of text, named by the header line
-            (--option inferSchema=true: numbers too)
+  json      the line itself, which must be JSON. Blank lines are left out
+  csv       the row as a JSON object of text, named by the header line. With
+            --option inferSchema=true it has numbers too
   parquet   the row as a JSON object
 Null fields are left out of the object. COLUMN is a column of the file, or a field of a JSON line:
 user, or user.id in an object.

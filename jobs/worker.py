@@ -1,14 +1,14 @@
 """Run a worker of a consumer group: lease batches of a queue in a stream, pass each to your
 function, and settle it.
 
-The function is process(batch, lease): batch is a DataFrame (sequence, message_id, key, value,
-headers, published_at, delivery_count, lease_id, lease_expires_at, state, failure_count, worker_id,
-available_at, reason, error; with several queues also queue, the path). value is bytes: cast it to
-string. When the function returns, the batch is acked. It may return rows that are settled one by
-one: as failed, or by their columns outcome, delay and error. An exception settles the whole batch
-as failed (--on-error). lease.reject(df), lease.nack(df) and lease.ack(df) settle rows at once. With
-lease.delta_options a Delta table takes the append of a batch only once, also if the batch runs
-again.
+The function is process(batch, lease), where batch is a DataFrame. Its columns are sequence,
+message_id, key, value, headers, published_at, delivery_count, lease_id, lease_expires_at, state,
+failure_count, worker_id, available_at, reason and error. With several queues it also has queue, the
+path. value is bytes, so cast it to string. When the function returns, the batch is acked. It may
+return rows that are settled one by one, as failed or by their columns outcome, delay and error. An
+exception settles the whole batch as failed (--on-error). lease.reject(df), lease.nack(df) and
+lease.ack(df) settle rows at once. With lease.delta_options a Delta table takes the append of a
+batch only once, also if the batch runs again.
 
 Start several workers of a group, each with its own checkpoint. After SIGTERM the worker
 finishes and settles the running batch, gives later ones back, and ends. After any other death start
@@ -43,8 +43,8 @@ EXAMPLES = """examples:
   worker.py --queue /tmp/orders --handler billing:process --checkpoint /tmp/c1 \\
     --trigger "5 seconds" --max-messages 10000
 
-exit code: 0 at the end of available-now, or after SIGTERM to Python
-(143 after SIGTERM to spark-submit, whose JVM sets it); 2 wrong arguments; 1 if the query failed.
+exit code: 0 at the end of available-now, or after SIGTERM to Python; 2 wrong arguments; 1 if the
+query failed. After SIGTERM to spark-submit it is 143, which the JVM sets.
 """
 
 APP = "spark_mq worker"
@@ -102,9 +102,9 @@ def options() -> Parser:
     parser.add_argument("--ack", default="on_success",
                         choices=("on_success", "on_receive", "manual"),
                         help="when a batch is acked: on_success, after the function has "
-                             "returned; on_receive, before it is called (at most once: "
-                             "a dead worker loses its batch); or manual, only by "
-                             "lease.ack(...), nack and reject. Unsettled messages "
+                             "returned, on_receive, before it is called, or manual, only by "
+                             "lease.ack(...), nack and reject. With on_receive a dead worker "
+                             "loses its batch. With manual unsettled messages "
                              "are delivered again, also those of a batch of which the function "
                              "saw no row. Default: on_success")  # fmt: skip
     parser.add_argument("--fail-on-data-loss", choices=("true", "false"),

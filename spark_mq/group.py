@@ -309,8 +309,8 @@ class ConsumerGroup(GroupViews):
         Returns
         -------
         Lease or None
-            Never empty. None if nothing is due, or if the group leases nothing for now: other
-            workers use up ``max_in_flight``, the group is paused, or its breaker is open.
+            Never empty. None if nothing is due, or if other workers use up ``max_in_flight``, the
+            group is paused, or its breaker is open.
             ``blocked_because`` gives the reason.
 
         Raises
@@ -389,10 +389,10 @@ class ConsumerGroup(GroupViews):
         ----------
         handler
             With ``mode="batch"``: called with a :class:`Lease`. It may return verdicts on single
-            messages: an Arrow table or a list of dicts with ``sequence``, and ``outcome`` ("ack",
-            "nack", "reject"; none: a failure), ``delay`` (seconds, or "30s") and ``error``. All
-            others that it did not settle itself are acked. It may also return the results of
-            its own settles, as ``return lease.ack()`` does.
+            messages, as an Arrow table or a list of dicts. They have ``sequence``, ``outcome``
+            ("ack", "nack" or "reject", without one a failure), ``delay`` (seconds, or "30s") and
+            ``error``. All others that it did not settle itself are acked. It may also return the
+            results of its own settles, as ``return lease.ack()`` does.
             With ``mode="message"``: called with a :class:`ReceivedMessage`. It may be ``async``.
             :class:`Retry`, :class:`Reject` and :class:`Snooze`, returned or raised, decide about
             the message. Any other return acks it, and any other exception is a failure.

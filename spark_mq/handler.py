@@ -159,10 +159,7 @@ def commands_for(
     policy: HandlerPolicy,
     held: Mapping[str, list[Interval] | None],
 ) -> list[SettleCommand]:
-    """Return the commands that settle leases, one for equal verdicts, after a result or an error.
-
-    ``held`` has the unsettled sequences by lease id, or None if only the ledger knows them.
-    """
+    """Return the commands that settle leases, one for equal verdicts, after a result or error."""
     error, verdicts = None, result
     if isinstance(result, Exception):
         error, verdicts = f"{type(result).__name__}: {result}", ()

@@ -1,10 +1,11 @@
 """The demonstration (make demo): all flights out of New York in 2013 go through a queue, and a
 worker is killed on the way.
 
-Publishes 336,776 flights with Spark; two workers share a group and write delays to a Delta table;
-one is killed with SIGKILL in the middle of a batch and started again on its checkpoint; flights
-without a departure time become dead letters, which the sweep routes; a second group reads all from
-the start. Then everything is counted in the tables. Exit code 1 if it does not add up.
+It publishes 336,776 flights with Spark. Two workers share a group and write delays to a Delta
+table. One is killed with SIGKILL in the middle of a batch and started again on its checkpoint.
+Flights without a departure time become dead letters, which the sweep routes, and a second group
+reads all from the start. Then the demo counts everything in the tables, and exits with 1 if it does
+not add up.
 """
 
 from __future__ import annotations

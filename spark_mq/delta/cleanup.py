@@ -77,12 +77,7 @@ class _Listing:
 
 
 def clean_table(log: DeltaLog, keep: Keep, *, data_files: bool) -> int:
-    """Delete the files that no kept version needs, the oldest first. Return their number.
-
-    If it is killed, the next run continues, and two runs at the same time do no harm. With
-    `data_files`, which needs a log that tracks files, it also deletes the data files that deleted
-    commits removed or that no commit names. ``messages/`` has rules of its own for them.
-    """
+    """Delete files that no kept version needs, `data_files` too. Return their number."""
     store, state = log.store, log.refresh()
     store.delete_stale_temporaries(LOG_FOLDER, _STALE_SECONDS)
     listing = _Listing.of(store)

@@ -107,12 +107,7 @@ class LogFollower:
             return self.refresh()
 
     def refresh(self) -> TableState:
-        """Return the table at its latest version.
-
-        Raise CorruptLog if a commit or checkpoint is missing or broken, NotAQueue if the table is
-        gone or is another one, UnsupportedTable for a feature that spark_mq lacks, OSError if the
-        store fails.
-        """
+        """Return the latest state. Raise CorruptLog, NotAQueue, UnsupportedTable or OSError."""
         with self._lock:
             started = self.clock.now()
             if self._state is not None and not self._base_is_there():

@@ -1,8 +1,8 @@
 """Commit to the log of a Delta table.
 
 A commit writes a data file, and then ``_delta_log/<N+1>.json``, which fails if a file of that name
-exists. A failed write may have landed, so each commit has an operation id, and the log reads that
-number again after any failure, before it reports a result.
+exists. A failed write may have landed, so each commit has an operation id. After any failure the
+log reads that number again, before it reports a result.
 
 Other commits may land between the look and the write. :meth:`Commit.conflict_with` decides whether
 the change must be computed again, or is put at the next number.
@@ -59,12 +59,7 @@ class DeltaLog(LogFollower):
         timeout: float = 60.0,
         operation: str = "WRITE",
     ) -> tuple[int, T]:
-        """Look, compute a change and commit it, and repeat after each conflict.
-
-        `compute` returns the change for a state, or None for nothing to commit, and a result.
-        Return the commit's version, or else the state's, and the result. Raise ContentionTimeout
-        after `timeout` seconds.
-        """
+        """Compute and commit a change, again after each conflict. Raise ContentionTimeout."""
         started, losses, backoff = time.monotonic(), 0, Backoff()
         while True:
             began = time.monotonic()
@@ -85,12 +80,7 @@ class DeltaLog(LogFollower):
                 backoff.wait()
 
     def commit(self, change: Change, base: int, operation: str = "WRITE") -> int:
-        """Commit a change that was computed from version `base`. Return its version.
-
-        It goes after the other commits since, unless it depends on one of them: then raise
-        CommitConflict, with nothing changed. Of a StorageError, ``landed`` is False if nothing was
-        changed, None if that is unknown.
-        """
+        """Commit a change of version `base`. Return its version, or raise CommitConflict."""
         with self._lock:  # another thread may look while this one puts
             version, sure_at = base, self._sure_at
         previous = self._operation_id(base)
@@ -139,10 +129,9 @@ class DeltaLog(LogFollower):
     def put(self, version: int, data: bytes, unsynced: Sequence[str] = ()) -> bool:
         """Put a commit if its number is free. Return whether this put certainly landed.
 
-        If not, the caller reads the commit that has the number, because it may be its own. Local
-        files in `unsynced` are synced first. Raise StorageError, whose ``landed`` is False only if
-        each put was refused: a store may still apply one that failed otherwise, but only at this
-        number.
+        If not, the caller reads the commit that has the number, because it may be its own. Raise
+        StorageError, whose ``landed`` is False only if the store refused each put, because it may
+        still apply one that failed otherwise. Files in `unsynced` are synced first.
         """
         refused = True
         for attempt in range(_CREATE_ATTEMPTS):
@@ -171,10 +160,7 @@ class DeltaLog(LogFollower):
             raise to_storage_error(self.path, error, "committing to", landed=None) from error
 
     def foreign_commit(self, version: int, operation_id: str) -> Commit | None:
-        """Return a number's commit, or None if it is that operation's, which is durable then.
-
-        Raise FileNotFoundError if there is none, or StorageError.
-        """
+        """Return a number's commit, None if it is that operation's. Raise FileNotFoundError."""
         try:
             found = self.read_commit(version)
             if found.operation_id != operation_id:
@@ -214,10 +200,10 @@ class DeltaLog(LogFollower):
     def _delete_unread_commit(self, version: int, change: Change) -> None:
         """Delete an own commit that nobody will read, because the cleaner overtook its writer."""
         # The commit before it is gone. If the cleaner deleted the number's first commit too, the
-        # put found a free number in the past. The cleaner came after the put in three cases, in
-        # which the commit counts: it is deleted as well, its number has a checkpoint, or the next
-        # commit names it as its predecessor. If another engine made the next commit, it names
-        # nothing, so this one is made again, unless its caller finds that it counts.
+        # put found a free number in the past. In three cases the cleaner came after the put, so the
+        # commit counts. It is deleted as well, its number has a checkpoint, or the next commit
+        # names it as its predecessor. If another engine made the next commit, it names nothing, so
+        # this one is made again, unless its caller finds that it counts.
         if not self.store.exists(log_path(version)) or self.store.exists(checkpoint_path(version)):
             return
         try:

@@ -41,10 +41,7 @@ _UNREADABLE = (pa.ArrowException, ValueError, FileNotFoundError)
 
 
 def find_start(store: ObjectStore) -> Sequence[str] | None:
-    """Return the newest checkpoint's files, () for a log from version 0, or None without a table.
-
-    Raise CorruptLog if there are commits, but neither a checkpoint nor version 0.
-    """
+    """Return the newest checkpoint's files, () for none, None without a table. Raise CorruptLog."""
     for _ in range(_LOOKS):
         hint = _hinted_checkpoint(store)
         if hint is not None:
@@ -102,11 +99,7 @@ def _is_complete(paths: list[str]) -> bool:
 
 
 def starting_state(store: ObjectStore, files: Sequence[str], track_files: TrackFiles) -> TableState:
-    """Return the state of a checkpoint, or an empty state if there are no files.
-
-    A broken checkpoint loses nothing while all commits from an older one on exist. Otherwise raise
-    CorruptLog.
-    """
+    """Return a checkpoint's state, or an empty one without files. Raise CorruptLog."""
     if not files:
         return TableState(track_files)
     try:

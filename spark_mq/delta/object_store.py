@@ -128,10 +128,7 @@ class ObjectStore:
         return sorted(self._backend.list_all(_checked_folder(folder)), key=_path_of)
 
     def write(self, path: str, data: bytes | memoryview, *, sync: bool = True) -> None:
-        """Replace a whole file atomically, and create missing folders. It is durable on return.
-
-        Without `sync`, a local file becomes durable with the :meth:`create` that names it.
-        """
+        """Replace a file atomically. Without `sync`, a later `create` makes it durable."""
         self._backend.write(_checked(path), data, sync=sync)
 
     def create(self, path: str, data: bytes, *, after: Sequence[str] = ()) -> None:
@@ -167,10 +164,7 @@ class ObjectStore:
 
 
 def decode_parquet(path: str, data: bytes, schema: pa.Schema) -> pa.Table:
-    """Return the rows of a file in a schema: missing columns are null, view types plain ones.
-
-    Raise ArrowInvalid if the file is damaged.
-    """
+    """Return a file's rows, with nulls for missing columns. Raise ArrowInvalid if damaged."""
     try:
         parquet = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
         names = [name for name in parquet.schema_arrow.names if name in schema.names]

@@ -76,11 +76,7 @@ def one_line(error: BaseException) -> str:
 def to_storage_error(
     path: str, error: BaseException, operation: str, *, landed: bool | None = False
 ) -> SparkMQError:
-    """Return the error to raise for a failed operation, such as "publishing to".
-
-    An error of spark_mq is returned as it is. `landed` is False if nothing was changed, None if
-    that is unknown.
-    """
+    """Return the error to raise for a failed operation, such as "publishing to" a table."""
     if isinstance(error, SparkMQError):
         return error
     text, code = one_line(error), getattr(error, "errno", None)

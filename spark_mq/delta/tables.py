@@ -78,11 +78,7 @@ _SCHEMA: Final = pa.schema(
 def encode_checkpoint(
     log: DeltaLog, state: TableState, base: Iterable[str], since: int
 ) -> tuple[memoryview, int]:
-    """Return a checkpoint as a Parquet file, and its number of rows.
-
-    It continues an older checkpoint: the files `base` of version `since`, or no files and -1. Raise
-    FileNotFoundError if a cleaner has deleted one of them, or a commit after it.
-    """
+    """Return a checkpoint as Parquet, and its number of rows. Raise FileNotFoundError."""
     touched: set[str] = set()
     added: dict[str, dict[str, Any]] = {}
     for version in range(since + 1, state.version + 1):

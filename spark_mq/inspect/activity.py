@@ -253,9 +253,9 @@ class ChangeRecord(Record):
     in_dead_letters
         Whether the commit is one of the dead-letter queue.
     detail
-        The reason of a pause, discard or dead letter, the settings that a configure changed, the
-        target of a seek, or the condition of a redrive. None for other changes, and for
-        a redrive that another process had to finish.
+        The reason of a pause, discard or dead letter, the settings that a configure changed, a
+        seek's target, or a redrive's condition. None for other changes, and for a redrive that
+        another process had to finish.
     """
 
     at: datetime

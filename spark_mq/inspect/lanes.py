@@ -92,7 +92,7 @@ class LaneInfo(Record):
         Due messages that wait for an earlier one of their lane.
     held_by
         "lease", "retry" (a message has failed), "delay" (``deliver_at``), "postponed" (released
-        with a delay, or its file is out of reach), "blocked", or "": nothing holds the lane.
+        with a delay, or its file is out of reach), or "blocked". Empty if nothing holds the lane.
     because
         The same for people.
     sequence

@@ -169,10 +169,7 @@ def named_sequences(
 def locate(
     context: QueueContext, sequence: int, known: Iterable[MessageOutcome] | None = None
 ) -> list[MessagePosition]:
-    """Return a message's state in each group. ``known`` has its outcomes, if a trace has read them.
-
-    Otherwise the history is read if a group has settled the message.
-    """
+    """Return a message's state in each group. `known` has outcomes that a trace has read."""
     index = context.messages.index(sequence)
     groups = context.groups()
     found = [one for group in groups if (one := _position(group, index, sequence))]

@@ -229,10 +229,7 @@ def _last_publish(index: MessageIndex) -> datetime | None:
 
 
 def count_dead_letters(context: QueueContext) -> int | None:
-    """Return how many dead letters were not redriven, or None if they cannot be read.
-
-    Nothing is created: a queue without a dead-letter queue has no dead letters.
-    """
+    """Return how many dead letters were not redriven, or None if they cannot be read."""
     try:
         dead = context.existing_dead_letters()
         if dead is None or dead.path == context.path:

@@ -95,10 +95,7 @@ class QueueCollector:
 
 
 def exposition(overviews: Overviews) -> bytes:
-    """Return the metrics in the text format of Prometheus.
-
-    prometheus_client is too slow for thousands of groups.
-    """
+    """Return the metrics in Prometheus's text format, for which its own client is too slow."""
     parts, shown = [], cache(_escaped)
     for one in _families(overviews):
         name = f"{one.name}_total" if one.kind == "counter" else one.name

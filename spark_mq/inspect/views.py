@@ -41,11 +41,7 @@ _TABLES: Final = ("messages", "leases")
 def find_queues(
     root: str, storage_options: Mapping[str, str] | None = None, *, max_depth: int = 3
 ) -> list[str]:
-    """Return the paths of the queues under an absolute path or URI, in order.
-
-    A folder with the tables ``messages/`` and ``leases/`` is a queue. Names that no queue can have
-    are left out. For the parameters see :meth:`spark_mq.Queue.find_all`.
-    """
+    """Return the paths of queues under a path. See :meth:`spark_mq.Queue.find_all`."""
     validate_count("max_depth", max_depth, least=0, most=100)
     store = ObjectStore(root, storage_options)
     with wrap_store_errors(root, "listing"):

@@ -132,11 +132,7 @@ def _lease_note(request: AcquireRequest, grant: Grant) -> dict[str, Any]:
 
 
 def without_lost(view: View, ledger: Ledger, fail: bool) -> tuple[Ledger, str]:
-    """Settle messages that the hard limit or group_expiry dropped unread as lost.
-
-    Return the ledger, and what to log. With `fail`, raise DataLossError instead, until the owner
-    seeks or accepts the loss.
-    """
+    """Settle dropped unread messages as lost, with a text for the log. Raise DataLossError."""
     if view.horizon <= ledger.head.start_sequence:
         return ledger, ""
     after, lost = settle_lost(ledger, view.log, view.horizon)
@@ -209,10 +205,7 @@ def _reject(view: View, ledger: Ledger, interval: Interval, reason: str) -> tupl
 def acquire(
     ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, request: AcquireRequest
 ) -> tuple[Ledger, Grant]:
-    """Return the next ledger and the lease's messages, or `ledger` itself without a grant.
-
-    The caller has expired leases already.
-    """
+    """Return the next ledger and the lease's messages, or `ledger` itself without a grant."""
     breaker = ledger.head.breaker
     if why := breaker.blocked_because(rules, now, _is_leased(ledger, breaker.trial)):
         return ledger, Grant((), why, blocked_for_now=True)

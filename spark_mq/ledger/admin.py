@@ -60,11 +60,7 @@ def _with_breaker(ledger: Ledger, breaker: Breaker) -> Ledger:
 
 
 def seek(ledger: Ledger, index: MessageIndex, target: int) -> Ledger:
-    """Move the group to a sequence, so that all messages before it are skipped.
-
-    All messages from it on are unread, or available if a range in transfer follows them. No lease
-    keeps its messages. Ranges in routing stay.
-    """
+    """Move the group to a sequence. Messages before it are skipped, and no lease keeps others."""
     moving = ledger.ranges_at(ledger.find((TRANSFERRING,)))
     reach = min([target, *(r.first for r in moving)])
     start, below = reach - 1, index.count(0, reach - 1)
@@ -136,12 +132,9 @@ def settle_lost(
     index: MessageIndex,
     horizon: int,
     event: str = "lost",
-    but: Sequence[str] = (SETTLED, TRANSFERRING, LEASED),
+    but: Sequence[str] = (SETTLED, TRANSFERRING, LEASED),  # a holder may have read its messages
 ) -> tuple[Ledger, int]:
-    """Settle the messages up to a trim horizon as lost, and count them.
-
-    Leased messages stay, because their holder may have read them. They are lost if they fail.
-    """
+    """Settle messages up to a trim horizon as lost, except in some states, and count them."""
     if horizon <= ledger.head.start_sequence:
         return ledger, 0
     editor, total = LedgerEditor(ledger), 0
@@ -161,10 +154,7 @@ def unblock(
     how: str,
     intervals: Sequence[Interval] | None = None,
 ) -> tuple[Ledger, int]:
-    """Decide about blocked messages, and count them. None for `intervals` means all.
-
-    RETRY delivers them again with counts from zero. ROUTE sends them to the dead-letter queue.
-    """
+    """Retry, drop or route blocked messages, or all with None. Return how many there were."""
     editor, total = LedgerEditor(ledger), 0
     rows = ledger.find((BLOCKED,))
     for row, r in zip(rows, ledger.ranges_at(rows), strict=True):

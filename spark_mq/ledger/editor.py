@@ -67,11 +67,7 @@ class LedgerEditor:
         self._removed.add(row)
 
     def add(self, piece: Range, before: Range, event: str = "", *, of_lease: bool = False) -> None:
-        """Add a range that comes from `before`, with its event. Ignore an empty one.
-
-        If the event is a failure of the whole lease (`of_lease`), it keeps the size of that lease.
-        Raises IllegalTransition.
-        """
+        """Add a range made from `before`, with its event, unless empty. Raise IllegalTransition."""
         if piece.message_count <= 0:
             return
         if (before.state, piece.state) not in LEGAL_TRANSITIONS:

@@ -91,9 +91,9 @@ def intervene(
     """Change the unsettled messages of some intervals, leased ones too.
 
     Nothing changes if a lease holds any of them, unless `force` takes them from it, or if any is in
-    transfer. RETRY_NOW makes messages due now, dead and blocked ones with counts from zero, as well
-    as those that are leased for the last of their `attempts`. In an `ordered` group, a lease then
-    also loses the messages after one that is due again. The caller has expired leases already.
+    transfer. RETRY_NOW makes messages due now. Those that are dead, blocked or leased for the last
+    of their `attempts` count from zero. In an `ordered` group, a lease then also loses the messages
+    after one that is due again.
     """
     change = _Change(
         ledger, index, now, how, intervals=normalise(intervals), error=error, attempts=attempts

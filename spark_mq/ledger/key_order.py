@@ -46,11 +46,7 @@ def leases_held(ledger: Ledger) -> int:
 
 
 def claims_on_lanes(ledger: Ledger, index: MessageIndex, lanes: int) -> list[int]:
-    """Return the rows of expired leases with a message in some lanes.
-
-    Such a lease loses its claim as a whole. Otherwise it could settle or revive messages of a key
-    that another lease delivers again.
-    """
+    """Return rows of expired leases with a message in some lanes, which lose their claim."""
     if not lanes:
         return []
     claimed: dict[str | None, list[int]] = {}
@@ -77,11 +73,7 @@ def returned(r: Range, now: int) -> Range:
 def return_behind(
     ledger: Ledger, index: MessageIndex, now: int, lease_id: str
 ) -> tuple[Ledger, list[Interval]]:
-    """Return a lease's messages that follow an unsettled message of their slot.
-
-    A part of the lease may have expired, or was given back. Then the lease must not settle later
-    messages of the same keys. They return uncounted, and the lease loses its claim.
-    """
+    """Return a lease's messages after an unsettled one of their slot, uncounted."""
     lost: list[Interval] = []
     held = ledger.rows_held(lease_id)
     if not held:

@@ -197,10 +197,7 @@ def _first(piece: Piece) -> int:
 def count_lanes(
     ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: int, max_runs: int = MAX_RUNS
 ) -> LaneBacklog:
-    """Count the unsettled messages of a group by priority and lane, up to `max_runs` runs.
-
-    The caller has expired leases already.
-    """
+    """Count the unsettled messages of a group by priority and lane, up to `max_runs` runs."""
     ordered = is_ordered(index, rules)
     backlog = LaneBacklog(ledger, index, ordered=ordered, max_runs=max_runs)
     for piece in walk(ledger, index, now, ledger.head.start_sequence + 1):

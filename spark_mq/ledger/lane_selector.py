@@ -97,10 +97,7 @@ class LaneSelector:
         return self._may_read or self._due.count > 0
 
     def nothing(self, blocked: str) -> Grant:
-        """Return a grant without messages, with a reason if only the owner can change that.
-
-        `blocked` names the message that stops an unordered group, or is empty.
-        """
+        """Return a grant without messages, and with a reason if only the owner can help."""
         if self._ordered:
             later = (AVAILABLE,), ("available_at", ">", self._now)
             if self._ledger.find((LEASED,)) or self._ledger.find(*later) or not self.has_due():

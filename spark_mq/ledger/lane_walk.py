@@ -77,11 +77,7 @@ class LaneWalk:
         return self.limit < 1 or (len(self.taken) >= MAX_PIECES and not self.plain)
 
     def take(self, slots: int, rows: Sequence[int], *, reads: bool, all_lanes: bool) -> None:
-        """Take the messages of some slots of one priority, as far as they are open.
-
-        The available rows come first, then unread messages if it `reads`. `all_lanes` lifts the
-        limit to one block of lanes.
-        """
+        """Take the open messages of some slots, the available rows before unread messages."""
         shares, spares = self._shares, self._ordered and not all_lanes
         begun = len(self.taken)
         if all_lanes:
@@ -101,10 +97,7 @@ class LaneWalk:
         self._deferred.clear()
 
     def leaves(self, slots: int, rows: Sequence[int], *, reads: bool) -> bool:
-        """Return whether messages are due in lanes that the lease does not take from.
-
-        The parameters are those of the last :meth:`take`, which has filled its own lanes.
-        """
+        """Return whether messages are due in lanes that the last :meth:`take` left to others."""
         rest = copy(self)
         rest.taken, rest.limit = [], 1
         own = self._index.layout.of_lanes(self.lanes) | self._no_lane
@@ -134,10 +127,7 @@ class LaneWalk:
         return is_open
 
     def visited(self, rows: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Yield each row that a walk visits, and its slots.
-
-        In an ordered group these are all rows that close their slots, otherwise only `rows`.
-        """
+        """Yield each row that a walk visits, and its slots. If ordered, all rows close slots."""
         if self.plain:
             yield from zip(rows, repeat(self._no_lane))
             return
@@ -208,11 +198,7 @@ class LaneWalk:
         return found
 
     def _admitted(self, wanted: int, slots: FileSlots) -> int:
-        """Return the slots whose lanes the lease may take from, and note these lanes.
-
-        A lease takes neighbouring lanes, because each gap between its lanes costs a range of each
-        file. If its first file has few lanes, it takes any.
-        """
+        """Return the slots of neighbouring lanes that the lease may take from, and note them."""
         layout = self._index.layout
         more, most = layout.lanes_in(wanted) & ~self.lanes, -(-layout.lanes // self._shares)
         if not self._block:

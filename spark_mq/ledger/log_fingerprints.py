@@ -50,10 +50,7 @@ def _thinned(fingerprints: Sequence[LogFingerprint]) -> tuple[LogFingerprint, ..
 
 
 def agreed_up_to(ledger: Ledger, index: MessageIndex) -> int | None:
-    """Return the last sequence on which ledger and log surely agree, or None if on all.
-
-    They may agree on more. It is -1 if they share nothing. The index must reach the latest commit.
-    """
+    """Return the last sequence on which ledger and log surely agree, None if on all, or -1."""
     fingerprints, reached = ledger.head.log_fingerprints, index.last_sequence
     if not fingerprints or index.may_have(*fingerprints[-1]):
         return None if ledger.end_sequence <= reached else reached
@@ -67,10 +64,7 @@ def agreed_up_to(ledger: Ledger, index: MessageIndex) -> int | None:
 def forget(
     ledger: Ledger, index: MessageIndex, first: int, last: int = MAX_SEQUENCE
 ) -> tuple[Ledger, int]:
-    """Forget the state of all messages in ``first..last``, which then count as unread.
-
-    The second value is how many of them the ledger had. The index need not have the messages.
-    """
+    """Forget the state of ``first..last``, and count the messages that the ledger had."""
     if ledger.end_sequence < first:
         return ledger, 0
     editor, head, total = LedgerEditor(ledger), ledger.head, 0

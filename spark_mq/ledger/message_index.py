@@ -96,11 +96,7 @@ class MessageIndex(SlotIndex):
         self.version = max(self.version, version)
 
     def without_settled(self, up_to: int) -> MessageIndex:
-        """Return the index without commits wholly at or below a sequence.
-
-        Every group has settled all messages up to it, and a trim has dropped them. The last commit
-        with messages stays. This index does not change, because other threads may use it.
-        """
+        """Return an index without commits up to a sequence, but with the last one of messages."""
         start = self._forgettable(up_to)
         if not start:
             return self

@@ -112,11 +112,7 @@ class DueRanges:
         return min(zip(since, deliveries, rows, strict=True))[2]
 
     def rows_from(self, head: Head, available: Set[int] | None) -> list[int]:
-        """Return the rows that a lease may take, from its head on, in order.
-
-        Some of them may be unavailable, because they follow messages of their lane that the lease
-        takes too. A suspect that could begin a lease keeps its place.
-        """
+        """Return the rows that a lease may take, from its head on, in order."""
         rows, suspects = self._rows[head.kind], self._available(SUSPECT, available)
         if head.kind == SUSPECT:
             together = set(_failed_together(self.ledger, head.row))

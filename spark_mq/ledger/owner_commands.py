@@ -303,10 +303,7 @@ def lowest_start(groups: Mapping[str, GroupStart]) -> int:
 def held_back(
     groups: Mapping[str, GroupStart], index: MessageIndex, horizon: int, old: int
 ) -> HeldBack | None:
-    """Return the messages that groups hold back, or None.
-
-    Messages up to `horizon` are trimmed, and those up to `old` are old enough.
-    """
+    """Return the messages up to `old` that groups hold back from a trim, or None."""
     start = lowest_start(groups)
     waiting = index.first_at_or_after(max(start, horizon) + 1)
     if not groups or waiting is None or waiting > old:

@@ -117,10 +117,7 @@ def freeze_dead(
     index: MessageIndex | None = None,
     max_messages: int | None = None,
 ) -> tuple[Ledger, list[Range]]:
-    """Freeze up to `limit` dead ranges under a transfer id, the first step of a transfer.
-
-    The index splits a range that exceeds `max_messages`, which has no effect without it.
-    """
+    """Freeze up to `limit` dead ranges, of `max_messages` at most, under a transfer id."""
     editor = LedgerEditor(ledger)
     frozen: list[Range] = []
     left = sys.maxsize if max_messages is None or index is None else max_messages
@@ -140,10 +137,7 @@ def freeze_dead(
 def freeze(
     ledger: Ledger, index: MessageIndex, transfer_id: str, intervals: Sequence[Interval]
 ) -> tuple[Ledger, int]:
-    """Freeze available and unread messages of intervals under a transfer id, and count them.
-
-    Unread messages below the last interval enter the ledger as available.
-    """
+    """Freeze available and unread messages of intervals under a transfer id, and count them."""
     editor, total = LedgerEditor(ledger), 0
     wanted = normalise(intervals)
     for r in _available_or_unread(editor, index, wanted):

@@ -45,11 +45,7 @@ def unread_range(ledger: Ledger, index: MessageIndex) -> Range | None:
 
 
 def split_by_time(r: Range, index: MessageIndex, now: int, cutoff: int) -> TimeSplit:
-    """Split an available or unread range by its messages' times.
-
-    Messages with an ``expires_at`` up to `now` are expired. Others with a ``deliver_at`` up to
-    `cutoff` are due.
-    """
+    """Split a range by its messages' times: expired at `now`, due at `cutoff`, or delayed."""
     out = TimeSplit()
     if not index.has_times(r.first, r.last):
         out.due.append(r)
@@ -165,11 +161,7 @@ def _rows_with_times(ledger: Ledger, index: MessageIndex, rows: list[int]) -> li
 
 
 def settle_expired_unread(ledger: Ledger, index: MessageIndex, now: int) -> Ledger:
-    """Settle expired unread messages, up to the first due one, as a lease does.
-
-    Delayed messages before that are added. The sweep calls this for groups without leases, so that
-    they stay cheap to read and the trim can advance.
-    """
+    """Settle expired unread messages up to the first due one, for groups without leases."""
     editor = LedgerEditor(split_due(ledger, index, now, now))
     first = index.first_at_or_after(ledger.end_sequence + 1)
     while first is not None and index.has_times(first, first):
@@ -186,10 +178,7 @@ def settle_expired_unread(ledger: Ledger, index: MessageIndex, now: int) -> Ledg
 def settle_expired_held(
     ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, lease_id: str
 ) -> Ledger:
-    """Settle the expired messages of a lease that has ended, as any other operation does.
-
-    Until the lease's own deadline has passed, its messages are kept.
-    """
+    """Settle the expired messages of a lease whose deadline has passed."""
     if not index.has_times_after(ledger.head.start_sequence):
         return ledger
     editor, late = LedgerEditor(ledger), list[Range]()
@@ -214,10 +203,7 @@ def settle_expired_held(
 
 
 def next_due_at(ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: int) -> int | None:
-    """Return when time alone may make the next message due, or None.
-
-    That is the end of the first lease, delay or wait of the breaker, in microseconds.
-    """
+    """Return when time alone may make the next message due, in microseconds, or None."""
     ends = [ledger.minimum("available_at", (AVAILABLE,), ("available_at", ">", now))]
     deadline = ledger.minimum("expires_at", (LEASED,))
     if deadline is not None:

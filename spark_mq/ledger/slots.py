@@ -156,10 +156,7 @@ class FileSlots:
         return reduce(or_, (1 << number for number, _, _ in self.between(first, last)), 0)
 
     def stretches(self, first: int, last: int, slots: int) -> Iterator[tuple[int, int]]:
-        """Yield the first and last row of each stretch of neighbouring slots.
-
-        The file must be sorted, and the rows must have all slots of the set.
-        """
+        """Yield the first and last row of each stretch of neighbouring slots of a sorted file."""
         starts, numbers = self.starts, self.numbers
         while slots:
             lowest = (slots & -slots).bit_length() - 1

@@ -5,9 +5,9 @@ transactions in ``leases/`` fence drivers that still run after another one has t
 checkpoint: ``(stream, 2n + 1)`` for a lease of batch n, ``(stream, 2n + 2)`` for a replay.
 
 The foreachBatch function and the source run in different processes and share only the ledger. So
-the function commits a transaction with the number of a batch that leaves messages on purpose before
-it returns, and Spark commits the batch after that. The source looks for it before it acks. It
-counts for all batches up to its number, because older leases were acked when the batch was leased.
+before the function returns, it commits a transaction with the number of a batch that leaves
+messages on purpose. The source looks for it before it acks. It counts for all batches up to its
+number, because older leases were acked when the batch was leased.
 A superfluous transaction, of a zombie or a replay, costs a second delivery and no message.
 """
 
@@ -100,11 +100,7 @@ class StreamBatch:
         return fence_app_id(self.stream), 2 * self.number + step
 
     def check_fence(self, view: View, *, highest: int) -> int | None:
-        """Return the number of the stream's last transaction, or None without any.
-
-        Raise StreamFenced if it is above `highest`, because then another driver has leased or
-        replayed this batch or a later one.
-        """
+        """Return the stream's last transaction, or None. Raise StreamFenced if above `highest`."""
         number = view.numbers[fence_app_id(self.stream)]
         if number is not None and number > highest:
             raise StreamFenced(
@@ -251,10 +247,7 @@ class Replay(Command[Grant]):
 
 
 def rows_held_by_batch(ledger: Ledger, prefix: str) -> list[int]:
-    """Return the rows that a stream's batch holds.
-
-    Each runner has another lease id, ``stream/n/runner``, so a batch's ids share ``stream/n/``.
-    """
+    """Return the rows of a stream's batch, whose lease ids are ``stream/n/runner``."""
     return ledger.find((LEASED, AVAILABLE), ("lease_id", "starts with", prefix))
 
 
@@ -327,10 +320,7 @@ def _failed_by_itself(r: Range) -> bool:
 
 
 def return_to_group(r: Range, now: int, rules: GroupSettings) -> Range:
-    """Return a dead batch's range to its group, or apply its limit.
-
-    It is due immediately, and suspect unless its message was alone in the batch.
-    """
+    """Return a dead batch's range as due, and suspect unless alone, or apply its limit."""
     r = with_failure(r, now) if r.state == LEASED else r
     error = r.error or _death_error(r)
     if reason := exhausted_limit(r, rules, now, own=r.lease_size == 1):

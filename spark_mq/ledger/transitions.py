@@ -39,11 +39,7 @@ REQUESTED: Final = "requested"
 def expire_leases(
     ledger: Ledger, now: int, rules: GroupSettings, keep: Iterable[str] = ()
 ) -> Ledger:
-    """Expire leases and apply limits, except for the leases in `keep`.
-
-    The result is `ledger` itself if nothing changed. A lowered limit applies to available ranges
-    before their next delivery. Blocked ranges become dead or settled if the group no longer blocks.
-    """
+    """Expire leases not in `keep`, and apply limits. Return `ledger` itself if nothing changed."""
     found: list[int] = []
     if LEASED in ledger.states:
         found += ledger.find((LEASED,), ("expires_at", "<", now - rules.clock_skew // MICROSECOND))
@@ -153,10 +149,7 @@ def with_failure(r: Range, at: int) -> Range:
 
 
 def exhausted_limit(r: Range, rules: GroupSettings, now: int, *, own: bool) -> str | None:
-    """Return the limit that the last failure, counted in `r`, reached, or None.
-
-    The failure is the message's `own` if a nack named it, or it was alone in its lease.
-    """
+    """Return the limit that the last failure, counted in `r`, reached, or None."""
     attempts = rules.max_delivery_attempts
     if attempts is not None and r.delivery_count >= attempts:
         return ATTEMPT_LIMIT

@@ -55,11 +55,7 @@ def reject_unreadable(
     rules: GroupSettings,
     error: str,
 ) -> tuple[Ledger, int]:
-    """Make a damaged file's due messages dead, without a delivery, and count them.
-
-    Messages that a lease holds stay with it, and delayed ones until they are due. The caller has
-    expired leases already.
-    """
+    """Make a damaged file's due messages dead, without a delivery, and count them."""
 
     def dead(r: Range) -> Range:
         return rejected(r, rules, UNREADABLE, error)
@@ -70,11 +66,7 @@ def reject_unreadable(
 def postpone_due(
     ledger: Ledger, index: MessageIndex, interval: Interval, *, now: int, until: int
 ) -> Ledger:
-    """Let the due messages of a file wait until a time, uncounted.
-
-    They keep their counts, their errors and the claim of an expired lease. The caller has expired
-    leases already.
-    """
+    """Let the due messages of a file wait until a time, with their counts and claims."""
 
     def later(r: Range) -> Range:
         return r._replace(state=AVAILABLE, available_at=until)

@@ -49,11 +49,7 @@ class Piece(NamedTuple):
 
 
 def walk(ledger: Ledger, index: MessageIndex, now: int, first: int = 0) -> Iterator[Piece]:
-    """Yield a group's messages from a sequence on, in order.
-
-    The caller has expired leases already. No range is read here, so a walk over a large ledger is
-    cheap. :func:`range_of` reads the range of one piece.
-    """
+    """Yield a group's messages from a sequence on, in order, without reading their ranges."""
     start = ledger.head.start_sequence
     if settled := range_between(index, first, start, SETTLED):
         yield Piece(SETTLED, settled.first, settled.last, None)
@@ -160,20 +156,7 @@ def _least(*given: int | None) -> int | None:
 def sum_states(
     rows: pa.Table, now: int, groups: pa.Array | None = None, skews: Sequence[int] = ()
 ) -> dict[int, dict[str, StateSum]]:
-    """Return the sums of ledgers by group and state, with available ranges as ready or delayed.
-
-    Parameters
-    ----------
-    rows
-        Ranges with SUMMED_COLUMNS.
-    now
-        The time in microseconds.
-    groups
-        The number of each row's group. Default: all belong to group 0.
-    skews
-        The ``clock_skew`` of each group. Leases past their deadline and it are LATE. Default: no
-        lease is late, because the caller has expired these.
-    """
+    """Sum rows with SUMMED_COLUMNS by group and state. Leases are late only by given `skews`."""
     if groups is None:
         groups = pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows)
     columns = {name: rows[name] for name in SUMMED_COLUMNS}

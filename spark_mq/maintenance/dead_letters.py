@@ -131,10 +131,7 @@ def copy_dead(
 
 
 def dead_tables(files: Any, slices: Iterable[DeadSlice]) -> Iterator[pa.Table]:
-    """Yield dead messages as dead letters, in tables that fit in memory.
-
-    A message whose payload cannot be read still arrives, with a null value.
-    """
+    """Yield dead messages as letters, in tables that fit in memory. Unreadable values are null."""
     reader = MessageReader(files)
     return join_tables((_dead_rows(reader, part) for part in cut_slices(files, slices)), FILE_BYTES)
 
@@ -170,10 +167,7 @@ def _dead_rows(reader: MessageReader, part: Sequence[DeadSlice]) -> pa.Table:
 
 
 def is_own_letter(settings: QueueSettings, path: str, letters: pa.Table) -> pa.Array:
-    """Return a mask of the letters of one queue, by their columns ``queue`` and ``queue_id``.
-
-    The queue's path may have changed, but not its id. A letter without an id belongs to its path.
-    """
+    """Return a mask of a queue's own letters, by the queue's id, or by its path without one."""
     ids = pa.array({settings.queue_id, *settings.former_ids} - {""}, pa.string())
     by_path = pc.fill_null(pc.equal(letters["queue"], path), False)
     without_id = pc.and_(pc.is_null(letters["queue_id"]), by_path)
@@ -247,10 +241,7 @@ def letter_schema() -> pa.Schema:
 def letter_tables(
     log: MessageTable, intervals: Sequence[Interval], max_rows: int, *, skip: bool = False
 ) -> Iterator[pa.Table]:
-    """Yield dead letters with their headers as columns, in tables that fit in memory.
-
-    ``skip`` leaves out letters that cannot be read.
-    """
+    """Yield letters in tables that fit in memory, without unreadable ones if `skip`."""
     index, reader = log.index(), MessageReader(log.files)
     slices = ((piece, None) for interval in intervals for piece in index.slices(*interval))
     parts = cut_slices(log.files, slices, max_rows=min(max_rows, MAX_ROWS))

@@ -99,10 +99,7 @@ class GroupCommitter:
         self.batcher: CallBatcher[_Unit, list[Any]] = CallBatcher(self._commit)
 
     def run(self, commands: Sequence[Command[Any]], checks: FileChecks | None = None) -> list[Any]:
-        """Run commands in one commit, perhaps with others. Return the result or error of each.
-
-        `checks` knows the payload files that earlier tries have checked.
-        """
+        """Run commands in one commit, perhaps with others. Return the result or error of each."""
         self._process.check()
         unit = _Unit(commands, checks)
         alone = any(one.alone for one in commands) or (

@@ -85,10 +85,7 @@ def create_queue_tables(
 
 
 def _differences(found: QueueSettings, wanted: QueueSettings, given: Collection[str] | None) -> str:
-    """Return the settings that a queue does not have as they were given, for people.
-
-    `given` are the names that count, or None for all but the queue's identity.
-    """
+    """Return the settings that a queue does not have as they were given, for people."""
     parts = []
     for old, new in ((found.group, wanted.group), (found, wanted)):
         for name, one in settings_of(type(old)).items():
@@ -290,11 +287,7 @@ def is_own_place(settings: QueueSettings) -> bool:
 def rehomed(
     settings: QueueSettings, root: str, *, copy: bool, place: str | None = None
 ) -> QueueSettings:
-    """Return the settings of a queue that was moved, or of a copy, which gets a new id.
-
-    A copy's dead letters go to `place`. None keeps a place below the queue, or else means
-    ``dead_letters/`` below it.
-    """
+    """Return the settings of a moved queue, or of a copy, which gets a new id."""
     if not copy:
         return replace(settings, home=canonical_path(root))
     former = (*settings.former_ids, settings.queue_id) if is_own_place(settings) else ()

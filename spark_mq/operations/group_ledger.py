@@ -273,10 +273,7 @@ class GroupLedger:
         return max(read_horizon(self.ledgers), self.messages.trimmed)
 
     def index_for(self, ledger: Ledger, reach: int | None = None) -> MessageIndex:
-        """Return the message index. Raise TablesDisagree if the ledger is of another log.
-
-        With `reach`, the last sequence that the caller needs, an older known index may do.
-        """
+        """Return the index, or an older one that contains `reach`. Raise TablesDisagree."""
         index = self._messages.index(None if reach is None else max(reach, ledger.end_sequence))
         self.check_same_log(ledger, index)
         return index

@@ -203,11 +203,7 @@ def _outcome(end: Mapping[str, Any], failure: Mapping[str, Any] | None) -> Messa
 def show_outcomes(
     group: GroupLedger, index: MessageIndex, ranges: Iterable[Range]
 ) -> Iterator[Range]:
-    """Yield ranges whose settled messages have the outcome as their state.
-
-    A message stays settled if its end is unknown: it was before the group's start, or ``history/``
-    no longer has it.
-    """
+    """Yield ranges whose settled messages have their outcome, if it is known, as the state."""
     settled: list[Range] = []
     for r in ranges:
         if r.state == SETTLED:

@@ -82,11 +82,7 @@ def change_messages(
     force: bool = False,
     by: str | None = None,
 ) -> int:
-    """Change messages by DISCARD, RETRY_NOW or DEAD_LETTER. Return how many changed.
-
-    Raise GroupNotFound, or MessagesHeld if a lease or a sweep holds some. Then nothing has changed.
-    `force` takes messages from their leases.
-    """
+    """Change messages, and count them. Raise GroupNotFound, or MessagesHeld unless `force`."""
     if not intervals:
         return 0
 

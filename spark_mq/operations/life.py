@@ -81,10 +81,7 @@ class TraceEvent(Record):
 
     @property
     def shown_worker(self) -> str:
-        """Return "by" and the worker that caused the event, or "from" and the one that was fenced.
-
-        The text is empty without a worker.
-        """
+        """Return "by" and the worker of the event, or "from" and the fenced one, or nothing."""
         if self.worker_id is None or self.event in _BY_OWNER:
             return ""
         return f"{'from' if self.event == 'fenced' else 'by'} {self.worker_id}"

@@ -29,10 +29,7 @@ def outage_pause(failures: int, most: float = MAX_PAUSE) -> float:
 
 
 def is_outage(error: BaseException | None) -> bool:
-    """Return whether an error is of a store or of contention, or has one as cause or context.
-
-    It may be about another store, or the handler's own.
-    """
+    """Return whether an error is of any store or of contention, or comes from such an error."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, StorageError | ContentionTimeout):

@@ -285,10 +285,7 @@ class Producer:
         return receipt
 
     def commit(self, written: WrittenFile) -> PublishReceipt:
-        """Publish a file once, although an earlier try may have landed without a reply.
-
-        Raise ProducerFenced if another publisher has published as this producer.
-        """
+        """Publish a file once, also if an earlier try has landed. Raise ProducerFenced."""
         txn = (self._app, self.number + written.rows)
         try:
             receipt = self._messages.commit(

@@ -59,10 +59,7 @@ def _ack_signals(messages: int | Exception) -> list[Signal]:
 
 
 def lease_signals(worker_id: str, result: Any, name: str = "lease") -> list[Signal]:
-    """Return the signal of a lease that found messages or failed.
-
-    `result` is the error, the granted ranges, or an object with such ``ranges``.
-    """
+    """Return the signal of a lease by its result: an error, ranges, or an object with some."""
     details = {"messaging.client.id": worker_id}
     if isinstance(result, Exception):
         return [Signal(name, RECEIVE, 0, error_type(result), details)]

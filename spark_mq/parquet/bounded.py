@@ -29,11 +29,7 @@ def cut_slices(
     max_bytes: int = PART_BYTES,
     max_rows: int = MAX_ROWS,
 ) -> Iterator[list[tuple[FileSlice, T]]]:
-    """Yield slices with their notes in order, in parts that fit in memory.
-
-    A larger message is a part of its own. A file is compressed, so its footer is read to learn its
-    size in memory.
-    """
+    """Yield slices with their notes in order, in parts that fit in memory when decoded."""
     part: list[tuple[FileSlice, T]] = []
     rows, size = 0, 0.0
     sizes = _Sizes(files)

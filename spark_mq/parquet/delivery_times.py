@@ -25,11 +25,7 @@ def may_have_times(stats: Mapping[str, Any]) -> bool:
 
 
 def read_delivery_times(files: FileStore, path: str) -> DeliveryTimes | None:
-    """Return the times of a file's messages, or None if it has none or is damaged.
-
-    Raise OSError if the store does not answer. Messages of a damaged file become dead when a worker
-    leases them.
-    """
+    """Return a file's delivery times, or None if it has none or is damaged. Raise OSError."""
     try:
         columns = _read_columns(files, path)
     except (OSError, pa.ArrowException) as error:

@@ -36,12 +36,7 @@ Read = Callable[[FileStore], object]  # reads again, from a store with the file'
 
 
 def unreadable_reason(files: FileStore, path: str, error: Exception, read: Read) -> str:
-    """Return why a data file cannot be read.
-
-    The store may have failed for a moment, so this gets the file's bytes and reads them again.
-    Raise OSError if the store does not answer or the bytes are sound, and MemoryError if this
-    process has too little memory. Then the file is not damaged.
-    """
+    """Return why a file is damaged. Raise OSError or MemoryError if it may be sound."""
     name = show_name(path)
     try:
         data = files.read(path)

@@ -61,10 +61,7 @@ def _refused(name: str, why: str) -> pa.ArrowInvalid:
 
 
 def expanding_columns(group: pq.RowGroupMetaData, names: Collection[str]) -> list[str]:
-    """Return the columns that a dictionary may expand beyond _MAX_EXPANDED_BYTES.
-
-    A dictionary holds a value once, however many rows have it.
-    """
+    """Return the columns that a dictionary may expand beyond _MAX_EXPANDED_BYTES."""
     return [
         column.path_in_schema
         for column in _columns(group, names)

@@ -27,12 +27,7 @@ _WHOLE_NUMBERS: Final = (
 
 
 def complete_table(table: pa.Table, now: int, times: Mapping[str, int]) -> pa.Table:
-    """Return a table with columns of ``messages/``, and with ids and times.
-
-    `now` is the publish time of messages without one, and `times` has a default deliver_at and
-    expires_at. All are in microseconds since 1970. Raise InvalidSchema if a message cannot be
-    published.
-    """
+    """Return a table with all columns, ids and times (microseconds). Raise InvalidSchema."""
     _check_table(table)
     table = _with_ids(table)
     if "published_at" not in table.schema.names:

@@ -46,10 +46,7 @@ class ReadPermits:
 
     @contextmanager
     def turn(self) -> Iterator[Callable[[], None]]:
-        """Wait for a permit. Yield a function that the reader calls before each file.
-
-        The function waits for the next turn if this one has lasted 50 ms and others wait.
-        """
+        """Wait for a permit. Yield a function to call before each file, which may let others in."""
         turn, began = threading.Lock(), 0.0
 
         def offer() -> None:

@@ -74,11 +74,7 @@ class MessageReader:
         self._share, self._path = share, ""
 
     def read(self, *pieces: FileSlice) -> pa.Table:
-        """Return the rows of slices in order, with null ids and publish times filled in.
-
-        Many slices of one file cost little more than one slice. Raise CorruptLog if a slice cannot
-        be read, and StorageError if the store does not answer.
-        """
+        """Return the rows of slices in order. Raise CorruptLog or StorageError."""
         try:
             return self.try_read(*pieces)
         except (OSError, pa.ArrowException) as error:
@@ -241,11 +237,7 @@ class MessageReader:
 def verify_slice(
     files: FileStore, piece: FileSlice, rows: int, *, whole: bool = False
 ) -> Iterator[tuple[FileSlice, str | None]]:
-    """Yield the pieces of a slice, each with its damage or None.
-
-    `rows` is the file's number of rows by its commit. Read all bytes of the slice if `whole`,
-    otherwise the footer only. Raise OSError if the store does not answer.
-    """
+    """Yield the pieces of a slice, each with its damage or None. Raise OSError."""
     reader = MessageReader(files)
     try:
         found = reader.row_count(piece.path)
@@ -308,11 +300,7 @@ def to_delivery_table(
     schema: pa.Schema,
     constants: Mapping[str, Any],
 ) -> pa.Table:
-    """Return leased messages in the columns of a schema.
-
-    A column comes from `payload`, from `constants`, or from the slice and its range. `payload` is
-    None if the schema has no column of a data file. Instants are in microseconds since 1970.
-    """
+    """Return leased messages in a schema. Instants are in microseconds since 1970."""
     rows = [piece.rows for piece, _ in pieces]
 
     def column(field: pa.Field) -> Any:

@@ -69,12 +69,7 @@ class RowGroupCache:
     def table(
         self, key: Hashable, wanted: int, rows: int, size: int, decode: Callable[[], pa.Table]
     ) -> pa.Table:
-        """Return a whole row group, and keep it if there is room.
-
-        `wanted` is how many of its rows the caller wants, and `size` its decoded bytes by its
-        footer. Only one of the threads that want a kept one calls `decode`. After an error of
-        `decode`, nothing is kept.
-        """
+        """Return a row group, decoded by one thread for all, and keep it if there is room."""
         with self._lock:
             kept = self._find(key, wanted, rows, size)
         if kept is None:

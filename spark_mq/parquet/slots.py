@@ -130,11 +130,7 @@ def may_have_priorities(stats: Mapping[str, Any]) -> bool:
 
 
 def read_slots(files: FileStore, path: str, lanes: int) -> str:
-    """Return the slots of a foreign file, or an empty text if it has none or is damaged.
-
-    Raise OSError if the store does not answer. Messages of a damaged file count as without key and
-    priority, and become dead when a worker leases them.
-    """
+    """Return a foreign file's slots, or "" if it has none or is damaged. Raise OSError."""
     columns = SLOT_COLUMNS if lanes else SLOT_COLUMNS[1:]
     try:
         runs = _read_runs(files, path, SlotLayout(lanes), columns)

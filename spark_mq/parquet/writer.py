@@ -68,11 +68,7 @@ class WrittenFile:
 def write_file(
     files: FileStore, table: pa.Table, *, sync: bool = True, lanes: int = 0
 ) -> WrittenFile:
-    """Write messages as one data file of ``messages/``, sorted by slot.
-
-    Missing columns become null. Without `sync`, the commit of this process syncs a local file,
-    which is faster. Raise StorageError if the store refuses the file.
-    """
+    """Write messages as a data file, sorted by slot. Raise StorageError."""
     table, slots, places = sort_by_slot(table, lanes)
     whole = pa.table([_column(table, field) for field in FILE_SCHEMA], schema=FILE_SCHEMA)
     data = _encoded(whole)

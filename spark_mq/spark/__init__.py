@@ -33,8 +33,8 @@ __all__ = [
     "stop_query",
 ]
 
-# The module of each public name, loaded when the name is first used, because Spark's Python workers
-# load this package too and need none of them.
+# The module of each public name. It is loaded at first use, because Spark's Python workers load
+# this package too and need none of them.
 _MODULES = {
     "BatchLease": "batch_lease",
     "SparkMQDataSource": "source",

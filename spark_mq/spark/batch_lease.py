@@ -55,8 +55,8 @@ class BatchLease:
         """Return options with which a Delta table appends this batch once.
 
         ``txnAppId`` is the id of the stream, and ``txnVersion`` is the number of the batch. Do not
-        combine a constant app id with Spark's batch id instead: a second worker or a new checkpoint
-        counts from 0 again, and then Delta skips its batches silently.
+        combine a constant app id with Spark's batch id instead. A second worker or a new checkpoint
+        counts from 0 again, so Delta would skip its batches silently.
 
         Returns
         -------
@@ -155,8 +155,8 @@ class BatchLease:
 
         Spark must be able to read the object store by its own settings, because the source's
         ``storageOptions.*`` do not reach it. If a file has an unusual name or other column types,
-        or the lease is in thousands of pieces, this method returns the batch as `process` got it,
-        with its settled messages.
+        or the lease is in thousands of pieces, the result is the batch as `process` got it, with
+        its settled messages.
 
         Returns
         -------

@@ -44,8 +44,8 @@ def find_outage(owners: LeaseRouter, failure: Exception, lease: BatchLease) -> E
     """Return the error of the queue's store that made a batch fail, or None.
 
     `failure` alone proves nothing, because the user's function may use another store, which may
-    fail forever. Proof is a failed settle of the batch, a Spark task whose error names the queue,
-    or a ledger or file of the batch that cannot be read now.
+    fail forever. Proof is a failed settle, a Spark task whose error names the queue, or a ledger or
+    file of the batch that cannot be read now.
     """
     if owners.outage is not None and is_outage(failure):
         return failure

@@ -70,11 +70,7 @@ class SinkProducer:
         files: list[WrittenFile],
         pending: PendingPublish | None = None,
     ) -> bool:
-        """Publish files. Return False instead if an earlier run of the batch has done so.
-
-        `pending` has the same messages with their dedup ids. Raises InvalidOption if this run has
-        published under the same number.
-        """
+        """Publish files, or return False if an earlier run did. Raise InvalidOption if this did."""
         txn = (producer_txn(self.name), self.number)
         try:
             note = {"operation": "publish", _RUN: self.run}

@@ -162,10 +162,7 @@ class LeaseLookup:
         self._source_only: bool | None = None  # of this run's query. None until a batch needs it.
 
     def find(self, batch: DataFrame) -> BatchLeases:
-        """Return the lease ids of a batch, with its scan if Spark may read it itself.
-
-        Raises InvalidSchema if the batch's rows could not be settled.
-        """
+        """Return a batch's lease ids, with its scan if Spark may read it. Raise InvalidSchema."""
         query = self._query(batch.sparkSession)
         if not self._checked:  # all batches of a run have the same columns
             check_columns(batch)

@@ -29,10 +29,7 @@ class LeaseRouter:
         self.outage: Exception | None = None  # of the last settle, if a store failed
 
     def of(self, lease_id: str) -> ConsumerGroup:
-        """Return the group of a lease. Raise InvalidOption for a lease of another group or queue.
-
-        Without the error no settle would count, and ack=onCommit would ack the batch.
-        """
+        """Return the group of a lease. Raise InvalidOption if it is of another group or queue."""
         parts = parse_lease_id(lease_id)
         if parts is None:
             return self.groups[0]

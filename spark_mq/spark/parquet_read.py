@@ -41,11 +41,7 @@ _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*(?<!\._COPYING_)")
 def read_held(
     spark: SparkSession, held: Iterable[tuple[ConsumerGroup, Sequence[Range]]], several: bool
 ) -> DataFrame | None:
-    """Read the messages of some ranges, in the columns of the stream, or return None.
-
-    It returns None if Spark would not find or read them alike. Raises CorruptLog for a file that
-    does not match its commit, and StorageError if a file or, for Spark, the store is out of reach.
-    """
+    """Read the messages of ranges as the stream would, or return None if Spark cannot."""
     schema = SEVERAL_SCHEMA if several else READ_SCHEMA
     frames = []
     for group, ranges in held:
@@ -62,11 +58,7 @@ def read_held(
 def read_scan(
     batch: DataFrame, scan: BatchScan, owner: Callable[[str], ConsumerGroup]
 ) -> DataFrame | None:
-    """Read the slices of a batch's scan, with its columns and order, or return None.
-
-    It returns None if the source's tasks read them sooner, or only they read them right. Raises as
-    :func:`read_held`.
-    """
+    """Read a batch's slices as the stream would, or return None if its tasks should."""
     if scan.keeps_lanes:  # Spark would read each file, and each part of one, in another task.
         return None
     names = batch.columns

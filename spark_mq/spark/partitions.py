@@ -71,11 +71,7 @@ def cut(
     at_least: int,
     runs: Sequence[LaneRuns] = (),
 ) -> list[InputPartition]:
-    """Cut slices into `at_least` or more partitions, with equally many rows or one more.
-
-    There are fewer if there are fewer rows. With `runs` all rows of a lane are in one partition, so
-    partitions may be larger and fewer.
-    """
+    """Cut slices into `at_least` or more equal partitions, or by the `runs` of lanes."""
     rows = sum(piece.rows for piece, _ in pieces)
     size = sum(piece.size for piece, _ in pieces)
     wanted = min(rows, max(at_least, -(-size // PARTITION_BYTES), -(-rows // PARTITION_ROWS)))

@@ -156,10 +156,7 @@ class PeekReader(DataSourceReader):
         return filters
 
     def partitions(self) -> list[InputPartition]:
-        """Return the slices of all messages. All tables are read at this moment, once an execution.
-
-        Raises NotAQueue, or GroupNotFound if ``consumerGroup`` names a group that does not exist.
-        """
+        """Return the slices of all messages of this moment. Raise NotAQueue or GroupNotFound."""
         groups = self.options.open()
         for group in groups if self.options.group_named else ():
             group.require_group()

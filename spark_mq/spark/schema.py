@@ -69,10 +69,7 @@ def data_fields(kind: t.DataType) -> list[t.StructField]:
 
 
 def parse_value_schema(text: str) -> t.DataType:
-    """Return the type of values, from columns (``id INT, items ARRAY<STRING>``) or from one type.
-
-    Raises InvalidOption if the text is no such schema, or has a type that JSON cannot have.
-    """
+    """Return the type of values, from columns or from one type. Raise InvalidOption."""
     tokens = _tokens(text)
     whole = _Parser(text, tokens)
     try:

@@ -77,8 +77,8 @@ def on_sigterm(
         except Exception:
             _log.exception("the stop failed")
 
-    # Started before any signal, because a signal handler may not start a thread, nor set an event:
-    # the thread that it interrupts may hold a lock that these need, or be inside a py4j call.
+    # Started before any signal, because a signal handler may not start a thread, nor set an event.
+    # The thread that it interrupts may hold a lock that these need, or be inside a py4j call.
     waiting = threading.Thread(target=wait_for_signal, name="spark_mq-terminate", daemon=True)
     waiting.start()
 

@@ -43,8 +43,8 @@ _STATE: Final = [
     for field in SEVERAL_SCHEMA.fields
     if field.name not in PAYLOAD_COLUMNS and field.name != "sequence"
 ]
-# The place of a slice: its first row, the row after its last, the difference of a sequence and its
-# row, and the time of its commit in microseconds.
+# The place of a slice: its first row, the row after its last, a sequence less its row, and the time
+# of its commit in microseconds.
 _PLACE: Final = "struct<low:bigint,high:bigint,before:bigint,committed_at:bigint>"
 _STATE_VALUES: Final = (
     "struct<" + ",".join(f"{field.name}:{_encoded_type(field.dataType)}" for field in _STATE) + ">"

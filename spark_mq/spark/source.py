@@ -80,8 +80,8 @@ class SparkMQDataSource(DataSource):
     def streamReader(self, schema: StructType) -> LeaseReader:
         """Return the reader of ``spark.readStream``.
 
-        Spark calls this twice for each run of a query: in the process of its hooks, and in a
-        process that pickles the reader for the tasks. The first hook checks options and columns.
+        Spark calls this twice for each run of a query, in the process of its hooks and in one that
+        pickles the reader for the tasks. The first hook checks options and columns.
 
         Parameters
         ----------

@@ -87,11 +87,7 @@ class DelegationTurn:
         return self._request.request_id
 
     def wait(self, until: float) -> Any | None:
-        """Wait until a commit has run the request, at most until a ``time.monotonic()``.
-
-        Return the outcome in another writer's commit, or None if this writer must commit, also
-        because the time is up.
-        """
+        """Return the outcome in another's commit, or None if this writer must commit by itself."""
         self.delegate()
         began = time.monotonic()
         listed, listed_at = self._look(), self._log.state.version
@@ -202,10 +198,7 @@ class DelegationTurn:
         return self._others_share
 
     def requests_to_run(self, meanwhile: Callable[[], object]) -> list[DelegatedRequest]:
-        """Read the requests of others that the own commit must run.
-
-        `meanwhile` runs at the same time. It only fills a cache, so its errors are ignored.
-        """
+        """Read the requests to run with the own commit, while `meanwhile` fills a cache."""
         names = [path for path in self._names if id_of(path) not in self._ran]
         names = names[:MAX_REQUESTS]
         if not names:
@@ -285,10 +278,7 @@ class DelegationTurn:
 def commit_pause_request(
     log: DeltaLog, operation_id: str, group: str | None, pause: float, *, share: bool
 ) -> None:
-    """Commit a note that asks others to wait. See :meth:`LedgerTable.request_pause`.
-
-    A failure is only logged.
-    """
+    """Commit a note that asks others to wait, and only log a failure."""
     note: dict[str, Any] = {"operation": "ask others to wait", "group": group}
     note[PAUSE] = round(pause, 3)
     if share:

@@ -49,10 +49,7 @@ class IdFiles:
         self._head: int | None = None
 
     def load(self, head: int | None) -> IdWindow:
-        """Return the window of the newest block, or an empty one if there is no block.
-
-        Only blocks that this handle does not know are read. Raise FileNotFoundError or CorruptLog.
-        """
+        """Return the newest block's window, or none. Raise FileNotFoundError or CorruptLog."""
         if head is None:
             return NO_IDS
         with self._lock:

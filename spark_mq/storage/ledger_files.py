@@ -48,11 +48,7 @@ def scan_ledgers(
     columns: Sequence[str] | None,
     read_ledger: Callable[[str], Ledger | None],
 ) -> Iterator[tuple[str, pa.Table]]:
-    """Yield the rows of groups in order. See :meth:`LedgerTable.scan`.
-
-    `read_ledger` reads the ledger of a group whose file another commit has replaced, or raises an
-    error that names its damage.
-    """
+    """Yield the rows of groups in order. `read_ledger` reads a replaced one, or raises."""
     names = LEASES_SCHEMA.names if columns is None else list(columns)
     schema = pa.schema([LEASES_SCHEMA.field(name) for name in names])
 

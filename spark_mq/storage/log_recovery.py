@@ -47,11 +47,7 @@ def tables_disagree(path: str, reason: str) -> TablesDisagree:
 
 
 def plan_recovery(log: DeltaLog, commits: CommitsTable, published: PublishedFiles) -> LogPlan:
-    """Compare the log of ``messages/`` with ``commits/``. Change nothing.
-
-    `published` is an empty index. It gets the commits that both agree on, and the later ones of the
-    log.
-    """
+    """Compare the log of ``messages/`` with ``commits/``, and index what they have."""
     state = log.refresh()
     rows, covered = commits.read_after() or (None, -1)
     agreed = min(covered, state.version)

@@ -99,11 +99,7 @@ class MessageLog:
             return self.log.state.txns.get(TRIMMED, -1)
 
     def expect(self, reached: Callable[[bool], int]) -> None:
-        """Refuse a log that the ledgers are ahead of, from now on.
-
-        `reached` returns the last sequence that a ledger has reached. With True it looks for new
-        commits.
-        """
+        """Refuse a log, from now on, that the ledgers are ahead of."""
         self._reached = reached
         self._least_version = reached(False) >> ORDINAL_BITS
 
@@ -124,11 +120,7 @@ class MessageLog:
     # -- the index
 
     def index(self, reach: int | None = None) -> MessageIndex:
-        """Return the commit index, with the latest commit.
-
-        An index only grows. A store that forgets files makes another one. An index that already
-        contains the sequence `reach` needs no look at the table.
-        """
+        """Return the index with the latest commit, or a known one that contains `reach`."""
         with self._lock:
             if reach is None or reach > self._published.index.last_sequence:
                 with wrap_store_errors(self.path, "reading the log of"):
@@ -136,10 +128,7 @@ class MessageLog:
             return self._published.index
 
     def index_to_lease(self, after: int, wanted: int) -> MessageIndex:
-        """Return the commit index for a lease of messages after a sequence.
-
-        Over an object store it may be a moment old, if it has enough messages for the lease.
-        """
+        """Return the index to lease after a sequence, perhaps a moment old over an object store."""
         known = self._published.index
         if self.files.is_local or self.log.seconds_since_look > RECENT_SECONDS:
             return self.index()

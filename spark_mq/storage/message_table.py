@@ -55,10 +55,7 @@ class MessageTable(MessageLog):
             )
 
     def describe(self, text: Callable[[str | None], str], operation: str = "describe") -> None:
-        """Change the description by a function, in one commit. An equal text makes no commit.
-
-        The function may run again after a conflict.
-        """
+        """Change the description by a function that may run again, in one commit."""
 
         def compute(state: TableState) -> tuple[Change | None, None]:
             metadata = {**state.metadata, "description": text(state.description)}
@@ -142,11 +139,7 @@ class MessageTable(MessageLog):
         after: int | None = None,
         note: Mapping[str, Any] | None = None,
     ) -> PublishReceipt:
-        """Publish the pending messages that are no duplicates. Errors as :meth:`commit`.
-
-        Check and publish are one commit. A duplicate has an id that was published in their
-        window.
-        """
+        """Publish the pending messages that are no duplicates. Errors as :meth:`commit`."""
         unique = UniqueCommit(
             self.log,
             self.ids,

@@ -24,10 +24,7 @@ COMMIT_FILES: Final = 10_000  # that one commit removes
 def drop_files(
     store: ObjectStore, files: FileList, count: int, rewritten: set[str], horizon: int
 ) -> int:
-    """Remove the first `count` files and the `rewritten` ones, and delete them.
-
-    Return how many were in the table. Safe to kill and to repeat.
-    """
+    """Delete the first `count` files and the `rewritten` ones. Return how many there were."""
     removed, folders = _remove(store, rewritten, horizon), _folders(rewritten)
     for paths in _blocks(files, count):
         removed += _remove(store, paths, horizon)

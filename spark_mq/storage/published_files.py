@@ -199,10 +199,7 @@ class PublishedFiles:
         )
 
     def rows(self, add: AddFile, version: int, *, check: bool = False) -> int:
-        """Return the rows of a file by its statistics, or by its footer if it has none.
-
-        `check` compares both. Raise CorruptLog if the file has fewer rows than it claims.
-        """
+        """Return a file's rows by its statistics or footer. Raise CorruptLog if it has fewer."""
         count = add.rows
         if count is not None and not check:
             return int(count)

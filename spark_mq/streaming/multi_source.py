@@ -25,11 +25,7 @@ Plans = list[tuple[GroupLedger, BatchPlan]]
 
 
 def fair_shares(limit: int, could: Sequence[int], turn: int) -> list[int]:
-    """Divide a limit fairly among queues of which each can take no more than in `could`.
-
-    None gets less than another, unless it can take no more. `turn` decides which get the
-    indivisible rest.
-    """
+    """Share a limit fairly among queues that can take `could`. `turn` decides on the rest."""
     taken = [0] * len(could)
     while limit > 0 and (unfilled := [at for at, most in enumerate(could) if taken[at] < most]):
         first, each = turn % len(unfilled), limit // len(unfilled)

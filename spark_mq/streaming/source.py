@@ -190,11 +190,7 @@ class StreamSource:
         )
 
     def lease(self, stream: str, n: int, limits: LeaseLimits | None = None) -> BatchPlan:
-        """Lease batch n, and ack the batches before in the same commit.
-
-        Raise StorageError if nothing can be delivered, because payload files are out of reach. The
-        acks are committed then, and no message was leased.
-        """
+        """Lease batch n, and ack those before. Raise StorageError if nothing can be delivered."""
         command, checks = self._command(stream, n, limits), FileChecks(self.ledger.payloads)
         while (grant := self.ledger.run(command, checks)).unfinished:
             checks.finish()
@@ -204,11 +200,7 @@ class StreamSource:
         return self._granted(grant, grant.ranges)
 
     def replay(self, stream: str, n: int) -> BatchPlan:
-        """Take over what batch n still holds. It leases nothing new: a sink may skip a replay.
-
-        Raise StorageError if payload files are out of reach. Nothing was taken over then, and no
-        delivery was counted.
-        """
+        """Take over what batch n holds, and nothing new. Raise StorageError if out of reach."""
         damage, options = self.find_damage(stream, n), self.options
         grant = self.ledger.run(
             Replay(

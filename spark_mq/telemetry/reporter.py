@@ -145,10 +145,7 @@ class Reporter:
         message_id: str | None = None,
         created: Iterable[Mapping[str, str]] = (),
     ) -> Iterator[SendReport]:
-        """Report a send around the block that commits it.
-
-        `created` has the headers of messages with a context of their own. The span links to these.
-        """
+        """Report a send around its commit. `created` has headers of messages with own contexts."""
         details = {} if message_id is None else {"messaging.message.id": message_id}
         links = self._links(created)
         kind = self._trace.SpanKind
@@ -195,11 +192,7 @@ class Reporter:
         client_id: str | None,
         created: Iterable[Mapping[str, str]],
     ) -> Iterator[WorkReport]:
-        """Report the work on a lease. Operations that the block runs later belong to its trace.
-
-        `created` has the headers of the messages, and the span links to their contexts. A single
-        message without another parent continues the trace that created it.
-        """
+        """Report the work on a lease around a block, with links to its messages' contexts."""
         details = {} if client_id is None else {"messaging.client.id": client_id}
         links = self._links(created)
         alone = messages == 1 and len(links) == 1

@@ -37,11 +37,7 @@ def to_array(numbers: pa.Array | pa.ChunkedArray, null: int = 0) -> array[int]:
 
 
 def sort_rows(table: pa.Table, *names: str, descending: bool = False) -> pa.Table:
-    """Return a table sorted by columns. Equal rows keep their order.
-
-    Unlike ``Table.sort_by`` it starts no threads. One that frees Python's bytes at the end of the
-    process would abort it.
-    """
+    """Return a table sorted by columns, stably. Threads of Table.sort_by could abort the exit."""
     order = "descending" if descending else "ascending"
     return table.take(pc.sort_indices(table, sort_keys=[(name, order) for name in names]))
 

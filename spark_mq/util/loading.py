@@ -36,11 +36,7 @@ def lazy_names(
 def load_handler(
     text: str, what: str, load: Callable[[str], ModuleType] = importlib.import_module
 ) -> Callable[..., Any]:
-    """Return the function that MODULE:FUNCTION or path/to/file.py:function names.
-
-    Its folder, or else the current one, is added to ``sys.path``. `what` begins the InvalidOption
-    for a wrong name.
-    """
+    """Return the function that MODULE:FUNCTION or FILE.py:FUNCTION names. Raise InvalidOption."""
 
     def wrong(problem: str) -> InvalidOption:
         return InvalidOption(f"{what}: {problem}", option="handler", value=text)

@@ -149,10 +149,7 @@ class Settings(Record):
 
     @classmethod
     def decoded(cls, data: Any, path: str | None = None) -> Self:
-        """Create settings from their JSON.
-
-        Raise UnsupportedTable, which names `path`, if another version of spark_mq wrote them.
-        """
+        """Create settings from their JSON. Raise UnsupportedTable if another version wrote them."""
         whose = f"{cls.owner} at {path}" if path else cls.owner
         known = settings_of(cls)
         names = known.keys() | cls.nested.keys()

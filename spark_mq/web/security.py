@@ -105,7 +105,7 @@ class Guard:
     """Refuses forbidden requests, and adds the headers to each answer.
 
     Without a password the host must be a name of this machine, so that no web site can read the
-    page through a name that points here.
+    page by a name that points here.
     """
 
     def __init__(self, app: ASGIApp, access: Access) -> None:

@@ -74,10 +74,7 @@ def serve(
     health: HealthLimits | None = None,
     listening: Callable[[str], None],
 ) -> None:
-    """Serve the page until SIGTERM or Ctrl-C, and call ``listening`` with its address.
-
-    Raises InvalidOption if the address is in use, or open to others without a password.
-    """
+    """Serve the page until SIGTERM or Ctrl-C, and call `listening`. Raise InvalidOption."""
     if access.is_open and not is_local(address):
         raise InvalidOption(
             f"--address {address} is open to other machines: set SPARK_MQ_WEB_PASSWORD or "
