@@ -39,22 +39,23 @@ class KeepAlive:
         self._kept: dict[str, _Kept] = {}
         self._lock = threading.Lock()
         self._changed = threading.Event()
+        self._wakes_at = float("inf")  # when the thread looks next, if nothing changes
         self._stopped = False
         self._thread: threading.Thread | None = None
 
     def add(self, lease_id: str, timeout: int, limit: int) -> KeepAlive:
         """Extend a lease by `timeout` for at most `limit`, both in microseconds. Return self."""
         now, seconds = time.monotonic(), timeout / SECOND
+        due = now + seconds / 3
         with self._lock:
-            self._kept[lease_id] = _Kept(
-                lease_id, timeout, seconds, now + limit / SECOND, now + seconds / 3
-            )
+            self._kept[lease_id] = _Kept(lease_id, timeout, seconds, now + limit / SECOND, due)
+            if due < self._wakes_at:
+                self._changed.set()
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="spark_mq keep-alive", daemon=True
                 )
                 self._thread.start()
-        self._changed.set()
         return self
 
     def remove(self, lease_id: str) -> None:
@@ -81,10 +82,10 @@ class KeepAlive:
             if self._stopped:
                 return
             with self._lock:
-                due = min((one.due for one in self._kept.values()), default=None)
-            pause = None if due is None else due - time.monotonic()
-            if pause is None or pause > 0:
-                self._changed.wait(pause)
+                due = min((one.due for one in self._kept.values()), default=float("inf"))
+                self._wakes_at = due
+            if (pause := due - time.monotonic()) > 0:
+                self._changed.wait(min(pause, threading.TIMEOUT_MAX))
             else:
                 self._look()
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -678,6 +679,23 @@ def test_leases_of_one_timeout_are_extended_together() -> None:
     finally:
         keep_alive.stop()
     assert extended == {(("short",), 3_000), (("long", "longer"), 6_000)}
+
+
+def test_a_short_lease_is_extended_while_a_long_one_waits() -> None:
+    extended: SimpleQueue[str] = SimpleQueue()
+
+    def extend(lease_ids: Sequence[str], _: int) -> None:
+        keep_alive.remove(lease_ids[0])
+        extended.put(lease_ids[0])
+
+    keep_alive = KeepAlive(extend)
+    try:
+        keep_alive.add("long", 3600 * SECOND, 3600 * SECOND)
+        for short in ("one", "two", "three"):
+            keep_alive.add(short, 3_000, 3600 * SECOND)
+            assert extended.get(timeout=30) == short
+    finally:
+        keep_alive.stop()
 
 
 def test_in_an_outage_max_lease_duration_ends_no_handler(
