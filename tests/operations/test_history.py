@@ -9,7 +9,6 @@ import contextlib
 import io
 import json
 import os
-import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -22,14 +21,13 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from support.arrow_memory import heap_in_use
+from support.byte_store import ByteStore
 from support.handles import again, archive, archived, history, lease, on_commit
 from support.limits import Limits
-from support.tables import context_of, group_ledger_of, ledgers_of, messages_of
+from support.tables import context_of, group_ledger_of, ledgers_of, messages_of, on_commands
 
 from spark_mq import Message, Queue
 from spark_mq.delta.actions import Change
-from spark_mq.delta.local_files import LocalBackend
-from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import InvalidOption, LeaseLost
 from spark_mq.ledger.message_range import range_between
 from spark_mq.ledger.ranges import SETTLED
@@ -277,7 +275,7 @@ def test_the_kept_events_take_no_more_memory_than_they_are_counted_for(
 
 
 def test_a_second_look_reads_only_the_commits_since_the_first(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+    delta_queue: Make, byte_store: ByteStore
 ) -> None:
     queue = delta_queue()
     queue.publish(["a", "b"])
@@ -285,20 +283,13 @@ def test_a_second_look_reads_only_the_commits_since_the_first(
     before, looking = history(queue), again(queue)
     assert history(looking) == before
     taken.ack()
-    opened: list[str] = []
-    real = ObjectStore.read
-
-    def counted(store: ObjectStore, path: str) -> bytes:
-        opened.append(path)
-        return real(store, path)
-
-    monkeypatch.setattr(ObjectStore, "read", counted)
+    opened = byte_store.paths("read")
     assert history(looking).num_rows == before.num_rows + 1
     assert sum(path.endswith(".parquet") for path in opened) == 1
 
 
 def test_files_of_the_archive_that_are_too_old_are_not_read(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+    delta_queue: Make, byte_store: ByteStore
 ) -> None:
     queue = delta_queue()
     queue.publish(["a", "b"])
@@ -309,14 +300,7 @@ def test_files_of_the_archive_that_are_too_old_are_not_read(
     rows = history(queue)
     at = pc.max(rows["committed_at"].cast(pa.int64())).as_py()
     expected = rows.filter(pc.greater_equal(rows["committed_at"].cast(pa.int64()), at))
-    opened: list[str] = []
-    real = ObjectStore.read_parquet
-
-    def counted(store: ObjectStore, path: str, schema: pa.Schema) -> pa.Table:
-        opened.append(path)
-        return real(store, path, schema)
-
-    monkeypatch.setattr(ObjectStore, "read_parquet", counted)
+    opened = byte_store.paths("read_parquet")
     assert history(queue, since=at) == expected
     assert 0 < expected.num_rows < rows.num_rows
     assert len(opened) == 1
@@ -483,7 +467,7 @@ def test_a_file_that_fills_the_memory_does_not_keep_others_apart(
 
 
 def test_what_is_older_than_its_retention_is_dropped_day_by_day(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+    delta_queue: Make, byte_store: ByteStore
 ) -> None:
     queue = delta_queue(history_retention="2d")
     queue.publish(["a"])
@@ -491,7 +475,7 @@ def test_what_is_older_than_its_retention_is_dropped_day_by_day(
     archive(queue)
 
     lease(queue).release()
-    monkeypatch.setattr(LocalBackend, "now", lambda _: time.time() + 4 * 86_400)
+    byte_store.advance(4 * 86_400)
     archive(again(queue))
     assert reported(queue) == []
 
@@ -516,7 +500,7 @@ def test_the_files_of_a_dropped_day_are_deleted_also_if_they_were_few(
 
 
 def test_nothing_of_a_dropped_day_stays_on_the_disk_of_a_queue_that_stands_still(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch, byte_store: ByteStore
 ) -> None:
     """Neither its own files nor that of a sweep that was killed before its commit."""
     queue = delta_queue(history_retention="2d")
@@ -536,7 +520,7 @@ def test_nothing_of_a_dropped_day_stays_on_the_disk_of_a_queue_that_stands_still
     for path in old:
         os.utime(path, (1e9, 1e9))
 
-    monkeypatch.setattr(LocalBackend, "now", lambda _: time.time() + 4 * 86_400)
+    byte_store.advance(4 * 86_400)
     for _ in range(2):
         archive(again(queue))
     assert not list(Path(queue.path, "history").glob("day=*/*.parquet"))
@@ -744,13 +728,12 @@ def test_a_lease_that_ended_names_its_messages_though_it_is_extended_meanwhile(
     ended._start_limit(1)
     clock.advance("10m")
     ledger = group_ledger_of(queue.group())
-    real = type(ledger).settle
 
-    def extend_first(*args: Any) -> Any:
+    def extend_first(run: Callable[[], Any], _: object) -> Any:
         ended._held.move_deadline(context_of(queue).now() + 1)
-        return real(*args)
+        return run()
 
-    monkeypatch.setattr(type(ledger), "settle", extend_first)
+    on_commands(monkeypatch, extend_first)
     with pytest.raises(LeaseLost) as lost:
         settle(ledger, [ended._held, other._held], "ack")
     reason = "since its lease reached max_lease_duration"

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from support.handles import again, lease, trim, until
-from support.tables import context_of, group_ledger_of
+from support.tables import context_of, group_ledger_of, on_commands
 
 from spark_mq import Lease, Message, Queue, Reject, Retry, SettleResult, Snooze, WorkSummary
 from spark_mq.errors import (
@@ -25,6 +25,7 @@ from spark_mq.errors import (
     InvalidOption,
     LeaseLost,
 )
+from spark_mq.ledger.acquire import Grant
 from spark_mq.testing import ManualClock
 
 MODES = pytest.mark.parametrize("mode", ["batch", "message"])
@@ -430,19 +431,18 @@ def test_an_idle_loop_ends_when_asked(queue: Queue) -> None:
 def test_a_lease_that_came_too_late_for_a_handler_is_given_back_uncounted(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from spark_mq.worker import feed as work
-
     queue.publish(["a"])
     stop = threading.Event()
-    real = work.wait_for_lease
 
-    def take(*args: Any) -> Any:
-        found = real(*args)
-        stop.set()
+    def take(run: Callable[[], Any], _: object) -> Any:
+        found = run()
+        if any(isinstance(one, Grant) and one.ranges for one in found):
+            stop.set()
         return found
 
-    monkeypatch.setattr(work, "wait_for_lease", take)
+    on_commands(monkeypatch, take)
     assert queue.group().work(lambda _: pytest.fail("never"), stop=stop) == WorkSummary()
+    assert stop.is_set()
     assert lease(again(queue)).messages[0].delivery_count == 1, (
         "available to others at once, and not counted"
     )
@@ -470,19 +470,17 @@ def test_what_outlasts_the_grace_keeps_its_count_and_is_left_to_expire(
 def test_a_store_that_fails_for_a_moment_does_not_end_the_loop(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from spark_mq.worker import feed as work
-
     queue.publish(["a"])
-    failures = iter([OSError("reset"), None])
-    real = work.wait_for_lease
+    failures = [OSError("reset")]
 
-    def take(*args: Any) -> Any:
-        if (error := next(failures, None)) is not None:
-            raise error
-        return real(*args)
+    def take(run: Callable[[], Any], _: object) -> Any:
+        if failures:
+            raise failures.pop()
+        return run()
 
-    monkeypatch.setattr(work, "wait_for_lease", take)
+    on_commands(monkeypatch, take)
     assert drain(queue, lambda _: None, poll_interval="10ms").settled == 1
+    assert not failures
 
 
 def test_a_blocked_group_is_waited_out(make: Make) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from support.handles import again, lease, until
-from support.tables import context_of, group_ledger_of
+from support.tables import context_of, group_ledger_of, on_commands
 
 from spark_mq import (
     Queue,
@@ -703,16 +703,15 @@ def test_in_an_outage_max_lease_duration_ends_no_handler(
 ) -> None:
     """A settle of the same lease fails, so its deadline may pass."""
     queue.publish(["quick", "slow"])
-    committer, failed = type(group_ledger_of(queue.group()).committer), threading.Event()
-    real, seen = committer.run, list[int]()
+    failed, seen = threading.Event(), list[int]()
 
-    def contended(self: Any, commands: Any, checks: Any = None) -> list[Any]:
+    def contended(run: Callable[[], Any], commands: Any) -> Any:
         if commands[0].lease_ids and not failed.is_set():
             failed.set()
             raise errors.ContentionTimeout("lost", group="default", attempts=9)
-        return real(self, commands, checks)
+        return run()
 
-    monkeypatch.setattr(committer, "run", contended)
+    on_commands(monkeypatch, contended)
 
     def handle(message: ReceivedMessage) -> None:
         seen.append(message.delivery_count)
@@ -729,16 +728,15 @@ def test_in_an_outage_max_lease_duration_ends_no_handler(
 def test_a_settle_waits_out_contention(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = make()
     queue.publish(["a", "b", "c"])
-    committer, tries = type(group_ledger_of(queue.group()).committer), list[int]()
-    real = committer.run
+    tries: list[int] = []
 
-    def contended(self: Any, commands: Any, checks: Any = None) -> list[Any]:
+    def contended(run: Callable[[], Any], commands: Any) -> Any:
         if commands[0].lease_ids and len(tries) < 3:
             tries.append(1)
             raise errors.ContentionTimeout("lost", group="default", attempts=9)
-        return real(self, commands, checks)
+        return run()
 
-    monkeypatch.setattr(committer, "run", contended)
+    on_commands(monkeypatch, contended)
     summary = drain(queue, lambda _: None)
     assert (len(tries), summary.settled) == (3, 3)
     assert counts(queue) == {"acked": 3}

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import AddAction
+from support.byte_store import ByteStore
 from support.handles import Injected, again, housekeep, index_commits, lease, on_commit
 from support.limits import Limits
 from support.tables import messages_of
@@ -230,20 +231,20 @@ def test_an_old_handle_goes_on_after_the_log_was_cleaned(queue: Queue, knows: st
     assert found[receipt.sequences[0]] == b"f"
 
 
-def test_most_looks_at_the_log_cost_none_at_the_table(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_most_looks_at_the_log_cost_none_at_the_table(queue: Queue, byte_store: ByteStore) -> None:
     """To open the table takes longer the more files it has."""
-    looker, looked = again(queue), []
+    looker = again(queue)
     queue.publish("a")
     assert messages_of(looker).index().total == 1
-    monkeypatch.setattr(log_of(looker).log, "_open", lambda: looked.append(1))
-    monkeypatch.setattr(log_of(looker).files, "list", looked.append)
+    listed = byte_store.paths("list", of=log_of(looker).files)
+    read = byte_store.paths("read", of=log_of(looker).files)
     assert messages_of(looker).index().total == 1
     for value in "bcd":
         queue.publish(value)
     assert messages_of(looker).index().total == 4
-    assert looked == []
+    assert listed == []
+    assert read != []
+    assert not [path for path in read if "checkpoint" in path], "the table was not opened again"
 
 
 @pytest.mark.parametrize("longer", [False, True], ids=["with fewer commits", "with more commits"])
@@ -531,7 +532,7 @@ def test_commits_keeps_few_files(queue: Queue, limits: Limits) -> None:
 
 
 def test_a_handle_that_reads_while_files_are_rewritten_reads_again(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch, limits: Limits
+    queue: Queue, byte_store: ByteStore, limits: Limits
 ) -> None:
     limits(orphan_seconds=0.0, index_files=1, archive_checkpoint_versions=1)
     for value in "abc":
@@ -544,8 +545,7 @@ def test_a_handle_that_reads_while_files_are_rewritten_reads_again(
         index_commits(queue)
         log_of(queue).commits.clean(ALL)
 
-    files = log_of(reader).commits.files
-    monkeypatch.setattr(files, "read_parquet", Injected(files.read_parquet, before=rewrite))
+    byte_store.inject("read_parquet", of=log_of(reader).commits.files, before=rewrite)
     assert reader.stats()["published"] == 3
 
 

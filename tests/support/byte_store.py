@@ -6,12 +6,14 @@ memory, on a disk or in an object store.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
 
+from spark_mq.delta.local_files import LocalBackend
 from spark_mq.delta.object_store import ObjectStore
 from support.handles import Injected
 
@@ -58,6 +60,7 @@ class ByteStore:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._handlers: list[_Handler] = []
+        self._patch = patch
         for verb in VERBS:
             patch.setattr(ObjectStore, verb, self._handled(verb, getattr(ObjectStore, verb)))
 
@@ -83,6 +86,10 @@ class ByteStore:
 
         self.on(*verbs, act=note, of=of)
         return seen
+
+    def advance(self, seconds: float) -> None:
+        """Let the time of the disk, which commits and files have, be ahead from now on."""
+        self._patch.setattr(LocalBackend, "now", lambda _: time.time() + seconds)
 
     def clear(self) -> None:
         """Leave the stores alone from now on."""
