@@ -5,31 +5,21 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import started
 
 from spark_mq import Message, Queue
-
-ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
 def served(path: Path, *words: str) -> Iterator[str]:
     """The address of the page of the queues under a path."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_MQ_")}
-    found = os.pathsep.join(filter(None, (str(ROOT), own.get("PYTHONPATH"))))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "spark_mq", "web", str(path), "--port", "0", "--user", "alice",
-         *words],
-        env={**own, "PYTHONPATH": found}, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stderr is not None
+    process = started("web", path, "--port", "0", "--user", "alice", *words)
     try:
         yield process.stderr.readline().split()[-1].rstrip("/")
     finally:

@@ -7,8 +7,6 @@ import json
 import re
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -16,8 +14,9 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
-from support.commands import Done, Run, environment
+from support.commands import Done, Run, run_program, started
 from support.handles import until
+from support.stocked_queue import sequence_of, stocked_queue
 
 from spark_mq import Message, Queue
 
@@ -52,28 +51,16 @@ def slow(lease):
 
 @pytest.fixture
 def queue(tmp_path: Path) -> Queue:
-    """Two groups: one with a lease, a nacked and a dead message, one that is done."""
-    queue = Queue.create(tmp_path / "orders", durable=False)
-    names = ["acked", "nacked", "bad", "leased", "unread"]
-    queue.publish([Message(name, key=f"key-{name}", message_id=f"id-{name}") for name in names])
-    lease = queue.group("billing").lease("worker-7", max_messages=4, visibility_timeout="1h")
-    acked, nacked, bad, _ = (message.sequence for message in lease.messages)
-    lease.ack([acked])
-    lease.nack([nacked], error="no luck", delay="1h")
-    lease.reject([bad], error="bad")
-    queue.group("audit").lease("worker-8", max_messages=9).ack()
-    return queue
+    def message(name: str) -> Message:
+        return Message(name, key=f"key-{name}", message_id=f"id-{name}")
+
+    return stocked_queue(tmp_path / "orders", message, "bad")
 
 
 @pytest.fixture
 def handlers(tmp_path: Path) -> Iterator[str]:
     (tmp_path / "handlers.py").write_text(HANDLER)
     return "handlers"
-
-
-def sequence_of(queue: Queue, name: str) -> int:
-    (found,) = queue.find(message_id=f"id-{name}")
-    return found
 
 
 def test_queues_are_created_listed_and_dropped(run: Run, tmp_path: Path) -> None:
@@ -512,30 +499,22 @@ def test_work_and_sweep_end_cleanly_after_sigterm(
     queue: Queue, handlers: str, tmp_path: Path
 ) -> None:
     for words in (["work", "handlers:good", "-g", "new"], ["sweep", "--every", "1h"]):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "spark_mq", *words, "-q", queue.path, "-o", "json"],
-            cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        assert process.stdout is not None
+        process = started(*words, "-q", queue.path, "-o", "json", folder=tmp_path)
         if words[0] == "sweep":
             assert json.loads(process.stdout.readline())["archived_commits"] > 0
         else:
             while queue.group("new").ensure().stats().acked < 5:
                 assert process.poll() is None
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-        process.stdout.close()
+        process.communicate(timeout=60)
+        assert process.returncode == 0
 
 
 @pytest.mark.parametrize("presses", [1, 2])
 def test_ctrl_c_ends_work_with_130_and_without_a_traceback(
     queue: Queue, handlers: str, tmp_path: Path, presses: int
 ) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "spark_mq", "work", "handlers:slow", "-q", queue.path, "-g", "new"],
-        cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stderr is not None
+    process = started("work", "handlers:slow", "-q", queue.path, "-g", "new", folder=tmp_path)
     until((tmp_path / "started").exists)
     process.send_signal(signal.SIGINT)
     assert "waiting up to 30 s for 1 handler: lease " in process.stderr.readline()
@@ -603,12 +582,7 @@ def test_check_exits_with_1_and_the_reason(run: Run, process: Run, queue: Queue)
 
 def test_metrics_are_what_prometheus_reads(queue: Queue) -> None:
     parser = pytest.importorskip("prometheus_client.parser")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "spark_mq", "metrics", "-q", queue.path, "--port", "0"],
-        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stderr is not None
+    process = started("metrics", "-q", queue.path, "--port", "0")
     address = process.stderr.readline().split()[-1]
     with urlopen(address, timeout=30) as answer:
         assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
@@ -680,12 +654,7 @@ def test_every_option_is_read_from_the_environment(process: Run, queue: Queue) -
 
 def test_a_pipe_that_closes_early_is_no_error(queue: Queue) -> None:
     Queue.open(queue.path).publish(["x" * 1000] * 3_000)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "spark_mq", "peek", "-q", queue.path, "-n", "5000", "-o", "json"],
-        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stderr is not None
+    process = started("peek", "-q", queue.path, "-n", "5000", "-o", "json")
     assert json.loads(process.stdout.readline())["value"] == "acked"
     process.stdout.close()
     assert process.stderr.read() == ""
@@ -712,14 +681,7 @@ def test_completion_offers_commands(shell: str) -> None:
 
 def completed(how: str, words: dict[str, str]) -> str:
     program = "import sys; sys.argv = ['spark-mq']; from spark_mq.cli import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment(**words, _SPARK_MQ_COMPLETE=how),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    ).stdout
+    return run_program(program, **words, _SPARK_MQ_COMPLETE=how).out
 
 
 def test_completion_offers_the_groups_of_the_queue(queue: Queue) -> None:
@@ -733,13 +695,9 @@ def test_completion_offers_the_groups_of_the_queue(queue: Queue) -> None:
 
 def test_a_missing_extra_is_named_in_one_line() -> None:
     program = "import sys; sys.modules['typer'] = None; from spark_mq.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment(), capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "pip install 'spark-mq[cli]'" in done.stderr
+    done = run_program(program)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "pip install 'spark-mq[cli]'" in done.err
 
 
 def keyed(run: Run, path: Path) -> Queue:

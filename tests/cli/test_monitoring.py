@@ -27,7 +27,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
     queue = Queue.create(path, durable=False, lanes=8)
     queue.publish(["a", "b", "c"])
     lease = queue.group("billing").lease("w")
-    assert lease is not None
     lease.reject()
     queue.sweep()
     queue.group("billing").lease("w")
@@ -115,7 +114,6 @@ def test_the_alert_for_sweeps_knows_a_queue_that_was_never_swept(tmp_path: Path)
     ((metric, _),) = _METRIC.findall(rule["expr"])
     assert rule["expr"] == f"time() - {metric} > 3600"
     since = queue.sweep_state().waiting_since
-    assert since is not None
     assert float(served[f'{metric}{{queue="{queue.path}"}}']) == since.timestamp()
     queue.sweep()
     assert metric not in exposition({queue.path: queue.describe()}).decode()
@@ -129,7 +127,6 @@ def test_the_text_is_what_prometheus_client_makes_of_the_collector(tmp_path: Pat
     queue.group("two").configure(order="key")
     for name in ("one", "two"):
         lease = queue.group(name).lease("w", max_messages=2)
-        assert lease
         lease.ack([lease.messages[0].sequence])
     looks = {queue.path: queue.describe(lanes=True), "/no \\n\n queue": None}
     registry = client.CollectorRegistry()
@@ -147,7 +144,6 @@ def test_a_lane_is_no_label_and_unordered_groups_have_no_lanes(tmp_path: Path) -
     group = queue.group("keyed")
     group.configure(order="key")
     lease = group.lease("w")
-    assert lease
     lease.nack([lease.messages[0].sequence])
     text = exposition({queue.path: queue.describe(lanes=True)}).decode()
     samples = [line for line in text.splitlines() if not line.startswith("#")]

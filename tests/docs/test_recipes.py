@@ -26,7 +26,6 @@ SPARK = {
 def run(name: str, folder: Path) -> None:
     """Import a recipe and call its main function."""
     spec = importlib.util.spec_from_file_location(f"recipe_{name}", RECIPES / f"{name}.py")
-    assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -69,7 +69,6 @@ def test_every_extra_for_users_has_its_place() -> None:
 def test_every_option_of_the_source_and_the_sink_has_its_place() -> None:
     source = (ROOT / "spark_mq" / "spark" / "options.py").read_text(encoding="utf-8")
     listed = re.search(r"READ_OPTIONS: Final = \((.*?)\)", source, re.S)
-    assert listed is not None
     names = set(re.findall(r'"(\w+)"', listed[1]))
     assert "consumerGroup" in names
     assert names <= in_code("options.md")
@@ -128,7 +127,6 @@ def assert_current(write_reference: ModuleType, page: str) -> str:
 def write_reference() -> ModuleType:
     pytest.importorskip("typer")
     spec = spec_from_file_location("write_reference", ROOT / "docs" / "write_reference.py")
-    assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -173,7 +171,6 @@ def swept(tmp_path: Path) -> Path:
     queue = Queue.create(tmp_path / "queue")
     queue.publish(["good", "bad"])
     lease = queue.group().lease("w", max_messages=2)
-    assert lease is not None
     lease.reject([lease.messages[1].sequence])
     lease.ack()
     queue.sweep()
@@ -191,7 +188,6 @@ def test_every_column_of_a_table_has_its_place(swept: Path, table: str) -> None:
 
 def test_every_header_of_a_dead_letter_has_its_place(swept: Path) -> None:
     letter = Queue.open(swept / "dead_letters").group().lease("w")
-    assert letter is not None
     headers = set(letter.messages[0].headers)
     assert "spark_mq.reason" in headers
     assert headers <= in_code("tables.md")

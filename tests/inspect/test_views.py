@@ -375,7 +375,6 @@ def test_an_overview_and_a_health_print_as_text(queue: Queue, clock: ManualClock
     queue.group("audit").ensure()
     group = queue.group("billing")
     lease = group.lease("w", max_messages=2)
-    assert lease is not None
     lease.reject([lease.messages[0].sequence])
     assert str(queue.health()) == "healthy"
     group.pause("repairs")

@@ -82,14 +82,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         }
         process = subprocess.Popen(
             [str(c) for c in command],
-            cwd=tmp_path,
-            env={**os.environ, **spark, **env},
-            text=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+            cwd=tmp_path, env={**os.environ, **spark, **env}, text=True, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
         running.append(process)
         return process
 
@@ -215,11 +210,7 @@ def test_wrong_arguments_are_reported_in_one_line(
 
 @pytest.mark.parametrize(
     ("given", "mode"),
-    [
-        ([], None),
-        (["--ack", "manual"], "manual"),
-        (["--ack", "on_receive"], None),
-    ],
+    [([], None), (["--ack", "manual"], "manual"), (["--ack", "on_receive"], None)],
 )
 def test_the_stream_of_a_worker_that_acks_by_itself_acks_nothing(
     start, given: list[str], mode: str | None
@@ -228,14 +219,8 @@ def test_the_stream_of_a_worker_that_acks_by_itself_acks_nothing(
     program = (
         f"import sys; sys.path.insert(0, {str(JOBS)!r}); sys.argv = {arguments!r}; import worker; "
     )
-    reported = ended(
-        start(
-            sys.executable,
-            "-c",
-            program + "print(worker.source_options(worker.arguments()).get('ack'))",
-        ),
-        0,
-    )
+    shows = "print(worker.source_options(worker.arguments()).get('ack'))"
+    reported = ended(start(sys.executable, "-c", program + shows), 0)
     assert reported.split() == [str(mode)]
 
 
@@ -371,30 +356,9 @@ def test_publish_csv_and_parquet_and_route_in_tasks(start, queue: Queue, tmp_pat
     pq.write_table(
         pa.table({"id": [4, 5, 6], "body": [b"\x00a", b"\x00b", b"\x00c"]}), tmp_path / "in.parquet"
     )
-    runs = [
-        [
-            "--queue",
-            queue.path,
-            "--format",
-            "csv",
-            "--option",
-            "nullValue=NA",
-            "--key-column",
-            "id",
-            "in.csv",
-        ],
-        [
-            "--queue",
-            queue.path,
-            "--format",
-            "parquet",
-            "--value-column",
-            "body",
-            "--header",
-            "id=id",
-            "in.parquet",
-        ],
-    ]
+    csv = "--format csv --option nullValue=NA --key-column id in.csv"
+    parquet = "--format parquet --value-column body --header id=id in.parquet"
+    runs = [["--queue", queue.path, *words.split()] for words in (csv, parquet)]
     program = IN_ONE_SESSION.format(jobs=str(JOBS), runs=runs, queue=queue.path)
     assert "routed 3" in ended(start(sys.executable, "-c", program), 0)
     messages = queue.group("other").lease("w", max_messages=9).messages

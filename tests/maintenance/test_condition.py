@@ -187,7 +187,6 @@ def large_letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     queue = Queue.create(path, durable=False)
     queue.publish([Message("a" * 100_000, key=f"k{n}", message_id=f"id-{n}") for n in range(100)])
     lease = queue.group().lease("w", max_messages=100)
-    assert lease is not None
     lease.reject(error="a" * 2_000)
     assert queue.sweep().routed == 100
     return path

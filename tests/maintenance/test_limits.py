@@ -138,7 +138,6 @@ def steps_of(queue: Queue, group: str) -> int:
     sys.setprofile(note)
     try:
         lease = queue.group(group).lease("w")
-        assert lease is not None
         lease.ack()
     finally:
         sys.setprofile(None)

@@ -46,6 +46,24 @@ def environment(**more: str) -> dict[str, str]:
     return {**own, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", **more}
 
 
+def started(*words: object, folder: Path | None = None, **env: str) -> subprocess.Popen[str]:
+    """Start a command as a process of its own, with pipes for its output."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "spark_mq", *map(str, words)],
+        cwd=folder, env=environment(**env), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+
+
+def run_program(code: str, **env: str) -> Done:
+    """Run code in a process of its own, as a script that calls the command line."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment(**env), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
 def checked(start: Start) -> Run:
     """Return a function that runs a command and checks how it ended."""
 

@@ -42,7 +42,6 @@ def make_tables(path: Path, lanes: int = 0) -> Queue:
     queue = Queue.create(path, durable=False, lanes=lanes, clock=clock)
     queue.publish([str(n) for n in range(2 * LARGE_LEDGER)])
     scattered = queue.group("large").lease("w", max_messages=2 * LARGE_LEDGER)
-    assert scattered is not None
     scattered.nack([m.sequence for m in scattered.messages[::2]], delay="1h", error="no luck")
     queue.publish(
         [
@@ -53,10 +52,8 @@ def make_tables(path: Path, lanes: int = 0) -> Queue:
     group = queue.group(ODD_GROUP)
     while ledgers_of(queue).version() < 110:  # one checkpoint at least
         lease = group.lease("w", max_messages=3)
-        assert lease is not None
         lease.release()
     lease = group.lease("w", max_messages=4)
-    assert lease is not None
     first, second, *_ = [m.sequence for m in lease.messages]
     lease.reject([first], error="bad")
     lease.nack([second], delay="1h")
@@ -64,7 +61,6 @@ def make_tables(path: Path, lanes: int = 0) -> Queue:
     housekeep(queue, keep_versions=1, keep_seconds=0)
     queue.sweep()
     letter = queue.dead_letters.group("look").lease("w")
-    assert letter is not None
     letter.ack()
     queue.dead_letters.sweep()
     queue.publish("after the sweep")

@@ -45,7 +45,6 @@ class FaultyS3:
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert self._process.stdout is not None
         self.url = self._process.stdout.readline().strip()
 
     def __enter__(self) -> FaultyS3:

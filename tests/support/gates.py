@@ -46,7 +46,6 @@ class Gate:
         Attempts are counted by their coming: a late first one may find the second there.
         """
         context = TaskContext.get()
-        assert context is not None
         mine = self.home / f"attempt {context.taskAttemptId()}"
         if context.partitionId() != 0 or mine.exists():
             return

@@ -81,14 +81,8 @@ class Injected:
         fail: BaseException | None = None,
         at: int = 1,
     ) -> None:
-        self.real, self.before, self.after, self.fail, self.at, self.calls = (
-            real,
-            before,
-            after,
-            fail,
-            at,
-            0,
-        )
+        self.real, self.before, self.after, self.fail = real, before, after, fail
+        self.at, self.calls = at, 0
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         self.calls += 1

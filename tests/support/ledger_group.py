@@ -31,12 +31,8 @@ class Group:
     now: int = 1_000 * SECOND
 
     def __post_init__(self):
-        files = (
-            [DataFile(0, self.messages, "a", self.messages * 10, 0)]
-            if self.files is None
-            else self.files
-        )
-        self.index = MessageIndex(files, 9)
+        plain = [DataFile(0, self.messages, "a", self.messages * 10, 0)]
+        self.index = MessageIndex(plain if self.files is None else self.files, 9)
         self.ledger = Ledger(LedgerHeader())
 
     def expire_leases(self, *keep: str) -> None:
@@ -85,15 +81,9 @@ class Group:
     def replay_batch(self, prefix: str, lease_id: str, again: bool = False) -> int:
         """How many messages were granted."""
         self.ledger, granted = replay_batch(
-            self.ledger,
-            self.now,
-            self.rules,
-            prefix,
-            lease_id=lease_id,
-            worker_id="driver",
-            expires_at=self.now + TIMEOUT,
-            granted_before=again,
-        )
+            self.ledger, self.now, self.rules, prefix, lease_id=lease_id, worker_id="driver",
+            expires_at=self.now + TIMEOUT, granted_before=again,
+        )  # fmt: skip
         return sum(r.message_count for r in granted)
 
     def expire(self) -> None:

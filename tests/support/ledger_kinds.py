@@ -17,45 +17,15 @@ FILES = [
 INDEX = MessageIndex(FILES, 2)
 SEQS = [f.first + row for f in FILES for row in range(f.rows)]
 
+_ONCE = {"first_leased_at": 1, "delivery_count": 1}
+_WAITING = Range(0, 0, AVAILABLE, 1, available_at=5, failure_count=1, **_ONCE)
+_HELD = Range(0, 0, LEASED, 1, worker_id="w", leased_at=1, expires_at=9, **_ONCE)
 KINDS = [
     Range(0, 0, SETTLED, 1),
-    Range(0, 0, AVAILABLE, 1, available_at=5, delivery_count=1, failure_count=1, first_leased_at=1),
-    Range(
-        0,
-        0,
-        AVAILABLE,
-        1,
-        available_at=5,
-        delivery_count=1,
-        failure_count=1,
-        first_leased_at=1,
-        suspect=True,
-        lease_id="a",
-    ),
-    Range(
-        0,
-        0,
-        LEASED,
-        1,
-        lease_id="a",
-        worker_id="w",
-        leased_at=1,
-        expires_at=9,
-        first_leased_at=1,
-        delivery_count=1,
-    ),
-    Range(
-        0,
-        0,
-        LEASED,
-        1,
-        lease_id="b",
-        worker_id="w",
-        leased_at=1,
-        expires_at=9,
-        first_leased_at=1,
-        delivery_count=1,
-    ),
+    _WAITING,
+    _WAITING._replace(suspect=True, lease_id="a"),
+    _HELD._replace(lease_id="a"),
+    _HELD._replace(lease_id="b"),
     Range(0, 0, DEAD, 1, reason="rejected", error="é\n"),
 ]
 """What a message may be; two are leased, two waiting, and differ in little."""

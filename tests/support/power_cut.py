@@ -114,7 +114,6 @@ class _Disk:
                 self.now[path] = _Node()
             case "sync_file":
                 node = self.now.setdefault(path, _Node())  # perhaps another library wrote it
-                assert node is not None
                 node.durable = effect.content
             case "sync_folder":
                 self._sync_folder(path)

@@ -72,7 +72,6 @@ def test_a_message_with_a_context_of_its_own_keeps_it_and_is_linked(
     assert link.context.span_id == int("b" * 16, 16)
     assert recorded.span("publish orders").kind is SpanKind.CLIENT
     lease = queue.group().lease("w")
-    assert lease is not None
     assert lease.messages[0].headers == {"traceparent": own}
 
 
@@ -208,7 +207,6 @@ def test_a_buffered_message_carries_the_span_that_published_it(
     (link,) = recorded.span("publish orders").links
     assert link.context.span_id == request.get_span_context().span_id
     lease = queue.group().lease("w", max_messages=2)
-    assert lease is not None
     first, second = (m.headers for m in lease.messages)
     assert f"{request.get_span_context().span_id:016x}" in first["traceparent"]
     assert second == {}
@@ -251,7 +249,6 @@ def test_nothing_is_reported_or_added_without_an_sdk(queue: Queue) -> None:
     assert current_reporter() is None
     queue.publish("a")
     lease = queue.group().lease("w")
-    assert lease is not None
     assert lease.messages[0].headers == {}
 
 

@@ -16,13 +16,9 @@ ROOT = Path(__file__).parents[2]
 def run(*command: object, folder: Path, site: Path | None = None) -> str:
     """Run Python. ``site`` is the only folder beside the installed packages to import from."""
     done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(site or "")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        [sys.executable, *map(str, command)], cwd=folder, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(site or "")}, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3_000:]
     return done.stdout
 

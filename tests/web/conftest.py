@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from support.stocked_queue import stocked_queue
 
 from spark_mq import Message, Queue
 from spark_mq.web import Access, HealthLimits, OverviewCache, create_app
@@ -15,21 +16,11 @@ from spark_mq.web import Access, HealthLimits, OverviewCache, create_app
 
 @pytest.fixture
 def queue(tmp_path: Path) -> Queue:
-    """Group `billing`: acked, delayed, dead, leased and ready. Group `audit`: done."""
-    queue = Queue.create(tmp_path / "queues" / "orders", durable=False)
-    names = ["acked", "nacked", "bad", "leased", "unread"]
-    queue.publish([
-        Message(f'{{"name": "{name}"}}', key=f"key-{name}", message_id=f"id-{name}",
-                headers={"kind": name})
-        for name in names
-    ])  # fmt: skip
-    lease = queue.group("billing").lease("worker-7", max_messages=4, visibility_timeout="1h")
-    acked, nacked, bad, _ = (message.sequence for message in lease.messages)
-    lease.ack([acked])
-    lease.nack([nacked], error="no luck", delay="1h")
-    lease.reject([bad], error="bad customer")
-    queue.group("audit").lease("worker-8", max_messages=9).ack()
-    return queue
+    def message(name: str) -> Message:
+        more = {"key": f"key-{name}", "message_id": f"id-{name}", "headers": {"kind": name}}
+        return Message(f'{{"name": "{name}"}}', **more)
+
+    return stocked_queue(tmp_path / "queues" / "orders", message, "bad customer")
 
 
 @pytest.fixture

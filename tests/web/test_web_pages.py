@@ -12,6 +12,7 @@ from uuid import uuid4
 import pytest
 from starlette.testclient import TestClient
 from support.forms import with_token
+from support.stocked_queue import sequence_of
 
 from spark_mq import Message, Queue
 from spark_mq.operations.history import HEADER_PREFIX
@@ -57,11 +58,6 @@ def get(client: TestClient, address: str, expect: int = 200, **query: Any) -> Pa
     assert answer.status_code == expect, answer.text
     assert "Traceback" not in answer.text
     return Page(answer.text)
-
-
-def sequence_of(queue: Queue, name: str) -> int:
-    (found,) = queue.find(message_id=f"id-{name}")
-    return found
 
 
 def test_without_a_queue_the_page_says_how_to_create_one(visit: Visit) -> None:
@@ -239,16 +235,11 @@ def test_a_message_links_to_its_redrives_in_both_directions(visit: Visit, queue:
 
 @pytest.mark.parametrize(
     ("value", "kind", "shown"),
-    [
-        (b"\xff\x00\x01", "Bytes", "ff 00 01"),
-        (b"plain", "Text", "plain"),
-        (b'{"a":[1]}', "JSON", '"a": ['),
-        (b"[" * 100_000, "Text", "the first 65,536"),
-        ("é".encode() * 40_000, "Text", "éé"),
-        (b"x" + "é".encode() * 40_000, "Text", "éé"),
-        (b"", "Text", "0 bytes"),
-    ],
-)
+    [(b"\xff\x00\x01", "Bytes", "ff 00 01"), (b"plain", "Text", "plain"),
+     (b'{"a":[1]}', "JSON", '"a": ['), (b"[" * 100_000, "Text", "the first 65,536"),
+     ("é".encode() * 40_000, "Text", "éé"), (b"x" + "é".encode() * 40_000, "Text", "éé"),
+     (b"", "Text", "0 bytes")],
+)  # fmt: skip
 def test_a_payload_is_shown_as_json_text_or_bytes(
     visit: Visit, queue: Queue, value: bytes, kind: str, shown: str
 ) -> None:

@@ -37,15 +37,8 @@ def logs(draw):
         ordinal = 0
         for number in range(draw(st.integers(1, 3))):
             rows = draw(st.integers(0, 5))
-            files.append(
-                DataFile(
-                    sequence(version, ordinal),
-                    rows,
-                    f"{version}-{number}",
-                    draw(st.integers(0, 50)),
-                    version * 10,
-                )
-            )
+            first, size = sequence(version, ordinal), draw(st.integers(0, 50))
+            files.append(DataFile(first, rows, f"{version}-{number}", size, version * 10))
             ordinal += rows
     return files, version
 
@@ -80,10 +73,7 @@ def test_totals(log):
 def test_count_and_neighbours(log, data):
     files, version = log
     index, seqs = MessageIndex(files, version), everything(files)
-    first, last = (
-        data.draw(st.sampled_from(places(files))),
-        data.draw(st.sampled_from(places(files))),
-    )
+    first, last = (data.draw(st.sampled_from(places(files))) for _ in range(2))
     assert index.count(first, last) == len([seq for seq in seqs if first <= seq <= last])
     assert index.first_at_or_after(first) == next((seq for seq in seqs if seq >= first), None)
     assert index.last_at_or_before(last) == next(
@@ -95,10 +85,8 @@ def test_count_and_neighbours(log, data):
 def test_cut(log, data):
     files, version = log
     index, seqs = MessageIndex(files, version), everything(files)
-    first, count = (
-        data.draw(st.sampled_from(places(files))),
-        data.draw(st.integers(-1, len(seqs) + 1)),
-    )
+    first = data.draw(st.sampled_from(places(files)))
+    count = data.draw(st.integers(-1, len(seqs) + 1))
     at = bisect_left(seqs, first) + count - 1
     if count >= 1 and at < len(seqs):
         assert index.nth_from(first, count) == seqs[at]
@@ -112,10 +100,7 @@ def test_cut(log, data):
 def test_slices_hold_exactly_what_was_asked(log, data):
     files, version = log
     index = MessageIndex(files, version)
-    first, last = (
-        data.draw(st.sampled_from(places(files))),
-        data.draw(st.sampled_from(places(files))),
-    )
+    first, last = (data.draw(st.sampled_from(places(files))) for _ in range(2))
     slices = list(index.slices(first, last))
     assert [piece.first + row for piece in slices for row in range(piece.rows)] == [
         s for s in everything(files) if first <= s <= last
@@ -147,12 +132,8 @@ def test_growing_is_as_being_built_at_once(log, at):
 
 def test_an_empty_log():
     index = MessageIndex()
-    assert (index.total, index.last_sequence, index.version, index.count(0, 2**62)) == (
-        0,
-        -1,
-        -1,
-        0,
-    )
+    assert index == having(total=0, last_sequence=-1, version=-1)
+    assert index.count(0, 2**62) == 0
     assert index.first_at_or_after(0) is index.last_at_or_before(2**62) is None
     assert list(index.slices(0, 2**62)) == []
 
@@ -165,14 +146,8 @@ def test_no_file_is_taken_for_one_before_the_first():
 
 
 def test_a_slice_across_files_and_commits():
-    index = MessageIndex(
-        [
-            DataFile(0, 3, "a", 30, 1),
-            DataFile(3, 2, "b", 8, 1),
-            DataFile(sequence(2, 0), 4, "c", 100, 2),
-        ],
-        2,
-    )
+    c = DataFile(sequence(2, 0), 4, "c", 100, 2)
+    index = MessageIndex([DataFile(0, 3, "a", 30, 1), DataFile(3, 2, "b", 8, 1), c], 2)
     assert list(index.slices(1, sequence(2, 1))) == [
         FileSlice("a", 1, 2, 1, 1, 20),
         FileSlice("b", 0, 2, 3, 1, 8),
@@ -205,14 +180,9 @@ def test_the_first_sequence_published_since(instant, expected):
 
 def test_a_clock_that_stepped_back_skips_no_message():
     """The commit that is late enough comes first, though a later one bears an earlier time."""
-    index = MessageIndex(
-        [
-            DataFile(0, 1, "a", 1, 50),
-            DataFile(sequence(1, 0), 1, "b", 1, 40),
-            DataFile(sequence(2, 0), 1, "c", 1, 60),
-        ],
-        2,
-    )
+    times = {"a": 50, "b": 40, "c": 60}
+    files = [DataFile(sequence(n, 0), 1, path, 1, times[path]) for n, path in enumerate(times)]
+    index = MessageIndex(files, 2)
     assert index.first_published_since(45) == 0
     assert index.first_published_since(55) == sequence(2, 0)
 

@@ -107,14 +107,10 @@ def test_a_ledger_gives_back_its_ranges(kinds):
 
 
 CONDITIONS = [
-    ("lease_id", "=", "a"),
-    ("lease_id", "starts with", "a"),
-    ("expires_at", "<", 9),
-    ("available_at", "<=", 5),
-    ("available_at", ">", 4),
-    ("delivery_count", ">=", 1),
+    ("lease_id", "=", "a"), ("lease_id", "starts with", "a"), ("expires_at", "<", 9),
+    ("available_at", "<=", 5), ("available_at", ">", 4), ("delivery_count", ">=", 1),
     ("suspect", "=", False),
-]
+]  # fmt: skip
 
 
 @given(
@@ -168,32 +164,15 @@ def test_a_slice_of_a_table_makes_the_same_ledger():
 
 def test_the_largest_sequences_and_counts_fit():
     big = Range(
-        2**63 - 5,
-        2**63 - 1,
-        LEASED,
-        5,
-        "a",
-        "w",
-        2**52,
-        2**52 + 1,
-        2**63 - 1,
-        0,
-        1,
-        2**31 - 1,
-        2**31 - 1,
-        True,
-        None,
-        "r",
-        "e",
-    )
+        2**63 - 5, 2**63 - 1, LEASED, 5, "a", "w", 2**52, 2**52 + 1, 2**63 - 1, 0, 1,
+        2**31 - 1, 2**31 - 1, True, None, "r", "e",
+    )  # fmt: skip
     assert list(Ledger.from_ranges(LedgerHeader(), [big])) == [big]
 
 
 def test_routing_gives_no_hold():
-    ledger = Ledger.from_ranges(
-        LedgerHeader(),
-        [Range(0, 0, TRANSFERRING, 1, lease_id="a"), Range(1, 1, DEAD, 1, lease_id="a")],
-    )
+    no_hold = [Range(0, 0, TRANSFERRING, 1, lease_id="a"), Range(1, 1, DEAD, 1, lease_id="a")]
+    ledger = Ledger.from_ranges(LedgerHeader(), no_hold)
     assert ledger.rows_held("a") == []
 
 

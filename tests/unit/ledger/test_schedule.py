@@ -86,19 +86,10 @@ def test_a_time_may_be_reported_from_now(queue: Queue, clock: ManualClock) -> No
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        "soon",
-        -60,
-        True,
-        datetime(2026, 1, 1),
-        timedelta(seconds=-1),
-        timedelta(days=36_501),
-        "5 parsecs",
-        float("inf"),
-        datetime(2026, 1, 1, tzinfo=UTC).timestamp(),
-    ],
+    ["soon", -60, True, datetime(2026, 1, 1), timedelta(seconds=-1), timedelta(days=36_501),
+     "5 parsecs", float("inf"), datetime(2026, 1, 1, tzinfo=UTC).timestamp()],
     ids=repr,
-)
+)  # fmt: skip
 def test_a_time_of_a_publish_that_is_none_is_refused_by_name(queue: Queue, wrong: Any) -> None:
     with pytest.raises(InvalidOption, match=r"^deliver_at=.*(time zone|from now)") as caught:
         queue.publish(["a"], deliver_at=wrong)
@@ -125,7 +116,6 @@ def test_delayed_messages_of_a_file_are_one_range_until_one_is_due(
     queue.publish([Message(f"d{n}", deliver_at=in_seconds(clock, 60 + n)) for n in range(50)])
     queue.publish(["now"])
     lease = queue.group().lease("w", max_messages=10)
-    assert lease is not None
     lease.ack()
     (waiting,) = [r for r in ledger(queue) if r.state == AVAILABLE]
     assert waiting.message_count == 50
@@ -170,7 +160,6 @@ def test_a_message_that_expires_while_it_waits_for_its_next_try_is_dropped(
 ) -> None:
     queue.publish([Message("x", expires_at=in_seconds(clock, 10))])
     lease = queue.group().lease("w")
-    assert lease is not None
     lease.nack([lease.messages[0].sequence])
     clock.advance(10)
     queue.publish(["y"])
@@ -191,7 +180,6 @@ def test_a_released_message_is_not_delayed_again(queue: Queue, clock: ManualCloc
     queue.publish([Message("x", deliver_at=in_seconds(clock, 5))])
     clock.advance(5)
     lease = queue.group().lease("w")
-    assert lease is not None
     lease.release()
     assert values(queue) == ["x"]
 
@@ -199,7 +187,6 @@ def test_a_released_message_is_not_delayed_again(queue: Queue, clock: ManualCloc
 def test_a_dead_letter_has_no_times_of_its_own(queue: Queue, clock: ManualClock) -> None:
     queue.publish([Message("x", expires_at=in_seconds(clock, 10))])
     lease = queue.group().lease("w")
-    assert lease is not None
     lease.reject()
     queue.sweep()
     clock.advance(1000)

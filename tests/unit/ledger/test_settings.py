@@ -47,7 +47,6 @@ def test_settings_of_a_group_of_a_newer_version_are_refused_by_name():
 def test_an_id_and_a_home_are_kept_but_no_part_of_the_settings():
     one = QueueSettings(queue_id="a", home="/data/q", former_ids=("b", "c"))
     found = QueueSettings.from_json(one.to_json())
-    assert found is not None
     assert (found.queue_id, found.home, found.former_ids) == ("a", "/data/q", ("b", "c"))
     assert found == QueueSettings()
 

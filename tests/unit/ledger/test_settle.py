@@ -253,12 +253,10 @@ STATES = {
     "past its deadline": ("held", lambda group: group.expire()),
     "settled": ("settled", lambda group: group.settle(ACK, "a")),
     "settled by a later lease": (
-        "settled",
-        lambda group: (group.expire(), group.lease("b", 1), group.settle(ACK, "b")),
+        "settled", lambda group: (group.expire(), group.lease("b", 1), group.settle(ACK, "b")),
     ),
     "settled, a hole above the floor": (
-        "settled",
-        lambda group: (group.settle(ACK, "a"), reopen(group)),
+        "settled", lambda group: (group.settle(ACK, "a"), reopen(group)),
     ),
     "leased by another": ("leased by b", lambda group: (group.expire(), group.lease("b", 1))),
     "dead": ("dead: rejected", lambda group: group.settle(REJECT, "a")),
@@ -267,11 +265,10 @@ STATES = {
     "unread": ("unread", lambda group: seek(group, 0)),
     "skipped": ("skipped", lambda group: seek(group, 1)),
     "skipped after it was settled": (
-        "settled",
-        lambda group: (group.settle(ACK, "a"), seek(group, 1)),
+        "settled", lambda group: (group.settle(ACK, "a"), seek(group, 1)),
     ),
     "skipped, then unread again": ("unread", lambda group: (seek(group, 1), seek(group, 0))),
-}
+}  # fmt: skip
 
 
 def reopen(group: Group) -> None:

@@ -99,14 +99,8 @@ def test_another_file_under_a_known_name_is_read_as_it_is(
 def test_a_failed_read_forgets_the_footer(tmp_path: Path, cache: FooterCache) -> None:
     values = [b"a" * 100, b"b" * 100]
     table = pa.table({"value": pa.array(values, pa.binary())})
-    pq.write_table(
-        table,
-        tmp_path / "f",
-        compression="none",
-        use_dictionary=False,
-        write_page_checksum=True,
-        write_statistics=False,
-    )
+    plain = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    pq.write_table(table, tmp_path / "f", write_page_checksum=True, **plain)
     good = (tmp_path / "f").read_bytes()
     times = (tmp_path / "f").stat().st_mtime_ns
     assert read(tmp_path, 2) == values

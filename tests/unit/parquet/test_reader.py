@@ -38,15 +38,8 @@ def slice_of(path: str, rows: int, first: int = 0, at: int = 0, offset: int = 0)
 
 
 def leased(first: int, last: int, count: int = 1) -> Range:
-    return Range(
-        first,
-        last,
-        "leased",
-        last - first + 1,
-        delivery_count=count,
-        lease_id="x",
-        expires_at=5 * SECOND,
-    )
+    held = {"delivery_count": count, "lease_id": "x", "expires_at": 5 * SECOND}
+    return Range(first, last, "leased", last - first + 1, **held)
 
 
 def test_a_file_lies_in_the_root_of_the_table(files: ObjectStore) -> None:
@@ -58,18 +51,10 @@ def test_a_file_lies_in_the_root_of_the_table(files: ObjectStore) -> None:
 def test_what_a_publisher_left_out_is_filled_in_for_each_file(files: ObjectStore) -> None:
     write(files, "a", rows=pa.table({"value": [b"1", b"2"]}))
     instants = pa.array([None, AT], pa.timestamp("us", "UTC"))
-    write(
-        files,
-        "b",
-        rows=pa.table(
-            {"value": [b"3", b"4"], "message_id": ["own", None], "published_at": instants}
-        ),
-    )
-    pieces = [
-        slice_of("a", 2, 10, SECOND),
-        slice_of("b", 2, 20, 2 * SECOND),
-        slice_of("a", 1, 11, SECOND, 1),
-    ]
+    rows = {"value": [b"3", b"4"], "message_id": ["own", None], "published_at": instants}
+    write(files, "b", rows=pa.table(rows))
+    a, b = slice_of("a", 2, 10, SECOND), slice_of("b", 2, 20, 2 * SECOND)
+    pieces = [a, b, slice_of("a", 1, 11, SECOND, 1)]
     found = MessageReader(files).read(*pieces)
     assert found.schema == FILE_SCHEMA
     assert found["value"].to_pylist() == [b"1", b"2", b"3", b"4", b"2"]
@@ -116,24 +101,13 @@ def test_the_error_names_the_slice_that_cannot_be_read(files: ObjectStore) -> No
 
 def test_verify_slice_reads_the_footer_only_unless_it_reads_all(files: ObjectStore) -> None:
     values = pa.array([bytes([n]) * 50 for n in range(4)], pa.binary())
-    write(
-        files,
-        "a",
-        rows=pa.table({"value": values}),
-        row_group_size=2,
-        compression="none",
-        use_dictionary=False,
-        write_page_checksum=True,
-    )
+    plain = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
+    write(files, "a", rows=pa.table({"value": values}), row_group_size=2, **plain)
     piece = slice_of("a", 3, 100, 0, 1)
     assert list(verify_slice(files, piece, 4)) == [(piece, None)]
-    assert [
-        (part.offset, part.rows, part.first, why)
-        for part, why in verify_slice(files, piece, 4, whole=True)
-    ] == [
-        (1, 1, 100, None),
-        (2, 2, 101, None),
-    ]
+    parts = verify_slice(files, piece, 4, whole=True)
+    found = [(part.offset, part.rows, part.first, why) for part, why in parts]
+    assert found == [(1, 1, 100, None), (2, 2, 101, None)]
     ((_, why),) = verify_slice(files, piece, 5)
     assert why == "data file a has 4 rows, and 5 by its commit"
 
@@ -147,9 +121,8 @@ def test_verify_slice_reads_the_footer_only_unless_it_reads_all(files: ObjectSto
 
     path.unlink()
     for whole in (False, True):
-        assert list(verify_slice(files, piece, 4, whole=whole)) == [
-            (piece, "data file a is missing")
-        ]
+        missing = [(piece, "data file a is missing")]
+        assert list(verify_slice(files, piece, 4, whole=whole)) == missing
 
 
 def test_a_delivery_table_has_what_the_ledger_says(files: ObjectStore) -> None:
@@ -169,12 +142,8 @@ def test_a_delivery_table_has_what_the_ledger_says(files: ObjectStore) -> None:
     later = to_delivery_table(payload, pieces, DELIVERY_SCHEMA, {"lease_expires_at": 9 * SECOND})
     assert {at.timestamp() for at in later["lease_expires_at"].to_pylist()} == {9}
     assert later["lease_id"].to_pylist() == ["x"] * 3
-    only = to_delivery_table(
-        None,
-        pieces,
-        pa.schema([pa.field("sequence", pa.int64()), pa.field("state", pa.string())]),
-        {},
-    )
+    schema = pa.schema([pa.field("sequence", pa.int64()), pa.field("state", pa.string())])
+    only = to_delivery_table(None, pieces, schema, {})
     assert only.to_pydict() == {"sequence": [10, 11, 12], "state": ["leased"] * 3}
 
 
@@ -201,22 +170,13 @@ def test_a_priority_is_shown_as_it_counts(
 def test_messages_are_the_rows_of_a_table(files: ObjectStore) -> None:
     headers = pa.array([None, [("h", "é")], []], pa.map_(pa.string(), pa.string()))
     instants = pa.array([AT, AT, AT.replace(year=2027)], pa.timestamp("us", "UTC"))
-    rows = {
-        "value": [b"\xff", None, b""],
-        "key": ["é", None, ""],
-        "headers": headers,
-        "published_at": instants,
-    }
-    write(files, "a", rows=pa.table(rows))
+    texts = {"value": [b"\xff", None, b""], "key": ["é", None, ""]}
+    write(files, "a", rows=pa.table({**texts, "headers": headers, "published_at": instants}))
     pieces = [(slice_of("a", 3, 5), leased(5, 7, 2)), (slice_of("a", 1, 9), leased(9, 9))]
     payload = MessageReader(files).read(*(piece for piece, _ in pieces))
     found = to_received(to_delivery_table(payload, pieces, DELIVERY_SCHEMA, {}))
-    assert [(m.sequence, m.message_id, m.delivery_count) for m in found] == [
-        (5, "5", 2),
-        (6, "6", 2),
-        (7, "7", 2),
-        (9, "9", 1),
-    ]
+    counts = [(m.sequence, m.message_id, m.delivery_count) for m in found]
+    assert counts == [(5, "5", 2), (6, "6", 2), (7, "7", 2), (9, "9", 1)]
     assert [(m.key, m.value, m.headers) for m in found[:3]] == [
         ("é", b"\xff", {}),
         (None, None, {"h": "é"}),

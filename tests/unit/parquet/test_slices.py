@@ -112,17 +112,9 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.parametrize(
     ("offset", "rows"),
-    [
-        (0, 1),
-        (0, 10),
-        (59_999, 2),
-        (54_000, 12_000),
-        (109_990, 20),
-        (119_999, 1),
-        (3, 0),
-        (19_000, 42_000),
-    ],
-)
+    [(0, 1), (0, 10), (59_999, 2), (54_000, 12_000), (109_990, 20), (119_999, 1), (3, 0),
+     (19_000, 42_000)],
+)  # fmt: skip
 def test_any_slice_is_what_was_written(written: Written, offset: int, rows: int) -> None:
     found = MessageReader(written.files).read(written.slice(offset, rows))
     same(found, written.table.slice(offset, rows))
@@ -156,17 +148,10 @@ def same(found: pa.Table, wanted: pa.Table) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "codec"),
-    [
-        ("text", "SNAPPY"),
-        ("random", "UNCOMPRESSED"),
-        ("half of each", "SNAPPY"),
-        ("few", "SNAPPY"),
-        ("one", "UNCOMPRESSED"),
-        ("one, half of each", "SNAPPY"),
-        ("short", "SNAPPY"),
-        ("empty", "SNAPPY"),
-    ],
-)
+    [("text", "SNAPPY"), ("random", "UNCOMPRESSED"), ("half of each", "SNAPPY"), ("few", "SNAPPY"),
+     ("one", "UNCOMPRESSED"), ("one, half of each", "SNAPPY"), ("short", "SNAPPY"),
+     ("empty", "SNAPPY")],
+)  # fmt: skip
 def test_values_that_do_not_shrink_are_not_compressed(
     kind: str, codec: str, tmp_path: Path
 ) -> None:

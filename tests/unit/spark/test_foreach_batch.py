@@ -99,7 +99,6 @@ def test_the_log_tells_what_failed_and_what_has_become_of_it(
 def test_process_may_return_what_its_own_settles_return(queue: Queue) -> None:
     queue.publish(["a", "b"])
     taken = queue.group().lease("w", max_messages=2)
-    assert taken is not None
     each = function_of(queue, lambda batch, lease: taken.nack(delay="1m"), taken)
     each(BATCH, 0)
     stats = queue.group().stats()
@@ -240,7 +239,6 @@ def test_a_store_that_spark_could_not_read_is_tried_again_by_the_next_run(
     scan: Any = SimpleNamespace(count_rows=lambda: None)
     for first_of_run in (True, False, True):
         taken = queue.group().lease("w", max_messages=1)
-        assert taken is not None
         batches.append(BatchLeases([taken.lease_id], first_of_run, scan=scan))
         each(BATCH, 0)
     assert [batch is by_spark for batch in seen] == [False, False, True]
@@ -261,7 +259,6 @@ def test_close_logs_the_verdicts_of_the_batch_that_it_waits_for(
 
     def find() -> BatchLeases:
         taken = queue.group().lease("w", max_messages=1)
-        assert taken is not None
         return BatchLeases([taken.lease_id], False)
 
     each = function_of(queue, process, find, on_error="reject")

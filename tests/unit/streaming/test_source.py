@@ -256,7 +256,6 @@ def test_an_ack_that_has_not_seen_what_was_left_is_refused(queue: Queue) -> None
 
 def _batch_of(plan: BatchPlan) -> tuple[str, int]:
     parts = parse_lease_id(plan.lease_id)
-    assert parts is not None
     return parts[0], parts[1]
 
 
@@ -681,7 +680,6 @@ def test_available_now_drains_what_was_there_and_due_at_its_start(
 ) -> None:
     receipt = queue.publish(["a", "b", "c"])
     first = queue.group("g").lease("other")
-    assert first is not None
     first.nack(delay="30s")
     runner = Runner(queue, max_messages=1)
     assert not runner.source.is_limited
@@ -900,16 +898,10 @@ def test_a_group_without_a_limit_of_attempts_streams(clock: ManualClock) -> None
 
 @pytest.mark.parametrize(
     "offset",
-    [
-        {},
-        None,
-        {"partition-0": 7},
-        {"batch": -1, "stream": "0" * 36},
-        {"batch": True, "stream": "0" * 36},
-        {"batch": 1, "stream": "../x"},
-    ],
+    [{}, None, {"partition-0": 7}, {"batch": -1, "stream": "0" * 36},
+     {"batch": True, "stream": "0" * 36}, {"batch": 1, "stream": "../x"}],
     ids=["empty", "none", "another source's", "negative", "bool", "not a uuid"],
-)
+)  # fmt: skip
 def test_a_checkpoint_of_another_source_is_refused(queue: Queue, offset: Any) -> None:
     with pytest.raises(InvalidOption, match="checkpoint"):
         StreamSource(group_ledger_of(queue.group("g")), StreamOptions()).latest(offset)
@@ -921,7 +913,6 @@ def test_an_open_breaker_gives_a_stream_a_trial_at_its_time(clock: ManualClock) 
     queue.publish([str(i) for i in range(9)])
     for _ in range(2):
         taken = queue.group("g").lease("w")
-        assert taken is not None
         taken.nack(delay="1h", error="boom")
     runner = Runner(queue)
     assert not runner.offer()
@@ -954,7 +945,6 @@ def test_progress_says_what_is_ready_delayed_leased_and_blocked(clock: ManualClo
     queue = memory_queue(clock, max_in_flight=2)
     queue.publish([str(i) for i in range(5)])
     other = queue.group("g").lease("other", max_messages=2)
-    assert other is not None
     other.nack([other.messages[0].sequence], delay="1h")
     runner = Runner(queue)
     assert runner.source.progress() == {}

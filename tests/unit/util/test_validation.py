@@ -42,32 +42,18 @@ class Callable:
 
 @pytest.mark.parametrize(
     "good",
-    [
-        two,
-        lambda *_: None,
-        Callable(),
-        Callable().method,
-        partial(two, lease=1).func,
-        max,
-        dict.update,
-    ],
-)
+    [two, lambda *_: None, Callable(), Callable().method, partial(two, lease=1).func, max,
+     dict.update],
+)  # fmt: skip
 def test_a_function_that_can_be_called_so_is_taken_and_one_of_which_that_cannot_be_reported(good):
     validate_callable("process", good, "batch", "lease")
 
 
 @pytest.mark.parametrize(
     "bad",
-    [
-        lambda b: None,
-        lambda: None,
-        lambda b, *, lease: None,
-        Callable,
-        Callable.method,
-        partial(two, lease=1),
-        7,
-    ],
-)
+    [lambda b: None, lambda: None, lambda b, *, lease: None, Callable, Callable.method,
+     partial(two, lease=1), 7],
+)  # fmt: skip
 def test_a_function_that_cannot_be_called_so_is_refused(bad):
     with pytest.raises(InvalidOption, match=r"^process=.*batch, lease\)") as caught:
         validate_callable("process", bad, "batch", "lease")
@@ -101,26 +87,9 @@ def test_a_duration_comes_in_many_forms(value, expected):
 
 @pytest.mark.parametrize(
     "value",
-    [
-        -1,
-        "-1s",
-        float("nan"),
-        float("inf"),
-        True,
-        None,
-        "",
-        "s",
-        "1 week",
-        "1s 2m",
-        "1,5s",
-        "1e3",
-        b"1s",
-        [1],
-        10**12,
-        timedelta(-1),
-        1e-9,
-    ],
-)
+    [-1, "-1s", float("nan"), float("inf"), True, None, "", "s", "1 week", "1s 2m", "1,5s", "1e3",
+     b"1s", [1], 10**12, timedelta(-1), 1e-9],
+)  # fmt: skip
 def test_what_is_no_duration_is_refused(value):
     with pytest.raises(
         InvalidOption, match=r"^timeout=.* is not a duration: give more than zero"
@@ -259,34 +228,23 @@ def test_instants_come_back_exactly(instant):
 
 
 def test_settings_of_a_group_are_checked():
+    same = {"retry_delay": timedelta(seconds=1), "max_in_flight": None}
     clean = GroupSettings().changed(
-        visibility_timeout="2m",
-        max_delivery_attempts="3",
-        clock_skew=0,
-        retry_delay=timedelta(seconds=1),
-        max_in_flight=None,
+        visibility_timeout="2m", max_delivery_attempts="3", clock_skew=0, **same
     )
     assert clean == GroupSettings(
-        visibility_timeout=timedelta(minutes=2),
-        max_delivery_attempts=3,
-        clock_skew=timedelta(0),
-        retry_delay=timedelta(seconds=1),
-        max_in_flight=None,
-    )
+        visibility_timeout=timedelta(minutes=2), max_delivery_attempts=3, clock_skew=timedelta(0),
+        **same,
+    )  # fmt: skip
     assert GroupSettings().changed() == GroupSettings()
     assert GroupSettings().changed(max_delivery_attempts=None).max_delivery_attempts is None
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"visibility_timeout": 0},
-        {"max_delivery_attempts": 0},
-        {"max_tracked_ranges": None},
-        {"max_in_flight": -1},
-        {"colour": 1},
-    ],
-)
+    [{"visibility_timeout": 0}, {"max_delivery_attempts": 0}, {"max_tracked_ranges": None},
+     {"max_in_flight": -1}, {"colour": 1}],
+)  # fmt: skip
 def test_wrong_settings_of_a_group_are_refused(wrong):
     with pytest.raises(InvalidOption) as caught:
         GroupSettings().changed(**wrong)
@@ -295,14 +253,8 @@ def test_wrong_settings_of_a_group_are_refused(wrong):
 
 def test_backoff_has_a_cap_however_many_failures():
     rules = GroupSettings.decoded({"retry_delay": 10, "max_retry_delay": 75})
-    assert [rules.delay(failures) for failures in (1, 2, 3, 4, 5, 10**6)] == [
-        10,
-        20,
-        40,
-        75,
-        75,
-        75,
-    ]
+    delays = [rules.delay(failures) for failures in (1, 2, 3, 4, 5, 10**6)]
+    assert delays == [10, 20, 40, 75, 75, 75]
 
 
 def test_settings_of_a_queue_come_back_from_its_description():
