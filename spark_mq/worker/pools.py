@@ -35,7 +35,7 @@ class Pool(Protocol):
     """A caller of handlers."""
 
     @property
-    def slots(self) -> int:
+    def concurrency(self) -> int:
         """Return how many handlers run at a time, besides those given up."""
 
     def start(self) -> None: ...
@@ -44,34 +44,34 @@ class Pool(Protocol):
         """Add a task. Thread-safe."""
 
     def give_up(self, task: Task) -> None:
-        """Cancel a running coroutine. A thread goes on, and its slot is missing meanwhile."""
+        """Cancel a running coroutine. A thread goes on, and is missing meanwhile."""
 
     def stop(self) -> None:
         """Take no more tasks. Coroutines are cancelled, and threads end after their handler."""
 
 
-class _Slots:
-    """Counts the slots without those whose handler was given up and still runs."""
+class _Capacity:
+    """Counts how many handlers may run, without those that were given up and still run."""
 
-    def __init__(self, slots: int) -> None:
-        self._all = slots
+    def __init__(self, concurrency: int) -> None:
+        self._all = concurrency
         self._given_up: set[Task] = set()
 
     @property
-    def slots(self) -> int:
+    def concurrency(self) -> int:
         return self._all - len(self._given_up)
 
     def give_up(self, task: Task) -> None:
         self._given_up.add(task)
 
 
-class ThreadPool(_Slots):
+class ThreadPool(_Capacity):
     """Calls handlers in threads. `stopping` ends their pauses, and `fail` gets what ends one."""
 
     def __init__(
-        self, slots: int, stopping: threading.Event, fail: Callable[[BaseException], None]
+        self, concurrency: int, stopping: threading.Event, fail: Callable[[BaseException], None]
     ) -> None:
-        super().__init__(slots)
+        super().__init__(concurrency)
         self._stopping, self._fail = stopping, fail
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
 
@@ -102,11 +102,11 @@ class ThreadPool(_Slots):
                 self._stopping.wait(pause)
 
 
-class CoroutinePool(_Slots):
+class CoroutinePool(_Capacity):
     """Calls ``async def`` handlers in one event loop, in another thread. See `ThreadPool`."""
 
-    def __init__(self, slots: int, fail: Callable[[BaseException], None]) -> None:
-        super().__init__(slots)
+    def __init__(self, concurrency: int, fail: Callable[[BaseException], None]) -> None:
+        super().__init__(concurrency)
         self._fail = fail
         self._loop = asyncio.new_event_loop()
         self._tasks: asyncio.Queue[Task] = asyncio.Queue()
@@ -134,8 +134,8 @@ class CoroutinePool(_Slots):
             self._loop.call_soon_threadsafe(function, *args)
 
     def _cancel_one(self, task: Task) -> None:
-        if (slot := self._running.get(task)) is not None:
-            slot.cancel()
+        if (runner := self._running.get(task)) is not None:
+            runner.cancel()
 
     def _cancel(self) -> None:
         for running in asyncio.all_tasks(self._loop):
@@ -151,9 +151,9 @@ class CoroutinePool(_Slots):
             self._loop.close()
 
     async def _run_all(self) -> None:
-        await asyncio.gather(*(self._serve_slot() for _ in range(self._all)))
+        await asyncio.gather(*(self._serve_one() for _ in range(self._all)))
 
-    async def _serve_slot(self) -> None:
+    async def _serve_one(self) -> None:
         try:
             await self._run()
         except asyncio.CancelledError:
@@ -162,19 +162,19 @@ class CoroutinePool(_Slots):
             self._fail(error)
 
     async def _run(self) -> None:
-        slot = asyncio.current_task()
-        assert slot is not None
+        runner = asyncio.current_task()
+        assert runner is not None
         while not self._stopped:
             task = await self._tasks.get()
             if not task.claim():
                 continue
-            self._running[task] = slot
+            self._running[task] = runner
             try:
                 result = await task.call()
             except asyncio.CancelledError as cancelled:
                 if self._stopped:
                     raise
-                # Of a task inside the handler, or after its lease has ended. The slot continues.
+                # Of a task inside the handler, or after its lease has ended. The runner continues.
                 error = RuntimeError("the handler was cancelled")
                 error.__cause__ = cancelled
                 pause = task.finish(error=error)
@@ -184,8 +184,8 @@ class CoroutinePool(_Slots):
                 pause = task.finish(result)
             del self._running[task]
             self._given_up.discard(task)
-            while slot.cancelling():
-                slot.uncancel()  # or a timeout of the next handler would not end it
+            while runner.cancelling():
+                runner.uncancel()  # or a timeout of the next handler would not end it
             if pause:
                 await asyncio.sleep(pause)
 

@@ -52,7 +52,7 @@ class _Runner(Protocol):
         """Return whether a handler may have a task: its lease lasts, and nobody has it."""
 
     def finish(self, task: Task, result: Any, error: BaseException | None) -> float:
-        """Note how a handler ended. Return the seconds that its slot has to pause."""
+        """Note how a handler ended. Return the seconds that its caller has to pause."""
 
 
 @dataclass(eq=False, slots=True)
@@ -152,7 +152,7 @@ class LeaseTasks:
         self._handler, self._options, self._pool = refuse_decisions(handler), options, pool
 
     def wanted(self, unfinished: int, chains: LaneChains[Task]) -> int:
-        return max(0, self._pool.slots - unfinished)
+        return max(0, self._pool.concurrency - unfinished)
 
     def lease_command(self, wanted: int) -> Acquire:
         return self._options.lease
@@ -295,13 +295,13 @@ class _Demand:
 
     def _room(self, held: int) -> int:
         """Return how many messages to lease: 0 as long as enough are in hand."""
-        slots = self._pool.slots
-        wanted = slots
+        concurrency = self._pool.concurrency
+        wanted = concurrency
         # After a failure, small leases open the breaker before many messages have failed.
         if self._duration is not None and self._may_prefetch and not self._failed:
-            wanted += round(slots * _PREFETCH_SECONDS / max(self._duration, 1e-6))
+            wanted += round(concurrency * _PREFETCH_SECONDS / max(self._duration, 1e-6))
         wanted = min(wanted, self._most)
-        enough = slots + (wanted - slots) // 2
+        enough = concurrency + (wanted - concurrency) // 2
         return max(0, wanted - held) if held < min(enough, wanted) else 0
 
     def _room_for_lanes(self, held: int, in_lanes: int, lanes: int) -> int:
@@ -310,4 +310,4 @@ class _Demand:
             return 0
         # No lease gets the lanes that another one holds, so these are messages of other lanes.
         busy = lanes + max(0, held - in_lanes)
-        return max(0, min(self._pool.slots - busy, self._most - held))
+        return max(0, min(self._pool.concurrency - busy, self._most - held))
