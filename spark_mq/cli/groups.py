@@ -178,7 +178,7 @@ def _named(
 def seek(
     on: Given,
     to_earliest: Annotated[bool, option("To the first message.")] = False,
-    to_latest: Annotated[bool, option("Behind the last message.")] = False,
+    to_latest: Annotated[bool, option("After the last message.")] = False,
     to_datetime: Annotated[str | None, option("An instant, as 2026-01-31T12:00:00Z.")] = None,
     to_sequence: Annotated[int | None, option("A sequence.")] = None,
     execute: Annotated[bool, option("Do it. Without this option nothing changes.")] = False,

@@ -91,7 +91,7 @@ def extend(
     for first, last in _common(outcome.ranges, lost):
         outcome.settled -= index.count(first, last)
     for first, last in normalise([*stay, *_common(outcome.ranges, lost)]):
-        outcome.add_lost(first, last, "behind an unsettled message of its key")
+        outcome.add_lost(first, last, "after an unsettled message of its key")
     outcome.ranges = subtract(outcome.ranges, lost)
     return kept, outcome
 
