@@ -18,12 +18,12 @@ from spark_mq.util.columns import to_array, to_arrow
 
 __all__ = [
     "COMMITS_SCHEMA",
-    "MARK",
+    "PRODUCER_NUMBER",
     "PUBLISH",
     "REWRITE",
     "file_columns",
-    "mark_rows",
     "of_kind",
+    "producer_number_rows",
     "publish_rows",
     "rewrite_rows",
 ]
@@ -36,7 +36,7 @@ _RUNS: Final = pa.list_(_RUN)
 PUBLISH: Final = "publish"  # a file of messages
 REWRITE: Final = "rewrite"  # a file that publishes nothing, such as one by OPTIMIZE
 # A producer's number. Rows that were written together have only the latest of each app.
-MARK: Final = "mark"
+PRODUCER_NUMBER: Final = "mark"
 
 COMMITS_SCHEMA: Final = pa.schema(
     [
@@ -51,8 +51,8 @@ COMMITS_SCHEMA: Final = pa.schema(
         pa.field("committed_at", _INSTANT),
         # Runs of rows with the same times, if there are any. deliver_at is rounded up to a second.
         pa.field("times", _RUNS),
-        pa.field("app", pa.string()),  # of a mark
-        pa.field("number", pa.int64()),  # of a mark
+        pa.field("app", pa.string()),  # of a producer number
+        pa.field("number", pa.int64()),  # of a producer number
         pa.field("slots", pa.string()),  # the rows of each slot, if there are slots
     ]
 )
@@ -91,12 +91,12 @@ def rewrite_rows(rewritten: Iterable[tuple[str, int, int | None]]) -> pa.Table:
     return _table(len(found), columns)
 
 
-def mark_rows(marks: Iterable[tuple[str, int, int]]) -> pa.Table:
+def producer_number_rows(numbers: Iterable[tuple[str, int, int]]) -> pa.Table:
     """Return the rows of producers' numbers, given as app, number and version."""
-    found = list(marks)
+    found = list(numbers)
     columns = {
         "version": pa.array([version for _, _, version in found], pa.int64()),
-        "kind": pa.array([MARK] * len(found), pa.string()),
+        "kind": pa.array([PRODUCER_NUMBER] * len(found), pa.string()),
         "app": pa.array([app for app, _, _ in found], pa.string()),
         "number": pa.array([number for _, number, _ in found], pa.int64()),
     }

@@ -18,7 +18,12 @@ from spark_mq.ledger.log_fingerprints import MAX_SEQUENCE
 from spark_mq.ledger.message_index import sequence
 from spark_mq.storage.archive_files import Filters, may_match
 from spark_mq.storage.archive_table import ArchiveTable, Batch
-from spark_mq.storage.commit_rows import COMMITS_SCHEMA, MARK, PUBLISH, mark_rows
+from spark_mq.storage.commit_rows import (
+    COMMITS_SCHEMA,
+    PRODUCER_NUMBER,
+    PUBLISH,
+    producer_number_rows,
+)
 from spark_mq.storage.published_files import PublishedFiles
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.columns import sort_rows
@@ -128,9 +133,9 @@ class CommitsTable(ArchiveTable):
 
     def _combined(self, rows: pa.Table) -> pa.Table:
         """Return the rows, with only the latest number of each app."""
-        is_mark = pc.equal(rows["kind"], MARK)
-        marks = sort_rows(rows.filter(is_mark), "version")
-        columns = (marks[name].to_pylist() for name in ("app", "number", "version"))
+        is_number = pc.equal(rows["kind"], PRODUCER_NUMBER)
+        numbers = sort_rows(rows.filter(is_number), "version")
+        columns = (numbers[name].to_pylist() for name in ("app", "number", "version"))
         latest = {app: (number, at) for app, number, at in zip(*columns, strict=True)}
-        kept = mark_rows((app, number, at) for app, (number, at) in latest.items())
-        return pa.concat_tables([rows.filter(pc.invert(is_mark)), kept])
+        kept = producer_number_rows((app, number, at) for app, (number, at) in latest.items())
+        return pa.concat_tables([rows.filter(pc.invert(is_number)), kept])

@@ -258,7 +258,7 @@ class MessageLog:
         """Return the receipt of a number, or None without its commit."""
         with self._lock:
             self.index()
-            last, version = self._published.marks.get(app, (None, -1))
+            last, version = self._published.producer_numbers.get(app, (None, -1))
             index, first = self._published.index, sequence(version, 0)
             rows = index.count(first, sequence(version + 1, 0) - 1)
             known = last == number and first > index.forgotten_to

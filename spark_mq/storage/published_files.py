@@ -28,11 +28,11 @@ from spark_mq.parquet.slots import may_have_priorities, read_slots
 from spark_mq.parquet.writer import SLOTS_TAG
 from spark_mq.storage.commit_rows import (
     COMMITS_SCHEMA,
-    MARK,
+    PRODUCER_NUMBER,
     REWRITE,
     file_columns,
-    mark_rows,
     of_kind,
+    producer_number_rows,
     publish_rows,
     rewrite_rows,
 )
@@ -57,7 +57,7 @@ class PublishedFiles:
         self, files: ObjectStore, path: str, active: Callable[[str], bool], lanes: int = 0
     ) -> None:
         self.index = MessageIndex(lanes=lanes)
-        self.marks: dict[
+        self.producer_numbers: dict[
             str, tuple[int, int]
         ] = {}  # app -> its latest number, and the version of that
         self._files, self._path, self._active = files, path, active
@@ -139,7 +139,9 @@ class PublishedFiles:
         self.index.extend(files, version)
         published = {file.path for file in files if file.rows}
         self._rewritten.update((path, (version, last)) for path in fresh if path not in published)
-        self.marks.update((app, (number, version)) for app, number in commit.txns.items())
+        self.producer_numbers.update(
+            (app, (number, version)) for app, number in commit.txns.items()
+        )
 
     def _publishes(self, commit: Commit, fresh: Mapping[str, AddFile]) -> list[DataFile]:
         """Return the files that a commit without removes publishes, with their sequences."""
@@ -234,12 +236,12 @@ class PublishedFiles:
         files = self.index.files
         low, high = (bisect_left(files.firsts, sequence(one + 1, 0)) for one in (version, end))
         rewrites = ((path, *found) for path, found in self._rewritten.items())
-        marks = ((app, *found) for app, found in self.marks.items())
+        numbers = ((app, *found) for app, found in self.producer_numbers.items())
         parts = [
             publish_rows(files, low, high),
             rewrite_rows(one for one in rewrites if version < one[1] <= end),
             # A number may be newer than the batch. It shows all that an app has published.
-            mark_rows(one for one in marks if one[2] > version),
+            producer_number_rows(one for one in numbers if one[2] > version),
         ]
         return sort_rows(pa.concat_tables(parts), "version", "first")
 
@@ -254,8 +256,10 @@ class PublishedFiles:
         is_new = pc.greater(rows["version"], self.index.version)
         for path, at, last in of_kind(rows, is_new, REWRITE, "path", "version", "last"):
             self._rewritten[path] = (at, None if last == MAX_SEQUENCE else last)
-        for app, number, at in of_kind(rows, is_new, MARK, "app", "number", "version"):
-            self.marks[app] = max((number, at), self.marks.get(app, (number, at)))
+        for app, number, at in of_kind(rows, is_new, PRODUCER_NUMBER, "app", "number", "version"):
+            self.producer_numbers[app] = max(
+                (number, at), self.producer_numbers.get(app, (number, at))
+            )
         is_kept = pc.greater(pc.fill_null(rows["last"], -1), self.index.forgotten_to)
         self.index.extend_columns(file_columns(rows, pc.and_(is_new, is_kept)), version)
         # The rows are several times as large as the data that is kept of them.

@@ -226,13 +226,13 @@ def test_commits(text: bytes) -> None:
     )
     if refusal is not None:
         assert "commit 7" in str(refusal)
-        assert (state.index.version, state.index.total, state.marks) == (-1, 0, {})
+        assert (state.index.version, state.index.total, state.producer_numbers) == (-1, 0, {})
         return
     rows = state.rows_since(-1)
     assert rows.schema == COMMITS_SCHEMA
     copy = PublishedFiles(files, "q/messages", set().__contains__)
     copy.load_rows(rows, 7)
-    assert (copy.index.files, copy.marks) == (state.index.files, state.marks)
+    assert (copy.index.files, copy.producer_numbers) == (state.index.files, state.producer_numbers)
     state.apply(parse_commit(8, b'{"commitInfo": {}}', "q/messages"))
 
 
