@@ -23,46 +23,39 @@ SPARK = {
 }
 
 
-def run(name: str, folder: Path) -> None:
-    """Import a recipe and call its main function."""
+def run(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Import a recipe, call its main function and return what it prints."""
     spec = importlib.util.spec_from_file_location(f"recipe_{name}", RECIPES / f"{name}.py")
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.main(str(folder))
+    return capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_a_recipe_without_spark_prints_what_it_should(
-    name: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(name, tmp_path)
-    printed = capsys.readouterr().out
+    printed = run(name, tmp_path, capsys)
     assert [line for line in PLAIN[name] if line not in printed] == []
 
 
 def test_a_repeated_publish_skips_what_landed(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run("publish_once", tmp_path)
-    capsys.readouterr()
-    run("publish_once", tmp_path)
-    assert capsys.readouterr().out.split("\n")[:3] == [f"day-{n}.txt: skipped" for n in range(3)]
+    run("publish_once", tmp_path, capsys)
+    assert run("publish_once", tmp_path, capsys).split("\n")[:3] == [
+        f"day-{n}.txt: skipped" for n in range(3)
+    ]
 
 
 @pytest.mark.spark
 @pytest.mark.parametrize("name", SPARK)
 def test_a_recipe_with_spark_prints_what_it_should(
-    name: str,
-    tmp_path: Path,
-    spark: Any,
-    capsys: pytest.CaptureFixture[str],
+    name: str, tmp_path: Path, spark: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(name, tmp_path)
-    printed = capsys.readouterr().out
+    printed = run(name, tmp_path, capsys)
     assert [line for line in SPARK[name] if line not in printed] == []
 
 

@@ -16,9 +16,6 @@ from spark_mq import Queue
 from spark_mq.delta.actions import Change, log_path
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.tables import wait_for_checkpoints
-from spark_mq.storage.history_table import HistoryTable
-from spark_mq.storage.ledger_table import LedgerTable
-from spark_mq.storage.message_table import MessageTable
 
 Make = Callable[..., Queue]
 YEARS = 365 * 86_400
@@ -33,9 +30,6 @@ class Table:
     def __init__(self, queue: Queue, name: str) -> None:
         context = context_of(queue)
         messages, ledgers, history = context.messages, context.ledgers, context.history
-        assert isinstance(messages, MessageTable)
-        assert isinstance(ledgers, LedgerTable)
-        assert isinstance(history, HistoryTable)
         messages.index_commits()
         archive(queue)
         logs: dict[str, DeltaLog] = {

@@ -93,12 +93,6 @@ def watch(points: Points) -> None:
         )
         return f"write of {names[path]}"
 
-    def linked(_: LocalFiles, source: str, target: str) -> str:
-        return names[source]
-
-    def replaced(_: LocalFiles, source: str, target: str) -> str:
-        return f"rename of {names[source]}"
-
     def unlinked(_: LocalFiles, path: str) -> str:
         return (
             f"removal of the temporary of {names[path]}"
@@ -106,15 +100,12 @@ def watch(points: Points) -> None:
             else f"delete of {_kind(path)}"
         )
 
-    def made(_: LocalFiles, path: str) -> str:
-        return "creation of a folder"
-
     for verb, name in {
         "write_new": written,
-        "link": linked,
-        "replace": replaced,
+        "link": lambda _, source, target: names[source],
+        "replace": lambda _, source, target: f"rename of {names[source]}",
         "unlink": unlinked,
-        "makedir": made,
+        "makedir": lambda _, path: "creation of a folder",
     }.items():
         points.around(LocalFiles, verb, name)
 
@@ -153,7 +144,7 @@ def _kind(path: str) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """An operation to die in. ``prepare`` makes the queue, ``act`` is what dies, ``restart`` what is run again after it.
+    """An operation to die in. ``prepare`` makes the queue, ``act`` is what dies. If it is ``repeated``, it runs again after its death.
 
     ``ahead``: seconds by which the clock of ``act`` is ahead, for what needs time to pass.
     """
@@ -161,9 +152,13 @@ class Case:
     name: str
     act: Callable[[Queue, Report], Any]
     prepare: Callable[[Queue], Any] = lambda queue: None
-    restart: Callable[[Queue], Any] = lambda queue: None
+    repeated: bool = False
     settings: dict[str, Any] | None = None
     ahead: float = 0.0
+
+    def restart(self, queue: Queue) -> None:
+        if self.repeated:
+            self.act(queue, lambda _: None)
 
 
 def take(queue: Queue, count: int, group: str = "default") -> Lease:
@@ -205,12 +200,9 @@ def settle(queue: Queue, report: Report) -> None:
     """Every verb, also on parts of a lease."""
     lease = take(queue, 6)
     one = [m.sequence for m in lease.messages]
-    for settled in (
-        lambda: lease.ack(one[:1]),
-        lambda: lease.nack(one[1:2], delay=0),
-        lambda: lease.reject(one[2:3], error="bad"),
-    ):
-        settled()
+    lease.ack(one[:1])
+    lease.nack(one[1:2], delay=0)
+    lease.reject(one[2:3], error="bad")
     lease.ack()
     take(queue, 3).release()
     take(queue, 3).nack(delay=0)
@@ -218,14 +210,7 @@ def settle(queue: Queue, report: Report) -> None:
 
 def work(queue: Queue, report: Report) -> None:
     """A worker that is asked to stop with a lease in hand."""
-
-    class Handled:
-        count = 0
-
-    def handle(lease: Lease) -> None:
-        Handled.count += 1
-
-    queue.group().work(handle, max_messages=5, until="empty")
+    queue.group().work(lambda lease: None, max_messages=5, until="empty")
 
 
 def nearly_a_checkpoint(queue: Queue) -> None:
@@ -316,10 +301,8 @@ class Driver:
         os.replace(new, self.file)
 
     def run(self) -> None:
-        source, offsets = (
-            StreamSource(group_ledger_of(self.group), StreamOptions(max_messages=5)),
-            self.state["offsets"],
-        )
+        source = StreamSource(group_ledger_of(self.group), StreamOptions(max_messages=5))
+        offsets = self.state["offsets"]
         if not offsets:
             offsets.append(source.initial())
             self.state["committed"] = 1
@@ -377,77 +360,38 @@ class OrderedDriver(Driver):
 
 CASES = [
     Case("publish", plain),
-    Case(
-        "publish with a producer's number",
-        numbered,
-        restart=lambda queue: numbered(queue, lambda _: None),
-    ),
+    Case("publish with a producer's number", numbered, repeated=True),
     Case("buffered publisher", buffered),
-    Case(
-        "group",
-        lambda queue, _: queue.group("late").ensure(),
-        publish,
-        lambda queue: queue.group("late").ensure(),
-    ),
+    Case("group", lambda queue, _: queue.group("late").ensure(), publish, repeated=True),
     Case("lease and extend", lease_and_extend, publish),
     Case("settle", settle, publish),
     Case("work", work, publish),
     Case("checkpoint", across_a_checkpoint, nearly_a_checkpoint),
-    Case("seek", seek, left_alone, lambda queue: queue.group().seek("latest")),
-    Case(
-        "purge",
-        lambda queue, _: queue.purge(queue.name),
-        left_alone,
-        lambda queue: queue.purge(queue.name),
-    ),
+    Case("seek", seek, left_alone, repeated=True),
+    Case("purge", lambda queue, _: queue.purge(queue.name), left_alone, repeated=True),
     Case("configure", lambda queue, _: queue.group().configure(max_in_flight=3), left_alone),
     Case("drop", lambda queue, _: queue.drop_group("other"), some_dead),
     Case(
-        "unblock",
-        unblock,
-        blocked,
-        unblock,
+        "unblock", unblock, blocked, repeated=True,
         settings={"on_max_deliveries": "block", "max_failures": 1},
     ),
     Case("expire", lambda queue, _: expire(queue), left_alone, ahead=3600),
-    Case("route", route_all, some_dead, route_all),
-    Case("redrive", lambda queue, _: queue.redrive(), dead_letters, lambda queue: queue.redrive()),
+    Case("route", route_all, some_dead, repeated=True),
+    Case("redrive", lambda queue, _: queue.redrive(), dead_letters, repeated=True),
     Case(
-        "trim",
-        lambda queue, _: trim(context_of(queue)),
-        settled,
-        lambda queue: trim(context_of(queue)),
-        settings={"retention": "1s"},
-        ahead=3600,
+        "trim", lambda queue, _: trim(context_of(queue)), settled, repeated=True,
+        settings={"retention": "1s"}, ahead=3600,
     ),
+    Case("index", lambda queue, _: index_commits(context_of(queue)), settled, repeated=True),
+    Case("archive", lambda queue, _: archive_history(context_of(queue)), settled, repeated=True),
+    Case("housekeeping", lambda queue, _: housekeep(queue, 0, 0), settled, repeated=True),
+    Case("sweep", lambda queue, _: queue.sweep(), some_dead, repeated=True),
+    Case("stream", stream, publish, repeated=True),
     Case(
-        "index",
-        lambda queue, _: index_commits(context_of(queue)),
-        settled,
-        lambda queue: index_commits(context_of(queue)),
-    ),
-    Case(
-        "archive",
-        lambda queue, _: archive_history(context_of(queue)),
-        settled,
-        lambda queue: archive_history(context_of(queue)),
-    ),
-    Case(
-        "housekeeping",
-        lambda queue, _: housekeep(queue, keep_versions=0, keep_seconds=0),
-        settled,
-        lambda queue: housekeep(queue, keep_versions=0, keep_seconds=0),
-    ),
-    Case("sweep", lambda queue, _: queue.sweep(), some_dead, lambda queue: queue.sweep()),
-    Case("stream", stream, publish, stream),
-    Case(
-        "ordered stream",
-        lambda queue, _: OrderedDriver(queue).run(),
-        publish_keys,
-        lambda queue: OrderedDriver(queue).run(),
+        "ordered stream", lambda queue, _: OrderedDriver(queue).run(), publish_keys, repeated=True,
         settings={"lanes": 8, "order": "key"},
     ),
-]
+]  # fmt: skip
 
 
 # -- the process that dies

@@ -258,12 +258,10 @@ def test_the_events_of_the_ledger_show_that_it_opened_and_closed():
 
 @pytest.mark.parametrize("on_max_deliveries", ["dead_letter", "drop", "block"])
 def test_a_failure_that_is_final_counts_once(on_max_deliveries):
-    group = Group(
-        messages=9,
-        rules=limits(
-            max_delivery_attempts=1, on_max_deliveries=on_max_deliveries, breaker_threshold=1
-        ),
+    rules = limits(
+        max_delivery_attempts=1, on_max_deliveries=on_max_deliveries, breaker_threshold=1
     )
+    group = Group(messages=9, rules=rules)
     group.lease("a")
     group.settle(NACK, "a")
     assert state(group) == OPEN

@@ -4,6 +4,7 @@ expired; free where unused.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -209,20 +210,11 @@ def test_available_now_takes_what_was_due_at_its_start(queue: Queue, clock: Manu
 
 def test_the_index_knows_where_times_are(queue: Queue) -> None:
     times = ((1, 5, None), (1, None, None))
-    index = MessageIndex(
-        [
-            DataFile(sequence(v, 0), 2, f"f{v}", 10, 0, DeliveryTimes.of(times) if v == 3 else None)
-            for v in range(1, 6)
-        ],
-        5,
-    )
-    assert [index.has_times(sequence(v, 0), sequence(v, 1)) for v in range(1, 6)] == [
-        False,
-        False,
-        True,
-        False,
-        False,
-    ]
+    files = [DataFile(sequence(v, 0), 2, f"f{v}", 10, 0) for v in range(1, 6)]
+    files[2] = replace(files[2], times=DeliveryTimes.of(times))
+    index = MessageIndex(files, 5)
+    timed = [v for v in range(1, 6) if index.has_times(sequence(v, 0), sequence(v, 1))]
+    assert timed == [3]
     assert index.has_times(sequence(1, 0), sequence(5, 0))
     assert index.has_times_after(sequence(3, 0))
     assert not index.has_times_after(sequence(3, 1))
@@ -273,19 +265,9 @@ def test_what_does_not_fit_into_max_bytes_stays_unread_with_the_delayed_behind_i
 def test_the_sweep_settles_what_expired_unread_and_sets_aside_what_is_delayed(
     queue: Queue, clock: ManualClock
 ) -> None:
-    queue.publish(
-        [
-            Message("gone", expires_at=in_seconds(clock, 5)),
-            Message("later", deliver_at=in_seconds(clock, 60)),
-        ]
-    )
-    queue.publish(
-        [
-            Message("gone too", expires_at=in_seconds(clock, 5)),
-            Message("now"),
-            Message("last", deliver_at=in_seconds(clock, 60)),
-        ]
-    )
+    early, late = {"expires_at": in_seconds(clock, 5)}, {"deliver_at": in_seconds(clock, 60)}
+    queue.publish([Message("gone", **early), Message("later", **late)])
+    queue.publish([Message("gone too", **early), Message("now"), Message("last", **late)])
     queue.group().ensure()
     clock.advance(6)
     queue.sweep()
