@@ -109,7 +109,7 @@ class ConsumerGroup(GroupViews):
     def configure(self, **settings: Unpack[GroupOptions]) -> GroupSettings:
         """Change settings of the group in one commit. Return all settings.
 
-        Every worker obeys them from its next operation on. Live leases keep their deadline.
+        Every worker obeys them from its next operation on, but live leases keep their deadline.
 
         Parameters
         ----------
@@ -227,7 +227,7 @@ class ConsumerGroup(GroupViews):
     def pause(self, reason: str | None = None) -> None:
         """Stop new leases of the group, in every process, until :meth:`resume`.
 
-        Live leases can be settled and extended. Workers wait meanwhile.
+        Workers wait meanwhile, but they can settle and extend live leases.
 
         Parameters
         ----------
@@ -310,8 +310,7 @@ class ConsumerGroup(GroupViews):
         -------
         Lease or None
             Never empty. None if nothing is due, or if other workers use up ``max_in_flight``, the
-            group is paused, or its breaker is open.
-            ``blocked_because`` gives the reason.
+            group is paused, or its breaker is open. ``blocked_because`` gives the reason.
 
         Raises
         ------

@@ -80,8 +80,8 @@ class Queue(QueueViews):
     ) -> Queue:
         """Create a queue with its dead-letter queue.
 
-        Run again, it completes a create that crashed. So does an open. Of several processes that
-        create a queue at the same time, one gets it and the others get ``QueueExists``.
+        A repeated create, or an open, completes one that crashed. Of several processes that create
+        a queue at the same time, one gets it and the others get ``QueueExists``.
 
         Parameters
         ----------
@@ -206,8 +206,8 @@ class Queue(QueueViews):
         A commit of ``leases/`` then notes the change for :meth:`changes`.
 
         Another open handle obeys once it has read the log of ``messages/`` again. Leases, sweeps
-        and looks read it first. A publish reads it as it commits, so the change holds from the
-        next one on. Publishers of other Delta writers that commit meanwhile may have to try again.
+        and looks read it first, but a publish reads it as it commits, so the change holds from the
+        next one on. Other Delta writers that commit meanwhile may have to try again.
 
         Parameters
         ----------
@@ -363,7 +363,7 @@ class Queue(QueueViews):
     def drop(self, name: str) -> int:
         """Delete the queue with its tables and its own dead-letter queue.
 
-        Stop its workers, publishers and sweeps first. Every handle fails from then on. A
+        Stop its workers, publishers and sweeps first, because every handle fails from then on. A
         dead-letter queue at another path stays. If a drop is killed, repeat it by :meth:`drop_at`.
         Returns the number of deleted files. Raises InvalidOption if the queue is in memory.
 
@@ -411,8 +411,8 @@ class Queue(QueueViews):
         The sweep expires leases, moves dead messages to the dead-letter queue, and trims messages
         that every group has settled. It archives commits and history, and cleans the tables' logs.
         Run it every few minutes (``jobs/sweep.py`` is a job for it). It is safe to kill, to repeat,
-        and to run twice at once. A failed chore does not stop the others. The first error is raised
-        at the end.
+        and to run twice at once. A failed chore does not stop the others, and the first error is
+        raised at the end.
 
         Parameters
         ----------
@@ -433,8 +433,9 @@ class Queue(QueueViews):
     ) -> RedriveResult:
         """Publish dead letters of this queue again, each once.
 
-        That holds also after crashes. They keep their id, key, value and own headers. All groups
-        see them as new messages. The header ``spark_mq.group`` names the group in which they died.
+        That holds also after crashes. All groups see them as new messages, which keep their id,
+        key, value and own headers. The header ``spark_mq.group`` names the group in which they
+        died.
 
         Parameters
         ----------
