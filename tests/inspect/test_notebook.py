@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.byte_store import ByteStore, Call
 
 from spark_mq import Message, Queue
 from spark_mq.testing import ManualClock, memory_queue
@@ -70,13 +71,11 @@ def test_a_queue_shows_its_groups(queue: Queue, lease: Any) -> None:
     assert "dead letters" in html
 
 
-def test_a_queue_that_cannot_be_read_shows_why(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail() -> None:
+def test_a_queue_that_cannot_be_read_shows_why(queue: Queue, byte_store: ByteStore) -> None:
+    def fail(_: Call) -> None:
         raise OSError("no <disk>")
 
-    monkeypatch.setattr(queue, "describe", fail)
+    byte_store.on("read", "list", "stat", act=fail)
     assert "no &lt;disk&gt;" in html_of(queue)
 
 

@@ -235,61 +235,56 @@ def process(batch, lease):
 """
 
 
-def test_the_jobs_publish_process_and_sweep_in_a_session_that_is_there(
-    spark: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    limits: Limits,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+@pytest.fixture
+def job(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[str, str]]:
+    """Run a job on a queue in this session. Return what it printed: results, and the rest."""
     monkeypatch.syspath_prepend(JOBS)
+
+    def run(name: str, queue: Path, *arguments: str) -> tuple[str, str]:
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", "--queue", str(queue), *arguments])
+        importlib.import_module(name).main()
+        found = capsys.readouterr()
+        return found.out, found.err
+
+    return run
+
+
+def test_the_jobs_publish_process_and_sweep_in_a_session_that_is_there(
+    job: Callable[..., tuple[str, str]], tmp_path: Path, limits: Limits
+) -> None:
     limits(plan_bytes=1)  # Spark also reads the few bytes of a test
     (tmp_path / "in.jsonl").write_text('{"no": 1}\n{"no": 2}\n{"no": 3}\n')
     (tmp_path / "rejecting.py").write_text(REJECTING)
 
-    errors: list[str] = []
-
-    def job(name: str, *arguments: str) -> str:
-        given = ["--queue", str(tmp_path / "queue"), *arguments]
-        monkeypatch.setattr(sys, "argv", [f"{name}.py", *given])
-        importlib.import_module(name).main()
-        found = capsys.readouterr()
-        errors.append(found.err)
-        return found.out
-
-    lines = str(tmp_path / "in.jsonl")
-    assert "published 3 messages to" in job("publish", "--create", "--key-column", "no", lines)
-    assert "warning" not in errors.pop()
+    lines, path = str(tmp_path / "in.jsonl"), tmp_path / "queue"
+    said, warned = job("publish", path, "--create", "--key-column", "no", lines)
+    assert "published 3 messages to" in said
+    assert "warning" not in warned
     other = ["--key-column", "no", "--message-id-column", "nope"]
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(sys, "argv", ["publish.py", "--queue", str(tmp_path / "other"),
-                                        "--create", *other, lines])  # fmt: skip
-        importlib.import_module("publish").main()
-    said = capsys.readouterr().err
+    _, said = job("publish", tmp_path / "other", "--create", *other, lines)
     assert "--message-id-column nope is null in all rows" in said
     assert "--key-column" not in said
     worker = ("--group", "g", "--handler", f"{tmp_path}/rejecting.py:process")
     available = ("--trigger", "available-now")
-    said = job("worker", *worker, "--checkpoint", str(tmp_path / "c"), *available)
+    said, _ = job("worker", path, *worker, "--checkpoint", str(tmp_path / "c"), *available)
     assert "read by Spark: True" in said
-    queue = Queue.open(tmp_path / "queue")
+    queue = Queue.open(path)
     assert (queue.group("g").stats().acked, queue.group("g").stats().dead) == (2, 1)
-    assert "routed: 1" in job("sweep")
+    assert "routed: 1" in job("sweep", path)[0]
     (letter,) = queue.dead_letters.group("look").lease("w", max_messages=9).messages
     assert (letter.key, letter.headers["spark_mq.error"]) == ("2", "no such customer")
 
 
 def test_the_publish_job_creates_lanes_and_publishes_priorities(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    job: Callable[..., tuple[str, str]], tmp_path: Path
 ) -> None:
-    monkeypatch.syspath_prepend(JOBS)
     path = tmp_path / "queue"
     (tmp_path / "in.jsonl").write_text('{"n": 1, "k": "a"}\n{"n": 2, "k": "b", "urgent": 9}\n')
-    given = ["--queue", str(path), "--create", "--lanes", "8", "--key-column", "k"]
-    given += ["--priority-column", "urgent", str(tmp_path / "in.jsonl")]
-    monkeypatch.setattr(sys, "argv", ["publish.py", *given])
-    importlib.import_module("publish").main()
-    assert "published 2 messages" in capsys.readouterr().out
+    given = ["--create", "--lanes", "8", "--key-column", "k", "--priority-column", "urgent"]
+    said, _ = job("publish", path, *given, str(tmp_path / "in.jsonl"))
+    assert "published 2 messages" in said
     queue = Queue.open(path)
     assert queue.settings.lanes == 8
     group = queue.group("g")

@@ -855,6 +855,17 @@ def test_many_damaged_files_respect_the_wait_and_take_few_commits(
     assert queue.group().stats().dead == 40
 
 
+def before_checks(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Let something happen before each check whether a payload file can be read."""
+    real = payloads.FileCheck.run
+
+    def run(check: payloads.FileCheck) -> None:
+        act()
+        real(check)
+
+    monkeypatch.setattr(payloads.FileCheck, "run", run)
+
+
 def test_a_stop_ends_the_search_through_damaged_files(
     make: Make, monkeypatch: pytest.MonkeyPatch, limits: Limits
 ) -> None:
@@ -864,15 +875,14 @@ def test_a_stop_ends_the_search_through_damaged_files(
         queue.publish(str(n))
     for path in paths(queue):
         damage(queue, path)
-    stop, real, runs = threading.Event(), payloads.FileCheck.run, list[str]()
+    stop, runs = threading.Event(), list[int]()
 
-    def run(check: payloads.FileCheck) -> None:
-        runs.append(check.file.path)
+    def stop_third() -> None:
+        runs.append(1)
         if len(runs) == 3:
             stop.set()
-        real(check)
 
-    monkeypatch.setattr(payloads.FileCheck, "run", run)
+    before_checks(monkeypatch, stop_third)
     summary = queue.group().work(lambda _: None, stop=stop)
     assert summary.leases == 0
     assert len(runs) <= 4
@@ -887,14 +897,12 @@ def test_a_slow_check_does_not_hold_up_the_settles_of_others(
     held = lease(queue, 1)
     queue.publish("b")
     slow, began = threading.Event(), threading.Event()
-    real = payloads.FileCheck.run
 
-    def run(check: payloads.FileCheck) -> None:
+    def wait() -> None:
         began.set()
         slow.wait(60)
-        real(check)
 
-    monkeypatch.setattr(payloads.FileCheck, "run", run)
+    before_checks(monkeypatch, wait)
     monkeypatch.setattr(payloads, "is_remote", lambda messages: True)
     found: list[Lease | None] = []
     taking = threading.Thread(target=lambda: found.append(queue.group().lease("w", wait=60)))
