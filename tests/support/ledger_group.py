@@ -9,6 +9,7 @@ from spark_mq.ledger import admin, routing, transitions
 from spark_mq.ledger import settle as settle_rules
 from spark_mq.ledger.acquire import AcquireRequest, Grant, acquire
 from spark_mq.ledger.extend import extend
+from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.message_index import DataFile, MessageIndex
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
 from spark_mq.ledger.settle import REJECT, SettleCommand, SettleOutcome
@@ -73,8 +74,9 @@ class Group:
     ) -> SettleOutcome:
         self.expire_leases(lease_id)
         intervals = None if seqs is None else [(seq, seq) for seq in seqs]
+        ordered_at = self.now if is_ordered(self.index, self.rules) else None
         self.ledger, outcome = extend(
-            self.ledger, self.index, lease_id, self.now + timeout, intervals
+            self.ledger, self.index, lease_id, self.now + timeout, intervals, ordered_at=ordered_at
         )
         return outcome
 

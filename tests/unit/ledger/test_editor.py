@@ -159,8 +159,5 @@ def test_the_floor_rises_over_all_that_is_settled(kinds, settle, floor, forgotte
     for r in editor.remove(settle):
         editor.add(r.as_settled(), r)
     after = editor.build()
-    assert (after.head.start_sequence, after.head.settled_count, len(after)) == (
-        floor,
-        forgotten,
-        left,
-    )
+    assert after.head == having(start_sequence=floor, settled_count=forgotten)
+    assert len(after) == left

@@ -9,7 +9,6 @@ from support.ledger_group import TIMEOUT, Group
 from support.slot_files import LANES, file_of, ordered
 
 from spark_mq.errors import InvalidOption
-from spark_mq.ledger.extend import extend
 from spark_mq.ledger.interventions import RETRY_NOW, intervene
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import Ledger
@@ -33,10 +32,7 @@ def rows_of(group: Group, lease_id: str) -> list[tuple[int, int]]:
 
 def test_an_extension_keeps_messages_of_the_first_slot() -> None:
     group = ordered(file_of(1, (9, 0, 2)))
-    first, last = group.lease("a", 2)
-    _, outcome = extend(
-        group.ledger, group.index, "a", group.now + TIMEOUT, [(first, last)], ordered_at=group.now
-    )
+    outcome = group.extend("a", seqs=group.lease("a", 2))
     assert (outcome.settled, outcome.lost) == (2, [])
 
 
@@ -235,10 +231,7 @@ def test_an_extension_revives_nothing_behind_an_expired_message() -> None:
     group = ordered(file_of(1, (0, 0, 2), (0, 1, 1)))
     group.lease("a", 10)
     group.expire()
-    wanted = [(sequence(1, row), sequence(1, row)) for row in (1, 2)]
-    group.ledger, outcome = extend(
-        group.ledger, group.index, "a", group.now + 60_000_000, wanted, ordered_at=group.now
-    )
+    outcome = group.extend("a", seqs=[sequence(1, 1), sequence(1, 2)])
     assert outcome.ranges == [(sequence(1, 2), sequence(1, 2))]
     assert [(first, last) for first, last, _ in outcome.lost] == [(sequence(1, 1), sequence(1, 1))]
     assert rows_of(group, "a") == [(1, 2)]
@@ -250,11 +243,7 @@ def test_an_extension_keeps_the_count_of_what_it_does_not_revive() -> None:
     group.lease("a", 10)
     group.expire()
     before = {r.first: (r.delivery_count, r.failure_count) for r in group.ledger}
-    wanted = [(sequence(1, row), sequence(1, row)) for row in (1, 2)]
-    group.ledger, outcome = extend(
-        group.ledger, group.index, "a", group.now + 60_000_000, wanted, ordered_at=group.now
-    )
-    assert outcome.settled == 1
+    assert group.extend("a", seqs=[sequence(1, 1), sequence(1, 2)]).settled == 1
     waiting = [r for r in group.ledger if r.state == "available"]
     assert [(r.first, r.last) for r in waiting] == [(sequence(1, 0), sequence(1, 1))]
     assert [(r.delivery_count, r.failure_count, r.lease_id) for r in waiting] == [
@@ -265,15 +254,11 @@ def test_an_extension_keeps_the_count_of_what_it_does_not_revive() -> None:
 def test_an_extension_still_returns_what_it_did_not_revive_uncounted() -> None:
     group = ordered(file_of(1, (0, 0, 3)))
     group.lease("a", 10)
-    rest = [(sequence(1, row), sequence(1, row)) for row in (1, 2)]
-    group.ledger, _ = extend(
-        group.ledger, group.index, "a", group.now + 300_000_000, rest, ordered_at=group.now
-    )
+    rest = [sequence(1, 1), sequence(1, 2)]
+    group.extend("a", 5 * TIMEOUT, rest)
     group.expire()
     assert rows_of(group, "a") == [(1, 1), (1, 2)]
-    group.ledger, outcome = extend(
-        group.ledger, group.index, "a", group.now + 300_000_000, rest[:1], ordered_at=group.now
-    )
+    outcome = group.extend("a", 5 * TIMEOUT, rest[:1])
     assert (outcome.settled, outcome.ranges) == (0, [])
     back = [r for r in group.ledger if r.first > sequence(1, 0)]
     assert [(r.state, r.delivery_count) for r in back] == [("available", 0)]
@@ -294,10 +279,8 @@ def test_a_replay_returns_what_stands_behind_a_message_that_it_gives_back() -> N
     )  # fmt: skip
     assert granted == []
     assert group.ledger.held("s/1/b") == []
-    assert [(r.state, r.delivery_count) for r in group.ledger] == [
-        ("available", 2),
-        ("available", 1),
-    ]
+    counts = [(r.state, r.delivery_count) for r in group.ledger]
+    assert counts == [("available", 2), ("available", 1)]
 
 
 def hot_files(count: int, hot: int = 40, priority: int = 0) -> list[DataFile]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.having import having
 from support.ledger_group import SECOND, Group, limits
 
 from spark_mq.ledger.settle import ACK, NACK, RELEASE
@@ -30,11 +31,7 @@ def test_a_message_alone_in_its_lease_is_no_suspect(how):
         group.settle(NACK, "s/1/0", [0], whole=True, delay=0)
     else:
         group.replay_batch("s/1/", "s/1/1", again=True)
-    assert (group.state(0), group.at(0).suspect, group.at(0).failure_count) == (
-        "available",
-        False,
-        1,
-    )
+    assert group.at(0) == having(state="available", suspect=False, failure_count=1)
 
 
 def test_the_first_failure_of_a_whole_lease_is_retried_whole_before_the_unread():

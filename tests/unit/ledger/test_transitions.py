@@ -184,11 +184,8 @@ def test_routed_settles_its_id_only_and_once():
     group.ledger, _ = routing.freeze_dead(group.ledger, "r1", 2)
     group.ledger, _ = routing.freeze_dead(group.ledger, "r2", 2)
     group.ledger, total = routing.settle_routed(group.ledger, "r1")
-    assert (total, group.states(), group.ledger.head.counters) == (
-        2,
-        "LSLSLTLLUU",
-        {"dead_lettered": 2},
-    )
+    assert (total, group.states()) == (2, "LSLSLTLLUU")
+    assert group.ledger.head.counters == {"dead_lettered": 2}
     again, total = routing.settle_routed(group.ledger, "r1")
     assert (total, again) == (0, group.ledger)
 

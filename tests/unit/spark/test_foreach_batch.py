@@ -33,6 +33,15 @@ def queue() -> Queue:
     return memory_queue(clock_skew=0, retry_delay="10s")
 
 
+def source_of(queue: Queue) -> StreamSource:
+    """Return a source whose leases nothing keeps alive."""
+    return StreamSource(
+        group_ledger_of(queue.group().ensure()),
+        StreamOptions(),
+        keep_alive=lambda *_: SimpleNamespace(stop=lambda: None),
+    )
+
+
 def function_of(queue: Queue, process: Any, found: Any, **options: Any) -> Any:
     """Return a function for foreachBatch. Its batches have a lease, or what `found` returns."""
 
@@ -114,11 +123,7 @@ def test_what_manual_leaves_is_not_acked_by_the_commit(
     queue.publish(["a", "b"])
     base = str(uuid.uuid4())
     stream = stream_id_in_queue(base, queue.path) if several else base
-    source = StreamSource(
-        group_ledger_of(queue.group().ensure()),
-        StreamOptions(),
-        keep_alive=lambda *_: SimpleNamespace(stop=lambda: None),
-    )
+    source = source_of(queue)
     plan = source.lease(stream, 1)
     found = BatchLeases([plan.lease_id] if rows else [], True, None, ((base, 1, several),))
     function_of(queue, lambda batch, lease: None, found, ack=ack)(BATCH, 0)
@@ -156,11 +161,7 @@ def test_a_batch_that_meets_an_outage_is_released_uncounted(
 
     plans: list[Any] = []
     each = function_of(queue, process, lambda: plans[-1], on_error=on_error)
-    source = StreamSource(
-        group_ledger_of(queue.group().ensure()),
-        StreamOptions(),
-        keep_alive=lambda *_: SimpleNamespace(stop=lambda: None),
-    )
+    source = source_of(queue)
     stream = str(uuid.uuid4())
     for n in range(1, 20):
         byte_store.clear()

@@ -85,11 +85,8 @@ def test_a_batch_leases_under_stream_batch_and_runner_and_leaves_its_mark(queue:
     plan = runner.begun()
     assert sequences(plan) == list(receipt.sequences)
     assert deliveries(plan) == {1}
-    assert parse_lease_id(plan.lease_id) == (
-        runner.checkpoint.offsets[-1]["stream"],
-        1,
-        runner.source.runner,
-    )
+    stream = runner.checkpoint.offsets[-1]["stream"]
+    assert parse_lease_id(plan.lease_id) == (stream, 1, runner.source.runner)
     assert mark(runner) == 3
     assert {r.worker_id for _, r in plan.slices} == {"w1"}
 
@@ -309,11 +306,8 @@ def test_a_replay_takes_over_what_the_batch_holds_and_counts_it(queue: Queue) ->
     plan = successor.plan()
     assert sequences(plan) == sequences(first) == list(receipt.sequences)
     assert deliveries(plan) == {2}
-    assert parse_lease_id(plan.lease_id) == (
-        successor.checkpoint.offsets[-1]["stream"],
-        1,
-        successor.source.runner,
-    )
+    stream = successor.checkpoint.offsets[-1]["stream"]
+    assert parse_lease_id(plan.lease_id) == (stream, 1, successor.source.runner)
     assert plan.lease_id != first.lease_id
     assert mark(successor) == 4
     assert [alive.lease_id for alive in successor.alive] == [plan.lease_id]
