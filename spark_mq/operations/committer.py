@@ -38,7 +38,7 @@ from spark_mq.operations.command_json import (
 )
 from spark_mq.operations.payloads import FileChecks, PayloadFiles
 from spark_mq.operations.signals import destination_of, signals_of
-from spark_mq.storage.ledger_store import LedgerSnapshot
+from spark_mq.storage.ledger_files import LedgerSnapshot
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.optimistic_commit import commit
 from spark_mq.storage.request_files import DelegatedRequest

@@ -21,7 +21,7 @@ from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.committer import GroupCommitter
 from spark_mq.operations.payloads import FileChecks, PayloadFiles
 from spark_mq.storage.history_table import HistoryTable
-from spark_mq.storage.ledger_store import LedgerSnapshot
+from spark_mq.storage.ledger_files import LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON, LedgerTable
 from spark_mq.storage.log_recovery import tables_disagree
 from spark_mq.storage.message_table import MessageTable

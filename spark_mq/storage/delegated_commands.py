@@ -26,7 +26,7 @@ from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import FileInfo, ObjectStore
 from spark_mq.delta.store_errors import STORE_ERRORS, one_line, wrap_store_errors
 from spark_mq.errors import SparkMQError, StorageError
-from spark_mq.storage.ledger_store import PAUSE
+from spark_mq.storage.ledger_files import PAUSE
 from spark_mq.storage.request_files import (
     FOLDER,
     MAX_BYTES,

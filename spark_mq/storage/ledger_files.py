@@ -1,12 +1,13 @@
-"""Read the data files of ledgers: their rows, their events, and what to say of damage."""
+"""Read the data files of ledgers: what is read, its rows and events, and what to say of damage."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,12 +18,14 @@ from spark_mq.delta.store_errors import one_line
 from spark_mq.errors import CorruptLog
 from spark_mq.ledger.ranges import EVENT, Ledger
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA, MAX_SMALL_BYTES, decode_small, to_rows
-from spark_mq.storage.ledger_store import LedgerCommit
 from spark_mq.util.advice import drop_group
 from spark_mq.util.recent import RecentDict
 from spark_mq.util.show import show_name
 
 __all__ = [
+    "PAUSE",
+    "LedgerCommit",
+    "LedgerSnapshot",
     "event_cache",
     "ledger_cache",
     "read_rows",
@@ -30,6 +33,36 @@ __all__ = [
     "to_ledger_commit",
     "unreadable_ledger_error",
 ]
+
+# Key in a commit's note. Its value is the pause of its writer in seconds, if others compete.
+PAUSE: Final = "pause"
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSnapshot:
+    """A group's ledger as it was read, or None if the group does not exist."""
+
+    group: str
+    ledger: Ledger | None
+    token: Any  # identifies what was read, for a commit based on it
+    looked: bool = True  # the store was asked for newer commits
+    # Application transactions of earlier operations in the same commit.
+    txns: Mapping[str, int] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerCommit:
+    """A commit of the table, with its operation and its author."""
+
+    version: int
+    at: int  # microseconds since 1970
+    group: str | None
+    operation: str | None
+    operation_id: str | None
+    events: pa.Table  # that it wrote, in LEASES_SCHEMA
+    user: str | None = None  # the person who made it
+    detail: str | None = None  # that person's request
+
 
 # Most ledgers in memory during a scan, and most requests to a store at the same time.
 _AHEAD: Final = 16

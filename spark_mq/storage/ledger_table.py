@@ -24,6 +24,9 @@ from spark_mq.errors import CommitConflict, CorruptLog, NotAQueue, StorageError
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.storage.delegated_commands import SERVED, DelegationTurn, commit_pause_request
 from spark_mq.storage.ledger_files import (
+    PAUSE,
+    LedgerCommit,
+    LedgerSnapshot,
     event_cache,
     ledger_cache,
     read_rows,
@@ -32,7 +35,6 @@ from spark_mq.storage.ledger_files import (
     unreadable_ledger_error,
 )
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA, encode_ledger, from_rows
-from spark_mq.storage.ledger_store import PAUSE, LedgerCommit, LedgerSnapshot
 from spark_mq.storage.request_files import delete_old_requests
 from spark_mq.storage.table_cleanup import clean_ledgers
 from spark_mq.util.backoff import Backoff

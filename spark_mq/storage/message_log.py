@@ -30,9 +30,9 @@ from spark_mq.storage.id_files import IdFiles
 from spark_mq.storage.log_recovery import (
     tables_disagree,
 )
-from spark_mq.storage.message_trim import TRIMMED
 from spark_mq.storage.publish_receipt import PublishReceipt
 from spark_mq.storage.published_files import PublishedFiles, commit_matches
+from spark_mq.storage.table_cleanup import TRIMMED
 from spark_mq.util.notifier import notifier_for
 
 __all__ = ["MessageLog"]

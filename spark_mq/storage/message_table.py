@@ -23,11 +23,10 @@ from spark_mq.storage.log_recovery import (
     rewrite_commits,
 )
 from spark_mq.storage.message_log import MessageLog
-from spark_mq.storage.message_trim import drop_files
 from spark_mq.storage.pending_publish import PendingPublish, UniqueCommit, publish_change
 from spark_mq.storage.publish_receipt import PublishReceipt, check_txn
 from spark_mq.storage.published_files import PublishedFiles
-from spark_mq.storage.table_cleanup import clean_ids, clean_messages
+from spark_mq.storage.table_cleanup import clean_ids, clean_messages, drop_files
 
 __all__ = ["MessageTable"]
 

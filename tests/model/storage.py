@@ -29,7 +29,7 @@ from spark_mq.ledger.message_index import DataFile, MessageIndex
 from spark_mq.ledger.ranges import Ledger, Range
 from spark_mq.ledger.settings import new_settings
 from spark_mq.operations.context import QueueContext
-from spark_mq.storage.ledger_store import LedgerSnapshot
+from spark_mq.storage.ledger_files import LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.testing import ManualClock
 

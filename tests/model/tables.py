@@ -23,8 +23,8 @@ from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.archive_files import Filters
 from spark_mq.storage.history_table import HISTORY_SCHEMA, Archived
 from spark_mq.storage.id_files import new_name
+from spark_mq.storage.ledger_files import LedgerCommit, LedgerSnapshot
 from spark_mq.storage.ledger_rows import to_rows
-from spark_mq.storage.ledger_store import LedgerCommit, LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.log_recovery import LogPlan
 from spark_mq.storage.message_table import MessageTable
