@@ -14,7 +14,6 @@ from spark_mq.cli.app import run
 from spark_mq.cli.output import CommandFormatter
 
 EVIL = "\x1b]0;owned\x07\x1b[31m\x9b31m\u202egnp.exe\nspark-mq: forged\x85\u2028\ufeff\U000e0041"
-STEERS = [one for one in EVIL if not one.isprintable()]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from spark_mq import Lease, Message, Queue
+from spark_mq import Message, Queue
 from spark_mq.delta.actions import LOG_FOLDER
 from spark_mq.delta.local_files import LocalFiles
 from spark_mq.delta.log import CHECKPOINT_INTERVAL
@@ -27,6 +27,7 @@ from spark_mq.maintenance.retention import trim
 from spark_mq.maintenance.sweep import archive_history, index_commits
 from spark_mq.streaming.source import StreamOptions, StreamSource
 from support.handles import expire, housekeep
+from support.handles import lease as take
 from support.tables import context_of, group_ledger_of, ledgers_of
 
 Report = Callable[[Any], None]
@@ -159,12 +160,6 @@ class Case:
     def restart(self, queue: Queue) -> None:
         if self.repeated:
             self.act(queue, lambda _: None)
-
-
-def take(queue: Queue, count: int, group: str = "default") -> Lease:
-    lease = queue.group(group).lease("w", max_messages=count)
-    assert lease is not None
-    return lease
 
 
 def publish(queue: Queue, count: int = 12) -> None:

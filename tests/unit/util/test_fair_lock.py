@@ -7,21 +7,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.handles import until
 
 from spark_mq.util import fair_lock
 from spark_mq.util.fair_lock import FairLock, FileLock, fair_lock_for
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline, pause = time.monotonic() + 30, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to that"
-        pause.wait(0.001)
 
 
 def test_threads_enter_in_the_order_in_which_they_came() -> None:
