@@ -135,7 +135,7 @@ def main() -> int:
         )
         keep(given.curves, points, reported)
         print(f"    {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
-    if not given.only:  # what no part measures any more goes
+    if not given.only:  # what no part measures now goes
         every = merged(given.out, results, reported)
         left = [r for r in every if r["name"] in {result.name for result in results}]
         given.out.write_text(json.dumps({"results": left}, indent=2) + "\n")

@@ -27,7 +27,7 @@ class RowsMerge(RowsDeltaRs):
         self._to_enable = vectors
 
     def lease(self, count: int) -> Leased | None:
-        if self._to_enable:  # from here on delta-rs cannot write it any more
+        if self._to_enable:  # from here on delta-rs can no longer write it
             self.spark.sql(
                 f"ALTER TABLE delta.`{self.path}` SET TBLPROPERTIES "
                 "('delta.enableDeletionVectors' = 'true')"

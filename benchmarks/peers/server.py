@@ -39,7 +39,7 @@ def server_folder(owner: str | None = None) -> Iterator[Path]:
 
 
 def user_for_postgres() -> str | None:
-    """PostgreSQL refuses to run as root: then another user. None: as we are. Raises Missing."""
+    """Return another user if we are root, as PostgreSQL wants, else None. Raise Missing."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):

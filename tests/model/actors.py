@@ -359,7 +359,7 @@ class Checkpoint(NamedTuple):
 class Driver(Program):
     """One run after the other of a streaming query on a checkpoint.
 
-    ``handler`` None: a sink of Spark's own, without foreachBatch.
+    Without a ``handler`` it is a sink of Spark's own, without foreachBatch.
     """
 
     unseen = (OFF, "log", "commit")
@@ -380,7 +380,7 @@ class Driver(Program):
         super().__init__(name, who)
         self.checkpoint, self.handler = checkpoint, handler
         self.policy = None if ack is None else HandlerPolicy.validated(on_error, ack)
-        """None: the handler is the user's own foreachBatch function, and all that settles."""
+        """It is None if the handler is the user's own foreachBatch function, which settles."""
         self.options = StreamOptions(**options)
         self.extends, self.late = extends, late
         """Whether it only starts beside another driver on its checkpoint."""

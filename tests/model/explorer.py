@@ -158,7 +158,7 @@ class World:
         raise NotImplementedError
 
     def over(self, state: State) -> bool:
-        """Whether nothing that matters can happen any more to a finished world."""
+        """Whether nothing that matters can still happen to a finished world."""
         return False
 
     def report(self, state: State) -> str:

@@ -30,7 +30,7 @@ class Breaker(NamedTuple):
     streak: tuple[int, ...] = ()
     """The first messages of the leases that failed since the last ack."""
     trial_from: int | None = None
-    """When the next trial may be leased. None: it is closed."""
+    """When the next trial may be leased, or None if the breaker is closed."""
     trial: int | None = None
     failed: int = 0
     paused: bool = False
@@ -350,7 +350,7 @@ class _Noting:
             self.trouble.add((batch_of(lease), -1 - at))
 
     def intervened(self, m: int, how: str, force: bool) -> None:
-        """The owner has changed a message. A lease that held it may not settle it any more."""
+        """The owner has changed a message. A lease that held it may no longer settle it."""
         at = self.at[m]
         row = self._before(at)
         held = row is not None and row.state == LEASED

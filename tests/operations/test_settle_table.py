@@ -4,7 +4,7 @@ And once more after ranges have merged.
 
 A line reads: a message in this state, settled by a lease that was granted it, by this verb: so many
 settled, so many already settled, or why not. "lost" is a LeaseLost that names the message and the
-reason; "gone" one that knows only that the lease holds nothing any more.
+reason; "gone" one that knows only that the lease no longer holds anything.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def test_an_empty_list_is_nothing_to_do_in_any_state(case: Case, state: str, ver
 EXTEND = {"held": "settled 1", "past its deadline": "settled 1"}
 """To extend revives what nobody has leased since.
 
-Of anything else the lease holds nothing any more.
+Of anything else the lease no longer holds anything.
 """
 
 

@@ -193,7 +193,7 @@ def test_a_vacuum_that_forces_its_retention_takes_payloads_and_each_is_reported(
     assert knew.messages, "this handle has found the file of a good"
     DeltaTable(messages_of(queue).path).optimize.z_order(["published_at"])
     assert len(vacuum(messages_of(queue).path)) == 3
-    assert held.messages == [], "the lease holds nothing any more"
+    assert held.messages == [], "the lease no longer holds anything"
     assert held.ack().settled == 0
     queue.publish("d")
     for handle in (queue, seen):

@@ -393,7 +393,7 @@ CASES = [
 
 
 def child(name: str | None, path: str, die_at: int | None, pipe: Any) -> None:
-    """Runs a case by its name (None: the creation of a queue) and dies at a point; else reports the names of all points and ends."""
+    """Runs a case by its name, or the creation of a queue, and dies at a point; else reports the names of all points and ends."""
     points = Points(die_at)
     watch(points)
     points.around(Driver, "write", lambda _, what: f"checkpoint's {what}")

@@ -113,7 +113,7 @@ def test_release_restores_a_suspect_and_no_older_lease_id():
     assert group.at(0) == before._replace(
         lease_id=None, worker_id=None, leased_at=None, lease_size=None, available_at=group.now
     )
-    assert group.settle(ACK, "a").settled == 0, "the lease before has no claim any more"
+    assert group.settle(ACK, "a").settled == 0, "the lease before no longer has a claim"
 
 
 # -- late settles
@@ -298,11 +298,11 @@ def test_a_settle_touches_what_its_lease_holds_and_tells_of_the_rest(case, by, v
         assert outcome == SettleOutcome(settled=1, ranges=[(0, 0)])
         assert (outcome.states, outcome.next_due_at) == ({state: 1}, due)
         assert group.state(0) == state
-        assert not group.ledger.rows_held("a"), "nothing holds its id any more"
+        assert not group.ledger.rows_held("a"), "nothing holds its id now"
         return
     elif by == "whole lease":
         assert outcome == SettleOutcome(), (
-            "the lease holds nothing any more, and no message was named"
+            "the lease no longer holds anything, and no message was named"
         )
     elif expected == "settled":
         assert outcome == SettleOutcome(already_settled=1)
