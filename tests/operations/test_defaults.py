@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from support.handles import lease
 
-from spark_mq import ConsumerGroup, group
+from spark_mq import ConsumerGroup, GroupSettings, group
 from spark_mq.errors import InvalidOption
-from spark_mq.ledger.settings import GroupSettings
 from spark_mq.operations.keep_alive import KeepAlive
 from spark_mq.streaming.source import StreamOptions, check_attempts
 from spark_mq.testing import memory_queue

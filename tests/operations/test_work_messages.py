@@ -18,6 +18,7 @@ from support.handles import again, lease, until
 from support.tables import context_of, group_ledger_of, on_commands
 
 from spark_mq import (
+    Lease,
     Queue,
     ReceivedMessage,
     Reject,
@@ -27,7 +28,6 @@ from spark_mq import (
     errors,
 )
 from spark_mq.errors import InvalidHandlerResult, InvalidOption
-from spark_mq.lease import Lease
 from spark_mq.operations.keep_alive import KeepAlive
 from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.util.clock import SECOND
