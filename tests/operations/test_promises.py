@@ -54,6 +54,20 @@ def test_unread_messages_never_overtake_what_was_nacked_whole_twice(queue: Queue
     assert seen == [str(n) for n in range(9)]
 
 
+def test_the_pieces_of_a_second_failure_leave_each_fourth_lease_to_unread_messages(
+    queue: Queue,
+) -> None:
+    queue.publish([str(n) for n in range(128)])
+    for _ in range(2):
+        lease(queue, 64).nack(delay=0)
+    firsts = list[int]()
+    for _ in range(5):
+        taken = lease(queue, 64)
+        firsts.append(int(taken.messages[0].value))
+        taken.ack()
+    assert firsts == [0, 16, 32, 64, 48]
+
+
 def test_what_one_killed_worker_held_returns_whole_and_before_the_unread(
     queue: Queue, clock: ManualClock
 ) -> None:
