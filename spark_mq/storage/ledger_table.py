@@ -36,7 +36,7 @@ from spark_mq.storage.ledger_files import (
 )
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA, encode_ledger, from_rows
 from spark_mq.storage.request_files import delete_old_requests
-from spark_mq.storage.table_cleanup import clean_ledgers
+from spark_mq.storage.table_cleanup import clean_ledger_table
 from spark_mq.util.backoff import Backoff
 from spark_mq.util.fair_lock import FairLock, fair_lock_for
 from spark_mq.util.notifier import notifier_for
@@ -256,7 +256,7 @@ class LedgerTable:
     def clean(self, keep_versions: int | None, keep_seconds: float | None, *, archived: int) -> int:
         """Delete old versions up to `archived`. None keeps the default. Return how many files."""
         with wrap_store_errors(self.path, "cleaning"):
-            deleted = clean_ledgers(self.log, keep_versions, keep_seconds, archived=archived)
+            deleted = clean_ledger_table(self.log, keep_versions, keep_seconds, archived=archived)
             return deleted + (0 if self.files.is_local else delete_old_requests(self.files))
 
     @property

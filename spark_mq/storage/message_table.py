@@ -26,7 +26,7 @@ from spark_mq.storage.message_log import MessageLog
 from spark_mq.storage.pending_publish import PendingPublish, UniqueCommit, publish_change
 from spark_mq.storage.publish_receipt import PublishReceipt, check_txn
 from spark_mq.storage.published_files import PublishedFiles
-from spark_mq.storage.table_cleanup import clean_ids, clean_messages, drop_files
+from spark_mq.storage.table_cleanup import clean_ids, clean_message_tables, drop_files
 
 __all__ = ["MessageTable"]
 
@@ -209,4 +209,4 @@ class MessageTable(MessageLog):
     def clean(self, keep_versions: int | None, keep_seconds: float | None) -> int:
         """Delete old commits that ``commits/`` has. Return the number of files."""
         with wrap_store_errors(self.path, "cleaning"):
-            return clean_messages(self.log, self.commits, keep_versions, keep_seconds)
+            return clean_message_tables(self.log, self.commits, keep_versions, keep_seconds)

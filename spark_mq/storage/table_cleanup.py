@@ -20,8 +20,8 @@ from spark_mq.storage.id_files import DEDUP_APP, IdFiles
 __all__ = [
     "TRIMMED",
     "clean_ids",
-    "clean_ledgers",
-    "clean_messages",
+    "clean_ledger_table",
+    "clean_message_tables",
     "drop_files",
 ]
 
@@ -39,7 +39,7 @@ BLOCK_FILES: Final = 50_000  # that one step holds in memory
 COMMIT_FILES: Final = 10_000  # that one commit removes
 
 
-def clean_messages(
+def clean_message_tables(
     log: DeltaLog, commits: CommitsTable, keep_versions: int | None, keep_seconds: float | None
 ) -> int:
     """Delete commits of ``messages/`` that ``commits/`` has. Return the number of files."""
@@ -67,7 +67,7 @@ def _conflict_with_ids(state: TableState) -> Change:
     return Change(uuid.uuid4().hex, FIND_ORPHANS, txns=[(DEDUP_APP, state.txns[DEDUP_APP])])
 
 
-def clean_ledgers(
+def clean_ledger_table(
     log: DeltaLog, keep_versions: int | None, keep_seconds: float | None, *, archived: int
 ) -> int:
     """Delete archived versions of ``leases/``. Return the number of files."""

@@ -1,6 +1,9 @@
-"""A real process killed with SIGKILL before and after each commit and each file that an operation writes; then a restart, a drain, a check.
+"""Kill a real process before and after each commit and each file that an operation writes.
 
-The points are not a list that could grow stale: a run that does not die reports them. ``WANTED`` says which of them there must be at least.
+Then restart, drain and check the queue.
+
+A run that does not die reports the points, so their list cannot grow stale. ``WANTED`` has those
+that there must be at least.
 """
 
 from __future__ import annotations
@@ -37,30 +40,41 @@ FORKS.set_forkserver_preload(
 
 WANTED = {
     "publish": ["write of a data file of messages/", "commit 'publish' of messages/"],
-    "publish with a producer's number": ["write of a data file of messages/", "commit 'publish' of messages/"],
+    "publish with a producer's number": ["write of a data file of messages/",
+        "commit 'publish' of messages/"],
     "buffered publisher": ["write of a data file of messages/", "commit 'publish' of messages/"],
     "group": ["commit 'create group' of leases/"],
-    "lease and extend": ["commit 'create group' of leases/", "commit 'lease' of leases/", "commit 'extend' of leases/"],
+    "lease and extend": ["commit 'create group' of leases/", "commit 'lease' of leases/",
+        "commit 'extend' of leases/"],
     "settle": [f"commit '{verb}' of leases/" for verb in ("ack", "nack", "reject", "release")],
     "work": [f"commit '{name}' of leases/" for name in ("lease", "ack+lease", "ack")],
-    "checkpoint": ["commit 'lease' of leases/", "commit 'ack' of leases/", "write of the checkpoint of leases/", "write of the hint of leases/"],
+    "checkpoint": ["commit 'lease' of leases/", "commit 'ack' of leases/",
+        "write of the checkpoint of leases/", "write of the hint of leases/"],
     "seek": ["commit 'seek' of leases/"],
-    "purge": ["commit 'seek' of leases/", "commit 'trim' of leases/", "commit 'trim' of messages/", "delete of a data file of messages/"],
+    "purge": ["commit 'seek' of leases/", "commit 'trim' of leases/", "commit 'trim' of messages/",
+        "delete of a data file of messages/"],
     "configure": ["commit 'configure' of leases/"],
     "drop": ["commit 'drop group' of leases/"],
     "unblock": ["commit 'unblock: drop' of leases/"],
     "expire": ["commit 'expire' of leases/"],
-    "route": ["commit 'freeze dead' of leases/", "commit 'route' of messages/", "commit 'routed' of leases/"],
-    "redrive": ["commit 'freeze redrive' of leases/", "commit 'redrive' of messages/", "commit 'redriven' of leases/"],
-    "trim": ["commit 'trim' of leases/", "commit 'trim' of messages/", "delete of a data file of messages/"],
-    "index": ["creation of commits/", "write of a data file of commits/", "commit 'index commits' of commits/"],
+    "route": ["commit 'freeze dead' of leases/", "commit 'route' of messages/",
+        "commit 'routed' of leases/"],
+    "redrive": ["commit 'freeze redrive' of leases/", "commit 'redrive' of messages/",
+        "commit 'redriven' of leases/"],
+    "trim": ["commit 'trim' of leases/", "commit 'trim' of messages/",
+        "delete of a data file of messages/"],
+    "index": ["creation of commits/", "write of a data file of commits/",
+        "commit 'index commits' of commits/"],
     "archive": ["creation of history/", "commit 'archive' of history/"],
     "housekeeping": [
-        "write of the checkpoint of messages/", "write of the checkpoint of leases/", "write of the hint of messages/", "write of the hint of leases/",
+        "write of the checkpoint of messages/", "write of the checkpoint of leases/",
+        "write of the hint of messages/", "write of the hint of leases/",
         "delete of a data file of leases/", "delete of a commit of leases/",
     ],
-    "sweep": ["commit 'route' of messages/", "commit 'index commits' of commits/", "commit 'archive' of history/"],
-    "stream": ["commit 'lease' of leases/", "commit 'ack' of leases/", "checkpoint's offset", "checkpoint's sink", "checkpoint's commit"],
+    "sweep": ["commit 'route' of messages/", "commit 'index commits' of commits/",
+        "commit 'archive' of history/"],
+    "stream": ["commit 'lease' of leases/", "commit 'ack' of leases/", "checkpoint's offset",
+        "checkpoint's sink", "checkpoint's commit"],
     "ordered stream": [
         "commit 'lease' of leases/", "commit 'nack' of leases/", "commit 'ack' of leases/",
         "checkpoint's offset", "checkpoint's sink", "checkpoint's commit",
@@ -84,7 +98,7 @@ def run(
 
 
 def steps(wanted: str) -> list[str]:
-    """The system calls of a step: a commit is written, linked, and its temporary file removed; others are written and renamed."""
+    """Return the system calls of a step. A commit is linked, other files are renamed."""
     if wanted.startswith(("commit '", "creation of")):
         return [f"write of {wanted}", wanted, f"removal of the temporary of {wanted}"]
     if wanted.startswith("write of"):
@@ -93,7 +107,7 @@ def steps(wanted: str) -> list[str]:
 
 
 def drain(queue: Queue) -> None:
-    """A good worker in each group, after all leases have run out, until nothing is left; and the chores."""
+    """Drain each group after all leases have run out, and run the chores."""
     for name in {"default", *queue.groups()}:
         queue.group(name).work(lambda lease: None, max_messages=100, until="empty")
     queue.sweep()
@@ -138,7 +152,7 @@ def checked(case: Case, path: Path, reported: list[int], killed: str) -> Counter
     assert set(reported) <= before, f"{killed}: what was confirmed is not there"
     case.restart(later())
     drain(later())
-    # A lease of the killed is expired by a clock that is 2 hours ahead of the one that dates commits.
+    # A clock that is 2 hours ahead of the one that dates commits expires the killed one's lease.
     groups = [name for name in later().groups() if name != "late"]
     rows, sequences = history(path), set(published(path)) | before
     if case.name == "drop":
@@ -185,7 +199,7 @@ def all_gone(queue: Queue, path: Path, killed: str) -> None:
 
 
 def dropped(queue: Queue, path: Path, killed: str) -> None:
-    """It is gone, or as it was: then it goes now, and a new one of the name starts at the beginning."""
+    """Check that it is gone or as it was. Then a new one of its name starts at the beginning."""
     with contextlib.suppress(errors.GroupNotFound):
         queue.drop_group("other")
     assert queue.groups() == ["default"], killed
@@ -240,8 +254,10 @@ EXTRA = {
 def test_a_queue_whose_creation_was_killed_can_be_created(tmp_path: Path) -> None:
     code, reported = run(None, tmp_path / "whole")
     assert code == 0
-    assert [p for p in reported["points"] if p.startswith("before creation") and p.endswith("/")] == [
-        "before creation of messages/", "before creation of leases/", "before creation of messages/", "before creation of leases/",
+    points = reported["points"]
+    assert [p for p in points if p.startswith("before creation") and p.endswith("/")] == [
+        "before creation of messages/", "before creation of leases/",
+        "before creation of messages/", "before creation of leases/",
     ]  # fmt: skip
     for at, point in enumerate(reported["points"]):
         path = tmp_path / str(at)

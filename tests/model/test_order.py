@@ -1,7 +1,7 @@
-"""Any sequence of operations keeps the order of each key, judged as one queue for each key and priority.
+"""Keep the order of each key in any sequence of operations, judged by a queue for each key.
 
-The judge knows keys, priorities, sequences and the state of each message. It knows neither slots nor ranges. Lanes it
-uses only to say that a lease without messages was right.
+The judge knows keys, priorities, sequences and the state of each message, but neither slots nor
+ranges. It uses lanes only to say that a lease without messages was right.
 """
 
 from __future__ import annotations
@@ -68,8 +68,9 @@ class Order(RuleBasedStateMachine):
     def begin(self, *, lanes, n, ordered, exhausted, in_flight):
         self.layout, self.ordered = SlotLayout(lanes), ordered
         self.rules = limits(
-            max_delivery_attempts=n, clock_skew=0, retry_delay=5 * SECOND, on_max_deliveries=exhausted,
-            max_in_flight=in_flight, breaker_threshold=None, order="key" if ordered else "none",
+            max_delivery_attempts=n, clock_skew=0, retry_delay=5 * SECOND,
+            on_max_deliveries=exhausted, max_in_flight=in_flight, breaker_threshold=None,
+            order="key" if ordered else "none",
         )  # fmt: skip
         self.index, self.ledger = MessageIndex(lanes=lanes), Ledger(LedgerHeader())
         self.messages: list[Message] = []
@@ -264,7 +265,7 @@ class Order(RuleBasedStateMachine):
         self._judge_returned(before, after, known - meant, outcome, verb)
 
     def _judge_returned(self, before, after, others, outcome, verb):
-        """What the command does not name stays, or has returned uncounted behind a message of its lane."""
+        """What the command does not name stays, or returned uncounted after one of its lane."""
         gone = {seq for seq in others if after[seq][0] != "leased"}
         reported = self._inside(outcome.returned)
         if self.ordered and verb in (NACK, RELEASE):
@@ -318,8 +319,8 @@ class Order(RuleBasedStateMachine):
         mine = [one for one in self.leases if one.startswith(prefix)]
         self.expire(*mine)
         self.ledger, granted = replay_batch(
-            self.ledger, self.now, self.rules, prefix, lease_id=f"{prefix}{self.ids}", worker_id="w",
-            expires_at=self.now + TIMEOUT, granted_before=again, index=self.index,
+            self.ledger, self.now, self.rules, prefix, lease_id=f"{prefix}{self.ids}",
+            worker_id="w", expires_at=self.now + TIMEOUT, granted_before=again, index=self.index,
         )  # fmt: skip
         if granted:
             self.leases.append(f"{prefix}{self.ids}")

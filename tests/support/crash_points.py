@@ -1,7 +1,8 @@
-"""Dying at a given step: the places where a queue's code writes, wrapped from outside, and what to do there, operation by operation.
+"""Let a process die at a given step of an operation, by functions around the queue's writes.
 
-Nothing in spark_mq knows of this. Every write goes through one of the functions in :func:`watch`; in the process that is to die they count,
-before and after, and at the chosen count the process kills itself with SIGKILL. Run with no count chosen, it reports the names of the points.
+Nothing in spark_mq knows of this. Every write goes through one of the functions in :func:`watch`.
+They count before and after it, and at the chosen count the process kills itself with SIGKILL.
+Without a chosen count it reports the names of the points.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Points:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def named(self, name: Callable[..., str], *args: Any, **options: Any) -> str:
-        """A step's name. A step without one ends the process: spark_mq, which retries and logs errors, must not hide that."""
+        """Return a step's name. One without a name ends the process, as spark_mq logs errors."""
         try:
             return name(*args, **options)
         except Exception:
@@ -145,7 +146,9 @@ def _kind(path: str) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """An operation to die in. ``prepare`` makes the queue, ``act`` is what dies. If it is ``repeated``, it runs again after its death.
+    """An operation to die in: ``prepare`` makes the queue, and ``act`` is what dies.
+
+    If it is ``repeated``, it runs again after its death.
 
     ``ahead``: seconds by which the clock of ``act`` is ahead, for what needs time to pass.
     """
@@ -215,7 +218,7 @@ def nearly_a_checkpoint(queue: Queue) -> None:
 
 
 def across_a_checkpoint(queue: Queue, report: Report) -> None:
-    """The commit of version 100 writes a checkpoint, in a thread: one after the other here, so that each run is alike."""
+    """Commit version 100 and its checkpoint one after the other, so that each run is alike."""
     for _ in range(2):
         lease = take(queue, 3)
         wait_for_checkpoints()
@@ -269,7 +272,7 @@ def left_alone(queue: Queue) -> None:
 
 
 def stream(queue: Queue, report: Report = lambda _: None) -> None:
-    """Runs a query with a checkpoint and an idempotent sink until the queue is empty, from wherever the last run died."""
+    """Run a query with an idempotent sink until the queue is empty, as a restart does."""
     driver = Driver(queue)
     driver.run()
 
@@ -279,7 +282,7 @@ def rows_of(plan: Any) -> list[int]:
 
 
 class Driver:
-    """What Spark does around the source, with its checkpoint and the sink in a file. Each write of that is a point to die at, too."""
+    """Do what Spark does around the source. Each write of its checkpoint is a point to die at."""
 
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
@@ -337,7 +340,8 @@ def publish_keys(queue: Queue) -> None:
 class OrderedDriver(Driver):
     """A stream of an ordered group, in which the first row of each second batch fails.
 
-    It fails before the sink is written. The sink gets what the lease still holds. A replay of a written batch fails nothing.
+    It fails before the sink is written, which gets what the lease still holds. A replay of a
+    written batch fails nothing.
     """
 
     def batch(self, plan: Any, n: int) -> None:
@@ -393,7 +397,7 @@ CASES = [
 
 
 def child(name: str | None, path: str, die_at: int | None, pipe: Any) -> None:
-    """Runs a case by its name, or the creation of a queue, and dies at a point; else reports the names of all points and ends."""
+    """Run a case by its name, and die at a point, or report the names of all points."""
     points = Points(die_at)
     watch(points)
     points.around(Driver, "write", lambda _, what: f"checkpoint's {what}")

@@ -25,17 +25,24 @@ def public(thing: object) -> set[str]:
 
 def test_a_queue_shows_its_public_members() -> None:
     assert public(memory_queue()) == {
-        "create", "dead_letters", "drop_group", "finished", "group", "groups", "horizon", "last_producer_sequence", "name", "open",
-        "path", "publish", "publisher", "purge", "recover", "redrive", "rehome", "settings", "stats", "sweep", "trace",
-        "blockers", "configure", "describe", "drop", "drop_at", "find", "find_all", "health", "changes", "dead_letter_reasons", "list_dead_letters", "locate", "newest_dead_letters", "peek", "sweep_state", "throughput",
+        "create", "dead_letters", "drop_group", "finished", "group", "groups", "horizon",
+        "last_producer_sequence", "name", "open",
+        "path", "publish", "publisher", "purge", "recover", "redrive", "rehome", "settings",
+        "stats", "sweep", "trace",
+        "blockers", "configure", "describe", "drop", "drop_at", "find", "find_all", "health",
+        "changes", "dead_letter_reasons", "list_dead_letters", "locate", "newest_dead_letters",
+        "peek", "sweep_state", "throughput",
     }  # fmt: skip
 
 
 def test_a_group_shows_its_public_members() -> None:
     assert public(memory_queue().group()) == {
-        "ack", "blocked_because", "configure", "ensure", "exists", "expire", "extend", "for_each_batch", "lease", "nack", "name",
-        "pause", "reject", "release", "resume", "seek", "settings", "stats", "unblock", "work", "discard", "retry_now", "dead_letter",
-        "hot_keys", "lanes", "last_errors", "leases", "most_failing", "priorities", "peek", "preview_seek", "slowest", "workers",
+        "ack", "blocked_because", "configure", "ensure", "exists", "expire", "extend",
+        "for_each_batch", "lease", "nack", "name",
+        "pause", "reject", "release", "resume", "seek", "settings", "stats", "unblock", "work",
+        "discard", "retry_now", "dead_letter",
+        "hot_keys", "lanes", "last_errors", "leases", "most_failing", "priorities", "peek",
+        "preview_seek", "slowest", "workers",
     }  # fmt: skip
 
 
@@ -43,7 +50,8 @@ def test_a_lease_shows_its_public_members() -> None:
     queue = memory_queue()
     queue.publish("a")
     assert public(queue.group().lease("w")) == {
-        "ack", "expires_at", "extend", "keep_alive", "lease_id", "messages", "nack", "reject", "release", "table", "worker_id",
+        "ack", "expires_at", "extend", "keep_alive", "lease_id", "messages", "nack", "reject",
+        "release", "table", "worker_id",
     }  # fmt: skip
 
 
