@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Another Spark or another project's modules must not get in front of what .venv holds.
 unexport SPARK_HOME PYTHONPATH PYTHONHOME
 
-# In front of whatever starts Spark: a Java that fits, and .venv's spark-submit.
+# In front of each command that starts Spark: a Java that fits, and .venv's spark-submit.
 with_spark = JAVA_HOME=$$(sh scripts/ensure-java) && export JAVA_HOME && PATH="$(CURDIR)/.venv/bin:$$PATH"
 
 .PHONY: help
@@ -119,7 +119,7 @@ test-cluster: setup ## run the tests on a Spark cluster of processes, whose exec
 	@$(with_spark) $(python) -m pytest --cluster tests/cluster $(quick) --durations=10
 
 # Beside .venv's own packages, for these programs alone. What both need is of the version that .venv has: these come first on the path,
-# and pip reports whatever in .venv does not fit them as an error.
+# and pip reports a package of .venv that does not fit them as an error.
 .venv/connect/.installed: .venv/.installed
 	@$(python) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["connect"], sep="\n")' \
 	  > .venv/connect.txt
@@ -179,7 +179,7 @@ docs: setup .venv/.docs ## build the documentation into build/docs, with warning
 	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	@touch $@
 
-# Servers that are not there for this machine are no error: the benchmark tells them as missing. No stamp then, so the next run tries again.
+# Servers that are not there for this machine are no error: the benchmark reports them as missing. No stamp then, so the next run tries again.
 .PHONY: bench-peers
 bench-peers: .venv/.bench
 	@test .venv/.peers -nt pyproject.toml \
