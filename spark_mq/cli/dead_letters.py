@@ -77,7 +77,7 @@ def redrive(
     rate: Annotated[float | None, option("The most messages a second.")] = None,
     dry_run: Annotated[bool, option("Only list which.")] = False,
 ) -> Rows | Mapping[str, Any]:
-    """Publish dead letters into their queue again, each once. Asks first."""
+    """Publish dead letters into their queue again, each once, for all groups. Asks first."""
     queue = on.queue
     if dry_run:
         return _letters(on, where, limit)
