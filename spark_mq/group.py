@@ -76,7 +76,7 @@ class ConsumerGroup(GroupViews):
 
     # -- the group itself
 
-    @acting_by_default()
+    @acting_by_default
     def ensure(self) -> ConsumerGroup:
         """Create the group at its start position if it does not exist.
 
@@ -89,7 +89,7 @@ class ConsumerGroup(GroupViews):
         """Return whether the group has been created."""
         return self._ledger.exists()
 
-    @acting_by_default()
+    @acting_by_default
     def seek(self, to: str | int | datetime) -> None:
         """Move the group: earlier messages are skipped, all from there on are unread.
 
@@ -105,7 +105,7 @@ class ConsumerGroup(GroupViews):
         self._ledger.create_if_missing()
         self._ledger.run(Seek(target))
 
-    @acting_by_default()
+    @acting_by_default
     def configure(self, **settings: Unpack[GroupOptions]) -> GroupSettings:
         """Change settings of the group in one commit. Return all settings.
 
@@ -127,7 +127,7 @@ class ConsumerGroup(GroupViews):
         """Return the settings. A missing group has the queue's defaults."""
         return self._ledger.settings()
 
-    @acting_by_default()
+    @acting_by_default
     def unblock(self, to: str, sequences: Iterable[int] | None = None) -> int:
         """Decide about messages that block the group. Return their number.
 
@@ -223,7 +223,7 @@ class ConsumerGroup(GroupViews):
         why = validate_error(reason, "reason")
         return change_messages(self._ledger, DEAD_LETTER, found, reason=why, force=force, by=by)
 
-    @acting_by_default()
+    @acting_by_default
     def pause(self, reason: str | None = None) -> None:
         """Stop new leases of the group, in every process, until :meth:`resume`.
 
@@ -238,7 +238,7 @@ class ConsumerGroup(GroupViews):
         self._ledger.create_if_missing()
         self._ledger.run(Pause(why))
 
-    @acting_by_default()
+    @acting_by_default
     def resume(self) -> None:
         """End a pause, and close the breaker. Raises GroupNotFound."""
         self._ledger.run(Resume())

@@ -199,7 +199,7 @@ class Queue(QueueViews):
         """Return the settings of the queue."""
         return self._context.settings
 
-    @acting_by_default()
+    @acting_by_default
     def configure(self, **settings: Unpack[QueueOptions]) -> QueueSettings:
         """Change settings of the queue in one commit. Return all settings.
 
@@ -350,7 +350,7 @@ class Queue(QueueViews):
         """Return the names of the groups that exist."""
         return self._context.ledgers.groups()
 
-    @acting_by_default()
+    @acting_by_default
     def drop_group(self, name: str) -> None:
         """Drop a group with its ledger. Raises GroupNotFound.
 
@@ -392,7 +392,7 @@ class Queue(QueueViews):
         """Return the trim horizon: messages up to it may be gone. -1 before the first trim."""
         return self._context.horizon()
 
-    @acting_by_default()
+    @acting_by_default
     def purge(self, name: str) -> PurgeResult:
         """Drop every message published up to now, for all groups. They count as skipped.
 
@@ -422,7 +422,7 @@ class Queue(QueueViews):
         """
         return run_sweep(self._context, copy)
 
-    @acting_by_default()
+    @acting_by_default
     def redrive(
         self,
         *,

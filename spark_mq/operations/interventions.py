@@ -11,7 +11,7 @@ from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.message_search import find_values
 from spark_mq.util.advice import FORCE, NAME_MESSAGES
 from spark_mq.util.show import show_some
-from spark_mq.util.user import acting_as, acting_by_default
+from spark_mq.util.user import act_as
 
 __all__ = ["change_messages", "find_messages"]
 
@@ -85,9 +85,8 @@ def change_messages(
     """Change messages, and count them. Raise GroupNotFound, or MessagesHeld unless `force`."""
     if not intervals:
         return 0
-
-    with acting_as(by) if by else acting_by_default():
-        done = ledger.run(Intervene(how, intervals, reason, force))
+    command = Intervene(how, intervals, reason, force)
+    done = act_as(by or None, lambda: ledger.run(command))
     if done.held:
         raise _held(ledger.name, how, done)
     return done.changed

@@ -6,35 +6,43 @@ import getpass
 import os
 import re
 import socket
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar, copy_context
+from functools import partial, wraps
+from typing import Any, Final, ParamSpec, TypeVar
 
 from spark_mq.util.validation import validate_name
 
-__all__ = ["acting_as", "acting_by_default", "current_user", "with_user", "worker_name"]
+__all__ = ["act_as", "acting_by_default", "current_user", "with_user", "worker_name"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _USER: Final[ContextVar[str | None]] = ContextVar("spark_mq_user", default=None)
 MAX_LENGTH: Final = 200  # characters of a name that are kept
 
 
-@contextmanager
-def acting_as(user: str) -> Iterator[None]:
-    """Note a person's printable name in the ledger commits of this thread in the block."""
-    name = "".join(one if one.isprintable() else "�" for one in user)[:MAX_LENGTH]
-    token = _USER.set(name or None)
-    try:
-        yield
-    finally:
-        _USER.reset(token)
+def act_as(user: str | None, call: Callable[[], T]) -> T:
+    """Call a function whose ledger commits note a person's printable name.
+
+    None stands for the person who is noted already, or for this process's user and host. The call
+    has a context of its own, because a Ctrl-C must not leave the name to later calls.
+    """
+    given = _USER.get() or _process_user() if user is None else user
+    name = "".join(one if one.isprintable() else "�" for one in given)[:MAX_LENGTH]
+    context = copy_context()
+    context.run(_USER.set, name or None)
+    return context.run(call)
 
 
-@contextmanager
-def acting_by_default() -> Iterator[None]:
-    """Note this process's user and host, unless a person is noted."""
-    with acting_as(_USER.get() or _process_user()):
-        yield
+def acting_by_default(method: Callable[P, T]) -> Callable[P, T]:
+    """Let the ledger commits of a method note this process's user, unless a person is noted."""
+
+    @wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return act_as(None, partial(method, *args, **kwargs))
+
+    return call
 
 
 def _process_user() -> str:

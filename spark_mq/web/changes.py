@@ -11,7 +11,7 @@ from spark_mq.errors import InvalidOption
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.setting_fields import settings_of
 from spark_mq.util.show import show_some
-from spark_mq.util.user import acting_as
+from spark_mq.util.user import act_as
 from spark_mq.util.validation import validate_choice, validate_position
 from spark_mq.web.message_pages import limit_of, trial
 from spark_mq.web.render import href, render
@@ -170,8 +170,7 @@ def change(view: View) -> str:
     do, action = _action(view)
     view.check_form()
     action.ask(view)  # refuses a group that does not exist
-    with acting_as(view.user):
-        made = action.run(view)
+    made = act_as(view.user, lambda: action.run(view))
     view.overviews.forget(view.name)
     _log.info("user %r: %s in %s", view.user, do, view.name)
     counts = made if isinstance(made, Mapping) else {}

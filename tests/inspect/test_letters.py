@@ -9,7 +9,7 @@ import pytest
 from support.people import own_user
 
 from spark_mq import InvalidOption, Message, Queue
-from spark_mq.util.user import acting_as, current_user
+from spark_mq.util.user import act_as, current_user
 
 
 def with_letters(queue: Queue) -> Queue:
@@ -72,11 +72,10 @@ def test_letters_of_another_queue_are_left_out(delta_queue: Callable[..., Queue]
 def test_history_names_the_user_who_made_a_change(queue: Queue) -> None:
     with_letters(queue)
     group = queue.group("billing")
-    with acting_as("alice"):
-        group.pause("repairs")
-        group.seek("latest")
-    with acting_as("bob\x1b"):
-        assert queue.redrive(where="consumer_group = 'audit'").messages == 2
+    act_as("alice", lambda: group.pause("repairs"))
+    act_as("alice", lambda: group.seek("latest"))
+    redriven = act_as("bob\x1b", lambda: queue.redrive(where="consumer_group = 'audit'"))
+    assert redriven.messages == 2
     group.resume()
     assert current_user() is None
     made = [(one.operation, one.user, one.in_dead_letters) for one in queue.changes()]
@@ -92,10 +91,9 @@ def test_history_names_the_user_who_made_a_change(queue: Queue) -> None:
 
 def test_a_trace_names_the_user(queue: Queue) -> None:
     (sequence,) = queue.publish("a").sequences
-    with acting_as("alice"):
-        queue.group("g").configure(max_delivery_attempts=1, on_max_deliveries="block")
-        queue.group("g").lease("w").nack(error="x")
-        queue.group("g").unblock("drop")
+    queue.group("g").configure(max_delivery_attempts=1, on_max_deliveries="block")
+    queue.group("g").lease("w").nack(error="x")
+    act_as("alice", lambda: queue.group("g").unblock("drop"))
     events = queue.trace(sequence).events
     assert [one.user for one in events if one.event == "unblocked"] == ["alice"]
     assert "user alice" in str(queue.trace(sequence))
@@ -108,10 +106,9 @@ def test_a_user_is_noted_with_the_own_operation_only(queue: Queue) -> None:
     ready, wait = threading.Barrier(2), 60
 
     def pausing() -> None:
-        with acting_as("alice"):
-            ready.wait(wait)
-            for _ in range(5):
-                group.pause("x")
+        ready.wait(wait)
+        for _ in range(5):
+            act_as("alice", lambda: group.pause("x"))
 
     thread = threading.Thread(target=pausing)
     thread.start()

@@ -38,7 +38,7 @@ from spark_mq.storage import archive_table
 from spark_mq.storage import history_table as history_of
 from spark_mq.testing import ManualClock
 from spark_mq.util.clock import to_datetime
-from spark_mq.util.user import acting_as
+from spark_mq.util.user import act_as
 
 Make = Callable[..., Queue]
 
@@ -807,8 +807,7 @@ def test_a_copy_shows_its_redrive_as_an_event(queue: Queue, clock: ManualClock) 
     lease(queue).reject(error="no")
     queue.sweep()
     clock.advance("1h")
-    with acting_as("alice"):
-        queue.redrive()
+    act_as("alice", queue.redrive)
     after = queue.find(message_id="m")[0]
     clock.advance("1h")
     lease(queue).ack()

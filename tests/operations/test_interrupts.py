@@ -29,6 +29,7 @@ from spark_mq.parquet.read_permits import read_permits
 from spark_mq.spark import on_sigterm, shutdown
 from spark_mq.testing import memory_queue
 from spark_mq.util.call_batcher import CallBatcher
+from spark_mq.util.user import current_user
 
 PACKAGE = os.path.dirname(spark_mq.__file__)
 Line = tuple[str, int]
@@ -177,7 +178,9 @@ def works(queue: Queue) -> str:
         use(queue)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    return f"it keeps {len(read_permits.held)} slots" if read_permits.held else ""
+    if (user := current_user()) is not None:
+        return f"later calls act as {user}"
+    return f"it keeps {len(read_permits.held)} permits" if read_permits.held else ""
 
 
 def interrupt(call: str, fresh: Callable[[], Queue], chosen: Callable[[int, Line], bool]) -> None:

@@ -35,7 +35,7 @@ from spark_mq.storage.request_files import (
     MAX_BYTES,
     delete_old_requests,
 )
-from spark_mq.util.user import acting_as
+from spark_mq.util.user import act_as
 
 MINUTE = 60.0
 __all__ = ["machines"]
@@ -557,8 +557,7 @@ def test_a_writer_waits_for_the_commit_of_the_one_before_it(
 
 def test_commits_by_a_person_are_not_delegated(queue: Queue, byte_store: ByteStore) -> None:
     written = byte_store.paths("write")
-    with acting_as("ann"):
-        leased(queue, 5)
+    act_as("ann", lambda: leased(queue, 5))
     assert written
     assert not [path for path in written if path.startswith(FOLDER)]
 
