@@ -78,7 +78,7 @@ def _rounded_up(at: datetime) -> str:
 
 def may_match(file: AddFile, filters: Filters) -> bool:
     """Return whether a file may have rows that match, by its statistics."""
-    stats = json.loads(file.stats or "{}")
+    stats = file.statistics
     bounds = {"<=": stats.get("minValues") or {}, ">=": stats.get("maxValues") or {}}
     for name, operator, value in filters:
         bound = bounds.get(operator, {}).get(name)

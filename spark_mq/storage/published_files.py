@@ -10,7 +10,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -150,26 +150,22 @@ class PublishedFiles:
         for path, add in fresh.items():
             if add.data_change:
                 rows = self.rows(add, version, check=claimed > MAX_UNCHECKED_ROWS)
-                at = commit.timestamp or add.modified * 1000
-                times = (
-                    read_delivery_times(self._files, path)
-                    if may_have_times(add.statistics)
-                    else None
-                )
-                slots = self._slots_of(path, add, rows)
+                at, stats = commit.timestamp or add.modified * 1000, add.statistics
+                times = read_delivery_times(self._files, path) if may_have_times(stats) else None
+                slots = self._slots_of(add, stats, rows)
                 first = sequence(version, ordinal)
                 files.append(DataFile(first, rows, path, add.size, at, times, slots))
                 ordinal += rows
         return files
 
-    def _slots_of(self, path: str, add: AddFile, rows: int) -> str:
+    def _slots_of(self, add: AddFile, stats: Mapping[str, Any], rows: int) -> str:
         """Return the slots of a file by its tag, or by its keys if no tag fits."""
         layout = self.index.layout
         text = add.tags.get(SLOTS_TAG)
         if text is not None and valid_slots(text, layout, rows):
             return str(text)
-        if rows and (layout.lanes or may_have_priorities(add.statistics)):
-            found = read_slots(self._files, path, layout.lanes)
+        if rows and (layout.lanes or may_have_priorities(stats)):
+            found = read_slots(self._files, add.path, layout.lanes)
             return found if not found or valid_slots(found, layout, rows) else ""
         return ""
 

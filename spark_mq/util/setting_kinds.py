@@ -71,8 +71,15 @@ class Kind:
         return str(value)
 
 
+class _Number(Kind):
+    """A kind that a person may type in digits."""
+
+    def parse(self, text: str) -> float | str:
+        return parse_number(text)
+
+
 @dataclass(frozen=True)
-class Duration(Kind):
+class Duration(_Number):
     """Durations. Tables store them in microseconds."""
 
     zero: bool = False
@@ -87,9 +94,6 @@ class Duration(Kind):
     def check(self, name: str, value: Any) -> timedelta:
         return timedelta(microseconds=validate_duration(name, value, zero=self.zero))
 
-    def parse(self, text: str) -> float | str:
-        return parse_number(text)
-
     def encode(self, value: timedelta) -> int:
         return value // MICROSECOND
 
@@ -98,7 +102,7 @@ class Duration(Kind):
 
 
 @dataclass(frozen=True)
-class Count(Kind):
+class Count(_Number):
     """Whole numbers of a unit, such as messages."""
 
     unit: str
@@ -111,23 +115,17 @@ class Count(Kind):
         end = " or more" if self.most == Count.most else f" to {self.most:,}"
         return f"{self.least}{end} {self.unit}"
 
-    def parse(self, text: str) -> float | str:
-        return parse_number(text)
-
     def check(self, name: str, value: Any) -> int:
         return validate_count(name, value, least=self.least, most=self.most)
 
 
 @dataclass(frozen=True)
-class Fraction(Kind):
+class Fraction(_Number):
     accepts = holds = "float"
     values = "0 to 1"
 
     def check(self, name: str, value: Any) -> float:
         return validate_fraction(name, value)
-
-    def parse(self, text: str) -> float | str:
-        return parse_number(text)
 
 
 @dataclass(frozen=True)

@@ -613,7 +613,7 @@ def test_sequences_that_are_none(refused: Refused, queue: Queue, verb: str, valu
 def test_sequences_that_are_no_collection(refused: Refused, queue: Queue) -> None:
     held = queue.group().lease("w")
     assert held is not None
-    error = refused(errors.InvalidOption, lambda: held.ack(held.messages[0].sequence), "list")  # type: ignore[arg-type]
+    error = refused(errors.InvalidOption, lambda: held.ack(held.messages[0].sequence), "list")
     assert error.option == "sequences"
 
 
