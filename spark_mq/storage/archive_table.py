@@ -1,7 +1,7 @@
 """Archive the commits of a table as rows of another Delta table.
 
 The sweep appends the rows of new commits. The same commit notes the last version that they describe
-as an application transaction, so each version is archived once, whoever sweeps and is killed. Later
+as an application transaction, so each version is archived once, also if a sweep is killed. Later
 it merges small files, and drops the rows that nobody needs.
 """
 
