@@ -41,7 +41,7 @@ from spark_mq.util.validation import (
     validate_position,
     validate_size,
 )
-from spark_mq.worker.options import WorkOptions, run_worker
+from spark_mq.worker.run import WorkOptions, run_worker
 
 __all__ = ["ConsumerGroup", "LeaseSelector"]
 

@@ -25,9 +25,9 @@ from spark_mq.maintenance.redrive import RedriveResult, redrive
 from spark_mq.maintenance.retention import PurgeResult, find_held_back, purge
 from spark_mq.maintenance.sweep import SweepReport, run_sweep
 from spark_mq.message import Message
-from spark_mq.operations.configure import configure_queue
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.create import (
+    configure_queue,
     create_queue_tables,
     is_own_place,
     open_context,

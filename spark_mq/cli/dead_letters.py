@@ -8,8 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from spark_mq.cli.command import QUEUE, Given, argument, command, option, parse_sequence
-from spark_mq.cli.output import NOT_FOUND, Column, Rows, complain
-from spark_mq.cli.progress import track
+from spark_mq.cli.output import NOT_FOUND, Column, Rows, complain, track
 from spark_mq.errors import InvalidOption
 
 __all__: list[str] = []

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
 from spark_mq.cli.command import Given, argument, command, option
-from spark_mq.cli.progress import track
+from spark_mq.cli.output import track
 from spark_mq.errors import InvalidOption, SparkMQError
 from spark_mq.message import Message
 from spark_mq.queue import Queue

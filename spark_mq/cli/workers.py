@@ -13,8 +13,7 @@ from typing import Annotated, Any, Final, TextIO
 import typer
 
 from spark_mq.cli.command import GROUP, NOTHING, Given, argument, command, option, stopping
-from spark_mq.cli.output import FAILED, NOT_FOUND, Column, Pages, Rows, complain
-from spark_mq.cli.progress import busy, track
+from spark_mq.cli.output import FAILED, NOT_FOUND, Column, Pages, Rows, busy, complain, track
 from spark_mq.group import ConsumerGroup
 from spark_mq.lease import Lease
 from spark_mq.operations.work_report import WorkSummary

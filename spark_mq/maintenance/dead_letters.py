@@ -6,6 +6,8 @@ Any program that may append there can write any header, so each one is checked.
 from __future__ import annotations
 
 import logging
+import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -13,13 +15,13 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.errors import CorruptLog
+from spark_mq.errors import CorruptLog, DuplicatePublish
+from spark_mq.ledger.commands import Command
 from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.message_index import FileSlice
-from spark_mq.ledger.ranges import Range
-from spark_mq.ledger.routing import DropDead, FreezeDead
+from spark_mq.ledger.ranges import TRANSFERRING, Range
+from spark_mq.ledger.routing import DropDead, FreezeDead, SettleRouted
 from spark_mq.ledger.settings import QueueSettings
-from spark_mq.maintenance.transfer import Transfer
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.history import HEADER_PREFIX
@@ -37,6 +39,7 @@ __all__ = [
     "Copy",
     "DeadSlice",
     "Routing",
+    "Transfer",
     "copy_dead",
     "dead_tables",
     "is_own_letter",
@@ -45,16 +48,78 @@ __all__ = [
     "route_dead_letters",
 ]
 
-_log = logging.getLogger(__name__)
 
+_log = logging.getLogger(__name__)
 ROUTE_RANGES = 5_000  # most dead ranges that one round of commits routes
 ROUTE_MESSAGES = 100_000  # most messages of these
 FILE_BYTES = 32 * 2**20  # in one file of the dead-letter queue, all of it in memory
-
 DeadSlice = tuple[FileSlice, dict[str, str]]
 """A slice of messages with one cause of death, and the values of their dead letters' headers."""
-
 Copy = Callable[[MessageTable, MessageTable, Sequence[DeadSlice]], list[WrittenFile]]
+
+
+class Transfer(ABC):
+    """Moves messages of one ledger into another queue. Safe to kill, to repeat, to run twice."""
+
+    prefix: str  # of the transfer ids
+    operation: str  # in the note of the publish, which is the second one
+    event: str  # of the messages in the ledger: "routed" or "redriven"
+    detail: str | None = None  # a person's request, for the note of the last commit
+
+    def __init__(self, source: GroupLedger, target: MessageTable) -> None:
+        self.source = source
+        self.target = target
+
+    @abstractmethod
+    def freezing(self, transfer_id: str) -> Command[int]:
+        """Return the command that freezes messages under an id, and counts them."""
+
+    @abstractmethod
+    def write(self, ranges: Sequence[Range]) -> list[WrittenFile] | None:
+        """Write the files of the target, or return None if another transfer must finish first."""
+
+    def commit_info(self) -> Mapping[str, Any]:
+        return {}
+
+    def finish_all(self) -> int:
+        """Finish the transfers that were begun. Return the number of messages."""
+        ledger = self.source.ledger_in(self.source.snapshot())
+        rows = ledger.ranges_at(ledger.find((TRANSFERRING,)))
+        found = sorted({r.lease_id for r in rows if r.lease_id})
+        return sum(self.finish(transfer_id) for transfer_id in found)
+
+    def freeze(self) -> str | None:
+        """Freeze messages under a new id. Return the id, or None without messages."""
+        transfer_id = f"{self.prefix}-{uuid.uuid4().hex}"
+        return transfer_id if self.source.run(self.freezing(transfer_id)) else None
+
+    def finish(self, transfer_id: str) -> int:
+        """Publish the frozen messages of an id unless that is done, and settle it."""
+        ledger = self.source.ledger_in(self.source.snapshot())
+        moving = ledger.ranges_at(ledger.find((TRANSFERRING,)))
+        frozen = [r for r in moving if r.lease_id == transfer_id]
+        # The look saves writing the files. The transaction refuses a second publish.
+        if frozen and self.target.last_number(transfer_id) is None:
+            files = self.write(frozen)
+            if files is None:
+                return 0
+            self._publish(files, transfer_id)
+        return self.source.run(SettleRouted(transfer_id, self.event, self.detail))
+
+    def publish_again(self, ranges: Sequence[Range], transfer_id: str) -> bool:
+        """Publish an id's messages that the target has lost. Return False if another must."""
+        files = self.write(ranges)
+        if files is None:
+            return False
+        self._publish(files, transfer_id)
+        return True
+
+    def _publish(self, files: list[WrittenFile], transfer_id: str) -> None:
+        note = {"operation": self.operation, **self.commit_info()}
+        try:
+            self.target.commit(files, txn=(transfer_id, 1), note=note)
+        except DuplicatePublish:
+            _log.info("another sweeper has published %s", transfer_id)
 
 
 class Routing(Transfer):

@@ -26,9 +26,8 @@ from spark_mq.ledger.log_fingerprints import (
 )
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import RANGE_SCHEMA, SETTLED, TRANSFERRING, Ledger, LedgerHeader, Range
-from spark_mq.maintenance.dead_letters import Routing, copy_dead
+from spark_mq.maintenance.dead_letters import Routing, Transfer, copy_dead
 from spark_mq.maintenance.redrive import REDRIVE, Redrive
-from spark_mq.maintenance.transfer import Transfer
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.history import commits_after

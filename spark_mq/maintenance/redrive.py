@@ -23,11 +23,11 @@ from spark_mq.ledger.routing import Freeze
 from spark_mq.maintenance.condition import Condition
 from spark_mq.maintenance.dead_letters import (
     COLUMNS,
+    Transfer,
     is_own_letter,
     letter_schema,
     letter_tables,
 )
-from spark_mq.maintenance.transfer import Transfer
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.history import HEADER_PREFIX, REDRIVEN_FROM

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from spark_mq.errors import InvalidOption, MessagesHeld
 from spark_mq.ledger.intervals import Interval, from_sequences
 from spark_mq.ledger.interventions import Intervene, Intervention
+from spark_mq.operations.find_messages import find_values
 from spark_mq.operations.group_ledger import GroupLedger
-from spark_mq.operations.message_search import find_values
 from spark_mq.util.advice import FORCE, NAME_MESSAGES
 from spark_mq.util.show import show_some
 from spark_mq.util.user import act_as

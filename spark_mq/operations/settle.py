@@ -11,9 +11,8 @@ from spark_mq.errors import InvalidOption, LeaseLost
 from spark_mq.ledger.extend import Extend
 from spark_mq.ledger.intervals import Interval, from_sequences, subtract
 from spark_mq.ledger.settle import SettleCommand, SettleOutcome
+from spark_mq.operations.find_messages import check_ids, find_past_lease, find_values
 from spark_mq.operations.group_ledger import GroupLedger
-from spark_mq.operations.message_search import check_ids, find_values
-from spark_mq.operations.past_leases import find_past_lease
 from spark_mq.util.records import Record
 from spark_mq.util.show import show_some
 from spark_mq.util.validation import short_repr, validate_lease_id

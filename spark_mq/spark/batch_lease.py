@@ -177,7 +177,7 @@ class BatchLease:
         ...     lease.read().groupBy("key").count().write.mode("append").parquet("/tables/counts")
         """
         from spark_mq.spark.json_values import is_parsed, with_data
-        from spark_mq.spark.parquet_read import read_held
+        from spark_mq.spark.lease_frame import read_held
 
         held = self._held() if self._acked is None else self._acked
         groups = map(self._owners.of, self.lease_ids)

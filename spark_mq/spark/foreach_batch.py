@@ -242,7 +242,7 @@ class ForEachBatch:
         """Return the batch by Spark's own reader, or unchanged if Spark would read it otherwise."""
         if scan is None or self._unreadable:
             return batch
-        from spark_mq.spark.parquet_read import read_scan
+        from spark_mq.spark.lease_frame import read_scan
 
         try:
             rows = read_scan(batch, scan, self._owners.of)

@@ -19,11 +19,10 @@ from spark_mq.operations.work_report import has_ended
 from spark_mq.util.notifier import Notifier
 from spark_mq.worker.decisions import Verdict
 from spark_mq.worker.leases import FeedCommits, HeldLeases, More, returned_places
-from spark_mq.worker.open_tasks import OpenTasks
+from spark_mq.worker.open_tasks import Done, OpenTasks, Verdicts
 from spark_mq.worker.pools import Pool
 from spark_mq.worker.state import WorkState
 from spark_mq.worker.tasks import Task, TaskOptions, Tasks
-from spark_mq.worker.verdicts import Done, Verdicts
 
 __all__ = ["GroupFeed"]
 

@@ -11,7 +11,7 @@ import pytest
 from support.handles import until
 
 from spark_mq import Message
-from spark_mq.cli.progress import busy, track
+from spark_mq.cli.output import busy, track
 from spark_mq.cli.workers import counting
 from spark_mq.testing import memory_queue
 from spark_mq.util.steps import showing_steps, step

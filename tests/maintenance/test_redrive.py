@@ -22,7 +22,7 @@ from support.tables import messages_of, on_publish
 
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption
-from spark_mq.maintenance import redrive, transfer
+from spark_mq.maintenance import dead_letters, redrive
 from spark_mq.testing import ManualClock, memory_queue
 
 Make = Callable[..., Queue]
@@ -310,7 +310,7 @@ def test_letters_that_are_purged_during_a_redrive_stop_no_later_one(
 ) -> None:
     queue = with_dead(Queue.create(tmp_path / "queue", clock=clock), ["a"])
     with monkeypatch.context() as patch:
-        patch.setattr(transfer.Transfer, "_publish", die)
+        patch.setattr(dead_letters.Transfer, "_publish", die)
         with pytest.raises(Killed):
             queue.redrive()
     dead = queue.dead_letters

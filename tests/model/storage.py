@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 
-import spark_mq.maintenance.transfer
+import spark_mq.maintenance.dead_letters
 import spark_mq.operations.group_ledger
 import spark_mq.parquet.writer
 import spark_mq.storage.optimistic_commit
@@ -409,7 +409,7 @@ def deterministic() -> Iterator[None]:
     patches: list[tuple[Any, str, Any]] = [
         *((module, "uuid", made) for module in (spark_mq.streaming.source,
                                                 spark_mq.operations.group_ledger,
-                                                spark_mq.maintenance.transfer,
+                                                spark_mq.maintenance.dead_letters,
                                                 spark_mq.parquet.writer)),
         (spark_mq.storage.optimistic_commit, "uuid", some),
         (spark_mq.storage.optimistic_commit, "time", still),

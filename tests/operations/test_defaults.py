@@ -17,7 +17,7 @@ from spark_mq.operations.keep_alive import KeepAlive
 from spark_mq.streaming.source import StreamOptions, check_attempts
 from spark_mq.testing import memory_queue
 from spark_mq.util.clock import SECOND
-from spark_mq.worker.options import WorkOptions
+from spark_mq.worker.run import WorkOptions
 
 OPTIONS = Path(__file__).parents[2] / "docs" / "reference" / "options.md"
 

@@ -326,7 +326,8 @@ def test_extensions_end_with_the_longest_duration(tmp_path: Path) -> None:
     others: list[Lease | None] = []
 
     def handle(_: Lease) -> None:
-        others.append(again(queue).group().lease("other", wait="30s"))
+        if not others:  # on a busy machine, this worker can get the message once more
+            others.append(again(queue).group().lease("other", wait="30s"))
 
     drain(queue, handle, max_lease_duration="400ms")
     assert others[0] is not None

@@ -23,7 +23,7 @@ from support.tables import messages_of
 from spark_mq import Message, Queue
 from spark_mq.errors import CorruptLog
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
-from spark_mq.spark import parquet_read as native
+from spark_mq.spark import lease_frame as native
 
 
 def by_spark_alone(rows: Any) -> bool:

@@ -35,7 +35,7 @@ from support.tables import messages_of
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
-from spark_mq.spark import slice_frame
+from spark_mq.spark import lease_frame
 
 
 @pytest.fixture(autouse=True)
@@ -355,7 +355,7 @@ def test_a_store_that_spark_cannot_read_is_read_by_the_source(
         queue.publish(numbered(3))
     stream.options["maxMessagesPerTrigger"] = "3"
     monkeypatch.setattr(
-        slice_frame,
+        lease_frame,
         "_STRICT_READ_OPTIONS",
         {"mode": "no such mode"} | {"basePath": "nowhere://there"},
     )

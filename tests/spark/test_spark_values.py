@@ -12,7 +12,7 @@ from support.harness import Stream, finish, start
 
 from spark_mq import Queue
 from spark_mq.errors import InvalidOption
-from spark_mq.spark import parquet_read
+from spark_mq.spark import lease_frame
 
 SCHEMA = "id INT NOT NULL, items ARRAY<STRUCT<price DOUBLE>>"
 GOOD = ['{"id": 1, "items": [{"price": 2.5}]}', '{"id": 2}']
@@ -83,7 +83,7 @@ def test_invalid_values_are_rejected_with_their_reason_before_process(
 def test_rejected_values_do_not_come_back_by_a_read_that_python_does(
     queue: Queue, parsed: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet_read, "read_held", lambda *_, **__: None)
+    monkeypatch.setattr(lease_frame, "read_held", lambda *_, **__: None)
     seen: list[Any] = []
 
     def process(batch: Any, lease: Any) -> None:

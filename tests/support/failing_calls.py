@@ -144,7 +144,7 @@ if __name__ == "__main__":
     import spark_mq.maintenance.sweep
     import spark_mq.operations.trace
     import spark_mq.streaming.source
-    import spark_mq.worker.options  # noqa: F401
+    import spark_mq.worker.run  # noqa: F401
     import support.crash_points  # noqa: F401
 
     serve(json.loads(sys.argv[1]))

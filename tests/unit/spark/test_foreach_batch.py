@@ -19,7 +19,7 @@ from spark_mq import Queue
 from spark_mq.errors import InvalidHandlerResult, InvalidOption, StorageError
 from spark_mq.ledger.settle import RELEASE, SettleCommand
 from spark_mq.operations.group_ledger import GroupLedger
-from spark_mq.spark import ack, nack, parquet_read, reject
+from spark_mq.spark import ack, lease_frame, nack, reject
 from spark_mq.spark.lease_lookup import BatchLeases
 from spark_mq.streaming.offset import stream_id_in_queue
 from spark_mq.streaming.source import StreamOptions, StreamSource
@@ -233,7 +233,7 @@ def test_a_store_that_spark_could_not_read_is_tried_again_by_the_next_run(
             raise StorageError("out of reach", path=queue.path, landed=False)
         return by_spark
 
-    monkeypatch.setattr(parquet_read, "read_scan", read_scan)
+    monkeypatch.setattr(lease_frame, "read_scan", read_scan)
     seen: list[Any] = []
     batches: list[BatchLeases] = []
     each = function_of(queue, lambda batch, lease: seen.append(batch), lambda: batches[-1])

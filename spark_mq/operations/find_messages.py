@@ -1,29 +1,65 @@
-"""Find the messages that a past lease was granted."""
+"""Find messages by their ids or keys, or by a past lease."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.delta.store_errors import STORE_ERRORS
-from spark_mq.errors import SparkMQError
+from spark_mq.errors import CorruptLog, InvalidOption, SparkMQError
 from spark_mq.ledger.intervals import Interval
 from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.parquet.reader import MessageReader
 from spark_mq.storage.history_table import history_rows
+from spark_mq.storage.message_table import MessageTable
 from spark_mq.util.clock import SECOND, to_datetime
 
-__all__ = ["PastLease", "find_past_lease"]
+__all__ = [
+    "PastLease",
+    "check_ids",
+    "find_past_lease",
+    "find_values",
+]
+
 
 _log = logging.getLogger(__name__)
-
 _REACH: Final = 86_400 * SECOND  # of the search, in microseconds before the latest commit
 _COMMITS: Final = 20  # read at a time, the newest first
 _GRANTS: Final = ("leased", "replayed")
 _SETTLES: Final = ("acked", "nacked", "rejected", "released")
+
+
+def find_values(
+    messages: MessageTable, column: str, wanted: Collection[str], intervals: Sequence[Interval]
+) -> list[tuple[int, str]]:
+    """Return sequence and value of the messages whose `column` (message_id or key) is wanted."""
+    values, found = pa.array(wanted, pa.string()), list[tuple[int, str]]()
+    index = messages.index(max((last for _, last in intervals), default=-1))
+    reader = MessageReader(messages.files, [column])
+    for piece in (piece for first, last in intervals for piece in index.slices(first, last)):
+        try:
+            rows = reader.read(piece)[column]
+        except CorruptLog:
+            continue  # a damaged file has no values
+        hits = pc.indices_nonzero(pc.is_in(rows, value_set=values))
+        sequences = (piece.first + row for row in hits.to_pylist())
+        found += zip(sequences, rows.take(hits).to_pylist(), strict=True)
+    return found
+
+
+def check_ids(ids: Iterable[str]) -> list[str]:
+    """Return a list of message ids. Raise InvalidOption."""
+    if not isinstance(ids, str | bytes) and isinstance(ids, Iterable):
+        given = list(ids)
+        if all(isinstance(one, str) for one in given):
+            return given
+    raise InvalidOption(
+        f"message_ids={ids!r} is not a list of message ids", option="message_ids", value=ids
+    )
 
 
 class PastLease(NamedTuple):
