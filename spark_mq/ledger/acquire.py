@@ -13,9 +13,8 @@ from spark_mq.ledger.data_files import DataFile
 from spark_mq.ledger.grant import MAX_IN_FLIGHT, AcquireRequest, Grant, blocked_by
 from spark_mq.ledger.intervals import Interval, format_intervals
 from spark_mq.ledger.key_order import is_ordered
-from spark_mq.ledger.lane_selector import LaneSelector
+from spark_mq.ledger.lane_selector import LaneSelector, isolation_size
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.order import isolation_size
 from spark_mq.ledger.ranges import BLOCKED, LEASED, Ledger
 from spark_mq.ledger.schedule import split_due
 from spark_mq.ledger.settings import GroupSettings

@@ -8,8 +8,12 @@ ordered group only messages of open slots count as due, see :mod:`spark_mq.ledge
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice
+from typing import Final, NamedTuple
 
 from spark_mq.ledger.grant import (
     MAX_LEASES_WITHOUT_FRESH,
@@ -21,11 +25,183 @@ from spark_mq.ledger.grant import (
 from spark_mq.ledger.key_order import held_lanes, is_ordered, leases_held
 from spark_mq.ledger.lane_walk import LaneWalk
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.order import ASSUMED_ATTEMPTS, AcquireKind, DueRanges, Head, isolation_size
-from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, TRANSFERRING, Ledger
+from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, TRANSFERRING, Condition, Ledger
 from spark_mq.ledger.settings import GroupSettings
 
-__all__ = ["LaneSelector"]
+__all__ = [
+    "ASSUMED_ATTEMPTS",
+    "WHOLE_RETRY_ATTEMPTS",
+    "AcquireKind",
+    "DueRanges",
+    "Head",
+    "LaneSelector",
+    "isolation_size",
+]
+
+
+class AcquireKind(StrEnum):
+    """The kinds of messages that a lease may hold."""
+
+    #: Messages that failed together as a whole lease, or a piece of them.
+    SUSPECT = "suspect"
+    #: Messages on their last attempt. All of them failed by themselves.
+    LAST = "last attempt"
+    #: Other messages that wait. Unread messages fill up the lease if nothing else waits.
+    REST = "rest"
+    #: Unread messages only.
+    UNREAD = "unread"
+
+
+SUSPECT: Final = AcquireKind.SUSPECT
+LAST: Final = AcquireKind.LAST
+REST: Final = AcquireKind.REST
+
+ASSUMED_ATTEMPTS: Final = 5  # that isolation assumes for a group without a limit
+WHOLE_RETRY_ATTEMPTS: Final = 4
+"""With this many attempts, the first failure of a whole lease is retried whole."""
+_SUSPECT: Final[Condition] = ("suspect", "=", True)
+_CLEAR: Final[Condition] = ("suspect", "=", False)
+
+
+class Head(NamedTuple):
+    """The available range that the next lease begins with."""
+
+    row: int
+    kind: AcquireKind
+
+
+class DueRanges:
+    """The ranges that wait and are due, up to `max_sequence`.
+
+    `attempts` is the delivery on which a failing message must be alone, or None. `available` holds
+    the rows that a lease may begin with. None stands for all of them.
+    """
+
+    def __init__(
+        self, ledger: Ledger, cutoff: int, max_sequence: int | None, attempts: int | None
+    ) -> None:
+        self.ledger, self.attempts = ledger, attempts
+        end = () if max_sequence is None else (("first", "<=", max_sequence),)
+        self._due: tuple[Condition, ...] = (("available_at", "<=", cutoff), *end)
+        self._rows = _due_rows(ledger, self._due, attempts)
+
+    @property
+    def count(self) -> int:
+        """Return the number of ranges."""
+        return sum(len(rows) for rows in self._rows.values())
+
+    def rows(self) -> list[int]:
+        """Return the due rows of all kinds, in order."""
+        return sorted(row for rows in self._rows.values() for row in rows)
+
+    def undelivered(self) -> list[int]:
+        """Return the due rows of messages that were never delivered, in order."""
+        return self.ledger.find((AVAILABLE,), *self._due, ("delivery_count", "=", 0))
+
+    def _available(self, kind: AcquireKind, available: Set[int] | None) -> list[int]:
+        rows = self._rows[kind]
+        return rows if available is None else [row for row in rows if row in available]
+
+    def head(self, available: Set[int] | None) -> Head | None:
+        """Return the first due range that can begin a lease, or None.
+
+        In a group without a limit, the suspect that is due the longest goes first, so that suspects
+        take turns. Messages that were delivered very often come last. Otherwise a message that
+        fails forever would starve those after it.
+        """
+        rows = {kind: self._available(kind, available) for kind in self._rows}
+        heads = [Head(found[0], kind) for kind, found in rows.items() if found]
+        if not heads or self.attempts is not None:
+            return min(heads, default=None)
+        deliveries = self.ledger.values_at("delivery_count", rows[REST])
+        fresh = (
+            row
+            for row, count in zip(rows[REST], deliveries, strict=True)
+            if count < ASSUMED_ATTEMPTS
+        )
+        heads = [Head(row, REST) for row in islice(fresh, 1)]
+        if rows[SUSPECT]:
+            heads.append(Head(self._longest_due(rows[SUSPECT]), SUSPECT))
+        return min(heads) if heads else Head(self._longest_due(rows[REST]), REST)
+
+    def _longest_due(self, rows: Sequence[int]) -> int:
+        """Return the row that is due the longest, of these the least delivered, then the first."""
+        since = self.ledger.values_at("available_at", rows)
+        deliveries = self.ledger.values_at("delivery_count", rows)
+        return min(zip(since, deliveries, rows, strict=True))[2]
+
+    def rows_from(self, head: Head, available: Set[int] | None) -> list[int]:
+        """Return the rows that a lease may take, from its head on, in order."""
+        rows, suspects = self._rows[head.kind], self._available(SUSPECT, available)
+        if head.kind == SUSPECT:
+            together = set(_failed_together(self.ledger, head.row))
+            return [row for row in rows[bisect_left(rows, head.row) :] if row in together]
+        after = bisect_right(suspects, head.row)
+        end = suspects[after] if after < len(suspects) else len(self.ledger)
+        return rows[bisect_left(rows, head.row) : bisect_left(rows, end)]
+
+    def are_all(self, rows: Sequence[int], available: Set[int] | None) -> bool:
+        """Return whether some due rows contain each one that can begin a lease."""
+        return len(rows) == self.count if available is None else available <= set(rows)
+
+    def is_isolation(self, head: Head) -> bool:
+        """Return whether many leases like that of the head may follow."""
+        deliveries = self.ledger.range_at(head.row).delivery_count
+        if head.kind != SUSPECT:
+            return self.attempts is None and deliveries >= ASSUMED_ATTEMPTS
+        whole = (self.attempts or ASSUMED_ATTEMPTS) >= WHOLE_RETRY_ATTEMPTS and deliveries == 1
+        return not whole
+
+
+def isolation_size(limit: int, deliveries: int, attempts: int, failed: int | None = None) -> int:
+    """Return how many suspects one lease takes, out of messages that failed together.
+
+    After `d` of `n` deliveries that is ``max(1, floor(limit ** ((n-1-d)/(n-2))))``. So with four
+    attempts or more, the first failure is retried whole. With fewer, the divisor is ``n-1``. A
+    piece is also smaller than the lease that `failed`, in the same measure, if `limit` is much
+    larger.
+    """
+    if attempts <= 1:
+        return 1
+    steps = attempts - 2 if attempts >= WHOLE_RETRY_ATTEMPTS else attempts - 1
+    left = min(steps, max(0, attempts - 1 - deliveries))
+    size: float = limit ** (left / steps)
+    if failed is not None and left < steps:
+        size = min(size, failed ** (left / (left + 1)))
+    return max(1, min(limit, int(size + 1e-9)))
+
+
+def _due_rows(
+    ledger: Ledger, due: Sequence[Condition], attempts: int | None
+) -> dict[AcquireKind, list[int]]:
+    """Return the available rows that are due, by kind, in order."""
+    # The rows of a large ledger take long to list, so an emptiness check does not list them.
+    if AVAILABLE not in ledger.states or ledger.minimum("first", (AVAILABLE,), *due) is None:
+        return {SUSPECT: [], LAST: [], REST: []}
+    if attempts is None:
+        suspect = ledger.find((AVAILABLE,), *due, _SUSPECT)
+        return {SUSPECT: suspect, LAST: [], REST: ledger.find((AVAILABLE,), *due, _CLEAR)}
+    before_last = max(1, attempts - 1)
+    last = (*due, ("delivery_count", ">=", before_last))
+    # A message without a failure can be on its last attempt, after a replay and a release.
+    # It goes alone, because it is innocent so far.
+    innocent = ledger.find((AVAILABLE,), *last, ("failure_count", "=", 0))
+    suspect = ledger.find((AVAILABLE,), *due, _SUSPECT)
+    rest = (*due, _CLEAR, ("delivery_count", "<", before_last))
+    return {
+        SUSPECT: sorted({*suspect, *innocent}),
+        LAST: ledger.find((AVAILABLE,), *last, _CLEAR, ("failure_count", ">", 0)),
+        REST: ledger.find((AVAILABLE,), *rest),
+    }
+
+
+def _failed_together(ledger: Ledger, head: int) -> list[int]:
+    """Return the available rows that failed in the same lease as a head, and as often."""
+    first = ledger.range_at(head)
+    names = ("available_at", "delivery_count", "failure_count", "lease_id", "error")
+    values = [(name, getattr(first, name)) for name in names]
+    same = [(name, "is null" if value is None else "=", value) for name, value in values]
+    return ledger.find((AVAILABLE,), *same)
 
 
 @dataclass(slots=True)
