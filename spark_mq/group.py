@@ -14,10 +14,19 @@ from spark_mq.errors import GroupBlocked, InvalidOption
 from spark_mq.inspect.group_views import GroupViews
 from spark_mq.lease import Lease
 from spark_mq.ledger.acquire import Acquire, Grant
-from spark_mq.ledger.admin import DROP, RETRY, ROUTE
 from spark_mq.ledger.intervals import from_sequences
 from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW
-from spark_mq.ledger.owner_commands import Configure, Expire, Pause, Resume, Seek, Unblock
+from spark_mq.ledger.owner_commands import (
+    DROP,
+    RETRY,
+    ROUTE,
+    Configure,
+    Expire,
+    Pause,
+    Resume,
+    Seek,
+    Unblock,
+)
 from spark_mq.ledger.setting_options import GroupOptions
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE

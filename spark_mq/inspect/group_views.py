@@ -24,8 +24,7 @@ from spark_mq.inspect.leases import (
 )
 from spark_mq.inspect.overview import NOTEBOOK_ERRORS, failed_html, group_html
 from spark_mq.inspect.peek import PeekedMessage, peek_group
-from spark_mq.ledger.admin import unsettled_ranges
-from spark_mq.ledger.owner_commands import seek_position
+from spark_mq.ledger.owner_commands import seek_position, unsettled_ranges
 from spark_mq.ledger.ranges import LEASED
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger, StartPosition

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.errors import CorruptLog
-from spark_mq.ledger.admin import unsettled_ranges
 from spark_mq.ledger.message_index import FileSlice
+from spark_mq.ledger.owner_commands import unsettled_ranges
 from spark_mq.maintenance.dead_letters import (
     is_own_letter,
     letter_schema,

@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from spark_mq.errors import DataLossError
-from spark_mq.ledger.admin import settle_lost
 from spark_mq.ledger.commands import Change, Command, Needs, Priority, View, join_notes
 from spark_mq.ledger.data_files import DataFile
+from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.grant import MAX_IN_FLIGHT, AcquireRequest, Grant, blocked_by
 from spark_mq.ledger.intervals import Interval, format_intervals
 from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.lane_selector import LaneSelector, isolation_size
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import BLOCKED, LEASED, Ledger
-from spark_mq.ledger.schedule import split_due
+from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, UNREAD, Ledger, Range
+from spark_mq.ledger.schedule import add_scheduled, split_by_time, split_due
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.stream_batch import StreamBatch
-from spark_mq.ledger.transitions import expire_leases
-from spark_mq.ledger.unreadable import postpone_due, reject_unreadable
+from spark_mq.ledger.transitions import expire_leases, rejected
 from spark_mq.util.clock import MICROSECOND, SECOND
 
 __all__ = [
     "MAX_IN_FLIGHT",
+    "UNREADABLE",
     "Acquire",
     "AcquireRequest",
     "Grant",
+    "SettleLost",
     "acquire",
     "isolation_size",
-    "without_lost",
+    "postpone_due",
+    "reject_unreadable",
+    "settle_lost",
 ]
+
+UNREADABLE: Final = "payload unreadable"
+"""The reason of messages that are dead because their file is damaged or missing."""
 
 POSTPONE: Final = 10 * SECOND  # for messages of a file out of reach, if others can be delivered
 MAX_OUT_OF_REACH: Final = 100  # files; the store is out of reach then, and a lease gives up
@@ -150,6 +156,40 @@ def without_lost(view: View, ledger: Ledger, fail: bool) -> tuple[Ledger, str]:
     )
 
 
+def settle_lost(
+    ledger: Ledger,
+    index: MessageIndex,
+    horizon: int,
+    event: str = "lost",
+    states: Collection[str] = (AVAILABLE, DEAD, BLOCKED, UNREAD),
+) -> tuple[Ledger, int]:
+    """Settle messages up to a trim horizon as lost, if in some states, and count them.
+
+    Leased ones are left out by default, because a holder may have read its messages.
+    """
+    if horizon <= ledger.head.start_sequence:
+        return ledger, 0
+    editor, total = LedgerEditor(ledger), 0
+    for piece in editor.cut([(0, horizon)], index, states):
+        editor.add(piece.as_settled(), piece, event)
+        total += piece.message_count
+    return editor.build(), total
+
+
+@dataclass(frozen=True, slots=True)
+class SettleLost(Command[None]):
+    """Settle messages that a trim dropped unread, or raise DataLossError with `fail`."""
+
+    fail: bool
+
+    name = "data_loss"
+    needs = Needs(horizon="if lost")
+
+    def apply(self, view: View) -> Change[None]:
+        after, lost = without_lost(view, view.ledger, self.fail)
+        return Change(after, None, {"operation": self.name}, alarm=lost)
+
+
 @dataclass(slots=True)
 class _Found:
     """The search for messages that can be read."""
@@ -199,6 +239,58 @@ def _reject(view: View, ledger: Ledger, interval: Interval, reason: str) -> tupl
     return reject_unreadable(
         ledger, view.log, interval, now=view.now, rules=view.settings, error=reason
     )
+
+
+def reject_unreadable(
+    ledger: Ledger,
+    index: MessageIndex,
+    interval: Interval,
+    *,
+    now: int,
+    rules: GroupSettings,
+    error: str,
+) -> tuple[Ledger, int]:
+    """Make a damaged file's due messages dead, without a delivery, and count them."""
+
+    def dead(r: Range) -> Range:
+        return rejected(r, rules, UNREADABLE, error)
+
+    return _replace_due(ledger, index, interval, now, dead, event="rejected")
+
+
+def postpone_due(
+    ledger: Ledger, index: MessageIndex, interval: Interval, *, now: int, until: int
+) -> Ledger:
+    """Let the due messages of a file wait until a time, with their counts and claims."""
+
+    def later(r: Range) -> Range:
+        return r._replace(state=AVAILABLE, available_at=until)
+
+    return _replace_due(ledger, index, interval, now, later)[0]
+
+
+def _replace_due(
+    ledger: Ledger,
+    index: MessageIndex,
+    interval: Interval,
+    now: int,
+    become: Callable[[Range], Range],
+    *,
+    event: str = "",
+) -> tuple[Ledger, int]:
+    """Replace the due messages of an interval, and count them."""
+    editor, total = LedgerEditor(ledger), 0
+    for piece in editor.cut([interval], index, (AVAILABLE, UNREAD)):
+        if (piece.available_at or 0) > now:
+            editor.add(piece, piece)
+            continue
+        parts = split_by_time(piece, index, now, now)
+        for part in (*parts.later, *parts.expired):
+            add_scheduled(editor, part, piece)
+        for part in parts.due:
+            editor.add(become(part), part, event)
+            total += part.message_count
+    return (editor.build(), total) if total else (ledger, 0)
 
 
 def acquire(

@@ -7,17 +7,17 @@ A command says what it must know of the group, and gets that as a :class:`View`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, TypeVar
 
-from spark_mq.errors import CorruptLog
+from spark_mq.errors import CorruptLog, SparkMQError
 from spark_mq.ledger.data_files import DataFile
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import Ledger
+from spark_mq.ledger.ranges import Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.ledger.unreadable import FileProblems
 
 __all__ = [
     "DROP_GROUP",
@@ -25,6 +25,7 @@ __all__ = [
     "TRACKED",
     "Change",
     "Command",
+    "FileProblems",
     "Needs",
     "NextLedger",
     "Priority",
@@ -65,6 +66,25 @@ class Needs(NamedTuple):
     horizon: Literal["", "always", "if lost"] = ""  # "if lost": only if it passes unsettled ones
     apps: tuple[str, ...] = ()  # whose transaction numbers it reads
     new_id: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FileProblems:
+    """What is known about the payload files of a queue, by path."""
+
+    readable: Collection[str] = ()
+    damaged: Mapping[str, str] = field(default_factory=dict)  # and why
+    out_of_reach: Mapping[str, SparkMQError] = field(default_factory=dict)
+    unfinished: Collection[str] = ()  # no check has ended yet
+
+    def unsure(self, index: MessageIndex, ranges: Sequence[Range]) -> list[DataFile]:
+        """Return the files of some messages that no check found readable."""
+        found = dict[str, int]()
+        for r in ranges:
+            for path, first in index.paths_in(r.first, r.last):
+                if path not in self.readable:
+                    found[path] = first
+        return [index.file_at(first) for first in found.values()]
 
 
 _NOTHING: Final = Needs()

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Final
 
 import pyarrow as pa
 
+from spark_mq.ledger.intervals import Interval, normalise, subtract
+from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.message_range import range_between
 from spark_mq.ledger.ranges import (
+    AVAILABLE,
     SETTLED,
+    UNREAD,
     Event,
     Ledger,
     LedgerHeader,
@@ -65,6 +70,32 @@ class LedgerEditor:
     def mark_removed(self, row: int) -> None:
         """Remove the range in a row that the caller has read already."""
         self._removed.add(row)
+
+    def cut(
+        self, intervals: Iterable[Interval], index: MessageIndex, states: Collection[str]
+    ) -> Iterator[Range]:
+        """Remove the messages of some intervals in some states, and yield their pieces of ranges.
+
+        The others of each range stay. Unread messages before a piece become available.
+        """
+        wanted, ledger = normalise(intervals), self.ledger
+        rows = sorted({row for first, last in wanted for row in ledger.overlapping(first, last)})
+        before = ledger.values_at("state", rows)
+        rows = [row for row, state in zip(rows, before, strict=True) if state in states]
+        for row, r in zip(rows, ledger.ranges_at(rows), strict=True):
+            if pieces := r.within(wanted, index):
+                self._removed.add(row)
+                for first, last in _gaps(r.first, pieces, r.last):
+                    self.add(r.slice(first, last, index), r)
+                yield from pieces
+        if UNREAD not in states or not wanted:
+            return
+        unread = range_between(index, ledger.end_sequence + 1, wanted[-1][1], UNREAD)
+        if unread and (pieces := unread.within(wanted, index)):
+            skipped = unread._replace(state=AVAILABLE, available_at=0)
+            for first, last in _gaps(unread.first, pieces, pieces[-1].last):
+                self.add(skipped.slice(first, last, index), unread)
+            yield from pieces
 
     def add(self, piece: Range, before: Range, event: str = "", *, of_lease: bool = False) -> None:
         """Add a range made from `before`, with its event, unless empty. Raise IllegalTransition."""
@@ -203,6 +234,10 @@ class LedgerEditor:
             between = pa.concat_tables([between, to_table(merged)]).combine_chunks()
             between = sort_rows(between, "first")
         return pa.concat_tables([table.slice(0, start), between, table.slice(stop)])
+
+
+def _gaps(first: int, pieces: Iterable[Range], last: int) -> list[Interval]:
+    return subtract([(first, last)], [(piece.first, piece.last) for piece in pieces])
 
 
 def _as_event(piece: Range, before: Range) -> Range:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spark_mq.ledger.commands import Change, Command, Needs, View
-from spark_mq.ledger.intervals import Interval, normalise, subtract
+from spark_mq.ledger.intervals import Interval, intersect, normalise, subtract
 from spark_mq.ledger.key_order import is_ordered, return_behind
 from spark_mq.ledger.lease_walker import LeaseWalker, SettleOutcome
 from spark_mq.ledger.message_index import MessageIndex
@@ -82,23 +82,18 @@ def extend(
     if ordered_at is None or intervals is None:
         return extension.editor.build(), extension.outcome
     kept, lost = return_behind(extension.editor.build(), index, ordered_at, lease_id)
-    if stay := _common(extension.revived, lost):
+    if stay := intersect(extension.revived, lost):
         # An expiry has counted their delivery, so they stay as it left them.
         extension = _Extension(ledger, index, lease_id, expires_at)
         extension.visit(subtract(intervals, stay))
         kept, lost = return_behind(extension.editor.build(), index, ordered_at, lease_id)
     outcome = extension.outcome
-    for first, last in _common(outcome.ranges, lost):
+    for first, last in intersect(outcome.ranges, lost):
         outcome.settled -= index.count(first, last)
-    for first, last in normalise([*stay, *_common(outcome.ranges, lost)]):
+    for first, last in normalise([*stay, *intersect(outcome.ranges, lost)]):
         outcome.add_lost(first, last, "after an unsettled message of its key")
     outcome.ranges = subtract(outcome.ranges, lost)
     return kept, outcome
-
-
-def _common(some: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
-    """Return the intersection of two sets of intervals."""
-    return subtract(some, subtract(some, others))
 
 
 class _Extension(LeaseWalker):

@@ -13,6 +13,7 @@ __all__ = [
     "SequenceRange",
     "format_intervals",
     "from_sequences",
+    "intersect",
     "normalise",
     "subtract",
 ]
@@ -109,6 +110,11 @@ def normalise(intervals: Iterable[Interval]) -> list[Interval]:
         else:
             out.append((first, last))
     return out
+
+
+def intersect(some: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
+    some = list(some)
+    return subtract(some, subtract(some, others))
 
 
 def subtract(intervals: Iterable[Interval], less: Iterable[Interval]) -> list[Interval]:

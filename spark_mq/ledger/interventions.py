@@ -8,22 +8,20 @@ from typing import Final
 
 from spark_mq.ledger.commands import Change, Command, Needs, View
 from spark_mq.ledger.editor import LedgerEditor
-from spark_mq.ledger.intervals import Interval, format_intervals, normalise, subtract
+from spark_mq.ledger.intervals import Interval, format_intervals, normalise
 from spark_mq.ledger.key_order import is_ordered, return_behind
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.message_range import range_between
 from spark_mq.ledger.ranges import (
     AVAILABLE,
     BLOCKED,
     DEAD,
     LEASED,
-    SETTLED,
     TRANSFERRING,
     UNREAD,
     Ledger,
     Range,
 )
-from spark_mq.ledger.schedule import split_by_time
+from spark_mq.ledger.schedule import split_by_time, unread_range
 from spark_mq.ledger.transitions import REQUESTED, expire_leases, to_available, to_dead
 from spark_mq.util.validation import truncate_error
 
@@ -32,6 +30,7 @@ __all__ = ["DEAD_LETTER", "DISCARD", "RETRY_NOW", "Intervene", "Intervention", "
 DISCARD: Final = "discard"
 RETRY_NOW: Final = "retry now"
 DEAD_LETTER: Final = "dead letter"
+_TRACKED: Final = (LEASED, AVAILABLE, DEAD, BLOCKED)
 _EVENTS: Final = {DISCARD: "discarded", RETRY_NOW: "retried", DEAD_LETTER: "made_dead"}
 
 
@@ -95,14 +94,15 @@ def intervene(
     of their `attempts` count from zero. In an `ordered` group, a lease then also loses the messages
     after one that is due again.
     """
-    change = _Change(
-        ledger, index, now, how, intervals=normalise(intervals), error=error, attempts=attempts
-    )
-    change.done.held = list(change.held(force))
-    if change.done.held:
-        return ledger, change.done
-    change.change_tracked()
-    change.change_unread()
+    wanted = normalise(intervals)
+    if held := list(_held(ledger, index, wanted, force)):
+        return ledger, Intervention(held=held)
+    change = _Change(ledger, index, now, how, error=error, attempts=attempts)
+    for piece in change.editor.cut(wanted, index, _TRACKED):
+        change.apply(piece)
+    unread = wanted if how != RETRY_NOW else _delayed_unread(ledger, index, wanted, now)
+    for piece in change.editor.cut(unread, index, (UNREAD,)):
+        change.apply(piece)
     if not change.done.changed:
         return ledger, change.done
     after = change.editor.build()
@@ -110,6 +110,28 @@ def intervene(
         for lease_id in sorted(change.fenced):
             after, _ = return_behind(after, index, now, lease_id)
     return after, change.done
+
+
+def _held(
+    ledger: Ledger, index: MessageIndex, wanted: Sequence[Interval], force: bool
+) -> Iterator[tuple[int, int, str]]:
+    """Yield the messages that must not change, and their holders."""
+    kept = (TRANSFERRING,) if force else (TRANSFERRING, LEASED)
+    for piece in LedgerEditor(ledger).cut(wanted, index, kept):
+        who = f"lease {piece.lease_id} of {piece.worker_id} holds it"
+        if piece.state == TRANSFERRING:
+            who = "a sweep or redrive copies it"
+        yield piece.first, piece.last, who
+
+
+def _delayed_unread(
+    ledger: Ledger, index: MessageIndex, wanted: Sequence[Interval], now: int
+) -> list[Interval]:
+    """Return the unread messages of some intervals that are due later."""
+    unread = unread_range(ledger, index)
+    pieces = unread.within(wanted, index) if unread else []
+    later = (r for piece in pieces for r in split_by_time(piece, index, now, now).later)
+    return [(r.first, r.last) for r in later]
 
 
 class _Change:
@@ -120,67 +142,16 @@ class _Change:
         now: int,
         how: str,
         *,
-        intervals: list[Interval],
         error: str | None,
         attempts: int | None,
     ) -> None:
-        self.attempts = attempts
-        self.ledger, self.index, self.now, self.how = ledger, index, now, how
-        self.intervals = intervals
-        touched = [ledger.overlapping(first, last) for first, last in intervals]
-        self._rows = sorted(set().union(*touched))
+        self.index, self.now, self.how, self.attempts = index, now, how, attempts
         self.error = None if error is None else truncate_error(error)
         self.editor = LedgerEditor(ledger)
         self.done = Intervention()
         self.fenced: set[str] = set()  # the leases that messages were taken from
 
-    def held(self, force: bool) -> Iterator[tuple[int, int, str]]:
-        """Yield the messages that must not change, and their holders."""
-        for row in self._rows:
-            r = self.ledger.range_at(row)
-            if r.state == TRANSFERRING or (r.state == LEASED and not force):
-                who = "a sweep or redrive copies it" if r.state == TRANSFERRING else (
-                    f"lease {r.lease_id} of {r.worker_id} holds it"
-                )  # fmt: skip
-                for piece in self._inside(r):
-                    yield piece.first, piece.last, who
-
-    def change_tracked(self) -> None:
-        for row in self._rows:
-            r = self.ledger.range_at(row)
-            pieces = [] if r.state in (SETTLED, TRANSFERRING) else self._inside(r)
-            if not pieces:
-                continue
-            self.editor.remove([row])
-            for piece in pieces:
-                self._change(piece)
-            for first, last in subtract([(r.first, r.last)], [(p.first, p.last) for p in pieces]):
-                self.editor.add(r.slice(first, last, self.index), r)
-
-    def change_unread(self) -> None:
-        """Change unread messages. Those before them are in the ledger from then on."""
-        first = self.ledger.end_sequence + 1
-        unread = range_between(self.index, first, self.intervals[-1][1], UNREAD)
-        pieces = [piece for r in ([unread] if unread else []) for piece in self._inside(r)]
-        if self.how == RETRY_NOW:
-            split = (split_by_time(piece, self.index, self.now, self.now) for piece in pieces)
-            pieces = [later for parts in split for later in parts.later]
-        if unread is None or not pieces:
-            return
-        for piece in pieces:
-            self._change(piece)
-        reach = [(unread.first, pieces[-1].last)]
-        for low, high in subtract(reach, [(piece.first, piece.last) for piece in pieces]):
-            if before := range_between(self.index, low, high, AVAILABLE):
-                self.editor.add(before._replace(available_at=0), unread)
-
-    def _inside(self, r: Range) -> list[Range]:
-        whole = [(r.first, r.last)]
-        wanted = subtract(whole, subtract(whole, self.intervals))
-        pieces = (r.slice(first, last, self.index) for first, last in wanted)
-        return [piece for piece in pieces if piece.message_count]
-
-    def _change(self, r: Range) -> None:
+    def apply(self, r: Range) -> None:
         after = self._after(r)
         if after == r:
             self.editor.add(r, r)

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from spark_mq.ledger.intervals import Interval, intersect
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.states import SETTLED
 
@@ -70,6 +71,12 @@ class Range(NamedTuple):
             first = index.first_at_or_after(first) or first
             last = index.last_at_or_before(last) or last
         return self._replace(first=first, last=last, message_count=count)
+
+    def within(self, intervals: Iterable[Interval], index: MessageIndex) -> list[Range]:
+        """Return the pieces of this range within some intervals, without empty ones."""
+        parts = intersect([(self.first, self.last)], intervals)
+        pieces = [self.slice(first, last, index) for first, last in parts]
+        return [piece for piece in pieces if piece.message_count]
 
     def as_settled(self) -> Range:
         """Return this range as settled, without any other detail."""

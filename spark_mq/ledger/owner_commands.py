@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
-from spark_mq.ledger import admin
-from spark_mq.ledger.acquire import without_lost
+from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.commands import (
     DROP_GROUP,
     TRACKED,
@@ -18,38 +17,62 @@ from spark_mq.ledger.commands import (
     Priority,
     View,
 )
-from spark_mq.ledger.intervals import Interval
+from spark_mq.ledger.editor import LedgerEditor
+from spark_mq.ledger.intervals import Interval, normalise, subtract
+from spark_mq.ledger.log_fingerprints import MAX_SEQUENCE
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import LEASED, Ledger, LedgerHeader
+from spark_mq.ledger.message_range import range_between
+from spark_mq.ledger.ranges import (
+    AVAILABLE,
+    BLOCKED,
+    DEAD,
+    LEASED,
+    SETTLED,
+    TRANSFERRING,
+    UNREAD,
+    Ledger,
+    LedgerHeader,
+    Range,
+)
 from spark_mq.ledger.schedule import settle_expired_unread
 from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.states import CHANGEABLE
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.util.clock import to_micros
 from spark_mq.util.show import show_position
 
 __all__ = [
     "CREATE_GROUP",
+    "DROP",
+    "RETRY",
+    "ROUTE",
     "Configure",
     "Create",
     "Drop",
     "Expire",
-    "GroupStart",
-    "HeldBack",
     "NoteChange",
     "Pause",
     "Resume",
     "Seek",
-    "SettleLost",
     "StartPosition",
     "Unblock",
-    "advance_horizon",
-    "counting_groups",
-    "held_back",
-    "lowest_start",
+    "pause",
+    "resume",
+    "seek",
     "seek_position",
+    "unblock",
+    "unsettled_ranges",
 ]
 
-CREATE_GROUP = "create group"
+MAX_SKIPPED_INTERVALS: Final = 100
+"""Skipped intervals that a group remembers, so that a later settle of them is refused."""
+
+RETRY: Final = "retry"
+DROP: Final = "drop"
+ROUTE: Final = "dead_letter"
+
+
+CREATE_GROUP: Final = "create group"
 StartPosition = str | int | datetime
 
 
@@ -134,7 +157,7 @@ class Seek(Command[None]):
 
     def apply(self, view: View) -> Change[None]:
         position = seek_position(view.log, self.target, view.horizon)
-        after = admin.seek(view.ledger, view.log, position)
+        after = seek(view.ledger, view.log, position)
         detail = f"to {show_position(self.target)}"
         return Change(
             after, None, {"operation": self.name, "ranges": f"{position}-", "detail": detail}
@@ -150,7 +173,7 @@ class Pause(Command[None]):
     name = "pause"
 
     def apply(self, view: View) -> Change[None]:
-        after = admin.pause(view.ledger, self.reason, view.now)
+        after = pause(view.ledger, self.reason, view.now)
         return Change(after, None, _with_reason(self.name, self.reason))
 
 
@@ -161,7 +184,7 @@ class Resume(Command[None]):
     name = "resume"
 
     def apply(self, view: View) -> Change[None]:
-        after = admin.resume(view.ledger)
+        after = resume(view.ledger)
         changed = after.head != view.ledger.head
         return Change(after if changed else None, None, {"operation": self.name})
 
@@ -178,7 +201,7 @@ class Unblock(Command[int]):
 
     def apply(self, view: View) -> Change[int]:
         ledger = expire_leases(view.ledger, view.now, view.settings)
-        after, messages = admin.unblock(ledger, view.log, view.now, self.how, self.intervals)
+        after, messages = unblock(ledger, view.log, view.now, self.how, self.intervals)
         note = {"operation": f"{self.name}: {self.how}", "messages": messages}
         return Change(after if messages else None, messages, note)
 
@@ -199,20 +222,6 @@ class Expire(Command[int]):
 
 
 @dataclass(frozen=True, slots=True)
-class SettleLost(Command[None]):
-    """Settle messages that a trim dropped unread, or raise DataLossError with `fail`."""
-
-    fail: bool
-
-    name = "data_loss"
-    needs = Needs(horizon="if lost")
-
-    def apply(self, view: View) -> Change[None]:
-        after, lost = without_lost(view, view.ledger, self.fail)
-        return Change(after, None, {"operation": self.name}, alarm=lost)
-
-
-@dataclass(frozen=True, slots=True)
 class Drop(Command[None]):
     """Drop the group, even if its ledger is unreadable."""
 
@@ -224,33 +233,6 @@ class Drop(Command[None]):
 
     def apply(self, view: View) -> Change[None]:
         return Change(DROP_GROUP, None, {"operation": self.name})
-
-
-@dataclass(frozen=True, slots=True)
-class GroupStart:
-    """How far a group has settled all messages."""
-
-    start_sequence: int  # all messages up to this sequence are settled
-    last_change: int | None = None  # its last commit, microseconds since 1970, or None if unknown
-
-
-@dataclass(frozen=True, slots=True)
-class HeldBack:
-    """The messages that groups hold back from a trim."""
-
-    groups: tuple[str, ...]  # those with the lowest start
-    start_sequence: int
-    messages: int  # old enough, but kept because of these groups
-
-
-def advance_horizon(view: View, to: int) -> Change[int]:
-    """Move the horizon up to a sequence, and return it. A higher horizon stays."""
-    before = view.ledger.head.start_sequence if view.exists else -1
-    horizon = max(before, to)
-    if horizon == before:
-        return Change(None, horizon)
-    ledger = Ledger(LedgerHeader(start_sequence=horizon))
-    return Change(ledger, horizon, {"operation": "trim", "ranges": f"-{horizon}"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,45 +251,106 @@ class NoteChange(Command[None]):
         return Change(ledger.replaced(ledger.head, ledger.events), None, note)
 
 
-def counting_groups(
-    groups: Mapping[str, GroupStart], latest: int, now: int, expiry: int | None
-) -> dict[str, GroupStart]:
-    """Return the groups that a trim must wait for.
-
-    A group with unsettled messages expires if it made no commit for longer than `expiry`. If all
-    groups have expired, the one that has settled most still counts, so that no message goes that no
-    group has settled.
-    """
-    live = {name: one for name, one in groups.items() if not _has_expired(one, latest, now, expiry)}
-    if live or not groups:
-        return live
-    most = max(one.start_sequence for one in groups.values())
-    return {name: one for name, one in groups.items() if one.start_sequence == most}
+def pause(ledger: Ledger, reason: str | None, now: int) -> Ledger:
+    return _with_breaker(ledger, ledger.head.breaker.paused(reason, now))
 
 
-def _has_expired(one: GroupStart, latest: int, now: int, expiry: int | None) -> bool:
-    idle_since = one.last_change
-    return (
-        expiry is not None
-        and one.start_sequence < latest
-        and idle_since is not None
-        and idle_since < now - expiry
+def resume(ledger: Ledger) -> Ledger:
+    """Allow new leases: end a pause, and close the breaker."""
+    return _with_breaker(ledger, Breaker())
+
+
+def _with_breaker(ledger: Ledger, breaker: Breaker) -> Ledger:
+    return ledger.replaced(replace(ledger.head, breaker=breaker), ledger.events)
+
+
+def seek(ledger: Ledger, index: MessageIndex, target: int) -> Ledger:
+    """Move the group to a sequence. Messages before it are skipped, and no lease keeps others."""
+    moving = ledger.ranges_at(ledger.find((TRANSFERRING,)))
+    reach = min([target, *(r.first for r in moving)])
+    start, below = reach - 1, index.count(0, reach - 1)
+    ranges: list[Range] = []
+    for r in moving:
+        ranges += _ranges_after_seek(reach, r.first - 1, target, index)
+        ranges.append(r)
+        reach = r.last + 1
+    # After the last range in transfer only skipped messages need a range. The others are unread.
+    ranges += _ranges_after_seek(reach, target - 1, target, index)
+    skipped = list(unsettled_ranges(ledger, index, target - 1))
+    recorded = _record_seek(ledger, index, target, skipped)
+    head = _with_skipped(recorded.head, skipped, target)
+    head = replace(head, start_sequence=start, settled_count=below)
+    return Ledger.from_ranges(head, ranges, recorded.events)
+
+
+def _record_seek(
+    ledger: Ledger, index: MessageIndex, target: int, skipped: Iterable[Range]
+) -> Ledger:
+    editor = LedgerEditor(ledger)
+    for r in skipped:
+        editor.record_event("skipped", r._replace(state=SETTLED))
+    for r in ledger.ranges_at(ledger.find((LEASED,))):
+        if r.last >= target:
+            piece = r.slice(target, r.last, index)
+            editor.record_event("fenced", piece._replace(state=UNREAD))
+    if (again := index.count(target, ledger.end_sequence)) > 0:
+        first = index.nth_from(target, 1)
+        editor.record_event("seek", Range(first, ledger.end_sequence, UNREAD, again))
+    return editor.build()
+
+
+def _with_skipped(head: LedgerHeader, skipped: Iterable[Range], target: int) -> LedgerHeader:
+    """Return the header with the newest skipped intervals before the target."""
+    known = normalise([*head.skipped_intervals, *((r.first, r.last) for r in skipped)])
+    before = subtract(known, [(target, MAX_SEQUENCE)])
+    return replace(head, skipped_intervals=tuple(before[-MAX_SKIPPED_INTERVALS:]))
+
+
+def _ranges_after_seek(first: int, last: int, target: int, index: MessageIndex) -> list[Range]:
+    """Return ``first..last`` as settled before the target, and as available from it on."""
+    pieces = [
+        (first, min(last, target - 1), SETTLED, None),
+        (max(first, target), last, AVAILABLE, 0),
+    ]
+    return [
+        r._replace(available_at=available_at)
+        for low, high, state, available_at in pieces
+        if (r := range_between(index, low, high, state))
+    ]
+
+
+def unsettled_ranges(ledger: Ledger, index: MessageIndex, last: int) -> Iterable[Range]:
+    """Yield what is not settled or in transfer up to `last`, the unread messages as one range."""
+    return LedgerEditor(ledger).cut([(0, last)], index, CHANGEABLE)
+
+
+def unblock(
+    ledger: Ledger,
+    index: MessageIndex,
+    now: int,
+    how: str,
+    intervals: Sequence[Interval] | None = None,
+) -> tuple[Ledger, int]:
+    """Retry, drop or route blocked messages, or all with None. Return how many there were."""
+    editor, total = LedgerEditor(ledger), 0
+    wanted = [(0, MAX_SEQUENCE)] if intervals is None else intervals
+    for piece in editor.cut(wanted, index, (BLOCKED,)):
+        editor.add(_unblocked(piece, now, how), piece, "unblocked")
+        total += piece.message_count
+    return editor.build(), total
+
+
+def _unblocked(r: Range, now: int, how: str) -> Range:
+    if how == ROUTE:
+        return r._replace(state=DEAD)
+    if how == DROP:
+        return r.as_settled()
+    return Range(
+        r.first,
+        r.last,
+        AVAILABLE,
+        r.message_count,
+        available_at=now,
+        first_leased_at=r.first_leased_at,
+        error=r.error,
     )
-
-
-def lowest_start(groups: Mapping[str, GroupStart]) -> int:
-    """Return the sequence up to which a trim may go. -1 without groups."""
-    return min((one.start_sequence for one in groups.values()), default=-1)
-
-
-def held_back(
-    groups: Mapping[str, GroupStart], index: MessageIndex, horizon: int, old: int
-) -> HeldBack | None:
-    """Return the messages up to `old` that groups hold back from a trim, or None."""
-    start = lowest_start(groups)
-    waiting = index.first_at_or_after(max(start, horizon) + 1)
-    if not groups or waiting is None or waiting > old:
-        return None
-    names = tuple(sorted(name for name, one in groups.items() if one.start_sequence == start))
-    # A file stays as a whole.
-    return HeldBack(names, start, index.count(index.file_at(waiting).first, old))

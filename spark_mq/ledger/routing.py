@@ -12,7 +12,7 @@ from typing import Any
 
 from spark_mq.ledger.commands import TRACKED, Change, Command, Needs, Priority, View
 from spark_mq.ledger.editor import LedgerEditor
-from spark_mq.ledger.intervals import Interval, normalise, subtract
+from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, DEAD, TRANSFERRING, UNREAD, Ledger, Range
 from spark_mq.ledger.transitions import expire_leases
@@ -139,32 +139,11 @@ def freeze(
 ) -> tuple[Ledger, int]:
     """Freeze available and unread messages of intervals under a transfer id, and count them."""
     editor, total = LedgerEditor(ledger), 0
-    wanted = normalise(intervals)
-    for r in _available_or_unread(editor, index, wanted):
-        rest = subtract([(r.first, r.last)], wanted)
-        for low, high in rest:
-            piece = r.slice(low, high, index)
-            editor.add(piece._replace(state=AVAILABLE, available_at=r.available_at or 0), r)
-        for low, high in subtract([(r.first, r.last)], rest):
-            piece = r.slice(low, high, index)
-            frozen = piece._replace(state=TRANSFERRING, lease_id=transfer_id, available_at=None)
-            editor.add(frozen, r, "set_aside")
-            total += piece.message_count
+    for piece in editor.cut(intervals, index, (AVAILABLE, UNREAD)):
+        frozen = piece._replace(state=TRANSFERRING, lease_id=transfer_id, available_at=None)
+        editor.add(frozen, piece, "set_aside")
+        total += piece.message_count
     return (editor.build(), total) if total else (ledger, 0)
-
-
-def _available_or_unread(
-    editor: LedgerEditor, index: MessageIndex, wanted: Sequence[Interval]
-) -> list[Range]:
-    """Remove available ranges of some intervals. Return them with the unread range."""
-    ledger = editor.ledger
-    rows = sorted({row for first, last in wanted for row in ledger.overlapping(first, last)})
-    found = editor.remove([row for row in rows if ledger.state_at(row) == AVAILABLE])
-    first, last = ledger.end_sequence + 1, max((last for _, last in wanted), default=-1)
-    if unread := index.count(first, last):
-        low, high = index.nth_from(first, 1), index.nth_from(first, unread)
-        found.append(Range(low, high, UNREAD, unread))
-    return found
 
 
 def settle_routed(ledger: Ledger, transfer_id: str, event: str = "routed") -> tuple[Ledger, int]:

@@ -15,6 +15,7 @@ from spark_mq.errors import IllegalTransition
 __all__ = [
     "AVAILABLE",
     "BLOCKED",
+    "CHANGEABLE",
     "DEAD",
     "DELAYED",
     "LEASED",
@@ -59,6 +60,9 @@ TRANSFERRING: Final[str] = State.TRANSFERRING
 SETTLED: Final[str] = State.SETTLED
 
 UNSETTLED: Final = (LEASED, AVAILABLE, DEAD, BLOCKED, TRANSFERRING)
+
+# Of messages that the owner may change. Those in transfer belong to another queue, too.
+CHANGEABLE: Final = (UNREAD, LEASED, AVAILABLE, DEAD, BLOCKED)
 
 STATES: Final = (*UNSETTLED, SETTLED)  # of the ranges in a ledger
 

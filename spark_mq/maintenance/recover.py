@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.ledger import admin
+from spark_mq.ledger.acquire import settle_lost
 from spark_mq.ledger.commands import Change, Command, View
 from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.log_fingerprints import (
@@ -25,7 +25,8 @@ from spark_mq.ledger.log_fingerprints import (
     with_fingerprint,
 )
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import RANGE_SCHEMA, SETTLED, TRANSFERRING, Ledger, LedgerHeader, Range
+from spark_mq.ledger.ranges import RANGE_SCHEMA, TRANSFERRING, Ledger, LedgerHeader, Range
+from spark_mq.ledger.states import CHANGEABLE
 from spark_mq.maintenance.dead_letters import Routing, Transfer, copy_dead
 from spark_mq.maintenance.redrive import REDRIVE, Redrive
 from spark_mq.operations.context import QueueContext
@@ -220,9 +221,7 @@ class Repair(Command[Repaired]):
             return Ledger(replace(ledger.head, start_sequence=self.trimmed)), 0
         if self.horizon >= self.trimmed:
             return ledger, 0  # they were dropped by a hard limit
-        return admin.settle_lost(
-            ledger, self.plan.index, self.trimmed, "skipped", (SETTLED, TRANSFERRING)
-        )
+        return settle_lost(ledger, self.plan.index, self.trimmed, "skipped", CHANGEABLE)
 
 
 _INSTANTS: Final = [f.name for f in RANGE_SCHEMA if pa.types.is_timestamp(f.type)]

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.errors import SparkMQError
-from spark_mq.ledger import admin
 from spark_mq.ledger.intervals import Interval, from_sequences, subtract
+from spark_mq.ledger.owner_commands import unsettled_ranges
 from spark_mq.ledger.ranges import DEAD, TRANSFERRING, Range
 from spark_mq.ledger.routing import Freeze
 from spark_mq.maintenance.condition import Condition
@@ -169,7 +169,7 @@ def _candidates(
     kept = index.first_at_or_after(horizon + 1)  # a purge dropped the rest
     if kept is None:
         return
-    unsettled = list(admin.unsettled_ranges(ledger, index, index.last_sequence))
+    unsettled = list(unsettled_ranges(ledger, index, index.last_sequence))
     intervals = [(max(r.first, kept), r.last) for r in unsettled]
     log = redriven.messages
     for table in letter_tables(log, intervals, chunk, skip=True):

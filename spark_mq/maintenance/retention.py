@@ -10,15 +10,8 @@ from spark_mq.errors import InvalidOption
 from spark_mq.ledger.commands import Change, Command, Priority, View
 from spark_mq.ledger.log_fingerprints import MAX_SEQUENCE
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.owner_commands import (
-    GroupStart,
-    HeldBack,
-    Seek,
-    advance_horizon,
-    counting_groups,
-    held_back,
-    lowest_start,
-)
+from spark_mq.ledger.owner_commands import Seek
+from spark_mq.ledger.ranges import Ledger, LedgerHeader
 from spark_mq.maintenance.redrive import REDRIVE
 from spark_mq.operations.context import QueueContext
 from spark_mq.storage.ledger_table import HORIZON
@@ -27,9 +20,14 @@ from spark_mq.util.records import Record
 from spark_mq.util.steps import counted, step
 
 __all__ = [
+    "GroupStart",
+    "HeldBack",
     "PurgeResult",
     "Trimmed",
+    "counting_groups",
     "find_held_back",
+    "held_back",
+    "lowest_start",
     "purge",
     "read_starts",
     "trim",
@@ -52,8 +50,25 @@ class Trimmed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class GroupStart:
+    """How far a group has settled all messages."""
+
+    start_sequence: int  # all messages up to this sequence are settled
+    last_change: int | None = None  # its last commit, microseconds since 1970, or None if unknown
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """The messages that groups hold back from a trim."""
+
+    groups: tuple[str, ...]  # those with the lowest start
+    start_sequence: int
+    messages: int  # old enough, but kept because of these groups
+
+
+@dataclass(frozen=True, slots=True)
 class _Trim(Command[int]):
-    """Move the trim horizon up to what the groups have settled at each try."""
+    """Move the trim horizon up to what the groups have settled at each try, and return it."""
 
     reach: Callable[[], int]
 
@@ -64,7 +79,11 @@ class _Trim(Command[int]):
     whole_table = True  # also for a new group, which `reach` has not counted
 
     def apply(self, view: View) -> Change[int]:
-        return advance_horizon(view, self.reach())
+        before = view.ledger.head.start_sequence if view.exists else -1
+        horizon = max(before, self.reach())
+        note = {"operation": self.name, "ranges": f"-{horizon}"}
+        ledger = Ledger(LedgerHeader(start_sequence=horizon))
+        return Change(ledger if horizon > before else None, horizon, note)
 
 
 def trim(context: QueueContext) -> Trimmed:
@@ -169,3 +188,47 @@ def find_held_back(
         return None  # all is settled, so the ages of files do not matter
     old = index.last_of_older(context.now() - context.settings.retention // MICROSECOND)
     return held_back(counting, index, horizon, old)
+
+
+def counting_groups(
+    groups: Mapping[str, GroupStart], latest: int, now: int, expiry: int | None
+) -> dict[str, GroupStart]:
+    """Return the groups that a trim must wait for.
+
+    A group with unsettled messages expires if it made no commit for longer than `expiry`. If all
+    groups have expired, the one that has settled most still counts, so that no message goes that no
+    group has settled.
+    """
+    live = {name: one for name, one in groups.items() if not _has_expired(one, latest, now, expiry)}
+    if live or not groups:
+        return live
+    most = max(one.start_sequence for one in groups.values())
+    return {name: one for name, one in groups.items() if one.start_sequence == most}
+
+
+def _has_expired(one: GroupStart, latest: int, now: int, expiry: int | None) -> bool:
+    idle_since = one.last_change
+    return (
+        expiry is not None
+        and one.start_sequence < latest
+        and idle_since is not None
+        and idle_since < now - expiry
+    )
+
+
+def lowest_start(groups: Mapping[str, GroupStart]) -> int:
+    """Return the sequence up to which a trim may go. -1 without groups."""
+    return min((one.start_sequence for one in groups.values()), default=-1)
+
+
+def held_back(
+    groups: Mapping[str, GroupStart], index: MessageIndex, horizon: int, old: int
+) -> HeldBack | None:
+    """Return the messages up to `old` that groups hold back from a trim, or None."""
+    start = lowest_start(groups)
+    waiting = index.first_at_or_after(max(start, horizon) + 1)
+    if not groups or waiting is None or waiting > old:
+        return None
+    names = tuple(sorted(name for name, one in groups.items() if one.start_sequence == start))
+    # A file stays as a whole.
+    return HeldBack(names, start, index.count(index.file_at(waiting).first, old))

@@ -6,12 +6,11 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from spark_mq.ledger.acquire import Acquire, Grant
+from spark_mq.ledger.acquire import UNREADABLE, Acquire, Grant
 from spark_mq.ledger.intervals import subtract
 from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.schedule import next_due_at
 from spark_mq.ledger.settle import REJECT, RELEASE, SettleCommand
-from spark_mq.ledger.unreadable import UNREADABLE
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.outages import OUTAGES, outage_pause
 from spark_mq.operations.payloads import FileChecks, read_whole

@@ -15,9 +15,9 @@ from typing import Final
 
 from spark_mq.delta.store_errors import to_storage_error, wrap_store_errors
 from spark_mq.errors import SparkMQError, StorageError
+from spark_mq.ledger.commands import FileProblems
 from spark_mq.ledger.message_index import DataFile, FileSlice, MessageIndex
 from spark_mq.ledger.ranges import Range
-from spark_mq.ledger.unreadable import FileProblems
 from spark_mq.parquet.reader import verify_slice
 from spark_mq.storage.message_table import MessageTable
 from spark_mq.util.recent import RecentSet

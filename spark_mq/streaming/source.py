@@ -17,10 +17,9 @@ from datetime import timedelta
 from typing import Any
 
 from spark_mq.errors import CommitConflict, GroupNotFound, InvalidOption, StorageError
-from spark_mq.ledger.acquire import Acquire, Grant
+from spark_mq.ledger.acquire import Acquire, Grant, SettleLost
 from spark_mq.ledger.commands import View
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
-from spark_mq.ledger.owner_commands import SettleLost
 from spark_mq.ledger.ranges import Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.stats import GroupStats, compute_stats, figures_of

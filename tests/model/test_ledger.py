@@ -11,17 +11,23 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.ledger_group import limits
 
-from spark_mq.ledger import admin, routing, transitions
+from spark_mq.ledger import owner_commands, routing, transitions
 from spark_mq.ledger import ranges as stored_ranges
 from spark_mq.ledger import settle as settle_rules
 from spark_mq.ledger import stream_batch as replaying
-from spark_mq.ledger.acquire import AcquireRequest, acquire
+from spark_mq.ledger.acquire import (
+    UNREADABLE,
+    AcquireRequest,
+    acquire,
+    postpone_due,
+    reject_unreadable,
+    settle_lost,
+)
 from spark_mq.ledger.editor import end_reason_of
 from spark_mq.ledger.extend import extend
 from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW, intervene
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import LIST_LIMIT, Ledger, LedgerHeader, Range
-from spark_mq.ledger.unreadable import UNREADABLE, postpone_due, reject_unreadable
 from spark_mq.storage.ledger_rows import from_rows, to_rows
 
 from .naive import Message, Naive
@@ -350,7 +356,7 @@ class LedgerMachine(RuleBasedStateMachine):
         places = [0, *self.pool()[:-1], self.index.last_sequence + 1]
         target = min(places[where % len(places)] + gap, self.index.last_sequence + 1)
         self.expire_leases()
-        self.ledger = admin.seek(self.ledger, self.index, target)
+        self.ledger = owner_commands.seek(self.ledger, self.index, target)
         self.naive.seek(target)
 
     # -- what blocks, what is gone
@@ -364,7 +370,9 @@ class LedgerMachine(RuleBasedStateMachine):
         pool = self.pool()
         seqs = None if names is None else [pool[name % len(pool)] for name in names]
         intervals = None if seqs is None else [(seq, seq) for seq in seqs]
-        self.ledger, total = admin.unblock(self.ledger, self.index, self.now, how, intervals)
+        self.ledger, total = owner_commands.unblock(
+            self.ledger, self.index, self.now, how, intervals
+        )
         assert total == self.naive.unblock(how, self.now, seqs)
 
     @rule(
@@ -392,12 +400,12 @@ class LedgerMachine(RuleBasedStateMachine):
     def pause(self, really):
         if not really:  # most of what is to be seen needs leases
             return
-        self.ledger = admin.pause(self.ledger, "maintenance", self.now)
+        self.ledger = owner_commands.pause(self.ledger, "maintenance", self.now)
         self.naive.paused = self.now if self.naive.paused is None else self.naive.paused
 
     @rule()
     def resume(self):
-        self.ledger = admin.resume(self.ledger)
+        self.ledger = owner_commands.resume(self.ledger)
         self.naive.paused = None
         self.naive.resume_breaker()
 
@@ -406,7 +414,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def cut(self, where):
         horizon = self.pool()[where % len(self.pool())]
         self.expire_leases()
-        self.ledger, lost = admin.settle_lost(self.ledger, self.index, horizon)
+        self.ledger, lost = settle_lost(self.ledger, self.index, horizon)
         assert lost == self.naive.cut(horizon)
 
     # -- files that cannot be read

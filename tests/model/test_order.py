@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from support.ledger_group import limits
 from support.rule_variants import returns, rule_variant
 
-from spark_mq.ledger import admin
-from spark_mq.ledger.acquire import AcquireRequest, acquire
+from spark_mq.ledger import owner_commands
+from spark_mq.ledger.acquire import AcquireRequest, acquire, postpone_due, reject_unreadable
 from spark_mq.ledger.delivery_times import DeliveryTimes
 from spark_mq.ledger.extend import extend
 from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW, intervene
@@ -25,7 +25,6 @@ from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, se
 from spark_mq.ledger.slots import SlotLayout, encode_slots
 from spark_mq.ledger.stream_batch import replay_batch
 from spark_mq.ledger.transitions import expire_leases
-from spark_mq.ledger.unreadable import postpone_due, reject_unreadable
 
 SECOND = 1_000_000
 TIMEOUT = 60 * SECOND
@@ -354,7 +353,9 @@ class Order(RuleBasedStateMachine):
     @rule()
     def unblock(self):
         self.expire()
-        self.ledger, _ = admin.unblock(self.ledger, self.index, self.now, admin.RETRY)
+        self.ledger, _ = owner_commands.unblock(
+            self.ledger, self.index, self.now, owner_commands.RETRY
+        )
 
     @rule(which=st.integers(0, 50), reject=st.booleans())
     def lose_file(self, which, reject):
@@ -372,7 +373,7 @@ class Order(RuleBasedStateMachine):
     @rule(at=st.integers(0, 200))
     def seek(self, at):
         m = self.messages[at % len(self.messages)]
-        self.ledger = admin.seek(self.ledger, self.index, m.seq)
+        self.ledger = owner_commands.seek(self.ledger, self.index, m.seq)
         self.due |= self.published  # an owner's retry is forgotten
         self.overtaken.clear()
 
@@ -412,7 +413,9 @@ class Order(RuleBasedStateMachine):
         for _ in range(2_000):
             self.now += TIMEOUT + SECOND
             self.expire()
-            self.ledger, _ = admin.unblock(self.ledger, self.index, self.now, admin.RETRY)
+            self.ledger, _ = owner_commands.unblock(
+                self.ledger, self.index, self.now, owner_commands.RETRY
+            )
             self.lease(7, None, False)
             for lease_id in self.leases[-1:]:
                 command = SettleCommand(ACK, lease_id)

@@ -11,7 +11,7 @@ from support.tables import ledgers_of
 from spark_mq import Queue
 from spark_mq.errors import DataLossError
 from spark_mq.ledger.message_index import DataFile, MessageIndex
-from spark_mq.ledger.owner_commands import (
+from spark_mq.maintenance.retention import (
     GroupStart,
     HeldBack,
     counting_groups,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from spark_mq import GroupSettings
-from spark_mq.ledger import admin, routing, transitions
+from spark_mq.ledger import owner_commands, routing, transitions
 from spark_mq.ledger import settle as settle_rules
 from spark_mq.ledger.acquire import AcquireRequest, Grant, acquire
 from spark_mq.ledger.extend import extend
@@ -124,4 +124,4 @@ def freeze(group: Group) -> None:
 
 
 def seek(group: Group, target: int) -> None:
-    group.ledger = admin.seek(group.ledger, group.index, target)
+    group.ledger = owner_commands.seek(group.ledger, group.index, target)

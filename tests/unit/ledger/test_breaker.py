@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.ledger_group import SECOND, Group, limits, seek
 
-from spark_mq.ledger import admin
+from spark_mq.ledger import owner_commands
 from spark_mq.ledger.breaker import CLOSED, OPEN, PAUSED, Breaker
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
 
@@ -285,7 +285,7 @@ def test_a_late_settle_counts_one_failure_whoever_comes_first(verb, first):
 
 
 def pause(group: Group, reason: str | None = None) -> None:
-    group.ledger = admin.pause(group.ledger, reason, group.now)
+    group.ledger = owner_commands.pause(group.ledger, reason, group.now)
 
 
 def test_a_paused_group_leases_nothing_and_settles_all():
@@ -298,7 +298,7 @@ def test_a_paused_group_leases_nothing_and_settles_all():
     assert group.settle(ACK, "a", [0]).settled == 1
     assert group.settle(NACK, "a", [1], delay=0).settled == 1
     assert group.lease("b") == []
-    group.ledger = admin.resume(group.ledger)
+    group.ledger = owner_commands.resume(group.ledger)
     assert group.lease("b", 3) == [1, 2, 3]
 
 
@@ -313,7 +313,7 @@ def test_a_second_pause_keeps_the_time_and_changes_the_reason():
 
 def test_resume_closes_an_open_breaker():
     group = broken()
-    group.ledger = admin.resume(group.ledger)
+    group.ledger = owner_commands.resume(group.ledger)
     assert breaker(group) == Breaker()
     assert len(group.lease("next", 10)) == 10
 
