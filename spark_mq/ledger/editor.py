@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.message_range import range_between
 from spark_mq.ledger.ranges import (
     AVAILABLE,
     SETTLED,
@@ -22,6 +21,7 @@ from spark_mq.ledger.ranges import (
     Ledger,
     LedgerHeader,
     Range,
+    range_between,
     to_table,
 )
 from spark_mq.ledger.states import LEGAL_TRANSITIONS, illegal_transition

@@ -12,8 +12,15 @@ from spark_mq.ledger.intervals import Interval, subtract
 from spark_mq.ledger.key_order import claims_on_lanes
 from spark_mq.ledger.lane_walk import LaneWalk, Piece
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.message_range import range_between
-from spark_mq.ledger.ranges import AVAILABLE, LEASED, UNREAD, Ledger, LedgerHeader, Range
+from spark_mq.ledger.ranges import (
+    AVAILABLE,
+    LEASED,
+    UNREAD,
+    Ledger,
+    LedgerHeader,
+    Range,
+    range_between,
+)
 from spark_mq.ledger.schedule import add_scheduled, split_by_time
 
 __all__ = [

@@ -21,7 +21,6 @@ from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.log_fingerprints import MAX_SEQUENCE
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.message_range import range_between
 from spark_mq.ledger.ranges import (
     AVAILABLE,
     BLOCKED,
@@ -33,6 +32,7 @@ from spark_mq.ledger.ranges import (
     Ledger,
     LedgerHeader,
     Range,
+    range_between,
 )
 from spark_mq.ledger.schedule import settle_expired_unread
 from spark_mq.ledger.settings import GroupSettings

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import subtract
 from spark_mq.ledger.message_index import DeliveryTimes, MessageIndex
-from spark_mq.ledger.message_range import range_between
-from spark_mq.ledger.ranges import AVAILABLE, LEASED, SETTLED, UNREAD, Ledger, Range
+from spark_mq.ledger.ranges import AVAILABLE, LEASED, SETTLED, UNREAD, Ledger, Range, range_between
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.transitions import expired, is_late, record_expired_leases
 from spark_mq.util.clock import MICROSECOND

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.message_range import range_between
-from spark_mq.ledger.ranges import AVAILABLE, SETTLED, UNREAD, Ledger, Range
+from spark_mq.ledger.ranges import AVAILABLE, SETTLED, UNREAD, Ledger, Range, range_between
 from spark_mq.ledger.schedule import split_by_time
 from spark_mq.ledger.states import DELAYED, LEASED, READY, STATES, UNSETTLED
 

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from spark_mq.ledger.acquire import Acquire, Grant
 from spark_mq.ledger.commands import Command
-from spark_mq.ledger.extend import Extend, Extended
 from spark_mq.ledger.intervals import Interval, normalise
 from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.settle import (
@@ -20,6 +19,8 @@ from spark_mq.ledger.settle import (
     NACK,
     REJECT,
     RELEASE,
+    Extend,
+    Extended,
     Settle,
     SettleCommand,
     SettleOutcome,

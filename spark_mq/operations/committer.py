@@ -17,7 +17,8 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from spark_mq.delta.store_errors import STORE_ERRORS
-from spark_mq.errors import CommitConflict, StorageError
+from spark_mq.errors import CommitConflict, LeaseLost, StorageError
+from spark_mq.ledger.acquire import Acquire, Grant
 from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.commands import (
     Change,
@@ -30,6 +31,8 @@ from spark_mq.ledger.commands import (
 from spark_mq.ledger.log_fingerprints import with_fingerprint
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.settle import Settle
+from spark_mq.ledger.stream_batch import AckBatches, Replay
 from spark_mq.operations.command_json import (
     decode_command,
     decode_result,
@@ -37,11 +40,11 @@ from spark_mq.operations.command_json import (
     encode_result,
 )
 from spark_mq.operations.payloads import FileChecks, PayloadFiles
-from spark_mq.operations.signals import destination_of, signals_of
 from spark_mq.storage.ledger_files import LedgerSnapshot
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.optimistic_commit import commit
 from spark_mq.storage.request_files import DelegatedRequest
+from spark_mq.telemetry.conventions import RECEIVE, SETTLE, Destination, Signal, error_type
 from spark_mq.telemetry.reporter import watched
 from spark_mq.util.advice import RESUME_GROUP
 from spark_mq.util.call_batcher import CallBatcher
@@ -54,6 +57,7 @@ __all__ = ["GroupCommitter"]
 
 _log = logging.getLogger(__name__)
 
+_LOST: Final = f"{LeaseLost.__module__}.{LeaseLost.__qualname__}"
 CHECK_SECONDS: Final = 0.25  # for payload files in one try to commit, for which others may wait
 
 
@@ -109,8 +113,8 @@ class GroupCommitter:
         run: Callable[[_Unit], list[Any]] = self._run_alone if alone else self.batcher.do
         if "opentelemetry" not in sys.modules:  # no SDK is set up
             return run(unit)
-        destination = destination_of(self._group.queue_path, self._group.name)
-        watches = [partial(signals_of, one) if one.of_worker else None for one in commands]
+        destination = Destination.of(self._group.queue_path, self._group.name)
+        watches = [partial(_signals_of, one) if one.of_worker else None for one in commands]
         return watched(destination, watches, lambda: run(unit))
 
     def _run_alone(self, unit: _Unit) -> list[Any]:
@@ -270,6 +274,46 @@ def _own_copy(error: Exception) -> Exception:
     own = copy.copy(error)
     own.__cause__ = error
     return own
+
+
+def _signals_of(command: Command[Any], result: Any) -> list[Signal]:
+    """Return the telemetry of a worker's command, from its result or error."""
+    if isinstance(command, Settle):
+        return _settle_signals(command, result)
+    if isinstance(command, AckBatches):
+        return _ack_signals(result)
+    if isinstance(command, Acquire | Replay):
+        return _lease_signals(command, result)
+    return []
+
+
+def _settle_signals(command: Settle, result: Any) -> list[Signal]:
+    """Return one signal for each verb of a settle."""
+    verbs = dict.fromkeys(part.verb for part in command.parts)
+    if isinstance(result, Exception):
+        return [Signal(verb, SETTLE, error=error_type(result)) for verb in verbs]
+    found = []
+    for verb in verbs:
+        pairs = zip(command.parts, result, strict=False)
+        mine = [outcome for part, outcome in pairs if part.verb == verb]
+        lost = _LOST if any(outcome.lost for outcome in mine) else None
+        found.append(Signal(verb, SETTLE, sum(outcome.settled for outcome in mine), lost))
+    return found
+
+
+def _ack_signals(messages: Any) -> list[Signal]:
+    """Return the signal of acks that the source made by itself, or none without messages."""
+    return [Signal("ack", SETTLE, messages)] if isinstance(messages, int) and messages else []
+
+
+def _lease_signals(command: Acquire | Replay, result: Grant | Exception) -> list[Signal]:
+    details = {"messaging.client.id": command.worker_id}
+    if isinstance(result, Exception):
+        return [Signal(command.name, RECEIVE, 0, error_type(result), details)]
+    found, messages = _ack_signals(result.acked), result.message_count
+    if messages:
+        found.append(Signal(command.name, RECEIVE, messages, None, details))
+    return found
 
 
 def log_breaker_change(group: str, before: Breaker, after: Breaker) -> None:

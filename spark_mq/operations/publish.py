@@ -23,13 +23,12 @@ from spark_mq.errors import (
 )
 from spark_mq.message import check_time, to_publish
 from spark_mq.operations.context import QueueContext
-from spark_mq.operations.signals import destination_of
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.message_table import MessageTable
 from spark_mq.storage.pending_publish import PendingFiles, PendingPublish, PendingTable, hashed_ids
 from spark_mq.storage.publish_receipt import PublishReceipt, check_txn, producer_txn
-from spark_mq.telemetry.conventions import add_headers, trace_headers
+from spark_mq.telemetry.conventions import Destination, add_headers, trace_headers
 from spark_mq.telemetry.reporter import Reporter, current_reporter
 from spark_mq.util.advice import SET_DEDUP_WINDOW
 from spark_mq.util.clock import MICROSECOND, Duration
@@ -74,7 +73,7 @@ def _reported(
 ) -> PublishReceipt:
     """Publish with the trace's context in the headers of messages that have none."""
     alone = table["message_id"][0].as_py() if table.num_rows == 1 else None
-    destination = destination_of(context.path)
+    destination = Destination.of(context.path)
     own = table["headers"] if "headers" in table.schema.names else None
     created = () if own is None or own.null_count == len(own) else trace_headers(own)
     count = table.num_rows
@@ -110,7 +109,7 @@ def report_send(
     if reporter is None:
         return send()
     created = (dict(row["headers"]) for row in rows if row.get("headers"))
-    with reporter.sending(destination_of(context.path), len(rows), created=created) as report:
+    with reporter.sending(Destination.of(context.path), len(rows), created=created) as report:
         outcome = send()
         if isinstance(outcome, BaseException):
             report.error = outcome
@@ -124,7 +123,7 @@ def report_files(context: QueueContext, messages: int, publish: Callable[[], obj
         publish()
         return
     try:
-        with reporter.sending(destination_of(context.path), messages):
+        with reporter.sending(Destination.of(context.path), messages):
             publish()
     finally:
         reporter.flush()  # Spark may end the process at any time

@@ -19,9 +19,8 @@ from spark_mq.ledger.ranges import DEAD, TRANSFERRING, Range
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, SettleOutcome
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.outages import OUTAGES
-from spark_mq.operations.signals import destination_of
 from spark_mq.parquet.reader import MessageReader
-from spark_mq.telemetry.conventions import trace_headers
+from spark_mq.telemetry.conventions import Destination, trace_headers
 from spark_mq.telemetry.reporter import MAX_LINKS, WorkReport, current_reporter
 from spark_mq.util.records import Record
 from spark_mq.util.show import printable
@@ -63,7 +62,7 @@ def reported_work(held: Sequence[Held], worker_id: str | None) -> Iterator[Calla
                 reports.append(
                     stack.enter_context(
                         reporter.processing(
-                            destination_of(ledger.queue_path, ledger.name),
+                            Destination.of(ledger.queue_path, ledger.name),
                             sum(r.message_count for r in ranges),
                             client_id=worker_id,
                             created=_creation_headers(ledger, ranges),

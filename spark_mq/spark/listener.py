@@ -18,7 +18,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from spark_mq.ledger.stats import GroupStats, figures_of, state_figures
-from spark_mq.operations.signals import destination_of
+from spark_mq.telemetry.conventions import Destination
 from spark_mq.telemetry.reporter import report_gauges
 
 __all__ = ["SparkMQListener", "StreamProgress"]
@@ -121,7 +121,7 @@ class SparkMQListener(StreamingQueryListener):
             for stats in _groups(source.get("latestOffset")):
                 found = _progress(progress, source, stats)
                 self.latest[found.queue, found.group] = found
-                report_gauges(destination_of(found.queue, found.group), stats, _STATES)
+                report_gauges(Destination.of(found.queue, found.group), stats, _STATES)
                 try:
                     if self._on_progress is not None:
                         self._on_progress(found)

@@ -23,8 +23,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from spark_mq.ledger.message_range import range_between
-from spark_mq.ledger.ranges import SETTLED, Range
+from spark_mq.ledger.ranges import SETTLED, Range, range_between
 from spark_mq.ledger.schedule import unread_range
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.history import OUTCOMES, show_outcomes

@@ -1,8 +1,9 @@
-"""Keep the ids of recent publishes in small files beside the messages.
+"""Keep the ids of recent publishes in small files beside the messages, to find duplicates.
 
-A commit with ids names its block by the number of a txn. So two commits with ids conflict, and the
-second one is computed again. That makes the check and the publish one commit. The file of a block
-names the blocks before it.
+Each commit with ids has a block of them, and names it by the number of a txn. So two commits with
+ids conflict, and the second one is computed again. That makes the check and the publish one commit.
+The file of a block names the blocks before it. A block also takes over those of them that are no
+larger, without expired ids. So there are few blocks, and each id is written a few times only.
 """
 
 from __future__ import annotations
@@ -12,15 +13,84 @@ import secrets
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from spark_mq.delta.file_info import FileInfos
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import CorruptLog
-from spark_mq.ledger.dedup import NO_IDS, BlockRef, IdBlock, IdWindow
 
-__all__ = ["DEDUP_APP", "IdFiles", "block_path", "new_name"]
+__all__ = [
+    "DEDUP_APP",
+    "NO_IDS",
+    "BlockRef",
+    "IdBlock",
+    "IdFiles",
+    "IdWindow",
+    "block_path",
+    "new_name",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRef:
+    """The place and the age of a block."""
+
+    name: int
+    count: int
+    newest: int  # when its latest id was published, in microseconds since 1970
+
+
+@dataclass(frozen=True, slots=True)
+class IdBlock:
+    """The ids that one commit has written down."""
+
+    ref: BlockRef
+    ids: Mapping[bytes, int]  # when each id was published, in microseconds since 1970
+
+    @classmethod
+    def of(cls, name: int, ids: Mapping[bytes, int]) -> IdBlock:
+        return cls(BlockRef(name, len(ids), max(ids.values(), default=0)), ids)
+
+
+@dataclass(frozen=True, slots=True)
+class IdWindow:
+    """The blocks of the last commit with ids, the newest first."""
+
+    blocks: tuple[IdBlock, ...] = ()
+
+    def duplicates(self, ids: Sequence[bytes | None], since: int) -> tuple[int, ...]:
+        """Return the positions of ids that come again, or were published after `since`."""
+        found: list[int] = []
+        seen: set[bytes] = set()
+        for at, one in enumerate(ids):
+            if one is None:
+                continue
+            if one in seen or self._has(one, since):
+                found.append(at)
+            seen.add(one)
+        return tuple(found)
+
+    def _has(self, one: bytes, since: int) -> bool:
+        for block in self.blocks:
+            published = block.ids.get(one)
+            if published is not None:
+                return published > since  # The newest block knows the latest time.
+        return False
+
+    def with_ids(self, name: int, fresh: Iterable[bytes], now: int, since: int) -> IdWindow:
+        """Return the window with a new block, without blocks that end at `since` or before."""
+        own = dict.fromkeys(fresh, now)
+        older = [block for block in self.blocks if block.ref.newest > since]
+        while older and older[0].ref.count <= len(own):
+            taken = older.pop(0).ids
+            own = {one: at for one, at in taken.items() if at > since} | own
+        return IdWindow((IdBlock.of(name, own), *older))
+
+
+NO_IDS: Final = IdWindow()
+
 
 # The txn of each commit with ids. Its number is the name of the newest block.
 DEDUP_APP: Final = "spark_mq.dedup"

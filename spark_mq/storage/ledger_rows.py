@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 
 from spark_mq.errors import NotAQueue, UnsupportedTable
 from spark_mq.ledger.breaker import Breaker
-from spark_mq.ledger.message_range import to_ranges
 from spark_mq.ledger.ranges import (
     EVENT,
     HEADER,
@@ -22,6 +21,7 @@ from spark_mq.ledger.ranges import (
     LedgerHeader,
     LogFingerprint,
     Range,
+    to_ranges,
     to_table,
 )
 from spark_mq.parquet.small_file import SmallFileEncoder

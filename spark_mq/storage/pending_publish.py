@@ -21,9 +21,8 @@ from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState
 from spark_mq.errors import CorruptLog
-from spark_mq.ledger.dedup import IdWindow
 from spark_mq.parquet.writer import WrittenFile, write_file
-from spark_mq.storage.id_files import DEDUP_APP, ID_BYTES, IdFiles, block_path, new_name
+from spark_mq.storage.id_files import DEDUP_APP, ID_BYTES, IdFiles, IdWindow, block_path, new_name
 from spark_mq.storage.publish_receipt import PublishReceipt, check_txn
 
 __all__ = [

@@ -49,6 +49,10 @@ class Destination:
     queue: str
     group: str | None = None
 
+    @classmethod
+    def of(cls, queue_path: str, group: str | None = None) -> Destination:
+        return cls(queue_path.rstrip("/").rpartition("/")[2], group)
+
     def attributes(self) -> dict[str, Any]:
         found = {"messaging.system": SYSTEM, "messaging.destination.name": self.queue}
         if self.group is not None:

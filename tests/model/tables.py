@@ -15,14 +15,13 @@ from support.handles import memory_store
 
 from spark_mq import PublishReceipt
 from spark_mq.errors import CommitConflict
-from spark_mq.ledger.dedup import NO_IDS
 from spark_mq.ledger.message_index import ORDINAL_BITS, DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import Event, Ledger, LedgerHeader
 from spark_mq.parquet.delivery_times import read_delivery_times
 from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.archive_files import Filters
 from spark_mq.storage.history_table import HISTORY_SCHEMA, Archived
-from spark_mq.storage.id_files import new_name
+from spark_mq.storage.id_files import NO_IDS, new_name
 from spark_mq.storage.ledger_files import LedgerCommit, LedgerSnapshot
 from spark_mq.storage.ledger_rows import to_rows
 from spark_mq.storage.ledger_table import HORIZON

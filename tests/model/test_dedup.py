@@ -13,8 +13,7 @@ from support.handles import memory_store
 from support.rule_variants import gets, instead, then
 
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.ledger.dedup import IdBlock, IdWindow
-from spark_mq.storage.id_files import IdFiles, block_path
+from spark_mq.storage.id_files import IdBlock, IdFiles, IdWindow, block_path
 
 from .explorer import Violation
 from .mutants import Mutant

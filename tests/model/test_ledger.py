@@ -24,10 +24,10 @@ from spark_mq.ledger.acquire import (
     settle_lost,
 )
 from spark_mq.ledger.editor import end_reason_of
-from spark_mq.ledger.extend import extend
 from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW, intervene
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import LIST_LIMIT, Ledger, LedgerHeader, Range
+from spark_mq.ledger.settle import extend
 from spark_mq.storage.ledger_rows import from_rows, to_rows
 
 from .naive import Message, Naive

@@ -17,11 +17,10 @@ from support.rule_variants import returns, rule_variant
 from spark_mq.ledger import owner_commands
 from spark_mq.ledger.acquire import AcquireRequest, acquire, postpone_due, reject_unreadable
 from spark_mq.ledger.delivery_times import DeliveryTimes
-from spark_mq.ledger.extend import extend
 from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW, intervene
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
-from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, settle
+from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, extend, settle
 from spark_mq.ledger.slots import SlotLayout, encode_slots
 from spark_mq.ledger.stream_batch import replay_batch
 from spark_mq.ledger.transitions import expire_leases

@@ -29,8 +29,7 @@ from support.tables import context_of, group_ledger_of, ledgers_of, messages_of,
 from spark_mq import Message, Queue
 from spark_mq.delta.actions import Change
 from spark_mq.errors import InvalidOption, LeaseLost
-from spark_mq.ledger.message_range import range_between
-from spark_mq.ledger.ranges import SETTLED
+from spark_mq.ledger.ranges import SETTLED, range_between
 from spark_mq.ledger.slots import SlotLayout
 from spark_mq.operations.history import show_outcomes
 from spark_mq.operations.settle import settle

@@ -8,11 +8,10 @@ from spark_mq import GroupSettings
 from spark_mq.ledger import owner_commands, routing, transitions
 from spark_mq.ledger import settle as settle_rules
 from spark_mq.ledger.acquire import AcquireRequest, Grant, acquire
-from spark_mq.ledger.extend import extend
 from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.message_index import DataFile, MessageIndex
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
-from spark_mq.ledger.settle import REJECT, SettleCommand, SettleOutcome
+from spark_mq.ledger.settle import REJECT, SettleCommand, SettleOutcome, extend
 from spark_mq.ledger.stream_batch import replay_batch
 
 SECOND = 1_000_000
