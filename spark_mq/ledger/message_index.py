@@ -24,7 +24,6 @@ __all__ = [
     "FileColumns",
     "FileSlice",
     "MessageIndex",
-    "SlotIndex",
     "TimedRun",
     "sequence",
 ]
@@ -34,97 +33,6 @@ _REMEMBERED_FILES: Final = 1_000
 
 
 ORDINAL_BITS: Final = 32
-
-
-class SlotIndex:
-    """The slots of files in sequence order. The list of files may grow."""
-
-    def __init__(self, files: FileList, layout: SlotLayout) -> None:
-        self.files, self.layout = files, layout
-        self._last_slot = FileSlots([layout.number(0, None)], [sys.maxsize])
-        self._decoded: dict[int, FileSlots] = {}  # by the first sequence of a file
-        self._sets: dict[Interval, int] = {}  # of slots, by the messages of a range
-
-    def slot_runs(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
-        """Yield ``(slot, first, last)`` of the messages in ``first..last``, in order."""
-        for at, begins, low, high in self._pieces(first, last):
-            for number, start, end in self._slots_at(at).between(low, high):
-                yield number, begins + start, begins + end
-
-    def slots_in(self, first: int, last: int) -> int:
-        """Return the set of the slots of the messages in ``first..last``."""
-        # Each lease needs the same ranges again.
-        found = self._sets.get((first, last))
-        if found is None:
-            found = 0
-            for at, _, low, high in self._pieces(first, last):
-                found |= self._slots_at(at).mask_of(low, high)
-            if (count := len(self.files)) and last <= self.files.last_at(count - 1):
-                if len(self._sets) >= _REMEMBERED_SETS:
-                    self._sets.clear()
-                self._sets[first, last] = found
-        return found
-
-    def slots_of(
-        self, firsts: Sequence[int], lasts: Sequence[int], rows: Sequence[int]
-    ) -> list[int]:
-        """Return the set of slots of each row; `firsts` and `lasts` cover the whole ledger."""
-        known, places = self._sets.get, [(firsts[row], lasts[row]) for row in rows]
-        found = [known(place) for place in places]
-        if None in found:
-            return [self.slots_in(*place) for place in places]
-        return cast(list[int], found)
-
-    def pieces_with_slots(self, first: int, last: int) -> Iterator[tuple[int, FileSlots, int, int]]:
-        """Yield each file's first sequence, slots, and its first and last row in the range."""
-        for at, begins, low, high in self._pieces(first, last):
-            yield begins, self._slots_at(at), low, high
-
-    def _pieces(self, first: int, last: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield each file's place, first sequence, and its first and last row in the range."""
-        firsts, rows = self.files.firsts, self.files.rows
-        low = max(0, bisect_right(firsts, first) - 1)
-        for at in range(low, bisect_left(firsts, last + 1)):
-            begins = firsts[at]
-            start, end = max(first - begins, 0), min(last - begins, rows[at] - 1)
-            if start <= end:
-                yield at, begins, start, end
-
-    def _slots_at(self, at: int) -> FileSlots:
-        first = self.files.firsts[at]
-        if (known := self._decoded.get(first)) is not None:
-            return known
-        text = self.files.slots_of(first) if self.files.with_slots else ""
-        if not text:
-            return self._last_slot
-        if len(self._decoded) >= _REMEMBERED_FILES:
-            self._decoded.clear()
-        self._decoded[first] = found = decode_slots(text)
-        return found
-
-    def priorities_after(self, seq: int) -> int:
-        """Return the priorities of the files that end after a sequence, and always 0."""
-        found = 1
-        for at in range(max(0, bisect_right(self.files.prioritised, seq) - 1), self._prioritised()):
-            if self.files.last_of(self.files.prioritised[at]) > seq:
-                found |= self.files.priorities[at]
-        return found
-
-    def _prioritised(self) -> int:
-        return len(self.files.prioritised)
-
-    def files_with(self, priority: int, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Yield the bounds of files in ``first..last`` with a priority, of all files for 0."""
-        if priority:
-            files = self.files
-            begin = max(0, bisect_right(files.prioritised, first) - 1)
-            for at in range(begin, bisect_left(files.prioritised, last + 1)):
-                start = files.prioritised[at]
-                if files.priorities[at] >> priority & 1 and self.files.last_of(start) >= first:
-                    yield max(first, start), min(last, self.files.last_of(start))
-            return
-        for _, begins, low, high in self._pieces(first, last):
-            yield begins + low, begins + high
 
 
 def sequence(version: int, ordinal: int) -> int:
@@ -150,7 +58,7 @@ class FileSlice:
         )
 
 
-class MessageIndex(SlotIndex):
+class MessageIndex:
     """All published files of the commits up to `version`, in sequence order.
 
     Files that every group has settled and that were trimmed may be forgotten, up to `forgotten_to`.
@@ -166,7 +74,11 @@ class MessageIndex(SlotIndex):
         forgotten: int = 0,
         lanes: int = 0,
     ) -> None:
-        super().__init__(FileList(forgotten), SlotLayout(lanes))
+        self.files = FileList(forgotten)
+        self.layout = SlotLayout(lanes)
+        self._last_slot = FileSlots([self.layout.number(0, None)], [sys.maxsize])
+        self._decoded: dict[int, FileSlots] = {}  # by the first sequence of a file
+        self._sets: dict[Interval, int] = {}  # of slots, by the messages of a range
         self.version = version
         self.forgotten_to = forgotten_to
         self.forgotten = forgotten
@@ -286,23 +198,16 @@ class MessageIndex(SlotIndex):
     def slices(self, first: int, last: int) -> Iterator[FileSlice]:
         """Yield the file slices with the messages of ``first..last``, in order."""
         files = self.files
-        low = max(0, bisect_right(files.firsts, first) - 1)
-        for at in range(low, bisect_left(files.firsts, last + 1)):
-            begins = files.firsts[at]
-            start, end = max(first, begins), min(last, self._last_at(at))
-            if start <= end:
-                rows = end - start + 1
-                size = files.sizes[at] * rows // files.rows[at]
-                path, committed_at = files.paths[at], files.committed_at[at]
-                yield FileSlice(path, start - begins, rows, start, committed_at, size)
+        for at, begins, low, high in self._pieces(first, last):
+            rows = high - low + 1
+            size = files.sizes[at] * rows // files.rows[at]
+            path, committed_at = files.paths[at], files.committed_at[at]
+            yield FileSlice(path, low, rows, begins + low, committed_at, size)
 
     def paths_in(self, first: int, last: int) -> Iterator[tuple[str, int]]:
         """Yield each file's path in ``first..last``, and its first sequence there."""
-        firsts, paths = self.files.firsts, self.files.paths
-        low = max(0, bisect_right(firsts, first) - 1)
-        for at in range(low, bisect_left(firsts, last + 1)):
-            if self._last_at(at) >= first:
-                yield paths[at], max(first, firsts[at])
+        for at, begins, low, _ in self._pieces(first, last):
+            yield self.files.paths[at], begins + low
 
     def has_times(self, first: int, last: int) -> bool:
         """Return whether a file in ``first..last`` has a deliver_at or expires_at."""
@@ -344,3 +249,82 @@ class MessageIndex(SlotIndex):
     def size(self, first: int, last: int) -> int:
         """Estimate the bytes of the messages in ``first..last`` in their files."""
         return sum(piece.size for piece in self.slices(first, last))
+
+    def slot_runs(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+        """Yield ``(slot, first, last)`` of the messages in ``first..last``, in order."""
+        for at, begins, low, high in self._pieces(first, last):
+            for number, start, end in self._slots_at(at).between(low, high):
+                yield number, begins + start, begins + end
+
+    def slots_in(self, first: int, last: int) -> int:
+        """Return the set of the slots of the messages in ``first..last``."""
+        # Each lease needs the same ranges again.
+        found = self._sets.get((first, last))
+        if found is None:
+            found = 0
+            for at, _, low, high in self._pieces(first, last):
+                found |= self._slots_at(at).mask_of(low, high)
+            if (count := len(self.files)) and last <= self._last_at(count - 1):
+                if len(self._sets) >= _REMEMBERED_SETS:
+                    self._sets.clear()
+                self._sets[first, last] = found
+        return found
+
+    def slots_of(
+        self, firsts: Sequence[int], lasts: Sequence[int], rows: Sequence[int]
+    ) -> list[int]:
+        """Return the set of slots of each row; `firsts` and `lasts` cover the whole ledger."""
+        known, places = self._sets.get, [(firsts[row], lasts[row]) for row in rows]
+        found = [known(place) for place in places]
+        if None in found:
+            return [self.slots_in(*place) for place in places]
+        return cast(list[int], found)
+
+    def pieces_with_slots(self, first: int, last: int) -> Iterator[tuple[int, FileSlots, int, int]]:
+        """Yield each file's first sequence, slots, and its first and last row in the range."""
+        for at, begins, low, high in self._pieces(first, last):
+            yield begins, self._slots_at(at), low, high
+
+    def _pieces(self, first: int, last: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield each file's place, first sequence, and its first and last row in the range."""
+        firsts, rows = self.files.firsts, self.files.rows
+        low = max(0, bisect_right(firsts, first) - 1)
+        for at in range(low, bisect_left(firsts, last + 1)):
+            begins = firsts[at]
+            start, end = max(first - begins, 0), min(last - begins, rows[at] - 1)
+            if start <= end:
+                yield at, begins, start, end
+
+    def _slots_at(self, at: int) -> FileSlots:
+        first = self.files.firsts[at]
+        if (known := self._decoded.get(first)) is not None:
+            return known
+        text = self.files.slots_of(first) if self.files.with_slots else ""
+        if not text:
+            return self._last_slot
+        if len(self._decoded) >= _REMEMBERED_FILES:
+            self._decoded.clear()
+        self._decoded[first] = found = decode_slots(text)
+        return found
+
+    def priorities_after(self, seq: int) -> int:
+        """Return the priorities of the files that end after a sequence, and always 0."""
+        found, files = 1, self.files
+        begin = max(0, bisect_right(files.prioritised, seq) - 1)
+        for at in range(begin, len(files.prioritised)):
+            if files.last_of(files.prioritised[at]) > seq:
+                found |= files.priorities[at]
+        return found
+
+    def files_with(self, priority: int, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """Yield the bounds of files in ``first..last`` with a priority, of all files for 0."""
+        if priority:
+            files = self.files
+            begin = max(0, bisect_right(files.prioritised, first) - 1)
+            for at in range(begin, bisect_left(files.prioritised, last + 1)):
+                start = files.prioritised[at]
+                if files.priorities[at] >> priority & 1 and self.files.last_of(start) >= first:
+                    yield max(first, start), min(last, self.files.last_of(start))
+            return
+        for _, begins, low, high in self._pieces(first, last):
+            yield begins + low, begins + high
