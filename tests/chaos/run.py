@@ -27,7 +27,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -301,6 +301,8 @@ class Run:
             self.trouble(kills)
             time.sleep(0.02)
         self.outages.end()
+        if not self.past.exists():  # an outage lasted to the last kill
+            self.remember()
 
     def trouble(self, kills: int) -> None:
         """One look at the storage: an outage begins or ends. In the middle, all is copied once."""
@@ -404,9 +406,10 @@ def main() -> int:
     )
     args = parser.parse_args()
     random.seed(args.seed)
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
         folder = args.folder or Path(temporary)
         run = Run(folder, args.spark, args.outages, args.order)
+        stack.callback(run.disk.close)
         path = Path(run.queue.path)
         try:
             run.fault(args.kills)
@@ -445,7 +448,6 @@ def main() -> int:
             print("WRONG:", one)
         if args.folder:
             shutil.copytree(path, folder / "queue")
-        run.disk.close()
     return 1 if found.wrong or run.failed else 0
 
 
