@@ -32,8 +32,7 @@ from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.operations.acquire import wait_for_lease
-from spark_mq.operations.context import QueueContext
-from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.interventions import change_messages, find_messages
 from spark_mq.operations.settle import HeldLease, HeldSelector, SettleResult, extend, settle
 from spark_mq.operations.work_report import WorkSummary

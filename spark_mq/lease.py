@@ -18,7 +18,7 @@ from spark_mq.ledger.intervals import subtract
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
 from spark_mq.message import ReceivedMessage, to_received
 from spark_mq.operations.acquire import find_damage, reject_damaged
-from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.keep_alive import KeepAlive
 from spark_mq.operations.outages import OUTAGES, find_store_failure, is_outage
 from spark_mq.operations.settle import HeldLease, SettleResult, extend, settle

@@ -26,8 +26,7 @@ from spark_mq.inspect.overview import NOTEBOOK_ERRORS, failed_html, group_html
 from spark_mq.inspect.peek import PeekedMessage, peek_group
 from spark_mq.ledger.owner_commands import seek_position, unsettled_ranges
 from spark_mq.ledger.ranges import LEASED
-from spark_mq.operations.context import QueueContext
-from spark_mq.operations.group_ledger import GroupLedger, StartPosition
+from spark_mq.operations.context import GroupLedger, QueueContext, StartPosition
 from spark_mq.util.clock import Duration
 from spark_mq.util.records import Record, Records
 from spark_mq.util.validation import validate_count, validate_position
@@ -67,7 +66,7 @@ class SeekPreview(Record):
 def preview_seek(group: GroupLedger, target: str | int | datetime) -> SeekPreview:
     to: StartPosition = validate_position("to", target)
     ledger, index = group.current(), group.messages.index()
-    position = seek_position(index, to, group.horizon())
+    position = seek_position(index, to, group.queue.horizon())
     position = index.first_at_or_after(position) or position
     ahead = unsettled_ranges(ledger, index, position - 1)
     leased = ledger.ranges_at(ledger.find((LEASED,)))

@@ -23,7 +23,7 @@ from spark_mq.ledger.ranges import DEAD, SETTLED, TRANSFERRING, Ledger, Range
 from spark_mq.ledger.stats import age_at
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.ledger.walk import walk
-from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.context import GroupLedger
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.util.advice import LIST_LANES
 from spark_mq.util.clock import to_datetime

@@ -19,8 +19,7 @@ from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import LEASED, SETTLED, Ledger, Range
 from spark_mq.ledger.states import DELAYED, UNSETTLED
 from spark_mq.ledger.walk import range_of, walk
-from spark_mq.operations.context import QueueContext
-from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.history import find_outcomes
 from spark_mq.operations.life import MessageOutcome
 from spark_mq.util.clock import MICROSECOND, to_datetime

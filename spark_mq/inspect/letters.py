@@ -127,7 +127,7 @@ def _pieces(dead: QueueContext, before: int | None, rows: int) -> Iterator[FileS
     redriven = dead.group(REDRIVE)
     ledger = redriven.ledger_in(redriven.snapshot())
     index = redriven.index_for(ledger)
-    kept = redriven.horizon() + 1  # a purge dropped the rest
+    kept = redriven.queue.horizon() + 1  # a purge dropped the rest
     top = index.last_sequence if before is None else min(before - 1, index.last_sequence)
     for r in reversed(list(unsettled_ranges(ledger, index, index.last_sequence))):
         for piece in reversed(list(index.slices(max(r.first, kept), min(r.last, top)))):

@@ -18,8 +18,7 @@ from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.settings import QueueSettings
 from spark_mq.ledger.stats import GroupStats, figures_of
 from spark_mq.maintenance.redrive import REDRIVE
-from spark_mq.operations.context import QueueContext
-from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.html import object_html, rows_html
 from spark_mq.util.records import Record

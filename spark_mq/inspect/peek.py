@@ -16,8 +16,7 @@ from spark_mq.ledger.ranges import LEASED, Range
 from spark_mq.ledger.slots import SlotLayout
 from spark_mq.ledger.states import DELAYED, STATE_NAMES
 from spark_mq.ledger.walk import range_of, walk
-from spark_mq.operations.context import QueueContext
-from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.records import Record

@@ -22,8 +22,7 @@ from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import TRANSFERRING, Range
 from spark_mq.ledger.routing import DropDead, FreezeDead, SettleRouted
 from spark_mq.ledger.settings import QueueSettings
-from spark_mq.operations.context import QueueContext
-from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.history import HEADER_PREFIX
 from spark_mq.parquet.bounded import MAX_ROWS, cut_slices, join_tables
 from spark_mq.parquet.files import unreadable_reason
@@ -169,7 +168,7 @@ def route_dead_letters(context: QueueContext, group: GroupLedger, copy: Copy | N
 def _headers(group: GroupLedger, r: Range) -> dict[str, str]:
     values = {
         "queue": group.queue_path,
-        "queue_id": group.queue_id or None,
+        "queue_id": group.queue.settings.queue_id or None,
         "group": group.name,
         "delivery_count": str(r.delivery_count),
         "failure_count": str(r.failure_count),

@@ -29,8 +29,7 @@ from spark_mq.ledger.ranges import RANGE_SCHEMA, TRANSFERRING, Ledger, LedgerHea
 from spark_mq.ledger.states import CHANGEABLE
 from spark_mq.maintenance.dead_letters import Routing, Transfer, copy_dead
 from spark_mq.maintenance.redrive import REDRIVE, Redrive
-from spark_mq.operations.context import QueueContext
-from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.history import commits_after
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.log_recovery import LogPlan
@@ -314,7 +313,7 @@ def _ranges(
     rewound = rows.filter(pc.equal(rows["event"], REWOUND)).to_pylist()
     for row in done.to_pylist():
         later = [(r["first"], r["last"]) for r in rewound if r["version"] > row["version"]]
-        trimmed = (0, group.horizon())
+        trimmed = (0, group.queue.horizon())
         r = _range(row)
         for first, last in subtract([(r.first, r.last)], normalise([*beyond, *later, trimmed])):
             piece = r.slice(first, last, index)

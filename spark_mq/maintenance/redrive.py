@@ -28,8 +28,7 @@ from spark_mq.maintenance.dead_letters import (
     letter_schema,
     letter_tables,
 )
-from spark_mq.operations.context import QueueContext
-from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.history import HEADER_PREFIX, REDRIVEN_FROM
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile, write_file
@@ -164,7 +163,7 @@ def _candidates(
     if letters is None:
         return
     redriven = letters.group(REDRIVE)
-    ledger, horizon = redriven.ledger_in(redriven.snapshot()), redriven.horizon()
+    ledger, horizon = redriven.ledger_in(redriven.snapshot()), redriven.queue.horizon()
     index = redriven.index_for(ledger)
     kept = index.first_at_or_after(horizon + 1)  # a purge dropped the rest
     if kept is None:
@@ -208,7 +207,7 @@ class Redrive(Transfer):
         return Freeze(transfer_id, self._intervals)
 
     def write(self, ranges: Sequence[Range]) -> list[WrittenFile] | None:
-        trimmed = [(0, self.source.horizon())]  # a purge may have dropped some of them
+        trimmed = [(0, self.source.queue.horizon())]  # a purge may have dropped some of them
         wanted = subtract([(r.first, r.last) for r in ranges], trimmed)
         files: list[WrittenFile] = []
         try:

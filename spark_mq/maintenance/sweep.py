@@ -16,8 +16,7 @@ from spark_mq.errors import GroupNotFound
 from spark_mq.ledger.owner_commands import Expire
 from spark_mq.maintenance.dead_letters import Copy, route_dead_letters
 from spark_mq.maintenance.retention import Trimmed, trim
-from spark_mq.operations.context import QueueContext
-from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.storage.history_table import Archived
 from spark_mq.util.clock import MICROSECOND
 from spark_mq.util.records import Record

@@ -11,7 +11,7 @@ from spark_mq.ledger.intervals import subtract
 from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.schedule import next_due_at
 from spark_mq.ledger.settle import REJECT, RELEASE, SettleCommand
-from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.outages import OUTAGES, outage_pause
 from spark_mq.operations.payloads import FileChecks, read_whole
 from spark_mq.util.clock import SECOND
@@ -38,7 +38,7 @@ def wait_for_lease(
     """
     pause, failures, known = FIRST_PAUSE, 0, ""
     checks = FileChecks(ledger.payloads)
-    clock = getattr(ledger.clock, "notifier", None)  # of a clock that a test moves
+    clock = getattr(ledger.queue.clock, "notifier", None)  # of a clock that a test moves
     notifiers = (ledger.messages.notifier, ledger.ledgers.notifier, clock, wake_on)
     with subscribed(*filter(None, notifiers)) as changed:
         while True:
@@ -106,7 +106,7 @@ def reject_damaged(
 ) -> tuple[Range, ...]:
     """Reject the damaged messages of a lease in one commit. Return the others."""
     commands, good = list[SettleCommand](), list[Range]()
-    horizon = ledger.horizon() if damage else -1
+    horizon = ledger.queue.horizon() if damage else -1
     for r in ranges:
         index = ledger.messages.index(r.last)
         bad = [(max(d[0], r.first), min(d[1], r.last), d[2]) for d in damage]

@@ -1,32 +1,56 @@
-"""Hold a queue's stores, settings, clock and dead letters."""
+"""Hold a queue's stores, settings and clock, and the ledgers of its groups."""
 
 from __future__ import annotations
 
 import logging
+import re
 import threading
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Final
+import uuid
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.delta.store_errors import STORE_ERRORS
-from spark_mq.errors import SparkMQError, TablesDisagree
-from spark_mq.ledger.settings import QueueSettings
+from spark_mq.errors import CorruptLog, GroupNotFound, SparkMQError, TablesDisagree
+from spark_mq.ledger.commands import KNOWN, Command, Needs, View
+from spark_mq.ledger.log_fingerprints import agreed_up_to
+from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.owner_commands import Create, StartPosition
+from spark_mq.ledger.ranges import Ledger, LedgerHeader
+from spark_mq.ledger.settings import GroupSettings, QueueSettings
+from spark_mq.ledger.settle import Settle, SettleCommand, SettleOutcome
+from spark_mq.ledger.stats import GroupStats, compute_stats
+from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.committer import GroupCommitter
-from spark_mq.operations.group_ledger import GroupLedger, StartPosition, read_horizon
-from spark_mq.operations.payloads import PayloadFiles
+from spark_mq.operations.payloads import FileChecks, PayloadFiles
 from spark_mq.storage.history_table import HistoryTable
-from spark_mq.storage.ledger_table import LedgerTable
+from spark_mq.storage.ledger_files import LedgerSnapshot
+from spark_mq.storage.ledger_table import HORIZON, LedgerTable
+from spark_mq.storage.log_recovery import tables_disagree
 from spark_mq.storage.message_table import MessageTable
+from spark_mq.util.advice import ENSURE_GROUP, drop_group
 from spark_mq.util.clock import Clock, system_clock, to_micros
 from spark_mq.util.process import ForkGuard
 from spark_mq.util.recent import RecentDict
+from spark_mq.util.show import show_some
+from spark_mq.util.validation import suggest
 
-__all__ = ["QueueContext"]
+__all__ = [
+    "MAX_COMPARED_GROUPS",
+    "GroupLedger",
+    "QueueContext",
+    "StartPosition",
+    "group_not_found",
+    "read_horizon",
+]
 
 _log = logging.getLogger(__name__)
 
+R = TypeVar("R")
 
 _MARKS: Final = 100_000  # most groups that a trace remembers
+MAX_COMPARED_GROUPS: Final = 100  # with more groups, no name is compared with theirs
+_MAX_NAMED: Final = 10
 
 
 class QueueContext:
@@ -108,7 +132,7 @@ class QueueContext:
         return to_micros(self.clock())
 
     def horizon(self) -> int:
-        """Return the trim horizon: messages up to it may be gone. -1 before the first trim."""
+        """Return the trim horizon. An older ``leases/`` may not know it, but ``messages/`` does."""
         return max(read_horizon(self.ledgers), self.messages.trimmed)
 
     def group(
@@ -116,25 +140,11 @@ class QueueContext:
     ) -> GroupLedger:
         """Return the ledger of a group. All objects of one group share commits."""
         self._process.check()  # before the lock, which another thread of the parent may hold
-        settings = self.settings
         with self._lock:
-            return GroupLedger(
-                name,
-                self._ledgers,
-                self._messages,
-                self.clock,
-                settings.group,
-                queue_path=self.path,
-                queue_id=settings.queue_id,
-                payloads=self.payloads,
-                history=self.history,
-                start=start,
-                create=create,
-                may_lose=self._may_lose,
-                committers=self._committers,
-            )
+            return GroupLedger(self, name, start, create=create, committers=self._committers)
 
-    def _may_lose(self) -> bool:
+    @property
+    def may_lose(self) -> bool:
         """Return whether a trim may drop a group's unsettled messages."""
         settings = self.settings
         return settings.hard_retention is not None or settings.group_expiry is not None
@@ -174,3 +184,254 @@ class QueueContext:
         if self._dead_letters is None:
             self._dead_letters = self._find_dead_letters(self)
         return self._dead_letters
+
+
+class GroupLedger:
+    """The ledger of one group, as stored or as of now. Thread-safe."""
+
+    def __init__(
+        self,
+        queue: QueueContext,
+        name: str,
+        start: StartPosition,
+        *,
+        create: bool,
+        committers: dict[str, GroupCommitter],
+    ) -> None:
+        self.queue, self.name, self.start = queue, name, start
+        self.create = create  # otherwise operations raise GroupNotFound
+        self.queue_path, self.payloads = queue.path, queue.payloads
+        self._ledgers, self._messages = queue._ledgers, queue._messages
+        self.defaults = queue.settings.group
+        self._created = False
+        if name not in committers:  # all handles of the group share it
+            process = ForkGuard(f"group {name!r} of {queue.path}")
+            committers[name] = GroupCommitter(self, self._ledgers, self.defaults, process)
+        self.committer = committers[name]
+
+    def __repr__(self) -> str:
+        return f"ConsumerGroup({self.queue_path!r}, {self.name!r})"
+
+    @property
+    def ledgers(self) -> LedgerTable:
+        return self.queue.ledgers
+
+    @property
+    def messages(self) -> MessageTable:
+        return self.queue.messages
+
+    def now(self) -> int:
+        """Return the clock's time in microseconds."""
+        return self.queue.now()
+
+    # -- changes
+
+    def run(self, command: Command[R], checks: FileChecks | None = None) -> R:
+        """Run a command in a commit that others may share. Return its result."""
+        (result,) = self.committer.run([command], checks)
+        if isinstance(result, Exception):
+            raise result
+        found: R = result
+        return found
+
+    def settle(self, commands: Sequence[SettleCommand]) -> list[SettleOutcome]:
+        """Settle in one commit, in order. Messages that are not held are in the outcomes."""
+        return self.run(Settle(tuple(commands)))
+
+    def create_if_missing(self) -> None:
+        """Create the group, or raise GroupNotFound if this handle must not create it."""
+        if not self.create:
+            self.require_group()
+            return
+        # Over a store a look costs a request. If this is out of date, the next change looks.
+        known = self._created or self.ledgers.read(self.name, refresh=None).ledger is not None
+        if not known and self.run(Create(self.start, self.defaults)):
+            self._warn_similar_name()
+        self._created = True
+
+    def _warn_similar_name(self) -> None:
+        """Log the new group. Warn if its name looks misspelt."""
+        # Numbered names are alike on purpose. Nobody types the names of very many groups.
+        stem = _without_digits(self.name)
+        many = self.ledgers.group_count() > MAX_COMPARED_GROUPS
+        names = () if many else self.ledgers.groups()
+        others = (name for name in names if _without_digits(name) != stem)
+        if alike := suggest(self.name, others):
+            _log.warning(
+                "group %r is created in %s, at %s. There is a group %r. If you meant it, use %s",
+                self.name, self.queue_path, self.start, alike, drop_group(self.name),
+            )  # fmt: skip
+        else:
+            _log.info("group %r is created in %s, at %s", self.name, self.queue_path, self.start)
+
+    # -- what a command may know
+
+    def view(
+        self,
+        command: Command[Any],
+        snapshot: LedgerSnapshot,
+        held: frozenset[str] = frozenset(),
+        checks: FileChecks | None = None,
+    ) -> View:
+        """Return what a command may know of a snapshot. Raise GroupNotFound."""
+        exists = snapshot.ledger is not None
+        if command.without_ledger:
+            exists = self.name in self._ledgers.groups()
+        if not (exists or command.creates):
+            raise group_not_found(self.name, self._ledgers, self.queue_path)
+        needs, ledger = command.needs, snapshot.ledger
+        horizon = self._horizon_for(needs, ledger)
+        if ledger is None:
+            ledger = Ledger(LedgerHeader(start_sequence=horizon))
+        index, damage = self._index_for(needs, ledger, horizon)
+        return View(
+            ledger,
+            self.settings_in(snapshot),
+            self.now(),
+            index,
+            self.name,
+            damage,
+            horizon,
+            {app: self._ledgers.txn_number(snapshot, app) for app in needs.apps},
+            held,
+            exists,
+            snapshot.looked,
+            uuid.uuid4().hex if needs.new_id else "",
+            self.payloads.known if checks is None else checks.problems(),
+        )
+
+    def _horizon_for(self, needs: Needs, ledger: Ledger | None) -> int:
+        if needs.horizon == "always":
+            return self.queue.horizon()
+        if not needs.horizon or ledger is None or not self.may_have_lost(ledger):
+            return -1
+        return read_horizon(self._ledgers)
+
+    def _index_for(
+        self, needs: Needs, ledger: Ledger, horizon: int
+    ) -> tuple[MessageIndex, CorruptLog | None]:
+        """Return the index that a command needs, and the damage after its end or None."""
+        known = self._messages.known
+        if needs.reach == KNOWN and horizon <= ledger.head.start_sequence:
+            return known(), None
+        try:
+            if needs.unread is not None and horizon <= ledger.head.start_sequence:
+                index = self._messages.index_to_lease(ledger.end_sequence, needs.unread)
+                self.check_same_log(ledger, index)
+                return index, None
+            reach = None if horizon > ledger.head.start_sequence else needs.reach
+            return self.index_for(ledger, reach), None
+        except CorruptLog as error:
+            if not needs.damaged:
+                raise
+            if error.data["version"] is None or error.data["version"] <= known().version:
+                raise
+            return known(), error
+
+    # -- reading
+
+    def snapshot(self) -> LedgerSnapshot:
+        return self.ledgers.read(self.name)
+
+    def require(self, snapshot: LedgerSnapshot) -> Ledger:
+        """Return the ledger of a snapshot. Raise GroupNotFound."""
+        if snapshot.ledger is None:
+            raise group_not_found(self.name, self.ledgers, self.queue_path)
+        return snapshot.ledger
+
+    def require_group(self) -> None:
+        """Raise GroupNotFound if the group does not exist."""
+        # What this process knows costs nothing, and a group is rarely dropped.
+        if self.ledgers.read(self.name, refresh=None).ledger is None:
+            self.require(self.snapshot())
+
+    def settings_in(self, snapshot: LedgerSnapshot) -> GroupSettings:
+        """Return the settings in a snapshot, or the defaults without a group."""
+        if snapshot.ledger is None:
+            return self.defaults
+        stored = snapshot.ledger.head.settings
+        read = self.committer.read_settings
+        if read[0] is not stored:
+            read = self.committer.read_settings = stored, GroupSettings.decoded(stored)
+        return read[1]
+
+    @property
+    def last_settings(self) -> GroupSettings:
+        """Return the settings as last read, for logs."""
+        return self.committer.read_settings[1]
+
+    def exists(self) -> bool:
+        return self.snapshot().ledger is not None
+
+    def settings(self) -> GroupSettings:
+        return self.settings_in(self.snapshot())
+
+    def ledger_in(self, snapshot: LedgerSnapshot) -> Ledger:
+        """Return the ledger of a snapshot, or an empty one."""
+        if snapshot.ledger is not None:
+            return snapshot.ledger
+        return Ledger(LedgerHeader(start_sequence=self.queue.horizon()))
+
+    def current(self) -> Ledger:
+        """Return the ledger with late leases expired, or an empty one."""
+        snapshot = self.snapshot()
+        return expire_leases(self.ledger_in(snapshot), self.now(), self.settings_in(snapshot))
+
+    def stats(self, *, required: bool = False) -> GroupStats:
+        """Count the messages by state. If `required`, raise GroupNotFound for a missing group."""
+        snapshot, now = self.snapshot(), self.now()
+        if required:
+            self.require(snapshot)
+        settings = self.settings_in(snapshot)
+        ledger = expire_leases(self.ledger_in(snapshot), now, settings)
+        return compute_stats(ledger, self.index_for(ledger), settings, now)
+
+    def may_have_lost(self, ledger: Ledger) -> bool:
+        """Return whether a trim may have dropped unsettled messages."""
+        # This process may have missed a change of the settings, but its commits conflict with the
+        # horizon, so that is known.
+        return self.queue.may_lose or self._ledgers.known_horizon() > ledger.head.start_sequence
+
+    def index_for(self, ledger: Ledger, reach: int | None = None) -> MessageIndex:
+        """Return the index, or an older one that contains `reach`. Raise TablesDisagree."""
+        index = self._messages.index(None if reach is None else max(reach, ledger.end_sequence))
+        self.check_same_log(ledger, index)
+        return index
+
+    def check_same_log(self, ledger: Ledger, index: MessageIndex) -> None:
+        """Raise TablesDisagree if a ledger is of another log than an index."""
+        agreed, messages = agreed_up_to(ledger, index), self._messages
+        if agreed is not None:
+            reason = f"the ledger of group {self.name!r} has messages after {agreed} that "
+            raise tables_disagree(messages.path, reason + "messages/ lacks, or that differ there")
+        trimmed = messages.trimmed
+        if ledger.head.start_sequence >= trimmed or self._ledgers.known_horizon() >= trimmed:
+            return
+        if read_horizon(self._ledgers) < trimmed:
+            reason = f"messages/ was trimmed up to {trimmed}, and leases/ does not know it"
+            raise tables_disagree(messages.path, reason)
+
+
+def read_horizon(ledgers: LedgerTable) -> int:
+    """Return the trim horizon: messages up to it may be gone. -1 before the first trim."""
+    ledger = ledgers.read(HORIZON).ledger
+    return -1 if ledger is None else ledger.head.start_sequence
+
+
+def _without_digits(name: str) -> str:
+    return re.sub(r"\d+", "0", name)
+
+
+def group_not_found(name: str, ledgers: LedgerTable, queue_path: str) -> GroupNotFound:
+    """Return the error for a missing group, which names the nearest group."""
+    known = ledgers.groups() if ledgers.group_count() <= MAX_COMPARED_GROUPS else []
+    there = f"The queue has {show_some(known, _MAX_NAMED)}"
+    nearest = suggest(name, known)
+    return GroupNotFound(
+        f"there is no consumer group {name!r} in {queue_path}. "
+        + (f"Did you mean {nearest!r}? " if nearest else "")
+        + (f"{there}. " if known else "")
+        + str(ENSURE_GROUP),
+        advice=[ENSURE_GROUP],
+        group=name,
+    )

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import CorruptLog, InvalidOption, SparkMQError
 from spark_mq.ledger.intervals import Interval
-from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.context import GroupLedger
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.storage.history_table import history_rows
 from spark_mq.storage.message_table import MessageTable
@@ -85,7 +85,7 @@ def find_past_lease(group: GroupLedger, lease_id: str) -> PastLease | None:
 
 def _past(group: GroupLedger, lease_id: str) -> Iterator[pa.Table]:
     """Yield the events of a lease, the newest commits first."""
-    archive, latest = group.history, group.ledgers.version()
+    archive, latest = group.queue.history, group.ledgers.version()
     archived = archive.progress()[0]
     since: int | None = None
     for last in range(latest, archived, -_COMMITS):

@@ -21,8 +21,7 @@ from spark_mq.ledger.log_fingerprints import REWOUND
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.owner_commands import CREATE_GROUP
 from spark_mq.ledger.ranges import SETTLED, Range
-from spark_mq.operations.context import QueueContext
-from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.life import MessageOutcome
 from spark_mq.storage.history_table import (
     BATCH,
@@ -72,7 +71,7 @@ def read_history(
 
 def read_group_history(group: GroupLedger, columns: Sequence[str]) -> pa.Table:
     """Return columns of a group's events since its creation, in order."""
-    past = _Past(group.history, group.ledgers, group.queue_path)
+    past = _Past(group.queue.history, group.ledgers, group.queue_path)
     rows = past.read(None, group.name, columns=list({*columns, "version", "operation"}))
     created = rows.filter(pc.equal(rows["operation"], CREATE_GROUP))["version"]
     # A group that was dropped may have had the same name.

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from spark_mq.errors import InvalidOption, MessagesHeld
 from spark_mq.ledger.intervals import Interval, from_sequences
 from spark_mq.ledger.interventions import Intervene, Intervention
+from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.find_messages import find_values
-from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.util.advice import FORCE, NAME_MESSAGES
 from spark_mq.util.show import show_some
 from spark_mq.util.user import act_as
@@ -59,7 +59,7 @@ def _search(ledger: GroupLedger, column: str, wanted: object) -> list[Interval]:
         raise InvalidOption(
             f"{column}={wanted!r} is not text: give one, or a list", option=column, value=wanted
         )
-    messages, low = ledger.messages, ledger.horizon() + 1
+    messages, low = ledger.messages, ledger.queue.horizon() + 1
     start = max(ledger.current().head.start_sequence + 1, low)
     found = find_values(messages, column, values, [(start, messages.index().last_sequence)])
     # What is settled already stays as it is, as a change by sequence leaves it.

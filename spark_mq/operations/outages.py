@@ -11,7 +11,7 @@ from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import ContentionTimeout, SparkMQError, StorageError
 from spark_mq.ledger.commands import Command
 from spark_mq.ledger.settle import Settle, SettleCommand, SettleOutcome
-from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.context import GroupLedger
 
 __all__ = ["OUTAGES", "find_store_failure", "is_outage", "outage_pause", "settle_with_retry"]
 

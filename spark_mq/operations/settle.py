@@ -10,8 +10,8 @@ from itertools import chain
 from spark_mq.errors import InvalidOption, LeaseLost
 from spark_mq.ledger.intervals import Interval, from_sequences, subtract
 from spark_mq.ledger.settle import Extend, SettleCommand, SettleOutcome
+from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.find_messages import check_ids, find_past_lease, find_values
-from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.util.records import Record
 from spark_mq.util.show import show_some
 from spark_mq.util.validation import short_repr, validate_lease_id

@@ -19,8 +19,7 @@ from spark_mq.errors import (
 from spark_mq.ledger.log_fingerprints import REWOUND
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.ledger.ranges import HEADER, SETTLED, UNREAD
-from spark_mq.operations.context import QueueContext
-from spark_mq.operations.group_ledger import group_not_found
+from spark_mq.operations.context import QueueContext, group_not_found
 from spark_mq.operations.history import (
     OUTCOMES,
     dead_letter_of,

@@ -17,7 +17,7 @@ from spark_mq.errors import SparkMQError
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.ledger.ranges import DEAD, TRANSFERRING, Range
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, SettleOutcome
-from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.outages import OUTAGES
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.telemetry.conventions import Destination, trace_headers

@@ -12,7 +12,7 @@ from spark_mq.group import ConsumerGroup
 from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.settle import SettleCommand, SettleOutcome
 from spark_mq.ledger.stream_batch import fence_app_id, parse_lease_id, rows_held_by_batch
-from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.outages import OUTAGES
 from spark_mq.operations.work_report import reported_work
 

@@ -16,9 +16,8 @@ from pyspark.sql.types import DataType
 
 from spark_mq.delta.object_store import absolute_path
 from spark_mq.errors import InvalidOption
-from spark_mq.operations.context import QueueContext
+from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.create import open_context
-from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.spark.batch_publish import PRODUCER_OPTIONS, SinkProducer
 from spark_mq.spark.schema import parse_value_schema
 from spark_mq.streaming.source import StreamOptions

@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 
 from spark_mq.ledger.ranges import SETTLED, Range, range_between
 from spark_mq.ledger.schedule import unread_range
-from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.history import OUTCOMES, show_outcomes
 from spark_mq.spark import partitions
 from spark_mq.spark.options import ReadOptions
@@ -172,7 +172,7 @@ class PeekReader(DataSourceReader):
 def _all_pieces(group: GroupLedger, filters: PeekFilters) -> list[partitions.Piece]:
     """Return the wanted messages that the log still has, with their ranges."""
     ledger = group.current()
-    index, horizon = group.index_for(ledger), group.horizon()
+    index, horizon = group.index_for(ledger), group.queue.horizon()
     found = [
         range_between(index, horizon + 1, ledger.head.start_sequence, SETTLED),
         *ledger,

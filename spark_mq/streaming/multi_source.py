@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from spark_mq.errors import StorageError
-from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.context import GroupLedger
 from spark_mq.streaming.offset import QUEUES, parse_multi_offset, stream_id_in_queue
 from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
 

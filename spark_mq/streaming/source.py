@@ -31,7 +31,7 @@ from spark_mq.ledger.stream_batch import (
     rows_held_by_batch,
 )
 from spark_mq.operations.acquire import Damage, find_damage, reject_damaged
-from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.keep_alive import KeepAlive
 from spark_mq.operations.payloads import FileChecks
 from spark_mq.operations.settle import extend

@@ -13,7 +13,7 @@ from spark_mq.lease import Lease
 from spark_mq.ledger.acquire import Acquire, Grant
 from spark_mq.ledger.settle import NACK, RELEASE, SettleCommand, SettleOutcome
 from spark_mq.operations.acquire import wait_for_lease
-from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.outages import OUTAGES
 from spark_mq.operations.work_report import has_ended
 from spark_mq.util.notifier import Notifier

@@ -13,7 +13,7 @@ from spark_mq.handler import log_outcomes
 from spark_mq.lease import Lease
 from spark_mq.ledger.acquire import Acquire, Grant
 from spark_mq.ledger.settle import ACK, SettleCommand, SettleOutcome
-from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.keep_alive import KeepAlive
 from spark_mq.operations.outages import OUTAGES, settle_with_retry
 from spark_mq.operations.settle import extend, summarize

@@ -11,7 +11,7 @@ from typing import Any
 from spark_mq.handler import HandlerPolicy
 from spark_mq.lease import Lease
 from spark_mq.ledger.settle import RELEASE
-from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.outages import outage_pause
 from spark_mq.util.notifier import Notifier
 from spark_mq.worker.decisions import Verdict

@@ -16,7 +16,7 @@ from typing import Any, Final
 from spark_mq.errors import InvalidOption
 from spark_mq.handler import HandlerPolicy
 from spark_mq.ledger.acquire import Acquire
-from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.work_report import WorkSummary, why_left
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.user import worker_name

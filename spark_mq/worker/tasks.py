@@ -17,7 +17,7 @@ from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.settle import NACK, RELEASE, SettleCommand
 from spark_mq.ledger.slots import SlotLayout
 from spark_mq.message import ReceivedMessage
-from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.outages import is_outage
 from spark_mq.operations.work_report import reported_work
 from spark_mq.worker.decisions import (

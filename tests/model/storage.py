@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pyarrow.parquet as pq
 
 import spark_mq.maintenance.dead_letters
-import spark_mq.operations.group_ledger
+import spark_mq.operations.context
 import spark_mq.parquet.writer
 import spark_mq.storage.optimistic_commit
 import spark_mq.streaming.source
@@ -408,7 +408,7 @@ def deterministic() -> Iterator[None]:
     still = SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda seconds: None)
     patches: list[tuple[Any, str, Any]] = [
         *((module, "uuid", made) for module in (spark_mq.streaming.source,
-                                                spark_mq.operations.group_ledger,
+                                                spark_mq.operations.context,
                                                 spark_mq.maintenance.dead_letters,
                                                 spark_mq.parquet.writer)),
         (spark_mq.storage.optimistic_commit, "uuid", some),

@@ -78,7 +78,7 @@ def test_what_is_not_changed_stays(queue: Queue) -> None:
 def test_a_group_that_is_made_is_reported_once_and_warned_of_if_it_looks_misspelt(
     queue: Queue, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "spark_mq.operations.group_ledger")
+    caplog.set_level("INFO", "spark_mq.operations.context")
     for _ in range(2):
         queue.group("billing").ensure()
     queue.group("mail").lease("w")

@@ -12,8 +12,7 @@ import pytest
 
 from spark_mq import ConsumerGroup, Queue
 from spark_mq.operations.committer import GroupCommitter
-from spark_mq.operations.context import QueueContext
-from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.message_table import MessageTable
 

@@ -18,7 +18,7 @@ from support.tables import group_ledger_of, messages_of
 from spark_mq import Queue
 from spark_mq.errors import InvalidHandlerResult, InvalidOption, StorageError
 from spark_mq.ledger.settle import RELEASE, SettleCommand
-from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.context import GroupLedger
 from spark_mq.spark import ack, lease_frame, nack, reject
 from spark_mq.spark.lease_lookup import BatchLeases
 from spark_mq.streaming.offset import stream_id_in_queue
