@@ -31,10 +31,14 @@ from spark_mq import Queue, errors
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
+        "pytest",
+        "spark_mq.queue",
+        "spark_mq.delta.memory_files",
         "spark_mq.maintenance.sweep",
-        "spark_mq.streaming.source",
-        "spark_mq.worker",
+        "spark_mq.operations.history",
         "spark_mq.operations.trace",
+        "spark_mq.streaming.source",
+        "spark_mq.worker.run",
     ]
 )
 
@@ -259,7 +263,9 @@ def test_a_queue_whose_creation_was_killed_can_be_created(tmp_path: Path) -> Non
         "before creation of messages/", "before creation of leases/",
         "before creation of messages/", "before creation of leases/",
     ]  # fmt: skip
-    for at, point in enumerate(reported["points"]):
+    for at, point in enumerate(points):
+        if point.startswith("after") and at + 1 < len(points):
+            continue  # nothing changes until the next step, so the disk is as before that
         path = tmp_path / str(at)
         assert run(None, path, at)[0] == -signal.SIGKILL, point
         queue = Queue.create(path, exist_ok=True)

@@ -107,14 +107,14 @@ def test_a_common_setting_of_a_new_queue_has_its_own_option(
     assert getattr(settings if hasattr(settings, name) else settings.group, name) == value
 
 
-def test_a_wrong_setting_is_refused_in_one_line(process: Run, tmp_path: Path) -> None:
+def test_a_wrong_setting_is_refused_in_one_line(run: Run, process: Run, tmp_path: Path) -> None:
     done = process("queue", "create", tmp_path / "q", "--set", "max_in_fligth=7", expect=2)
     assert "max_in_fligth" in done.err
     assert "max_in_flight" in done.err
     assert not done.out
-    assert "NAME=VALUE" in process("queue", "create", tmp_path / "q", "--set", "x", expect=2).err
-    assert "nope" in process("nope", expect=2).err
-    assert "--queue" in process("peek", expect=2).err
+    assert "NAME=VALUE" in run("queue", "create", tmp_path / "q", "--set", "x", expect=2).err
+    assert "nope" in run("nope", expect=2).err
+    assert "--queue" in run("peek", expect=2).err
 
 
 def test_a_queue_is_described(run: Run, queue: Queue) -> None:
@@ -147,11 +147,11 @@ def test_a_queue_is_configured(run: Run, queue: Queue) -> None:
     assert "fixed when the queue is created" in refused
 
 
-def test_a_purge_drops_all_messages(process: Run, queue: Queue) -> None:
-    assert "--yes" in process("queue", "purge", queue.path, expect=2).err
-    assert process("queue", "purge", queue.path, "-y", "-o", "json").row["files_dropped"] == 1
+def test_a_purge_drops_all_messages(run: Run, queue: Queue) -> None:
+    assert "--yes" in run("queue", "purge", queue.path, expect=2).err
+    assert run("queue", "purge", queue.path, "-y", "-o", "json").row["files_dropped"] == 1
     queue.publish(["x", "y"])
-    row = process("queue", "purge", queue.path, "-y", "-o", "json").row
+    row = run("queue", "purge", queue.path, "-y", "-o", "json").row
     assert row == {"queue": queue.path, "messages_dropped": 2, "files_dropped": 1}
     assert queue.group("billing").stats().ready == 0
 
@@ -200,16 +200,16 @@ def test_a_seek_changes_nothing_without_execute(run: Run, queue: Queue) -> None:
     assert "2020" in run("group", "seek", "billing", "--to-datetime", "2020", *here, expect=2).err
 
 
-def test_a_group_is_paused_and_resumed(process: Run, queue: Queue) -> None:
+def test_a_group_is_paused_and_resumed(run: Run, queue: Queue) -> None:
     here = ("billing", "-q", queue.path, "-o", "json")
-    paused = process("group", "pause", *here, "--reason", "repairs").row
+    paused = run("group", "pause", *here, "--reason", "repairs").row
     assert "repairs" in paused["blocked_because"]
     assert queue.group("billing").lease("w") is None
-    check = process("check", "-q", queue.path, expect=1)
+    check = run("check", "-q", queue.path, expect=1)
     assert "repairs" in check.out
-    assert process("group", "resume", *here).row["blocked_because"] == ""
+    assert run("group", "resume", *here).row["blocked_because"] == ""
     assert queue.group("billing").lease("w").messages[0].value == b"unread"
-    assert "no consumer group" in process("group", "pause", "none", "-q", queue.path, expect=3).err
+    assert "no consumer group" in run("group", "pause", "none", "-q", queue.path, expect=3).err
 
 
 def test_a_blocked_group_is_unblocked(run: Run, tmp_path: Path) -> None:
@@ -247,12 +247,12 @@ def test_lines_are_published_from_files_and_stdin(run: Run, tmp_path: Path) -> N
 
 
 def test_a_repeated_publish_of_a_producer_goes_on_behind_its_last_line(
-    process: Run, tmp_path: Path
+    run: Run, tmp_path: Path
 ) -> None:
     queue = Queue.create(tmp_path / "q", durable=False)
     first = ("publish", "-q", queue.path, "--producer-id", "day1", "-o", "json")
-    assert process(*first, stdin="1\n2\n").row["published"] == 2
-    again = process(*first, stdin="1\n2\n3\n").row
+    assert run(*first, stdin="1\n2\n").row["published"] == 2
+    again = run(*first, stdin="1\n2\n3\n").row
     assert (again["published"], again["skipped_lines"]) == (1, 2)
     assert [one.value for one in queue.peek()] == [b"1", b"2", b"3"]
 
@@ -407,11 +407,11 @@ def test_a_trace_shows_each_message_once_with_where_it_stands(run: Run, queue: Q
         assert "now  billing  ready" in second
 
 
-def test_dead_letters_are_listed_shown_and_redriven(run: Run, process: Run, queue: Queue) -> None:
+def test_dead_letters_are_listed_shown_and_redriven(run: Run, queue: Queue) -> None:
     here = ("-q", queue.path)
     assert run("dlq", "list", *here, "-o", "json").rows == []
     assert run("sweep", *here, "-o", "json").row["routed"] == 1
-    (letter,) = process("dlq", "list", *here, "-o", "json").rows
+    (letter,) = run("dlq", "list", *here, "-o", "json").rows
     assert (letter["value"], letter["error"], letter["consumer_group"]) == ("bad", "bad", "billing")
     shown = run("dlq", "show", letter["dead_letter_sequence"], *here)
     assert "key-bad" in shown.out
@@ -426,7 +426,7 @@ def test_dead_letters_are_listed_shown_and_redriven(run: Run, process: Run, queu
     assert run("dlq", "list", *here, "--where", by_sequence, "-o", "json").row == letter
     (same,) = run("dlq", "redrive", *here, "--dry-run", "-o", "json").rows
     assert same == letter
-    assert "--yes" in process("dlq", "redrive", *here, expect=2).err
+    assert "--yes" in run("dlq", "redrive", *here, expect=2).err
     wrong = run("dlq", "redrive", *here, "--where", "nope = 1", "--yes", expect=2)
     assert "nope" in wrong.err
     untyped = run("dlq", "redrive", *here, "--where", "key = 7", "--dry-run", expect=2).err
@@ -483,7 +483,7 @@ def test_work_calls_a_function_for_each_message_until_all_are_settled(
 
 
 def test_work_that_leaves_messages_exits_with_1_and_the_cause(
-    process: Run, queue: Queue, handlers: str
+    run: Run, process: Run, queue: Queue, handlers: str
 ) -> None:
     here = ("-q", queue.path, "-g", "new", "--until", "empty", "-o", "json")
     queue.group("new").pause("migration")
@@ -492,7 +492,7 @@ def test_work_that_leaves_messages_exits_with_1_and_the_cause(
     assert "migration" in done.err
     assert "Ready: 5 messages" in done.err
     queue.group("new").resume()
-    assert process("work", "handlers:good", *here).row["blocked_because"] == ""
+    assert run("work", "handlers:good", *here).row["blocked_because"] == ""
 
 
 def test_work_and_sweep_end_cleanly_after_sigterm(
@@ -637,19 +637,19 @@ def test_tail_prints_messages_and_ends(run: Run, queue: Queue) -> None:
         assert "--from" in run("tail", "-q", queue.path, "--from", wrong, expect=2).err
 
 
-def test_jobs_prints_their_paths(process: Run) -> None:
-    rows = process("jobs", "-o", "json").rows
+def test_jobs_prints_their_paths(run: Run) -> None:
+    rows = run("jobs", "-o", "json").rows
     assert {"publish", "sweep", "worker"} <= {row["job"] for row in rows}
     assert all(Path(row["path"]).is_file() for row in rows)
 
 
-def test_every_option_is_read_from_the_environment(process: Run, queue: Queue) -> None:
+def test_every_option_is_read_from_the_environment(run: Run, process: Run, queue: Queue) -> None:
     where = {"SPARK_MQ_QUEUE": queue.path, "SPARK_MQ_GROUP": "billing"}
     rows = process("peek", SPARK_MQ_STATE="dead", SPARK_MQ_OUTPUT="json", **where).rows
     assert [row["message_id"] for row in rows] == ["id-bad"]
-    process("queue", "describe", SPARK_MQ_QUEUE=queue.path)
-    process("group", "describe", SPARK_MQ_QUEUE=queue.path, SPARK_MQ_GROUP="audit")
-    assert "SPARK_MQ_MAX_DEAD" in process("check", "--help").out
+    run("queue", "describe", SPARK_MQ_QUEUE=queue.path)
+    run("group", "describe", SPARK_MQ_QUEUE=queue.path, SPARK_MQ_GROUP="audit")
+    assert "SPARK_MQ_MAX_DEAD" in run("check", "--help").out
 
 
 def test_a_pipe_that_closes_early_is_no_error(queue: Queue) -> None:

@@ -1,15 +1,15 @@
 """Random steps of writers that delegate, run each other's requests, die, and meet a cleaned log.
 
-The requests and the log are real files. The model knows which commit ran which request.
+The requests and the log are real ones, in memory. The model knows which commit ran which request.
 """
 
 from __future__ import annotations
 
-import shutil
-import tempfile
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -24,12 +24,14 @@ from hypothesis.stateful import (
 from support.rule_variants import Variant, returns, rule_variant, then
 
 from spark_mq.delta.cleanup import Keep, clean_table
+from spark_mq.delta.memory_files import MemoryFiles
 from spark_mq.delta.tables import write_checkpoint
 from spark_mq.errors import CommitConflict
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
 from spark_mq.storage.delegated_commands import SERVED, DelegationTurn
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.request_files import DelegatedRequest
+from spark_mq.util.clock import system_clock
 
 GROUP = "g"
 WRITERS = st.integers(0, 2)
@@ -51,8 +53,9 @@ class Requests(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = tempfile.mkdtemp()
-        table = LedgerTable(f"{self.folder}/leases", durable=False)
+        ticks = itertools.count(1)  # each file is older than the next
+        self.files = MemoryFiles(lambda: system_clock() + timedelta(seconds=next(ticks)))
+        table = self.opened().table
         table.create("test")
         self.revision = 0
         self.ran: Counter[str] = Counter()  # by other writers
@@ -64,11 +67,8 @@ class Requests(RuleBasedStateMachine):
             table.read(GROUP), Ledger(LedgerHeader()), operation_id="first", note={"group": GROUP}
         )
 
-    def teardown(self) -> None:
-        shutil.rmtree(self.folder)
-
     def opened(self) -> Writer:
-        return Writer(LedgerTable(f"{self.folder}/leases", durable=False))
+        return Writer(LedgerTable(f"{self.files.root}/leases"))
 
     @rule(at=WRITERS)
     def step(self, at: int) -> None:
@@ -203,15 +203,12 @@ def test_no_rule_can_be_missed(name: str, variant: Variant) -> None:
 def test_a_request_that_a_cleaned_commit_ran_is_not_run_again() -> None:
     """A leader whose ledger was cleaned reads a newer one, and misses a note in between."""
     requests = Requests()
-    try:
-        requests.step(0)
-        requests.step(1)
-        requests.step_twice(2)  # it has read the requests of the others
-        requests.step(1)
-        requests.step_twice(1)  # runs the request of 0
-        requests.step_twice(1)
-        requests.clean()
-        requests.step(2)
-        requests.nobody_runs_a_request_twice()
-    finally:
-        requests.teardown()
+    requests.step(0)
+    requests.step(1)
+    requests.step_twice(2)  # it has read the requests of the others
+    requests.step(1)
+    requests.step_twice(1)  # runs the request of 0
+    requests.step_twice(1)
+    requests.clean()
+    requests.step(2)
+    requests.nobody_runs_a_request_twice()

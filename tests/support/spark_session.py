@@ -35,6 +35,8 @@ def new_session(warehouse: Path) -> Any:
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.databricks.delta.snapshotPartitions": "1",
+        # An idle query reports its progress each 10 seconds, and some tests wait for it.
+        "spark.sql.streaming.noDataProgressEventInterval": "200",
         # Half of what conf/spark-defaults.conf says of it: the packages that Delta drags in and
         # Spark has already.
         "spark.jars.excludes": ",".join(
