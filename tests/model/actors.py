@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from support.handles import Killed
 from support.tables import context_of, group_ledger_of
 
 from spark_mq import ConsumerGroup, Queue
@@ -25,7 +26,7 @@ from spark_mq.spark.lease_router import LeaseRouter
 from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
 from spark_mq.util.clock import to_micros
 
-from .explorer import EFFECT, FREE, Killed, Suspend, Tape
+from .explorer import EFFECT, FREE, Suspend, Tape
 from .storage import SECOND, Rig, Store, stored_key
 
 OFF = "off"

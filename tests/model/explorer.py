@@ -21,10 +21,6 @@ class Suspend(BaseException):
     """Ends a run of an operation where its next step begins. No product code may catch it."""
 
 
-class Killed(BaseException):
-    """The process has died in the middle of an operation, by what it was handed."""
-
-
 class Violation(AssertionError):
     """A promise is broken; the way there, step by step."""
 

@@ -16,12 +16,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from support.handles import again, lease
+from support.byte_store import ByteStore
+from support.handles import Killed, again, die, lease
 from support.tables import context_of, ledgers_of, messages_of
 
 from spark_mq import Message, Queue, errors
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
-from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.message_table import MessageTable
 from spark_mq.testing import ManualClock, memory_queue
 
@@ -159,24 +159,11 @@ def test_a_queue_of_a_later_version(refused: Refused, tmp_path: Path) -> None:
     "died_before", ["messages", "leases", "dead_letters/messages", "dead_letters/leases"]
 )
 def test_a_half_made_queue_is_finished_by_making_it_again(
-    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, died_before: str
+    refused: Refused, tmp_path: Path, byte_store: ByteStore, died_before: str
 ) -> None:
-    class Killed(BaseException):
-        pass
-
-    def dying(real: Callable[..., bool]) -> Callable[..., bool]:
-        def create(table: Any, *args: Any) -> bool:
-            if table.path == str(tmp_path / "q" / died_before):
-                raise Killed
-            return real(table, *args)
-
-        return create
-
-    with monkeypatch.context() as patch:
-        patch.setattr(MessageTable, "create", dying(MessageTable.create))
-        patch.setattr(LedgerTable, "create", dying(LedgerTable.create))
-        with pytest.raises(Killed):
-            Queue.create(tmp_path / "q", visibility_timeout="7s")
+    byte_store.inject("create", of=f"q/{died_before}", before=die)
+    with pytest.raises(Killed):
+        Queue.create(tmp_path / "q", visibility_timeout="7s")
     if died_before == "messages":
         refused(errors.QueueNotFound, lambda: Queue.open(tmp_path / "q"))
     elif died_before == "leases":

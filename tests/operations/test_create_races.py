@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.byte_store import ByteStore, Call
-from support.handles import again, archive, index_commits, lease
+from support.handles import Killed, again, archive, die, index_commits, lease
 
 from spark_mq import Queue
 from spark_mq.delta.actions import log_path
@@ -29,10 +29,6 @@ ANYWHERE = pytest.mark.parametrize(
     ],
 )
 """The stores whose calls count as steps: without those of the dead letters it is quick."""
-
-
-class Killed(BaseException):
-    """The process dies here."""
 
 
 @pytest.fixture
@@ -176,9 +172,6 @@ def test_a_creation_that_died_is_completed_with_its_own_settings(
     place: Place, byte_store: ByteStore, finish: str
 ) -> None:
     at = place()
-
-    def die() -> None:
-        raise Killed
 
     byte_store.inject("create", of="leases", before=die)
     with pytest.raises(Killed):

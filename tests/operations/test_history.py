@@ -22,7 +22,7 @@ import pytest
 from deltalake import DeltaTable
 from support.arrow_memory import heap_in_use
 from support.byte_store import ByteStore
-from support.handles import again, archive, archived, history, lease, on_commit
+from support.handles import Killed, again, archive, archived, die, history, lease, on_commit
 from support.limits import Limits
 from support.tables import context_of, group_ledger_of, ledgers_of, messages_of, on_commands
 
@@ -40,10 +40,6 @@ from spark_mq.util.clock import to_datetime
 from spark_mq.util.user import act_as
 
 Make = Callable[..., Queue]
-
-
-class Killed(BaseException):
-    """The process dies here."""
 
 
 def reported(queue: Queue, **which: Any) -> list[tuple[str, str | None, str | None, int | None]]:
@@ -344,9 +340,6 @@ def test_killed_at_its_commit_each_version_is_archived_once(
     queue.publish(["a"])
     lease(queue).ack()
     expected = reported(queue)
-
-    def die() -> None:
-        raise Killed
 
     with monkeypatch.context() as patch, contextlib.suppress(Killed):
         on_commit(patch, "history", **{place: die})

@@ -9,12 +9,20 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.handles import Injected, again, lease, once, until
 from support.steps import Step
-from support.tables import group_ledger_of, ledgers_of, messages_of, on_commands, on_write
+from support.tables import (
+    as_in_a_store,
+    group_ledger_of,
+    ledgers_of,
+    messages_of,
+    on_commands,
+    on_write,
+)
 
 from spark_mq import Lease, Queue, SettleResult
 from spark_mq.errors import CommitConflict, ContentionTimeout, GroupNotFound, StorageError
@@ -342,7 +350,7 @@ def test_without_a_look_what_changes_nothing_is_computed_again(
     queue = delta_queue()
     queue.publish("a")
     held, before, looks = lease(queue, 1), version(queue), list[bool]()
-    ledgers_of(queue).files.is_local = False
+    as_in_a_store(queue)
 
     def look(view: View) -> Change[str]:
         looks.append(view.looked)
@@ -368,10 +376,28 @@ def test_without_a_look_a_lease_gets_what_another_process_has_released(
     for _ in range(2):
         held.extend()  # so this handle seems to be alone
     theirs.release()
-    ledgers_of(queue).files.is_local = False
+    as_in_a_store(queue)
     settled, acquired = group_ledger_of(queue.group()).committer.run([ack(held), Acquire("w", 1)])
     assert settled[0].settled == 1
     assert sum(r.message_count for r in acquired.ranges) == 1
+
+
+def test_without_a_look_a_worker_gets_nothing_that_its_commit_does_not_lease(
+    delta_queue: Make,
+) -> None:
+    """A file that cannot be read may have been trimmed meanwhile. The ack waits for the look."""
+    queue = delta_queue()
+    for value in "abc":
+        queue.publish(value)
+    queue.group().ensure()
+    as_in_a_store(queue)
+    Path(messages_of(queue).path, messages_of(queue).index().files[1].path).unlink()
+    before, got = version(queue), list[str]()
+    summary = queue.group().work(lambda taken: got.append(taken.messages[0].text), until="empty")
+    assert (got, summary.acked) == (["a", "c"], 2)
+    assert operations(queue, before) == ["lease", "ack+reject+lease", "ack"]
+    stats = again(queue).group().stats()
+    assert (stats.acked, stats.dead, stats.ready, stats.leased) == (2, 1, 0, 0)
 
 
 # -- the worker loop

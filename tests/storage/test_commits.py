@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import AddAction
 from support.byte_store import ByteStore
-from support.handles import Injected, again, housekeep, index_commits, lease, on_commit
+from support.handles import Injected, Killed, again, die, housekeep, index_commits, lease, on_commit
 from support.limits import Limits
 from support.tables import messages_of
 
@@ -34,10 +34,6 @@ from spark_mq.testing import ManualClock
 Make = Callable[..., Queue]
 ALL = Keep(0, 0)
 """Nothing of the past stays."""
-
-
-class Killed(BaseException):
-    """Ends a process as far as the code can see."""
 
 
 @pytest.fixture
@@ -400,9 +396,6 @@ def test_a_clean_killed_at_any_step_and_repeated_ends_the_same(
         write_checkpoint(log_of(queue).files)
     index_commits(queue)
 
-    def die() -> None:
-        raise Killed
-
     with monkeypatch.context() as patch:
         patch.setattr(
             messages_of(queue).files,
@@ -480,9 +473,6 @@ def test_a_sweep_killed_while_it_writes_down_is_made_good_by_the_next(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     queue.publish("a")
-
-    def die() -> None:
-        raise Killed
 
     with monkeypatch.context() as patch:
         if step == "create":

@@ -8,7 +8,7 @@ import pytest
 from support.byte_store import ByteStore
 from support.handles import again
 from support.limits import Limits
-from support.tables import messages_of
+from support.tables import as_in_a_store, messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.delta.actions import LOG_FOLDER
@@ -18,8 +18,7 @@ from spark_mq.delta.actions import LOG_FOLDER
 def queue(delta_queue: Callable[..., Queue], limits: Limits) -> Queue:
     """A queue whose messages act as if they were in an object store. They were just looked at."""
     limits(recent_seconds=60.0)
-    queue = delta_queue()
-    messages_of(queue).files.is_local = False
+    queue = as_in_a_store(delta_queue())
     queue.publish([str(n) for n in range(10)])
     queue.group().ensure()
     assert queue.stats()["published"] == 10

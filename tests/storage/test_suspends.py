@@ -13,7 +13,7 @@ import pytest
 from support.clocks import PAUSES, MachineClocks
 from support.handles import again, housekeep, index_commits, lease, on_commit
 from support.limits import Limits
-from support.tables import ledgers_of, messages_of
+from support.tables import as_in_a_store, ledgers_of, messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.delta.actions import LOG_FOLDER
@@ -34,11 +34,9 @@ def queue(delta_queue: Make) -> Queue:
 
 def over_a_store(queue: Queue, clocks: MachineClocks | None = None) -> Queue:
     """Another handle, for which the queue is in an object store."""
-    handle = again(queue)
-    for table in (messages_of(handle), ledgers_of(handle)):
-        table.files.is_local = table.log._local = False
-        if clocks is not None:
-            table.log.clock = clocks.elapsed
+    handle = as_in_a_store(again(queue))
+    if clocks is not None:
+        messages_of(handle).log.clock = ledgers_of(handle).log.clock = clocks.elapsed
     return handle
 
 

@@ -17,6 +17,7 @@ from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.message_table import MessageTable
 
 __all__ = [
+    "as_in_a_store",
     "context_of",
     "group_ledger_of",
     "ledgers_of",
@@ -44,6 +45,13 @@ def ledgers_of(queue: Queue) -> LedgerTable:
 
 def group_ledger_of(group: ConsumerGroup) -> GroupLedger:
     return group._ledger
+
+
+def as_in_a_store(queue: Queue) -> Queue:
+    """Let a handle on a local disk act as if in an object store, where a look costs a request."""
+    for table in (messages_of(queue), ledgers_of(queue)):
+        table.files.is_local = table.log._local = False
+    return queue
 
 
 def on_publish(patch: pytest.MonkeyPatch, queue: Queue, act: Around) -> None:
