@@ -30,6 +30,7 @@ __all__ = [
     "NextLedger",
     "Priority",
     "View",
+    "counted",
     "join_notes",
 ]
 
@@ -118,6 +119,13 @@ class Change(NamedTuple, Generic[R]):
     txn: tuple[str, int] | None = None  # an application transaction to commit
     unchecked: tuple[DataFile, ...] = ()  # apply it again if one of these cannot be read
     alarm: str = ""  # to log as an error
+
+
+def counted(operation: str, ledger: Ledger, messages: int, **note: Any) -> Change[int]:
+    """Return a change of some messages, which commits nothing without any. None is no note."""
+    given = {name: value for name, value in note.items() if value is not None}
+    change = {"operation": operation, "messages": messages, **given}
+    return Change(ledger if messages else None, messages, change)
 
 
 class Command(ABC, Generic[R]):

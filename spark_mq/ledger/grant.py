@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Final
 
 from spark_mq.errors import SparkMQError
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval, subtract
 from spark_mq.ledger.key_order import claims_on_lanes
-from spark_mq.ledger.lane_walk import LaneWalk, Piece
+from spark_mq.ledger.lane_walk import LaneWalk, Taken
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import (
     AVAILABLE,
@@ -113,7 +114,7 @@ def grant_pieces(
         left = r._replace(lease_id=None) if row in lost else r
         for first, last in subtract([(r.first, r.last)], by_row.get(row, ())):
             editor.add(left.slice(first, last, index), r)
-    taken.sort(key=_first_of)
+    taken.sort(key=attrgetter("first"))
     fresh = any(r.state == UNREAD if walk.plain else not r.delivery_count for r in taken)
     editor.head = _with_leases_without_fresh(ledger.head, passes_over, fresh=fresh)
     size = sum(r.message_count for r in taken)
@@ -177,7 +178,7 @@ def _with_leases_without_fresh(
     )
 
 
-def _range_of(piece: Piece, ranges: Mapping[int, Range]) -> Range:
+def _range_of(piece: Taken, ranges: Mapping[int, Range]) -> Range:
     if piece.row is None:
         return Range(piece.first, piece.last, UNREAD, piece.messages)
     r = ranges[piece.row]
@@ -213,7 +214,3 @@ def _fit_bytes(r: Range, index: MessageIndex, max_bytes: int) -> tuple[int, int]
 
 def _as_skipped(r: Range) -> Range:
     return r._replace(state=AVAILABLE, available_at=0)
-
-
-def _first_of(r: Range) -> int:
-    return r.first

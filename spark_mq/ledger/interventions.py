@@ -22,7 +22,13 @@ from spark_mq.ledger.ranges import (
     Range,
 )
 from spark_mq.ledger.schedule import split_by_time, unread_range
-from spark_mq.ledger.transitions import REQUESTED, expire_leases, to_available, to_dead
+from spark_mq.ledger.transitions import (
+    REQUESTED,
+    counted_from_zero,
+    expire_leases,
+    to_available,
+    to_dead,
+)
 from spark_mq.util.validation import truncate_error
 
 __all__ = ["DEAD_LETTER", "DISCARD", "RETRY_NOW", "Intervene", "Intervention", "intervene"]
@@ -175,11 +181,7 @@ class _Change:
         if self.how == DEAD_LETTER:
             return r if r.state == DEAD else to_dead(r, REQUESTED, self.error or r.error)
         if r.state in (DEAD, BLOCKED) or self._is_spent(r):
-            return Range(
-                r.first, r.last, AVAILABLE, r.message_count,
-                first_leased_at=r.first_leased_at, available_at=self.now,
-                reason=REQUESTED, error=r.error,
-            )  # fmt: skip
+            return counted_from_zero(r, self.now)._replace(reason=REQUESTED)
         if r.state == AVAILABLE and self._is_due(r):
             return r
         size = r.lease_size if r.suspect and r.state == AVAILABLE else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from operator import attrgetter
 from typing import Final
 
 from spark_mq.ledger.key_order import is_ordered
@@ -156,7 +157,7 @@ class LaneBacklog:
         if not closed:
             return LaneStats(lane, counts, head)
         later = sum(self.counts[READY][n] for n, _ in closed)
-        first = min((one for _, one in closed), key=_first)
+        first = min((one for _, one in closed), key=attrgetter("first"))
         return self._held(lane, counts, head, later, first)
 
     def _held(
@@ -188,10 +189,6 @@ class LaneBacklog:
         every = (*self._heads.values(), *self._leased.values())
         rows = sorted({one.row for one in every if one.row is not None})
         return dict(zip(rows, self.ledger.ranges_at(rows), strict=True))
-
-
-def _first(piece: Piece) -> int:
-    return piece.first
 
 
 def count_lanes(

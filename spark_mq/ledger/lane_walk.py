@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from copy import copy
 from itertools import repeat
+from operator import attrgetter, itemgetter
 from typing import Final, NamedTuple
 
 from spark_mq.ledger.intervals import Interval
@@ -17,13 +18,14 @@ from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, UNREAD, Ledger, Range
 from spark_mq.ledger.schedule import split_by_time
 from spark_mq.ledger.slots import FileSlots, lowest_of
 
-__all__ = ["MAX_PIECES", "LaneWalk", "Piece"]
+__all__ = ["MAX_PIECES", "LaneWalk", "Taken"]
 
 MAX_PIECES: Final = 1_000  # more pieces in one lease would make its commit large
 _CHUNK: Final = 500
+_first_of: Final = attrgetter("first")
 
 
-class Piece(NamedTuple):
+class Taken(NamedTuple):
     """Messages that a lease takes."""
 
     row: int | None  # of the ledger; None for unread messages
@@ -58,7 +60,7 @@ class LaneWalk:
         self._end, self.limit, self._is_open = end, limit, is_open
         self._ordered, self.plain, self._shares = ordered, plain, shares
         self._no_lane = is_open if plain else index.layout.without_lane
-        self.taken: list[Piece] = []
+        self.taken: list[Taken] = []
         self.lanes = 0  # the set of the lanes that were taken from
         self._block = 0  # the lanes that the lease may take from
         self._own = self._no_lane  # the slots of the lanes that were taken from
@@ -86,13 +88,13 @@ class LaneWalk:
         share = 2 * self.limit * shares // max(1, self._index.layout.lanes)
         self._quota = max(1, min(share, self.limit // 2)) if spares else None
         self._visit(self._is_open & slots, rows, reads=reads)
-        for slot, start in sorted(self._deferred.items(), key=_start_of):
+        for slot, start in sorted(self._deferred.items(), key=itemgetter(1)):
             if self.full:
                 break
             self._quota, self._from = None, start
             self._visit(1 << slot, rows, reads=reads)
         if self._deferred:  # Pieces of a higher priority stay in front.
-            self.taken[begun:] = sorted(self.taken[begun:], key=_first_of_piece)
+            self.taken[begun:] = sorted(self.taken[begun:], key=_first_of)
         self._shares, self._quota, self._from = shares, None, 0
         self._deferred.clear()
 
@@ -163,7 +165,7 @@ class LaneWalk:
         if count := min(self.limit, index.count(first, last)):
             begins = index.first_at_or_after(first) or first
             self.limit -= count
-            self.taken.append(Piece(row, begins, index.nth_from(begins, count), count))
+            self.taken.append(Taken(row, begins, index.nth_from(begins, count), count))
 
     def _take_piece(
         self, row: int | None, begins: int, slots: FileSlots, rows: Interval, is_open: int
@@ -239,7 +241,7 @@ class LaneWalk:
             if near and before.last < first and not self._index.count(before.last + 1, first - 1):
                 first, count = before.first, before.messages + count
                 self.taken.pop()
-        self.taken.append(Piece(row, first, last, count))
+        self.taken.append(Taken(row, first, last, count))
 
     def _visit_unread(self, is_open: int, slots: int) -> None:
         """Take from the unread messages of the one priority that some slots have."""
@@ -273,15 +275,3 @@ class LaneWalk:
             else:
                 is_open = self._take_range(None, r.first, r.last, is_open)
         return is_open
-
-
-def _first_of(r: Range) -> int:
-    return r.first
-
-
-def _first_of_piece(piece: Piece) -> int:
-    return piece.first
-
-
-def _start_of(deferred: tuple[int, int]) -> int:
-    return deferred[1]

@@ -16,6 +16,7 @@ from spark_mq.ledger.commands import (
     Needs,
     Priority,
     View,
+    counted,
 )
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval, normalise, subtract
@@ -37,7 +38,7 @@ from spark_mq.ledger.ranges import (
 from spark_mq.ledger.schedule import settle_expired_unread
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.states import CHANGEABLE
-from spark_mq.ledger.transitions import expire_leases
+from spark_mq.ledger.transitions import counted_from_zero, expire_leases
 from spark_mq.util.clock import to_micros
 from spark_mq.util.show import show_position
 
@@ -202,8 +203,7 @@ class Unblock(Command[int]):
     def apply(self, view: View) -> Change[int]:
         ledger = expire_leases(view.ledger, view.now, view.settings)
         after, messages = unblock(ledger, view.log, view.now, self.how, self.intervals)
-        note = {"operation": f"{self.name}: {self.how}", "messages": messages}
-        return Change(after if messages else None, messages, note)
+        return counted(f"{self.name}: {self.how}", after, messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,12 +345,4 @@ def _unblocked(r: Range, now: int, how: str) -> Range:
         return r._replace(state=DEAD)
     if how == DROP:
         return r.as_settled()
-    return Range(
-        r.first,
-        r.last,
-        AVAILABLE,
-        r.message_count,
-        available_at=now,
-        first_leased_at=r.first_leased_at,
-        error=r.error,
-    )
+    return counted_from_zero(r, now)

@@ -6,11 +6,10 @@ A transfer id identifies one copy, and only that id gives the right to settle it
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from spark_mq.ledger.commands import TRACKED, Change, Command, Needs, Priority, View
+from spark_mq.ledger.commands import TRACKED, Change, Command, Needs, Priority, View, counted
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.message_index import MessageIndex
@@ -48,7 +47,8 @@ class FreezeDead(Command[int]):
         after, ranges = freeze_dead(
             ledger, self.transfer_id, self.max_ranges, view.log, self.max_messages
         )
-        return _frozen(self, after, sum(r.message_count for r in ranges))
+        messages = sum(r.message_count for r in ranges)
+        return counted(self.name, after, messages, lease_id=self.transfer_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +66,7 @@ class Freeze(Command[int]):
 
     def apply(self, view: View) -> Change[int]:
         after, messages = freeze(view.ledger, view.log, self.transfer_id, self.intervals)
-        return _frozen(self, after, messages)
-
-
-def _frozen(command: Freeze | FreezeDead, after: Ledger, messages: int) -> Change[int]:
-    note = {"operation": command.name, "lease_id": command.transfer_id, "messages": messages}
-    return Change(after if messages else None, messages, note)
+        return counted(self.name, after, messages, lease_id=self.transfer_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +85,8 @@ class SettleRouted(Command[int]):
 
     def apply(self, view: View) -> Change[int]:
         after, messages = settle_routed(view.ledger, self.transfer_id, self.event)
-        note: dict[str, Any] = {
-            "operation": self.event, "lease_id": self.transfer_id, "messages": messages,
-            **({"detail": self.detail} if self.detail else {}),
-        }  # fmt: skip
-        return Change(after if messages else None, messages, note)
+        detail = self.detail or None
+        return counted(self.event, after, messages, lease_id=self.transfer_id, detail=detail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +98,7 @@ class DropDead(Command[int]):
 
     def apply(self, view: View) -> Change[int]:
         after, messages = drop_dead(expire_leases(view.ledger, view.now, view.settings))
-        note: Mapping[str, Any] = {"operation": self.name, "messages": messages}
-        return Change(after if messages else None, messages, note)
+        return counted(self.name, after, messages)
 
 
 def freeze_dead(
@@ -148,18 +139,17 @@ def freeze(
 
 def settle_routed(ledger: Ledger, transfer_id: str, event: str = "routed") -> tuple[Ledger, int]:
     """Settle the ranges under a transfer id, the last step of a transfer. Count the messages."""
-    editor, total = LedgerEditor(ledger), 0
-    own = ("lease_id", "=", transfer_id)
-    for r in editor.remove(ledger.find((TRANSFERRING,), own)):
-        editor.add(r.as_settled(), r, event)
-        total += r.message_count
-    return editor.build(), total
+    return _settled(ledger, ledger.find((TRANSFERRING,), ("lease_id", "=", transfer_id)), event)
 
 
 def drop_dead(ledger: Ledger) -> tuple[Ledger, int]:
     """Settle the dead ranges of a group without a dead-letter queue. Count the messages."""
+    return _settled(ledger, ledger.find((DEAD,)), "dropped")
+
+
+def _settled(ledger: Ledger, rows: Sequence[int], event: str) -> tuple[Ledger, int]:
     editor, total = LedgerEditor(ledger), 0
-    for r in editor.remove(ledger.find((DEAD,))):
-        editor.add(r.as_settled(), r, "dropped")
+    for r in editor.remove(rows):
+        editor.add(r.as_settled(), r, event)
         total += r.message_count
     return editor.build(), total

@@ -16,6 +16,7 @@ __all__ = [
     "ATTEMPT_LIMIT",
     "FAILURE_LIMIT",
     "REQUESTED",
+    "counted_from_zero",
     "exhaust",
     "exhausted_limit",
     "expire_leases",
@@ -176,6 +177,14 @@ def to_available(r: Range, available_at: int, error: str | None) -> Range:
         available_at=available_at,
         error=error,
     )
+
+
+def counted_from_zero(r: Range, available_at: int) -> Range:
+    """Return the range as available and never delivered, but with its first lease and error."""
+    return Range(
+        r.first, r.last, AVAILABLE, r.message_count,
+        available_at=available_at, first_leased_at=r.first_leased_at, error=r.error,
+    )  # fmt: skip
 
 
 def to_dead(r: Range, reason: str, error: str | None) -> Range:
