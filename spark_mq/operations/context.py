@@ -278,7 +278,7 @@ class GroupLedger:
         if command.without_ledger:
             exists = self.name in self._ledgers.groups()
         if not (exists or command.creates):
-            raise group_not_found(self.name, self._ledgers, self.queue_path)
+            raise group_not_found(self.queue, self.name)
         needs, ledger = command.needs, snapshot.ledger
         horizon = self._horizon_for(needs, ledger)
         if ledger is None:
@@ -336,7 +336,7 @@ class GroupLedger:
     def require(self, snapshot: LedgerSnapshot) -> Ledger:
         """Return the ledger of a snapshot. Raise GroupNotFound."""
         if snapshot.ledger is None:
-            raise group_not_found(self.name, self.ledgers, self.queue_path)
+            raise group_not_found(self.queue, self.name)
         return snapshot.ledger
 
     def require_group(self) -> None:
@@ -422,13 +422,14 @@ def _without_digits(name: str) -> str:
     return re.sub(r"\d+", "0", name)
 
 
-def group_not_found(name: str, ledgers: LedgerTable, queue_path: str) -> GroupNotFound:
+def group_not_found(queue: QueueContext, name: str) -> GroupNotFound:
     """Return the error for a missing group, which names the nearest group."""
-    known = ledgers.groups() if ledgers.group_count() <= MAX_COMPARED_GROUPS else []
+    few = queue.ledgers.group_count() <= MAX_COMPARED_GROUPS
+    known = queue.ledgers.groups() if few else []
     there = f"The queue has {show_some(known, _MAX_NAMED)}"
     nearest = suggest(name, known)
     return GroupNotFound(
-        f"there is no consumer group {name!r} in {queue_path}. "
+        f"there is no consumer group {name!r} in {queue.path}. "
         + (f"Did you mean {nearest!r}? " if nearest else "")
         + (f"{there}. " if known else "")
         + str(ENSURE_GROUP),

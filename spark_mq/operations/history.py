@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,7 +27,6 @@ from spark_mq.storage.history_table import (
     BATCH,
     FAILURES,
     HISTORY_SCHEMA,
-    HistoryTable,
     history_rows,
 )
 from spark_mq.storage.ledger_table import LedgerTable
@@ -65,55 +64,37 @@ def read_history(
     columns: Sequence[str] | None = None,
 ) -> pa.Table:
     """Return the events of a queue, in order. `since` is in microseconds since 1970."""
-    past = _Past(context.history, context.ledgers, context.path)
-    return past.read(sequence, group, since, columns)
+    filters: list[tuple[str, str, Any]] = []
+    if sequence is not None:
+        filters += [("first", "<=", sequence), ("last", ">=", sequence)]
+    if group is not None:
+        filters.append(("consumer_group", "=", group))
+    if since is not None:
+        filters.append(("committed_at", ">=", to_datetime(since)))
+    names = HISTORY_SCHEMA.names if columns is None else list(columns)
+    needed = [name for name in HISTORY_SCHEMA.names if name in {*names, "version", "ordinal"}]
+    archived, up_to = context.history.read(filters, needed)
+    if up_to > context.ledgers.version():
+        reason = f"history/ has commits of leases/ up to version {up_to}, which it lacks"
+        raise tables_disagree(context.path, reason)
+    recent = [
+        _matching(rows, sequence, group, since).select(needed)
+        for rows in commits_after(context.ledgers, up_to)
+    ]
+    rows = pa.concat_tables([archived, *recent])
+    return sort_rows(rows, "version", "ordinal").select(names)
 
 
 def read_group_history(group: GroupLedger, columns: Sequence[str]) -> pa.Table:
     """Return columns of a group's events since its creation, in order."""
-    past = _Past(group.queue.history, group.ledgers, group.queue_path)
-    rows = past.read(None, group.name, columns=list({*columns, "version", "operation"}))
+    names = {*columns, "version", "operation"}
+    rows = read_history(group.queue, group=group.name, columns=list(names))
     created = rows.filter(pc.equal(rows["operation"], CREATE_GROUP))["version"]
     # A group that was dropped may have had the same name.
     first = pc.max(created).as_py()
     if first is not None:
         rows = rows.filter(pc.greater_equal(rows["version"], first))
     return rows.select(list(columns))
-
-
-class _Past(NamedTuple):
-    """The archive and the ledgers, which together have all events of a queue."""
-
-    history: HistoryTable
-    ledgers: LedgerTable
-    path: str
-
-    def read(
-        self,
-        sequence: int | None,
-        group: str | None,
-        since: int | None = None,
-        columns: Sequence[str] | None = None,
-    ) -> pa.Table:
-        filters: list[tuple[str, str, Any]] = []
-        if sequence is not None:
-            filters += [("first", "<=", sequence), ("last", ">=", sequence)]
-        if group is not None:
-            filters.append(("consumer_group", "=", group))
-        if since is not None:
-            filters.append(("committed_at", ">=", to_datetime(since)))
-        names = HISTORY_SCHEMA.names if columns is None else list(columns)
-        needed = [name for name in HISTORY_SCHEMA.names if name in {*names, "version", "ordinal"}]
-        archived, up_to = self.history.read(filters, needed)
-        if up_to > self.ledgers.version():
-            reason = f"history/ has commits of leases/ up to version {up_to}, which it lacks"
-            raise tables_disagree(self.path, reason)
-        recent = [
-            _matching(rows, sequence, group, since).select(needed)
-            for rows in commits_after(self.ledgers, up_to)
-        ]
-        rows = pa.concat_tables([archived, *recent])
-        return sort_rows(rows, "version", "ordinal").select(names)
 
 
 def commits_after(ledgers: LedgerTable, version: int) -> Iterator[pa.Table]:

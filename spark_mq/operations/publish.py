@@ -7,7 +7,8 @@ lands once: the number is that of the last message, and ``messages/`` keeps it i
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -29,7 +30,7 @@ from spark_mq.storage.message_table import MessageTable
 from spark_mq.storage.pending_publish import PendingFiles, PendingPublish, PendingTable, hashed_ids
 from spark_mq.storage.publish_receipt import PublishReceipt, check_txn, producer_txn
 from spark_mq.telemetry.conventions import Destination, add_headers, trace_headers
-from spark_mq.telemetry.reporter import Reporter, current_reporter
+from spark_mq.telemetry.reporter import SendReport, current_reporter
 from spark_mq.util.advice import SET_DEDUP_WINDOW
 from spark_mq.util.clock import MICROSECOND, Duration
 from spark_mq.util.validation import validate_choice, validate_count
@@ -55,10 +56,32 @@ def publish_table(
     """Publish a table as one commit. Raise as ``MessageTable.publish``."""
     if table.num_rows == 0:
         return _publish_nothing(context, txn)
+    # With the trace's context in the headers of messages that have none.
+    alone = table["message_id"][0].as_py() if table.num_rows == 1 else None
+    own = table["headers"] if "headers" in table.schema.names else None
+    created = () if own is None or own.null_count == len(own) else trace_headers(own)
+    with _sending(context, table.num_rows, message_id=alone, created=created) as report:
+        if report.headers:
+            table = _with_headers(table, report.headers)
+        return store_table(context, table, txn)
+
+
+@contextmanager
+def _sending(
+    context: QueueContext,
+    messages: int,
+    *,
+    message_id: str | None = None,
+    created: Iterable[Mapping[str, str]] = (),
+) -> Iterator[SendReport]:
+    """Report the publish in a block, if the program has an SDK."""
     reporter = current_reporter()
     if reporter is None:
-        return store_table(context, table, txn)
-    return _reported(reporter, context, table, txn)
+        yield SendReport()
+        return
+    destination = Destination.of(context.path)
+    with reporter.sending(destination, messages, message_id=message_id, created=created) as report:
+        yield report
 
 
 def _publish_nothing(context: QueueContext, txn: tuple[str, int] | None) -> PublishReceipt:
@@ -66,21 +89,6 @@ def _publish_nothing(context: QueueContext, txn: tuple[str, int] | None) -> Publ
     if txn is not None:
         check_txn(context.messages.last_number(txn[0]), txn)
     return PublishReceipt(None, range(0))
-
-
-def _reported(
-    reporter: Reporter, context: QueueContext, table: pa.Table, txn: tuple[str, int] | None
-) -> PublishReceipt:
-    """Publish with the trace's context in the headers of messages that have none."""
-    alone = table["message_id"][0].as_py() if table.num_rows == 1 else None
-    destination = Destination.of(context.path)
-    own = table["headers"] if "headers" in table.schema.names else None
-    created = () if own is None or own.null_count == len(own) else trace_headers(own)
-    count = table.num_rows
-    with reporter.sending(destination, count, message_id=alone, created=created) as report:
-        if report.headers:
-            table = _with_headers(table, report.headers)
-        return store_table(context, table, txn)
 
 
 def _with_headers(table: pa.Table, extra: Mapping[str, str]) -> pa.Table:
@@ -105,11 +113,8 @@ def report_send(
     context: QueueContext, rows: Sequence[Mapping[str, Any]], send: Callable[[], Any]
 ) -> Any:
     """Report the send of a buffered publisher. `send` returns the outcome or the error."""
-    reporter = current_reporter()
-    if reporter is None:
-        return send()
     created = (dict(row["headers"]) for row in rows if row.get("headers"))
-    with reporter.sending(Destination.of(context.path), len(rows), created=created) as report:
+    with _sending(context, len(rows), created=created) as report:
         outcome = send()
         if isinstance(outcome, BaseException):
             report.error = outcome
@@ -118,15 +123,12 @@ def report_send(
 
 def report_files(context: QueueContext, messages: int, publish: Callable[[], object]) -> None:
     """Report the publish of files, which were written before and so have no context."""
-    reporter = current_reporter()
-    if reporter is None:
-        publish()
-        return
     try:
-        with reporter.sending(Destination.of(context.path), messages):
+        with _sending(context, messages):
             publish()
     finally:
-        reporter.flush()  # Spark may end the process at any time
+        if (reporter := current_reporter()) is not None:
+            reporter.flush()  # Spark may end the process at any time
 
 
 _DEDUP_ID: Final = "dedup_id"

@@ -235,7 +235,7 @@ def finished(
     parts = [schema.empty_table()]
     rows = read_history(context, group=group)
     if not rows.num_rows and group not in context.ledgers.groups():
-        raise group_not_found(group, context.ledgers, context.path)  # it was not even dropped
+        raise group_not_found(context, group)  # it was not even dropped
     ends = [one for one in last_ends(rows, low, high) if wanted in (None, one[0]["outcome"])]
     index = context.messages.full_index(min((start for _, (start, _) in ends), default=high))
     for end, (start, stop) in ends:

@@ -234,7 +234,7 @@ class StreamSource:
         lease_id, expires_at = grant.lease_id, grant.expires_at
         if not ranges:
             return BatchPlan(lease_id, expires_at)
-        settings, limit = self.ledger.committer.read_settings[1], self.options.max_lease_duration
+        settings, limit = self.ledger.last_settings, self.options.max_lease_duration
         timeout = self.options.visibility_timeout or settings.visibility_timeout // MICROSECOND
         timeout = min(timeout, limit)
         self._alive = self._keep_alive(lease_id, timeout, limit)
