@@ -10,10 +10,11 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
 
+import msgspec
+
 from spark_mq.ledger.acquire import Acquire, Grant
 from spark_mq.ledger.commands import Command
 from spark_mq.ledger.intervals import Interval, normalise
-from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.settle import (
     ACK,
     NACK,
@@ -39,6 +40,11 @@ __all__ = ["decode_command", "decode_result", "encode_command", "encode_result"]
 _COMMANDS: Final[Mapping[str, type[Command[Any]]]] = {
     one.name: one for one in (Acquire, Settle, Extend)
 }
+_RESULTS: Final = {
+    Acquire.name: Grant,
+    Settle.name: list[SettleOutcome],
+    Extend.name: Extended,
+}
 
 
 def encode_command(command: Command[Any]) -> dict[str, Any] | None:
@@ -58,31 +64,16 @@ def decode_command(data: Mapping[str, Any]) -> Command[Any] | None:
         return None  # unknown to this version of spark_mq, or invalid
 
 
-def encode_result(command: Command[Any], result: Any) -> Any:
+def encode_result(result: Any) -> Any:
     """Return a result as JSON, or None if the command's own writer must run it."""
-    if isinstance(result, Grant):
-        if not result.ranges or result.error is not None or result.unfinished:
-            return None  # it looks for the reason itself
-        ranges = [list(r) for r in result.ranges]
-        return {"lease_id": result.lease_id, "expires_at": result.expires_at, "ranges": ranges}
-    if isinstance(command, Settle) and isinstance(result, list):
-        return [asdict(one) for one in result]
-    return asdict(result) if isinstance(result, Extended) else None
+    if isinstance(result, Grant) and not result.ranges:
+        return None  # it looks for the reason itself
+    return msgspec.to_builtins(result) if isinstance(result, Grant | Extended | list) else None
 
 
 def decode_result(command: Command[Any], data: Any) -> Any:
     """Return the result of a command in another writer's commit."""
-    if isinstance(command, Acquire):
-        ranges = tuple(Range(*values) for values in data["ranges"])
-        return Grant(ranges, lease_id=data["lease_id"], expires_at=data["expires_at"])
-    if isinstance(command, Extend):
-        return Extended([_outcome(one) for one in data["outcomes"]], int(data["deadline"]))
-    return [_outcome(one) for one in data]
-
-
-def _outcome(data: Mapping[str, Any]) -> SettleOutcome:
-    pairs = {name: [tuple(each) for each in data[name]] for name in ("lost", "ranges", "returned")}
-    return SettleOutcome(**{**data, **pairs})
+    return msgspec.convert(data, _RESULTS[command.name])
 
 
 def _checked(given: Mapping[str, Any]) -> dict[str, Any]:

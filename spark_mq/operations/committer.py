@@ -242,7 +242,7 @@ class _Batch:
     @staticmethod
     def _encoded(unit: _Unit) -> list[Any]:
         """Return outcomes as JSON, each None if its own writer must run the command."""
-        return [encode_result(*each) for each in zip(unit.commands, unit.results, strict=True)]
+        return [encode_result(result) for result in unit.results]
 
     def accept(self, outcome: Any) -> None:
         group, found = self._group, iter(outcome)

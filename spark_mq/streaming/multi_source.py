@@ -14,7 +14,7 @@ from typing import Any
 
 from spark_mq.errors import StorageError
 from spark_mq.operations.context import GroupLedger
-from spark_mq.streaming.offset import QUEUES, parse_multi_offset, stream_id_in_queue
+from spark_mq.streaming.offset import QUEUES, parse_offset, stream_id_in_queue
 from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
 
 __all__ = ["MultiQueueSource", "fair_shares"]
@@ -70,7 +70,7 @@ class MultiQueueSource:
         return self.sources[0].is_limited
 
     def latest(self, start: Mapping[str, Any]) -> dict[str, Any]:
-        stream, n = parse_multi_offset(start)
+        stream, n = parse_offset(start, several=True)
         could = [
             source.available_count if source.has_available(self._in(source, stream), n) else 0
             for source in self.sources
@@ -84,7 +84,8 @@ class MultiQueueSource:
         return {"batch": n + 1, QUEUES: len(self.sources), "stream": stream}
 
     def plans(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Plans:
-        (stream, n), (_, before) = parse_multi_offset(end), parse_multi_offset(start)
+        stream, n = parse_offset(end, several=True)
+        _, before = parse_offset(start, several=True)
         if n == before:
             return []
         key = stream, n

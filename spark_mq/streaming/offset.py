@@ -14,12 +14,18 @@ from spark_mq.ledger.stream_batch import STREAM_ID
 __all__ = [
     "QUEUES",
     "check_offset",
-    "parse_multi_offset",
     "parse_offset",
     "stream_id_in_queue",
 ]
 
 QUEUES: Final = "queues"  # a key that only the offset of a stream over several queues has
+
+_OTHER_PATH: Final = {
+    False: "the checkpoint is of a stream over several queues. Give path as a list, such as "
+    '["/q/orders"], or use a new checkpoint',
+    True: "the checkpoint is of a stream over one queue. Give path as plain text, not as a list, "
+    "or use a new checkpoint",
+}
 
 _MAX_BATCH: Final = 10**18 - 1  # transaction numbers of so many batches fit into 64 bits
 
@@ -45,27 +51,10 @@ def check_offset(offset: Any) -> tuple[str, int]:
     return stream, n
 
 
-def parse_offset(offset: Any) -> tuple[str, int]:
-    """Return (stream, batch) of an offset over one queue. Raise InvalidOption."""
-    if isinstance(offset, Mapping) and QUEUES in offset:
-        raise InvalidOption(
-            "the checkpoint is of a stream over several queues. Give path as a list, such as "
-            '["/q/orders"], or use a new checkpoint',
-            option="path",
-            value=None,
-        )
-    return check_offset(offset)
-
-
-def parse_multi_offset(offset: Any) -> tuple[str, int]:
-    """Return (stream, batch) of an offset over several queues. Raise InvalidOption."""
-    if isinstance(offset, Mapping) and "batch" in offset and QUEUES not in offset:
-        raise InvalidOption(
-            "the checkpoint is of a stream over one queue. Give path as plain text, not as a list, "
-            "or use a new checkpoint",
-            option="path",
-            value=None,
-        )
+def parse_offset(offset: Any, *, several: bool = False) -> tuple[str, int]:
+    """Return (stream, batch) of an offset over one queue or `several`. Raise InvalidOption."""
+    if isinstance(offset, Mapping) and "batch" in offset and (QUEUES in offset) is not several:
+        raise InvalidOption(_OTHER_PATH[several], option="path", value=None)
     return check_offset(offset)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -138,7 +139,8 @@ def test_descriptions_of_tables(text: str) -> None:
 @example({"batch": 0, "stream": "-" * 36})
 @example({"batch": 2**63, "stream": "0" * 8 + "-0000" * 3 + "-" + "0" * 12})
 def test_offsets(offset: Any) -> None:
-    for check in (offsets_of.check_offset, offsets_of.parse_offset, offsets_of.parse_multi_offset):
+    several = partial(offsets_of.parse_offset, several=True)
+    for check in (offsets_of.check_offset, offsets_of.parse_offset, several):
         try:
             stream, n = check(offset)
         except errors.InvalidOption:
