@@ -6,14 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.having import having
-from support.ledger_kinds import KINDS, SEQS, kind_lists, ledger_of
+from support.ledger_kinds import INDEX, KINDS, SEQS, kind_lists, ledger_of
 
 from spark_mq.errors import IllegalTransition
 from spark_mq.ledger.editor import LedgerEditor
+from spark_mq.ledger.intervals import from_sequences
 from spark_mq.ledger.ranges import (
     AVAILABLE,
     LEASED,
     SETTLED,
+    STATES,
     UNREAD,
     Ledger,
     LedgerHeader,
@@ -100,6 +102,34 @@ def test_any_changes_leave_ranges_in_order_and_joined(kinds, data):
     )
     assert finished.head.settled_count >= floor
     assert list(ledger) == list(ledger_of(kinds)), "the ledger before is as it was"
+
+
+@given(kind_lists, st.sets(st.sampled_from(SEQS)), st.sets(st.sampled_from([*STATES, UNREAD])))
+def test_a_cut_takes_what_it_names_and_leaves_the_rest(kinds, wanted, states):
+    ledger, tracked = ledger_of(kinds), SEQS[: len(kinds)]
+    before = {seq: KINDS[kind] for seq, kind in zip(tracked, kinds, strict=True)}
+    below = {seq for seq in tracked if seq <= ledger.head.start_sequence}
+    unread = sorted(wanted - set(tracked)) if UNREAD in states else []
+    named = {seq for seq in before if seq in wanted - below and before[seq].state in states}
+    editor, cut = LedgerEditor(ledger), []
+    for piece in editor.cut(from_sequences(wanted), INDEX, states):
+        cut += [seq for seq in SEQS if piece.first <= seq <= piece.last]
+        assert piece.message_count == INDEX.count(piece.first, piece.last)
+        if piece.state != UNREAD:
+            assert piece.same_state_as(before[piece.first])
+        editor.add(piece._replace(state=SETTLED), piece)
+    assert cut == sorted(named) + unread, "in order"
+    skipped = [seq for seq in SEQS[len(kinds) :] if unread and seq < unread[-1]]
+    after = before | dict.fromkeys(skipped, Range(0, 0, AVAILABLE, 1, available_at=0))
+    after |= dict.fromkeys(cut, Range(0, 0, SETTLED, 1))
+    final = editor.build()
+    assert final.end_sequence == max([ledger.end_sequence, *unread])
+    for seq in set(after) - below:
+        (row,) = final.overlapping(seq, seq) or [None]
+        if row is None:
+            assert (after[seq].state, seq <= final.head.start_sequence) == (SETTLED, True)
+        else:
+            assert final.range_at(row).same_state_as(after[seq])
 
 
 def test_a_draft_without_changes_is_the_same_ledger():
