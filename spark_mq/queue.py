@@ -19,10 +19,9 @@ from spark_mq.ledger.owner_commands import Drop
 from spark_mq.ledger.setting_options import CreateOptions, QueueOptions
 from spark_mq.ledger.settings import QueueSettings, new_settings
 from spark_mq.maintenance.dead_letters import Copy
-from spark_mq.maintenance.drop import drop_queue
 from spark_mq.maintenance.recover import RecoveryReport, recover
 from spark_mq.maintenance.redrive import RedriveResult, redrive
-from spark_mq.maintenance.retention import PurgeResult, find_held_back, purge
+from spark_mq.maintenance.retention import PurgeResult, drop_queue, find_held_back, purge
 from spark_mq.maintenance.sweep import SweepReport, run_sweep
 from spark_mq.message import Message
 from spark_mq.operations.context import QueueContext

@@ -17,23 +17,36 @@ exists in one process, so it cannot be pickled, and a Spark stream cannot read i
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Unpack
 
+import pyarrow as pa
+
 from spark_mq.delta.memory_files import MemoryFiles
-from spark_mq.errors import InvalidOption
+from spark_mq.errors import InvalidOption, InvalidSchema
 from spark_mq.group import ConsumerGroup
+from spark_mq.handler import HandlerPolicy, commands_for, is_settle_result, parse_result
+from spark_mq.lease import Lease
 from spark_mq.ledger.schedule import next_due_at
 from spark_mq.ledger.setting_options import CreateOptions
 from spark_mq.ledger.settings import new_settings
 from spark_mq.operations.create import create_queue_tables, open_context
+from spark_mq.operations.settle import SettleResult, summarize
 from spark_mq.queue import Queue
-from spark_mq.testing_batch import FakeBatchLease, run_batch
+from spark_mq.storage.publish_receipt import PublishReceipt
 from spark_mq.util.clock import Clock, Duration, system_clock, to_datetime, to_micros
 from spark_mq.util.notifier import Notifier
 from spark_mq.util.validation import validate_duration
 
-__all__ = ["FakeBatchLease", "ManualClock", "memory_queue", "next_due", "run_batch"]
+__all__ = [
+    "FakeBatchLease",
+    "ManualClock",
+    "memory_queue",
+    "next_due",
+    "run_batch",
+]
 
 
 class ManualClock:
@@ -131,3 +144,202 @@ def next_due(group: ConsumerGroup) -> datetime | None:
     index = ledger.messages.index()
     at = next_due_at(ledger.current(), index, ledger.settings(), ledger.now())
     return None if at is None else to_datetime(at)
+
+
+class FakeBatchLease:
+    """A :class:`~spark_mq.spark.BatchLease` in memory, for ``process(batch, lease)``.
+
+    It settles in the queue, by the real rules. Rows may be a DataFrame of Spark or pandas, an Arrow
+    table, a list of dicts, or a list of sequences. They need no column but ``sequence``.
+
+    Parameters
+    ----------
+    lease
+        A lease of a queue in memory.
+    batch
+        The result of :meth:`read`. Default: the messages as an Arrow table.
+
+    Examples
+    --------
+    >>> from spark_mq.testing import memory_queue
+    >>> queue = memory_queue()
+    >>> receipt = queue.publish(["good", "bad"])
+    >>> lease = FakeBatchLease(queue.group().lease("test", max_messages=10))
+    >>> lease.reject([{"sequence": lease.read()["sequence"][1].as_py()}], error="bad").settled
+    1
+    """
+
+    def __init__(self, lease: Lease, batch: Any = None) -> None:
+        self._lease = lease
+        self._batch = lease.table() if batch is None else batch
+        self.settled = 0
+        """Messages settled by this object."""
+
+    @property
+    def lease_id(self) -> str:
+        """Return the id of the lease."""
+        return self._lease.lease_id
+
+    @property
+    def lease_ids(self) -> tuple[str, ...]:
+        """Return the ids of the batch's leases. There is one."""
+        return (self.lease_id,)
+
+    @property
+    def delta_options(self) -> dict[str, str]:
+        """Return options for a Delta sink: an application id for tests, and version 0."""
+        return {"txnAppId": f"test/{self.lease_id}", "txnVersion": "0"}
+
+    @property
+    def publish_options(self) -> dict[str, str]:
+        """Return options for a write to a queue: a producer for tests, and number 0."""
+        return {"producerId": f"test-{self.lease_id}", "producerSequence": "0"}
+
+    def publish(self, queue: Any, messages: Any, *, part: str | None = None) -> PublishReceipt:
+        """Publish messages, once for each queue and part. A repeat raises DuplicatePublish.
+
+        The parameters are those of :meth:`spark_mq.spark.BatchLease.publish`.
+        """
+        producer = f"test-{self.lease_id}" + ("" if part is None else f".{part}")
+        receipt: PublishReceipt = queue.publish(
+            messages, producer_id=producer, producer_sequence=0, on_duplicate="raise"
+        )
+        return receipt
+
+    def read(self) -> Any:
+        """Return the batch."""
+        return self._batch
+
+    def ack(self, rows: Any) -> SettleResult:
+        """Ack some rows of the batch now."""
+        return self._count(self._lease.ack([row["sequence"] for row in _rows(rows)]))
+
+    def nack(self, rows: Any, *, delay: Any = None, error: str | None = None) -> SettleResult:
+        """Give some rows of the batch back as failed.
+
+        The parameters are those of :meth:`spark_mq.spark.BatchLease.nack`.
+        """
+        given = {"delay": delay, "error": error}
+        return self._each(rows, given, self._lease.nack)
+
+    def reject(self, rows: Any, *, error: str | None = None) -> SettleResult:
+        """Make some rows of the batch dead.
+
+        The parameters are those of :meth:`spark_mq.spark.BatchLease.reject`.
+        """
+        return self._each(rows, {"error": error}, self._lease.reject)
+
+    def _each(
+        self, rows: Any, given: Mapping[str, Any], settle: Callable[..., SettleResult]
+    ) -> SettleResult:
+        """Settle the rows, those with equal arguments together."""
+        alike: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
+        for row in _rows(rows):
+            own = [row.get(name) for name in given]
+            values = zip(own, given.values(), strict=True)
+            alike[tuple(other if one is None else one for one, other in values)].append(
+                row["sequence"]
+            )
+        total = SettleResult(0)
+        for values_of, sequences in alike.items():
+            arguments = dict(zip(given, values_of, strict=True))
+            done = self._count(settle(sequences, **arguments))
+            total = SettleResult(
+                total.settled + done.settled, total.already_settled + done.already_settled
+            )
+        return total
+
+    def _count(self, result: SettleResult) -> SettleResult:
+        self.settled += result.settled
+        return result
+
+
+def run_batch(
+    process: Callable[[Any, Any], Any],
+    group: ConsumerGroup,
+    *,
+    spark: Any = None,
+    max_messages: int = 1000,
+    on_error: str = "raise",
+    ack: str = "on_success",
+) -> FakeBatchLease | None:
+    """Lease messages, call ``process(batch, lease)`` once, and settle the rest.
+
+    Parameters
+    ----------
+    process
+        The function under test. It may return failed rows, as with ``for_each_batch``.
+    group
+        A group of a queue in memory.
+    spark
+        A SparkSession. The batch is then a DataFrame. Default: the batch is an Arrow table.
+    max_messages
+        The most messages in the batch. Default: 1,000.
+    on_error
+        "raise" (default), "nack", "reject" or "ack", as for :meth:`spark_mq.ConsumerGroup.work`.
+        "raise" raises the error here.
+    ack
+        "on_success" (default), "on_receive" or "manual", as for
+        :meth:`spark_mq.ConsumerGroup.work`.
+
+    Returns
+    -------
+    FakeBatchLease or None
+        The lease that the function got. None if nothing was due. Then it was not called.
+    """
+    policy = HandlerPolicy.validated(on_error, ack)
+    lease = group.lease("test", max_messages=max_messages)
+    if lease is None:
+        return None
+    table = lease.table()
+    batch = table if spark is None else spark.createDataFrame(table)
+    fake, granted = FakeBatchLease(lease, batch), lease._held.unsettled()
+    if policy.ack == "on_receive":
+        lease.ack()
+    try:
+        returned = process(batch, fake)
+        settled = returned is None or is_settle_result(returned)
+        rows = None if settled else _verdict_rows(returned)
+        result: Any = parse_result(rows, lease.lease_id, granted)
+    except Exception as error:
+        if on_error == "raise":
+            raise
+        result = error
+    commands = commands_for(result, policy, {lease.lease_id: lease._held.unsettled()})
+    if commands:
+        outcomes = lease._ledger.settle(commands)
+        fake._count(summarize([lease.lease_id] * len(outcomes), outcomes))
+    return fake
+
+
+_VERDICT = ("sequence", "outcome", "delay", "error")
+
+
+def _verdict_rows(returned: Any) -> list[dict[str, Any]]:
+    """Return the failed rows of a function, without the other columns of the batch."""
+    return [{name: row[name] for name in _VERDICT if name in row} for row in _rows(returned)]
+
+
+def _rows(rows: Any) -> list[dict[str, Any]]:
+    """Return rows of any kind as dicts. Raises InvalidSchema without a sequence."""
+    if isinstance(rows, pa.Table):
+        found = rows.to_pylist()
+    elif hasattr(rows, "collect"):  # Spark
+        found = [row.asDict() for row in rows.collect()]
+    elif hasattr(rows, "to_dict"):  # pandas
+        found = rows.to_dict("records")
+    else:
+        found = [_row(row) for row in _listed(rows)]
+    if any(row.get("sequence") is None for row in found):
+        raise InvalidSchema(
+            "a row has no sequence: give rows of the batch with that column", column="sequence"
+        )
+    return list(found)
+
+
+def _listed(rows: Any) -> Iterable[Any]:
+    return rows if isinstance(rows, Iterable) else [rows]
+
+
+def _row(row: Any) -> dict[str, Any]:
+    return dict(row) if isinstance(row, Mapping) else {"sequence": row}

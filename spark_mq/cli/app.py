@@ -29,9 +29,7 @@ from spark_mq.util.show import printable
 __all__ = ["app", "run"]
 
 # Each module enters its commands in the table, in the order of the help.
-_MODULES: Final = (
-    "publish", "messages", "workers", "watch", "servers", "queues", "groups", "dead_letters",
-)  # fmt: skip
+_MODULES: Final = ("publish", "messages", "workers", "watch", "servers", "queues", "groups")
 _GROUPS: Final = {
     "queue": "List, create, describe, configure, purge and drop queues.",
     "group": "Look at groups, configure and move them.",

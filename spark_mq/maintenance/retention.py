@@ -1,19 +1,25 @@
-"""Trim messages that are settled and old, or past a hard limit, and purge queues."""
+"""Trim messages that are settled and old, or past a hard limit. Purge and delete queues."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from spark_mq.errors import InvalidOption
+from spark_mq.delta.log import DeltaLog
+from spark_mq.delta.object_store import ObjectStore, join
+from spark_mq.delta.store_errors import wrap_store_errors
+from spark_mq.errors import InvalidOption, NotAQueue, QueueNotFound
 from spark_mq.ledger.commands import Change, Command, Priority, View
 from spark_mq.ledger.log_fingerprints import MAX_SEQUENCE
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.owner_commands import Seek
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
+from spark_mq.ledger.settings import QueueSettings
 from spark_mq.maintenance.redrive import REDRIVE
 from spark_mq.operations.context import QueueContext
+from spark_mq.operations.create import DROP_MARK
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.util.clock import MICROSECOND
 from spark_mq.util.records import Record
@@ -25,6 +31,7 @@ __all__ = [
     "PurgeResult",
     "Trimmed",
     "counting_groups",
+    "drop_queue",
     "find_held_back",
     "held_back",
     "lowest_start",
@@ -32,6 +39,9 @@ __all__ = [
     "read_starts",
     "trim",
 ]
+
+_PARTS: Final = ("leases", "commits", "history", "dead_letters", "_locks", "messages")
+"""The parts in the order of their deletion. Without ``leases/`` nobody can open the queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,3 +242,50 @@ def held_back(
     names = tuple(sorted(name for name, one in groups.items() if one.start_sequence == start))
     # A file stays as a whole.
     return HeldBack(names, start, index.count(index.file_at(waiting).first, old))
+
+
+def drop_queue(root: str, name: str, options: Mapping[str, str] | None = None) -> int:
+    """Delete a queue's tables, see :meth:`spark_mq.Queue.drop_at`. Return the number of files."""
+    own = root.rstrip("/").rpartition("/")[2]
+    if name != own:
+        raise InvalidOption(
+            f"name={name!r}: a drop deletes the whole queue. To confirm it, give the queue's "
+            f"name, {own!r}",
+            option="name",
+            value=name,
+        )
+    _require_queue(root, options)
+    store, deleted = ObjectStore(root, options), 0
+    with wrap_store_errors(root, "dropping"):
+        store.write(DROP_MARK, b"{}")
+        for part in _PARTS:
+            for info in store.list_all(part):
+                if info.path != DROP_MARK:
+                    store.delete(info.path)
+                    deleted += 1
+        store.delete(DROP_MARK)
+        store.delete_empty_folders(_PARTS)
+    return deleted
+
+
+def _require_queue(root: str, options: Mapping[str, str] | None) -> None:
+    with wrap_store_errors(root, "opening"):
+        if ObjectStore(root, options).exists(DROP_MARK):
+            return  # a drop was killed
+        table = DeltaLog(ObjectStore(join(root, "messages"), options)).open()
+    if table is None:
+        raise QueueNotFound(f"there is no queue at {root} to drop", path=root)
+    if not _is_queue(table.description):
+        raise NotAQueue(
+            f"{root}/messages is a Delta table, but not one of a queue: it is not deleted",
+            path=root,
+        )
+
+
+def _is_queue(description: str | None) -> bool:
+    """Return whether a spark_mq of any version wrote a table's description."""
+    try:
+        data = json.loads(description or "")
+    except ValueError:
+        return False
+    return isinstance(data, dict) and data.get("format") == QueueSettings.FORMAT

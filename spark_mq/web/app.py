@@ -28,7 +28,6 @@ from starlette.routing import Route
 from spark_mq.errors import GroupNotFound, InvalidOption, QueueNotFound, SparkMQError
 from spark_mq.inspect.prometheus import CONTENT_TYPE, exposition
 from spark_mq.web.changes import change, confirmation
-from spark_mq.web.group_pages import group_page
 from spark_mq.web.message_pages import (
     letters_form,
     letters_page,
@@ -36,7 +35,14 @@ from spark_mq.web.message_pages import (
     messages_form,
     messages_page,
 )
-from spark_mq.web.queue_pages import changes_page, health_of, home, queue_page, sweeps_page
+from spark_mq.web.queue_pages import (
+    changes_page,
+    group_page,
+    health_of,
+    home,
+    queue_page,
+    sweeps_page,
+)
 from spark_mq.web.render import render
 from spark_mq.web.security import Access, Guard
 from spark_mq.web.view import Forbidden, HealthLimits, OverviewCache, View

@@ -66,7 +66,7 @@ def test_a_new_figure_is_in_every_view(more: MoreStats, queue: Queue) -> None:
 
 def test_a_new_figure_is_on_the_page_of_a_group(more: MoreStats) -> None:
     pytest.importorskip("starlette")
-    from spark_mq.web.group_pages import figures
+    from spark_mq.web.queue_pages import figures
 
     assert ("Leased ranges", 2) in figures(more)
 

@@ -23,7 +23,6 @@ LAYERS = [
     {"spark_mq"},  # the package itself: exports everything, and hooks in the Spark side
     {"spark"},
     {"testing"},
-    {"testing_batch"},
     {"queue"},
     {"group"},
     {"worker"},
