@@ -16,25 +16,22 @@ from spark_mq.lease import Lease
 from spark_mq.ledger.acquire import Acquire, Grant
 from spark_mq.ledger.intervals import from_sequences
 from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW
-from spark_mq.ledger.owner_commands import (
-    DROP,
-    RETRY,
-    ROUTE,
-    Configure,
-    Expire,
-    Pause,
-    Resume,
-    Seek,
-    Unblock,
-)
+from spark_mq.ledger.owner_commands import Configure, Expire, Pause, Resume, Seek, Unblock
 from spark_mq.ledger.setting_options import GroupOptions
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.operations.acquire import wait_for_lease
 from spark_mq.operations.context import GroupLedger, QueueContext
-from spark_mq.operations.interventions import change_messages, find_messages
-from spark_mq.operations.settle import HeldLease, HeldSelector, SettleResult, extend, settle
+from spark_mq.operations.find_messages import find_messages
+from spark_mq.operations.settle import (
+    HeldLease,
+    HeldSelector,
+    SettleResult,
+    change_messages,
+    extend,
+    settle,
+)
 from spark_mq.operations.work_report import WorkSummary
 from spark_mq.util.advice import RAISE_CAP, UNBLOCK_GROUP
 from spark_mq.util.clock import SECOND, Duration
@@ -148,7 +145,7 @@ class ConsumerGroup(GroupViews):
         sequences
             The messages. Default: all that block.
         """
-        how = validate_choice("to", to, (RETRY, ROUTE, DROP))
+        how = validate_choice("to", to, Unblock.WAYS)
         intervals = None if sequences is None else from_sequences(sequences)
         return self._ledger.run(Unblock(how, intervals))
 

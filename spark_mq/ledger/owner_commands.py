@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.commands import (
@@ -194,7 +194,9 @@ class Resume(Command[None]):
 class Unblock(Command[int]):
     """Decide about messages that block the group, and count them."""
 
-    how: str  # RETRY, ROUTE or DROP
+    WAYS: ClassVar = (RETRY, ROUTE, DROP)
+
+    how: str  # one of WAYS
     intervals: Sequence[Interval] | None  # None for all
 
     name = "unblock"

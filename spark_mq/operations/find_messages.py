@@ -1,4 +1,4 @@
-"""Find messages by their ids or keys, or by a past lease."""
+"""Find messages by their sequences, ids or keys, or by a past lease."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ import pyarrow.compute as pc
 
 from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import CorruptLog, InvalidOption, SparkMQError
-from spark_mq.ledger.intervals import Interval
+from spark_mq.ledger.intervals import Interval, from_sequences
 from spark_mq.operations.context import GroupLedger
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.storage.history_table import history_rows
 from spark_mq.storage.message_table import MessageTable
+from spark_mq.util.advice import NAME_MESSAGES
 from spark_mq.util.clock import SECOND, to_datetime
 
 __all__ = [
     "PastLease",
     "check_ids",
+    "find_messages",
     "find_past_lease",
     "find_values",
 ]
@@ -60,6 +62,63 @@ def check_ids(ids: Iterable[str]) -> list[str]:
     raise InvalidOption(
         f"message_ids={ids!r} is not a list of message ids", option="message_ids", value=ids
     )
+
+
+def find_messages(
+    ledger: GroupLedger,
+    sequences: int | Iterable[int] | None,
+    message_id: str | Iterable[str] | None,
+    key: str | Iterable[str] | None,
+) -> list[Interval]:
+    """Return the messages that one of three options names. Raise InvalidOption."""
+    given = {"sequences": sequences, "message_id": message_id, "key": key}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) != 1:
+        raise InvalidOption(
+            f"{' and '.join(named) or 'no message'} given: name messages by one of {NAME_MESSAGES}",
+            advice=[NAME_MESSAGES],
+            option=named[0] if named else "sequences",
+            value=None,
+        )
+    if sequences is not None:
+        several = [sequences] if isinstance(sequences, int | str | bytes) else sequences
+        return _checked(ledger, from_sequences(several))
+    return _search(ledger, named[0], given[named[0]])
+
+
+def _checked(ledger: GroupLedger, intervals: list[Interval]) -> list[Interval]:
+    """Return the intervals. Raise InvalidOption if one of them has no message at all."""
+    index = ledger.messages.index(max((last for _, last in intervals), default=0))
+    for first, last in intervals:
+        if not index.count(first, last) and first > index.forgotten_to:
+            raise InvalidOption(
+                f"sequences={first}: no message of {ledger.queue_path} has it; the last one "
+                f"published is {index.last_sequence}",
+                option="sequences",
+                value=first,
+            )
+    return intervals
+
+
+def _search(ledger: GroupLedger, column: str, wanted: object) -> list[Interval]:
+    """Return the messages with some ids or keys, those after the start sequence if any."""
+    values = [wanted] if isinstance(wanted, str) else wanted
+    if not isinstance(values, Sequence) or not all(isinstance(one, str) for one in values):
+        raise InvalidOption(
+            f"{column}={wanted!r} is not text: give one, or a list", option=column, value=wanted
+        )
+    messages, low = ledger.messages, ledger.queue.horizon() + 1
+    start = max(ledger.current().head.start_sequence + 1, low)
+    found = find_values(messages, column, values, [(start, messages.index().last_sequence)])
+    # What is settled already stays as it is, as a change by sequence leaves it.
+    found = found or find_values(messages, column, values, [(low, start - 1)])
+    if not found:
+        raise InvalidOption(
+            f"{column}={wanted!r}: {ledger.queue_path} has no message with it",
+            option=column,
+            value=wanted,
+        )
+    return from_sequences(sequence for sequence, _ in found)
 
 
 class PastLease(NamedTuple):

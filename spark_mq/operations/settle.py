@@ -1,4 +1,4 @@
-"""Settle and extend leases, by lease, sequence or message id."""
+"""Settle and extend leases, by lease, sequence or message id, and change messages without one."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from spark_mq.errors import InvalidOption, LeaseLost
+from spark_mq.errors import InvalidOption, LeaseLost, MessagesHeld
 from spark_mq.ledger.intervals import Interval, from_sequences, subtract
+from spark_mq.ledger.interventions import Intervene, Intervention
 from spark_mq.ledger.settle import Extend, SettleCommand, SettleOutcome
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.find_messages import check_ids, find_past_lease, find_values
+from spark_mq.util.advice import FORCE
 from spark_mq.util.records import Record
 from spark_mq.util.show import show_some
+from spark_mq.util.user import act_as
 from spark_mq.util.validation import short_repr, validate_lease_id
 
 __all__ = [
     "HeldLease",
     "HeldSelector",
     "SettleResult",
+    "change_messages",
     "extend",
     "settle",
     "summarize",
@@ -281,3 +285,33 @@ def summarize(
 
 def _brief(text: str) -> str:
     return text if len(text) <= _MAX_NAMED else f"{text[:_MAX_NAMED]}..."
+
+
+def change_messages(
+    ledger: GroupLedger,
+    how: str,
+    intervals: list[Interval],
+    *,
+    reason: str | None = None,
+    force: bool = False,
+    by: str | None = None,
+) -> int:
+    """Change messages, and count them. Raise GroupNotFound, or MessagesHeld unless `force`."""
+    if not intervals:
+        return 0
+    command = Intervene(how, intervals, reason, force)
+    done = act_as(by or None, lambda: ledger.run(command))
+    if done.held:
+        raise _held(ledger.name, how, done)
+    return done.changed
+
+
+def _held(group: str, how: str, done: Intervention) -> MessagesHeld:
+    each = [f"{first}..{last}: {who}" for first, last, who in done.held]
+    return MessagesHeld(
+        f"{how} in group {group!r} changed nothing: {show_some(each, 5, '; ')}. Wait, or use "
+        f"{FORCE} to take messages from their leases",
+        advice=[FORCE],
+        group=group,
+        held=list(done.held),
+    )

@@ -16,7 +16,7 @@ from spark_mq.maintenance.dead_letters import route_dead_letters
 from spark_mq.maintenance.recover import recover_tables
 from spark_mq.maintenance.redrive import redrive
 from spark_mq.maintenance.retention import trim
-from spark_mq.operations.interventions import change_messages
+from spark_mq.operations.settle import change_messages
 
 from .actors import Context, Proc, Program, Worker
 from .explorer import EFFECT
