@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from support.harness import Stream, numbered
+from support.harness import Stream, make_queue, numbered
 from support.marks import slow
 from support.tables import group_ledger_of, messages_of
 
@@ -41,9 +41,11 @@ class Hidden:
 @pytest.mark.parametrize("on_error", ["nack", slow("raise")])
 @pytest.mark.parametrize("reader", ["spark", slow("python")])
 def test_a_stream_that_is_restarted_in_an_outage_delivers_each_message_once(
-    stream: Stream, queue: Queue, reader: str, on_error: str
+    spark: Any, tmp_path: Path, reader: str, on_error: str
 ) -> None:
+    queue = make_queue(tmp_path / "queue", max_delivery_attempts=3)
     queue.publish(numbered(4))
+    stream = Stream(spark, queue, tmp_path / "checkpoint")
     hidden, seen = Hidden(queue), list[tuple[str, int]]()
     away = [True]
 
@@ -56,7 +58,7 @@ def test_a_stream_that_is_restarted_in_an_outage_delivers_each_message_once(
     def run() -> None:
         stream.run(stream.group.for_each_batch(process, on_error=on_error, reader=reader))
 
-    for _ in range(6):  # more often than a message may be delivered
+    for _ in range(4):  # more often than a message may be delivered
         with pytest.raises(StreamingQueryException):
             run()
     assert {(r.state, r.delivery_count) for r in group_ledger_of(stream.group).current()} == {

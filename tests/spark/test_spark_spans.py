@@ -2,96 +2,100 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark import cloudpickle
+from pyspark.errors import StreamingQueryException
+from support.harness import make_queue, start
 
-from spark_mq import Queue
+from spark_mq.spark import SparkMQDataSource
+from spark_mq.spark.sink import QueueWriter
 
 pytest.importorskip("opentelemetry.sdk")
 
-ROOT = Path(__file__).resolve().parents[2]
-SETUP = """
-import os
-from opentelemetry import metrics, trace
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-class Kept(InMemorySpanExporter):
-    def export(self, spans):
-        with open(os.environ["SPANS_OF_TEST"], "a") as file:
-            for span in spans:
-                file.write(span.to_json(indent=None) + "\\n")
-        return super().export(spans)
-
-traces = TracerProvider()
-traces.add_span_processor(SimpleSpanProcessor(Kept()))
-trace.set_tracer_provider(traces)
-"""
-"""What automatic instrumentation does in each Python process: here with spans in a file."""
-PROGRAM = """
-import sys
-from pyspark.sql import SparkSession
-from spark_mq.spark import register
-
-source, target, checkpoints = sys.argv[1:]
-spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-register(spark)
-
-def read(group, **options):
-    reader = spark.readStream.format("spark_mq").options(consumerGroup=group, **options)
-    return reader.load(source)
-
-frame = read("g", maxMessagesPerTrigger="3")
-died = []
-
-def process(batch, number):
-    if not died:
-        died.append(batch.count())
-        raise RuntimeError("the first run dies")
-    batch.collect()
-
-for _ in range(2):
-    query = frame.writeStream.foreachBatch(process).trigger(availableNow=True).option(
-        "checkpointLocation", checkpoints + "/source").start()
-    try:
-        query.awaitTermination()
-    except Exception as error:
-        assert "the first run dies" in str(error), error
-assert died == [3]
-read("copier").select("value").writeStream.format("spark_mq").trigger(availableNow=True).options(
-    checkpointLocation=checkpoints + "/sink", path=target
-).start().awaitTermination()
-spark.sql("SELECT 'x' AS value").write.format("spark_mq").mode("append").save(target)
-"""
+# These classes go to Spark's Python workers, which cannot import test modules.
+cloudpickle.register_pickle_by_value(__import__(__name__))
 
 
-def test_leases_acks_replays_and_the_sink_have_spans(tmp_path: Path) -> None:
-    queue = Queue.create(tmp_path / "orders", durable=False, clock_skew="0s", retry_delay="0s")
-    Queue.create(tmp_path / "copies", durable=False)
+def set_up_sdk(spans: Path) -> None:
+    """Do what automatic instrumentation does in each Python process: here with spans in a file."""
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
+
+    class Kept(SpanExporter):
+        def export(self, found: Any) -> SpanExportResult:
+            # Spark uses a process again, also for a later test.
+            with contextlib.suppress(FileNotFoundError), spans.open("a") as file:
+                file.writelines(span.to_json(indent=None) + "\n" for span in found)
+            return SpanExportResult.SUCCESS
+
+    if not isinstance(trace.get_tracer_provider(), TracerProvider):
+        traces = TracerProvider()
+        traces.add_span_processor(SimpleSpanProcessor(Kept()))
+        trace.set_tracer_provider(traces)
+
+
+def traced(spark: Any, spans: Path) -> Any:
+    """Return a session whose source sets up an SDK in each process that calls its hooks."""
+
+    class Writer(QueueWriter):
+        def commit(self, messages: Any) -> None:
+            set_up_sdk(spans)
+            super().commit(messages)
+
+    class Source(SparkMQDataSource):
+        def streamReader(self, schema: Any) -> Any:
+            set_up_sdk(spans)
+            return super().streamReader(schema)
+
+        def streamWriter(self, schema: Any, overwrite: bool) -> Any:
+            set_up_sdk(spans)
+            return super().streamWriter(schema, overwrite)
+
+        def writer(self, schema: Any, overwrite: bool) -> Any:
+            writer = super().writer(schema, overwrite)
+            writer.__class__ = Writer
+            return writer
+
+    session = spark.newSession()
+    session.dataSource.register(Source)
+    return session
+
+
+def test_leases_acks_replays_and_the_sink_have_spans(spark: Any, tmp_path: Path) -> None:
+    queue, copies = make_queue(tmp_path / "orders"), make_queue(tmp_path / "copies")
     queue.publish([str(n) for n in range(5)])
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(SETUP)
     spans = tmp_path / "spans.jsonl"
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, queue.path, str(tmp_path / "copies"), str(tmp_path / "c")],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)]),
-            "PYSPARK_PYTHON": sys.executable,
-            "SPANS_OF_TEST": str(spans),
-        },
-        check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=170,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-4000:]
+    session = traced(spark, spans)
+
+    def read(group: str, **options: str) -> Any:
+        reader = session.readStream.format("spark_mq").options(consumerGroup=group, **options)
+        return reader.load(queue.path)
+
+    frame, died = read("g", maxMessagesPerTrigger="3"), list[int]()
+
+    def process(batch: Any, number: int) -> None:
+        if not died:
+            died.append(batch.count())
+            raise RuntimeError("the first run dies")
+        batch.collect()
+
+    def run() -> None:
+        start(frame.writeStream.foreachBatch(process), tmp_path / "source").awaitTermination()
+
+    with pytest.raises(StreamingQueryException, match="the first run dies"):
+        run()
+    run()
+    assert died == [3]
+    writer = read("copier").select("value").writeStream.format("spark_mq")
+    start(writer.option("path", copies.path), tmp_path / "sink").awaitTermination()
+    one = session.sql("SELECT 'x' AS value")
+    one.write.format("spark_mq").mode("append").save(copies.path)
     found = [json.loads(line) for line in spans.read_text().splitlines()]
     assert _brief(found, "g") == [
         ("lease orders", "receive", 3),
