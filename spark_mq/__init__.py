@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from spark_mq.message import Message, ReceivedMessage
     from spark_mq.operations.settle import SettleResult
     from spark_mq.operations.trace import MessageOutcome, Trace, TraceEvent
-    from spark_mq.operations.work_report import WorkSummary
     from spark_mq.publisher import BufferedPublisher, PendingMessage
     from spark_mq.queue import Queue
     from spark_mq.storage.publish_receipt import PublishReceipt
     from spark_mq.worker.decisions import Reject, Retry, Snooze
+    from spark_mq.worker.state import WorkSummary
 
 __all__ = [
     "BufferedPublisher",
@@ -84,7 +84,7 @@ _MODULES = {
     "SweepReport": "maintenance.sweep",
     "Trace": "operations.trace",
     "TraceEvent": "operations.trace",
-    "WorkSummary": "operations.work_report",
+    "WorkSummary": "worker.state",
 }
 """The module of each public name. It loads at first use, as a Spark process needs few of them."""
 

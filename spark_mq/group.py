@@ -32,7 +32,6 @@ from spark_mq.operations.settle import (
     extend,
     settle,
 )
-from spark_mq.operations.work_report import WorkSummary
 from spark_mq.util.advice import RAISE_CAP, UNBLOCK_GROUP
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.user import acting_by_default, worker_name
@@ -47,6 +46,7 @@ from spark_mq.util.validation import (
     validate_size,
 )
 from spark_mq.worker.run import WorkOptions, run_worker
+from spark_mq.worker.state import WorkSummary
 
 __all__ = ["ConsumerGroup", "LeaseSelector"]
 

@@ -16,12 +16,12 @@ from spark_mq.cli.command import GROUP, NOTHING, Given, argument, command, optio
 from spark_mq.cli.output import FAILED, NOT_FOUND, Column, Pages, Rows, busy, complain, track
 from spark_mq.group import ConsumerGroup
 from spark_mq.lease import Lease
-from spark_mq.operations.work_report import WorkSummary
 from spark_mq.queue import Queue
 from spark_mq.util.clock import SECOND
 from spark_mq.util.loading import load_handler
 from spark_mq.util.validation import validate_duration
 from spark_mq.worker.pools import is_async
+from spark_mq.worker.state import WorkSummary
 
 __all__ = ["counting"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -15,7 +16,7 @@ from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.outages import OUTAGES, outage_pause
 from spark_mq.operations.payloads import FileChecks, read_whole
 from spark_mq.util.clock import SECOND
-from spark_mq.util.notifier import Notifier, subscribed
+from spark_mq.util.notifier import subscribed
 
 __all__ = ["Damage", "find_damage", "reject_damaged", "wait_for_lease"]
 
@@ -29,18 +30,18 @@ def wait_for_lease(
     command: Acquire,
     time_left: Callable[[], float],
     poll: float,
-    wake_on: Notifier | None = None,
+    wake: threading.Event | None = None,
 ) -> Grant:
     """Acquire a lease as soon as messages are due. It has no ranges if the time is up.
 
-    `poll` is seconds between looks at other processes' commits. Raise StorageError or
-    ContentionTimeout if the last try before that failed with it.
+    `poll` is seconds between looks at other processes' commits. Setting `wake` causes a look, which
+    clears it. Raise StorageError or ContentionTimeout if the last try in time failed with it.
     """
     pause, failures, known = FIRST_PAUSE, 0, ""
     checks = FileChecks(ledger.payloads)
     clock = getattr(ledger.queue.clock, "notifier", None)  # of a clock that a test moves
-    notifiers = (ledger.messages.notifier, ledger.ledgers.notifier, clock, wake_on)
-    with subscribed(*filter(None, notifiers)) as changed:
+    notifiers = (ledger.messages.notifier, ledger.ledgers.notifier, clock)
+    with subscribed(*filter(None, notifiers), event=wake) as changed:
         while True:
             changed.clear()  # before the look, so that no change in between is missed
             try:

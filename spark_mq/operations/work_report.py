@@ -1,4 +1,4 @@
-"""Report the work of a worker: a span for each lease, verdicts in sums, and totals at the end."""
+"""Report the work of a worker: a span for each lease, and verdicts in sums."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -18,28 +18,18 @@ from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.ledger.ranges import DEAD, TRANSFERRING, Range
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, SettleOutcome
 from spark_mq.operations.context import GroupLedger
-from spark_mq.operations.outages import OUTAGES
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.telemetry.conventions import Destination, trace_headers
 from spark_mq.telemetry.reporter import MAX_LINKS, WorkReport, current_reporter
-from spark_mq.util.records import Record
 from spark_mq.util.show import printable
 
-__all__ = [
-    "VerdictLog",
-    "WorkSummary",
-    "describe_settled",
-    "has_ended",
-    "reported_work",
-    "why_left",
-]
+__all__ = ["PAST", "VerdictLog", "describe_settled", "reported_work"]
 
-_log = logging.getLogger("spark_mq.worker")
 _verdict_log = logging.getLogger("spark_mq.verdicts")
 
 EVERY: Final = 10.0  # seconds between two lines of one group
 _MAX_ERROR: Final = 200  # characters of an error in a line
-_PAST: Final = {ACK: "acked", NACK: "nacked", REJECT: "rejected", RELEASE: "released"}
+PAST: Final = {ACK: "acked", NACK: "nacked", REJECT: "rejected", RELEASE: "released"}
 """What messages are after a verb, in the order of a line."""
 
 Held = tuple[GroupLedger, Callable[[], Sequence[Range]]]  # a group, and the messages of a lease
@@ -112,79 +102,12 @@ def _first_rows(index: MessageIndex, ranges: Sequence[Range], rows: int) -> Iter
                 return
 
 
-@dataclass(slots=True)
-class WorkSummary(Record):
-    """The results of a worker loop.
-
-    Messages that a handler settled itself are not counted.
-
-    Attributes
-    ----------
-    leases
-        Leases handed to the handler.
-    failed
-        Those of them whose handler failed. With ``mode="message"``: messages.
-    settled
-        Messages that ended: acked or rejected. They are not delivered again.
-    acked
-        Messages of these that were acked.
-    rejected
-        Messages of these that were made dead.
-    nacked
-        Messages given back after a failure. They are redelivered, except after their last attempt.
-    released
-        Messages given back uncounted, for later.
-    blocked_because
-        Why the loop ended by ``until="empty"`` although messages are due: a pause, the breaker, a
-        cap or a blocking message. Otherwise an empty string.
-    """
-
-    leases: int = 0
-    failed: int = 0
-    settled: int = 0
-    acked: int = 0
-    rejected: int = 0
-    nacked: int = 0
-    released: int = 0
-    blocked_because: str = ""
-
-    def count(self, verb: str, messages: int) -> None:
-        """Add messages that a verb settled or gave back. The caller holds the lock."""
-        name = _PAST[verb]
-        setattr(self, name, getattr(self, name) + messages)
-        self.settled = self.acked + self.rejected
-
-
-def has_ended(ledger: GroupLedger, until: str) -> bool:
-    """Return whether a worker ends now that there is nothing to lease."""
-    if until == "empty":
-        return True
-    stats = ledger.stats()
-    return not (stats.ready or stats.delayed or stats.leased or stats.blocked)
-
-
-def why_left(ledgers: Sequence[GroupLedger]) -> str:
-    """Return why groups keep due messages after the end, and log it. Empty if none does."""
-    found = []
-    for ledger in ledgers:
-        try:
-            stats = ledger.stats()
-        except OUTAGES as error:
-            _log.warning("group %s: its counts cannot be read at the end: %s", ledger.name, error)
-            continue
-        if (why := stats.blocked_because) and (stats.ready or stats.blocked):
-            text = "group %s leases nothing, so the work ends: %s. Ready: %d messages, blocked: %d"
-            _log.warning(text, ledger.name, why, stats.ready, stats.blocked)
-            found.append(why if len(ledgers) == 1 else f"group {ledger.name}: {why}")
-    return "; ".join(found)
-
-
 def describe_settled(commands: Sequence[SettleCommand], outcomes: Sequence[SettleOutcome]) -> str:
     """Return how many messages each verb settled, for a log."""
     done: Counter[str] = Counter()
     for command, outcome in zip(commands, outcomes, strict=True):
         done[command.verb] += outcome.settled
-    return ", ".join(f"{count} {_PAST[verb]}" for verb, count in done.items())
+    return ", ".join(f"{count} {PAST[verb]}" for verb, count in done.items())
 
 
 class VerdictLog:
@@ -224,7 +147,7 @@ class VerdictLog:
         counts = self._counts
         if not (counts[NACK] or counts[REJECT] or counts[DEAD]):
             return
-        parts = [f"{counts[verb]} {name}" for verb, name in _PAST.items() if counts[verb]]
+        parts = [f"{counts[verb]} {name}" for verb, name in PAST.items() if counts[verb]]
         dead = f", {counts[DEAD]} of these dead" if counts[DEAD] else ""
         error = f". The first error: {printable(self._error[:_MAX_ERROR])}" if self._error else ""
         _verdict_log.info("group %s: %s%s%s", self._group, ", ".join(parts), dead, error)

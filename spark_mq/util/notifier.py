@@ -53,9 +53,11 @@ def notifier_for(path: str) -> Notifier:
 
 
 @contextlib.contextmanager
-def subscribed(*notifiers: Notifier) -> Iterator[threading.Event]:
-    """Yield an event that each of the notifiers sets."""
-    event = threading.Event()
+def subscribed(
+    *notifiers: Notifier, event: threading.Event | None = None
+) -> Iterator[threading.Event]:
+    """Yield an event that each of the notifiers sets: the given one, or a new one."""
+    event = event or threading.Event()
     for notifier in notifiers:
         notifier.subscribe(event)
     try:

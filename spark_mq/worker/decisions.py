@@ -169,11 +169,16 @@ class Verdict:
     doubt: Exception | None = None
 
 
+_ACKED: Final = Verdict(ACK)
+
+
 def verdict_of_result(result: object) -> Verdict:
     """Return the verdict on a message whose handler has returned.
 
     Raise InvalidHandlerResult for what looks like a decision, or like work that was not done.
     """
+    if result is None:  # the usual result needs no look at what it may be
+        return _ACKED
     if isinstance(result, type) and issubclass(result, Decision):
         result = result()
     if isinstance(result, Decision):
@@ -194,7 +199,7 @@ def verdict_of_result(result: object) -> Verdict:
             option="handler",
             value=type(result).__name__,
         )
-    return Verdict(ACK)
+    return _ACKED
 
 
 def refuse_decisions(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -15,14 +15,12 @@ from spark_mq.ledger.settle import NACK, RELEASE, SettleCommand, SettleOutcome
 from spark_mq.operations.acquire import wait_for_lease
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.outages import OUTAGES
-from spark_mq.operations.work_report import has_ended
-from spark_mq.util.notifier import Notifier
 from spark_mq.worker.decisions import Verdict
 from spark_mq.worker.leases import FeedCommits, HeldLeases, More, returned_places
-from spark_mq.worker.open_tasks import Done, OpenTasks, Verdicts
+from spark_mq.worker.open_tasks import Demand, OpenTasks
 from spark_mq.worker.pools import Pool
-from spark_mq.worker.state import WorkState
-from spark_mq.worker.tasks import Task, TaskOptions, Tasks
+from spark_mq.worker.state import WorkState, has_ended
+from spark_mq.worker.tasks import Done, Task, TaskOptions, Tasks, Verdicts
 
 __all__ = ["GroupFeed"]
 
@@ -42,15 +40,17 @@ class GroupFeed:
         self.ledger = ledger
         self._tasks, self._options, self._pool, self._state = tasks, options, pool, state
         self._acks_first = options.policy.ack == "on_receive"
+        # Messages that were acked first are lost with their process.
+        may_prefetch = not (tasks.settles_alone or self._acks_first)
+        most = pool.concurrency if tasks.settles_alone else options.lease.max_messages
+        self._demand = Demand(most, options.poll, may_prefetch=may_prefetch)
         self._held = HeldLeases(ledger, options.limit, self._end_lease)
         self._commits = FeedCommits(ledger, options.lease.worker_id, state, self._wait_for_store)
         self._verdicts = Verdicts(ledger, tasks, options.policy, state)
-        self._wake = Notifier()  # ends the wait for messages
-        self._open = OpenTasks(pool, self._wake, options.linger)
-        self._dry = False  # the last look found nothing to lease
+        self._open = OpenTasks(pool, self._demand, options.linger)
         self._idle = False  # no feed had anything to do at the last look
         self._seen = 0
-        state.add(self)
+        state.add(self._open.changed)
 
     # -- in the feed's thread
 
@@ -58,9 +58,9 @@ class GroupFeed:
         """Lease and settle until the work ends."""
         try:
             while not self._state.stop.is_set():
-                if self._settle_now():
+                if self._must_settle():
                     self._settle(self._open.take_done(), more=True)
-                elif self._wanted():
+                elif self._open.wanted():
                     self._lease()
                 else:
                     self._wait()
@@ -71,71 +71,51 @@ class GroupFeed:
             self._held.stop()
             self._commits.flush_log()
 
-    def wake(self) -> None:
-        """Wake the feed's thread, because the work ends."""
-        with self._open.changed:
-            self._open.changed.notify_all()
-        self._wake.notify()
-
     def running(self) -> list[tuple[str, float]]:
         """Return what the handlers have, and since when in monotonic seconds."""
-        with self._open.changed:
+        with self._open.lock:
             return [(str(task), task.started) for task in self._open.running]
 
-    def _wanted(self) -> int:
-        return self._tasks.wanted(self._open.unfinished, self._open.chains)
-
-    def _settle_now(self) -> bool:
-        with self._open.changed:
-            if not self._open.done:
-                return False
-            full = len(self._open.done) >= self._options.lease.max_messages
-            wants_more = not self._dry and self._wanted() > 0
-            late = time.monotonic() >= self._open.settle_at or self._open.chains.paused
-            return full or wants_more or late or not self._open.unfinished
+    def _must_settle(self) -> bool:
+        with self._open.lock:
+            return self._open.must_settle()
 
     def _wait(self) -> None:
-        with self._open.changed:
-            if self._open.done:
-                if (left := self._open.settle_at - time.monotonic()) > 0:
-                    self._open.changed.wait(left)
-            elif not self._wanted():
-                self._open.changed.wait(self._options.poll)
+        with self._open.lock:
+            until = self._open.settle_at if self._open.done else float("inf")
+        self._open.changed.wait(min(max(0.0, until - time.monotonic()), self._options.poll))
+        self._open.changed.clear()  # before the next look, so that no change in between is missed
 
     def _lease(self) -> None:
         """Wait for messages and lease them. A result that has to be settled ends the wait."""
         self._seen = self._state.activity()
-        command = self._tasks.lease_command(self._wanted())
+        command = self._tasks.lease_command(self._open.wanted())
         try:
             grant = wait_for_lease(
-                self.ledger, command, self._time_left, self._options.poll, self._wake
+                self.ledger, command, self._time_left, self._options.poll, self._open.changed
             )
         except OUTAGES as error:
             _log.warning("could not lease, trying again: %s", error)
             self._state.stop.wait(self._verdicts.count_outage())
             return
-        self._note_look(bool(grant.ranges or grant.unfinished))
+        self._demand.note_look(bool(grant.ranges or grant.unfinished))
         if grant.ranges:
             self._take([grant], self._leases_for_idle)
-        elif self._idle and self._dry:
+        elif self._idle and self._demand.dry:
             self._state.finish()
-
-    def _note_look(self, found: bool) -> None:
-        self._dry = not found
-        self._tasks.note_look(found)
 
     def _time_left(self) -> float:
         """Return the seconds for which a wait for messages may go on."""
-        self._dry, self._idle, seen = True, False, self._seen
+        self._demand.dry, self._idle, seen = True, False, self._seen
         if self._state.stop.is_set():
             return -1.0
-        with self._open.changed:
+        with self._open.lock:
             if self._open.done:
                 return self._open.settle_at - time.monotonic() if self._open.unfinished else -1.0
             if self._open.unfinished or self._options.until is None:
                 return float("inf")
         ended = has_ended(self.ledger, self._options.until)
-        self._idle = ended and self._state.all_idle(self, seen)
+        self._idle = ended and self._state.all_idle(self._open.changed, seen)
         self._seen = self._state.activity()
         return 0.0 if self._idle else float("inf")
 
@@ -143,23 +123,22 @@ class GroupFeed:
         """Release unclaimed tasks, and settle those that finish in time."""
         if self._open.chains.paused:
             self._settle(self._open.take_done(), more=False)  # it gives some messages back
-        with self._open.changed:
+        with self._open.lock:
             if not self._acks_first:  # or a handler must get them
                 self._open.take_back(self._open.unclaimed, RELEASE)
         while not self._state.over.is_set():
             self._settle(self._open.take_done(), more=False)
-            with self._open.changed:
-                if not self._open.done and not self._open.unfinished:
-                    return
-                if not self._open.done:
-                    self._open.changed.wait(self._options.poll)
+            with self._open.lock:
+                ended = not self._open.done and not self._open.unfinished
+            if ended:
+                return
+            self._wait()
         if self._state.hurried:
-            with self._open.changed:
+            with self._open.lock:
                 self._open.take_back(self._open.running, RELEASE)
             self._settle(self._open.take_done(), more=False)
-            with self._open.changed:
-                while self._open.settling:
-                    self._open.changed.wait(self._options.poll)
+            while self._open.settling:
+                self._wait()
         elif running := len(self._open.running):
             _log.warning("%d handlers still run: their messages are left to expire", running)
 
@@ -174,9 +153,9 @@ class GroupFeed:
         while waiting:
             grant = waiting.popleft()
             if not isinstance(grant, Grant):
-                self._dry = False  # the feed's thread tries again
+                self._demand.dry = False  # the feed's thread tries again
                 continue
-            self._note_look(bool(grant.ranges))
+            self._demand.note_look(bool(grant.ranges))
             if grant.ranges:
                 taken |= self._take_lease(self._commits.lease_of(grant), also, waiting)
         return taken
@@ -186,7 +165,7 @@ class GroupFeed:
             self._commits.give_back(lease)
             return False
         self._state.note_activity()
-        self._state.count_lease()
+        self._state.count("leases")
         self._held.add(lease)
         acked = True
         if self._acks_first:
@@ -211,7 +190,7 @@ class GroupFeed:
 
     def _end_lease(self, lease: Lease) -> None:
         """Let the tasks that handlers have of a lease expire, and release those of nobody."""
-        with self._open.changed:
+        with self._open.lock:
             self._open.take_back(self._open.unclaimed, RELEASE, lease)
             running = self._open.take_back(self._open.running, None, lease)
             for task in running:
@@ -224,17 +203,18 @@ class GroupFeed:
     # -- in the pool's threads
 
     def claim(self, task: Task) -> bool:
-        with self._open.changed:
+        with self._open.lock:
             if task not in self._open.unclaimed:
                 return False
             if self._state.stop.is_set() and not self._acks_first:
-                self._open.changed.notify_all()  # the feed releases it
+                self._open.changed.set()  # the feed releases it
                 return False
             del self._open.unclaimed[task]
             if not self._acks_first and task.has_expired(self.ledger.now()):
                 self._open.add_done(task, Verdict(None))
                 self._open.advance_lane(task)
                 return False
+            task.started = time.monotonic()  # without the wait for the lock
             self._open.running[task] = None
         return True
 
@@ -242,7 +222,7 @@ class GroupFeed:
         seconds, pause = time.monotonic() - task.started, 0.0
         if not self._acks_first and task.lease._has_ended():
             self._end_lease(task.lease)
-        with self._open.changed:  # or the pool would count it as given up after it has returned
+        with self._open.lock:  # or the pool would count it as given up after it has returned
             if task not in self._open.running:
                 return 0.0  # its lease has ended, or it was given back after a second Ctrl-C
         try:
@@ -250,11 +230,11 @@ class GroupFeed:
         except BaseException as wrong:
             self._state.fail(wrong)
             verdict = Verdict(None)
-        with self._open.changed:
+        with self._open.lock:
             if task not in self._open.running:
                 return 0.0
             del self._open.running[task]
-            self._tasks.note_end(seconds, verdict)
+            self._demand.note_end(seconds, failed=verdict.verb == NACK or verdict.handler_failed)
             if verdict.verb in (NACK, RELEASE):
                 self._open.chains.pause(task)
             else:
@@ -276,12 +256,10 @@ class GroupFeed:
         except BaseException as error:
             self._state.fail(error)
         finally:
-            with self._open.changed:
+            with self._open.lock:
                 self._open.settling -= 1
-                if not taken:
-                    self._open.changed.notify_all()
             if not taken:
-                self._wake.notify()
+                self._open.changed.set()
 
     # -- settles
 
@@ -305,17 +283,17 @@ class GroupFeed:
 
     def _wait_for_store(self, leases: Sequence[Lease]) -> None:
         """Keep the leases whose finished tasks wait for a failing store."""
-        with self._open.changed:
+        with self._open.lock:
             waiting = [*leases, *(task.lease for task, _ in self._open.done)]
         self._held.remove_limit(waiting)
 
     def _more_leases(self) -> list[Acquire]:
         """Return the lease that a settle may add, if there is room."""
-        return self._leases_for(1 if self._tasks.settles_alone else self._wanted())
+        return self._leases_for(1 if self._tasks.settles_alone else self._open.wanted())
 
     def _leases_for_idle(self) -> list[Acquire]:
         """Return the lease that the ack of one before its handler may add, for another thread."""
-        return self._leases_for(self._wanted() - 1 if self._tasks.settles_alone else 0)
+        return self._leases_for(self._open.wanted() - 1 if self._tasks.settles_alone else 0)
 
     def _leases_for(self, wanted: int) -> list[Acquire]:
         may_lease = wanted > 0 and not self._state.stop.is_set()
@@ -333,7 +311,7 @@ class GroupFeed:
 
     def _drop(self, tasks: Sequence[Task]) -> None:
         """Remove tasks from their leases, and let their lanes go on."""
-        with self._open.changed:
+        with self._open.lock:
             for task in tasks:
                 self._open.advance_lane(task)
         self._held.close(task.lease for task in tasks)

@@ -6,16 +6,16 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from spark_mq.errors import LeaseLost, SparkMQError
 from spark_mq.handler import log_outcomes
 from spark_mq.lease import Lease
 from spark_mq.ledger.acquire import Acquire, Grant
-from spark_mq.ledger.settle import ACK, SettleCommand, SettleOutcome
+from spark_mq.ledger.settle import ACK, Settle, SettleCommand, SettleOutcome
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.keep_alive import KeepAlive
-from spark_mq.operations.outages import OUTAGES, settle_with_retry
+from spark_mq.operations.outages import OUTAGES, outage_pause
 from spark_mq.operations.settle import extend, summarize
 from spark_mq.operations.work_report import VerdictLog
 from spark_mq.worker.state import WorkState
@@ -23,6 +23,8 @@ from spark_mq.worker.state import WorkState
 __all__ = ["FeedCommits", "HeldLeases", "More", "returned_places"]
 
 _log = logging.getLogger("spark_mq.worker")
+
+_MAX_PAUSE: Final = 5.0  # seconds between two tries to settle, while its lease may expire
 
 More = Callable[[], Sequence[Acquire]]  # the leases that a commit may add
 
@@ -124,23 +126,36 @@ class FeedCommits:
         *,
         failed: bool = False,
     ) -> tuple[list[SettleOutcome], list[Any]] | None:
-        """Settle messages of leases, and lease more in the same commit.
+        """Settle messages of leases, and lease more in the same commit. Retry in an outage.
 
         Return the outcomes, and the grants or errors of the leases, or None if the work ends.
         """
-
-        def before_retry(granted: Sequence[Any]) -> None:
+        settle, failures = Settle(tuple(commands)), 0
+        while True:
+            others = [] if failures else list(also())  # nothing more while the store fails
+            outcomes, granted = self._try(settle, others)
+            if not isinstance(outcomes, Exception):
+                self._note(commands, outcomes, leases, failed)
+                return outcomes, granted
             for grant in granted:
                 if isinstance(grant, Grant) and grant.ranges:
                     self.give_back(self.lease_of(grant))
             self._wait_on(leases)
+            if not isinstance(outcomes, OUTAGES):
+                raise outcomes
+            pause, failures = outage_pause(failures, _MAX_PAUSE), failures + 1
+            _log.warning("could not settle, trying again in %.1f s: %s", pause, outcomes)
+            if self._state.over.wait(pause):
+                _log.warning("some messages could not be settled: their leases are left to expire")
+                return None
 
-        done = settle_with_retry(self._ledger, commands, also, self._state.over, before_retry)
-        if done is None:
-            _log.warning("some messages could not be settled: their leases are left to expire")
-            return None
-        self._note(commands, done[0], leases, failed)
-        return done
+    def _try(self, settle: Settle, others: Sequence[Acquire]) -> tuple[Any, list[Any]]:
+        """Return the result or error of each command. An error of the store is that of all."""
+        try:
+            outcomes, *granted = self._ledger.committer.run([settle, *others])
+        except OUTAGES as error:
+            return error, []
+        return outcomes, granted
 
     def ack_all(self, lease: Lease, also: More) -> tuple[bool, list[Any]]:
         """Ack a lease before its handler, and lease more in the same commit.

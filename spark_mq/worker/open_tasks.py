@@ -1,46 +1,39 @@
-"""Keep the tasks of a feed by their state, collect their verdicts, and settle them."""
+"""Keep the tasks of a feed by state, those of a lane in order, and decide how many it leases."""
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Collection, Hashable, Sequence
+from typing import Final, Generic, TypeVar
 
-from spark_mq.handler import HandlerPolicy
 from spark_mq.lease import Lease
-from spark_mq.ledger.settle import RELEASE
-from spark_mq.operations.context import GroupLedger
-from spark_mq.operations.outages import outage_pause
-from spark_mq.util.notifier import Notifier
 from spark_mq.worker.decisions import Verdict
 from spark_mq.worker.pools import Pool
-from spark_mq.worker.state import WorkState
-from spark_mq.worker.tasks import LaneChains, Task, Tasks
+from spark_mq.worker.tasks import Done, Task
 
-__all__ = [
-    "Done",
-    "OpenTasks",
-    "Verdicts",
-]
+__all__ = ["Demand", "LaneChains", "OpenTasks"]
 
+T = TypeVar("T", bound=Hashable)
 
-_log = logging.getLogger("spark_mq.worker")
-Done = tuple[Task, Verdict]
+_PREFETCH_SECONDS: Final = 1.0  # a feed leases no more than its handlers need for this time
+_SMOOTHING: Final = 0.2  # share of the newest duration in the average
 
 
 class OpenTasks:
     """The tasks that wait for a handler, run, or wait for their settle.
 
-    The caller holds `changed`, except for :meth:`add`, :meth:`take_done` and
-    :meth:`drop_unclaimed`. `wake` is notified if the feed may have to settle. A finished task
-    waits `linger` seconds for others.
+    The caller holds `lock`, except for :meth:`add`, :meth:`take_done` and :meth:`drop_unclaimed`. A
+    finished task waits `linger` seconds for others. `changed` is set if the feed has to look: at a
+    finished task that is the first, or that has to be settled now.
     """
 
-    def __init__(self, pool: Pool, wake: Notifier, linger: float) -> None:
-        self._pool, self._wake, self._linger = pool, wake, linger
-        self.changed = threading.Condition()
+    def __init__(self, pool: Pool, demand: Demand, linger: float) -> None:
+        self._pool, self._linger = pool, linger
+        self.demand = demand
+        self.lock = threading.Lock()
+        self.changed = threading.Event()
         self.chains: LaneChains[Task] = LaneChains()
         self.unclaimed: dict[Task, None] = {}
         self.running: dict[Task, None] = {}
@@ -53,9 +46,22 @@ class OpenTasks:
         """Return how many tasks wait for a handler, are with one, or are settled by its thread."""
         return len(self.unclaimed) + len(self.running) + self.settling
 
+    def wanted(self) -> int:
+        """Return how many tasks to lease now."""
+        return self.demand.wanted(self._pool.concurrency, self.unfinished, self.chains)
+
+    def must_settle(self) -> bool:
+        """Return whether finished tasks wait no longer for others."""
+        if not self.done:
+            return False
+        full = len(self.done) >= self.demand.most
+        wants_more = not self.demand.dry and self.wanted() > 0
+        late = time.monotonic() >= self.settle_at
+        return full or wants_more or late or not self.unfinished
+
     def add(self, tasks: Sequence[tuple[Task, int | None]]) -> None:
         """Give new tasks to the pool. Each has a lane or None."""
-        with self.changed:
+        with self.lock:
             self.unclaimed.update((task, None) for task, _ in tasks)
             for task, lane in tasks:
                 if lane is None or self.chains.add(lane, task):
@@ -67,24 +73,25 @@ class OpenTasks:
             self._pool.submit(following)
 
     def add_done(self, task: Task, verdict: Verdict) -> None:
-        """Add a finished task. Wake the feed if it may have to settle."""
-        if not self.done:
+        """Add a finished task."""
+        first = not self.done
+        if first:
             self.settle_at = time.monotonic() + self._linger
         if self.chains.paused:
             self.settle_at = 0.0
         self.done.append((task, verdict))
-        self.changed.notify_all()
-        if len(self.done) == 1 or self.chains.paused or not self.unfinished:
-            self._wake.notify()
+        # Not for each task, because the feed's thread would take turns with those of the handlers.
+        if not self.changed.is_set() and (first or self.must_settle()):
+            self.changed.set()
 
     def take_done(self) -> list[Done]:
-        with self.changed:
+        with self.lock:
             done, self.done = self.done, []
         return done
 
     def drop_unclaimed(self, places: Collection[tuple[str, int, int]]) -> list[Task]:
         """Drop the messages in some intervals that no handler has. Return their tasks."""
-        with self.changed:
+        with self.lock:
             dropped = [task for task in self.unclaimed if places and task.is_among(places)]
             for task in dropped:
                 del self.unclaimed[task]
@@ -102,72 +109,100 @@ class OpenTasks:
         return found
 
 
-class Verdicts:
-    """Decides the verdicts of a feed's tasks, and counts outages of the store."""
+class Demand:
+    """Decides how many tasks a feed leases. It holds `most` of them at most."""
 
-    def __init__(
-        self, ledger: GroupLedger, tasks: Tasks, policy: HandlerPolicy, state: WorkState
-    ) -> None:
-        self._ledger, self._tasks, self._policy, self._state = ledger, tasks, policy, state
-        self._outages = 0  # in a row
+    def __init__(self, most: int, poll: float, *, may_prefetch: bool) -> None:
+        self.most, self._poll, self._may_prefetch = most, poll, may_prefetch
+        self.dry = False  # the last look found nothing to lease
+        self._duration: float | None = None  # the average time of a handler in seconds
+        self._look_at = 0.0  # when to look for other lanes again
+        self._failed = False  # the last handler has failed
 
-    def count_outage(self) -> float:
-        """Count an outage. Return the seconds to pause."""
-        pause, self._outages = outage_pause(self._outages), self._outages + 1
-        return pause
+    def note_end(self, seconds: float, *, failed: bool) -> None:
+        """Note how long a handler took, and whether it failed."""
+        known = seconds if self._duration is None else self._duration
+        self._duration = known + _SMOOTHING * (seconds - known)
+        self._failed = failed
 
-    def note_outage(self, error: Exception) -> float:
-        """Log and count an outage. Return the seconds to pause."""
-        self._log_outage(error)
-        return self.count_outage()
+    def note_look(self, found: bool) -> None:
+        """Note whether a look has found something to lease."""
+        self.dry, self._look_at = not found, time.monotonic() + self._poll
 
-    def of(self, task: Task, result: Any, error: BaseException | None) -> tuple[Verdict, float]:
-        """Return the verdict of a handler and the seconds to pause. Raise what must end the work.
+    def wanted(self, concurrency: int, held: int, chains: LaneChains[Task]) -> int:
+        """Return how many tasks to lease now, with `held` in hand, some of them in lanes."""
+        return self._room(concurrency, held) or self._room_for_lanes(concurrency, held, chains)
 
-        An error of a store leaves the verdict in doubt, unless this thread may look at the store.
-        """
-        if error is not None and not isinstance(error, Exception):
-            raise error
-        verdict = self._tasks.verdict(task, result, error)
-        if verdict.doubt is None:
-            if error is None:
-                self._outages = 0
-            self._note_failure(task, verdict)
-            return verdict, 0.0
-        if self._tasks.settles_alone:
-            ((_, verdict),) = self.without_doubts([(task, verdict)])
-            if verdict.failure is not None:
-                return verdict, 0.0
-        return verdict, self.count_outage()
+    def _room(self, concurrency: int, held: int) -> int:
+        """Return how many tasks to lease: 0 as long as enough are in hand."""
+        wanted = concurrency
+        # After a failure, small leases open the breaker before many messages have failed.
+        if self._duration is not None and self._may_prefetch and not self._failed:
+            wanted += round(concurrency * _PREFETCH_SECONDS / max(self._duration, 1e-6))
+        wanted = min(wanted, self.most)
+        enough = concurrency + (wanted - concurrency) // 2
+        return max(0, wanted - held) if held < min(enough, wanted) else 0
 
-    def without_doubts(self, done: Sequence[Done]) -> list[Done]:
-        """Return tasks with their verdicts. Look at the store if a handler met an error of one."""
-        resolved, met = list[Done](), dict[str, bool]()
-        for task, verdict in done:
-            if (error := verdict.doubt) is not None:
-                lease = task.lease
-                if lease.lease_id not in met:
-                    met[lease.lease_id] = lease._met_outage(error)
-                if met[lease.lease_id]:
-                    self._log_outage(error)
-                    verdict = Verdict(RELEASE)
-                else:
-                    verdict = self._tasks.verdict_of_failure(task, error)
-                    self._note_failure(task, verdict)
-            resolved.append((task, verdict))
-        return resolved
+    def _room_for_lanes(self, concurrency: int, held: int, chains: LaneChains[Task]) -> int:
+        """Return how many tasks to lease for handlers that the lanes in hand leave idle."""
+        if not chains or (self.dry and time.monotonic() < self._look_at):
+            return 0
+        # No lease gets the lanes that another one holds, so these are messages of other lanes.
+        busy = chains.lanes + max(0, held - len(chains))
+        return max(0, min(concurrency - busy, self.most - held))
 
-    def _log_outage(self, error: Exception) -> None:
-        text = "group %s: a handler met a failing store. Its messages are released, uncounted: %s"
-        _log.warning(text, self._ledger.name, error)
 
-    def _note_failure(self, task: Task, verdict: Verdict) -> None:
-        """Count and log a failure. The policy may end the work."""
-        if verdict.failure is None:
-            return
-        self._state.count_failure()
-        failed = self._tasks.describe(task, self._ledger.last_settings.max_delivery_attempts)
-        text = "group %s: the handler failed with %s"
-        _log.warning(text, self._ledger.name, failed, exc_info=verdict.failure)
-        if self._policy.on_error == "raise":
-            self._state.fail(verdict.failure)
+class LaneChains(Generic[T]):
+    """The running and waiting tasks by lane, of which only the first may run. The caller locks.
+
+    A task whose message failed *pauses* its lane, until its settle shows which of the later
+    messages came back.
+    """
+
+    def __init__(self) -> None:
+        self._chains: dict[int, deque[T]] = {}
+        self._lanes: dict[T, int] = {}
+        self._paused: set[int] = set()
+
+    def __len__(self) -> int:
+        """Return the number of tasks in all lanes."""
+        return len(self._lanes)
+
+    @property
+    def lanes(self) -> int:
+        """Return the number of lanes that have tasks."""
+        return len(self._chains)
+
+    @property
+    def paused(self) -> bool:
+        """Return whether a lane waits for a settle."""
+        return bool(self._paused)
+
+    def add(self, lane: int, task: T) -> bool:
+        """Add a task. Return whether it may run now."""
+        chain = self._chains.setdefault(lane, deque())
+        chain.append(task)
+        self._lanes[task] = lane
+        return len(chain) == 1
+
+    def pause(self, task: T) -> None:
+        """Pause the lane of a task, until the task is removed."""
+        if task in self._lanes:
+            self._paused.add(self._lanes[task])
+
+    def remove(self, task: T) -> T | None:
+        """Remove a task. Return the task of its lane that may run now."""
+        lane = self._lanes.pop(task, None)
+        if lane is None:
+            return None
+        chain = self._chains[lane]
+        was_first = chain[0] == task
+        if was_first:
+            chain.popleft()
+            self._paused.discard(lane)
+        else:
+            chain.remove(task)
+        if not chain:
+            del self._chains[lane]
+            return None
+        return chain[0] if was_first else None

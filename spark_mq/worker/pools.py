@@ -6,66 +6,47 @@ import asyncio
 import contextlib
 import inspect
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-__all__ = ["CoroutinePool", "Pool", "Task", "ThreadPool", "is_async"]
+from spark_mq.worker.tasks import Task
+
+__all__ = ["CoroutinePool", "Pool", "ThreadPool", "is_async"]
 
 _CANCEL_SECONDS: Final = 5.0  # for coroutines to end after they were cancelled
 
 
-class Task(Protocol):
-    """Work for a handler."""
+class Pool(ABC):
+    """A caller of handlers, `concurrency` at a time."""
 
-    def claim(self) -> bool:
-        """Return whether the handler may have the task. It may only once."""
-
-    def run(self) -> float:
-        """Call the handler and :meth:`finish`. Return the seconds that the caller has to pause."""
-
-    def call(self) -> Any:
-        """Call the handler alone."""
-
-    def finish(self, result: Any = None, error: BaseException | None = None) -> float:
-        """Note the end of the handler. Return the seconds that the caller has to pause."""
-
-
-class Pool(Protocol):
-    """A caller of handlers."""
+    def __init__(self, concurrency: int) -> None:
+        self._all = concurrency
+        self._given_up: set[Task] = set()  # their handlers still run
 
     @property
     def concurrency(self) -> int:
         """Return how many handlers run at a time, besides those given up."""
+        return self._all - len(self._given_up)
 
+    @abstractmethod
     def start(self) -> None: ...
 
+    @abstractmethod
     def submit(self, task: Task) -> None:
         """Add a task. Thread-safe."""
 
     def give_up(self, task: Task) -> None:
         """Cancel a running coroutine. A thread goes on, and is missing meanwhile."""
+        self._given_up.add(task)
 
+    @abstractmethod
     def stop(self) -> None:
         """Take no more tasks. Coroutines are cancelled, and threads end after their handler."""
 
 
-class _Capacity:
-    """Counts how many handlers may run, without those that were given up and still run."""
-
-    def __init__(self, concurrency: int) -> None:
-        self._all = concurrency
-        self._given_up: set[Task] = set()
-
-    @property
-    def concurrency(self) -> int:
-        return self._all - len(self._given_up)
-
-    def give_up(self, task: Task) -> None:
-        self._given_up.add(task)
-
-
-class ThreadPool(_Capacity):
+class ThreadPool(Pool):
     """Calls handlers in threads. `stopping` ends their pauses, and `fail` gets what ends one."""
 
     def __init__(
@@ -102,7 +83,7 @@ class ThreadPool(_Capacity):
                 self._stopping.wait(pause)
 
 
-class CoroutinePool(_Capacity):
+class CoroutinePool(Pool):
     """Calls ``async def`` handlers in one event loop, in another thread. See `ThreadPool`."""
 
     def __init__(self, concurrency: int, fail: Callable[[BaseException], None]) -> None:

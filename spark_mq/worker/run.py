@@ -17,7 +17,6 @@ from spark_mq.errors import InvalidOption
 from spark_mq.handler import HandlerPolicy
 from spark_mq.ledger.acquire import Acquire
 from spark_mq.operations.context import GroupLedger
-from spark_mq.operations.work_report import WorkSummary, why_left
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.user import worker_name
 from spark_mq.util.validation import (
@@ -28,13 +27,12 @@ from spark_mq.util.validation import (
 )
 from spark_mq.worker.feed import GroupFeed
 from spark_mq.worker.pools import CoroutinePool, Pool, ThreadPool, is_async
-from spark_mq.worker.state import WorkState
+from spark_mq.worker.state import WorkState, WorkSummary, why_left
 from spark_mq.worker.tasks import LeaseTasks, MessageTasks, TaskOptions
 
 __all__ = [
     "ThreadWatch",
     "WorkOptions",
-    "WorkerRun",
     "describe_wait",
     "run_worker",
 ]
@@ -50,71 +48,26 @@ DEFAULT_CONCURRENCY: Final = 100
 DEFAULT_SETTLE_LINGER: Final = 0.1  # seconds
 
 
-class WorkerRun:
-    """One call of :meth:`spark_mq.ConsumerGroup.work`, with a feed for each group."""
-
-    def __init__(
-        self, feeds: Sequence[GroupFeed], pool: Pool, state: WorkState, poll: float
-    ) -> None:
-        self._feeds, self._pool, self._state, self._poll = feeds, pool, state, poll
-
-    def run(self, grace: float) -> WorkSummary:
-        """Work until the end, and then give running handlers `grace` seconds."""
-        threads: list[threading.Thread] = []
-        stop = self._state.stop
-        watch = ThreadWatch(threads, stop, self._poll, lambda: self._report_wait(grace))
-        for feed in self._feeds:
-            threads.append(
-                threading.Thread(
-                    target=self._run, args=(feed, watch), name="spark_mq feed", daemon=True
-                )
-            )
-        self._pool.start()
-        watch.run(lambda: self._end(watch, threads, grace))
-        watch.raise_end(self._state.error)
-        if self._state.finished:
-            ledgers = [feed.ledger for feed in self._feeds]
-            self._state.summary.blocked_because = why_left(ledgers)
-        return self._state.summary
-
-    def _run(self, feed: GroupFeed, watch: ThreadWatch) -> None:
-        try:
-            feed.run()
-        finally:
-            watch.note_end()
-
-    def _report_wait(self, grace: float) -> None:
-        if running := [one for feed in self._feeds for one in feed.running()]:
-            _log.warning("%s", describe_wait(running, grace))
-
-    def _end(self, watch: ThreadWatch, threads: Sequence[threading.Thread], grace: float) -> None:
-        self._state.end()
-        watch.wait_for_end(grace)
-        self._state.hurried = watch.hurried
-        self._state.over.set()
-        self._state.end()
-        for thread in threads:
-            thread.join(_GIVE_BACK_SECONDS if watch.hurried else 1.0)
-        self._pool.stop()
-
-
 class ThreadWatch:
-    """Waits for threads until their end, a signal or the event `stop`.
+    """Runs functions in threads, and waits for their end, a signal or the event `stop`.
 
     SIGTERM and the first Ctrl-C set the event. A second Ctrl-C ends the wait for the threads. From
-    the third on, Ctrl-C raises KeyboardInterrupt immediately. Each thread calls :meth:`note_end` as
-    its last action. `on_interrupt` is called once, in the waiting thread, after the first Ctrl-C.
+    the third on, Ctrl-C raises KeyboardInterrupt immediately. `on_interrupt` is called once, in the
+    waiting thread, after the first Ctrl-C.
     """
 
     def __init__(
         self,
-        threads: Sequence[threading.Thread],
+        calls: Sequence[Callable[[], None]],
         stop: threading.Event,
         poll: float,
         on_interrupt: Callable[[], None],
     ) -> None:
-        self._threads, self._stop, self._poll = threads, stop, poll
-        self._on_interrupt = on_interrupt
+        self._threads = [
+            threading.Thread(target=self._call, args=(call,), name="spark_mq feed", daemon=True)
+            for call in calls
+        ]
+        self._stop, self._poll, self._on_interrupt = stop, poll, on_interrupt
         # Signal numbers, and 0 if a thread has ended. A signal handler may call its put, but not
         # the set of an Event, because the interrupted thread may hold the lock that set needs.
         self._signals: SimpleQueue[int] = SimpleQueue()
@@ -132,9 +85,6 @@ class ThreadWatch:
         """Return whether Ctrl-C was pressed twice, so that the work must end without a delay."""
         return self._interrupts > 1
 
-    def note_end(self) -> None:
-        self._signals.put(0)
-
     def run(self, finish: Callable[[], None]) -> None:
         """Start the threads, wait until the work has to end, and call `finish`."""
         with self.signals():
@@ -144,6 +94,11 @@ class ThreadWatch:
                 self._wait_for_stop()
             finally:
                 finish()
+
+    def join(self, seconds: float) -> None:
+        """Wait some seconds for each thread."""
+        for thread in self._threads:
+            thread.join(seconds)
 
     def raise_end(self, error: BaseException | None) -> None:
         """Raise KeyboardInterrupt after Ctrl-C, or else a thread's error, if there is one."""
@@ -173,6 +128,12 @@ class ThreadWatch:
             if signal.getsignal(signal.SIGINT) is ours:  # the program has set no other one
                 signal.signal(signal.SIGINT, interrupt)
             signal.signal(signal.SIGTERM, terminate)
+
+    def _call(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        finally:
+            self._signals.put(0)
 
     def _wait_for_stop(self) -> None:
         """Wait for the event, a signal, or the end of all threads."""
@@ -233,21 +194,21 @@ def describe_wait(running: Sequence[tuple[str, float]], seconds: float) -> str:
 class WorkOptions:
     """The options of :meth:`spark_mq.ConsumerGroup.work`, not validated yet."""
 
-    mode: str = "batch"
-    worker_id: str | None = None
-    threads: int = 1
-    concurrency: int | None = None
-    max_messages: int | None = None
-    visibility_timeout: Duration | None = None
-    max_lease_duration: Duration = "30m"
-    on_error: str = "nack"
-    ack: str = "on_success"
-    shutdown_timeout: Duration = "30s"
-    stop: threading.Event | None = None
-    poll_interval: Duration = "500ms"
-    settle_linger: Duration | None = None
-    until: str | None = None
-    fail_on_data_loss: bool = True
+    mode: str
+    worker_id: str | None
+    threads: int
+    concurrency: int | None
+    max_messages: int | None
+    visibility_timeout: Duration | None
+    max_lease_duration: Duration
+    on_error: str
+    ack: str
+    shutdown_timeout: Duration
+    stop: threading.Event | None
+    poll_interval: Duration
+    settle_linger: Duration | None
+    until: str | None
+    fail_on_data_loss: bool
 
     def lease_command(self, most: int) -> Acquire:
         """Return the options of a lease. ``most`` is the default of ``max_messages``."""
@@ -304,16 +265,42 @@ def run_worker(served: Served, options: WorkOptions) -> WorkSummary:
             option="ack",
             value="manual",
         )
-    make = LeaseTasks if batches else MessageTasks
+    kind = LeaseTasks if batches else MessageTasks
     rules = options.task_options(batches)
     shutdown_timeout = options.seconds("shutdown_timeout", zero=True)
     state = WorkState(options.stop or threading.Event())
     pool = _pool([handler for _, handler in served], options, state)
     feeds = [
-        GroupFeed(ledger, make(ledger, handler, rules, pool), rules, pool, state)
-        for ledger, handler in served
+        GroupFeed(ledger, kind(handler, rules), rules, pool, state) for ledger, handler in served
     ]
-    return WorkerRun(feeds, pool, state, rules.poll).run(shutdown_timeout)
+    return _run(feeds, pool, state, rules.poll, shutdown_timeout)
+
+
+def _run(
+    feeds: Sequence[GroupFeed], pool: Pool, state: WorkState, poll: float, grace: float
+) -> WorkSummary:
+    """Work until the end, and then give running handlers `grace` seconds."""
+
+    def report_wait() -> None:
+        if running := [one for feed in feeds for one in feed.running()]:
+            _log.warning("%s", describe_wait(running, grace))
+
+    def finish() -> None:
+        state.end()
+        watch.wait_for_end(grace)
+        state.hurried = watch.hurried
+        state.over.set()
+        state.end()
+        watch.join(_GIVE_BACK_SECONDS if watch.hurried else 1.0)
+        pool.stop()
+
+    watch = ThreadWatch([feed.run for feed in feeds], state.stop, poll, report_wait)
+    pool.start()
+    watch.run(finish)
+    watch.raise_end(state.error)
+    if state.finished:
+        state.summary.blocked_because = why_left([feed.ledger for feed in feeds])
+    return state.summary
 
 
 def _refuse_message_options(served: Served, options: WorkOptions) -> None:

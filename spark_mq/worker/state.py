@@ -1,17 +1,57 @@
-"""Share state between the feeds of one worker."""
+"""Share state and totals between the feeds of one worker, and say why it ends."""
 
 from __future__ import annotations
 
+import logging
 import threading
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from spark_mq.operations.work_report import WorkSummary
+from spark_mq.operations.context import GroupLedger
+from spark_mq.operations.outages import OUTAGES
+from spark_mq.operations.work_report import PAST
+from spark_mq.util.records import Record
 
-__all__ = ["WorkState"]
+__all__ = ["WorkState", "WorkSummary", "has_ended", "why_left"]
+
+_log = logging.getLogger("spark_mq.worker")
 
 
-class _Feed(Protocol):
-    def wake(self) -> None: ...
+@dataclass(slots=True)
+class WorkSummary(Record):
+    """The results of a worker loop.
+
+    Messages that a handler settled itself are not counted.
+
+    Attributes
+    ----------
+    leases
+        Leases handed to the handler.
+    failed
+        Those of them whose handler failed. With ``mode="message"``: messages.
+    settled
+        Messages that ended: acked or rejected. They are not delivered again.
+    acked
+        Messages of these that were acked.
+    rejected
+        Messages of these that were made dead.
+    nacked
+        Messages given back after a failure. They are redelivered, except after their last attempt.
+    released
+        Messages given back uncounted, for later.
+    blocked_because
+        Why the loop ended by ``until="empty"`` although messages are due: a pause, the breaker, a
+        cap or a blocking message. Otherwise an empty string.
+    """
+
+    leases: int = 0
+    failed: int = 0
+    settled: int = 0
+    acked: int = 0
+    rejected: int = 0
+    nacked: int = 0
+    released: int = 0
+    blocked_because: str = ""
 
 
 class WorkState:
@@ -26,10 +66,11 @@ class WorkState:
         self.summary = WorkSummary()
         self._lock = threading.Lock()
         self._activity = 0
-        self._idle: dict[_Feed, int | None] = {}
+        self._idle: dict[threading.Event, int | None] = {}
 
-    def add(self, feed: _Feed) -> None:
-        self._idle[feed] = None
+    def add(self, wake: threading.Event) -> None:
+        """Add a feed, named by the event that wakes it."""
+        self._idle[wake] = None
 
     def note_activity(self) -> None:
         """Note a lease or a settle, so that idle feeds look again."""
@@ -41,10 +82,10 @@ class WorkState:
         with self._lock:
             return self._activity
 
-    def all_idle(self, feed: _Feed, since: int) -> bool:
+    def all_idle(self, wake: threading.Event, since: int) -> bool:
         """Note that a feed had nothing to do since an activity. Return whether all have."""
         with self._lock:
-            self._idle[feed] = since
+            self._idle[wake] = since
             return all(at == self._activity for at in self._idle.values())
 
     def fail(self, error: BaseException) -> None:
@@ -56,22 +97,41 @@ class WorkState:
     def end(self) -> None:
         """End the work, so that no feed leases anything more."""
         self.stop.set()
-        for feed in list(self._idle):
-            feed.wake()
+        for wake in list(self._idle):
+            wake.set()
 
     def finish(self) -> None:
         """End the work because nothing is left that may be leased."""
         self.finished = not self.stop.is_set()
         self.end()
 
-    def count(self, verb: str, messages: int) -> None:
+    def count(self, what: str, number: int = 1) -> None:
+        """Add to a total: "leases", "failed", or what a verb did to messages."""
+        name, summary = PAST.get(what, what), self.summary
         with self._lock:
-            self.summary.count(verb, messages)
+            setattr(summary, name, getattr(summary, name) + number)
+            summary.settled = summary.acked + summary.rejected
 
-    def count_lease(self) -> None:
-        with self._lock:
-            self.summary.leases += 1
 
-    def count_failure(self) -> None:
-        with self._lock:
-            self.summary.failed += 1
+def has_ended(ledger: GroupLedger, until: str) -> bool:
+    """Return whether a worker ends now that there is nothing to lease."""
+    if until == "empty":
+        return True
+    stats = ledger.stats()
+    return not (stats.ready or stats.delayed or stats.leased or stats.blocked)
+
+
+def why_left(ledgers: Sequence[GroupLedger]) -> str:
+    """Return why groups keep due messages after the end, and log it. Empty if none does."""
+    found = []
+    for ledger in ledgers:
+        try:
+            stats = ledger.stats()
+        except OUTAGES as error:
+            _log.warning("group %s: its counts cannot be read at the end: %s", ledger.name, error)
+            continue
+        if (why := stats.blocked_because) and (stats.ready or stats.blocked):
+            text = "group %s leases nothing, so the work ends: %s. Ready: %d messages, blocked: %d"
+            _log.warning(text, ledger.name, why, stats.ready, stats.blocked)
+            found.append(why if len(ledgers) == 1 else f"group {ledger.name}: {why}")
+    return "; ".join(found)

@@ -1,24 +1,22 @@
-"""Make tasks of leases and messages, keep those of a lane in order, and settle their verdicts."""
+"""Make tasks of leases and messages, and decide their verdicts."""
 
 from __future__ import annotations
 
-import time
-from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 from spark_mq.errors import InvalidHandlerResult
 from spark_mq.handler import HandlerPolicy, commands_for, describe_held, parse_result
 from spark_mq.lease import Lease
 from spark_mq.ledger.acquire import Acquire
 from spark_mq.ledger.key_order import is_ordered
-from spark_mq.ledger.ranges import Range
-from spark_mq.ledger.settle import NACK, RELEASE, SettleCommand
+from spark_mq.ledger.settle import RELEASE, SettleCommand
 from spark_mq.ledger.slots import SlotLayout
 from spark_mq.message import ReceivedMessage
 from spark_mq.operations.context import GroupLedger
-from spark_mq.operations.outages import is_outage
+from spark_mq.operations.outages import is_outage, outage_pause
 from spark_mq.operations.work_report import reported_work
 from spark_mq.worker.decisions import (
     Decision,
@@ -28,96 +26,11 @@ from spark_mq.worker.decisions import (
     verdict_of_error,
     verdict_of_result,
 )
-from spark_mq.worker.pools import Pool
+from spark_mq.worker.state import WorkState
 
-__all__ = [
-    "LaneChains",
-    "LeaseTasks",
-    "MessageTasks",
-    "Task",
-    "TaskOptions",
-    "Tasks",
-    "lanes_of",
-]
+__all__ = ["Done", "LeaseTasks", "MessageTasks", "Task", "TaskOptions", "Tasks", "Verdicts"]
 
-T = TypeVar("T", bound=Hashable)
-
-
-_PREFETCH_SECONDS: Final = 1.0  # a feed leases no more than its handlers need for this time
-_SMOOTHING: Final = 0.2  # share of the newest duration in the average
-
-
-class LaneChains(Generic[T]):
-    """The running and waiting tasks by lane, of which only the first may run. The caller locks.
-
-    A task whose message failed *pauses* its lane, until its settle shows which of the later
-    messages came back.
-    """
-
-    def __init__(self) -> None:
-        self._chains: dict[int, deque[T]] = {}
-        self._lanes: dict[T, int] = {}
-        self._paused: set[int] = set()
-
-    def __len__(self) -> int:
-        """Return the number of tasks in all lanes."""
-        return len(self._lanes)
-
-    @property
-    def lanes(self) -> int:
-        """Return the number of lanes that have tasks."""
-        return len(self._chains)
-
-    @property
-    def paused(self) -> bool:
-        """Return whether a lane waits for a settle."""
-        return bool(self._paused)
-
-    def add(self, lane: int, task: T) -> bool:
-        """Add a task. Return whether it may run now."""
-        chain = self._chains.setdefault(lane, deque())
-        chain.append(task)
-        self._lanes[task] = lane
-        return len(chain) == 1
-
-    def pause(self, task: T) -> None:
-        """Pause the lane of a task, until the task is removed."""
-        if task in self._lanes:
-            self._paused.add(self._lanes[task])
-
-    def remove(self, task: T) -> T | None:
-        """Remove a task. Return the task of its lane that may run now."""
-        lane = self._lanes.pop(task, None)
-        if lane is None:
-            return None
-        chain = self._chains[lane]
-        was_first = chain[0] == task
-        if was_first:
-            chain.popleft()
-            self._paused.discard(lane)
-        else:
-            chain.remove(task)
-        if not chain:
-            del self._chains[lane]
-            return None
-        return chain[0] if was_first else None
-
-
-def lanes_of(ledger: GroupLedger, ranges: Sequence[Range]) -> dict[int, int]:
-    """Return the lane of each message by sequence. A group without order has none."""
-    index = ledger.messages.index(ranges[-1].last)
-    if not is_ordered(index, ledger.last_settings):
-        return {}
-    runs = (run for r in ranges for run in index.slot_runs(r.first, r.last))
-    return dict(_with_lane(index.layout, runs))
-
-
-def _with_lane(
-    layout: SlotLayout, runs: Iterable[tuple[int, int, int]]
-) -> Iterable[tuple[int, int]]:
-    for number, first, last in runs:
-        if (lane := layout.lane_of(number)) is not None:
-            yield from ((sequence, lane) for sequence in range(first, last + 1))
+_log = logging.getLogger("spark_mq.worker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +71,13 @@ class Task:
             return f"message {self.message.sequence} of group {group}"
         return f"lease {self.lease.lease_id} of group {group} with {len(self.lease):,} messages"
 
+    def describe(self, limit: int | None) -> str:
+        """Describe for a log what a handler failed with. `limit` is that of the deliveries."""
+        if self.message is None:
+            return describe_held(self.lease._deliveries(), limit)
+        of = f" of {limit}" if limit else ""
+        return f"message {self.message.sequence} (delivery {self.message.delivery_count}{of})"
+
     def has_expired(self, now: int) -> bool:
         """Return whether its lease has expired by `now` in microseconds."""
         return now > self.lease._held.expires_at
@@ -171,7 +91,6 @@ class Task:
         )
 
     def claim(self) -> bool:
-        self.started = time.monotonic()
         return self.feed.claim(self)
 
     def call(self) -> Any:
@@ -196,6 +115,9 @@ class Task:
         return self.finish(result)
 
 
+Done = tuple[Task, Verdict]
+
+
 class Tasks(Protocol):
     """What a feed makes of its leases: tasks of one kind."""
 
@@ -203,29 +125,16 @@ class Tasks(Protocol):
     def settles_alone(self) -> bool:
         """Return whether the thread of a handler settles its task, before it has another one."""
 
-    def wanted(self, unfinished: int, chains: LaneChains[Task]) -> int:
-        """Return how many tasks to lease now, with some in hand."""
-
-    def lease_command(self, wanted: int) -> Acquire: ...
-
-    def note_look(self, found: bool) -> None:
-        """Note whether a look has found something to lease."""
-
-    def note_end(self, seconds: float, verdict: Verdict) -> None:
-        """Note how long a handler took, and its verdict."""
+    def lease_command(self, wanted: int) -> Acquire:
+        """Return the command that leases as many tasks."""
 
     def of_lease(self, feed: _Runner, lease: Lease) -> list[tuple[Task, int | None]]:
         """Return the tasks of a lease, each with its lane. Raise an error of the store."""
 
-    def verdict(self, task: Task, result: Any, error: Exception | None) -> Verdict:
-        """Return the verdict of a handler. One in doubt has the error of a store."""
+    def verdict(self, task: Task, result: Any) -> Verdict:
+        """Return the verdict of a handler that has returned. Raise InvalidHandlerResult."""
 
-    def verdict_of_failure(self, task: Task, error: Exception) -> Verdict: ...
-
-    def describe(self, task: Task, limit: int | None) -> str:
-        """Describe for a log what a handler failed with."""
-
-    def commands(self, done: Sequence[tuple[Task, Verdict]]) -> list[SettleCommand]: ...
+    def commands(self, done: Sequence[Done]) -> list[SettleCommand]: ...
 
 
 class LeaseTasks:
@@ -233,48 +142,21 @@ class LeaseTasks:
 
     settles_alone = True
 
-    def __init__(
-        self, ledger: GroupLedger, handler: Callable[[Lease], Any], options: TaskOptions, pool: Pool
-    ) -> None:
-        self._handler, self._options, self._pool = refuse_decisions(handler), options, pool
-
-    def wanted(self, unfinished: int, chains: LaneChains[Task]) -> int:
-        return max(0, self._pool.concurrency - unfinished)
+    def __init__(self, handler: Callable[[Lease], Any], options: TaskOptions) -> None:
+        self._handler, self._options = refuse_decisions(handler), options
 
     def lease_command(self, wanted: int) -> Acquire:
         return self._options.lease
 
-    def note_look(self, found: bool) -> None:
-        pass
-
-    def note_end(self, seconds: float, verdict: Verdict) -> None:
-        pass
-
     def of_lease(self, feed: _Runner, lease: Lease) -> list[tuple[Task, int | None]]:
         return [(Task(feed, self._handler, lease), None)]
 
-    def verdict(self, task: Task, result: Any, error: Exception | None) -> Verdict:
-        lease = task.lease
-        if isinstance(error, InvalidHandlerResult):
-            raise error
-        if (doubt := error or lease._outage) and (lease._outage or is_outage(doubt)):
-            return Verdict(RELEASE, doubt=doubt)
-        if error is not None:
-            return self.verdict_of_failure(task, error)
-        granted = [(r.first, r.last) for r in lease._ranges]
-        rows = parse_result(result, lease.lease_id, granted)
+    def verdict(self, task: Task, result: Any) -> Verdict:
+        granted = [(r.first, r.last) for r in task.lease._ranges]
+        rows = parse_result(result, task.lease.lease_id, granted)
         return Verdict(self._options.policy.verb_for_rest(failed=False), rows=rows)
 
-    def verdict_of_failure(self, task: Task, error: Exception) -> Verdict:
-        policy = self._options.policy
-        if policy.on_error == "raise":
-            return Verdict(None, failure=error)
-        return Verdict(policy.verb_for_rest(failed=True), failure=error)
-
-    def describe(self, task: Task, limit: int | None) -> str:
-        return describe_held(task.lease._deliveries(), limit)
-
-    def commands(self, done: Sequence[tuple[Task, Verdict]]) -> list[SettleCommand]:
+    def commands(self, done: Sequence[Done]) -> list[SettleCommand]:
         commands: list[SettleCommand] = []
         for task, verdict in done:
             unsettled = task.lease._held.unsettled()
@@ -293,59 +175,24 @@ class MessageTasks:
 
     settles_alone = False
 
-    def __init__(
-        self,
-        ledger: GroupLedger,
-        handler: Callable[[ReceivedMessage], Any],
-        options: TaskOptions,
-        pool: Pool,
-    ) -> None:
-        self._ledger, self._handler, self._options = ledger, handler, options
-        self._demand = _Demand(
-            pool,
-            options.lease.max_messages,
-            options.poll,
-            may_prefetch=options.policy.ack != "on_receive",
-        )
-
-    def wanted(self, unfinished: int, chains: LaneChains[Task]) -> int:
-        return self._demand.wanted(unfinished, len(chains), chains.lanes)
+    def __init__(self, handler: Callable[[ReceivedMessage], Any], options: TaskOptions) -> None:
+        self._handler, self._options = handler, options
 
     def lease_command(self, wanted: int) -> Acquire:
         return replace(self._options.lease, max_messages=max(1, wanted))
 
-    def note_look(self, found: bool) -> None:
-        self._demand.note_look(found)
-
-    def note_end(self, seconds: float, verdict: Verdict) -> None:
-        failed = verdict.verb == NACK or verdict.handler_failed
-        self._demand.note_end(seconds, failed=failed)
-
     def of_lease(self, feed: _Runner, lease: Lease) -> list[tuple[Task, int | None]]:
         messages = lease.messages
-        lanes = lanes_of(self._ledger, lease._ranges) if messages else {}
+        lanes = _lanes_of(lease) if messages else {}
         return [
             (Task(feed, self._handler, lease, message), lanes.get(message.sequence))
             for message in messages
         ]
 
-    def verdict(self, task: Task, result: Any, error: Exception | None) -> Verdict:
-        if error is None:
-            return verdict_of_result(result)
-        if not isinstance(error, Decision) and is_outage(error):
-            return Verdict(RELEASE, doubt=error)
-        return self.verdict_of_failure(task, error)
+    def verdict(self, task: Task, result: Any) -> Verdict:
+        return verdict_of_result(result)
 
-    def verdict_of_failure(self, task: Task, error: Exception) -> Verdict:
-        return verdict_of_error(error, self._options.policy)
-
-    def describe(self, task: Task, limit: int | None) -> str:
-        message = task.message
-        assert message is not None
-        of = f" of {limit}" if limit else ""
-        return f"message {message.sequence} (delivery {message.delivery_count}{of})"
-
-    def commands(self, done: Sequence[tuple[Task, Verdict]]) -> list[SettleCommand]:
+    def commands(self, done: Sequence[Done]) -> list[SettleCommand]:
         if self._options.policy.ack == "on_receive":
             return []
         return commands_for_verdicts(
@@ -355,46 +202,99 @@ class MessageTasks:
         )
 
 
-class _Demand:
-    """Decides how many messages a feed leases. It holds `most` of them at most."""
+def _lanes_of(lease: Lease) -> dict[int, int]:
+    """Return the lane of each message by sequence. A group without order has none."""
+    index = lease._ledger.messages.index(lease._ranges[-1].last)
+    if not is_ordered(index, lease._ledger.last_settings):
+        return {}
+    runs = (run for r in lease._ranges for run in index.slot_runs(r.first, r.last))
+    return dict(_with_lane(index.layout, runs))
 
-    def __init__(self, pool: Pool, most: int, poll: float, *, may_prefetch: bool) -> None:
-        self._pool, self._most, self._poll = pool, most, poll
-        # Messages that were acked first are lost with their process.
-        self._may_prefetch = may_prefetch
-        self._duration: float | None = None  # the average time of a handler in seconds
-        self._look_at = 0.0  # when to look for other lanes again
-        self._failed = False  # the last handler has failed
-        self._dry = False  # the last look found nothing to lease
 
-    def note_end(self, seconds: float, *, failed: bool) -> None:
-        """Note how long a handler took, and whether it failed."""
-        known = seconds if self._duration is None else self._duration
-        self._duration = known + _SMOOTHING * (seconds - known)
-        self._failed = failed
+def _with_lane(
+    layout: SlotLayout, runs: Iterable[tuple[int, int, int]]
+) -> Iterable[tuple[int, int]]:
+    for number, first, last in runs:
+        if (lane := layout.lane_of(number)) is not None:
+            yield from ((sequence, lane) for sequence in range(first, last + 1))
 
-    def note_look(self, found: bool) -> None:
-        self._dry, self._look_at = not found, time.monotonic() + self._poll
 
-    def wanted(self, held: int, in_lanes: int, lanes: int) -> int:
-        """Return how many messages to lease now, with `held` in hand, some of them in lanes."""
-        return self._room(held) or self._room_for_lanes(held, in_lanes, lanes)
+class Verdicts:
+    """Decides the verdicts of a feed's tasks, and counts outages of the store."""
 
-    def _room(self, held: int) -> int:
-        """Return how many messages to lease: 0 as long as enough are in hand."""
-        concurrency = self._pool.concurrency
-        wanted = concurrency
-        # After a failure, small leases open the breaker before many messages have failed.
-        if self._duration is not None and self._may_prefetch and not self._failed:
-            wanted += round(concurrency * _PREFETCH_SECONDS / max(self._duration, 1e-6))
-        wanted = min(wanted, self._most)
-        enough = concurrency + (wanted - concurrency) // 2
-        return max(0, wanted - held) if held < min(enough, wanted) else 0
+    def __init__(
+        self, ledger: GroupLedger, tasks: Tasks, policy: HandlerPolicy, state: WorkState
+    ) -> None:
+        self._ledger, self._tasks, self._policy, self._state = ledger, tasks, policy, state
+        self._outages = 0  # in a row
 
-    def _room_for_lanes(self, held: int, in_lanes: int, lanes: int) -> int:
-        """Return how many messages to lease for handlers that the lanes in hand leave idle."""
-        if not in_lanes or (self._dry and time.monotonic() < self._look_at):
-            return 0
-        # No lease gets the lanes that another one holds, so these are messages of other lanes.
-        busy = lanes + max(0, held - in_lanes)
-        return max(0, min(self._pool.concurrency - busy, self._most - held))
+    def count_outage(self) -> float:
+        """Count an outage. Return the seconds to pause."""
+        pause, self._outages = outage_pause(self._outages), self._outages + 1
+        return pause
+
+    def note_outage(self, error: Exception) -> float:
+        """Log and count an outage. Return the seconds to pause."""
+        self._log_outage(error)
+        return self.count_outage()
+
+    def of(self, task: Task, result: Any, error: BaseException | None) -> tuple[Verdict, float]:
+        """Return the verdict of a handler and the seconds to pause. Raise what must end the work.
+
+        An error of a store leaves the verdict in doubt, unless this thread may look at the store.
+        """
+        if error is not None and not isinstance(error, Exception):
+            raise error
+        if task.message is None and isinstance(error, InvalidHandlerResult):
+            raise error  # of a decision about one message
+        verdict = self._verdict(task, result, error)
+        if verdict.doubt is None:
+            if error is None:
+                self._outages = 0
+            self._note_failure(task, verdict)
+            return verdict, 0.0
+        if self._tasks.settles_alone:
+            ((_, verdict),) = self.without_doubts([(task, verdict)])
+            if verdict.failure is not None:
+                return verdict, 0.0
+        return verdict, self.count_outage()
+
+    def _verdict(self, task: Task, result: Any, error: Exception | None) -> Verdict:
+        outage = task.lease._outage
+        if outage is not None or (is_outage(error) and not isinstance(error, Decision)):
+            return Verdict(RELEASE, doubt=error or outage)
+        if error is not None:
+            return verdict_of_error(error, self._policy)
+        return self._tasks.verdict(task, result)
+
+    def without_doubts(self, done: Sequence[Done]) -> list[Done]:
+        """Return tasks with their verdicts. Look at the store if a handler met an error of one."""
+        resolved, met = list[Done](), dict[str, bool]()
+        for task, verdict in done:
+            if (error := verdict.doubt) is not None:
+                lease = task.lease
+                if lease.lease_id not in met:
+                    met[lease.lease_id] = lease._met_outage(error)
+                if met[lease.lease_id]:
+                    self._log_outage(error)
+                    verdict = Verdict(RELEASE)
+                else:
+                    verdict = verdict_of_error(error, self._policy)
+                    self._note_failure(task, verdict)
+            resolved.append((task, verdict))
+        return resolved
+
+    def _log_outage(self, error: Exception) -> None:
+        text = "group %s: a handler met a failing store. Its messages are released, uncounted: %s"
+        _log.warning(text, self._ledger.name, error)
+
+    def _note_failure(self, task: Task, verdict: Verdict) -> None:
+        """Count and log a failure. The policy may end the work."""
+        if verdict.failure is None:
+            return
+        self._state.count("failed")
+        failed = task.describe(self._ledger.last_settings.max_delivery_attempts)
+        text = "group %s: the handler failed with %s"
+        _log.warning(text, self._ledger.name, failed, exc_info=verdict.failure)
+        if self._policy.on_error == "raise":
+            self._state.fail(verdict.failure)

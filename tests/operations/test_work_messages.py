@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -113,6 +114,25 @@ def test_messages_are_leased_and_settled_together(queue: Queue) -> None:
     assert (summary.settled, summary.failed) == (200, 0)
     assert counts(queue) == {"acked": 200}
     assert revision(queue) - before <= 20, "with leases of one these are 200 or more"
+
+
+@pytest.mark.parametrize("threads", [1, 8])
+def test_the_thread_that_settles_does_not_wake_for_each_message(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    queue.publish([str(n) for n in range(400)])
+    wait, woken, pause = threading.Condition.wait, Counter[str](), threading.Event()
+
+    def count(condition: threading.Condition, timeout: float | None = None) -> bool:
+        notified = wait(condition, timeout)
+        woken[threading.current_thread().name] += 1
+        return notified
+
+    monkeypatch.setattr(threading.Condition, "wait", count)
+    options: dict[str, Any] = {"threads": threads, "max_messages": 200, "settle_linger": "1h"}
+    summary = drain(queue, lambda _: pause.wait(0.001), **options)
+    assert summary.acked == 400
+    assert woken["spark_mq feed"] <= 40, "it looks at the first one and at those to settle"
 
 
 def test_one_thread_gets_the_messages_in_order(queue: Queue) -> None:

@@ -14,7 +14,7 @@ from support.handles import until
 from spark_mq import Message, Queue, ReceivedMessage, Reject, Retry, Snooze, WorkSummary
 from spark_mq.ledger.slots import SlotLayout
 from spark_mq.testing import ManualClock, memory_queue
-from spark_mq.worker.tasks import LaneChains
+from spark_mq.worker.open_tasks import LaneChains
 
 LANES = 8
 LAYOUT = SlotLayout(LANES)
