@@ -99,12 +99,24 @@ class Reporter:
         self._process = meter.create_histogram(
             PROCESS_DURATION, "s", "Duration of processing operation.", **buckets
         )
+        self._messages = meter.create_gauge(MESSAGES, "{message}", "Messages of a group by state.")
+        self._age = meter.create_gauge(OLDEST_AGE, "s", "Age of the first unsettled message.")
+        self._blocked = meter.create_gauge(BLOCKED, "1", "1 if the group leases nothing.")
 
     def flush(self) -> None:
         """Send the data that the SDK has collected. A slow receiver delays it by some seconds."""
         for provider in self.providers:
             if (flush := getattr(provider, "force_flush", None)) is not None:
                 flush(_FLUSH_MILLISECONDS)
+
+    def set_gauges(
+        self, destination: Destination, stats: Mapping[str, Any], states: Iterable[str]
+    ) -> None:
+        attributes = destination.attributes()
+        for state in states:
+            self._messages.set(stats.get(state) or 0, {**attributes, "spark_mq.state": state})
+        self._age.set(stats.get("oldest_unsettled_age") or 0.0, attributes)
+        self._blocked.set(int(bool(stats.get("blocked_because"))), attributes)
 
     # -- receive and settle
 
@@ -292,33 +304,9 @@ def watched(
     return results
 
 
-_known_gauges: dict[int, tuple[Any, tuple[Any, Any, Any]]] = {}
-
-
 def report_gauges(
     destination: Destination, stats: Mapping[str, Any], states: Iterable[str]
 ) -> None:
     """Set the gauges of a group: messages by state, oldest age, and whether it is blocked."""
-    provider = _provider("metrics")
-    if provider is None:
-        return
-    messages, age, blocked = _gauges(provider)
-    attributes = destination.attributes()
-    for state in states:
-        messages.set(stats.get(state) or 0, {**attributes, "spark_mq.state": state})
-    age.set(stats.get("oldest_unsettled_age") or 0.0, attributes)
-    blocked.set(int(bool(stats.get("blocked_because"))), attributes)
-
-
-def _gauges(provider: Any) -> tuple[Any, Any, Any]:
-    known = _known_gauges.get(id(provider))
-    if known is None or known[0] is not provider:
-        meter = provider.get_meter("spark_mq")
-        gauges = (
-            meter.create_gauge(MESSAGES, "{message}", "Messages of a group by state."),
-            meter.create_gauge(OLDEST_AGE, "s", "Age of the first unsettled message."),
-            meter.create_gauge(BLOCKED, "1", "1 if the group leases nothing."),
-        )
-        _known_gauges.clear()
-        known = _known_gauges[id(provider)] = (provider, gauges)
-    return known[1]
+    if (reporter := current_reporter()) is not None:
+        reporter.set_gauges(destination, stats, states)
