@@ -516,9 +516,7 @@ class ConsumerGroup(GroupViews):
             Some messages are no longer held, or there was no such lease within the last day. The
             rest is settled.
         """
-        return settle(
-            self._ledger, _held(leases), ACK, sequences=sequences, message_ids=message_ids
-        )
+        return self._settle(ACK, leases, sequences, message_ids)
 
     def nack(
         self,
@@ -542,16 +540,7 @@ class ConsumerGroup(GroupViews):
         error
             The reason, for people.
         """
-        return settle(
-            self._ledger,
-            _held(leases),
-            NACK,
-            sequences=sequences,
-            message_ids=message_ids,
-            delay=None if delay is None else validate_duration("delay", delay, zero=True),
-            error=validate_error(error),
-            jitter=random.random(),
-        )
+        return self._settle(NACK, leases, sequences, message_ids, delay=delay, error=error)
 
     def reject(
         self,
@@ -565,14 +554,7 @@ class ConsumerGroup(GroupViews):
 
         The parameters, results and errors are those of :meth:`nack`, without a delay.
         """
-        return settle(
-            self._ledger,
-            _held(leases),
-            REJECT,
-            sequences=sequences,
-            message_ids=message_ids,
-            error=validate_error(error),
-        )
+        return self._settle(REJECT, leases, sequences, message_ids, error=error)
 
     def release(
         self,
@@ -593,14 +575,18 @@ class ConsumerGroup(GroupViews):
         delay
             When they are due again. Default: at once.
         """
+        return self._settle(RELEASE, leases, sequences, message_ids, delay=delay)
+
+    def _settle(
+        self, verb: str, leases: LeaseSelector, sequences: Iterable[int] | None,
+        message_ids: Iterable[str] | None, *, delay: Duration | None = None,
+        error: str | None = None,
+    ) -> SettleResult:  # fmt: skip
+        pause = None if delay is None else validate_duration("delay", delay, zero=True)
         return settle(
-            self._ledger,
-            _held(leases),
-            RELEASE,
-            sequences=sequences,
-            message_ids=message_ids,
-            delay=None if delay is None else validate_duration("delay", delay, zero=True),
-        )
+            self._ledger, _held(leases), verb, sequences=sequences, message_ids=message_ids,
+            delay=pause, error=validate_error(error), jitter=random.random(),
+        )  # fmt: skip
 
     def extend(
         self,
