@@ -11,13 +11,12 @@ import pyarrow.compute as pc
 
 from spark_mq.errors import CorruptLog
 from spark_mq.ledger.message_index import FileSlice
-from spark_mq.ledger.owner_commands import unsettled_ranges
 from spark_mq.maintenance.dead_letters import (
     is_own_letter,
     letter_schema,
     letter_tables,
 )
-from spark_mq.maintenance.redrive import REDRIVE
+from spark_mq.maintenance.redrive import find_unredriven
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.history import HEADER_PREFIX
 from spark_mq.parquet.reader import MessageReader
@@ -124,13 +123,10 @@ def newest_letters(context: QueueContext, n: int, before: int | None) -> pa.Tabl
 
 def _pieces(dead: QueueContext, before: int | None, rows: int) -> Iterator[FileSlice]:
     """Yield the letters that were not redriven in small slices, newest first."""
-    redriven = dead.group(REDRIVE)
-    ledger = redriven.ledger_in(redriven.snapshot())
-    index = redriven.index_for(ledger)
-    kept = redriven.queue.horizon() + 1  # a purge dropped the rest
+    index, intervals = find_unredriven(dead)
     top = index.last_sequence if before is None else min(before - 1, index.last_sequence)
-    for r in reversed(list(unsettled_ranges(ledger, index, index.last_sequence))):
-        for piece in reversed(list(index.slices(max(r.first, kept), min(r.last, top)))):
+    for first, last in reversed(intervals):
+        for piece in reversed(list(index.slices(first, min(last, top)))):
             for end in range(piece.rows, 0, -rows):
                 start = max(0, end - rows)
                 yield piece.part(start, end - start)

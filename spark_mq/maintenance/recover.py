@@ -99,8 +99,7 @@ def recover(context: QueueContext, dry_run: bool) -> RecoveryReport:
     own = {} if dead is None or shared else _counts(recover_tables(_unchecked(dead), dry_run))
     report = recover_tables(context, dry_run)
     if not shared:
-        transfers = count_lost_transfers if dry_run else repeat_lost_transfers
-        letters, redriven = transfers(context)
+        letters, redriven = _repeat_lost_transfers(context, dry_run)
         report = replace(report, dead_letters=letters, redriven=redriven)
     report = replace(report, dead_letter_queue={name: n for name, n in own.items() if n})
     if report.needed:
@@ -232,21 +231,16 @@ class _Lost(NamedTuple):
     ranges: list[Range]
 
 
-def count_lost_transfers(context: QueueContext) -> tuple[int, int]:
-    """Return the numbers of lost dead letters and lost redriven messages."""
-    dead = context.existing_dead_letters()  # None before the first dead letter, or if it is lost
-    routed = sum(_size(lost) for lost in _lost_routings(context, dead))
-    return routed, sum(_size(lost) for lost in _lost_redrives(context))
-
-
-def repeat_lost_transfers(context: QueueContext) -> tuple[int, int]:
+def _repeat_lost_transfers(context: QueueContext, dry_run: bool) -> tuple[int, int]:
     """Publish lost dead letters and lost redriven messages again. Return their numbers.
 
     The old id of a transfer publishes its messages once, however often this runs.
     """
-    dead = context.dead_letters()
-    routed = sum(_repeat(lost) for lost in _lost_routings(context, dead))
-    return routed, sum(_repeat(lost) for lost in _lost_redrives(context))
+    # None before the first dead letter, or if it is lost.
+    dead = context.existing_dead_letters() if dry_run else context.dead_letters()
+    publish = _size if dry_run else _repeat
+    routed = sum(map(publish, _lost_routings(context, dead)))
+    return routed, sum(map(publish, _lost_redrives(context)))
 
 
 def _size(lost: _Lost) -> int:

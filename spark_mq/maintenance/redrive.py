@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from spark_mq.errors import SparkMQError
 from spark_mq.ledger.intervals import Interval, from_sequences, subtract
+from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.owner_commands import unsettled_ranges
 from spark_mq.ledger.ranges import DEAD, TRANSFERRING, Range
 from spark_mq.ledger.routing import Freeze
@@ -42,7 +43,15 @@ from spark_mq.util.validation import (
     validate_rate,
 )
 
-__all__ = ["COLUMNS", "REDRIVE", "Redrive", "RedriveResult", "letter_schema", "redrive"]
+__all__ = [
+    "COLUMNS",
+    "REDRIVE",
+    "Redrive",
+    "RedriveResult",
+    "find_unredriven",
+    "letter_schema",
+    "redrive",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -162,18 +171,20 @@ def _candidates(
     letters = context.existing_dead_letters()
     if letters is None:
         return
-    redriven = letters.group(REDRIVE)
-    ledger, horizon = redriven.ledger_in(redriven.snapshot()), redriven.queue.horizon()
-    index = redriven.index_for(ledger)
-    kept = index.first_at_or_after(horizon + 1)  # a purge dropped the rest
-    if kept is None:
-        return
-    unsettled = list(unsettled_ranges(ledger, index, index.last_sequence))
-    intervals = [(max(r.first, kept), r.last) for r in unsettled]
-    log = redriven.messages
-    for table in letter_tables(log, intervals, chunk, skip=True):
+    _, intervals = find_unredriven(letters)
+    for table in letter_tables(letters.messages, intervals, chunk, skip=True):
         # A variable would hold the copy as long as its letters are written.
         yield _wanted(context, condition, table).select(columns)
+
+
+def find_unredriven(letters: QueueContext) -> tuple[MessageIndex, list[Interval]]:
+    """Return the index of a dead-letter queue, and the letters that no redrive has moved."""
+    redriven = letters.group(REDRIVE)
+    ledger = redriven.ledger_in(redriven.snapshot())
+    index = redriven.index_for(ledger)
+    kept = letters.horizon() + 1  # a purge dropped the rest
+    unsettled = unsettled_ranges(ledger, index, index.last_sequence)
+    return index, [(max(r.first, kept), r.last) for r in unsettled if r.last >= kept]
 
 
 def _wanted(context: QueueContext, condition: Condition | None, table: pa.Table) -> pa.Table:

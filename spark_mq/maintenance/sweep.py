@@ -82,7 +82,7 @@ def run_sweep(context: QueueContext, copy: Copy | None = None) -> SweepReport:
     chores = _ChoreRunner(context)
     step(f"chore 1 of {_CHORES}: index commits")
     indexed = chores.run(index_commits, context, default=0)  # makes later looks at the log cheaper
-    groups = chores.run(_groups, context, default=[])
+    groups = chores.run(context.groups, default=[])
     expired = routed = 0
     # One after the other, so that each ledger is read once.
     for group in counted(f"chore 2 of {_CHORES}: groups", groups):
@@ -93,7 +93,7 @@ def run_sweep(context: QueueContext, copy: Copy | None = None) -> SweepReport:
     step(f"chore 4 of {_CHORES}: archive and clean")
     cleaned, commits = _archive_and_clean(chores, context)
     step(f"chore {_CHORES} of {_CHORES}: the dead-letter queue")
-    dead = chores.run(_dead_letters, context, default=context)
+    dead = chores.run(context.dead_letters, default=context)
     if dead.path != context.path and chores.run(_tables_agree, dead, default=False):
         _sweep_dead_letters(chores, dead)
     chores.raise_first_error()
@@ -111,7 +111,7 @@ def _expire(group: GroupLedger) -> int:
 
 def _sweep_dead_letters(chores: _ChoreRunner, dead: QueueContext) -> None:
     chores.run(index_commits, dead, default=0)
-    for group in chores.run(_groups, dead, default=[]):
+    for group in chores.run(dead.groups, default=[]):
         chores.run(_expire, group, default=0)
         if dead.settings.is_dead_letter_queue:
             chores.run(route_dead_letters, dead, group, default=0)
@@ -131,14 +131,6 @@ def _archive_and_clean(chores: _ChoreRunner, context: QueueContext) -> tuple[int
 def _tables_agree(context: QueueContext) -> bool:
     context.check_tables()
     return True
-
-
-def _groups(context: QueueContext) -> list[GroupLedger]:
-    return context.groups()
-
-
-def _dead_letters(context: QueueContext) -> QueueContext:
-    return context.dead_letters()
 
 
 class _ChoreRunner:
