@@ -9,15 +9,12 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from spark_mq.errors import InvalidOption
-from spark_mq.inspect.peek import find_sequences
+from spark_mq.inspect.peek import find_sequences, shown_range
 from spark_mq.ledger.intervals import normalise
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import LEASED, SETTLED, Ledger, Range
-from spark_mq.ledger.states import DELAYED, UNSETTLED
+from spark_mq.ledger.ranges import LEASED, SETTLED, Range
+from spark_mq.ledger.states import UNSETTLED
 from spark_mq.ledger.walk import range_of, walk
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.history import find_outcomes
@@ -202,22 +199,9 @@ def _position(group: GroupLedger, index: MessageIndex, sequence: int) -> Message
     for piece in walk(ledger, index, group.now(), sequence):
         if not piece.first <= sequence <= piece.last:
             return None
-        r = range_of(piece, ledger, index)
-        leased, delayed = piece.state == LEASED, piece.state == DELAYED
-        return MessagePosition(
-            sequence=sequence,
-            group=group.name,
-            state=piece.state,
-            lease_id=r.lease_id if leased else None,
-            worker_id=r.worker_id if leased else None,
-            leased_until=to_datetime(r.expires_at) if leased and r.expires_at else None,
-            available_at=to_datetime(r.available_at) if delayed and r.available_at else None,
-            delivery_count=r.delivery_count,
-            failure_count=r.failure_count,
-            reason=r.reason,
-            error=r.error,
-            outcome="expired" if piece.expired else None,
-        )
+        shown = shown_range(piece.state, range_of(piece, ledger, index))
+        outcome = "expired" if piece.expired else None
+        return MessagePosition(sequence, group.name, **shown, outcome=outcome)
     return None
 
 
@@ -264,61 +248,43 @@ class LastError(Record):
 
 
 def list_workers(group: GroupLedger) -> list[WorkerInfo]:
-    ledger = group.ledger_in(group.snapshot())
-    held = _table(ledger, ledger.find((LEASED,)))
-    table = _with_instants(held, ["worker_id", "lease_id", "message_count"])
-    sums = table.group_by("worker_id", use_threads=False).aggregate(
-        [
-            ("lease_id", "count_distinct"),
-            ("message_count", "sum"),
-            ("leased_at", "min"),
-            ("expires_at", "min"),
-        ]
-    )
+    by_worker = sorted(list_leases(group), key=attrgetter("worker_id"))
     found = [
-        WorkerInfo(
-            row["worker_id"] or "",
-            row["lease_id_count_distinct"],
-            row["message_count_sum"],
-            to_datetime(row["leased_at_min"] or 0),
-            to_datetime(row["expires_at_min"] or 0),
-        )
-        for row in sums.to_pylist()
+        _worker(name, list(leases))
+        for name, leases in groupby(by_worker, key=attrgetter("worker_id"))
     ]
     return sorted(found, key=lambda one: (-one.messages, one.worker_id))
 
 
+def _worker(name: str, leases: list[LeaseInfo]) -> WorkerInfo:
+    return WorkerInfo(
+        name,
+        len(leases),
+        sum(one.messages for one in leases),
+        min(one.since for one in leases),
+        min(one.until for one in leases),
+    )
+
+
 def last_errors(group: GroupLedger, n: int) -> list[LastError]:
     ledger = group.current()
-    failed = ledger.find(UNSETTLED, ("error", "is set", None))
-    names = ["error", "state", "message_count", "first"]
-    table = _with_instants(_table(ledger, failed), names)
-    at = pc.max_element_wise(table["leased_at"], table["first_failed_at"])
-    sums = (
-        table.append_column("at", at)
-        .group_by(["error", "state"], use_threads=False)
-        .aggregate([("message_count", "sum"), ("first", "min"), ("at", "max")])
-    )
-    rows = sorted(sums.to_pylist(), key=lambda row: (-(row["at_max"] or 0), row["first_min"]))
+    kind = attrgetter("error", "state")
+    failed = ledger.ranges_at(ledger.find(UNSETTLED, ("error", "is set", None)))
+    alike = (list(ranges) for _, ranges in groupby(sorted(failed, key=kind), key=kind))
+    found = [(_last_seen(ranges), ranges) for ranges in alike]
+    found.sort(key=lambda pair: (-(pair[0] or 0), pair[1][0].first))
     return [
         LastError(
-            row["error"],
-            row["state"],
-            row["message_count_sum"],
-            row["first_min"],
-            None if row["at_max"] is None else to_datetime(row["at_max"]),
+            ranges[0].error or "",
+            str(ranges[0].state),
+            sum(r.message_count for r in ranges),
+            ranges[0].first,
+            None if at is None else to_datetime(at),
         )
-        for row in rows[:n]
+        for at, ranges in found[:n]
     ]
 
 
-def _table(ledger: Ledger, rows: list[int]) -> pa.Table:
-    return ledger.ranges.take(pa.array(rows, pa.int64()))
-
-
-def _with_instants(ranges: pa.Table, names: list[str]) -> pa.Table:
-    """Return some columns of ranges, with the instants as microseconds."""
-    table = ranges.select(names)
-    for name in ("leased_at", "expires_at", "first_failed_at"):
-        table = table.append_column(name, ranges[name].cast(pa.int64()))
-    return table
+def _last_seen(ranges: list[Range]) -> int | None:
+    instants = (at for r in ranges for at in (r.leased_at, r.first_failed_at))
+    return max((at for at in instants if at is not None), default=None)

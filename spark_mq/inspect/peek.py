@@ -22,7 +22,7 @@ from spark_mq.util.clock import to_datetime
 from spark_mq.util.records import Record
 from spark_mq.util.validation import validate_choice, validate_count, validate_text
 
-__all__ = ["PeekedMessage", "find_sequences", "peek_group", "peek_queue"]
+__all__ = ["PeekedMessage", "find_sequences", "peek_group", "peek_queue", "shown_range"]
 
 _COLUMNS: Final = (
     "message_id", "key", "value", "headers", "published_at", "deliver_at", "expires_at", "priority",
@@ -115,10 +115,10 @@ def peek_group(
         validate_choice("state", state, STATE_NAMES)
     ledger, index, now = group.current(), context.messages.index(), context.now()
     found = (
-        (part, described)
+        (part, PeekedMessage(piece.first, group=group.name, **shown))
         for piece in walk(ledger, index, now, _first(context, after))
         if piece.has_state(state)
-        for described in [_described(group.name, piece.state, range_of(piece, ledger, index))]
+        for shown in [shown_range(piece.state, range_of(piece, ledger, index))]
         for part in index.slices(piece.first, piece.last)
     )
     return _read(context, found, n, _Wanted(key, message_id))
@@ -231,22 +231,20 @@ def _messages(
         yield replace(base, sequence=piece.first + row, **given)
 
 
-def _described(group: str, state: str, r: Range) -> PeekedMessage:
-    """Return the fields that all messages of a range have in common."""
+def shown_range(state: str, r: Range) -> dict[str, Any]:
+    """Return what the views of a message show of its range."""
     leased = state == LEASED
-    return PeekedMessage(
-        r.first,
-        group=group,
-        state=state,
-        delivery_count=r.delivery_count,
-        failure_count=r.failure_count,
-        lease_id=r.lease_id if leased else None,
-        worker_id=r.worker_id if leased else None,
-        leased_until=_instant(r.expires_at) if leased else None,
-        available_at=_instant(r.available_at) if state == DELAYED else None,
-        reason=r.reason,
-        error=r.error,
-    )
+    return {
+        "state": state,
+        "delivery_count": r.delivery_count,
+        "failure_count": r.failure_count,
+        "lease_id": r.lease_id if leased else None,
+        "worker_id": r.worker_id if leased else None,
+        "leased_until": _instant(r.expires_at) if leased else None,
+        "available_at": _instant(r.available_at) if state == DELAYED else None,
+        "reason": r.reason,
+        "error": r.error,
+    }
 
 
 def _instant(at: int | None) -> datetime | None:
