@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from spark_mq.operations.trace import MessageOutcome, Trace, TraceEvent
     from spark_mq.publisher import BufferedPublisher, PendingMessage
     from spark_mq.queue import Queue
-    from spark_mq.storage.publish_receipt import PublishReceipt
+    from spark_mq.storage.publishes import PublishReceipt
     from spark_mq.worker.decisions import Reject, Retry, Snooze
     from spark_mq.worker.state import WorkSummary
 
@@ -70,7 +70,7 @@ _MODULES = {
     "Message": "message",
     "MessageOutcome": "operations.trace",
     "PendingMessage": "publisher",
-    "PublishReceipt": "storage.publish_receipt",
+    "PublishReceipt": "storage.publishes",
     "PurgeResult": "maintenance.retention",
     "Queue": "queue",
     "QueueSettings": "ledger.settings",

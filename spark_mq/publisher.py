@@ -32,9 +32,7 @@ from spark_mq.operations.publish import (
     report_send,
     with_own_context,
 )
-from spark_mq.parquet.writer import WrittenFile, write_file
-from spark_mq.storage.pending_publish import PendingPublish
-from spark_mq.storage.publish_receipt import PublishReceipt
+from spark_mq.storage.publishes import PendingPublish, PublishReceipt
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.notifier import call_when_done, wait_in_loop
 from spark_mq.util.process import ForkGuard
@@ -310,20 +308,16 @@ class BufferedPublisher:
 
     def _send(self, batch: _Batch) -> PublishReceipt | BaseException:
         """Commit a batch once. Return the receipt or the last error."""
-        written: WrittenFile | PendingPublish | None = None
+        pending: PendingPublish | None = None
         pause, deadline = _FIRST_PAUSE, time.monotonic() + self._retry_seconds
         while True:
             try:
-                if written is None:
+                if pending is None:
                     now = self._context.now()
                     times = self._context.settings.default_times(now)
                     table = to_publish(from_rows(batch.rows), now, times)
-                    written = pending_of(self._context, table) or write_file(
-                        self._context.messages.files, table, lanes=self._context.messages.lanes
-                    )
-                if isinstance(written, PendingPublish):
-                    return self._producer.commit_unique(written)
-                return self._producer.commit(written).placed(written)
+                    pending = pending_of(self._context, table)
+                return self._producer.commit(pending)
             except Exception as error:
                 lasting = isinstance(error, SparkMQError) and not isinstance(
                     error, ContentionTimeout | StorageError

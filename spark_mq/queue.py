@@ -36,7 +36,7 @@ from spark_mq.operations.create import (
 from spark_mq.operations.publish import publish_messages
 from spark_mq.operations.trace import Trace, finished, trace
 from spark_mq.publisher import BufferedPublisher
-from spark_mq.storage.publish_receipt import PublishReceipt, producer_txn
+from spark_mq.storage.publishes import PublishReceipt, producer_txn
 from spark_mq.util.clock import Clock, Duration
 from spark_mq.util.user import acting_by_default
 from spark_mq.util.validation import short_repr, validate_name

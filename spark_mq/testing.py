@@ -35,7 +35,7 @@ from spark_mq.ledger.settings import new_settings
 from spark_mq.operations.create import create_queue_tables, open_context
 from spark_mq.operations.settle import SettleResult, summarize
 from spark_mq.queue import Queue
-from spark_mq.storage.publish_receipt import PublishReceipt
+from spark_mq.storage.publishes import PublishReceipt
 from spark_mq.util.clock import Clock, Duration, system_clock, to_datetime, to_micros
 from spark_mq.util.notifier import Notifier
 from spark_mq.util.validation import validate_duration

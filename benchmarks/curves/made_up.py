@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from spark_mq import Queue
 from spark_mq.parquet.writer import WrittenFile, write_file
+from spark_mq.storage.publishes import PendingPublish
 
 __all__ = ["fill"]
 
@@ -25,16 +26,17 @@ def fill(queue: Queue, messages: int, commit: int = 100_000, value: bytes = b"x"
 
     Message ids are left null, as a plain Delta writer may.
     """
-    root = Path(queue._context.messages.path)
+    table = queue._context.messages
+    root = Path(table.path)
     made: dict[int, WrittenFile] = {}
     for number, start in enumerate(range(0, messages, commit)):
         rows = min(commit, messages - start)
         if rows not in made or number % LINKS == 0:
             file = made[rows] = write_file(
-                queue._context.messages.files,
+                table.files,
                 pa.table({"value": pa.repeat(pa.scalar(value), rows)}),
             )
         else:
             file = WrittenFile(f"part-{uuid.uuid4()}.parquet", made[rows].size, rows)
             os.link(root / made[rows].path, root / file.path)
-        queue._context.messages.commit([file])
+        table.commit(PendingPublish(table.files, [file]))

@@ -30,6 +30,7 @@ from spark_mq.parquet.reader import MessageReader, sequences_of
 from spark_mq.parquet.schema import FILE_SCHEMA, TIME_COLUMNS
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.storage.message_table import MessageTable
+from spark_mq.storage.publishes import PendingPublish
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.validation import whole_number
 
@@ -116,7 +117,8 @@ class Transfer(ABC):
     def _publish(self, files: list[WrittenFile], transfer_id: str) -> None:
         note = {"operation": self.operation, **self.commit_info()}
         try:
-            self.target.commit(files, txn=(transfer_id, 1), note=note)
+            pending = PendingPublish(self.target.files, files)
+            self.target.commit(pending, txn=(transfer_id, 1), note=note)
         except DuplicatePublish:
             _log.info("another sweeper has published %s", transfer_id)
 

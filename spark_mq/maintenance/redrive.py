@@ -32,7 +32,7 @@ from spark_mq.maintenance.dead_letters import (
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.history import HEADER_PREFIX, REDRIVEN_FROM
 from spark_mq.parquet.schema import FILE_SCHEMA
-from spark_mq.parquet.writer import WrittenFile, write_file
+from spark_mq.parquet.writer import WrittenFile, discard_files, write_file
 from spark_mq.util.advice import SWEEP
 from spark_mq.util.html import MAX_ROWS, object_html, rows_html
 from spark_mq.util.records import Record
@@ -224,10 +224,10 @@ class Redrive(Transfer):
         try:
             own = self._write(wanted, files)
         except BaseException:
-            self._discard(files)
+            discard_files(self.target.files, files)
             raise
         if not own:
-            self._discard(files)
+            discard_files(self.target.files, files)
             return None  # begun by another queue with the same dead-letter queue, which finishes it
         self._messages = sum(file.rows for file in files)
         return files
@@ -241,10 +241,6 @@ class Redrive(Transfer):
                 write_file(self.target.files, _as_messages(table), lanes=self.target.lanes)
             )
         return True
-
-    def _discard(self, files: Sequence[WrittenFile]) -> None:
-        for file in files:
-            self.target.discard(file)
 
     def commit_info(self) -> Mapping[str, Any]:
         return {"messages": self._messages}

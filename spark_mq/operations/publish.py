@@ -27,8 +27,13 @@ from spark_mq.operations.context import QueueContext
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.message_table import MessageTable
-from spark_mq.storage.pending_publish import PendingFiles, PendingPublish, PendingTable, hashed_ids
-from spark_mq.storage.publish_receipt import PublishReceipt, check_txn, producer_txn
+from spark_mq.storage.publishes import (
+    PendingPublish,
+    PublishReceipt,
+    check_txn,
+    hashed_ids,
+    producer_txn,
+)
 from spark_mq.telemetry.conventions import Destination, add_headers, trace_headers
 from spark_mq.telemetry.reporter import SendReport, current_reporter
 from spark_mq.util.advice import SET_DEDUP_WINDOW
@@ -151,36 +156,29 @@ def store_table(
     context: QueueContext, table: pa.Table, txn: tuple[str, int] | None = None
 ) -> PublishReceipt:
     """Publish a table of :func:`spark_mq.message.to_publish` as one commit, each id once."""
-    pending = pending_of(context, table)
-    if pending is None:
-        return context.messages.publish(without_ids(table), txn=txn)
-    return publish_pending(context.messages, pending, txn=txn)
+    return publish_pending(context.messages, pending_of(context, table), txn=txn)
 
 
-def without_ids(table: pa.Table) -> pa.Table:
-    return table.drop_columns([_DEDUP_ID]) if _DEDUP_ID in table.schema.names else table
-
-
-def pending_of(context: QueueContext, table: pa.Table) -> PendingPublish | None:
-    """Return the messages of a table with their dedup ids, or None if they have none."""
-    if _DEDUP_ID not in table.schema.names or table[_DEDUP_ID].null_count == table.num_rows:
-        return None
-    window = check_dedup(context.settings.dedup_window)
-    ids = hashed_ids(table[_DEDUP_ID])
-    store = context.messages
-    now, lanes = context.now(), store.lanes
-    return PendingTable(store.files, without_ids(table), ids, now, window, lanes=lanes)
+def pending_of(context: QueueContext, table: pa.Table) -> PendingPublish:
+    """Return the messages of a table with their dedup ids, if they have some."""
+    if _DEDUP_ID not in table.schema.names:
+        return pending_of_files(context, [table])
+    column = table[_DEDUP_ID]
+    ids = hashed_ids(column) if column.null_count < len(column) else ()
+    return pending_of_files(context, [table.drop_columns([_DEDUP_ID])], ids)
 
 
 def pending_of_files(
-    context: QueueContext, files: Sequence[WrittenFile], ids: Sequence[bytes | None]
-) -> PendingPublish | None:
-    """Return the messages of files with their dedup ids, or None if they have none."""
-    if not any(ids):
-        return None
-    window = check_dedup(context.settings.dedup_window)
+    context: QueueContext,
+    given: Sequence[pa.Table | WrittenFile],
+    ids: Sequence[bytes | None] = (),
+) -> PendingPublish:
+    """Return messages with their hashed dedup ids, if they have some."""
     store = context.messages
-    return PendingFiles(store.files, files, ids, context.now(), window, lanes=store.lanes)
+    if not any(ids):
+        return PendingPublish(store.files, given, lanes=store.lanes)
+    window = check_dedup(context.settings.dedup_window)
+    return PendingPublish(store.files, given, ids, context.now(), window, lanes=store.lanes)
 
 
 def publish_pending(
@@ -193,7 +191,7 @@ def publish_pending(
 ) -> PublishReceipt:
     """Publish pending messages as one commit. Raise as :meth:`MessageTable.commit`."""
     try:
-        receipt = messages.commit_unique(pending, txn=txn, after=after, note=note)
+        receipt = messages.commit(pending, txn=txn, after=after, note=note)
     except (DuplicatePublish, ProducerFenced):
         pending.discard()
         raise
@@ -207,7 +205,7 @@ def publish_pending(
             pending.discard()
         raise
     pending.discard(keep=pending.landed)
-    return receipt.placed(pending.landed[0]) if len(pending.landed) == 1 else receipt
+    return receipt
 
 
 def publish_messages(
@@ -275,29 +273,14 @@ class Producer:
             self._app = producer_txn(producer_id)
             self.number = messages.last_number(self._app) or 0
 
-    def commit_unique(self, pending: PendingPublish) -> PublishReceipt:
-        """Publish messages, of which each duplicate counts, too. Raise as :meth:`commit`."""
-        number = self.number + len(pending.ids)
-        receipt = self._messages.commit_unique(
+    def commit(self, pending: PendingPublish) -> PublishReceipt:
+        """Publish messages once, also if an earlier try has landed. Each duplicate counts, too."""
+        number = self.number + pending.rows
+        receipt = self._messages.commit(
             pending, txn=(self._app, number), after=self.number if self.named else None
         )
         pending.discard(keep=pending.landed)
         self.number = number
-        return receipt
-
-    def commit(self, written: WrittenFile) -> PublishReceipt:
-        """Publish a file once, also if an earlier try has landed. Raise ProducerFenced."""
-        txn = (self._app, self.number + written.rows)
-        try:
-            receipt = self._messages.commit(
-                [written], txn=txn, after=self.number if self.named else None
-            )
-        except (DuplicatePublish, ProducerFenced):
-            landed = self._messages.receipt_of(written)
-            if landed is None:
-                raise
-            receipt = landed
-        self.number = txn[1]
         return receipt
 
     def skip(self, messages: int) -> None:

@@ -31,6 +31,9 @@ class FileStore(Protocol):
     def write(self, path: str, data: bytes, *, sync: bool = True) -> None:
         """Write a whole file. Without `sync` it is on the disk after a later commit."""
 
+    def delete(self, path: str) -> None:
+        """Delete a file, if it exists."""
+
 
 Read = Callable[[FileStore], object]  # reads again, from a store with the file's bytes
 
@@ -69,6 +72,9 @@ class _FileBytes:
         return self._data
 
     def write(self, path: str, data: bytes, *, sync: bool = True) -> None:
+        raise OSError(errno.EROFS, "this store is for reading", path)
+
+    def delete(self, path: str) -> None:
         raise OSError(errno.EROFS, "this store is for reading", path)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -17,7 +19,7 @@ from spark_mq.parquet.files import FileStore
 from spark_mq.parquet.schema import FILE_SCHEMA, TIME_COLUMNS
 from spark_mq.parquet.slots import mostly_differ, sort_by_slot
 
-__all__ = ["SLOTS_TAG", "WrittenFile", "write_file"]
+__all__ = ["SLOTS_TAG", "WrittenFile", "discard_files", "write_file"]
 
 SLOTS_TAG: Final = "spark_mq.slots"  # in an ``add`` action: the slots of the rows
 
@@ -80,6 +82,13 @@ def write_file(
     return WrittenFile(
         path, len(data), whole.num_rows, timed, sync, slots, places, prioritised=prioritised
     )
+
+
+def discard_files(files: FileStore, written: Iterable[WrittenFile]) -> None:
+    """Delete data files that no commit will ever name."""
+    for file in written:
+        with contextlib.suppress(OSError):
+            files.delete(file.path)
 
 
 def _column(table: pa.Table, field: pa.Field) -> Any:

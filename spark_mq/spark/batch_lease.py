@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from spark_mq.queue import Messages, Queue
-    from spark_mq.storage.publish_receipt import PublishReceipt
+    from spark_mq.storage.publishes import PublishReceipt
 
 __all__ = ["BatchLease"]
 

@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from spark_mq.errors import DuplicatePublish, InvalidOption
 from spark_mq.operations.publish import publish_pending
-from spark_mq.storage.publish_receipt import producer_txn
+from spark_mq.storage.publishes import producer_txn
 from spark_mq.util.validation import short_repr, validate_name
 
 if TYPE_CHECKING:
-    from spark_mq.parquet.writer import WrittenFile
     from spark_mq.queue import Messages, Queue
     from spark_mq.storage.message_table import MessageTable
-    from spark_mq.storage.pending_publish import PendingPublish
-    from spark_mq.storage.publish_receipt import PublishReceipt
+    from spark_mq.storage.publishes import PendingPublish, PublishReceipt
 
 __all__ = ["PRODUCER_OPTIONS", "BatchPublisher", "SinkProducer"]
 
@@ -64,20 +62,12 @@ class SinkProducer:
         name = _part_of(given["producerId"], given.get("producerPart"))
         return cls(validate_name("producerId", name), int(number), given.get("producerRun"))
 
-    def commit(
-        self,
-        messages: MessageTable,
-        files: list[WrittenFile],
-        pending: PendingPublish | None = None,
-    ) -> bool:
-        """Publish files, or return False if an earlier run did. Raise InvalidOption if this did."""
+    def commit(self, messages: MessageTable, pending: PendingPublish) -> bool:
+        """Publish, or return False if an earlier run did. Raise InvalidOption if this run did."""
         txn = (producer_txn(self.name), self.number)
         try:
             note = {"operation": "publish", _RUN: self.run}
-            if pending is None:
-                messages.commit(files, txn=txn, note=note)
-            else:
-                publish_pending(messages, pending, txn=txn, note=note)
+            publish_pending(messages, pending, txn=txn, note=note)
         except DuplicatePublish:
             first = messages.receipt(*txn)
             if self.run and first and messages.note(first.version or 0).get(_RUN) == self.run:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -22,10 +21,9 @@ from spark_mq.message import to_publish
 from spark_mq.operations.publish import check_dedup, pending_of_files, publish_pending, report_files
 from spark_mq.parquet.publish_table import check_publishable
 from spark_mq.parquet.slots import sort_by_slot
-from spark_mq.parquet.writer import WrittenFile, write_file
+from spark_mq.parquet.writer import WrittenFile, discard_files, write_file
 from spark_mq.spark.options import WriteOptions
-from spark_mq.storage.pending_publish import hashed_ids
-from spark_mq.storage.publish_receipt import producer_txn
+from spark_mq.storage.publishes import hashed_ids, producer_txn
 
 __all__ = ["QueueStreamWriter", "QueueWriter", "check_dataframe"]
 
@@ -89,9 +87,7 @@ def write_files(
                 flush()
         flush()
     except InvalidSchema:
-        for file in files:  # no commit has them yet
-            with contextlib.suppress(OSError):
-                queue.messages.files.delete(file.path)
+        discard_files(queue.messages.files, files)  # no commit has them yet
         raise
     return FilesWritten(tuple(files), query_id, tuple(ids))
 
@@ -142,12 +138,10 @@ class QueueWriter(DataSourceArrowWriter):
 
         def publish() -> None:
             if producer is not None:
-                if not producer.commit(queue.messages, files, pending):
+                if not producer.commit(queue.messages, pending):
                     log_unpublished(files)
-            elif pending is not None:
-                publish_pending(queue.messages, pending)
             else:
-                queue.messages.commit(files)
+                publish_pending(queue.messages, pending)
 
         report_files(queue, sum(file.rows for file in files), publish)
 
@@ -197,10 +191,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         txn = (producer_txn(producer), batchId)
 
         def publish() -> None:
-            if pending is not None:
-                publish_pending(queue.messages, pending, txn=txn)
-            else:
-                queue.messages.commit(files, txn=txn)
+            publish_pending(queue.messages, pending, txn=txn)
 
         try:
             report_files(queue, sum(file.rows for file in files), publish)

@@ -20,18 +20,16 @@ from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.delta.tables import checkpoint_soon
 from spark_mq.errors import CorruptLog
-from spark_mq.ledger.intervals import SequenceRange
 from spark_mq.ledger.message_index import ORDINAL_BITS, FileSlice, MessageIndex, sequence
 from spark_mq.parquet.reader import MessageReader
-from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.commit_rows import file_columns
 from spark_mq.storage.commits_table import CommitsTable
 from spark_mq.storage.id_files import IdFiles
 from spark_mq.storage.log_recovery import (
     tables_disagree,
 )
-from spark_mq.storage.publish_receipt import PublishReceipt
 from spark_mq.storage.published_files import PublishedFiles, commit_matches
+from spark_mq.storage.publishes import PublishReceipt
 from spark_mq.storage.table_cleanup import TRIMMED
 from spark_mq.util.notifier import notifier_for
 
@@ -103,7 +101,7 @@ class MessageLog:
         self._reached = reached
         self._least_version = reached(False) >> ORDINAL_BITS
 
-    def _check_expected(self, version: int) -> None:
+    def check_expected(self, version: int) -> None:
         """Raise TablesDisagree if the log is older than the ledgers."""
         if version >= self._least_version or self._reached is None:
             return
@@ -165,7 +163,7 @@ class MessageLog:
     def _look(self) -> None:
         """Add the commits since the last look to the index."""
         latest = self.log.refresh().version
-        self._check_expected(latest)
+        self.check_expected(latest)
         if self.log.generation != self._generation:
             self._check_known(latest)
             self._generation = self.log.generation
@@ -263,16 +261,6 @@ class MessageLog:
             rows = index.count(first, sequence(version + 1, 0) - 1)
             known = last == number and first > index.forgotten_to
             return PublishReceipt.of_commit(version, rows) if known else None
-
-    def receipt_of(self, written: WrittenFile) -> PublishReceipt | None:
-        """Return the receipt of a file, or None without its commit."""
-        for file in reversed(self.index().files):
-            if file.path == written.path:
-                return PublishReceipt(
-                    file.first >> ORDINAL_BITS,
-                    SequenceRange(range(file.first, file.first + file.rows)),
-                )
-        return None
 
     def note(self, version: int) -> dict[str, Any]:
         """Return the note of a commit of spark_mq, or an empty one if it is unknown."""

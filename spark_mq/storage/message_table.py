@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-import pyarrow as pa
-
-from spark_mq.delta.actions import Change
+from spark_mq.delta.actions import AddFile, Change
 from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.delta.tables import KEPT_BY_THE_SWEEP, create_table
-from spark_mq.errors import DuplicatePublish, StorageError, TablesDisagree
+from spark_mq.errors import CorruptLog
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
-from spark_mq.parquet.writer import WrittenFile, write_file
+from spark_mq.parquet.writer import WrittenFile
+from spark_mq.storage.id_files import DEDUP_APP, NO_IDS, IdWindow, block_path, new_name
 from spark_mq.storage.log_recovery import (
     LogPlan,
     plan_recovery,
@@ -23,9 +21,8 @@ from spark_mq.storage.log_recovery import (
     rewrite_commits,
 )
 from spark_mq.storage.message_log import MessageLog
-from spark_mq.storage.pending_publish import PendingPublish, UniqueCommit, publish_change
-from spark_mq.storage.publish_receipt import PublishReceipt, check_txn
 from spark_mq.storage.published_files import PublishedFiles
+from spark_mq.storage.publishes import PendingPublish, PublishReceipt, check_txn
 from spark_mq.storage.table_cleanup import clean_ids, clean_message_tables, drop_files
 
 __all__ = ["MessageTable"]
@@ -67,70 +64,7 @@ class MessageTable(MessageLog):
 
     # -- publishing
 
-    def publish(
-        self,
-        table: pa.Table,
-        *,
-        txn: tuple[str, int] | None = None,
-        note: Mapping[str, Any] | None = None,
-    ) -> PublishReceipt:
-        """Publish a table of messages as one durable commit. Errors as :meth:`commit`."""
-        written = write_file(self.files, table, sync=False, lanes=self.lanes)
-        try:
-            return self.commit([written], txn=txn, note=note).placed(written)
-        except (DuplicatePublish, TablesDisagree):
-            self.discard(written)
-            raise
-        except StorageError as error:
-            # In an object store it may land later still.
-            if error.data["landed"] is False and self.files.is_local:
-                self.discard(written)
-            raise
-
-    def discard(self, written: WrittenFile) -> None:
-        """Delete a file that no commit will ever name."""
-        with contextlib.suppress(OSError):
-            self.files.delete(written.path)
-
     def commit(
-        self,
-        written: Iterable[WrittenFile],
-        *,
-        txn: tuple[str, int] | None = None,
-        after: int | None = None,
-        note: Mapping[str, Any] | None = None,
-    ) -> PublishReceipt:
-        """Publish files of :func:`write_file` as one commit, all or nothing.
-
-        `txn` is a producer id and a number. Raise DuplicatePublish if it has published that number
-        or a higher one. Raise ProducerFenced if its last number is not `after`, which is 0 for
-        none. `note` is the commit's account of itself.
-        """
-        files = [file for file in written if file.rows]
-        change = publish_change(files, note, () if txn is None else (txn,))
-        tries = 0
-
-        def compute(state: TableState) -> tuple[Change | None, int | None]:
-            nonlocal tries
-            tries += 1
-            self._check_expected(state.version)
-            if tries > 1 and (landed := self._version_of(files)) is not None:
-                return None, landed  # the reply was lost, and the log was cleaned since
-            if txn is not None:
-                check_txn(state.txns.get(txn[0]), txn, after)
-            return change, None
-
-        with wrap_store_errors(self.path, "publishing to"):
-            version, landed = self.log.transact(compute, timeout=_COMMIT_TIMEOUT_SECONDS)
-        self.notifier.notify()
-        rows = sum(file.rows for file in files)
-        return PublishReceipt.of_commit(version if landed is None else landed, rows)
-
-    def _version_of(self, files: Sequence[WrittenFile]) -> int | None:
-        """Return the version that published these files, or None."""
-        return self.published().version_of(files[0].path) if files else None
-
-    def commit_unique(
         self,
         pending: PendingPublish,
         *,
@@ -138,19 +72,15 @@ class MessageTable(MessageLog):
         after: int | None = None,
         note: Mapping[str, Any] | None = None,
     ) -> PublishReceipt:
-        """Publish the pending messages that are no duplicates. Errors as :meth:`commit`."""
-        unique = UniqueCommit(
-            self.log,
-            self.ids,
-            pending,
-            version_of=lambda path: self.published().version_of(path),
-            check=self._check_expected,
-            txn=txn,
-            after=after,
-            note=note,
-        )
+        """Publish the pending messages that are no duplicates as one durable commit.
+
+        `txn` is a producer id and a number. Raise DuplicatePublish if it has published that number
+        or a higher one. Raise ProducerFenced if its last number is not `after`, which is 0 for
+        none. `note` is the commit's account of itself.
+        """
+        publish = _Publish(self, pending, txn, after, note)
         with wrap_store_errors(self.path, "publishing to"):
-            receipt = unique.run(_COMMIT_TIMEOUT_SECONDS)
+            receipt = publish.run()
         self.notifier.notify()
         return receipt
 
@@ -210,3 +140,104 @@ class MessageTable(MessageLog):
         """Delete old commits that ``commits/`` has. Return the number of files."""
         with wrap_store_errors(self.path, "cleaning"):
             return clean_message_tables(self.log, self.commits, keep_versions, keep_seconds)
+
+
+class _Publish:
+    """One publish. Its check for duplicates and its commit are one transaction."""
+
+    def __init__(
+        self,
+        table: MessageTable,
+        pending: PendingPublish,
+        txn: tuple[str, int] | None,
+        after: int | None,
+        note: Mapping[str, Any] | None,
+    ) -> None:
+        self._table, self._pending = table, pending
+        self._txn, self._after, self._note = txn, after, note
+        self._window: IdWindow | None = None  # written by the last try
+
+    def run(self) -> PublishReceipt:
+        """Publish the messages that are no duplicates. Each lost race is computed again."""
+        table, pending = self._table, self._pending
+        if not pending.ids:
+            pending.files()  # before the look at the log, so that fewer commits land after it
+        version, done = table.log.transact(self._compute, timeout=_COMMIT_TIMEOUT_SECONDS)
+        if done is not None:
+            return done
+        files, duplicates = pending.tried[-1]
+        pending.landed = files
+        if self._window is not None:
+            table.ids.landed(self._window)
+        return PublishReceipt.of_files(version, files, duplicates)
+
+    def _compute(self, state: TableState) -> tuple[Change | None, PublishReceipt | None]:
+        pending = self._pending
+        self._table.check_expected(state.version)
+        if (landed := self._landed()) is not None:
+            return None, landed  # the reply was lost
+        self._forget_try()
+        if self._txn is not None:
+            check_txn(state.txns.get(self._txn[0]), self._txn, self._after)
+        window = self._load(state) if pending.ids else NO_IDS
+        duplicates = window.duplicates(pending.ids, pending.since)
+        files = pending.files(duplicates)
+        if not files:
+            receipt = PublishReceipt(None, range(0), True, duplicates)
+            return (self._change(()) if self._txn else None), receipt
+        fresh = pending.fresh(duplicates)
+        if fresh:  # else only messages without an id are left
+            self._window = window.with_ids(new_name(), fresh, pending.now, pending.since)
+        change = self._change(files)
+        pending.tried.append((files, duplicates))
+        return change, None
+
+    def _change(self, files: Sequence[WrittenFile]) -> Change:
+        """Return the commit that publishes files. It syncs the new ids before."""
+        txns, companions = [] if self._txn is None else [self._txn], list[str]()
+        if self._window is not None:
+            companions.append(self._table.ids.write(self._window))
+            txns.append((DEDUP_APP, self._window.blocks[0].ref.name))
+        return Change(
+            uuid.uuid4().hex,
+            self._note or {"operation": "publish"},
+            adds=[AddFile(f.path, f.size, f.rows, stats=f.stats, tags=f.tags) for f in files],
+            txns=txns,
+            unsynced=not all(file.synced for file in files),
+            companions=companions,
+        )
+
+    def _load(self, state: TableState) -> IdWindow:
+        """Return the window of a state, or a later one if that is gone."""
+        table, head = self._table, state.txns.get(DEDUP_APP)
+        try:
+            return table.ids.load(head)
+        except FileNotFoundError:
+            # A later publish may have taken the block over. The commit is then a conflict.
+            latest = table.log.refresh().txns.get(DEDUP_APP)
+        try:
+            return table.ids.load(latest)
+        except FileNotFoundError as error:
+            path = f"{table.path}/{block_path(latest or 0)}"
+            raise CorruptLog(
+                f"the dedup ids of the last publishes cannot be read: {path}, or a file that it "
+                f"names, is missing ({error}). Restore it from a backup. Without one, put an empty "
+                f"file in its place: the ids are then forgotten",
+                path=table.path,
+                version=None,
+            ) from error
+
+    def _landed(self) -> PublishReceipt | None:
+        """Return the receipt of an earlier try that has landed."""
+        for files, duplicates in self._pending.tried:
+            version = self._table.published().version_of(files[0].path)
+            if version is not None:
+                self._pending.landed = files
+                return PublishReceipt.of_files(version, files, duplicates)
+        return None
+
+    def _forget_try(self) -> None:
+        """Delete the ids of a try that lost its race."""
+        if self._window is not None:
+            self._table.ids.delete(self._window)
+            self._window = None

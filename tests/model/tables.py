@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -27,8 +26,7 @@ from spark_mq.storage.ledger_rows import to_rows
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.log_recovery import LogPlan
 from spark_mq.storage.message_table import MessageTable
-from spark_mq.storage.pending_publish import PendingPublish
-from spark_mq.storage.publish_receipt import check_txn
+from spark_mq.storage.publishes import PendingPublish, check_txn
 from spark_mq.util.backoff import Backoff
 from spark_mq.util.clock import Clock, system_clock, to_micros
 from spark_mq.util.fair_lock import FairLock
@@ -50,7 +48,6 @@ class MemoryMessages(MessageTable):
         self._lock = threading.Lock()
         self.held_index = MessageIndex(version=0, lanes=lanes)  # as if version 0 had made the table
         self.active: set[str] = set()
-        self._unique = threading.Lock()
         self._ids = NO_IDS
         self.numbers: dict[str, tuple[int, PublishReceipt]] = {}  # app -> its latest number
         self._description: str | None = None
@@ -78,64 +75,52 @@ class MemoryMessages(MessageTable):
 
     def commit(
         self,
-        written: Iterable[WrittenFile],
-        *,
-        txn: tuple[str, int] | None = None,
-        after: int | None = None,
-        note: Mapping[str, Any] | None = None,
-    ) -> PublishReceipt:
-        with self._lock:
-            if txn is not None:
-                check_txn(self.last_number(txn[0]), txn, after)
-            # An interrupted publish may have added a file and not the version.
-            last = max(self.held_index.version, self.held_index.last_sequence >> ORDINAL_BITS)
-            version, at = last + 1, to_micros(self._clock())
-            files, ordinal = [], 0
-            for file in written:
-                times = read_delivery_times(self.files, file.path) if file.timed else None
-                first = sequence(version, ordinal)
-                files.append(
-                    DataFile(first, file.rows, file.path, file.size, at, times, file.slots)
-                )
-                ordinal += file.rows
-            self.held_index.extend(files, version)
-            self.active.update(file.path for file in files)
-            receipt = PublishReceipt.of_commit(version, ordinal)
-            if txn is not None:
-                self.numbers[txn[0]] = (txn[1], receipt)
-        self.notifier.notify()
-        return receipt
-
-    def commit_unique(
-        self,
         pending: PendingPublish,
         *,
         txn: tuple[str, int] | None = None,
         after: int | None = None,
         note: Mapping[str, Any] | None = None,
     ) -> PublishReceipt:
-        with self._unique:
+        with self._lock:
             for files, duplicates in pending.tried:  # an interrupted call may have published
-                if (landed := self.receipt_of(files[0])) is not None:
+                place = self.held_index.files.find(files[0].path)
+                if place is not None:
                     pending.landed = files
-                    return replace(landed, duplicates=duplicates)
+                    version = self.held_index.files.firsts[place] >> ORDINAL_BITS
+                    return PublishReceipt.of_files(version, files, duplicates)
             if txn is not None:
                 check_txn(self.last_number(txn[0]), txn, after)
-            window = self._ids
-            duplicates = window.duplicates(pending.ids, pending.since)
-            files = pending.files(duplicates)
-            if not files:
+            duplicates = self._ids.duplicates(pending.ids, pending.since)
+            written = pending.files(duplicates)
+            if not written:
                 receipt = PublishReceipt(None, range(0), True, duplicates)
-                if txn is not None:
-                    self.numbers[txn[0]] = (txn[1], receipt)
-                return receipt
-            pending.tried.append((files, duplicates))
-            receipt = self.commit(files, txn=txn, after=after, note=note)
-            self._ids = window.with_ids(
-                new_name(), pending.fresh(duplicates), pending.now, pending.since
-            )
-            pending.landed = files
-        return replace(receipt, duplicates=duplicates)
+            else:
+                pending.tried.append((written, duplicates))
+                receipt = self._publish(written, duplicates)
+                fresh = pending.fresh(duplicates)
+                if fresh:
+                    self._ids = self._ids.with_ids(new_name(), fresh, pending.now, pending.since)
+                pending.landed = written
+            if txn is not None:
+                self.numbers[txn[0]] = (txn[1], receipt)
+        self.notifier.notify()
+        return receipt
+
+    def _publish(
+        self, written: Sequence[WrittenFile], duplicates: tuple[int, ...]
+    ) -> PublishReceipt:
+        # An interrupted publish may have added a file and not the version.
+        last = max(self.held_index.version, self.held_index.last_sequence >> ORDINAL_BITS)
+        version, at = last + 1, to_micros(self._clock())
+        files, ordinal = [], 0
+        for file in written:
+            times = read_delivery_times(self.files, file.path) if file.timed else None
+            first = sequence(version, ordinal)
+            files.append(DataFile(first, file.rows, file.path, file.size, at, times, file.slots))
+            ordinal += file.rows
+        self.held_index.extend(files, version)
+        self.active.update(file.path for file in files)
+        return PublishReceipt.of_files(version, written, duplicates)
 
     def clean_ids(self) -> int:
         return 0

@@ -215,6 +215,19 @@ def test_a_lost_reply_is_neither_a_duplicate_nor_a_second_publish(
     assert published(queue) == ["value of a"]
 
 
+def test_a_publisher_names_the_sequence_of_each_message_also_in_lanes(delta_queue: Make) -> None:
+    """The file is sorted by lane."""
+    queue = delta_queue(dedup_window="1h", lanes=8)
+    with queue.publisher(linger="1h") as publisher:
+        sent = {
+            value: publisher.publish(Message(value, key=f"key of {value}", dedup_id=value))
+            for value in "abcdefgh"
+        }
+    found = {one.sequence: one.value.decode() for one in lease(queue, 10).messages}
+    assert found == {pending.result(): value for value, pending in sent.items()}
+    assert list(found.values()) != list(sent), "they were sorted"
+
+
 def test_a_crash_before_the_commit_leaves_the_id_free(
     delta_queue: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,7 +57,6 @@ def as_in_a_store(queue: Queue) -> Queue:
 def on_publish(patch: pytest.MonkeyPatch, queue: Queue, act: Around) -> None:
     """Let a function stand around each commit of messages by this handle."""
     _around(patch, messages_of(queue), "commit", act)
-    _around(patch, messages_of(queue), "commit_unique", act)
 
 
 def on_write(patch: pytest.MonkeyPatch, queue: Queue, act: Around) -> None:

@@ -1,21 +1,119 @@
-"""Describe what a publish has published, and check a producer's number."""
+"""Hold the messages of a publish until they land, describe the outcome, check a producer's number.
+
+Some messages may have dedup ids, and some of these may be duplicates.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import overload
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
+from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import DuplicatePublish, ProducerFenced
 from spark_mq.ledger.intervals import SequenceRange
 from spark_mq.ledger.message_index import sequence
-from spark_mq.parquet.writer import WrittenFile
+from spark_mq.parquet.writer import WrittenFile, discard_files, write_file
+from spark_mq.storage.id_files import ID_BYTES
 from spark_mq.util.validation import validate_name
 
-__all__ = ["PermutedSequences", "PublishReceipt", "check_txn", "producer_txn"]
+__all__ = [
+    "PendingPublish",
+    "PermutedSequences",
+    "PublishReceipt",
+    "check_txn",
+    "hashed_ids",
+    "producer_txn",
+]
+
+
+def hashed_ids(ids: pa.ChunkedArray) -> list[bytes | None]:
+    """Return a hash of 128 bits for each id. Null stays None."""
+    return [
+        None if one is None else blake2b(one, digest_size=ID_BYTES).digest()
+        for one in ids.cast(pa.binary()).to_pylist()
+    ]
+
+
+class PendingPublish:
+    """Messages to publish, in tables or in files that are written already.
+
+    With `ids`, one hash or None for each message, each id is published once within `window`
+    microseconds before `now`.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        given: Sequence[pa.Table | WrittenFile],
+        ids: Sequence[bytes | None] = (),
+        now: int = 0,
+        window: int = 0,
+        *,
+        lanes: int = 0,
+    ) -> None:
+        self.ids = ids
+        self.now = now
+        self.since = now - window
+        # The files of each commit that was tried, and the duplicates that they leave out.
+        self.tried: list[tuple[list[WrittenFile], tuple[int, ...]]] = []
+        self.landed: Sequence[WrittenFile] = ()  # the files that the commit published
+        self._store, self._given, self._lanes = store, given, lanes
+        self._last: tuple[tuple[int, ...], list[WrittenFile]] | None = None
+        # Given files stay after an error, unless their duplicates are written again.
+        self._written = [one for one in given if ids and isinstance(one, WrittenFile)]
+
+    @property
+    def rows(self) -> int:
+        """Return the number of messages, with duplicates."""
+        return sum(map(_count, self._given))
+
+    def files(self, duplicates: tuple[int, ...] = ()) -> list[WrittenFile]:
+        """Return the files of all messages but the duplicates. They are written when asked for."""
+        if self._last is None or self._last[0] != duplicates:
+            self._last = (duplicates, list(self._make(set(duplicates))))
+        return self._last[1]
+
+    def fresh(self, duplicates: tuple[int, ...]) -> list[bytes]:
+        """Return the ids of all messages but the duplicates."""
+        left_out = set(duplicates)
+        return [one for at, one in enumerate(self.ids) if one is not None and at not in left_out]
+
+    def discard(self, keep: Sequence[WrittenFile] = ()) -> None:
+        """Delete the files that no commit will ever name."""
+        kept = {file.path for file in keep}
+        discard_files(self._store, (file for file in self._written if file.path not in kept))
+
+    def _make(self, duplicates: set[int]) -> Iterator[WrittenFile]:
+        """Write the files of all messages but the duplicates."""
+        first = 0
+        for one in self._given:
+            rows = range(first, first + _count(one))
+            first = rows.stop
+            if duplicates.issuperset(rows):  # also if there are none
+                continue
+            if isinstance(one, WrittenFile) and duplicates.isdisjoint(rows):
+                yield one
+                continue
+            table = self._read(one) if isinstance(one, WrittenFile) else one
+            if not duplicates.isdisjoint(rows):
+                table = table.filter(pa.array([at not in duplicates for at in rows]))
+            file = write_file(self._store, table, sync=False, lanes=self._lanes)
+            self._written.append(file)
+            yield file
+
+    def _read(self, file: WrittenFile) -> pa.Table:
+        with self._store.open(file.path) as source:
+            return pq.ParquetFile(source).read(use_threads=False)
+
+
+def _count(one: pa.Table | WrittenFile) -> int:
+    return int(one.rows if isinstance(one, WrittenFile) else one.num_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +142,17 @@ class PublishReceipt:
         sequences = range(sequence(version, 0), sequence(version, rows))
         return cls(version, sequences, duplicates=duplicates)
 
+    @classmethod
+    def of_files(
+        cls, version: int, files: Sequence[WrittenFile], duplicates: tuple[int, ...] = ()
+    ) -> PublishReceipt:
+        """Return the receipt of files, for one file in the order in which its messages came."""
+        receipt = cls.of_commit(version, sum(file.rows for file in files), duplicates)
+        places = files[0].places if len(files) == 1 else None
+        if places is None:
+            return receipt
+        return replace(receipt, sequences=PermutedSequences(receipt.sequences[0], places))
+
     @property
     def published(self) -> int:
         """Return how many messages the call published: 0 for a duplicate or an empty list."""
@@ -55,12 +164,6 @@ class PublishReceipt:
         if self.duplicates[before : before + 1] == (position,):
             return None
         return self.sequences[position - before]
-
-    def placed(self, written: WrittenFile) -> PublishReceipt:
-        """Return the receipt of one file, in the order given."""
-        if written.places is None or len(written.places) != len(self.sequences):
-            return self
-        return replace(self, sequences=PermutedSequences(self.sequences[0], written.places))
 
     def __post_init__(self) -> None:
         if isinstance(self.sequences, range):
