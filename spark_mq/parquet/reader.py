@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -24,13 +25,15 @@ from spark_mq.parquet.files import (
     unreadable_reason,
 )
 from spark_mq.parquet.footers import check_group, expanding_columns, footers, open_file, read_footer
-from spark_mq.parquet.read_permits import read_permits
 from spark_mq.parquet.row_groups import MAX_GROUP_BYTES, RowGroupWalk, row_groups, walks
 from spark_mq.parquet.schema import FILE_SCHEMA, INSTANT
 from spark_mq.parquet.slots import effective_priorities
+from spark_mq.util.fair_lock import FairLock
+from spark_mq.util.process import call_in_forks
 
 __all__ = [
     "MessageReader",
+    "read_turns",
     "repeat_values",
     "sequences_of",
     "to_delivery_table",
@@ -41,8 +44,19 @@ __all__ = [
 _MAX_WHOLE_ROWS: Final = 50_000
 
 
-def _go_on() -> None:
-    """Do nothing, because this reader holds no permit."""
+_PATIENCE_SECONDS: Final = 1.0  # then a thread reads all the same: one file may take another long
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+# Decoding changes between Python and native code all the time. With more threads than cores, each
+# waits for Python's lock at each change, so all of them become slower.
+read_turns: Final = FairLock(places=max(2, _cores()))
+call_in_forks(read_turns.reset)
 
 
 def sequences_of(pieces: Iterable[FileSlice]) -> pa.Array:
@@ -89,11 +103,12 @@ class MessageReader:
         if not pieces:
             return self._schema.empty_table()
         # Most of a read from a store is waiting for the network.
-        turn = nullcontext(_go_on) if "://" in self.files.root else read_permits.turn()
+        turn = nullcontext() if "://" in self.files.root else read_turns.hold(_PATIENCE_SECONDS)
         parts = []
-        with turn as offer:
+        with turn as hold:
             for path, group in groupby(pieces, key=attrgetter("path")):
-                offer()
+                if hold is not None:
+                    hold.offer()
                 parts.append(self._file_rows(path, list(group)))
         table = pa.concat_tables(parts)
         columns = [_filled(table[field.name], field, pieces) for field in self._schema]

@@ -1,10 +1,10 @@
-"""Order the writers of one machine that change the same ledger.
+"""Order the threads and processes of one machine that would slow each other down.
 
-The writers are threads and processes. The lock only reduces contention: after a timeout the caller
-proceeds without it, and the compare-and-swap commit keeps the ledger right. Threads get the lock in
-the order in which they ask. Processes lock files beside the tables, and the system releases the
-lock of a dead process. An object store has no file locks, so only the threads of a process are
-ordered there.
+They change the same ledger, or decode files. The lock only reduces contention: after a timeout the
+caller proceeds without it, and the compare-and-swap commit keeps the ledger right. Threads get the
+lock in the order in which they ask. Writers of a ledger also lock files beside the tables, and the
+system releases the lock of a dead process. An object store has no file locks, so only the threads
+of a process are ordered there.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ except ImportError:  # this system has no file locks, so its processes are not o
 __all__ = ["FairLock", "FileLock", "Hold", "fair_lock_for"]
 
 TIMEOUT_SECONDS: Final = 2.0  # a caller waits this long before it proceeds without the lock
+TURN_SECONDS: Final = 0.05  # a thread that offers the lock keeps it so long
 SKIP_AFTER_TIMEOUT: Final = 30.0  # seconds without another try: the holder is frozen or busy
 _NEXT_POLL: Final = 0.002  # seconds between two tries to become the process that is next
 _LOCK_POLL: Final = 0.0003  # the same for the one process that is next, because a commit takes 2 ms
@@ -105,22 +106,26 @@ def _open(path: str) -> io.FileIO:
 
 
 class FairLock:
-    """A lock that threads get in the order in which they ask. It is reentrant.
+    """A lock that `places` threads may have. They get it in the order in which they ask.
 
-    Without the lock between processes it orders threads only.
+    It is reentrant. Without the lock between processes it orders threads only.
     """
 
-    def __init__(self, lock: FileLock | None = None) -> None:
+    def __init__(self, lock: FileLock | None = None, *, places: int = 1) -> None:
+        self.places = places
         self._lock = lock
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin free. A forked process has no threads that would release it."""
         self._guard = threading.Lock()
-        self._holds: list[Hold] = []  # of one thread, the outermost first
+        self._holds: list[Hold] = []  # the outermost of a thread first
         self._queue: deque[Hold] = deque()
 
     @property
-    def owner(self) -> int | None:
-        """Return the id of the thread that has the lock."""
-        holds = self._holds
-        return holds[0].thread if holds else None
+    def owners(self) -> set[int]:
+        """Return the ids of the threads that have the lock."""
+        return {hold.thread for hold in self._holds}
 
     def hold(self, timeout: float = TIMEOUT_SECONDS) -> Hold:
         """Return a context manager. After the timeout, its block runs without the lock."""
@@ -135,7 +140,7 @@ class FairLock:
 
     def _enter(self, hold: Hold) -> None:
         with self._guard:
-            if self.owner in (None, hold.thread):
+            if self._has_place(hold):
                 self._holds = [*self._holds, hold]
                 return
             hold.event = threading.Event()
@@ -145,16 +150,20 @@ class FairLock:
             if hold in self._queue:  # the time is up
                 self._queue.remove(hold)
 
+    def _has_place(self, hold: Hold) -> bool:
+        owners = self.owners
+        return len(owners) < self.places or hold.thread in owners
+
     def _leave(self, hold: Hold) -> None:
-        """Give the lock to the next thread. A second call completes an interrupted one."""
+        """Give the lock to the next threads. A second call completes an interrupted one."""
         with self._guard:
             if hold in self._queue:
                 self._queue.remove(hold)
             self._holds = [one for one in self._holds if one is not hold]
-            if not self._holds and self._queue:
-                self._holds = [self._queue[0]]
-            if self._queue and self._queue[0] in self._holds:
+            while self._queue and self._has_place(self._queue[0]):
                 following = self._queue[0]
+                if following not in self._holds:
+                    self._holds = [*self._holds, following]
                 assert following.event is not None
                 following.event.set()
                 self._queue.popleft()
@@ -169,6 +178,7 @@ class Hold:
         self.event: threading.Event | None = None  # set when it has the lock after a wait
         self._fair = lock
         self._has_file = False
+        self._began = 0.0
 
     def acquire(self) -> None:
         """Wait for the lock. After the timeout the caller continues without it."""
@@ -177,6 +187,15 @@ class Hold:
         if fair._lock is not None and fair._holds == [self]:
             self._has_file = True  # before, so that the release closes the file in any case
             fair._lock.acquire(self.timeout)
+        self._began = time.monotonic()
+
+    def offer(self) -> None:
+        """Let the threads that wait go first, unless this one has just got the lock."""
+        fair = self._fair
+        is_long = time.monotonic() - self._began >= TURN_SECONDS
+        if fair._queue and is_long and self in fair._holds:
+            self.release()
+            self.acquire()
 
     def release(self) -> None:
         """Release the lock. A second call does nothing."""
@@ -186,12 +205,13 @@ class Hold:
             self._has_file = False
         fair._leave(self)
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Hold:
         try:
             self.acquire()
         except BaseException:  # an interrupt
             self.release()
             raise
+        return self
 
     def __exit__(self, *_: object) -> None:
         try:

@@ -25,7 +25,7 @@ from support.marks import slow
 
 import spark_mq
 from spark_mq import Queue
-from spark_mq.parquet.read_permits import read_permits
+from spark_mq.parquet.reader import read_turns
 from spark_mq.spark import on_sigterm, shutdown
 from spark_mq.testing import memory_queue
 from spark_mq.util.call_batcher import CallBatcher
@@ -180,7 +180,7 @@ def works(queue: Queue) -> str:
         return f"{type(error).__name__}: {error}"
     if (user := current_user()) is not None:
         return f"later calls act as {user}"
-    return f"it keeps {len(read_permits.held)} permits" if read_permits.held else ""
+    return f"{len(read_turns.owners)} threads keep their turn" if read_turns.owners else ""
 
 
 def interrupt(call: str, fresh: Callable[[], Queue], chosen: Callable[[int, Line], bool]) -> None:
@@ -217,7 +217,6 @@ def on_delta(tmp_path: Path) -> Callable[[], Queue]:
 SHARED = (
     "util/call_batcher.py", "util/fair_lock.py", "operations/committer.py",
     "storage/optimistic_commit.py",
-    "parquet/read_permits.py",
 )  # fmt: skip
 """Where threads share work: make test-all interrupts each line of these."""
 

@@ -40,7 +40,7 @@ def test_the_thread_that_has_it_enters_again() -> None:
     lock = FairLock()
     with lock.hold(), lock.hold(0):
         assert len(lock._holds) == 2
-    assert lock.owner is None
+    assert not lock.owners
 
 
 def test_who_has_waited_for_long_enough_goes_in_without_its_turn() -> None:
@@ -55,8 +55,8 @@ def test_who_has_waited_for_long_enough_goes_in_without_its_turn() -> None:
         thread.start()
         assert inside.wait(30)
         thread.join(30)
-        assert lock.owner == threading.get_ident()
-    assert (lock.owner, len(lock._queue)) == (None, 0)
+        assert lock.owners == {threading.get_ident()}
+    assert (lock.owners, len(lock._queue)) == (set(), 0)
 
 
 def test_one_who_is_interrupted_while_it_waits_leaves_no_trace(
@@ -85,7 +85,7 @@ def test_one_who_is_interrupted_while_it_waits_leaves_no_trace(
     assert len(lock._queue) == 0
     leave.set()
     thread.join(30)
-    assert lock.owner is None
+    assert not lock.owners
 
 
 def test_handles_of_one_process_share_a_lock(tmp_path: Path) -> None:
