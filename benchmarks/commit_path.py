@@ -21,7 +21,7 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, wr
 from figures import Result
 
 from spark_mq import Queue
-from spark_mq.storage.ledger_rows import LEASES_SCHEMA, to_rows
+from spark_mq.storage.ledger_files import LEASES_SCHEMA, to_rows
 
 NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 

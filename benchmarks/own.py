@@ -21,7 +21,7 @@ from single_messages import single_messages
 
 from spark_mq import Message, Queue
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
-from spark_mq.storage.ledger_rows import LEASES_SCHEMA, to_rows
+from spark_mq.storage.ledger_files import LEASES_SCHEMA, to_rows
 from spark_mq.storage.ledger_table import LedgerTable
 
 __all__ = ["PARTS"]

@@ -25,7 +25,7 @@ from spark_mq.operations.settle import HeldLease, SettleResult, extend, settle
 from spark_mq.parquet.reader import MessageReader, to_delivery_table
 from spark_mq.parquet.schema import DELIVERED_COLUMNS, DELIVERY_SCHEMA
 from spark_mq.util.clock import SECOND, Duration, to_datetime
-from spark_mq.util.html import object_html, rows_html
+from spark_mq.util.records import object_html, rows_html
 from spark_mq.util.validation import validate_duration, validate_error
 
 __all__ = ["Lease"]

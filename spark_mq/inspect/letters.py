@@ -21,8 +21,7 @@ from spark_mq.operations.context import QueueContext
 from spark_mq.operations.history import HEADER_PREFIX
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.util.columns import sort_rows
-from spark_mq.util.html import rows_html
-from spark_mq.util.records import Converts, Record
+from spark_mq.util.records import Converts, Record, rows_html
 
 __all__ = ["DeadLetterReason", "DeadLetterReasons", "count_reasons", "newest_letters"]
 

@@ -20,8 +20,7 @@ from spark_mq.ledger.stats import GroupStats, figures_of
 from spark_mq.maintenance.redrive import REDRIVE
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.util.clock import to_datetime
-from spark_mq.util.html import object_html, rows_html
-from spark_mq.util.records import Record
+from spark_mq.util.records import Record, object_html, rows_html
 from spark_mq.util.show import show_age, show_time
 
 __all__ = [

@@ -25,7 +25,7 @@ from spark_mq.ledger.stats import GroupFacts, GroupStats, compute_stats, with_un
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.ledger.walk import LATE, SUMMED_COLUMNS, StateSum, sum_states
 from spark_mq.operations.context import QueueContext
-from spark_mq.storage.ledger_rows import from_rows
+from spark_mq.storage.ledger_files import from_rows
 from spark_mq.util.clock import MICROSECOND
 from spark_mq.util.columns import to_arrow
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, Self
 
 from spark_mq.errors import InvalidOption, UnsupportedTable
 from spark_mq.ledger.slots import MAX_LANES
-from spark_mq.util import setting_kinds as kinds
+from spark_mq.util import setting_fields as kinds
 from spark_mq.util.advice import CONFIGURE_QUEUE, CREATE_WITH_LANES
 from spark_mq.util.clock import MICROSECOND
 from spark_mq.util.setting_fields import Settings, documented, setting, settings_of

@@ -34,8 +34,7 @@ from spark_mq.operations.history import HEADER_PREFIX, REDRIVEN_FROM
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile, discard_files, write_file
 from spark_mq.util.advice import SWEEP
-from spark_mq.util.html import MAX_ROWS, object_html, rows_html
-from spark_mq.util.records import Record
+from spark_mq.util.records import MAX_ROWS, Record, object_html, rows_html
 from spark_mq.util.validation import (
     RESERVED_PREFIX,
     truncate_error,

@@ -40,10 +40,10 @@ from spark_mq.operations.command_json import (
     encode_result,
 )
 from spark_mq.operations.payloads import FileChecks, PayloadFiles
+from spark_mq.storage.delegated_commands import DelegatedRequest
 from spark_mq.storage.ledger_files import LedgerSnapshot
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.optimistic_commit import commit
-from spark_mq.storage.request_files import DelegatedRequest
 from spark_mq.telemetry.conventions import RECEIVE, SETTLE, Destination, Signal, error_type
 from spark_mq.telemetry.reporter import watched
 from spark_mq.util.advice import RESUME_GROUP

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from spark_mq.util.html import rows_html
-from spark_mq.util.records import Record
+from spark_mq.util.records import Record, rows_html
 
 __all__ = ["MessageOutcome", "Trace", "TraceEvent"]
 

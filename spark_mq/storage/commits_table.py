@@ -16,8 +16,7 @@ from spark_mq.delta.actions import AddFile
 from spark_mq.delta.state import TableState
 from spark_mq.ledger.log_fingerprints import MAX_SEQUENCE
 from spark_mq.ledger.message_index import sequence
-from spark_mq.storage.archive_files import Filters, may_match
-from spark_mq.storage.archive_table import ArchiveTable, Batch
+from spark_mq.storage.archive_table import ArchiveTable, Batch, Filters, may_match
 from spark_mq.storage.commit_rows import (
     COMMITS_SCHEMA,
     PRODUCER_NUMBER,

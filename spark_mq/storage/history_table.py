@@ -21,10 +21,8 @@ from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.ledger.editor import end_reason_of
 from spark_mq.ledger.ranges import EVENT, RANGE_SCHEMA, SETTLED
 from spark_mq.storage import archive_table
-from spark_mq.storage.archive_files import read_file
-from spark_mq.storage.archive_table import ArchiveTable, Batch
-from spark_mq.storage.ledger_files import LedgerCommit
-from spark_mq.storage.ledger_rows import LEASES_SCHEMA, events_of
+from spark_mq.storage.archive_table import ArchiveTable, Batch, read_file
+from spark_mq.storage.ledger_files import LEASES_SCHEMA, LedgerCommit, events_of
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.log_recovery import tables_disagree
 from spark_mq.util.clock import SECOND, to_datetime

@@ -22,20 +22,26 @@ from spark_mq.delta.store_errors import to_storage_error, wrap_store_errors
 from spark_mq.delta.tables import KEPT_BY_THE_SWEEP, checkpoint_soon, create_table
 from spark_mq.errors import CommitConflict, CorruptLog, NotAQueue, StorageError
 from spark_mq.ledger.ranges import Ledger
-from spark_mq.storage.delegated_commands import SERVED, DelegationTurn, commit_pause_request
+from spark_mq.storage.delegated_commands import (
+    SERVED,
+    DelegationTurn,
+    commit_pause_request,
+    delete_old_requests,
+)
 from spark_mq.storage.ledger_files import (
+    LEASES_SCHEMA,
     PAUSE,
     LedgerCommit,
     LedgerSnapshot,
+    encode_ledger,
     event_cache,
+    from_rows,
     ledger_cache,
     read_rows,
     scan_ledgers,
     to_ledger_commit,
     unreadable_ledger_error,
 )
-from spark_mq.storage.ledger_rows import LEASES_SCHEMA, encode_ledger, from_rows
-from spark_mq.storage.request_files import delete_old_requests
 from spark_mq.storage.table_cleanup import clean_ledger_table
 from spark_mq.util.backoff import Backoff
 from spark_mq.util.fair_lock import FairLock, fair_lock_for

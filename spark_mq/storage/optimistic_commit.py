@@ -16,10 +16,9 @@ from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import CommitConflict
 from spark_mq.ledger.commands import NextLedger, Priority
 from spark_mq.ledger.ranges import Ledger
-from spark_mq.storage.delegated_commands import SERVED, DelegationTurn
+from spark_mq.storage.delegated_commands import SERVED, DelegatedRequest, DelegationTurn
 from spark_mq.storage.ledger_files import PAUSE, LedgerSnapshot
 from spark_mq.storage.ledger_table import LedgerTable
-from spark_mq.storage.request_files import DelegatedRequest
 from spark_mq.util.backoff import Backoff, too_many_conflicts
 from spark_mq.util.user import with_user
 

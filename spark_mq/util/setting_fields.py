@@ -1,20 +1,204 @@
 """Define settings: fields of a dataclass with a kind, a default and a meaning.
 
-All that handles settings is a loop over :func:`settings_of`. ``ledger/settings.py`` lists them.
+A kind says how a value is checked, read from text, stored and described. All that handles settings
+is a loop over :func:`settings_of`. ``ledger/settings.py`` lists them.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from datetime import timedelta
+from functools import cache, partial
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 from spark_mq.errors import InvalidOption, UnsupportedTable
+from spark_mq.util.clock import MICROSECOND
 from spark_mq.util.records import Record, with_attributes
-from spark_mq.util.setting_kinds import Kind
+from spark_mq.util.show import show_duration
+from spark_mq.util.validation import (
+    short_repr,
+    validate_choice,
+    validate_count,
+    validate_duration,
+    validate_fraction,
+    validate_text,
+)
 
-__all__ = ["Setting", "Settings", "documented", "parse_settings", "setting", "settings_of"]
+__all__ = [
+    "Choice",
+    "Count",
+    "Duration",
+    "Flag",
+    "Fraction",
+    "Kind",
+    "Path",
+    "Setting",
+    "Settings",
+    "Text",
+    "Texts",
+    "documented",
+    "parse_number",
+    "parse_settings",
+    "setting",
+    "settings_of",
+]
+
+
+def parse_number(text: str) -> float | str:
+    """Return a number that is written in digits, or the text itself, such as "30s"."""
+    for kind in (int, float) if re.fullmatch("[-+.0-9eE]+", text) else ():
+        with suppress(ValueError):
+            return kind(text)
+    return text
+
+
+class Kind:
+    """What values a setting may have."""
+
+    accepts: ClassVar[str]  # the annotation of an argument with such a value
+    holds: ClassVar[str]  # the annotation of the field
+    decode: ClassVar[Any] = None  # the function that makes a value of JSON, if they differ
+
+    @property
+    def values(self) -> str:
+        """Return the valid values, for people."""
+        raise NotImplementedError
+
+    def check(self, name: str, value: Any) -> Any:
+        """Return the clean value. Raise InvalidOption, which names option, value and fix."""
+        raise NotImplementedError
+
+    def parse(self, text: str) -> Any:
+        """Return what a person typed as a value for ``check``."""
+        return text
+
+    def encode(self, value: Any) -> Any:
+        """Return a value as JSON can hold it."""
+        return value
+
+    def show(self, value: Any) -> str:
+        return str(value)
+
+
+class _Number(Kind):
+    """A kind that a person may type in digits."""
+
+    def parse(self, text: str) -> float | str:
+        return parse_number(text)
+
+
+@dataclass(frozen=True)
+class Duration(_Number):
+    """Durations. Tables store them in microseconds."""
+
+    zero: bool = False
+    accepts = "Duration"
+    holds = "timedelta"
+    decode = staticmethod(partial(timedelta, 0, 0))  # of microseconds
+
+    @property
+    def values(self) -> str:
+        return "a duration" if self.zero else "a duration above 0"
+
+    def check(self, name: str, value: Any) -> timedelta:
+        return timedelta(microseconds=validate_duration(name, value, zero=self.zero))
+
+    def encode(self, value: timedelta) -> int:
+        return value // MICROSECOND
+
+    def show(self, value: timedelta) -> str:
+        return show_duration(value)
+
+
+@dataclass(frozen=True)
+class Count(_Number):
+    """Whole numbers of a unit, such as messages."""
+
+    unit: str
+    least: int = 1
+    most: int = 2**63 - 1
+    accepts = holds = "int"
+
+    @property
+    def values(self) -> str:
+        end = " or more" if self.most == Count.most else f" to {self.most:,}"
+        return f"{self.least}{end} {self.unit}"
+
+    def check(self, name: str, value: Any) -> int:
+        return validate_count(name, value, least=self.least, most=self.most)
+
+
+@dataclass(frozen=True)
+class Fraction(_Number):
+    accepts = holds = "float"
+    values = "0 to 1"
+
+    def check(self, name: str, value: Any) -> float:
+        return validate_fraction(name, value)
+
+
+@dataclass(frozen=True)
+class Choice(Kind):
+    words: tuple[str, ...]
+    accepts = holds = "str"
+
+    @property
+    def values(self) -> str:
+        *others, last = (f"`{word}`" for word in self.words)
+        return f"{', '.join(others)} or {last}"
+
+    def check(self, name: str, value: Any) -> str:
+        return validate_choice(name, value, self.words)
+
+
+@dataclass(frozen=True)
+class Flag(Kind):
+    accepts = holds = "bool"
+    values = "`True` or `False`"
+
+    def check(self, name: str, value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise InvalidOption(
+                f"{name}={short_repr(value)} is not a flag: use True or False",
+                option=name,
+                value=value,
+            )
+        return value
+
+    def parse(self, text: str) -> bool | str:
+        words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+        return words.get(text.lower(), text)
+
+
+@dataclass(frozen=True)
+class Text(Kind):
+    accepts = holds = "str"
+    values = "text"
+
+    def check(self, name: str, value: Any) -> str:
+        return validate_text(name, value)
+
+
+class Path(Text):
+    accepts = "str | os.PathLike[str]"
+    values = "a path or a URI"
+
+
+@dataclass(frozen=True)
+class Texts(Kind):
+    accepts = holds = "tuple[str, ...]"
+    values = "texts"
+    decode = tuple
+
+    def check(self, name: str, value: Any) -> tuple[str, ...]:
+        return tuple(validate_text(name, one) for one in value)
+
+    def encode(self, value: tuple[str, ...]) -> list[str]:
+        return list(value)
+
 
 _T = TypeVar("_T")
 

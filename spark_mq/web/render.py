@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 from jinja2 import Environment
 
 from spark_mq import __version__
-from spark_mq.util.html import environment
+from spark_mq.util.records import environment
 from spark_mq.util.show import (
     show_age,
     show_duration,

@@ -14,8 +14,7 @@ from support.byte_store import ByteStore, Call
 
 from spark_mq import Message, Queue
 from spark_mq.testing import ManualClock, memory_queue
-from spark_mq.util.html import object_html, rows_html, show
-from spark_mq.util.records import Records
+from spark_mq.util.records import Records, object_html, rows_html, show
 
 ROOT = Path(__file__).parents[2]
 

@@ -18,11 +18,10 @@ from spark_mq.ledger.message_index import ORDINAL_BITS, DataFile, MessageIndex, 
 from spark_mq.ledger.ranges import Event, Ledger, LedgerHeader
 from spark_mq.parquet.delivery_times import read_delivery_times
 from spark_mq.parquet.writer import WrittenFile
-from spark_mq.storage.archive_files import Filters
+from spark_mq.storage.archive_table import Filters
 from spark_mq.storage.history_table import HISTORY_SCHEMA, Archived
 from spark_mq.storage.id_files import NO_IDS, new_name
-from spark_mq.storage.ledger_files import LedgerCommit, LedgerSnapshot
-from spark_mq.storage.ledger_rows import to_rows
+from spark_mq.storage.ledger_files import LedgerCommit, LedgerSnapshot, to_rows
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.log_recovery import LogPlan
 from spark_mq.storage.message_table import MessageTable

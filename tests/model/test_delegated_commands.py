@@ -28,9 +28,8 @@ from spark_mq.delta.memory_files import MemoryFiles
 from spark_mq.delta.tables import write_checkpoint
 from spark_mq.errors import CommitConflict
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
-from spark_mq.storage.delegated_commands import SERVED, DelegationTurn
+from spark_mq.storage.delegated_commands import SERVED, DelegatedRequest, DelegationTurn
 from spark_mq.storage.ledger_table import LedgerTable
-from spark_mq.storage.request_files import DelegatedRequest
 from spark_mq.util.clock import system_clock
 
 GROUP = "g"

@@ -28,7 +28,7 @@ from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW, inter
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import LIST_LIMIT, Ledger, LedgerHeader, Range
 from spark_mq.ledger.settle import extend
-from spark_mq.storage.ledger_rows import from_rows, to_rows
+from spark_mq.storage.ledger_files import from_rows, to_rows
 
 from .naive import Message, Naive
 

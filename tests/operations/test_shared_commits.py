@@ -31,7 +31,7 @@ from spark_mq.ledger.acquire import Acquire
 from spark_mq.ledger.commands import Change, View
 from spark_mq.ledger.owner_commands import Configure
 from spark_mq.ledger.settle import ACK, Settle, SettleCommand
-from spark_mq.storage.ledger_rows import events_of
+from spark_mq.storage.ledger_files import events_of
 from spark_mq.storage.optimistic_commit import OptimisticCommit
 
 Make = Callable[..., Queue]

@@ -16,8 +16,7 @@ from support.machines import machines, sharing
 from support.tables import context_of, ledgers_of
 
 from spark_mq import Lease, Queue
-from spark_mq.storage.delegated_commands import DelegationTurn
-from spark_mq.storage.request_files import FOLDER, DelegatedRequest
+from spark_mq.storage.delegated_commands import FOLDER, DelegatedRequest, DelegationTurn
 
 __all__ = ["machines"]
 

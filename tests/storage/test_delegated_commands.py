@@ -28,13 +28,14 @@ from spark_mq.ledger.acquire import Acquire, Grant
 from spark_mq.ledger.commands import Command
 from spark_mq.ledger.settle import ACK, Settle, SettleCommand
 from spark_mq.operations.command_json import decode_result, encode_command
-from spark_mq.storage.delegated_commands import SERVED, DelegationTurn
-from spark_mq.storage.ledger_table import LedgerTable
-from spark_mq.storage.request_files import (
+from spark_mq.storage.delegated_commands import (
     FOLDER,
     MAX_BYTES,
+    SERVED,
+    DelegationTurn,
     delete_old_requests,
 )
+from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.util.user import act_as
 
 MINUTE = 60.0

@@ -25,8 +25,7 @@ from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
 from spark_mq.parquet.reader import MessageReader
-from spark_mq.storage.ledger_files import read_rows
-from spark_mq.storage.ledger_rows import LEASES_SCHEMA, encode_ledger
+from spark_mq.storage.ledger_files import LEASES_SCHEMA, encode_ledger, read_rows
 
 Make = Callable[..., Queue]
 MB = 2**20

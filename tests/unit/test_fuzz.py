@@ -23,7 +23,7 @@ from spark_mq.delta.tables import last_checkpoint
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
 from spark_mq.ledger.stream_batch import parse_lease_id
 from spark_mq.spark.options import READ_OPTIONS, ReadOptions, WriteOptions
-from spark_mq.storage.ledger_rows import LEASES_SCHEMA, from_rows, to_rows
+from spark_mq.storage.ledger_files import LEASES_SCHEMA, from_rows, to_rows
 from spark_mq.storage.published_files import COMMITS_SCHEMA, PublishedFiles
 from spark_mq.streaming import offset as offsets_of
 from spark_mq.util import validation as checks

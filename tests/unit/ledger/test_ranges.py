@@ -28,8 +28,8 @@ from spark_mq.ledger.ranges import (
     LedgerHeader,
     Range,
 )
-from spark_mq.storage import ledger_rows
-from spark_mq.storage.ledger_rows import LEASES_SCHEMA, from_rows, to_rows
+from spark_mq.storage import ledger_files
+from spark_mq.storage.ledger_files import LEASES_SCHEMA, from_rows, to_rows
 
 # -- Range
 
@@ -208,7 +208,7 @@ def test_a_ledger_comes_back_from_its_rows(kinds):
     assert set(rows["consumer_group"].to_pylist()) == {"group"}
     again = from_rows(rows)
     assert (again.head, list(again)) == (head, list(stored))
-    with patch.object(ledger_rows, "_SMALL_ROWS", 0):
+    with patch.object(ledger_files, "_SMALL_ROWS", 0):
         many = from_rows(rows)
     assert (many.head, list(many)) == (head, list(stored)), "many rows are read by columns"
     # Files and engines promise no order of rows.

@@ -11,7 +11,7 @@ import pytest
 from spark_mq import GroupSettings, QueueSettings
 from spark_mq.errors import InvalidOption, UnsupportedTable
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, LogFingerprint
-from spark_mq.storage.ledger_rows import from_rows, to_rows
+from spark_mq.storage.ledger_files import from_rows, to_rows
 from spark_mq.util.setting_fields import Settings, settings_of
 
 

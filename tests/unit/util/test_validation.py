@@ -14,8 +14,7 @@ from spark_mq import GroupSettings, QueueSettings
 from spark_mq.errors import InvalidOption, SparkMQError
 from spark_mq.util.clock import SECOND, to_datetime, to_micros
 from spark_mq.util.columns import to_array
-from spark_mq.util.setting_fields import parse_settings
-from spark_mq.util.setting_kinds import parse_number
+from spark_mq.util.setting_fields import parse_number, parse_settings
 from spark_mq.util.validation import (
     suggest,
     validate_callable,
