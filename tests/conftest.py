@@ -19,7 +19,7 @@ from support.byte_store import byte_store
 from support.limits import limits
 from support.s3_endpoint import moto, storage_options
 
-from spark_mq.parquet.row_groups import row_groups
+from spark_mq.parquet.read_cache import row_groups
 
 __all__ = ["byte_store", "limits"]
 

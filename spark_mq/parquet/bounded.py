@@ -9,9 +9,9 @@ from typing import Final, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.message_index import FileSlice
-from spark_mq.parquet.files import FileStore
-from spark_mq.parquet.footers import read_footer
+from spark_mq.parquet.read_cache import read_footer
 
 __all__ = ["MAX_ROWS", "PART_BYTES", "cut_by_size", "cut_slices", "join_tables"]
 
@@ -24,7 +24,7 @@ _HEADER_WEIGHT: Final = 8  # headers become Python objects for a while
 
 
 def cut_slices(
-    files: FileStore,
+    files: ObjectStore,
     slices: Iterable[tuple[FileSlice, T]],
     max_bytes: int = PART_BYTES,
     max_rows: int = MAX_ROWS,
@@ -69,7 +69,7 @@ def join_tables(
 class _Sizes:
     """The mean size of a row in each row group of the last file that was used."""
 
-    def __init__(self, files: FileStore) -> None:
+    def __init__(self, files: ObjectStore) -> None:
         self._files = files
         self._path: str | None = None
         self._starts: list[int] = []  # the first row of each row group, and the end

@@ -1,44 +1,35 @@
-"""The store that holds data files, and why messages of a file cannot be read."""
+"""Find out why messages of a data file cannot be read."""
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TypeVar
 
 import pyarrow as pa
 
+from spark_mq.delta.memory_files import MemoryFiles
+from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.store_errors import one_line, to_storage_error
 from spark_mq.errors import CorruptLog, SparkMQError
 from spark_mq.ledger.message_index import ORDINAL_BITS, FileSlice
+from spark_mq.util.clock import system_clock
 from spark_mq.util.show import show_name
 
-__all__ = ["FileStore", "Read", "row_count_error", "unreadable_error", "unreadable_reason"]
+__all__ = [
+    "Read",
+    "read_unless_damaged",
+    "row_count_error",
+    "unreadable_error",
+    "unreadable_reason",
+]
+
+T = TypeVar("T")
+
+Read = Callable[[ObjectStore], object]  # reads again, from a store with the file's bytes
 
 
-class FileStore(Protocol):
-    """Read and write files by paths relative to one root."""
-
-    root: str
-    options: dict[str, str]
-
-    def open(self, path: str) -> Any:
-        """Open a random-access file for pyarrow. Raise FileNotFoundError if it is missing."""
-
-    def read(self, path: str) -> bytes:
-        """Return a whole file. Raise FileNotFoundError if it is missing."""
-
-    def write(self, path: str, data: bytes, *, sync: bool = True) -> None:
-        """Write a whole file. Without `sync` it is on the disk after a later commit."""
-
-    def delete(self, path: str) -> None:
-        """Delete a file, if it exists."""
-
-
-Read = Callable[[FileStore], object]  # reads again, from a store with the file's bytes
-
-
-def unreadable_reason(files: FileStore, path: str, error: Exception, read: Read) -> str:
+def unreadable_reason(files: ObjectStore, path: str, error: Exception, read: Read) -> str:
     """Return why a file is damaged. Raise OSError or MemoryError if it may be sound."""
     name = show_name(path)
     try:
@@ -46,7 +37,10 @@ def unreadable_reason(files: FileStore, path: str, error: Exception, read: Read)
     except FileNotFoundError:
         return f"data file {name} is missing"
     try:
-        read(_FileBytes(path, data))
+        copy = MemoryFiles(system_clock)
+        store = ObjectStore(copy.root)
+        store.write(path, data)
+        read(store)
     except MemoryError:  # pyarrow's is an ArrowException, too
         raise
     except (OSError, pa.ArrowException) as damage:
@@ -55,27 +49,15 @@ def unreadable_reason(files: FileStore, path: str, error: Exception, read: Read)
     raise OSError(errno.EIO, text) from error
 
 
-class _FileBytes:
-    """A store with one file, in memory."""
-
-    def __init__(self, path: str, data: bytes) -> None:
-        self.root = f"bytes of {path}"
-        self.options: dict[str, str] = {}
-        self._path, self._data = path, data
-
-    def open(self, path: str) -> Any:
-        return pa.BufferReader(self.read(path))
-
-    def read(self, path: str) -> bytes:
-        if path != self._path:
-            raise FileNotFoundError(path)
-        return self._data
-
-    def write(self, path: str, data: bytes, *, sync: bool = True) -> None:
-        raise OSError(errno.EROFS, "this store is for reading", path)
-
-    def delete(self, path: str) -> None:
-        raise OSError(errno.EROFS, "this store is for reading", path)
+def read_unless_damaged(
+    files: ObjectStore, path: str, read: Callable[[ObjectStore], T]
+) -> T | None:
+    """Return what a read of a file returns, or None if the file is damaged. Raise OSError."""
+    try:
+        return read(files)
+    except (OSError, pa.ArrowException) as error:
+        unreadable_reason(files, path, error, read)
+        return None
 
 
 def row_count_error(rows: int) -> pa.ArrowInvalid:
@@ -84,7 +66,7 @@ def row_count_error(rows: int) -> pa.ArrowInvalid:
 
 
 def unreadable_error(
-    files: FileStore, piece: FileSlice, error: Exception, read: Read
+    files: ObjectStore, piece: FileSlice, error: Exception, read: Read
 ) -> SparkMQError:
     """Return the error to raise for a slice that cannot be read. See :func:`unreadable_reason`."""
     try:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, groupby
@@ -15,19 +14,25 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Range
-from spark_mq.parquet.delivery_times import clamp_instants
 from spark_mq.parquet.files import (
-    FileStore,
     row_count_error,
     unreadable_error,
     unreadable_reason,
 )
-from spark_mq.parquet.footers import check_group, expanding_columns, footers, open_file, read_footer
-from spark_mq.parquet.row_groups import MAX_GROUP_BYTES, RowGroupWalk, row_groups, walks
+from spark_mq.parquet.lease_columns import clamp_instants, effective_priorities
+from spark_mq.parquet.read_cache import (
+    MAX_GROUP_BYTES,
+    check_group,
+    expanding_columns,
+    footers,
+    open_file,
+    read_footer,
+    row_groups,
+)
 from spark_mq.parquet.schema import FILE_SCHEMA, INSTANT
-from spark_mq.parquet.slots import effective_priorities
 from spark_mq.util.fair_lock import FairLock
 from spark_mq.util.process import call_in_forks
 
@@ -40,8 +45,9 @@ __all__ = [
     "verify_slice",
 ]
 
-# A reader walks through larger row groups, so that it never holds all of one.
-_MAX_WHOLE_ROWS: Final = 50_000
+# A larger row group is decoded in steps, so that a reader never holds all of one.
+_STEP_ROWS: Final = 10_000
+_STEP_BYTES: Final = 16 * 2**20
 
 
 _PATIENCE_SECONDS: Final = 1.0  # then a thread reads all the same: one file may take another long
@@ -74,13 +80,13 @@ def repeat_values(values: Sequence[Any], rows: Sequence[int], kind: pa.DataType)
 class MessageReader:
     """Read slices of data files, in the types of FILE_SCHEMA.
 
-    It decodes whole row groups, and walks through large ones in steps. It keeps the last row group,
-    so scattered messages of one group are read once. With `share`, later readers of this process
-    also find row groups that are read in parts.
+    It decodes whole row groups, and very large ones in steps. It keeps the last row group, so
+    scattered messages of one group are read once. With `share`, later readers of this process also
+    find row groups that are read in parts.
     """
 
     def __init__(
-        self, files: FileStore, columns: Iterable[str] | None = None, *, share: bool = False
+        self, files: ObjectStore, columns: Iterable[str] | None = None, *, share: bool = False
     ) -> None:
         names = FILE_SCHEMA.names if columns is None else list(columns)
         self.files = files
@@ -102,14 +108,20 @@ class MessageReader:
         """Return the rows as :meth:`read`, but raise OSError and pyarrow's errors unchanged."""
         if not pieces:
             return self._schema.empty_table()
-        # Most of a read from a store is waiting for the network.
-        turn = nullcontext() if "://" in self.files.root else read_turns.hold(_PATIENCE_SECONDS)
+        if "://" in self.files.root:  # most of such a read is waiting for the network
+            return self._read(pieces, lambda: None)
+        turn = read_turns.hold(_PATIENCE_SECONDS)
+        try:
+            with turn:
+                return self._read(pieces, turn.offer)
+        finally:
+            turn.release()  # an interrupt may have skipped the end of the block
+
+    def _read(self, pieces: Sequence[FileSlice], before_file: Callable[[], None]) -> pa.Table:
         parts = []
-        with turn as hold:
-            for path, group in groupby(pieces, key=attrgetter("path")):
-                if hold is not None:
-                    hold.offer()
-                parts.append(self._file_rows(path, list(group)))
+        for path, group in groupby(pieces, key=attrgetter("path")):
+            before_file()
+            parts.append(self._file_rows(path, list(group)))
         table = pa.concat_tables(parts)
         columns = [_filled(table[field.name], field, pieces) for field in self._schema]
         return pa.table(columns, schema=self._schema)
@@ -134,7 +146,7 @@ class MessageReader:
             spans = [span for piece in pieces for span in self._spans(piece)]
             parts = list(self._parts(spans)) if self._present else []
         except (OSError, pa.ArrowException):
-            footers.remove(self._key)
+            footers.forget(self._key)
             self._path = ""
             raise
         rows = sum(piece.rows for piece in pieces)
@@ -155,7 +167,6 @@ class MessageReader:
         self._path, self._group = "", -1
         self._raw = self.files.open(path)
         self._footer, self._key = read_footer(self.files.root, path, self._raw)
-        self._identity = object() if self._key is None else self._key
         self._present = [name for name in self._schema.names if name in self._footer.names]
         self._path = path
 
@@ -179,15 +190,12 @@ class MessageReader:
             if whole:
                 yield self._typed(self._decoded(*whole))
                 whole = []
-            yield (
-                self._walked(group, wanted) if self._is_large(group) else self._rows(group, wanted)
-            )
+            yield (self._in_steps if self._is_large(group) else self._rows)(group, wanted)
         if whole:
             yield self._typed(self._decoded(*whole))
 
     def _is_large(self, group: int) -> bool:
-        footer = self._footer
-        return footer.rows[group] > _MAX_WHOLE_ROWS or footer.sizes[group] > MAX_GROUP_BYTES
+        return self._footer.sizes[group] > MAX_GROUP_BYTES
 
     def _rows(self, group: int, spans: list[tuple[int, int]]) -> pa.Table:
         """Return parts of one small row group."""
@@ -222,21 +230,27 @@ class MessageReader:
         rows = file.read_row_groups(groups, self._present, use_threads=False)
         return self._typed(rows, later=names)
 
-    def _walked(self, group: int, spans: list[tuple[int, int]]) -> pa.Table:
-        """Return parts of one large row group."""
-        metadata, key = self._footer.metadata, (self._identity, group, tuple(self._present))
-        walk, parts = None, []
-        for first, end in spans:
-            if walk is None or walk.at > first:
-                walk = walks.take(key, first)
-            if walk is None:
-                check_group(metadata.row_group(group), self._present)
-                raw = self.files.open(self._path)
-                walk = RowGroupWalk(raw, metadata, group, self._present)
-            parts.append(self._typed(walk.rows(first, end)))
-        if walk is not None and walk.at < self._footer.rows[group]:
-            walks.give(key, walk)
-        return pa.concat_tables(parts)
+    def _in_steps(self, group: int, spans: list[tuple[int, int]]) -> pa.Table:
+        """Return parts of a row group that is too large for the memory. Decode it up to them."""
+        metadata = self._footer.metadata
+        meta = metadata.row_group(group)
+        check_group(meta, self._present)
+        names = expanding_columns(meta, self._present)
+        file = open_file(self._raw, self.files.root, metadata, names, in_steps=True)
+        size = min(_STEP_ROWS, max(1, _STEP_BYTES * meta.num_rows // max(1, meta.total_byte_size)))
+        last, at = max(end for _, end in spans), 0
+        found: list[list[pa.Table]] = [[] for _ in spans]
+        for batch in file.iter_batches(size, [group], self._present, use_threads=False):
+            step, upto = pa.Table.from_batches([batch]), at + batch.num_rows
+            for parts, (first, end) in zip(found, spans, strict=True):
+                if (low := max(first, at)) < (high := min(end, upto)):
+                    parts.append(self._typed(step.slice(low - at, high - low)))
+            at = upto
+            if at >= last:
+                break
+        if at < last:
+            raise pa.ArrowInvalid(f"a row group ends after {at} rows, too early")
+        return pa.concat_tables([part for parts in found for part in parts])
 
     def _typed(self, rows: pa.Table, later: Collection[str] = ()) -> pa.Table:
         """Cast all columns but `later` to FILE_SCHEMA, and cut foreign nanoseconds off."""
@@ -250,7 +264,7 @@ class MessageReader:
 
 
 def verify_slice(
-    files: FileStore, piece: FileSlice, rows: int, *, whole: bool = False
+    files: ObjectStore, piece: FileSlice, rows: int, *, whole: bool = False
 ) -> Iterator[tuple[FileSlice, str | None]]:
     """Yield the pieces of a slice, each with its damage or None. Raise OSError."""
     reader = MessageReader(files)
@@ -274,12 +288,12 @@ def verify_slice(
             yield part, unreadable_reason(files, piece.path, error, read)
 
 
-def _split(files: FileStore, *, piece: FileSlice) -> object:
+def _split(files: ObjectStore, *, piece: FileSlice) -> object:
     return list(MessageReader(files).split_by_row_group(piece))
 
 
 def _read_piece(
-    files: FileStore, *, piece: FileSlice, columns: Iterable[str] | None = None
+    files: ObjectStore, *, piece: FileSlice, columns: Iterable[str] | None = None
 ) -> object:
     return MessageReader(files, columns).try_read(piece).validate(full=True)
 

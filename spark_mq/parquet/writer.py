@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.store_errors import wrap_store_errors
-from spark_mq.parquet.files import FileStore
+from spark_mq.parquet.lease_columns import mostly_differ, sort_by_slot
 from spark_mq.parquet.schema import FILE_SCHEMA, TIME_COLUMNS
-from spark_mq.parquet.slots import mostly_differ, sort_by_slot
 
 __all__ = ["SLOTS_TAG", "WrittenFile", "discard_files", "write_file"]
 
@@ -68,7 +68,7 @@ class WrittenFile:
 
 
 def write_file(
-    files: FileStore, table: pa.Table, *, sync: bool = True, lanes: int = 0
+    files: ObjectStore, table: pa.Table, *, sync: bool = True, lanes: int = 0
 ) -> WrittenFile:
     """Write messages as a data file, sorted by slot. Raise StorageError."""
     table, slots, places = sort_by_slot(table, lanes)
@@ -84,7 +84,7 @@ def write_file(
     )
 
 
-def discard_files(files: FileStore, written: Iterable[WrittenFile]) -> None:
+def discard_files(files: ObjectStore, written: Iterable[WrittenFile]) -> None:
     """Delete data files that no commit will ever name."""
     for file in written:
         with contextlib.suppress(OSError):

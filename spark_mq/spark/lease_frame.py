@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import functions as f
 from pyspark.sql.types import DataType, StructType, TimestampType
 
+from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.store_errors import one_line
 from spark_mq.errors import StorageError
 from spark_mq.group import ConsumerGroup
@@ -24,7 +25,7 @@ from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.slots import MAX_PRIORITY
 from spark_mq.operations.context import QueueContext
-from spark_mq.parquet.files import FileStore, row_count_error, unreadable_error
+from spark_mq.parquet.files import row_count_error, unreadable_error
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.spark.lease_lookup import BatchScan
 from spark_mq.spark.partitions import Piece
@@ -338,7 +339,7 @@ def _check(group: ConsumerGroup, files: Files) -> tuple[bool, bool]:
     return alike, whole
 
 
-def _opened(store: FileStore, piece: FileSlice) -> pq.ParquetFile:
+def _opened(store: ObjectStore, piece: FileSlice) -> pq.ParquetFile:
     """Open a file, and check that it has a slice's rows."""
     with store.open(piece.path) as raw:
         file = pq.ParquetFile(raw, coerce_int96_timestamp_unit="us")

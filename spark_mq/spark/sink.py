@@ -19,8 +19,8 @@ from pyspark.sql.types import StructType
 from spark_mq.errors import DuplicatePublish, InvalidOption, InvalidSchema
 from spark_mq.message import to_publish
 from spark_mq.operations.publish import check_dedup, pending_of_files, publish_pending, report_files
+from spark_mq.parquet.lease_columns import sort_by_slot
 from spark_mq.parquet.publish_table import check_publishable
-from spark_mq.parquet.slots import sort_by_slot
 from spark_mq.parquet.writer import WrittenFile, discard_files, write_file
 from spark_mq.spark.options import WriteOptions
 from spark_mq.storage.publishes import hashed_ids, producer_txn

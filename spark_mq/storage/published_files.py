@@ -22,9 +22,9 @@ from spark_mq.errors import CorruptLog
 from spark_mq.ledger.log_fingerprints import MAX_SEQUENCE
 from spark_mq.ledger.message_index import ORDINAL_BITS, DataFile, MessageIndex, sequence
 from spark_mq.ledger.slots import valid_slots
-from spark_mq.parquet.delivery_times import may_have_times, read_delivery_times
-from spark_mq.parquet.files import FileStore, unreadable_reason
-from spark_mq.parquet.slots import may_have_priorities, read_slots
+from spark_mq.parquet.files import unreadable_reason
+from spark_mq.parquet.lease_columns import may_have, read_delivery_times, read_slots
+from spark_mq.parquet.schema import TIME_COLUMNS
 from spark_mq.parquet.writer import SLOTS_TAG
 from spark_mq.storage.commit_rows import (
     COMMITS_SCHEMA,
@@ -151,7 +151,9 @@ class PublishedFiles:
             if add.data_change:
                 rows = self.rows(add, version, check=claimed > MAX_UNCHECKED_ROWS)
                 at, stats = commit.timestamp or add.modified * 1000, add.statistics
-                times = read_delivery_times(self._files, path) if may_have_times(stats) else None
+                times = None
+                if may_have(stats, *TIME_COLUMNS):
+                    times = read_delivery_times(self._files, path)
                 slots = self._slots_of(add, stats, rows)
                 first = sequence(version, ordinal)
                 files.append(DataFile(first, rows, path, add.size, at, times, slots))
@@ -164,7 +166,7 @@ class PublishedFiles:
         text = add.tags.get(SLOTS_TAG)
         if text is not None and valid_slots(text, layout, rows):
             return str(text)
-        if rows and (layout.lanes or may_have_priorities(stats)):
+        if rows and (layout.lanes or may_have(stats, "priority")):
             found = read_slots(self._files, add.path, layout.lanes)
             return found if not found or valid_slots(found, layout, rows) else ""
         return ""
@@ -262,7 +264,7 @@ class PublishedFiles:
         pa.default_memory_pool().release_unused()
 
 
-def _footer_rows(files: FileStore, path: str) -> int:
+def _footer_rows(files: ObjectStore, path: str) -> int:
     with files.open(path) as file:
         return int(pq.ParquetFile(file).metadata.num_rows)
 

@@ -208,10 +208,10 @@ class Hold:
     def __enter__(self) -> Hold:
         try:
             self.acquire()
+            return self
         except BaseException:  # an interrupt
             self.release()
             raise
-        return self
 
     def __exit__(self, *_: object) -> None:
         try:

@@ -29,13 +29,20 @@ class RecentSet(set[T]):
 class RecentDict(dict[K, V]):
     """A dict that drops the items set longest ago while all together weigh more than `most`.
 
-    The item set last stays at any weight. `weigh` is called once for each item. Setting an item and
-    :meth:`forget` are thread-safe, and other methods that change a dict do not know the weights.
+    The item set last stays at any weight. `weigh` is called once for each item. Setting an item,
+    :meth:`use` and :meth:`forget` are thread-safe, and other methods that change a dict do not know
+    the weights.
     """
 
     def __init__(self, most: int, weigh: Callable[[V], int] = lambda value: 1) -> None:
         super().__init__()
-        self._most, self._weigh, self._weight = most, weigh, 0
+        self._most, self._weigh = most, weigh
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin empty, with a free lock. A forked process has no threads that would free it."""
+        super().clear()
+        self._weight = 0
         self._weights: dict[K, int] = {}
         self._lock = threading.Lock()
 
@@ -48,6 +55,13 @@ class RecentDict(dict[K, V]):
             self._weight += weight
             while len(self) > 1 and self._weight > self._most:
                 self._drop(next(iter(self)))
+
+    def use(self, key: K) -> V | None:
+        """Return an item as if it were set now, or None."""
+        with self._lock:
+            if key in self:
+                super().__setitem__(key, super().pop(key))
+            return self.get(key)
 
     def forget(self, key: K) -> None:
         with self._lock:

@@ -19,7 +19,7 @@ from spark_mq.util.clock import MICROSECOND
 from spark_mq.util.records import Record, with_attributes
 from spark_mq.util.show import show_duration
 from spark_mq.util.validation import (
-    short_repr,
+    invalid,
     validate_choice,
     validate_count,
     validate_duration,
@@ -161,11 +161,7 @@ class Flag(Kind):
 
     def check(self, name: str, value: Any) -> bool:
         if not isinstance(value, bool):
-            raise InvalidOption(
-                f"{name}={short_repr(value)} is not a flag: use True or False",
-                option=name,
-                value=value,
-            )
+            raise invalid(name, value, "is not a flag: use True or False")
         return value
 
     def parse(self, text: str) -> bool | str:

@@ -18,6 +18,7 @@ from spark_mq.util.clock import SECOND, to_micros
 
 __all__ = [
     "RESERVED_PREFIX",
+    "invalid",
     "short_repr",
     "suggest",
     "truncate_error",
@@ -83,15 +84,17 @@ def short_repr(value: Any) -> str:
     return f"{text[:_MAX_SHOWN]}... ({len(text)} characters)"
 
 
+def invalid(option: str, value: Any, problem: str) -> InvalidOption:
+    """Return the error for a value. `problem` says what is wrong with it, and the fix."""
+    text = f"{option}={short_repr(value)} {problem}"
+    return InvalidOption(text, option=option, value=value)
+
+
 def validate_error(value: Any, option: str = "error") -> str | None:
     """Validate the text of a failure or of another reason. None is valid."""
     if value is None or isinstance(value, str):
         return value
-    raise InvalidOption(
-        f"{option}={short_repr(value)} is no text: give a str, for example str(exception)",
-        option=option,
-        value=value,
-    )
+    raise invalid(option, value, "is no text: give a str, for example str(exception)")
 
 
 def truncate_error(text: str) -> str:
@@ -115,11 +118,11 @@ def validate_duration(option: str, value: Any, *, zero: bool = False) -> int:
     # "not (a <= b)" and not "a > b", so that NaN is invalid.
     if result is None or not (0 <= result <= _MAX_DURATION) or (round(result) == 0 and not zero):
         least = "zero or more" if zero else "more than zero"
-        raise InvalidOption(
-            f"{option}={short_repr(value)} is not a duration: give {least} as seconds, "
-            f"a timedelta, or text like '30s', '5m', '7d'",
-            option=option,
-            value=value,
+        raise invalid(
+            option,
+            value,
+            f"is not a duration: give {least} as seconds, a timedelta, or text like '30s', '5m', "
+            "'7d'",
         )
     return round(result)
 
@@ -133,11 +136,11 @@ def validate_name(option: str, value: Any) -> str:
     """Validate a name of a group, worker or producer."""
     valid = isinstance(value, str) and _NAME.fullmatch(value) is not None
     if not valid or value.startswith(RESERVED_PREFIX):
-        raise InvalidOption(
-            f"{option}={short_repr(value)} is not a valid name: use 1 to 128 letters, digits, "
-            f"'.', '_' or '-', not starting with '{RESERVED_PREFIX}'",
-            option=option,
-            value=value,
+        raise invalid(
+            option,
+            value,
+            "is not a valid name: use 1 to 128 letters, digits, '.', '_' or '-', not starting with "
+            f"'{RESERVED_PREFIX}'",
         )
     return value
 
@@ -157,21 +160,15 @@ def validate_group(option: str, value: Any) -> str:
 
 def validate_text(option: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise InvalidOption(
-            f"{option}={short_repr(value)} is not text: give a str", option=option, value=value
-        )
+        raise invalid(option, value, "is not text: give a str")
     return value
 
 
 def validate_lease_id(value: Any) -> str:
     """Validate a lease id. Only the ledger knows whether the lease exists."""
     if not isinstance(value, str) or not value:
-        raise InvalidOption(
-            f"lease_id={short_repr(value)} is not a lease id: give the lease_id of a Lease, "
-            f"or of its rows",
-            option="lease_id",
-            value=value,
-        )
+        text = "is not a lease id: give the lease_id of a Lease, or of its rows"
+        raise invalid("lease_id", value, text)
     return value
 
 
@@ -182,12 +179,8 @@ def validate_count(option: str, value: Any, *, least: int = 1, most: int = 2**31
         number = int(value)
     whole = isinstance(number, int) and not isinstance(number, bool)
     if not whole or not (least <= number <= most):
-        raise InvalidOption(
-            f"{option}={short_repr(value)} is not valid: "
-            f"give a whole number from {least} to {most:,}",
-            option=option,
-            value=value,
-        )
+        text = f"is not valid: give a whole number from {least} to {most:,}"
+        raise invalid(option, value, text)
     return number
 
 
@@ -196,11 +189,7 @@ def validate_callable(option: str, value: Any, *takes: str) -> None:
     # Without this check the mistake would look like a failure of each message.
     wanted = f"{option}({', '.join(takes)})"
     if not callable(value):
-        raise InvalidOption(
-            f"{option}={short_repr(value)} is not callable: give a function ({', '.join(takes)})",
-            option=option,
-            value=value,
-        )
+        raise invalid(option, value, f"is not callable: give a function ({', '.join(takes)})")
     try:
         signature = inspect.signature(value)
     except (TypeError, ValueError):
@@ -208,12 +197,8 @@ def validate_callable(option: str, value: Any, *takes: str) -> None:
     try:
         signature.bind(*takes)
     except TypeError as error:
-        raise InvalidOption(
-            f"{option}={short_repr(value)} has the signature {signature} and cannot be called as "
-            f"{wanted}: {error}",
-            option=option,
-            value=value,
-        ) from None
+        text = f"has the signature {signature} and cannot be called as {wanted}: {error}"
+        raise invalid(option, value, text) from None
 
 
 def validate_position(option: str, value: Any) -> str | int | datetime:
@@ -235,11 +220,11 @@ def validate_position(option: str, value: Any) -> str | int | datetime:
         return value
     elif isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
         return value
-    raise InvalidOption(
-        f"{option}={short_repr(value)} is not valid: use earliest, latest, a sequence, "
-        f"or an instant with a zone like 2026-01-31T12:00:00Z",
-        option=option,
-        value=value,
+    raise invalid(
+        option,
+        value,
+        "is not valid: use earliest, latest, a sequence, or an instant with a zone like "
+        "2026-01-31T12:00:00Z",
     )
 
 
@@ -247,22 +232,14 @@ def validate_rate(option: str, value: Any) -> float:
     """Validate a number of messages a second, more than 0."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e300:
         return float(value)
-    raise InvalidOption(
-        f"{option}={short_repr(value)} is not a rate: give messages a second, more than 0",
-        option=option,
-        value=value,
-    )
+    raise invalid(option, value, "is not a rate: give messages a second, more than 0")
 
 
 def validate_fraction(option: str, value: Any) -> float:
     """Validate a number from 0 to 1."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
         return float(value)
-    raise InvalidOption(
-        f"{option}={short_repr(value)} is not a fraction: give a number from 0 to 1",
-        option=option,
-        value=value,
-    )
+    raise invalid(option, value, "is not a fraction: give a number from 0 to 1")
 
 
 def validate_size(option: str, value: Any) -> int:
@@ -273,11 +250,7 @@ def validate_size(option: str, value: Any) -> int:
     unit = text[len(digits) :]
     if re.fullmatch("[0-9]{1,18}", digits) and int(digits) > 0 and unit in _BYTES:
         return int(digits) * _BYTES[unit]
-    raise InvalidOption(
-        f"{option}={short_repr(value)} is not a size: use bytes, or text like '64m' or '1g'",
-        option=option,
-        value=value,
-    )
+    raise invalid(option, value, "is not a size: use bytes, or text like '64m' or '1g'")
 
 
 def validate_choice(option: str, value: Any, choices: Iterable[str]) -> str:
@@ -288,11 +261,7 @@ def validate_choice(option: str, value: Any, choices: Iterable[str]) -> str:
             return choice
     hint = suggest(str(value), known)
     suffix = f" (did you mean {hint!r}?)" if hint else ""
-    raise InvalidOption(
-        f"{option}={short_repr(value)} is not valid: use one of {', '.join(known)}{suffix}",
-        option=option,
-        value=value,
-    )
+    raise invalid(option, value, f"is not valid: use one of {', '.join(known)}{suffix}")
 
 
 def suggest(word: str, known: Iterable[str]) -> str | None:

@@ -16,7 +16,7 @@ from spark_mq import PublishReceipt
 from spark_mq.errors import CommitConflict
 from spark_mq.ledger.message_index import ORDINAL_BITS, DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import Event, Ledger, LedgerHeader
-from spark_mq.parquet.delivery_times import read_delivery_times
+from spark_mq.parquet.lease_columns import read_delivery_times
 from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.archive_table import Filters
 from spark_mq.storage.history_table import HISTORY_SCHEMA, Archived

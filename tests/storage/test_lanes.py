@@ -20,7 +20,7 @@ from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import InvalidOption, InvalidSchema
 from spark_mq.ledger.settle import ACK, NACK, SettleCommand
 from spark_mq.ledger.slots import SlotLayout, decode_slots
-from spark_mq.parquet.slots import read_slots, sort_by_slot
+from spark_mq.parquet.lease_columns import read_slots, sort_by_slot
 from spark_mq.testing import memory_queue
 
 LANES = 8

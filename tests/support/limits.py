@@ -40,7 +40,7 @@ PLACES = {
     "redrive_chunk": "maintenance.redrive.CHUNK",
     "route_ranges": "maintenance.dead_letters.ROUTE_RANGES",
     "row_group_rows": "parquet.writer.ROW_GROUP_ROWS",
-    "slot_rows": "parquet.slots._BATCH_ROWS",
+    "slot_rows": "parquet.lease_columns._BATCH_ROWS",
     "sweep_interval": "delta.tables.SWEEP_INTERVAL",
     "trim_commit_files": "storage.table_cleanup.COMMIT_FILES",
     "trim_files": "storage.table_cleanup.BLOCK_FILES",
@@ -48,6 +48,7 @@ PLACES = {
     "web_connections": "web.server.MAX_CONNECTIONS",
     "web_form_seconds": "web.app.FORM_SECONDS",
     "web_request_seconds": "web.server.REQUEST_SECONDS",
+    "whole_group_bytes": "parquet.reader.MAX_GROUP_BYTES",
 }
 
 

@@ -15,8 +15,8 @@ from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import CorruptLog
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.parquet import reader as module
+from spark_mq.parquet.read_cache import MAX_GROUP_BYTES, RowGroupCache
 from spark_mq.parquet.reader import MessageReader
-from spark_mq.parquet.row_groups import MAX_GROUP_BYTES, RowGroupCache
 
 ROWS = 1_000
 

@@ -19,15 +19,22 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 from support.arrow_memory import at_most
+from support.limits import Limits
 
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.message_index import FileSlice
-from spark_mq.parquet import reader
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.parquet.writer import write_file
 
 ROWS = 120_000
+LARGE = 2**20
+"""Bytes of a row group, above which these tests let it be decoded in steps."""
+
+
+@pytest.fixture(autouse=True)
+def _small_limit(limits: Limits) -> None:
+    limits(whole_group_bytes=LARGE)
 
 
 def messages(rows: int = ROWS) -> pa.Table:
@@ -105,8 +112,8 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             compression="zstd",
             **more,
         )
-    large = pq.ParquetFile(folder / path).metadata.row_group(0).num_rows > reader._MAX_WHOLE_ROWS
-    assert large != request.param.startswith("ours")
+    size = pq.ParquetFile(folder / path).metadata.row_group(0).total_byte_size
+    assert (size > LARGE) != request.param.startswith("ours")
     return Written(ObjectStore(str(folder)), path, table)
 
 
@@ -275,24 +282,38 @@ def test_what_lies_before_a_slice_costs_nothing(tmp_path: Path) -> None:
     assert max(cost.values()) < 0.1 * size, cost
 
 
-def test_leases_that_follow_one_another_walk_once_through_a_large_row_group(
-    tmp_path: Path,
+def foreign_file(folder: Path, rows: int) -> pa.Table:
+    """Write one row group, and return its values."""
+    values = long_values(rows)
+    options: dict[str, Any] = {"compression": "none", "use_dictionary": False}
+    pq.write_table(values, folder / "f", row_group_size=rows, **options)
+    return values["value"]
+
+
+def test_leases_that_follow_one_another_read_a_foreign_row_group_once(
+    tmp_path: Path, limits: Limits
 ) -> None:
-    store, values = CountedStore(tmp_path), long_values(200_000)
-    pq.write_table(values, tmp_path / "f", row_group_size=200_000, compression="none",
-                   use_dictionary=False)  # fmt: skip
-    found = []
+    limits(whole_group_bytes=2**26)
+    store, values, found = CountedStore(tmp_path), foreign_file(tmp_path, 200_000), []
 
     def read_all() -> None:
         for at in range(0, 200_000, 2_000):
             piece = FileSlice("f", at, 2_000, at, 0, 0)
-            found.append(MessageReader(store, ["value"]).read(piece).slice(0, 1))
+            found.append(MessageReader(store, ["value"], share=True).read(piece).slice(0, 1))
 
-    with at_most(32 * 2**20):
-        read = store.bytes_of(read_all)
+    read = store.bytes_of(read_all)
     assert read < 1.5 * (tmp_path / "f").stat().st_size
-    firsts = values["value"].take(pa.array(range(0, 200_000, 2_000)))
+    firsts = values.take(pa.array(range(0, 200_000, 2_000)))
     assert pa.concat_tables(found)["value"].to_pylist() == firsts.to_pylist()
+
+
+def test_a_large_row_group_is_never_wholly_in_memory(tmp_path: Path) -> None:
+    store, values = ObjectStore(str(tmp_path)), foreign_file(tmp_path, 800_000)
+    for at in (0, 400_000, 798_000):
+        piece = FileSlice("f", at, 2_000, at, 0, 0)
+        with at_most(32 * 2**20):  # of 80 MB
+            rows = MessageReader(store, ["value"], share=True).read(piece)
+        assert rows["value"].to_pylist() == values.slice(at, 2_000).to_pylist()
 
 
 @pytest.mark.parametrize("rows", [ROWS, 20_000])

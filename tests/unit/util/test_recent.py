@@ -68,3 +68,14 @@ def test_a_dict_weighs_each_item_once() -> None:
     found[3] = "ijk"
     assert weighed == ["ab", "cd", "ef", "gh", "ijk"]
     assert list(found.values()) == ["gh", "ijk"]
+
+
+def test_an_item_that_was_used_stays_longer() -> None:
+    found: RecentDict[str, int] = RecentDict(2)
+    found["a"], found["b"] = 1, 2
+    assert (found.use("a"), found.use("never there")) == (1, None)
+    found["c"] = 3
+    assert dict(found) == {"a": 1, "c": 3}
+    found.reset()
+    found["d"] = 4
+    assert dict(found) == {"d": 4}

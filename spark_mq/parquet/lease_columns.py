@@ -1,9 +1,9 @@
-"""Sort messages by slot before a file is written, and read the slots of foreign files."""
+"""Read the columns that decide when and in which order messages are leased, and sort by them."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -13,15 +13,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from spark_mq.delta.object_store import ObjectStore
+from spark_mq.ledger.message_index import DeliveryTimes, TimedRun
 from spark_mq.ledger.slots import MAX_PRIORITY, SlotLayout, encode_slots
-from spark_mq.parquet.files import FileStore, unreadable_reason
+from spark_mq.parquet.files import read_unless_damaged
+from spark_mq.parquet.schema import INSTANT, TIME_COLUMNS
+from spark_mq.util.clock import EARLIEST, LATEST, SECOND
 
 __all__ = [
     "SLOT_COLUMNS",
     "SortedBySlot",
+    "clamp_instants",
     "effective_priorities",
-    "may_have_priorities",
+    "may_have",
     "mostly_differ",
+    "read_delivery_times",
     "read_slots",
     "sort_by_slot",
 ]
@@ -123,27 +129,24 @@ def _counted(runs: pa.RunEndEncodedArray) -> Iterator[tuple[int, int]]:
     return zip(numbers, counts, strict=True)
 
 
-def may_have_priorities(stats: Mapping[str, Any]) -> bool:
-    """Return whether a file may hold a priority, by the statistics of its ``add`` action."""
+def may_have(stats: Mapping[str, Any], *names: str) -> bool:
+    """Return whether a file may have a value in a column, by its ``add`` action's statistics."""
     nulls, rows = stats.get("nullCount") or {}, stats.get("numRecords")
-    return rows is None or nulls.get("priority") != rows
+    return rows is None or any(nulls.get(name) != rows for name in names)
 
 
-def read_slots(files: FileStore, path: str, lanes: int) -> str:
+def read_slots(files: ObjectStore, path: str, lanes: int) -> str:
     """Return a foreign file's slots, or "" if it has none or is damaged. Raise OSError."""
     columns = SLOT_COLUMNS if lanes else SLOT_COLUMNS[1:]
-    try:
-        runs = _read_runs(files, path, SlotLayout(lanes), columns)
-    except (OSError, pa.ArrowException) as error:
-        again = partial(_read_runs, path=path, layout=SlotLayout(lanes), columns=columns)
-        unreadable_reason(files, path, error, again)
+    read = partial(_read_runs, path=path, layout=SlotLayout(lanes), columns=columns)
+    runs = read_unless_damaged(files, path, read)
+    if not runs or (not lanes and all(number == MAX_PRIORITY for number, _ in runs)):
         return ""
-    plain = not lanes and all(number == MAX_PRIORITY for number, _ in runs)
-    return "" if plain or not runs else encode_slots(lanes, runs)
+    return encode_slots(lanes, runs)
 
 
 def _read_runs(
-    files: FileStore, path: str, layout: SlotLayout, columns: Sequence[str]
+    files: ObjectStore, path: str, layout: SlotLayout, columns: Sequence[str]
 ) -> list[tuple[int, int]]:
     """Return the runs of a file's rows in one slot. A key that many rows share is held once."""
     with files.open(path) as raw:
@@ -162,3 +165,49 @@ def _read_runs(
                     rows += found.pop()[1]
                 found.append((number, rows))
         return found
+
+
+def read_delivery_times(files: ObjectStore, path: str) -> DeliveryTimes | None:
+    """Return a file's delivery times, or None if it has none or is damaged. Raise OSError."""
+    columns = read_unless_damaged(files, path, partial(_read_columns, path=path))
+    if columns is None or all(value is None for column in columns for value in column):
+        return None
+    return DeliveryTimes.of(_runs(columns))
+
+
+def _read_columns(files: ObjectStore, path: str) -> list[list[int | None]]:
+    with files.open(path) as raw:
+        file = pq.ParquetFile(raw, coerce_int96_timestamp_unit="us")
+        present = [name for name in TIME_COLUMNS if name in file.schema_arrow.names]
+        table = file.read(columns=present)
+    return [
+        clamp_instants(table[name]).cast(pa.int64()).to_pylist()
+        if name in present
+        else [None] * table.num_rows
+        for name in TIME_COLUMNS
+    ]
+
+
+def _runs(columns: Iterable[list[int | None]]) -> list[TimedRun]:
+    runs: list[TimedRun] = []
+    for deliver_at, expires_at in zip(*columns, strict=True):
+        # Rounded up, so no message is early, and neighbours with equal times share a run.
+        due = None if deliver_at is None else min(LATEST, -(-deliver_at // SECOND) * SECOND)
+        if runs and runs[-1][1:] == (due, expires_at):
+            runs[-1] = (runs[-1][0] + 1, due, expires_at)
+        else:
+            runs.append((1, due, expires_at))
+    return runs
+
+
+def clamp_instants(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return instants in microseconds, cut to years 1 to 9999, which foreign writers may exceed."""
+    instants = column if column.type == INSTANT else column.cast(INSTANT, safe=False)
+    if instants.null_count == len(instants):
+        return instants
+    limits = pc.min_max(instants)
+    if limits["min"].value >= EARLIEST and limits["max"].value <= LATEST:
+        return instants
+    at = instants.cast(pa.int64())
+    late = pc.max_element_wise(at, EARLIEST, skip_nulls=False)
+    return pc.min_element_wise(late, LATEST, skip_nulls=False).cast(INSTANT)
