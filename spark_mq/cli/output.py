@@ -37,8 +37,7 @@ from spark_mq.errors import (
     UnsupportedTable,
 )
 from spark_mq.util.advice import Advice
-from spark_mq.util.show import json_line, printable, show_cell
-from spark_mq.util.steps import showing_steps
+from spark_mq.util.show import json_line, printable, show_cell, showing_steps
 
 __all__ = [
     "FAILED",

@@ -133,15 +133,15 @@ def _added(add: _Add) -> AddFile:
     )
 
 
-def encode(change: Change, commit: Commit, previous_id: str | None, operation: str) -> bytes:
-    """Return the JSON of a change's commit. `operation` is Delta's name of the operation."""
+def encode(change: Change, commit: Commit, previous_id: str | None) -> bytes:
+    """Return the JSON of a change's commit."""
     now = commit.info["timestamp"]
     parameters = {"mode": "Append" if not change.removes else "Overwrite"}
     if change.partition is not None:
         parameters["predicate"] = " AND ".join(f"{k} = '{v}'" for k, v in change.partition.items())
     info: dict[str, Any] = {
         **commit.info,
-        "operation": operation,
+        "operation": "WRITE",
         "operationParameters": parameters,
         "engineInfo": "spark_mq",
         "isBlindAppend": change.partition is None and not change.removes and not change.whole_table,

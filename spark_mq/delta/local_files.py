@@ -25,7 +25,6 @@ from spark_mq.util.process import call_in_forks
 __all__ = [
     "LocalBackend",
     "LocalFiles",
-    "LocalFolders",
 ]
 
 
@@ -36,48 +35,6 @@ _Syncs: TypeAlias = list[Future[None]]
 _SYNC_THREADS: Final = 8
 # Errors of a name without a file. A commit may name what no disk can hold.
 _NO_FILE: Final = {errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG}
-
-
-class LocalFolders:
-    """Create folders under one root. If durable, wait until the disk has their entries."""
-
-    def __init__(
-        self,
-        root: str,
-        durable: bool,
-        *,
-        makedir: Callable[[str], None],
-        sync_folder: Callable[[str], None],
-    ) -> None:
-        self._root = root
-        self._durable = durable
-        self._makedir = makedir
-        self._sync_folder = sync_folder
-        self.synced: set[str] = set()  # folders whose own entries this process has synced
-
-    def make(self, folder: str) -> None:
-        """Create missing folders and make their entries durable, once a process."""
-        parent = os.path.dirname(folder)
-        missing = not os.path.isdir(folder)
-        if missing and not os.path.isdir(parent):
-            self.make(parent)
-        if missing:
-            with contextlib.suppress(FileExistsError):
-                self._makedir(folder)
-        if self._durable:
-            self._sync_entry_of(folder, missing)
-
-    def _sync_entry_of(self, folder: str, made: bool) -> None:
-        # Another process may have made the folder and not yet synced it. So do so here, too.
-        inside = folder.startswith(f"{self._root}/")
-        try:
-            self._sync_folder(os.path.dirname(folder) or "/")
-        except PermissionError:
-            if made or inside:
-                raise
-        if inside and os.path.dirname(folder) not in self.synced:
-            self._sync_entry_of(os.path.dirname(folder), made=False)
-        self.synced.add(folder)
 
 
 class LocalFiles:
@@ -131,9 +88,7 @@ class LocalBackend:
         self.root = root.rstrip("/")
         self._durable = durable
         self._files = files
-        self._folders = LocalFolders(
-            self.root, durable, makedir=files.makedir, sync_folder=files.sync_folder
-        )
+        self._synced: set[str] = set()  # folders whose own entries this process has synced
 
     def child(self, name: str) -> LocalBackend:
         return LocalBackend(self._full(name), self._durable, self._files)
@@ -287,14 +242,38 @@ class LocalBackend:
     def _write_temporary(self, full: str, data: bytes | memoryview, sync: bool) -> tuple[str, str]:
         folder = os.path.dirname(full)
         temporary = f"{folder}/.spark_mq-{uuid.uuid4().hex}.tmp"
-        if self._durable and folder not in self._folders.synced:
-            self._folders.make(folder)
+        if self._durable and folder not in self._synced:
+            self._make_folder(folder)
         try:
             self._write_new(temporary, data, sync)
         except FileNotFoundError:
-            self._folders.make(folder)
+            self._make_folder(folder)
             self._write_new(temporary, data, sync)
         return folder, temporary
+
+    def _make_folder(self, folder: str) -> None:
+        """Create missing folders. If durable, wait until the disk has their entries."""
+        parent = os.path.dirname(folder)
+        missing = not os.path.isdir(folder)
+        if missing and not os.path.isdir(parent):
+            self._make_folder(parent)
+        if missing:
+            with contextlib.suppress(FileExistsError):
+                self._files.makedir(folder)
+        if self._durable:
+            self._sync_entry_of(folder, missing)
+
+    def _sync_entry_of(self, folder: str, made: bool) -> None:
+        # Another process may have made the folder and not yet synced it. So do so here, too.
+        inside = folder.startswith(f"{self.root}/")
+        try:
+            self._files.sync_folder(os.path.dirname(folder) or "/")
+        except PermissionError:
+            if made or inside:
+                raise
+        if inside and os.path.dirname(folder) not in self._synced:
+            self._sync_entry_of(os.path.dirname(folder), made=False)
+        self._synced.add(folder)
 
     def _write_new(self, temporary: str, data: bytes | memoryview, sync: bool) -> None:
         try:

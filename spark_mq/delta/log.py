@@ -57,7 +57,6 @@ class DeltaLog(LogFollower):
         compute: Callable[[TableState], tuple[Change | None, T]],
         *,
         timeout: float = 60.0,
-        operation: str = "WRITE",
     ) -> tuple[int, T]:
         """Compute and commit a change, again after each conflict. Raise ContentionTimeout."""
         started, losses, backoff = time.monotonic(), 0, Backoff()
@@ -71,7 +70,7 @@ class DeltaLog(LogFollower):
             if change is None:
                 return base, result
             try:
-                return self.commit(change, base, operation), result
+                return self.commit(change, base), result
             except CommitConflict as error:
                 losses, now = losses + 1, time.monotonic()
                 if now - started > timeout:
@@ -79,7 +78,7 @@ class DeltaLog(LogFollower):
                 backoff.lost(now - began)
                 backoff.wait()
 
-    def commit(self, change: Change, base: int, operation: str = "WRITE") -> int:
+    def commit(self, change: Change, base: int) -> int:
         """Commit a change of version `base`. Return its version, or raise CommitConflict."""
         with self._lock:  # another thread may look while this one puts
             version, sure_at = base, self._sure_at
@@ -92,7 +91,7 @@ class DeltaLog(LogFollower):
             winner = self._known_winner(version, change)
             if winner is None:
                 commit = Commit.of(version, change, now)
-                data = encode(change, commit, previous, operation)
+                data = encode(change, commit, previous)
                 if not self.put(version, data, unsynced):
                     winner = self._winner(version, change)
                 unsynced = []

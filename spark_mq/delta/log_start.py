@@ -28,6 +28,7 @@ __all__ = [
     "check_same_table",
     "check_start",
     "find_start",
+    "last_checkpoint",
     "listed_checkpoint",
     "read_ahead",
     "remade_table_error",
@@ -36,6 +37,7 @@ __all__ = [
 
 _logger = logging.getLogger(__name__)
 
+CHECKPOINT_HINT: Final = f"{LOG_FOLDER}/_last_checkpoint"
 _LOOKS: Final = 2
 _UNREADABLE = (pa.ArrowException, ValueError, FileNotFoundError)
 
@@ -43,9 +45,9 @@ _UNREADABLE = (pa.ArrowException, ValueError, FileNotFoundError)
 def find_start(store: ObjectStore) -> Sequence[str] | None:
     """Return the newest checkpoint's files, () for none, None without a table. Raise CorruptLog."""
     for _ in range(_LOOKS):
-        hint = _hinted_checkpoint(store)
-        if hint is not None:
-            return [hint]
+        hinted = last_checkpoint(store)
+        if hinted >= 0 and store.exists(path := checkpoint_path(hinted)):
+            return [path]
         if store.exists(log_path(0)):
             return ()
         files, any_commit = _newest_checkpoint(store)
@@ -55,14 +57,12 @@ def find_start(store: ObjectStore) -> Sequence[str] | None:
     raise missing_commit_error(store.root, 0)
 
 
-def _hinted_checkpoint(store: ObjectStore) -> str | None:
-    """Return the single-file checkpoint that ``_last_checkpoint`` names, if it exists."""
+def last_checkpoint(store: ObjectStore) -> int:
+    """Return the version of the last checkpoint by its hint, or -1."""
     try:
-        hint = json.loads(store.read(f"{LOG_FOLDER}/_last_checkpoint"))
-        path = checkpoint_path(int(hint["version"]))
+        return max(-1, int(json.loads(store.read(CHECKPOINT_HINT))["version"]))
     except (FileNotFoundError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        return None  # the hint may be broken, and is then ignored
-    return path if store.exists(path) else None
+        return -1  # the hint may be broken, and is then ignored
 
 
 def listed_checkpoint(store: ObjectStore) -> list[str] | None:

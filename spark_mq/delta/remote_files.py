@@ -19,6 +19,7 @@ from obstore import exceptions, store
 from spark_mq.delta.file_info import FileInfo
 from spark_mq.delta.storage_options import PROVIDERS, is_secret, store_options
 from spark_mq.errors import InvalidOption
+from spark_mq.util.process import ForkGuard
 
 __all__ = ["RemoteBackend"]
 
@@ -159,7 +160,7 @@ class RemoteBackend:
     def _call(self, path: str, function: Callable[[Any, str], _T]) -> _T:
         """Call obstore. Raise its errors as kinds of OSError, without secrets."""
         full = self._full(path)
-        _Process.check(f"{self._place}/{full}")
+        _check_fork(f"{self._place}/{full}")
         if len(full) > _MOST or (len(full.encode()) > _MOST and not self._counts_characters):
             text = f"The store has no names of more than {_MOST} bytes"
             raise FileNotFoundError(errno.ENAMETOOLONG, text, f"{self._place}/{full}")
@@ -174,26 +175,16 @@ class RemoteBackend:
         raise failure from cause
 
 
-class _Process:
-    """Refuse obstore in a forked process, because it would never return there."""
-
-    used = False
-    forked = False
-
-    @classmethod
-    def check(cls, place: str) -> None:
-        """Raise OSError if the parent process used obstore before the fork."""
-        if cls.forked:
-            text = "Using the object store failed: the parent used it before the fork"
-            raise OSError(errno.EIO, f"{text}. Start processes by spawn or forkserver", place)
-        cls.used = True
-
-    @classmethod
-    def mark(cls) -> None:
-        cls.forked = cls.forked or cls.used
+_used: list[ForkGuard] = []  # since the first use of obstore
 
 
-os.register_at_fork(after_in_child=_Process.mark)
+def _check_fork(place: str) -> None:
+    """Raise OSError if the parent used obstore before the fork, because it would never return."""
+    if not _used:
+        _used.append(ForkGuard("an object store"))
+    if _used[0].is_foreign:
+        text = "Using the object store failed: the parent used it before the fork"
+        raise OSError(errno.EIO, f"{text}. Start processes by spawn or forkserver", place)
 
 
 class _RangeReader(io.RawIOBase):

@@ -109,17 +109,11 @@ def _credentials_advice(path: str) -> str:
 
 
 @contextlib.contextmanager
-def wrap_store_errors(
-    path: str,
-    operation: str,
-    only: tuple[type[Exception], ...] = STORE_ERRORS,
-    *,
-    landed: bool | None = False,
-) -> Iterator[None]:
-    """Convert errors of the kinds `only` in the block, as :func:`to_storage_error`."""
+def wrap_store_errors(path: str, operation: str, *, landed: bool | None = False) -> Iterator[None]:
+    """Convert errors of the store in the block, as :func:`to_storage_error`."""
     try:
         yield
     except SparkMQError:
         raise
-    except only as error:
+    except STORE_ERRORS as error:
         raise to_storage_error(path, error, operation, landed=landed) from error

@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_mq.delta.action_json import add_action, encode_actions
-from spark_mq.delta.actions import LOG_FOLDER, OPERATION_ID, checkpoint_path, version_of
+from spark_mq.delta.actions import OPERATION_ID, checkpoint_path, version_of
 from spark_mq.delta.log import DeltaLog
-from spark_mq.delta.log_start import check_start, find_start
+from spark_mq.delta.log_start import CHECKPOINT_HINT, check_start, find_start, last_checkpoint
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import to_storage_error
@@ -29,7 +29,6 @@ __all__ = [
     "checkpoint_soon",
     "create_table",
     "encode_checkpoint",
-    "last_checkpoint",
     "wait_for_checkpoints",
     "write_checkpoint",
 ]
@@ -160,7 +159,6 @@ KEPT_BY_THE_SWEEP: Final = {
 }
 
 _ATTEMPTS: Final = 5
-_HINT: Final = f"{LOG_FOLDER}/_last_checkpoint"
 _writing: dict[str, threading.Thread] = {}  # threads that write checkpoints, by the table's path
 
 
@@ -235,7 +233,7 @@ def _write_checkpoint(store: ObjectStore) -> int:
         with store.open(checkpoint_path(since)) as file:
             rows = pq.ParquetFile(file).metadata.num_rows
     if last_checkpoint(store) < since:
-        store.write(_HINT, json.dumps({"version": since, "size": rows}).encode())
+        store.write(CHECKPOINT_HINT, json.dumps({"version": since, "size": rows}).encode())
     return since
 
 
@@ -282,11 +280,3 @@ def checkpoint_if_due(store: ObjectStore, version: int) -> None:
     """Write a checkpoint if the last one is too old, because it reads the whole log again."""
     if version - last_checkpoint(store) >= SWEEP_INTERVAL:
         write_checkpoint(store)
-
-
-def last_checkpoint(store: ObjectStore) -> int:
-    """Return the version of the last checkpoint by its hint, or -1."""
-    try:
-        return max(-1, int(json.loads(store.read(_HINT))["version"]))
-    except (FileNotFoundError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        return -1  # The file is a hint. Without a readable one, one more checkpoint does no harm.

@@ -20,8 +20,7 @@ from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.storage.history_table import Archived
 from spark_mq.util.clock import MICROSECOND
 from spark_mq.util.records import Record
-from spark_mq.util.show import show_some
-from spark_mq.util.steps import counted, step
+from spark_mq.util.show import counted, show_some, step
 
 __all__ = [
     "SweepReport",

@@ -27,10 +27,9 @@ from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import one_line, wrap_store_errors
 from spark_mq.delta.tables import (
     KEPT_BY_THE_SWEEP,
+    checkpoint_if_due,
     checkpoint_soon,
     create_table,
-    last_checkpoint,
-    write_checkpoint,
 )
 from spark_mq.errors import CorruptLog
 from spark_mq.util.columns import sort_rows
@@ -54,7 +53,6 @@ Filters = list[tuple[str, str, Any]]
 
 LARGE_FILE_BYTES: Final = 4 * 2**20  # a file of this size is not small
 MAX_BYTES: Final = 32 * 2**20  # of rows that an append or a merge holds in memory
-CHECKPOINT_VERSIONS: Final = 16  # from one checkpoint to the next
 # How much of the archive's own log stays, because nobody reads its past.
 KEEP_VERSIONS: Final = 100
 KEEP_SECONDS: Final = 600.0
@@ -393,8 +391,7 @@ class ArchiveTable:
         """Delete the files that no kept version of an existing table needs. Return their number."""
         with wrap_store_errors(self.path, "cleaning"):
             # Without a checkpoint nothing can be cleaned, and few commits write none.
-            if self.log.state.version - last_checkpoint(self.files) >= CHECKPOINT_VERSIONS:
-                write_checkpoint(self.files)
+            checkpoint_if_due(self.files, self.log.state.version)
             keep = keep or Keep(KEEP_VERSIONS, KEEP_SECONDS, first_path=first_path)
             return clean_table(self.log, keep, data_files=True)
 

@@ -97,9 +97,9 @@ def base_of(path: str) -> int:
     return int(path[-58:-38])
 
 
-def delete_old_requests(files: ObjectStore, older_than_seconds: float = OLD_SECONDS) -> int:
+def delete_old_requests(files: ObjectStore) -> int:
     """Delete the requests of killed writers, and other old files. Return the number of files."""
-    before = time.time() - older_than_seconds
+    before = time.time() - OLD_SECONDS
     old = [one.path for one in files.list_all(FOLDER) if one.modified < before]
     old = [path for path in old if is_data_path(path)]  # others can be deleted by hand only
     files.delete_many(old)

@@ -25,12 +25,12 @@ def to_arrow(numbers: array[int]) -> pa.Array:
     return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers.tobytes())])
 
 
-def to_array(numbers: pa.Array | pa.ChunkedArray, null: int = 0) -> array[int]:
-    """Return a column of whole numbers or instants as an array. Nulls become `null`."""
+def to_array(numbers: pa.Array | pa.ChunkedArray) -> array[int]:
+    """Return a column of whole numbers or instants as an array. Nulls become 0."""
     found = array("q")
     chunks = numbers.chunks if isinstance(numbers, pa.ChunkedArray) else [numbers]
     for chunk in chunks:
-        whole = pc.fill_null(chunk.cast(pa.int64()), null)
+        whole = pc.fill_null(chunk.cast(pa.int64()), 0)
         values = memoryview(whole.buffers()[1])
         found.frombytes(values[whole.offset * _BYTES : (whole.offset + len(whole)) * _BYTES])
     return found

@@ -1,15 +1,18 @@
-"""Show values to people, and as JSON."""
+"""Show values, and the progress of long operations, to people. Show values as JSON."""
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 __all__ = [
+    "counted",
     "json_line",
     "printable",
     "show_age",
@@ -22,7 +25,14 @@ __all__ = [
     "show_time",
     "show_took",
     "show_value",
+    "showing_steps",
+    "step",
 ]
+
+
+_Show = Callable[[str], None]
+_listener: Final[ContextVar[_Show | None]] = ContextVar("spark_mq_steps", default=None)
+T = TypeVar("T")
 
 
 def show_time(at: datetime | None) -> str:
@@ -83,9 +93,9 @@ def show_value(value: bytes | None, limit: int = 60) -> str:
     return shown if len(text) <= limit and len(value) <= 4 * limit else shown + "…"
 
 
-def show_name(name: str, limit: int = 200) -> str:
+def show_name(name: str) -> str:
     """Return the start of a name that others chose."""
-    return printable(name) if len(name) <= limit else printable(name[:limit]) + "…"
+    return printable(name) if len(name) <= 200 else printable(name[:200]) + "…"
 
 
 def printable(text: str) -> str:
@@ -164,3 +174,26 @@ _JSON: Final[Mapping[type, Callable[[Any], Any]]] = {
     datetime: _time_json,
     timedelta: timedelta.total_seconds,
 }
+
+
+@contextmanager
+def showing_steps(show: _Show) -> Iterator[None]:
+    """Show the steps of this thread's operations in the block."""
+    token = _listener.set(show)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def step(text: str) -> None:
+    """Report the step that begins, if anybody listens."""
+    if (show := _listener.get()) is not None:
+        show(text)
+
+
+def counted(text: str, items: Collection[T]) -> Iterator[T]:
+    """Iterate over items, and report how many are done."""
+    for done, item in enumerate(items):
+        step(f"{text}, {done:,} of {len(items):,} done")
+        yield item

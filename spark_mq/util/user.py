@@ -58,9 +58,9 @@ def current_user() -> str | None:
     return _USER.get()
 
 
-def with_user(info: Mapping[str, Any], user: str | None = None) -> Mapping[str, Any]:
-    """Return a commit's note with the name of a user, by default who acts. A name in it stays."""
-    name = _USER.get() if user is None else user
+def with_user(info: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a commit's note with the name of who acts. A name in it stays."""
+    name = _USER.get()
     return info if name is None else {"user": name, **info}
 
 

@@ -14,7 +14,7 @@ from spark_mq import Message
 from spark_mq.cli.output import busy, track
 from spark_mq.cli.workers import counting
 from spark_mq.testing import memory_queue
-from spark_mq.util.steps import showing_steps, step
+from spark_mq.util.show import showing_steps, step
 
 
 class Terminal(io.StringIO):

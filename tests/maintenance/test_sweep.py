@@ -47,8 +47,9 @@ from support.tables import (
 from spark_mq import Message, Queue, SweepReport, errors
 from spark_mq.delta import cleanup, tables
 from spark_mq.delta.log import DeltaLog
+from spark_mq.delta.log_start import last_checkpoint
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.delta.tables import last_checkpoint, write_checkpoint
+from spark_mq.delta.tables import write_checkpoint
 from spark_mq.maintenance.dead_letters import copy_dead
 from spark_mq.parquet.reader import verify_slice
 from spark_mq.testing import ManualClock

@@ -510,7 +510,7 @@ def test_a_queue_made_anew_does_not_believe_what_was_written_down_of_the_old_one
 
 
 def test_commits_keeps_few_files(queue: Queue, limits: Limits) -> None:
-    limits(orphan_seconds=0.0, index_files=3, archive_checkpoint_versions=1)
+    limits(orphan_seconds=0.0, index_files=3, sweep_interval=1)
     for n in range(12):
         queue.publish(str(n))
         assert index_commits(queue) == (2 if n == 0 else 1)
@@ -524,7 +524,7 @@ def test_commits_keeps_few_files(queue: Queue, limits: Limits) -> None:
 def test_a_handle_that_reads_while_files_are_rewritten_reads_again(
     queue: Queue, byte_store: ByteStore, limits: Limits
 ) -> None:
-    limits(orphan_seconds=0.0, index_files=1, archive_checkpoint_versions=1)
+    limits(orphan_seconds=0.0, index_files=1, sweep_interval=1)
     for value in "abc":
         queue.publish(value)
         if value != "c":
@@ -593,7 +593,7 @@ def test_a_sweeper_stops_at_its_checkpoint_and_another_one_cleans_beyond_it(
 def test_two_sweepers_tidy_commits_at_once(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, limits: Limits
 ) -> None:
-    limits(index_files=1, archive_checkpoint_versions=1)
+    limits(index_files=1, sweep_interval=1)
 
     def more() -> None:
         for value in "ab":

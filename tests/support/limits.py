@@ -15,7 +15,6 @@ Limits = Callable[..., None]
 
 PLACES = {
     "archive_bytes": "storage.archive_table.MAX_BYTES",
-    "archive_checkpoint_versions": "storage.archive_table.CHECKPOINT_VERSIONS",
     "archive_file_bytes": "storage.archive_table.LARGE_FILE_BYTES",
     "archive_seconds": "storage.archive_table.KEEP_SECONDS",
     "archive_versions": "storage.archive_table.KEEP_VERSIONS",

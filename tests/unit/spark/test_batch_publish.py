@@ -10,10 +10,10 @@ from support.tables import messages_of
 
 from spark_mq import Queue
 from spark_mq.errors import DuplicatePublish, InvalidOption
-from spark_mq.parquet.writer import write_file
 from spark_mq.spark.batch_publish import BatchPublisher, SinkProducer
 from spark_mq.spark.options import WriteOptions
 from spark_mq.spark.sink import QueueStreamWriter
+from spark_mq.storage.publishes import PendingPublish
 from spark_mq.testing import FakeBatchLease, memory_queue
 
 STREAM = "8a8b4c2e-0000-4000-8000-000000000000"
@@ -26,7 +26,7 @@ def queue(tmp_path: Path) -> Queue:
 
 def write(queue: Queue, producer: SinkProducer) -> bool:
     log = messages_of(queue)
-    return producer.commit(log, [write_file(log.files, pa.table({"value": [b"a"]}))])
+    return producer.commit(log, PendingPublish(log.files, [pa.table({"value": [b"a"]})]))
 
 
 def producer(publisher: BatchPublisher, number: str = "1") -> SinkProducer:
