@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -9,12 +10,11 @@ from typing import Any, Final, TypedDict, Unpack
 
 import pyarrow as pa
 
-from spark_mq.errors import InvalidOption
+from spark_mq.errors import InvalidOption, InvalidPayload
 from spark_mq.ledger.slots import MAX_PRIORITY
 from spark_mq.parquet.publish_table import complete_table
 from spark_mq.parquet.schema import DEDUP_FIELD, MESSAGE_SCHEMA, TIME_COLUMNS
 from spark_mq.util.clock import Duration, to_datetime, to_micros
-from spark_mq.util.json_text import decode_text, parse_json, to_json
 from spark_mq.util.validation import short_repr, validate_duration
 
 __all__ = [
@@ -106,7 +106,7 @@ class Message:
         >>> Message.json({"id": 1}, key="k").value
         '{"id":1}'
         """
-        return cls(to_json(value), **fields)
+        return cls(_to_json(value), **fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +140,14 @@ class ReceivedMessage:
     @property
     def text(self) -> str:
         """Return the payload as UTF-8 text. Raises InvalidPayload for other bytes."""
-        return decode_text(self.value, self.sequence)
+        return _decode_text(self.value, self.sequence)
 
     def json(self) -> Any:
         """Return the value of the payload, which is JSON in UTF-8.
 
         Raises InvalidPayload for other payloads, also with NaN or Infinity. It shows no contents.
         """
-        return parse_json(self.value, self.sequence)
+        return _parse_json(self.value, self.sequence)
 
 
 def to_publish(messages: Any, now: int, times: Mapping[str, int] | None = None) -> pa.Table:
@@ -308,3 +308,53 @@ def to_received(table: pa.Table) -> list[ReceivedMessage]:
         table["delivery_count"].to_pylist(),
     ]
     return list(map(ReceivedMessage, *columns))
+
+
+def _to_json(value: Any) -> str:
+    """Return a value as compact JSON. Raise InvalidOption."""
+    try:
+        return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        kind = type(value).__name__
+        raise InvalidOption(
+            f"a value of type {kind} has no JSON form: {why}. Give dicts, lists, text, finite "
+            "numbers, booleans and None",
+            option="value",
+            value=kind,
+        ) from None
+
+
+def _decode_text(value: bytes, sequence: int) -> str:
+    """Return a payload as text. Raise InvalidPayload."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidPayload(
+            f"message {sequence} is no text: byte {error.start} is no UTF-8. Use its value, or "
+            "reject it",
+            sequence=sequence,
+        ) from None
+
+
+def _parse_json(value: bytes, sequence: int) -> Any:
+    """Return the value of a JSON payload. Raise InvalidPayload."""
+    text = _decode_text(value, sequence)
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise InvalidPayload(
+            f"message {sequence} is no JSON: {_cause(error)}. Use its value, or reject it",
+            sequence=sequence,
+        ) from None
+
+
+def _cause(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at character {error.pos}"
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
+def _refuse(name: str) -> Any:
+    """Refuse the names NaN and Infinity, which JSON does not have."""
+    raise ValueError(f"{name} is no JSON number")

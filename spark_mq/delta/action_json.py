@@ -19,10 +19,10 @@ from spark_mq.delta.actions import (
     Protocol,
     RemovedFile,
     Txn,
+    parse_foreign,
     restore_hint,
 )
 from spark_mq.errors import CorruptLog
-from spark_mq.util.json_text import parse_foreign
 
 __all__ = ["add_action", "encode", "encode_actions", "parse_commit"]
 

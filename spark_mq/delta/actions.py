@@ -12,7 +12,6 @@ import msgspec
 
 from spark_mq.errors import CorruptLog, UnsupportedTable
 from spark_mq.util.advice import CREATE_QUEUE
-from spark_mq.util.json_text import parse_foreign
 
 __all__ = [
     "AddFile",
@@ -25,6 +24,7 @@ __all__ = [
     "checkpoint_path",
     "log_path",
     "missing_commit_error",
+    "parse_foreign",
     "restore_hint",
     "version_of",
 ]
@@ -46,8 +46,19 @@ _WRITER_FEATURES: Final = {
 
 # Functions from a version to a path relative to the table.
 log_path: Final = f"{LOG_FOLDER}/{{:020d}}.json".format
+_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _VERSION: Final = re.compile("[0-9]{20}")
 checkpoint_path: Final = f"{LOG_FOLDER}/{{:020d}}.checkpoint.parquet".format
+
+
+def parse_foreign(text: str) -> Any:
+    """Return the value of JSON by any writer. Raise ValueError or RecursionError."""
+    value = json.loads(text)
+    if _SURROGATE.search(text):
+        # Half of a character becomes a question mark, because no file or table can hold it.
+        whole = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+        value = json.loads(whole)
+    return value
 
 
 def version_of(path: str) -> int:

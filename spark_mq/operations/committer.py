@@ -43,7 +43,7 @@ from spark_mq.operations.payloads import FileChecks, PayloadFiles
 from spark_mq.storage.delegated_commands import DelegatedRequest
 from spark_mq.storage.ledger_files import LedgerSnapshot
 from spark_mq.storage.ledger_table import LedgerTable
-from spark_mq.storage.optimistic_commit import OptimisticCommit
+from spark_mq.storage.optimistic_commit import commit
 from spark_mq.telemetry.conventions import RECEIVE, SETTLE, Destination, Signal, error_type
 from spark_mq.telemetry.reporter import watched
 from spark_mq.util.advice import RESUME_GROUP
@@ -124,7 +124,7 @@ class GroupCommitter:
         """Run the commands of several callers in one commit."""
         batch = _Batch(self._group, units)
         try:
-            OptimisticCommit(self._store, self._group.name, batch).run()
+            commit(self._store, self._group.name, batch)
             batch.log()
         except STORE_ERRORS as error:
             if sum(len(unit.commands) for unit in units) == 1:

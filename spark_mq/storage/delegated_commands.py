@@ -24,13 +24,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
-from spark_mq.delta.actions import Change, Commit
+from spark_mq.delta.actions import Commit, parse_foreign
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import FileInfo, ObjectStore, is_data_path
 from spark_mq.delta.store_errors import STORE_ERRORS, one_line, wrap_store_errors
-from spark_mq.errors import SparkMQError, StorageError
-from spark_mq.storage.ledger_files import PAUSE
-from spark_mq.util.json_text import parse_foreign
+from spark_mq.errors import StorageError
 from spark_mq.util.recent import RecentSet
 
 __all__ = [
@@ -40,7 +38,6 @@ __all__ = [
     "DelegatedRequest",
     "DelegationTurn",
     "base_of",
-    "commit_pause_request",
     "delete_old_requests",
     "id_of",
     "is_request",
@@ -340,17 +337,3 @@ class DelegationTurn:
             self._files.delete_many(paths)
         except STORE_ERRORS as error:
             _log.debug("requests in %s were not deleted: %s", self._files.root, error)
-
-
-def commit_pause_request(
-    log: DeltaLog, operation_id: str, group: str | None, pause: float, *, share: bool
-) -> None:
-    """Commit a note that asks others to wait, and only log a failure."""
-    note: dict[str, Any] = {"operation": "ask others to wait", "group": group}
-    note[PAUSE] = round(pause, 3)
-    if share:
-        note[SERVED] = {}
-    try:
-        log.commit(Change(operation_id, note), log.refresh().version)
-    except SparkMQError as error:
-        _log.debug("requesting a pause in %s failed: %s", log.path, error)

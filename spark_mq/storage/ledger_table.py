@@ -20,12 +20,11 @@ from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import to_storage_error, wrap_store_errors
 from spark_mq.delta.tables import KEPT_BY_THE_SWEEP, checkpoint_soon, create_table
-from spark_mq.errors import CommitConflict, CorruptLog, NotAQueue, StorageError
+from spark_mq.errors import CommitConflict, CorruptLog, NotAQueue, SparkMQError, StorageError
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.storage.delegated_commands import (
     SERVED,
     DelegationTurn,
-    commit_pause_request,
     delete_old_requests,
 )
 from spark_mq.storage.ledger_files import (
@@ -242,7 +241,17 @@ class LedgerTable:
     def request_pause(self, group: str | None, pause: float, *, share: bool = False) -> None:
         """Ask other writers of a group, or of all, to pause, and with `share` to share commits."""
         self._last_operation = uuid.uuid4().hex
-        commit_pause_request(self.log, self._last_operation, group, pause, share=share)
+        note: dict[str, Any] = {
+            "operation": "ask others to wait",
+            "group": group,
+            PAUSE: round(pause, 3),
+        }
+        if share:
+            note[SERVED] = {}
+        try:
+            self.log.commit(Change(self._last_operation, note), self.log.refresh().version)
+        except SparkMQError as error:
+            _log.debug("requesting a pause in %s failed: %s", self.path, error)
 
     def _write_file(self, group: str, ledger: Ledger) -> AddFile:
         data, rows = encode_ledger(ledger)

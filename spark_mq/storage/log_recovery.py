@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.delta.actions import LOG_FOLDER, AddFile, Change, log_path, version_of
+from spark_mq.delta.actions import LOG_FOLDER, AddFile, log_path, version_of
 from spark_mq.delta.log import DeltaLog
 from spark_mq.errors import TablesDisagree
 from spark_mq.ledger.intervals import Interval
@@ -17,7 +16,7 @@ from spark_mq.ledger.message_index import MessageIndex, sequence
 from spark_mq.storage.commits_table import CommitsTable
 from spark_mq.storage.published_files import PublishedFiles, commit_matches
 
-__all__ = ["LogPlan", "plan_recovery", "publish_again", "rewrite_commits", "tables_disagree"]
+__all__ = ["LogPlan", "plan_recovery", "tables_disagree"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +96,3 @@ def _gap(log: DeltaLog, covered: int, latest: int) -> Interval | None:
 def _all_files(log: DeltaLog) -> list[AddFile]:
     files = DeltaLog(log.store).refresh().files()
     return sorted(files, key=lambda file: (file.modified, file.path))
-
-
-def publish_again(log: DeltaLog, plan: LogPlan) -> None:
-    """Publish the unknown files as a new commit."""
-    change = Change(uuid.uuid4().hex, {"operation": "publish again"}, adds=plan.unknown)
-    log.commit(change, log.refresh().version)
-
-
-def rewrite_commits(log: DeltaLog, commits: CommitsTable, plan: LogPlan) -> None:
-    """Make ``commits/`` describe this log. Readers refuse the queue before this last step."""
-    if plan.covered > plan.agreed:
-        commits.truncate(plan.agreed)
-    if plan.gap is not None and plan.published is not None:
-        for commit in log.following(plan.published.index.version + 1):
-            plan.published.apply(commit)
-        commits.index(plan.published, 0)

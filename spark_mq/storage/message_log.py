@@ -25,9 +25,7 @@ from spark_mq.parquet.reader import MessageReader
 from spark_mq.storage.commit_rows import file_columns
 from spark_mq.storage.commits_table import CommitsTable
 from spark_mq.storage.id_files import IdFiles
-from spark_mq.storage.log_recovery import (
-    tables_disagree,
-)
+from spark_mq.storage.log_recovery import tables_disagree
 from spark_mq.storage.published_files import PublishedFiles, commit_matches
 from spark_mq.storage.publishes import PublishReceipt
 from spark_mq.storage.table_cleanup import TRIMMED
@@ -69,7 +67,7 @@ class MessageLog:
         self._lock = threading.RLock()
         self._reached: Callable[[bool], int] | None = None
         self._least_version = -1
-        self._published = PublishedFiles(self.files, path, self.active, lanes)
+        self._published = self.none_published()
         self._generation = 0
         self._forget_at = FORGET_FILES
 
@@ -150,6 +148,9 @@ class MessageLog:
         """Return the commit index without a look at the table."""
         return self._published.index
 
+    def none_published(self) -> PublishedFiles:
+        return PublishedFiles(self.files, self.path, self.active, self.lanes)
+
     def published(self) -> PublishedFiles:
         """Return what all commits publish, up to the latest."""
         with self._lock:
@@ -172,7 +173,7 @@ class MessageLog:
                 self._catch_up(latest)
         except BaseException as error:
             if not isinstance(error, Exception):  # an interrupt: half of a commit may be in it
-                self._published = PublishedFiles(self.files, self.path, self.active, self.lanes)
+                self._published = self.none_published()
             raise
         if len(self._published.index.files) >= self._forget_at:
             self._forget_as_swept()

@@ -14,14 +14,8 @@ from spark_mq.errors import CorruptLog
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.id_files import DEDUP_APP, NO_IDS, IdWindow, block_path, new_name
-from spark_mq.storage.log_recovery import (
-    LogPlan,
-    plan_recovery,
-    publish_again,
-    rewrite_commits,
-)
+from spark_mq.storage.log_recovery import LogPlan, plan_recovery
 from spark_mq.storage.message_log import MessageLog
-from spark_mq.storage.published_files import PublishedFiles
 from spark_mq.storage.publishes import PendingPublish, PublishReceipt, check_txn
 from spark_mq.storage.table_cleanup import clean_ids, clean_message_tables, drop_files
 
@@ -116,17 +110,22 @@ class MessageTable(MessageLog):
     def plan_recovery(self) -> LogPlan:
         """Compare the log with ``commits/``. Change nothing."""
         with wrap_store_errors(self.path, "reading"):
-            published = PublishedFiles(self.files, self.path, self.active, self.lanes)
-            return plan_recovery(self.log, self.commits, published)
+            return plan_recovery(self.log, self.commits, self.none_published())
 
     def publish_again(self, plan: LogPlan) -> None:
         """Publish the files that no known commit added."""
+        change = Change(uuid.uuid4().hex, {"operation": "publish again"}, adds=plan.unknown)
         with wrap_store_errors(self.path, "publishing to"):
-            publish_again(self.log, plan)
+            self.log.commit(change, self.log.refresh().version)
 
     def rewrite_commits(self, plan: LogPlan) -> None:
-        """Make ``commits/`` describe this log."""
-        rewrite_commits(self.log, self.commits, plan)
+        """Make ``commits/`` describe this log. Readers refuse the queue before this last step."""
+        if plan.covered > plan.agreed:
+            self.commits.truncate(plan.agreed)
+        if plan.gap is not None and plan.published is not None:
+            for commit in self.log.following(plan.published.index.version + 1):
+                plan.published.apply(commit)
+            self.commits.index(plan.published, 0)
 
     def index_commits(self) -> int:
         """Write new commits to ``commits/``. Return their number."""

@@ -22,7 +22,7 @@ from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.util.backoff import Backoff, too_many_conflicts
 from spark_mq.util.user import with_user
 
-__all__ = ["Batch", "OptimisticCommit"]
+__all__ = ["Batch", "OptimisticCommit", "commit"]
 
 TIMEOUT_SECONDS: Final = 30.0
 
@@ -64,8 +64,13 @@ class Batch(Protocol):
         """Use the own results as the commit of another writer names them."""
 
 
+def commit(store: LedgerTable, group: str, batch: Batch) -> None:
+    """Commit a batch, again after each conflict. Raise ContentionTimeout."""
+    OptimisticCommit(store, group, batch).run()
+
+
 class OptimisticCommit:
-    """One commit of a batch."""
+    """One commit in progress."""
 
     def __init__(self, store: LedgerTable, group: str, batch: Batch) -> None:
         self._store, self._group, self._batch = store, group, batch

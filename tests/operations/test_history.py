@@ -27,13 +27,13 @@ from support.limits import Limits
 from support.tables import context_of, group_ledger_of, ledgers_of, messages_of, on_commands
 
 from spark_mq import Message, Queue
+from spark_mq.delta import tables
 from spark_mq.delta.actions import Change
 from spark_mq.errors import InvalidOption, LeaseLost
 from spark_mq.ledger.ranges import SETTLED, range_between
 from spark_mq.ledger.slots import SlotLayout
 from spark_mq.operations.history import show_outcomes
 from spark_mq.operations.settle import settle
-from spark_mq.storage import archive_table
 from spark_mq.storage import history_table as history_of
 from spark_mq.testing import ManualClock
 from spark_mq.util.clock import to_datetime
@@ -484,7 +484,7 @@ def test_the_files_of_a_dropped_day_are_deleted_also_if_they_were_few(
     history = context_of(queue).history
     assert isinstance(history, history_of.HistoryTable)
     history.log.transact(lambda state: (Change("x", {}, removes=state.files()), None))
-    for _ in range(archive_table.CHECKPOINT_VERSIONS + 5):
+    for _ in range(tables.SWEEP_INTERVAL + 5):
         lease(queue).release()
         archive(queue)
     assert not old.exists()
