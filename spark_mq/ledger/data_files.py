@@ -147,8 +147,6 @@ class FileList(Sequence[DataFile]):
         self.total = self._before_all = before
         self.timed = array("q")  # the first sequences of the files with times
         self._times = TimeColumns()
-        self._run_ends = array("q")
-        self._time_bounds: list[array[int]] = [array("q"), array("q"), array("q")]
         self.with_slots = array("q")  # the first sequences of the files with slots
         self._slots = PathColumn()
         self.prioritised = array("q")  # the first sequences of the files with a priority above 0
@@ -200,11 +198,7 @@ class FileList(Sequence[DataFile]):
         at = bisect_left(self.timed, first)
         if at == len(self.timed) or self.timed[at] != first:
             return None
-        start = self._run_ends[at - 1] if at else 0
-        due_from, due_to, expires_from = (column[at] for column in self._time_bounds)
-        rows = self.rows[bisect_left(self.firsts, first)]
-        bounds = (due_from, due_to, expires_from)
-        return DeliveryTimes(self._times, start, self._run_ends[at], rows, bounds)
+        return DeliveryTimes(self._times, at, self.rows[bisect_left(self.firsts, first)])
 
     def slots_of(self, first: int) -> str:
         at = bisect_left(self.with_slots, first)
@@ -224,7 +218,7 @@ class FileList(Sequence[DataFile]):
             self.paths.append(file.path)
             if file.times is not None:
                 file.times.copy_to(self._times)
-                self._end_times(file.first)
+                self.timed.append(file.first)
             if file.slots:
                 self._add_slots(file.first, file.slots)
         self.firsts.extend(array("q", (file.first for file in files)))
@@ -241,7 +235,7 @@ class FileList(Sequence[DataFile]):
         self.paths.extend(columns.paths)
         for at, runs in columns.times:
             self._times.append(runs)
-            self._end_times(columns.firsts[at])
+            self.timed.append(columns.firsts[at])
         for at, slots in columns.slots:
             self._add_slots(columns.firsts[at], slots)
         self.firsts.extend(columns.firsts)
@@ -255,9 +249,8 @@ class FileList(Sequence[DataFile]):
                 del column[count:]
             self.paths.truncate(count)
             timed = bisect_right(self.timed, self.firsts[-1]) if count else 0
-            for column in (self.timed, self._run_ends, *self._time_bounds):
-                del column[timed:]
-            self._times.truncate(self._run_ends[-1] if timed else 0)
+            del self.timed[timed:]
+            self._times.truncate(timed)
             kept = bisect_right(self.with_slots, self.firsts[-1]) if count else 0
             del self.with_slots[kept:]
             self._slots.truncate(kept)
@@ -269,11 +262,8 @@ class FileList(Sequence[DataFile]):
         kept = FileList(self.before[start] if start < len(self) else self.total)
         first = self.firsts[start] if start < len(self) else 0
         low = bisect_left(self.timed, first)
-        runs = self._run_ends[low - 1] if low else 0
         kept.timed = self.timed[low:]
-        kept._times = self._times.tail(runs)
-        kept._run_ends = array("q", (end - runs for end in self._run_ends[low:]))
-        kept._time_bounds = [column[low:] for column in self._time_bounds]
+        kept._times = self._times.tail(low)
         begin, end = bisect_left(self.with_slots, first), len(self.with_slots)
         kept.with_slots = self.with_slots[begin:]
         kept._slots.extend(pa.concat_arrays([self._slots.to_arrow(begin, end)]))
@@ -293,15 +283,6 @@ class FileList(Sequence[DataFile]):
             self.priorities.append(priorities)
             self.prioritised.append(first)
         self.with_slots.append(first)
-
-    def _end_times(self, first: int) -> None:
-        """Note that the runs since the last file are those of this file."""
-        start = self._run_ends[-1] if self._run_ends else 0
-        bounds = self._times.bounds(start, len(self._times))
-        for column, value in zip(self._time_bounds, bounds, strict=True):
-            column.append(value)
-        self._run_ends.append(len(self._times))
-        self.timed.append(first)
 
 
 @dataclass(frozen=True, slots=True)

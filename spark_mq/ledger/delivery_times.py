@@ -20,17 +20,16 @@ Bounds = tuple[int, int, int]
 
 
 class TimeColumns:
-    """Columns of runs, for any number of files."""
+    """Columns of runs, and of the files that have them."""
 
-    __slots__ = ("deliver_at", "expires_at", "starts")
+    __slots__ = ("bounds", "deliver_at", "ends", "expires_at", "starts")
 
     def __init__(self) -> None:
         self.starts = array("q")  # the first row of each run, from 0 in its file
         self.deliver_at = array("q")
         self.expires_at = array("q")
-
-    def __len__(self) -> int:
-        return len(self.starts)
+        self.ends = array("q")  # of each file: the number of runs up to its last one
+        self.bounds = (array("q"), array("q"), array("q"))  # of each file
 
     def append(self, runs: Iterable[TimedRun]) -> int:
         """Add the runs of a file. Return the number of its rows."""
@@ -40,24 +39,44 @@ class TimeColumns:
             self.expires_at.append(NO_TIME if expires_at is None else expires_at)
             self.starts.append(row)
             row += rows
+        self.end_file()
         return row
 
-    def truncate(self, count: int) -> None:
-        for column in (self.starts, self.deliver_at, self.expires_at):
-            del column[count:]
+    def end_file(self) -> None:
+        """Note that the runs since the last file are those of the next one."""
+        end = len(self.starts)
+        bounds = self._bounds(self._start(len(self.ends)), end)
+        for column, value in zip(self.bounds, bounds, strict=True):
+            column.append(value)
+        self.ends.append(end)
 
-    def tail(self, start: int) -> TimeColumns:
-        kept = TimeColumns()
-        kept.starts, kept.deliver_at = self.starts[start:], self.deliver_at[start:]
-        kept.expires_at = self.expires_at[start:]
-        return kept
+    def _start(self, at: int) -> int:
+        return self.ends[at - 1] if at else 0
 
-    def bounds(self, start: int, end: int) -> Bounds:
+    def _bounds(self, start: int, end: int) -> Bounds:
         due = self.deliver_at[start:end]
         if NO_TIME in due:  # a message without one counts as 0
             due = array("q", (0 if at == NO_TIME else at for at in due))
         ends = (at for at in self.expires_at[start:end] if at != NO_TIME)
         return min(due), max(due), min(ends, default=NO_TIME)
+
+    def truncate(self, files: int) -> None:
+        """Drop what an interrupted call has added after so many files."""
+        runs = self._start(files)
+        for column in (self.starts, self.deliver_at, self.expires_at):
+            del column[runs:]
+        for column in (self.ends, *self.bounds):
+            del column[files:]
+
+    def tail(self, at: int) -> TimeColumns:
+        """Return the files from a place on."""
+        kept, start = TimeColumns(), self._start(at)
+        kept.starts, kept.deliver_at = self.starts[start:], self.deliver_at[start:]
+        kept.expires_at = self.expires_at[start:]
+        kept.ends = array("q", (end - start for end in self.ends[at:]))
+        due_from, due_to, expires_from = (column[at:] for column in self.bounds)
+        kept.bounds = due_from, due_to, expires_from
+        return kept
 
 
 class DeliveryTimes:
@@ -68,11 +87,11 @@ class DeliveryTimes:
 
     __slots__ = ("_columns", "_end", "_start", "due_from", "due_to", "expires_from", "rows")
 
-    def __init__(
-        self, columns: TimeColumns, start: int, end: int, rows: int, bounds: Bounds | None = None
-    ) -> None:
-        self._columns, self._start, self._end, self.rows = columns, start, end, rows
-        due_from, due_to, expires_from = bounds or columns.bounds(start, end)
+    def __init__(self, columns: TimeColumns, at: int, rows: int) -> None:
+        """Show the file at a place of the columns, which has so many rows."""
+        self._columns, self.rows = columns, rows
+        self._start, self._end = columns.ends[at - 1] if at else 0, columns.ends[at]
+        due_from, due_to, expires_from = (column[at] for column in columns.bounds)
         self.due_from = due_from  # the least deliver_at; a message without one counts as 0
         self.due_to = due_to
         self.expires_from = optional_time(expires_from)
@@ -80,14 +99,15 @@ class DeliveryTimes:
     @classmethod
     def of(cls, runs: Iterable[TimedRun]) -> DeliveryTimes:
         columns = TimeColumns()
-        rows = columns.append(runs)
-        return cls(columns, 0, len(columns), rows)
+        return cls(columns, 0, columns.append(runs))
 
     def copy_to(self, columns: TimeColumns) -> None:
+        """Add the runs as those of another file."""
         own, part = self._columns, slice(self._start, self._end)
         columns.deliver_at.extend(own.deliver_at[part])
         columns.expires_at.extend(own.expires_at[part])
         columns.starts.extend(own.starts[part])
+        columns.end_file()
 
     def append_to(self, rows: array[int], deliver_at: array[int], expires_at: array[int]) -> int:
         """Add the runs to columns, with NO_TIME for None. Return their number."""
