@@ -41,7 +41,6 @@ __all__ = [
     "QueueContext",
     "StartPosition",
     "group_not_found",
-    "read_horizon",
 ]
 
 _log = logging.getLogger(__name__)
@@ -133,7 +132,7 @@ class QueueContext:
 
     def horizon(self) -> int:
         """Return the trim horizon. An older ``leases/`` may not know it, but ``messages/`` does."""
-        return max(read_horizon(self.ledgers), self.messages.trimmed)
+        return max(_read_horizon(self.ledgers), self.messages.trimmed)
 
     def group(
         self, name: str, start: StartPosition = "earliest", *, create: bool = True
@@ -305,7 +304,7 @@ class GroupLedger:
             return self.queue.horizon()
         if not needs.horizon or ledger is None or not self.may_have_lost(ledger):
             return -1
-        return read_horizon(self._ledgers)
+        return _read_horizon(self._ledgers)
 
     def _index_for(
         self, needs: Needs, ledger: Ledger, horizon: int
@@ -407,12 +406,12 @@ class GroupLedger:
         trimmed = messages.trimmed
         if ledger.head.start_sequence >= trimmed or self._ledgers.known_horizon() >= trimmed:
             return
-        if read_horizon(self._ledgers) < trimmed:
+        if _read_horizon(self._ledgers) < trimmed:
             reason = f"messages/ was trimmed up to {trimmed}, and leases/ does not know it"
             raise tables_disagree(messages.path, reason)
 
 
-def read_horizon(ledgers: LedgerTable) -> int:
+def _read_horizon(ledgers: LedgerTable) -> int:
     """Return the trim horizon: messages up to it may be gone. -1 before the first trim."""
     ledger = ledgers.read(HORIZON).ledger
     return -1 if ledger is None else ledger.head.start_sequence
