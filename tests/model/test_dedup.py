@@ -4,6 +4,7 @@ rules and the real files.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +26,7 @@ CALLS: tuple[tuple[bytes, ...], ...] = tuple(
 )
 """The ids of each publisher's one call. It calls again after a crash."""
 TICKS, CRASHES = 3, 1
+Files = tuple[tuple[str, bytes], ...]
 IDLE, CHECKED, WRITTEN, DONE = "idle", "checked", "written", "done"
 
 
@@ -42,7 +44,7 @@ class Publisher:
 @dataclass(frozen=True)
 class State:
     head: int | None = None
-    files: tuple[tuple[str, bytes], ...] = ()
+    files: Files = ()
     log: tuple[tuple[bytes, int], ...] = ()
     """Each id that was published, and when."""
     now: int = 10
@@ -54,25 +56,30 @@ class State:
         """Equal for states with the same future: names of blocks, and files of the dead, do not
         count.
         """
-        blocks = ids_in(self)[0].load(self.head).blocks
+        blocks = window_in(self.head, self.files).blocks
         known = tuple(tuple(sorted(block.ids.items())) for block in blocks)
         procs = tuple((p.step, p.began, p.read == self.head, p.duplicates) for p in self.publishers)
         return known, tuple(sorted(self.log)), self.now, self.crashes, procs
 
 
-def ids_in(state: State) -> tuple[IdFiles, ObjectStore]:
+def ids_in(files: Files) -> tuple[IdFiles, ObjectStore]:
     """The files as a new process finds them."""
     store = memory_store()
-    for path, data in state.files:
+    for path, data in files:
         store.write(path, data)
     return IdFiles(store), store
+
+
+@functools.cache
+def window_in(head: int | None, files: Files) -> IdWindow:
+    return ids_in(files)[0].load(head)
 
 
 def step(state: State, who: int) -> State:
     """One read or write of a publisher."""
     own, call = state.publishers[who], CALLS[who]
     if own.step == IDLE:
-        window = ids_in(state)[0].load(state.head)
+        window = window_in(state.head, state.files)
         began = own.began or state.now
         duplicates = window.duplicates(call, began - WINDOW)
         for at in duplicates:
@@ -85,7 +92,7 @@ def step(state: State, who: int) -> State:
         assert own.window is not None
         fresh = [one for at, one in enumerate(call) if at not in own.duplicates]
         window = own.window.with_ids(state.names + 1, fresh, own.began, own.began - WINDOW)
-        files, store = ids_in(state)
+        files, store = ids_in(state.files)
         files.write(window)
         held = ((info.path, store.read(info.path)) for info in store.list_all())
         own = replace(own, step=WRITTEN, window=window)
@@ -121,7 +128,7 @@ def sweep(state: State) -> State:
         for p in state.publishers
         if p.step == WRITTEN and p.window is not None
     }
-    kept = ids_in(state)[0].named(state.head) | young
+    kept = ids_in(state.files)[0].named(state.head) | young
     return replace(state, files=tuple(one for one in state.files if one[0] in kept))
 
 
