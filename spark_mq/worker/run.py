@@ -210,39 +210,28 @@ class WorkOptions:
     until: str | None
     fail_on_data_loss: bool
 
-    def lease_command(self, most: int) -> Acquire:
-        """Return the options of a lease. ``most`` is the default of ``max_messages``."""
-        timeout = None
+    def task_options(self, batches: bool) -> TaskOptions:
+        """Validate what a feed needs."""
+        limit = validate_duration("max_lease_duration", self.max_lease_duration)
+        timeout, messages, linger = None, self.max_messages, 0.0
         if self.visibility_timeout is not None:
             timeout = validate_duration("visibility_timeout", self.visibility_timeout)
-        name = worker_name(self.worker_id)
-        messages = validate_count(
-            "max_messages", most if self.max_messages is None else self.max_messages
-        )
-        return Acquire(name, messages, timeout, self.fail_on_data_loss, max_timeout=self.limit())
-
-    def limit(self) -> int:
-        """Return the longest duration of a lease in microseconds."""
-        return validate_duration("max_lease_duration", self.max_lease_duration)
-
-    def task_options(self, batches: bool) -> TaskOptions:
-        if batches:
-            linger = 0.0
-        elif self.settle_linger is None:
-            linger = DEFAULT_SETTLE_LINGER
-        else:
+        if messages is None:
+            messages = 1 if batches else DEFAULT_MAX_MESSAGES
+        if self.settle_linger is not None:
             linger = self.seconds("settle_linger", zero=True)
-        return TaskOptions(
-            self.lease_command(1 if batches else DEFAULT_MAX_MESSAGES),
-            HandlerPolicy.validated(self.on_error, self.ack),
-            self.limit(),
-            self.seconds("poll_interval"),
-            linger,
-            self._end(),
+        elif not batches:
+            linger = DEFAULT_SETTLE_LINGER
+        lease = Acquire(
+            worker_name(self.worker_id),
+            validate_count("max_messages", messages),
+            timeout,
+            self.fail_on_data_loss,
+            max_timeout=limit,
         )
-
-    def _end(self) -> str | None:
-        return None if self.until is None else validate_choice("until", self.until, UNTIL)
+        policy = HandlerPolicy.validated(self.on_error, self.ack)
+        until = None if self.until is None else validate_choice("until", self.until, UNTIL)
+        return TaskOptions(lease, policy, limit, self.seconds("poll_interval"), linger, until)
 
     def seconds(self, option: str, *, zero: bool = False) -> float:
         return validate_duration(option, getattr(self, option), zero=zero) / SECOND
