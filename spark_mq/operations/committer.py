@@ -44,8 +44,7 @@ from spark_mq.storage.delegated_commands import DelegatedRequest
 from spark_mq.storage.ledger_files import LedgerSnapshot
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.optimistic_commit import commit
-from spark_mq.telemetry.conventions import RECEIVE, SETTLE, Destination, Signal, error_type
-from spark_mq.telemetry.reporter import watched
+from spark_mq.telemetry import RECEIVE, SETTLE, Destination, Signal, error_type, watched
 from spark_mq.util.advice import RESUME_GROUP
 from spark_mq.util.call_batcher import CallBatcher
 from spark_mq.util.clock import to_datetime

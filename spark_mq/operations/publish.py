@@ -34,8 +34,7 @@ from spark_mq.storage.publishes import (
     hashed_ids,
     producer_txn,
 )
-from spark_mq.telemetry.conventions import Destination, add_headers, trace_headers
-from spark_mq.telemetry.reporter import SendReport, current_reporter
+from spark_mq.telemetry import Destination, SendReport, add_headers, current_reporter, trace_headers
 from spark_mq.util.advice import SET_DEDUP_WINDOW
 from spark_mq.util.clock import MICROSECOND, Duration
 from spark_mq.util.validation import validate_choice, validate_count

@@ -19,8 +19,13 @@ from spark_mq.ledger.ranges import DEAD, TRANSFERRING, Range
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, SettleOutcome
 from spark_mq.operations.context import GroupLedger
 from spark_mq.parquet.reader import MessageReader
-from spark_mq.telemetry.conventions import Destination, trace_headers
-from spark_mq.telemetry.reporter import MAX_LINKS, WorkReport, current_reporter
+from spark_mq.telemetry import (
+    MAX_LINKS,
+    Destination,
+    WorkReport,
+    current_reporter,
+    trace_headers,
+)
 from spark_mq.util.show import printable
 
 __all__ = ["PAST", "VerdictLog", "describe_settled", "reported_work"]

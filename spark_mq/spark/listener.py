@@ -18,8 +18,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from spark_mq.ledger.stats import GroupStats, figures_of, state_figures
-from spark_mq.telemetry.conventions import Destination
-from spark_mq.telemetry.reporter import report_gauges
+from spark_mq.telemetry import Destination, report_gauges
 
 __all__ = ["SparkMQListener", "StreamProgress"]
 

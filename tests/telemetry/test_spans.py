@@ -9,9 +9,8 @@ import pyarrow as pa
 import pytest
 from support.tables import on_publish
 
-from spark_mq import Lease, LeaseLost, Message, Queue
-from spark_mq.telemetry import conventions
-from spark_mq.telemetry.conventions import add_headers, trace_headers
+from spark_mq import Lease, LeaseLost, Message, Queue, telemetry
+from spark_mq.telemetry import add_headers, trace_headers
 
 pytest.importorskip("opentelemetry.sdk")
 
@@ -23,11 +22,11 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 def test_the_names_are_those_of_the_conventions() -> None:
     types = {kind.value for kind in names.MessagingOperationTypeValues}
-    assert {conventions.SEND, conventions.RECEIVE, conventions.PROCESS, conventions.SETTLE} <= types
-    assert conventions.SENT_MESSAGES == metrics.MESSAGING_CLIENT_SENT_MESSAGES
-    assert conventions.CONSUMED_MESSAGES == metrics.MESSAGING_CLIENT_CONSUMED_MESSAGES
-    assert conventions.OPERATION_DURATION == metrics.MESSAGING_CLIENT_OPERATION_DURATION
-    assert conventions.PROCESS_DURATION == metrics.MESSAGING_PROCESS_DURATION
+    assert {telemetry.SEND, telemetry.RECEIVE, telemetry.PROCESS, telemetry.SETTLE} <= types
+    assert telemetry.SENT_MESSAGES == metrics.MESSAGING_CLIENT_SENT_MESSAGES
+    assert telemetry.CONSUMED_MESSAGES == metrics.MESSAGING_CLIENT_CONSUMED_MESSAGES
+    assert telemetry.OPERATION_DURATION == metrics.MESSAGING_CLIENT_OPERATION_DURATION
+    assert telemetry.PROCESS_DURATION == metrics.MESSAGING_PROCESS_DURATION
 
 
 def test_a_publish_is_a_send_span(queue: Queue, recorded: Any) -> None:
@@ -232,7 +231,7 @@ def test_the_metrics_count_and_time_the_operations(queue: Queue, recorded: Any) 
     assert set(durations) == {"publish", "lease", "ack"}
     assert durations["lease"].count == 2
     assert durations["ack"].attributes[names.MESSAGING_OPERATION_TYPE] == "settle"
-    assert durations["ack"].explicit_bounds == conventions.DURATION_BUCKETS
+    assert durations["ack"].explicit_bounds == telemetry.DURATION_BUCKETS
     (processed,) = recorded.points(metrics.MESSAGING_PROCESS_DURATION)
     assert processed.count == 2
     assert recorded.units() == {
@@ -244,7 +243,7 @@ def test_the_metrics_count_and_time_the_operations(queue: Queue, recorded: Any) 
 
 
 def test_nothing_is_reported_or_added_without_an_sdk(queue: Queue) -> None:
-    from spark_mq.telemetry.reporter import current_reporter
+    from spark_mq.telemetry import current_reporter
 
     assert current_reporter() is None
     queue.publish("a")
