@@ -82,11 +82,11 @@ class Watched(ConsumerGroup):
     def __init__(self, ctx: Context, name: str, **given: Any) -> None:
         super().__init__(context_of(ctx.queue), name, **given)
         self._ctx = ctx
-        self._settle = self._ledger.settle
+        self._settle_of_ledger = self._ledger.settle
         self._ledger.settle = self._watched_settle  # type: ignore[method-assign]
 
     def _watched_settle(self, wanted: Sequence[SettleCommand]) -> list[SettleOutcome]:
-        outcomes = self._settle(wanted)
+        outcomes = self._settle_of_ledger(wanted)
         for one, outcome in zip(wanted, outcomes, strict=True):
             named = one.intervals is not None and not one.whole
             self._ctx.emit(
