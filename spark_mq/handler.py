@@ -1,4 +1,4 @@
-"""Turn a handler's result into settle commands, for the worker loop and foreachBatch."""
+"""Turn a handler's result into parts of a settle, for the worker loop and foreachBatch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 from spark_mq.errors import InvalidHandlerResult, InvalidOption
 from spark_mq.ledger.intervals import Interval, from_sequences, normalise, subtract
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, SETTLED, TRANSFERRING
-from spark_mq.ledger.settle import ACK, NACK, REJECT, SettleCommand, SettleOutcome
+from spark_mq.ledger.settle import ACK, NACK, REJECT, SettleOutcome, SettlePart
 from spark_mq.operations.settle import SettleResult
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.validation import validate_choice, validate_duration
@@ -23,11 +23,11 @@ __all__ = [
     "OUTCOMES",
     "HandlerPolicy",
     "MessageVerdict",
-    "commands_for",
     "describe_held",
     "is_settle_result",
     "log_outcomes",
     "parse_result",
+    "parts_for",
     "verdict",
 ]
 
@@ -154,30 +154,30 @@ def _rows(returned: Any) -> list[Mapping[str, Any]]:
     return rows
 
 
-def commands_for(
+def parts_for(
     result: Sequence[MessageVerdict] | Exception,
     policy: HandlerPolicy,
     held: Mapping[str, list[Interval] | None],
-) -> list[SettleCommand]:
-    """Return the commands that settle leases, one for equal verdicts, after a result or error."""
+) -> list[SettlePart]:
+    """Return the parts that settle leases, one for equal verdicts, after a result or error."""
     error, verdicts = None, result
     if isinstance(result, Exception):
         error, verdicts = f"{type(result).__name__}: {result}", ()
     assert not isinstance(verdicts, Exception)
-    commands = _named(verdicts, policy.failure_verb)
+    parts = _named(verdicts, policy.failure_verb)
     verb = policy.verb_for_rest(failed=error is not None)
     if verb is None:
-        return commands
+        return parts
     named = {
-        lease_id: [one for command in some for one in command.intervals or ()]
-        for lease_id, some in groupby(commands, key=lambda command: command.lease_id)
+        lease_id: [one for part in some for one in part.intervals or ()]
+        for lease_id, some in groupby(parts, key=lambda part: part.lease_id)
     }
     for lease_id, intervals in held.items():
         rest = None if intervals is None else subtract(intervals, named.get(lease_id, []))
         if rest != []:
             jitter, whole = random.random(), rest is not None
-            commands.append(
-                SettleCommand(
+            parts.append(
+                SettlePart(
                     verb,
                     lease_id,
                     rest,
@@ -187,24 +187,22 @@ def commands_for(
                     handler_failed=error is not None,
                 )
             )
-    return commands
+    return parts
 
 
-def _named(verdicts: Iterable[MessageVerdict], failure_verb: str) -> list[SettleCommand]:
+def _named(verdicts: Iterable[MessageVerdict], failure_verb: str) -> list[SettlePart]:
     def same(one: MessageVerdict) -> tuple[str, str, int, str]:
         delay = -1 if one.delay is None else one.delay
         return one.lease_id, one.outcome or failure_verb, delay, one.error or ""
 
-    commands, jitter = [], random.random()
+    parts, jitter = [], random.random()
     for (lease_id, verb, delay, error), some in groupby(sorted(verdicts, key=same), key=same):
         intervals = normalise((one.first, one.last) for one in some)
         pause = None if delay < 0 else delay
-        commands.append(
-            SettleCommand(
-                verb, lease_id, intervals, delay=pause, error=error or None, jitter=jitter
-            )
+        parts.append(
+            SettlePart(verb, lease_id, intervals, delay=pause, error=error or None, jitter=jitter)
         )
-    return commands
+    return parts
 
 
 def describe_held(deliveries: Mapping[int, int], max_delivery_attempts: int | None) -> str:
@@ -217,9 +215,9 @@ def describe_held(deliveries: Mapping[int, int], max_delivery_attempts: int | No
     return f"{_messages(sum(deliveries.values()), 'unsettled ')} (delivery {delivery}{limit})"
 
 
-def log_outcomes(group: str, now: int, done: Iterable[tuple[SettleCommand, SettleOutcome]]) -> None:
-    for command, outcome in done:
-        failed = command.handler_failed or command.verb in (NACK, REJECT)
+def log_outcomes(group: str, now: int, done: Iterable[tuple[SettlePart, SettleOutcome]]) -> None:
+    for part, outcome in done:
+        failed = part.handler_failed or part.verb in (NACK, REJECT)
         if not outcome.settled or not failed:
             continue
         counts: dict[str, int] = {}
@@ -230,10 +228,10 @@ def log_outcomes(group: str, now: int, done: Iterable[tuple[SettleCommand, Settl
             f"{count} {end}{when if end == _STATES[AVAILABLE] else ''}"
             for end, count in counts.items()
         )
-        verb = _PAST[command.verb]
+        verb = _PAST[part.verb]
         _log.warning(
             "group %s: %s %s: %s (lease %s)",
-            group, _messages(outcome.settled), verb, ends, command.lease_id,
+            group, _messages(outcome.settled), verb, ends, part.lease_id,
         )  # fmt: skip
 
 

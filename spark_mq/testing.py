@@ -27,7 +27,7 @@ import pyarrow as pa
 from spark_mq.delta.memory_files import MemoryFiles
 from spark_mq.errors import InvalidOption, InvalidSchema
 from spark_mq.group import ConsumerGroup
-from spark_mq.handler import HandlerPolicy, commands_for, is_settle_result, parse_result
+from spark_mq.handler import HandlerPolicy, is_settle_result, parse_result, parts_for
 from spark_mq.lease import Lease
 from spark_mq.ledger.schedule import next_due_at
 from spark_mq.ledger.setting_options import CreateOptions
@@ -305,9 +305,9 @@ def run_batch(
         if on_error == "raise":
             raise
         result = error
-    commands = commands_for(result, policy, {lease.lease_id: lease._held.unsettled()})
-    if commands:
-        outcomes = lease._ledger.settle(commands)
+    parts = parts_for(result, policy, {lease.lease_id: lease._held.unsettled()})
+    if parts:
+        outcomes = lease._ledger.settle(parts)
         fake._count(summarize([lease.lease_id] * len(outcomes), outcomes))
     return fake
 

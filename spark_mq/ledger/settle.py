@@ -43,8 +43,8 @@ __all__ = [
     "Extend",
     "Extended",
     "Settle",
-    "SettleCommand",
     "SettleOutcome",
+    "SettlePart",
     "extend",
     "settle",
     "settle_all",
@@ -61,7 +61,7 @@ _EVENTS: Final = {ACK: "acked", NACK: "nacked", REJECT: "rejected", RELEASE: "re
 
 
 @dataclass(frozen=True, slots=True)
-class SettleCommand:
+class SettlePart:
     """What to do with a lease, or with some of its messages."""
 
     verb: str  # ACK, NACK, REJECT or RELEASE
@@ -73,7 +73,7 @@ class SettleCommand:
     """Microseconds until messages are due. None for the retry policy, or for a release at once."""
     error: str | None = None  # the failure as text, truncated
     reason: str = REJECTED  # why rejected messages are dead
-    jitter: float = 0.0  # the share of the policy's jitter, 0 to 1, drawn once for each command
+    jitter: float = 0.0  # the share of the policy's jitter, 0 to 1, drawn once for each part
     handler_failed: bool = False
     """A reject or an ack although the handler failed, which counts for the breaker."""
 
@@ -86,7 +86,7 @@ class SettleCommand:
 class Settle(Command[list[SettleOutcome]]):
     """Settle messages of several leases, in order."""
 
-    parts: tuple[SettleCommand, ...]
+    parts: tuple[SettlePart, ...]
 
     name = "settle"
     of_worker = True
@@ -108,11 +108,9 @@ class Settle(Command[list[SettleOutcome]]):
         return Change(ledger if changed else None, outcomes, settle_note(self.parts, outcomes))
 
 
-def settle_note(
-    commands: Sequence[SettleCommand], outcomes: Sequence[SettleOutcome]
-) -> dict[str, Any]:
+def settle_note(parts: Sequence[SettlePart], outcomes: Sequence[SettleOutcome]) -> dict[str, Any]:
     """Return the note of a commit about settles, for DESCRIBE HISTORY."""
-    done = [(c, o) for c, o in zip(commands, outcomes, strict=True) if o.settled or o.ended]
+    done = [(c, o) for c, o in zip(parts, outcomes, strict=True) if o.settled or o.ended]
     return {
         "operation": "+".join(dict.fromkeys(c.verb for c, _ in done)),
         "lease_id": ",".join(dict.fromkeys(c.lease_id for c, _ in done)),
@@ -122,30 +120,30 @@ def settle_note(
 
 
 def settle_all(
-    view: View, ledger: Ledger, commands: Sequence[SettleCommand]
+    view: View, ledger: Ledger, parts: Sequence[SettlePart]
 ) -> tuple[Ledger, list[SettleOutcome]]:
     """Settle on a ledger whose late leases have expired."""
     index, now, rules = view.log, view.now, view.settings
-    for lease_id in dict.fromkeys(command.lease_id for command in commands):
+    for lease_id in dict.fromkeys(part.lease_id for part in parts):
         ledger = settle_expired_held(ledger, index, now, rules, lease_id)
-    order = list(range(len(commands)))
+    order = list(range(len(parts)))
     if rules.order == "key" and is_ordered(index, rules):
-        # Nacks and releases first, because no other command may settle what they return.
-        order.sort(key=lambda at: commands[at].verb not in (NACK, RELEASE))
+        # Nacks and releases first, because no other part may settle what they return.
+        order.sort(key=lambda at: parts[at].verb not in (NACK, RELEASE))
     outcomes, returned = dict[int, SettleOutcome](), dict[str, list[Interval]]()
     for at in order:
-        command = commands[at]
-        if command.intervals is not None and (gone := returned.get(command.lease_id)):
-            command = replace(command, intervals=subtract(command.intervals, gone))
-        ledger, outcomes[at] = settle(ledger, index, now, rules, command)
-        returned.setdefault(command.lease_id, []).extend(outcomes[at].returned)
-    return ledger, [outcomes[at] for at in range(len(commands))]
+        part = parts[at]
+        if part.intervals is not None and (gone := returned.get(part.lease_id)):
+            part = replace(part, intervals=subtract(part.intervals, gone))
+        ledger, outcomes[at] = settle(ledger, index, now, rules, part)
+        returned.setdefault(part.lease_id, []).extend(outcomes[at].returned)
+    return ledger, [outcomes[at] for at in range(len(parts))]
 
 
 def settle(
-    ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, command: SettleCommand
+    ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, part: SettlePart
 ) -> tuple[Ledger, SettleOutcome]:
-    """Apply one settle command.
+    """Apply one part of a settle.
 
     A lease may hold messages after its deadline, until another lease takes them. Then ack and
     reject count as usual. A nack or release expires them first and then gives up the lease's claim,
@@ -155,13 +153,13 @@ def settle(
     keys, uncounted. The caller has expired the other leases already.
     """
     ordered = rules.order == "key" and is_ordered(index, rules)
-    if ordered and _has_expired_part(ledger, command.lease_id):
-        ledger, _ = return_behind(ledger, index, now, command.lease_id)
-    settling = _Settling(ledger, index, now, rules, command)
-    settling.visit(command.intervals)
+    if ordered and _has_expired_part(ledger, part.lease_id):
+        ledger, _ = return_behind(ledger, index, now, part.lease_id)
+    settling = _Settling(ledger, index, now, rules, part)
+    settling.visit(part.intervals)
     after = settling.finish()
-    if ordered and command.verb in (NACK, RELEASE):
-        after, settling.outcome.returned = return_behind(after, index, now, command.lease_id)
+    if ordered and part.verb in (NACK, RELEASE):
+        after, settling.outcome.returned = return_behind(after, index, now, part.lease_id)
     return after, settling.outcome
 
 
@@ -178,20 +176,20 @@ class _Settling(LeaseWalker):
         index: MessageIndex,
         now: int,
         rules: GroupSettings,
-        command: SettleCommand,
+        part: SettlePart,
     ) -> None:
-        super().__init__(ledger, index, command.lease_id, whole=command.whole)
-        self.now, self.rules, self.command = now, rules, command
+        super().__init__(ledger, index, part.lease_id, whole=part.whole)
+        self.now, self.rules, self.part = now, rules, part
         self._last: Range | None = None  # the last settled piece, and the result for it
         self._result: Range | None = None
         self._failed: Range | None = None  # the first leased piece that failed
         self._expired: list[Range] = []  # the late pieces, as they were leased
-        explicit = command.verb == ACK or (command.verb == REJECT and command.reason == REJECTED)
-        self._succeeds = explicit and not command.handler_failed
-        self._fails = command.verb == NACK or command.handler_failed
-        by_name = command.intervals is not None and not command.whole
+        explicit = part.verb == ACK or (part.verb == REJECT and part.reason == REJECTED)
+        self._succeeds = explicit and not part.handler_failed
+        self._fails = part.verb == NACK or part.handler_failed
+        by_name = part.intervals is not None and not part.whole
         self._of_lease = self._fails and not by_name
-        self._expires_first = command.verb in (NACK, RELEASE)
+        self._expires_first = part.verb in (NACK, RELEASE)
 
     def apply(self, r: Range) -> None:
         late = r.state == LEASED and self._expires_first and is_late(r, self.now, self.rules)
@@ -210,7 +208,7 @@ class _Settling(LeaseWalker):
         self._last = r
         self.outcome.add(r, self._result)
         piece = self._result._replace(first=r.first, last=r.last, message_count=r.message_count)
-        self.editor.add(piece, r, _EVENTS[self.command.verb], of_lease=self._of_lease)
+        self.editor.add(piece, r, _EVENTS[self.part.verb], of_lease=self._of_lease)
 
     def _expire(self, r: Range) -> Range:
         """Expire a piece, as any other operation would have done before."""
@@ -224,8 +222,8 @@ class _Settling(LeaseWalker):
         return after
 
     def _report_ended(self, r: Range) -> None:
-        """Report a piece that its expiry has ended. A command for all held messages skips it."""
-        if self.command.intervals is None:
+        """Report a piece that its expiry has ended. A part for all held messages skips it."""
+        if self.part.intervals is None:
             return
         if r.state == SETTLED:
             self.count_settled(r.first, r.last)
@@ -245,7 +243,7 @@ class _Settling(LeaseWalker):
         after = self.editor.build()
         if not (self._failed or self._expired):
             return after
-        if after.rows_held(self.command.lease_id):
+        if after.rows_held(self.part.lease_id):
             return after
         editor = LedgerEditor(after)
         if self._expired:
@@ -254,30 +252,30 @@ class _Settling(LeaseWalker):
             first = self._failed.first
             found = after.ranges_at(list(after.overlapping(first, first)))
             failed = self._failed._replace(state=found[0].state if found else SETTLED)
-            record_failure(editor, failed, self.command.error, self.now, self.rules)
+            record_failure(editor, failed, self.part.error, self.now, self.rules)
         return editor.build()
 
     def _after(self, r: Range) -> Range:
-        command, rules = self.command, self.rules
-        if command.verb == ACK:
+        part, rules = self.part, self.rules
+        if part.verb == ACK:
             return Range(r.first, r.last, SETTLED, r.message_count)
-        if command.verb == REJECT:
-            return rejected(r, rules, command.reason, command.error)
-        if command.verb == NACK:
-            return _nacked(r, self.now, rules, command)
-        return _released(r, self.now, command.delay)
+        if part.verb == REJECT:
+            return rejected(r, rules, part.reason, part.error)
+        if part.verb == NACK:
+            return _nacked(r, self.now, rules, part)
+        return _released(r, self.now, part.delay)
 
 
-def _nacked(r: Range, now: int, rules: GroupSettings, command: SettleCommand) -> Range:
-    by_name = command.intervals is not None and not command.whole
+def _nacked(r: Range, now: int, rules: GroupSettings, part: SettlePart) -> Range:
+    by_name = part.intervals is not None and not part.whole
     live = r.state == LEASED  # an expiry has counted the failure already
-    error = command.error or r.error
+    error = part.error or r.error
     r = with_failure(r, now) if live else r
     if reason := exhausted_limit(r, rules, now, own=by_name or r.lease_size == 1):
         return exhaust(r, rules, reason, error)
-    delay = command.delay
+    delay = part.delay
     if delay is None:
-        delay = rules.delay(r.failure_count, command.jitter) if live else 0
+        delay = rules.delay(r.failure_count, part.jitter) if live else 0
     suspect = not by_name and r.lease_size != 1
     lease_size = r.lease_size if suspect else None
     return to_available(r, now + delay, error)._replace(suspect=suspect, lease_size=lease_size)

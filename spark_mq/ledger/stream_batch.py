@@ -26,7 +26,7 @@ from spark_mq.ledger.key_order import is_ordered, return_behind
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, LEASED, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.ledger.settle import ACK, SettleCommand, settle_all, settle_note
+from spark_mq.ledger.settle import ACK, SettlePart, settle_all, settle_note
 from spark_mq.ledger.transitions import (
     exhaust,
     exhausted_limit,
@@ -130,9 +130,9 @@ def _ack_batches(
     ledger = expire_leases(view.ledger, view.now, view.settings, [*done, *keep])
     if not done:
         return ledger, {}
-    commands = [SettleCommand(ACK, lease_id) for lease_id in done]
-    ledger, outcomes = settle_all(view, ledger, commands)
-    return ledger, settle_note(commands, outcomes)
+    parts = [SettlePart(ACK, lease_id) for lease_id in done]
+    ledger, outcomes = settle_all(view, ledger, parts)
+    return ledger, settle_note(parts, outcomes)
 
 
 def _committed_leases(view: View, stream: str, up_to: int, runner: str | None) -> list[str]:

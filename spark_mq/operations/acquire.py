@@ -11,7 +11,7 @@ from spark_mq.ledger.acquire import UNREADABLE, Acquire, Grant
 from spark_mq.ledger.intervals import subtract
 from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.schedule import next_due_at
-from spark_mq.ledger.settle import REJECT, RELEASE, SettleCommand
+from spark_mq.ledger.settle import REJECT, RELEASE, SettlePart
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.outages import OUTAGES, outage_pause
 from spark_mq.operations.payloads import FileChecks, read_whole
@@ -106,7 +106,7 @@ def reject_damaged(
     ledger: GroupLedger, ranges: Sequence[Range], lease_id: str, damage: Sequence[Damage]
 ) -> tuple[Range, ...]:
     """Reject the damaged messages of a lease in one commit. Return the others."""
-    commands, good = list[SettleCommand](), list[Range]()
+    parts, good = list[SettlePart](), list[Range]()
     horizon = ledger.queue.horizon() if damage else -1
     for r in ranges:
         index = ledger.messages.index(r.last)
@@ -119,13 +119,13 @@ def reject_damaged(
                 "were trimmed under their lease" if trimmed else "cannot be read and are dead", why,
             )  # fmt: skip
             # The next lease counts trimmed messages as lost.
-            commands.append(
-                SettleCommand(RELEASE, lease_id, place)
+            parts.append(
+                SettlePart(RELEASE, lease_id, place)
                 if trimmed
-                else SettleCommand(REJECT, lease_id, place, error=why, reason=UNREADABLE)
+                else SettlePart(REJECT, lease_id, place, error=why, reason=UNREADABLE)
             )
         rest = subtract([(r.first, r.last)], [(first, last) for first, last, _ in bad])
         good += [r.slice(first, last, index) for first, last in rest]
-    if commands:
-        ledger.settle(commands)
+    if parts:
+        ledger.settle(parts)
     return tuple(r for r in good if r.message_count)

@@ -23,8 +23,8 @@ from spark_mq.ledger.settle import (
     Extend,
     Extended,
     Settle,
-    SettleCommand,
     SettleOutcome,
+    SettlePart,
 )
 from spark_mq.util.validation import (
     truncate_error,
@@ -99,8 +99,8 @@ def _intervals(given: Any) -> list[Interval]:
     return normalise(found)
 
 
-def _parts(given: Sequence[Mapping[str, Any]]) -> tuple[SettleCommand, ...]:
-    return tuple(SettleCommand(**_checked(one)) for one in given)
+def _parts(given: Sequence[Mapping[str, Any]]) -> tuple[SettlePart, ...]:
+    return tuple(SettlePart(**_checked(one)) for one in given)
 
 
 def _targets(given: Sequence[Any]) -> tuple[tuple[str, list[Interval] | None], ...]:

@@ -18,7 +18,7 @@ from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.owner_commands import Create, StartPosition
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
 from spark_mq.ledger.settings import GroupSettings, QueueSettings
-from spark_mq.ledger.settle import Settle, SettleCommand, SettleOutcome
+from spark_mq.ledger.settle import Settle, SettleOutcome, SettlePart
 from spark_mq.ledger.stats import GroupStats, compute_stats
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.committer import GroupCommitter
@@ -233,9 +233,9 @@ class GroupLedger:
         found: R = result
         return found
 
-    def settle(self, commands: Sequence[SettleCommand]) -> list[SettleOutcome]:
+    def settle(self, parts: Sequence[SettlePart]) -> list[SettleOutcome]:
         """Settle in one commit, in order. Messages that are not held are in the outcomes."""
-        return self.run(Settle(tuple(commands)))
+        return self.run(Settle(tuple(parts)))
 
     def create_if_missing(self) -> None:
         """Create the group, or raise GroupNotFound if this handle must not create it."""

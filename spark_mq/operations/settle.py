@@ -10,7 +10,7 @@ from itertools import chain
 from spark_mq.errors import InvalidOption, LeaseLost, MessagesHeld
 from spark_mq.ledger.intervals import Interval, from_sequences, subtract
 from spark_mq.ledger.interventions import Intervene, Intervention
-from spark_mq.ledger.settle import Extend, SettleCommand, SettleOutcome
+from spark_mq.ledger.settle import Extend, SettleOutcome, SettlePart
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.find_messages import check_ids, find_past_lease, find_values
 from spark_mq.util.advice import FORCE
@@ -81,12 +81,10 @@ class _Selection:
     intervals: list[Interval] | None
     held: HeldLease | None = None
 
-    def command(
-        self, verb: str, delay: int | None, error: str | None, jitter: float
-    ) -> SettleCommand:
+    def part(self, verb: str, delay: int | None, error: str | None, jitter: float) -> SettlePart:
         whole = self.intervals is None and self.held is not None
         intervals = self.held.unsettled() if whole and self.held is not None else self.intervals
-        return SettleCommand(
+        return SettlePart(
             verb, self.lease_id, intervals, whole=whole, delay=delay, error=error, jitter=jitter
         )
 
@@ -108,15 +106,15 @@ def settle(
     messages that are not held, after the rest is settled.
     """
     selected, missing = _resolve(ledger, leases, sequences, message_ids)
-    asked = [(one, one.command(verb, delay, error, jitter)) for one in selected]
-    asked = [(one, command) for one, command in asked if command.intervals != []]
+    asked = [(one, one.part(verb, delay, error, jitter)) for one in selected]
+    asked = [(one, part) for one, part in asked if part.intervals != []]
     now = ledger.now()
-    lost = [_lost_by_end(one, command, now) for one, command in asked]
+    lost = [_lost_by_end(one, part, now) for one, part in asked]
     ended = [(one, of_it) for (one, _), of_it in zip(asked, lost, strict=True) if of_it]
     asked = [each for each, of_it in zip(asked, lost, strict=True) if not of_it]
     if not asked:
         ledger.require_group()
-    outcomes = ledger.settle([command for _, command in asked]) if asked else []
+    outcomes = ledger.settle([part for _, part in asked]) if asked else []
     asked, outcomes = _without_repeats(ledger, asked, outcomes)
     for (one, _), outcome in zip(asked, outcomes, strict=True):
         if one.held is not None:
@@ -126,15 +124,15 @@ def settle(
     return _result([one.lease_id for one, _ in [*asked, *ended]], outcomes, missing, of=of)
 
 
-_Asked = tuple[_Selection, SettleCommand]
+_Asked = tuple[_Selection, SettlePart]
 
 
-def _lost_by_end(one: _Selection, command: SettleCommand, now: int) -> list[tuple[int, int, str]]:
+def _lost_by_end(one: _Selection, part: SettlePart, now: int) -> list[tuple[int, int, str]]:
     """Return the unsettled messages that a lease lost when its longest duration was over."""
     if one.held is None or not one.held.has_ended(now):
         return []
     settled = subtract(one.held.granted, one.held.unsettled())
-    lost = subtract(command.intervals or (), settled)
+    lost = subtract(part.intervals or (), settled)
     return [(first, last, "since its lease reached max_lease_duration") for first, last in lost]
 
 
@@ -144,14 +142,14 @@ def _without_repeats(
     """Treat the id of a lease that has ended like its lease object, which may settle again."""
     kept: list[_Asked] = []
     found: list[SettleOutcome] = []
-    for (one, command), outcome in zip(asked, outcomes, strict=True):
+    for (one, part), outcome in zip(asked, outcomes, strict=True):
         seeks_past = one.held is None and one.intervals is None and not outcome.settled
         if seeks_past and (past := find_past_lease(ledger, one.lease_id)) is not None:
             if not (unsettled := subtract(*past)):
                 continue  # it has settled all of its messages
-            command = replace(command, intervals=unsettled, whole=True)
-            outcome = ledger.settle([command])[0]
-        kept.append((one, command))
+            part = replace(part, intervals=unsettled, whole=True)
+            outcome = ledger.settle([part])[0]
+        kept.append((one, part))
         found.append(outcome)
     return kept, found
 

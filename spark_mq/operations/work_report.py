@@ -16,7 +16,7 @@ from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import SparkMQError
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.ledger.ranges import DEAD, TRANSFERRING, Range
-from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, SettleOutcome
+from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleOutcome, SettlePart
 from spark_mq.operations.context import GroupLedger
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.telemetry import (
@@ -107,11 +107,11 @@ def _first_rows(index: MessageIndex, ranges: Sequence[Range], rows: int) -> Iter
                 return
 
 
-def describe_settled(commands: Sequence[SettleCommand], outcomes: Sequence[SettleOutcome]) -> str:
+def describe_settled(parts: Sequence[SettlePart], outcomes: Sequence[SettleOutcome]) -> str:
     """Return how many messages each verb settled, for a log."""
     done: Counter[str] = Counter()
-    for command, outcome in zip(commands, outcomes, strict=True):
-        done[command.verb] += outcome.settled
+    for part, outcome in zip(parts, outcomes, strict=True):
+        done[part.verb] += outcome.settled
     return ", ".join(f"{count} {PAST[verb]}" for verb, count in done.items())
 
 
@@ -130,16 +130,16 @@ class VerdictLog:
         self._error: str | None = None
         self._logged_at = float("-inf")
 
-    def add(self, commands: Sequence[SettleCommand], outcomes: Sequence[SettleOutcome]) -> None:
+    def add(self, parts: Sequence[SettlePart], outcomes: Sequence[SettleOutcome]) -> None:
         """Count verdicts, and log them if a line is due."""
         with self._lock:
-            for command, outcome in zip(commands, outcomes, strict=True):
-                self._counts[command.verb] += outcome.settled
+            for part, outcome in zip(parts, outcomes, strict=True):
+                self._counts[part.verb] += outcome.settled
                 self._counts[DEAD] += sum(
                     outcome.states.get(one, 0) for one in (DEAD, TRANSFERRING)
                 )
-                if command.verb in (NACK, REJECT) and outcome.settled:
-                    self._error = self._error or command.error
+                if part.verb in (NACK, REJECT) and outcome.settled:
+                    self._error = self._error or part.error
             if self._clock() - self._logged_at >= EVERY:
                 self._write()
 

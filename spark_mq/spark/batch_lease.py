@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_mq.errors import InvalidOption, LeaseLost
 from spark_mq.ledger.ranges import LEASED, Range
-from spark_mq.ledger.settle import ACK, SettleCommand
+from spark_mq.ledger.settle import ACK, SettlePart
 from spark_mq.ledger.stream_batch import parse_lease_id
 from spark_mq.operations.settle import SettleResult
 from spark_mq.spark import settle_rows as rows
@@ -208,8 +208,8 @@ class BatchLease:
                     message_ids=[],
                     result=SettleResult(0),
                 )
-        commands = [SettleCommand(ACK, lease_id) for lease_id in self.lease_ids]
-        self.settled += sum(outcome.settled for outcome in self._owners.settle(commands))
+        parts = [SettlePart(ACK, lease_id) for lease_id in self.lease_ids]
+        self.settled += sum(outcome.settled for outcome in self._owners.settle(parts))
 
     def ack(self, df: DataFrame) -> SettleResult:
         """Ack rows of the batch now.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from spark_mq.errors import InvalidOption, InvalidSchema, StorageError
 from spark_mq.group import ConsumerGroup
 from spark_mq.handler import HandlerPolicy, describe_held
-from spark_mq.ledger.settle import RELEASE, SettleCommand
+from spark_mq.ledger.settle import RELEASE, SettlePart
 from spark_mq.ledger.stream_batch import parse_lease_id
 from spark_mq.operations.outages import OUTAGES, find_store_failure, is_outage
 from spark_mq.spark.batch_lease import BatchLease
@@ -63,7 +63,7 @@ def release_batch(owners: LeaseRouter, lease: BatchLease) -> None:
     """Release the unsettled messages of a batch, uncounted, before the query ends."""
     named = ", ".join(lease.lease_ids)
     try:
-        owners.settle([SettleCommand(RELEASE, one) for one in lease.lease_ids])
+        owners.settle([SettlePart(RELEASE, one) for one in lease.lease_ids])
     except OUTAGES as error:
         _log.warning("%s could not be released, and waits for its replay: %s", named, error)
     else:

@@ -19,12 +19,12 @@ from spark_mq.group import ConsumerGroup
 from spark_mq.handler import (
     HandlerPolicy,
     MessageVerdict,
-    commands_for,
     is_settle_result,
     log_outcomes,
+    parts_for,
 )
 from spark_mq.ledger.ranges import LEASED
-from spark_mq.ledger.settle import RELEASE, SettleCommand, SettleOutcome
+from spark_mq.ledger.settle import RELEASE, SettleOutcome, SettlePart
 from spark_mq.ledger.stream_batch import parse_lease_id
 from spark_mq.operations.settle import summarize
 from spark_mq.operations.work_report import VerdictLog, describe_settled
@@ -192,7 +192,7 @@ class ForEachBatch:
                 # It may be a replay. A sink may have its rows already, so others must not get them.
                 raise RuntimeError(f"the query stops: batch {batch_id} runs at the next start")
             if lease_ids and closing:
-                self._owners.settle([SettleCommand(RELEASE, lease_id) for lease_id in lease_ids])
+                self._owners.settle([SettlePart(RELEASE, lease_id) for lease_id in lease_ids])
             elif lease_ids:
                 if found.fresh:
                     self._owners.begin(lease_ids)
@@ -235,7 +235,7 @@ class ForEachBatch:
             if p and self._finder.runner(p[0]) == p[2] and p[1] > self._last_seen.get(p[0], p[1])
         ]
         if late:
-            self._owners.settle([SettleCommand(RELEASE, lease_id) for lease_id in late])
+            self._owners.settle([SettlePart(RELEASE, lease_id) for lease_id in late])
         return len(late)
 
     def _by_spark(self, batch: DataFrame, scan: BatchScan | None) -> DataFrame:
@@ -283,15 +283,15 @@ class ForEachBatch:
                 raise
             log_failure(self._owners, lease, self.policy.verb_for_rest(failed=True))
             result = failure
-        commands = commands_for(result, self.policy, dict.fromkeys(lease.lease_ids))
-        outcomes = self._settle(lease, commands, start)
+        parts = parts_for(result, self.policy, dict.fromkeys(lease.lease_ids))
+        outcomes = self._settle(lease, parts, start)
         if isinstance(result, Exception):
-            for one, outcome in zip(commands, outcomes, strict=True):
+            for one, outcome in zip(parts, outcomes, strict=True):
                 ledger = self._owners.of(one.lease_id)._ledger
                 log_outcomes(ledger.name, ledger.now(), [(one, outcome)])
 
     def _settle(
-        self, lease: BatchLease, settles: list[SettleCommand], start: float
+        self, lease: BatchLease, settles: list[SettlePart], start: float
     ) -> list[SettleOutcome]:
         outcomes = self._owners.settle(settles)
         lease.settled += sum(o.settled + o.already_settled for o in outcomes)

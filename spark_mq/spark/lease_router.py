@@ -10,7 +10,7 @@ from typing import Any
 from spark_mq.errors import InvalidOption, StreamFenced
 from spark_mq.group import ConsumerGroup
 from spark_mq.ledger.ranges import Range
-from spark_mq.ledger.settle import SettleCommand, SettleOutcome
+from spark_mq.ledger.settle import SettleOutcome, SettlePart
 from spark_mq.ledger.stream_batch import fence_app_id, parse_lease_id, rows_held_by_batch
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.outages import OUTAGES
@@ -37,7 +37,7 @@ class LeaseRouter:
             self._of[parts[0]] = self._find(lease_id, parts[0])
         return self._of[parts[0]]
 
-    def settle(self, wanted: Sequence[SettleCommand]) -> list[SettleOutcome]:
+    def settle(self, wanted: Sequence[SettlePart]) -> list[SettleOutcome]:
         """Settle in one commit for each group. Return the outcomes in the order of `wanted`."""
         self.outage = None
         groups = [self.of(one.lease_id) for one in wanted]

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from spark_mq.errors import InvalidHandlerResult, InvalidOption, InvalidSchema
 from spark_mq.group import ConsumerGroup
-from spark_mq.handler import HandlerPolicy, MessageVerdict, commands_for, verdict
+from spark_mq.handler import HandlerPolicy, MessageVerdict, parts_for, verdict
 from spark_mq.ledger.intervals import normalise
 from spark_mq.ledger.settle import ACK, NACK, REJECT
 from spark_mq.operations.settle import SettleResult, summarize
@@ -153,11 +153,11 @@ def reject(
 
 
 def _settle(group: ConsumerGroup | LeaseRouter, verdicts: Sequence[MessageVerdict]) -> SettleResult:
-    commands = commands_for(verdicts, HandlerPolicy(), {})
-    if not commands:
+    parts = parts_for(verdicts, HandlerPolicy(), {})
+    if not parts:
         return SettleResult(0)
     settler = group._ledger if isinstance(group, ConsumerGroup) else group
-    return summarize([one.lease_id for one in commands], settler.settle(commands))
+    return summarize([one.lease_id for one in parts], settler.settle(parts))
 
 
 def _is_dataframe(value: Any) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from spark_mq.errors import InvalidHandlerResult, InvalidOption
 from spark_mq.handler import HandlerPolicy, MessageVerdict
 from spark_mq.ledger.intervals import from_sequences
-from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand
+from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettlePart
 from spark_mq.util.clock import Duration
 from spark_mq.util.validation import short_repr, validate_duration
 
@@ -24,7 +24,7 @@ __all__ = [
     "Retry",
     "Snooze",
     "Verdict",
-    "commands_for_verdicts",
+    "parts_for_verdicts",
     "refuse_decisions",
     "verdict_of_error",
     "verdict_of_result",
@@ -245,8 +245,8 @@ def verdict_of_error(error: Exception, policy: HandlerPolicy) -> Verdict:
     return Verdict(verb, None, text, verb in (ACK, REJECT), failure=error)
 
 
-def commands_for_verdicts(ended: Iterable[tuple[str, int, Verdict]]) -> list[SettleCommand]:
-    """Return settle commands, one for all messages of a lease with the same verdict."""
+def parts_for_verdicts(ended: Iterable[tuple[str, int, Verdict]]) -> list[SettlePart]:
+    """Return parts of a settle, one for all messages of a lease with the same verdict."""
 
     def same(one: tuple[str, int, Verdict]) -> tuple[int, str, int, str, bool]:
         lease_id, _, verdict = one
@@ -255,10 +255,10 @@ def commands_for_verdicts(ended: Iterable[tuple[str, int, Verdict]]) -> list[Set
         return order, lease_id, delay, verdict.error or "", verdict.handler_failed
 
     settled = [one for one in ended if one[2].verb is not None]
-    commands, jitter = [], random.random()
+    parts, jitter = [], random.random()
     for (order, lease_id, delay, error, failed), some in groupby(sorted(settled, key=same), same):
-        commands.append(
-            SettleCommand(
+        parts.append(
+            SettlePart(
                 _ORDER[order],
                 lease_id,
                 from_sequences(sequence for _, sequence, _ in some),
@@ -268,4 +268,4 @@ def commands_for_verdicts(ended: Iterable[tuple[str, int, Verdict]]) -> list[Set
                 handler_failed=failed,
             )
         )
-    return commands
+    return parts

@@ -11,7 +11,7 @@ from typing import Any
 from spark_mq.errors import SparkMQError
 from spark_mq.lease import Lease
 from spark_mq.ledger.acquire import Acquire, Grant
-from spark_mq.ledger.settle import NACK, RELEASE, SettleCommand, SettleOutcome
+from spark_mq.ledger.settle import NACK, RELEASE, SettleOutcome, SettlePart
 from spark_mq.operations.acquire import wait_for_lease
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.outages import OUTAGES
@@ -267,14 +267,14 @@ class GroupFeed:
         """Settle tasks, and lease more in the same commit. Return whether that gave tasks."""
         done = self._verdicts.without_doubts(done)
         leases = list({task.lease.lease_id: task.lease for task, _ in done}.values())
-        commands, granted = self._tasks.commands(done), list[Any]()
-        if commands:
+        parts, granted = self._tasks.parts(done), list[Any]()
+        if parts:
             failed = any(verdict.failure is not None for _, verdict in done)
             also: More = self._more_leases if more else list
-            if committed := self._commits.settle(commands, leases, also, failed=failed):
+            if committed := self._commits.settle(parts, leases, also, failed=failed):
                 outcomes, granted = committed
                 if len(self._open.chains):
-                    self._drop_returned(commands, outcomes)
+                    self._drop_returned(parts, outcomes)
         elif more and self._tasks.settles_alone:
             granted = self._lease_now()
         self._state.note_activity()
@@ -317,9 +317,9 @@ class GroupFeed:
         self._held.close(task.lease for task in tasks)
 
     def _drop_returned(
-        self, commands: Sequence[SettleCommand], outcomes: Sequence[SettleOutcome]
+        self, parts: Sequence[SettlePart], outcomes: Sequence[SettleOutcome]
     ) -> None:
         """Drop unclaimed messages that came back with an earlier one of their key."""
-        lost = self._open.drop_unclaimed(returned_places(commands, outcomes))
+        lost = self._open.drop_unclaimed(returned_places(parts, outcomes))
         self._drop(lost)
         self._state.count(RELEASE, len(lost))

@@ -12,7 +12,7 @@ from spark_mq.errors import LeaseLost, SparkMQError
 from spark_mq.handler import log_outcomes
 from spark_mq.lease import Lease
 from spark_mq.ledger.acquire import Acquire, Grant
-from spark_mq.ledger.settle import ACK, Settle, SettleCommand, SettleOutcome
+from spark_mq.ledger.settle import ACK, Settle, SettleOutcome, SettlePart
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.keep_alive import KeepAlive
 from spark_mq.operations.outages import OUTAGES, outage_pause
@@ -120,7 +120,7 @@ class FeedCommits:
 
     def settle(
         self,
-        commands: Sequence[SettleCommand],
+        parts: Sequence[SettlePart],
         leases: Sequence[Lease],
         also: More = list,
         *,
@@ -130,12 +130,12 @@ class FeedCommits:
 
         Return the outcomes, and the grants or errors of the leases, or None if the work ends.
         """
-        settle, failures = Settle(tuple(commands)), 0
+        settle, failures = Settle(tuple(parts)), 0
         while True:
             others = [] if failures else list(also())  # nothing more while the store fails
             outcomes, granted = self._try(settle, others)
             if not isinstance(outcomes, Exception):
-                self._note(commands, outcomes, leases, failed)
+                self._note(parts, outcomes, leases, failed)
                 return outcomes, granted
             for grant in granted:
                 if isinstance(grant, Grant) and grant.ranges:
@@ -162,8 +162,8 @@ class FeedCommits:
 
         Return whether the handler may have the messages, and the grants or errors of the leases.
         """
-        command = SettleCommand(ACK, lease.lease_id, lease._held.unsettled(), whole=True)
-        if (done := self.settle([command], [lease], also)) is None:
+        part = SettlePart(ACK, lease.lease_id, lease._held.unsettled(), whole=True)
+        if (done := self.settle([part], [lease], also)) is None:
             return False, []
         (outcome,), granted = done
         return outcome.settled == len(lease), granted
@@ -183,31 +183,31 @@ class FeedCommits:
 
     def _note(
         self,
-        commands: Sequence[SettleCommand],
+        parts: Sequence[SettlePart],
         outcomes: Sequence[SettleOutcome],
         leases: Iterable[Lease],
         failed: bool,
     ) -> None:
         held = {lease.lease_id: lease._held for lease in leases}
-        settled = list(zip(commands, outcomes, strict=True))
-        for command, outcome in settled:
-            self._state.count(command.verb, outcome.settled)
-            held[command.lease_id].mark_settled(outcome.ranges)
-        self._verdict_log.add(commands, outcomes)
+        settled = list(zip(parts, outcomes, strict=True))
+        for part, outcome in settled:
+            self._state.count(part.verb, outcome.settled)
+            held[part.lease_id].mark_settled(outcome.ranges)
+        self._verdict_log.add(parts, outcomes)
         if failed:
             log_outcomes(self._ledger.name, self._ledger.now(), settled)
         try:
-            summarize([command.lease_id for command in commands], outcomes)
+            summarize([part.lease_id for part in parts], outcomes)
         except LeaseLost as lost:
             _log.warning("some leases lost messages, which are redelivered: %s", lost)
 
 
 def returned_places(
-    commands: Sequence[SettleCommand], outcomes: Sequence[SettleOutcome]
+    parts: Sequence[SettlePart], outcomes: Sequence[SettleOutcome]
 ) -> set[tuple[str, int, int]]:
     """Return the messages that came back with an earlier one of their key, by lease."""
     return {
-        (command.lease_id, first, last)
-        for command, outcome in zip(commands, outcomes, strict=True)
+        (part.lease_id, first, last)
+        for part, outcome in zip(parts, outcomes, strict=True)
         for first, last in outcome.returned
     }

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from spark_mq.errors import InvalidHandlerResult
-from spark_mq.handler import HandlerPolicy, commands_for, describe_held, parse_result
+from spark_mq.handler import HandlerPolicy, describe_held, parse_result, parts_for
 from spark_mq.lease import Lease
 from spark_mq.ledger.acquire import Acquire
 from spark_mq.ledger.key_order import is_ordered
-from spark_mq.ledger.settle import RELEASE, SettleCommand
+from spark_mq.ledger.settle import RELEASE, SettlePart
 from spark_mq.ledger.slots import SlotLayout
 from spark_mq.message import ReceivedMessage
 from spark_mq.operations.context import GroupLedger
@@ -21,7 +21,7 @@ from spark_mq.operations.work_report import reported_work
 from spark_mq.worker.decisions import (
     Decision,
     Verdict,
-    commands_for_verdicts,
+    parts_for_verdicts,
     refuse_decisions,
     verdict_of_error,
     verdict_of_result,
@@ -134,7 +134,7 @@ class Tasks(Protocol):
     def verdict(self, task: Task, result: Any) -> Verdict:
         """Return the verdict of a handler that has returned. Raise InvalidHandlerResult."""
 
-    def commands(self, done: Sequence[Done]) -> list[SettleCommand]: ...
+    def parts(self, done: Sequence[Done]) -> list[SettlePart]: ...
 
 
 class LeaseTasks:
@@ -156,18 +156,18 @@ class LeaseTasks:
         rows = parse_result(result, task.lease.lease_id, granted)
         return Verdict(self._options.policy.verb_for_rest(failed=False), rows=rows)
 
-    def commands(self, done: Sequence[Done]) -> list[SettleCommand]:
-        commands: list[SettleCommand] = []
+    def parts(self, done: Sequence[Done]) -> list[SettlePart]:
+        parts: list[SettlePart] = []
         for task, verdict in done:
             unsettled = task.lease._held.unsettled()
             lease_id, policy = task.lease.lease_id, self._options.policy
             if verdict.verb == RELEASE:
                 if unsettled:
-                    commands.append(SettleCommand(RELEASE, lease_id, unsettled, whole=True))
+                    parts.append(SettlePart(RELEASE, lease_id, unsettled, whole=True))
             elif verdict.verb is not None or verdict.rows:
                 result = verdict.failure or list(verdict.rows)
-                commands += commands_for(result, policy, {lease_id: unsettled})
-        return commands
+                parts += parts_for(result, policy, {lease_id: unsettled})
+        return parts
 
 
 class MessageTasks:
@@ -192,10 +192,10 @@ class MessageTasks:
     def verdict(self, task: Task, result: Any) -> Verdict:
         return verdict_of_result(result)
 
-    def commands(self, done: Sequence[Done]) -> list[SettleCommand]:
+    def parts(self, done: Sequence[Done]) -> list[SettlePart]:
         if self._options.policy.ack == "on_receive":
             return []
-        return commands_for_verdicts(
+        return parts_for_verdicts(
             (task.lease.lease_id, task.message.sequence, verdict)
             for task, verdict in done
             if task.message is not None

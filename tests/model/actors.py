@@ -18,7 +18,7 @@ from support.tables import context_of, group_ledger_of
 from spark_mq import ConsumerGroup, Queue
 from spark_mq.errors import GroupBlocked, LeaseLost, SparkMQError, StreamFenced
 from spark_mq.handler import HandlerPolicy, MessageVerdict
-from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, SettleOutcome
+from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleOutcome, SettlePart
 from spark_mq.spark import BatchLease
 from spark_mq.spark.foreach_batch import ForEachBatch
 from spark_mq.spark.lease_lookup import BatchLeases
@@ -85,7 +85,7 @@ class Watched(ConsumerGroup):
         self._settle_of_ledger = self._ledger.settle
         self._ledger.settle = self._watched_settle  # type: ignore[method-assign]
 
-    def _watched_settle(self, wanted: Sequence[SettleCommand]) -> list[SettleOutcome]:
+    def _watched_settle(self, wanted: Sequence[SettlePart]) -> list[SettleOutcome]:
         outcomes = self._settle_of_ledger(wanted)
         for one, outcome in zip(wanted, outcomes, strict=True):
             named = one.intervals is not None and not one.whole
@@ -569,7 +569,7 @@ class Worker(Program):
         """
         intervals = [(s, s) for s in rows or ctx.local["rows"]]
         group_ledger_of(ctx.group()).settle(
-            [SettleCommand(verb, ctx.local["lease"], intervals, whole=not rows, delay=delay)]
+            [SettlePart(verb, ctx.local["lease"], intervals, whole=not rows, delay=delay)]
         )
 
 

@@ -11,7 +11,7 @@ from support.tables import context_of, group_ledger_of
 
 from spark_mq.errors import LeaseLost, MessagesHeld, TablesDisagree
 from spark_mq.ledger.message_index import MessageIndex, sequence
-from spark_mq.ledger.settle import NACK, REJECT, SettleCommand
+from spark_mq.ledger.settle import NACK, REJECT, SettlePart
 from spark_mq.maintenance.dead_letters import route_dead_letters
 from spark_mq.maintenance.recover import recover_tables
 from spark_mq.maintenance.redrive import redrive
@@ -124,7 +124,7 @@ class Broke(Worker):
             return "lease"
         ctx.local["moves"] -= 1
         rows = [(s, s) for s in ctx.local["rows"]]
-        command = SettleCommand(NACK, ctx.local["lease"], rows, whole=True)
+        command = SettlePart(NACK, ctx.local["lease"], rows, whole=True)
         group_ledger_of(ctx.group()).settle([command])
         return "lease"
 

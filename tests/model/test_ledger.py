@@ -313,7 +313,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.expire_leases([lease_id])
         delay = None if delay is None else delay * SECOND
         intervals = None if seqs is None else [(seq, seq) for seq in seqs]
-        wanted = settle_rules.SettleCommand(
+        wanted = settle_rules.SettlePart(
             verb, lease_id, intervals, whole=whole, delay=delay, jitter=jitter
         )
         self.ledger, outcome = settle_rules.settle(

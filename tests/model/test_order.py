@@ -20,7 +20,7 @@ from spark_mq.ledger.delivery_times import DeliveryTimes
 from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW, intervene
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
-from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, extend, settle
+from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettlePart, extend, settle
 from spark_mq.ledger.slots import SlotLayout, encode_slots
 from spark_mq.ledger.stream_batch import replay_batch
 from spark_mq.ledger.transitions import expire_leases
@@ -255,7 +255,7 @@ class Order(RuleBasedStateMachine):
         ]
         if wanted == []:
             return
-        command = SettleCommand(verb, lease_id, wanted, whole=how == "whole")
+        command = SettlePart(verb, lease_id, wanted, whole=how == "whole")
         before, known = self.states(), set(self.held(lease_id))
         self.ledger, outcome = settle(self.ledger, self.index, self.now, self.rules, command)
         after = self.states()
@@ -417,7 +417,7 @@ class Order(RuleBasedStateMachine):
             )
             self.lease(7, None, False)
             for lease_id in self.leases[-1:]:
-                command = SettleCommand(ACK, lease_id)
+                command = SettlePart(ACK, lease_id)
                 self.ledger, _ = settle(self.ledger, self.index, self.now, self.rules, command)
             if all(state in OVER for state, *_ in self.states().values()):
                 return

@@ -143,7 +143,7 @@ class World:
             self.settle("ack", lease_id, [seq for seq in held if seq not in set(bad)])
 
     def settle(self, verb: str, lease_id: str, seqs: list[int] | None) -> None:
-        wanted = settle_rules.SettleCommand(
+        wanted = settle_rules.SettlePart(
             verb, lease_id, None if seqs is None else [(seq, seq) for seq in seqs]
         )
         self.ledger, outcome = settle_rules.settle(

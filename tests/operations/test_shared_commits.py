@@ -30,7 +30,7 @@ from spark_mq.ledger import settle as settle_rules
 from spark_mq.ledger.acquire import Acquire
 from spark_mq.ledger.commands import Change, View
 from spark_mq.ledger.owner_commands import Configure
-from spark_mq.ledger.settle import ACK, Settle, SettleCommand
+from spark_mq.ledger.settle import ACK, Settle, SettlePart
 from spark_mq.storage.ledger_files import events_of
 from spark_mq.storage.optimistic_commit import OptimisticCommit
 
@@ -48,7 +48,7 @@ def operations(queue: Queue, since: int) -> list[str | None]:
 
 
 def ack(lease: Lease) -> Settle:
-    return Settle((SettleCommand(ACK, lease.lease_id),))
+    return Settle((SettlePart(ACK, lease.lease_id),))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from spark_mq import Lease, Queue
-from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, SettleOutcome
+from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleOutcome, SettlePart
 from spark_mq.operations.work_report import VerdictLog, describe_settled
 
 
@@ -30,8 +30,8 @@ class Time:
         return self.now
 
 
-def nack(error: str = "no customer") -> tuple[list[SettleCommand], list[SettleOutcome]]:
-    commands = [SettleCommand(ACK, "l"), SettleCommand(NACK, "l", error=error)]
+def nack(error: str = "no customer") -> tuple[list[SettlePart], list[SettleOutcome]]:
+    commands = [SettlePart(ACK, "l"), SettlePart(NACK, "l", error=error)]
     return commands, [SettleOutcome(settled=5), SettleOutcome(settled=1)]
 
 
@@ -52,13 +52,13 @@ def test_the_first_failure_is_logged_at_once_and_the_others_are_summed_up(
 
 def test_dead_messages_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     outcome = SettleOutcome(settled=3, states={"dead": 3})
-    VerdictLog("g", Time()).add([SettleCommand(REJECT, "l", error="bad")], [outcome])
+    VerdictLog("g", Time()).add([SettlePart(REJECT, "l", error="bad")], [outcome])
     assert lines(caplog) == ["group g: 3 rejected, 3 of these dead. The first error: bad"]
 
 
 def test_a_group_without_failures_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     log = VerdictLog("g", Time())
-    log.add([SettleCommand(ACK, "l")], [SettleOutcome(settled=3)])
+    log.add([SettlePart(ACK, "l")], [SettleOutcome(settled=3)])
     log.flush()
     assert lines(caplog) == []
 
@@ -86,6 +86,6 @@ def test_a_worker_logs_its_verdicts_in_two_lines_however_many_leases_it_has(
 
 
 def test_each_verb_has_its_word_in_a_log() -> None:
-    commands = [SettleCommand(verb, "l") for verb in (ACK, NACK, REJECT, RELEASE)]
+    commands = [SettlePart(verb, "l") for verb in (ACK, NACK, REJECT, RELEASE)]
     outcomes = [SettleOutcome(settled=count) for count in (1, 2, 3, 4)]
     assert describe_settled(commands, outcomes) == "1 acked, 2 nacked, 3 rejected, 4 released"

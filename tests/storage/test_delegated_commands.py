@@ -26,7 +26,7 @@ from spark_mq import Lease, Queue, errors
 from spark_mq.delta.actions import Change
 from spark_mq.ledger.acquire import Acquire, Grant
 from spark_mq.ledger.commands import Command
-from spark_mq.ledger.settle import ACK, Settle, SettleCommand
+from spark_mq.ledger.settle import ACK, Settle, SettlePart
 from spark_mq.operations.command_json import decode_result, encode_command
 from spark_mq.storage.delegated_commands import (
     FOLDER,
@@ -157,7 +157,7 @@ def test_a_commit_runs_the_settles_and_extensions_of_others(queue: Queue) -> Non
 def test_a_worker_settles_and_leases_by_one_request(queue: Queue) -> None:
     other = again(queue)
     first = leased(other, 5)
-    settle = Settle((SettleCommand(ACK, first.lease_id),))
+    settle = Settle((SettlePart(ACK, first.lease_id),))
     following = lease_of()
     turn = delegate(other, settle, following)
     own = leased(queue, 5)

@@ -18,7 +18,7 @@ from support.tables import group_ledger_of, messages_of
 from spark_mq import Lease, Message, Queue, ReceivedMessage
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import InvalidOption, InvalidSchema
-from spark_mq.ledger.settle import ACK, NACK, SettleCommand
+from spark_mq.ledger.settle import ACK, NACK, SettlePart
 from spark_mq.ledger.slots import SlotLayout, decode_slots
 from spark_mq.parquet.lease_columns import read_slots, sort_by_slot
 from spark_mq.testing import memory_queue
@@ -280,8 +280,8 @@ def test_an_ack_in_the_commit_of_a_nack_settles_nothing_behind_it(queue: Queue) 
     lease = group.lease("w", max_messages=3)
     assert lease is not None
     first, second, third = (m.sequence for m in lease.messages)
-    acks = SettleCommand(ACK, lease.lease_id, [(first, first), (third, third)])
-    nack = SettleCommand(NACK, lease.lease_id, [(second, second)], delay=0)
+    acks = SettlePart(ACK, lease.lease_id, [(first, first), (third, third)])
+    nack = SettlePart(NACK, lease.lease_id, [(second, second)], delay=0)
     acked, nacked = group_ledger_of(group).settle([acks, nack])
     assert (acked.settled, acked.lost, nacked.settled) == (1, [], 1)
     assert nacked.returned == [(third, third)]

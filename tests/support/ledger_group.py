@@ -11,7 +11,7 @@ from spark_mq.ledger.acquire import AcquireRequest, Grant, acquire
 from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.message_index import DataFile, MessageIndex
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
-from spark_mq.ledger.settle import REJECT, SettleCommand, SettleOutcome, extend
+from spark_mq.ledger.settle import REJECT, SettleOutcome, SettlePart, extend
 from spark_mq.ledger.stream_batch import replay_batch
 
 SECOND = 1_000_000
@@ -60,7 +60,7 @@ class Group:
         self, verb: str, lease_id: str, seqs: list[int] | None = None, **more
     ) -> SettleOutcome:
         self.expire_leases(lease_id)
-        wanted = SettleCommand(
+        wanted = SettlePart(
             verb, lease_id, None if seqs is None else [(seq, seq) for seq in seqs], **more
         )
         self.ledger, outcome = settle_rules.settle(

@@ -17,7 +17,7 @@ from support.tables import group_ledger_of, messages_of
 
 from spark_mq import Queue
 from spark_mq.errors import InvalidHandlerResult, InvalidOption, StorageError
-from spark_mq.ledger.settle import RELEASE, SettleCommand
+from spark_mq.ledger.settle import RELEASE, SettlePart
 from spark_mq.operations.context import GroupLedger
 from spark_mq.spark import ack, lease_frame, nack, reject
 from spark_mq.spark.lease_lookup import BatchLeases
@@ -150,7 +150,7 @@ def test_a_batch_that_meets_an_outage_is_released_uncounted(
         if how == "settle":
             with monkeypatch.context() as patch:
                 patch.setattr(GroupLedger, "settle", failing)
-                each._owners.settle([SettleCommand(RELEASE, lease.lease_ids[0])])
+                each._owners.settle([SettlePart(RELEASE, lease.lease_ids[0])])
         if how == "text of a task":
             place = f"{queue.path}/messages"
             raise RuntimeError(f"Job: spark_mq.errors.StorageError: reading messages of {place}")

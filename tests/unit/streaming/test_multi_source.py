@@ -17,7 +17,7 @@ from support.tables import context_of, group_ledger_of, messages_of
 
 from spark_mq import Queue
 from spark_mq.errors import DataLossError, InvalidOption, StreamFenced
-from spark_mq.ledger.settle import ACK, NACK, SettleCommand
+from spark_mq.ledger.settle import ACK, NACK, SettlePart
 from spark_mq.maintenance.retention import trim
 from spark_mq.operations.settle import settle
 from spark_mq.streaming.multi_source import MultiQueueSource, Plans, fair_shares
@@ -338,7 +338,7 @@ class _Storm:
             return False
         for group, plan in plans:
             if plan.slices and self.random.random() < 0.5:
-                group.settle([SettleCommand(ACK, plan.lease_id)])
+                group.settle([SettlePart(ACK, plan.lease_id)])
             if self._dies(calm):
                 return False
         runner.commit()

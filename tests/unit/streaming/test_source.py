@@ -26,7 +26,7 @@ from support.tables import context_of, group_ledger_of, ledgers_of, messages_of
 from spark_mq import Queue
 from spark_mq.errors import InvalidOption, LeaseLost, StreamFenced
 from spark_mq.ledger.ranges import AVAILABLE, LEASED
-from spark_mq.ledger.settle import ACK, SettleCommand
+from spark_mq.ledger.settle import ACK, SettlePart
 from spark_mq.ledger.stream_batch import auto_ack_app_id, parse_lease_id
 from spark_mq.operations.keep_alive import KeepAlive
 from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
@@ -545,7 +545,7 @@ def test_one_death_anywhere_in_a_batch_leaves_each_message_once_in_an_idempotent
             elif step == "before the sink":
                 sink.setdefault(number, sequences(plan))  # skips what it has seen
             elif step == "before the ack":
-                group_ledger_of(runner.group).settle([SettleCommand(ACK, plan.lease_id)])
+                group_ledger_of(runner.group).settle([SettlePart(ACK, plan.lease_id)])
             else:
                 runner.commit()
     assert sorted(s for rows in sink.values() for s in rows) == list(receipt.sequences)

@@ -16,7 +16,7 @@ from support.tables import group_ledger_of
 from spark_mq import Message
 from spark_mq.errors import StreamFenced
 from spark_mq.ledger.ranges import AVAILABLE, LEASED
-from spark_mq.ledger.settle import ACK, SettleCommand
+from spark_mq.ledger.settle import ACK, SettlePart
 from spark_mq.streaming.source import BatchPlan
 from spark_mq.testing import ManualClock, memory_queue
 
@@ -143,7 +143,7 @@ class _Storm:
     def _ack(self, runner: Runner, plan: BatchPlan) -> None:
         before = group_ledger_of(self.queue.group("g")).current()
         owners = {r.lease_id for r in before if r.state == LEASED}
-        outcome = group_ledger_of(runner.group).settle([SettleCommand(ACK, plan.lease_id)])[0]
+        outcome = group_ledger_of(runner.group).settle([SettlePart(ACK, plan.lease_id)])[0]
         assert not outcome.settled or plan.lease_id in owners | {
             r.lease_id for r in before if r.state == AVAILABLE
         }
