@@ -127,6 +127,11 @@ class FairLock:
         """Return the ids of the threads that have the lock."""
         return {hold.thread for hold in self._holds}
 
+    @property
+    def waiting(self) -> int:
+        """Return how many threads wait."""
+        return len(self._queue)
+
     def hold(self, timeout: float = TIMEOUT_SECONDS) -> Hold:
         """Return a context manager. After the timeout, its block runs without the lock."""
         return Hold(self, timeout)
@@ -193,7 +198,7 @@ class Hold:
         """Let the threads that wait go first, unless this one has just got the lock."""
         fair = self._fair
         is_long = time.monotonic() - self._began >= TURN_SECONDS
-        if fair._queue and is_long and self in fair._holds:
+        if fair.waiting and is_long and self in fair._holds:
             self.release()
             self.acquire()
 

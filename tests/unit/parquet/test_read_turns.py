@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from support.handles import until
+from support.limits import Limits
 
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.message_index import FileSlice
@@ -39,9 +40,9 @@ class Reader(threading.Thread):
 def start(turns: FairLock, order: list[int], number: int) -> Reader:
     """Start a reader, and wait until it has a turn or waits for one."""
     found = Reader(turns, order, number)
-    before = len(order), len(turns._queue)
+    before = len(order), turns.waiting
     found.start()
-    until(lambda: (len(order), len(turns._queue)) != before)
+    until(lambda: (len(order), turns.waiting) != before)
     return found
 
 
@@ -57,20 +58,20 @@ def test_no_more_threads_than_places_read_and_the_first_that_waits_is_next() -> 
         one.join(30)
     assert sorted(order) == [0, 1, 2, 3, 4]
     assert order[:3] == [0, 1, 2]
-    assert (len(turns.owners), len(turns._queue)) == (0, 0)
+    assert (len(turns.owners), turns.waiting) == (0, 0)
 
 
-def test_a_long_turn_is_offered_to_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_turn_is_offered_to_those_that_wait(limits: Limits) -> None:
     turns, order = FairLock(), list[int]()
-    monkeypatch.setattr(fair_lock, "TURN_SECONDS", 0)
+    limits(offer_seconds=0)
     with turns.hold(30) as hold:
         hold.offer()  # nobody waits
         other = start(turns, order, 7)
-        monkeypatch.setattr(fair_lock, "TURN_SECONDS", 60)
+        limits(offer_seconds=60)
         hold.offer()  # it has just begun
         assert order == []
         other.may_end.set()
-        monkeypatch.setattr(fair_lock, "TURN_SECONDS", 0)
+        limits(offer_seconds=0)
         hold.offer()
         assert order == [7]
     other.join(30)
@@ -90,7 +91,7 @@ def test_after_its_patience_a_thread_reads_without_a_turn() -> None:
         thread.start()
         assert read.wait(30)
         thread.join(30)
-        assert (turns.owners, len(turns._queue)) == ({threading.get_ident()}, 0)
+        assert (turns.owners, turns.waiting) == ({threading.get_ident()}, 0)
     assert not turns.owners
 
 
@@ -121,7 +122,7 @@ def test_an_interrupt_between_two_steps_of_a_turn_keeps_no_place(
     monkeypatch.setattr(fair_lock, "time", Time)
     with pytest.raises(KeyboardInterrupt):
         read()
-    until(lambda: not turns.owners and not turns._queue)
+    until(lambda: not turns.owners and not turns.waiting)
 
 
 def _turns_of_this_read() -> tuple[int, int]:

@@ -29,7 +29,7 @@ def test_threads_enter_in_the_order_in_which_they_came() -> None:
         for number in range(6):
             threads.append(threading.Thread(target=enter, args=(number,)))
             threads[-1].start()
-            until(lambda expected=number + 1: len(lock._queue) == expected)
+            until(lambda expected=number + 1: lock.waiting == expected)
         assert order == []
     for thread in threads:
         thread.join(30)
@@ -56,7 +56,7 @@ def test_who_has_waited_for_long_enough_goes_in_without_its_turn() -> None:
         assert inside.wait(30)
         thread.join(30)
         assert lock.owners == {threading.get_ident()}
-    assert (lock.owners, len(lock._queue)) == (set(), 0)
+    assert (lock.owners, lock.waiting) == (set(), 0)
 
 
 def test_one_who_is_interrupted_while_it_waits_leaves_no_trace(
@@ -82,7 +82,7 @@ def test_one_who_is_interrupted_while_it_waits_leaves_no_trace(
         patched.setattr(fair_lock.threading, "Event", Broken)
         with pytest.raises(KeyboardInterrupt), lock.hold(30):
             pass
-    assert len(lock._queue) == 0
+    assert lock.waiting == 0
     leave.set()
     thread.join(30)
     assert not lock.owners
