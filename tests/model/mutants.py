@@ -15,6 +15,7 @@ from support.rule_variants import Variant, first, gets, instead, returns, rule_v
 
 from spark_mq.ledger.lane_selector import LAST, REST, SUSPECT, Head
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, TRANSFERRING, Ledger, Range
+from spark_mq.storage.publishes import PendingPublish
 
 from .actors import flaky_late
 from .storage import HORIZON, SECOND
@@ -66,6 +67,10 @@ def uncounted(event: str) -> Variant:
 def freeze_by_one_id(right: Callable[..., Any], a: Any) -> str | None:
     transfer_id = f"{a.self.prefix}-1"
     return transfer_id if a.self.source.run(a.self.freezing(transfer_id)) else None
+
+
+def publish_without_an_id(_: Callable[..., Any], a: Any) -> None:
+    a.self.target.commit(PendingPublish(a.self.target.files, a.files))
 
 
 def settle_every_id(right: Callable[..., Any], a: Any) -> tuple[Ledger, int]:
@@ -314,7 +319,7 @@ ALL = [
     Mutant("each routing has a new id", "routing_goes_on", "Transfer.freeze",
            instead(freeze_by_one_id)),
     Mutant("a race for a transfer id is refused", "routing", "Transfer._publish",
-           instead(lambda right, a: a.self.target.commit(a.files))),
+           instead(publish_without_an_id)),
     Mutant("dead letters are published before they are settled", "routing_and_seek",
            "Transfer._publish", returns(None)),
     Mutant("a transfer id settles its own alone", "routing_goes_on", "settle_routed",
@@ -323,7 +328,7 @@ ALL = [
            gets(ledger=lambda a: without_transfers(a.ledger))),
     Mutant("a redriver finishes what it finds", "redriving", "Transfer.finish_all", returns(0)),
     Mutant("a race for a redrive is refused", "redriving", "Transfer._publish",
-           instead(lambda right, a: a.self.target.commit(a.files))),
+           instead(publish_without_an_id)),
     Mutant("each redrive has an id of its own", "redriving", "Transfer.freeze",
            instead(freeze_by_one_id)),
     # -- section 3: trims
