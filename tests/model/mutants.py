@@ -246,7 +246,7 @@ ALL = [
            then(lambda after, a: a.is_open)),
     Mutant("a nack returns what stands behind", "ordered", "ledger:settle",
            gets(rules=lambda a: (
-               replace(a.rules, order="none") if a.command.verb == "nack" else a.rules))),
+               replace(a.rules, order="none") if a.part.verb == "nack" else a.rules))),
     Mutant("uncounted", "ordered", "LedgerEditor.add", uncounted("returned")),
     Mutant("a lease loses its claim with one of its lanes", "ordered", "claims_on_lanes",
            returns([])),
