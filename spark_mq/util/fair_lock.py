@@ -231,7 +231,7 @@ _guard = ForkSafeLock()
 
 def fair_lock_for(path: str, group: str) -> FairLock:
     """Return this process's one lock for a group's ledger. An object store gets no file lock."""
-    with _guard:
+    with _guard.lock:
         lock = _locks.get((path, group))
         if lock is None:
             files = None

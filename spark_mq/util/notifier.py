@@ -40,12 +40,12 @@ class Notifier:
 
 
 _notifiers: WeakValueDictionary[str, Notifier] = WeakValueDictionary()
-_lock = ForkSafeLock()
+_guard = ForkSafeLock()
 
 
 def notifier_for(path: str) -> Notifier:
     """Return this process's only notifier for a table's path."""
-    with _lock:
+    with _guard.lock:
         notifier = _notifiers.get(path)
         if notifier is None:
             notifier = _notifiers[path] = Notifier()

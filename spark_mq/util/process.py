@@ -56,17 +56,14 @@ class ForkGuard:
 
 
 class ForkSafeLock:
-    """A lock of a whole process. A forked process begins with it free."""
+    """A `lock` of a whole process. A forked process begins with it free.
+
+    Callers enter the lock itself, because a Ctrl-C inside an own ``__exit__`` would never free it.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._renew()
         call_in_forks(self._renew)
 
     def _renew(self) -> None:
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        self.lock = threading.Lock()

@@ -29,6 +29,8 @@ from spark_mq.parquet.reader import read_turns
 from spark_mq.spark import on_sigterm, shutdown
 from spark_mq.testing import memory_queue
 from spark_mq.util.call_batcher import CallBatcher
+from spark_mq.util.fair_lock import fair_lock_for
+from spark_mq.util.notifier import notifier_for
 from spark_mq.util.user import current_user
 
 PACKAGE = os.path.dirname(spark_mq.__file__)
@@ -262,6 +264,19 @@ def test_an_interrupt_at_any_line_leaves_a_handle_that_works(
     fresh = on_delta(tmp_path) if storage == "delta" else in_memory
     parts = sum(name == call for name, _ in PARTS)
     interrupt(call, fresh, lambda number, line: number % parts == part)
+
+
+@pytest.mark.parametrize("find", [notifier_for, functools.partial(fair_lock_for, group="g")])
+def test_an_interrupt_frees_the_locks_of_the_whole_process(find: Callable[[str], object]) -> None:
+    act = functools.partial(find, "memory://nowhere")
+    seen = Interrupter()
+    seen.run(act)
+    for line in seen.lines:
+        Interrupter(line).run(act)
+        other = threading.Thread(target=act, daemon=True)
+        other.start()
+        other.join(10)
+        assert not other.is_alive(), line
 
 
 @contextlib.contextmanager
