@@ -74,7 +74,6 @@ Column = tuple[str, str]  # the heading, and the name of the value in a row
 
 _NUMBERS: Final = (int, float)
 
-
 _PAUSE: Final = 3.0  # seconds between lines of progress, if stderr is no terminal
 
 

@@ -27,7 +27,6 @@ __all__ = [
     "LocalFiles",
 ]
 
-
 _TEMPORARY: Final = re.compile(r"\.spark_mq-[0-9a-f]{32}\.tmp")
 _NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EOPNOTSUPP}
 _NO_FOLDER_SYNC: Final = {errno.EINVAL, errno.ENOTSUP}

@@ -31,7 +31,6 @@ __all__ = [
 _REMEMBERED_SETS: Final = 50_000
 _REMEMBERED_FILES: Final = 1_000
 
-
 ORDINAL_BITS: Final = 32
 
 

@@ -72,7 +72,6 @@ RETRY: Final = "retry"
 DROP: Final = "drop"
 ROUTE: Final = "dead_letter"
 
-
 CREATE_GROUP: Final = "create group"
 StartPosition = str | int | datetime
 

@@ -23,6 +23,11 @@ from spark_mq.util.validation import short_repr, suggest, validate_duration
 
 __all__ = ["Condition"]
 
+_MAX_CHARACTERS: Final = 200_000
+_MAX_DEPTH: Final = 30  # parentheses and calls inside each other
+_MAX_PATTERN: Final = 1_000  # characters of a pattern of LIKE
+_MAX_WILDCARDS: Final = 10
+"""Wildcards of a pattern. The time of a match may grow with two to the power of their number."""
 SECONDS: Final = 30.0  # for the steps of a condition in one call. Reading letters is extra.
 _PIECE_BYTES: Final = 4 * 2**20  # of letters that one step reads, but one letter at least
 
@@ -88,12 +93,6 @@ def length(of: Any) -> Any:
     """Return the characters of texts, or the bytes of values."""
     return pc.binary_length(of) if pa.types.is_binary(of.type) else pc.utf8_length(of)
 
-
-_MAX_CHARACTERS: Final = 200_000
-_MAX_DEPTH: Final = 30  # parentheses and calls inside each other
-_MAX_PATTERN: Final = 1_000  # characters of a pattern of LIKE
-_MAX_WILDCARDS: Final = 10
-"""Wildcards of a pattern. The time of a match may grow with two to the power of their number."""
 
 _TOKEN: Final = re.compile(
     r"""(?P<space>\s++|--[^\n]*+|/\*.*?\*/)

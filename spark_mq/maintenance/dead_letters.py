@@ -48,7 +48,6 @@ __all__ = [
     "route_dead_letters",
 ]
 
-
 _log = logging.getLogger(__name__)
 ROUTE_RANGES = 5_000  # most dead ranges that one round of commits routes
 ROUTE_MESSAGES = 100_000  # most messages of these

@@ -27,7 +27,6 @@ __all__ = [
     "find_values",
 ]
 
-
 _log = logging.getLogger(__name__)
 _REACH: Final = 86_400 * SECOND  # of the search, in microseconds before the latest commit
 _COMMITS: Final = 20  # read at a time, the newest first

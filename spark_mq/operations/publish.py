@@ -57,7 +57,7 @@ __all__ = [
 def publish_table(
     context: QueueContext, table: pa.Table, txn: tuple[str, int] | None
 ) -> PublishReceipt:
-    """Publish a table as one commit. Raise as ``MessageTable.publish``."""
+    """Publish a table as one commit. Raise as :meth:`MessageTable.commit`."""
     if table.num_rows == 0:
         return _publish_nothing(context, txn)
     # With the trace's context in the headers of messages that have none.

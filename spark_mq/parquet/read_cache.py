@@ -41,6 +41,10 @@ _MAX_COLUMN_BYTES: Final = 256 * 2**20
 _MAX_RATIO: Final = 32  # more than snappy reaches
 _MAX_EXPANDED_BYTES: Final = 256 * 2**20
 
+MAX_KEPT_BYTES: Final = 256 * 2**20
+MAX_GROUP_BYTES: Final = MAX_KEPT_BYTES * 3 // 4  # larger row groups are not kept
+_IDLE_SECONDS: Final = 30.0
+
 
 def check_group(group: pq.RowGroupMetaData, names: Collection[str]) -> None:
     """Raise ArrowInvalid if columns of a row group claim far more memory than they need.
@@ -139,14 +143,6 @@ def _key(root: str, path: str, raw: Any) -> Hashable:
         return root, path, stat.st_size, stat.st_mtime_ns, stat.st_ino
     except (AttributeError, io.UnsupportedOperation):
         return (root, path, raw.size()) if "://" in root else None
-
-
-MAX_KEPT_BYTES: Final = 256 * 2**20
-MAX_GROUP_BYTES: Final = MAX_KEPT_BYTES * 3 // 4  # larger row groups are not kept
-_IDLE_SECONDS: Final = 30.0
-_MAX_WALKS: Final = 8
-_STEP_ROWS: Final = 10_000
-_STEP_BYTES: Final = 16 * 2**20
 
 
 class _Kept:

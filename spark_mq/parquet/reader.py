@@ -49,7 +49,6 @@ __all__ = [
 _STEP_ROWS: Final = 10_000
 _STEP_BYTES: Final = 16 * 2**20
 
-
 _PATIENCE_SECONDS: Final = 1.0  # then a thread reads all the same: one file may take another long
 
 

@@ -41,12 +41,28 @@ __all__ = [
     "slice_frame",
 ]
 
-
 MAX_ORDERED_FILES: Final = 8  # of a batch, read one after the other to keep the order of rows
 MAX_SLICES: Final = 10_000
 MAX_SLICES_OF_FILE: Final = 100
 # Names that Spark neither encodes nor hides from a listing.
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*(?<!\._COPYING_)")
+
+# The place of a slice: its first row, the row after its last, a sequence less its row, and the time
+# of its commit in microseconds.
+_PLACE: Final = "struct<low:bigint,high:bigint,before:bigint,committed_at:bigint>"
+# The places of this many files fit into a constant. The places of more are joined.
+MAX_CONSTANT_FILES: Final = 32
+_STRICT_READ_OPTIONS: Final = {
+    # They overrule the session. A skipped file would be acked unread, a flipped bit delivered.
+    "ignoreMissingFiles": "false",
+    "ignoreCorruptFiles": "false",
+    "parquet.page.verify-checksum.enabled": "true",
+    # The source's tasks rebase no old dates either.
+    "datetimeRebaseMode": "CORRECTED",
+    "int96RebaseMode": "CORRECTED",
+}
+_Place = Mapping[str, int]
+Files = Mapping[str, Sequence[Piece]]  # the wanted slices, by the path of their file
 
 
 def _encoded_type(kind: DataType) -> str:
@@ -62,24 +78,9 @@ _STATE: Final = [
     for field in SEVERAL_SCHEMA.fields
     if field.name not in PAYLOAD_COLUMNS and field.name != "sequence"
 ]
-# The place of a slice: its first row, the row after its last, a sequence less its row, and the time
-# of its commit in microseconds.
-_PLACE: Final = "struct<low:bigint,high:bigint,before:bigint,committed_at:bigint>"
 _STATE_VALUES: Final = (
     "struct<" + ",".join(f"{field.name}:{_encoded_type(field.dataType)}" for field in _STATE) + ">"
 )
-# The places of this many files fit into a constant. The places of more are joined.
-MAX_CONSTANT_FILES: Final = 32
-_STRICT_READ_OPTIONS: Final = {
-    # They overrule the session. A skipped file would be acked unread, a flipped bit delivered.
-    "ignoreMissingFiles": "false",
-    "ignoreCorruptFiles": "false",
-    "parquet.page.verify-checksum.enabled": "true",
-    # The source's tasks rebase no old dates either.
-    "datetimeRebaseMode": "CORRECTED",
-    "int96RebaseMode": "CORRECTED",
-}
-_Place = Mapping[str, int]
 
 
 def slice_frame(
@@ -228,9 +229,6 @@ def _lookup_by_file(places: Mapping[str, _Place], what: str) -> str:
         return f"{next(iter(places.values()))[what]}L"
     pairs = ", ".join(f"{name!r}, {place[what]}L" for name, place in places.items())
     return f"element_at(map({pairs}), _metadata.file_name)"
-
-
-Files = Mapping[str, Sequence[Piece]]  # the wanted slices, by the path of their file
 
 
 def read_held(

@@ -34,7 +34,6 @@ from spark_mq.util.clock import to_micros
 
 __all__ = ["PeekFilters", "PeekReader"]
 
-
 # Columns with one value for all messages of a range, each with the range's attribute.
 _COLUMNS: Final[Mapping[str, str]] = {
     "state": "state",

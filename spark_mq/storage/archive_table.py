@@ -50,7 +50,6 @@ _FEW_ROWS: Final = 1_000
 # Conditions on rows. Each has a column, one of ``=``, ``<=``, ``>=``, and a value.
 Filters = list[tuple[str, str, Any]]
 
-
 LARGE_FILE_BYTES: Final = 4 * 2**20  # a file of this size is not small
 MAX_BYTES: Final = 32 * 2**20  # of rows that an append or a merge holds in memory
 # How much of the archive's own log stays, because nobody reads its past.

@@ -51,6 +51,22 @@ MAX_BYTES: Final = 2**20  # of a request that others run
 # A sweep deletes requests of this age. It is long, because clocks of machines may differ.
 OLD_SECONDS: Final = 3600.0
 
+_log = logging.getLogger(__name__)
+# Key in a commit's note. Its value is the outcomes of the requests that it ran, by id.
+SERVED: Final = "served"
+MAX_REQUESTS: Final = 64  # of others in one commit
+# A request that is this much older than another is from a dead writer. No writer runs it.
+STALE_SECONDS: Final = 20.0
+WAIT_PER_WRITER_SECONDS: Final = 1.0  # how long a writer waits for each writer before it
+# A commit costs its writer so many requests in a row. Nobody looks for it earlier.
+REQUESTS_OF_A_COMMIT: Final = 5
+POLL_SECONDS: Final = 0.05
+_KNOWN_COMMITS: Final = 100
+_THREADS: Final = 32
+_FREQUENT_POLL_LIMIT: Final = 32  # with more requests than this, each writer looks less often
+# The requests that this process could not run, by root and path. Their own writers run them.
+_left: Final[RecentSet[tuple[str, str]]] = RecentSet(10_000)
+
 
 @dataclass(frozen=True, slots=True)
 class DelegatedRequest:
@@ -101,25 +117,6 @@ def delete_old_requests(files: ObjectStore) -> int:
     old = [path for path in old if is_data_path(path)]  # others can be deleted by hand only
     files.delete_many(old)
     return len(old)
-
-
-_log = logging.getLogger(__name__)
-
-# Key in a commit's note. Its value is the outcomes of the requests that it ran, by id.
-SERVED: Final = "served"
-MAX_REQUESTS: Final = 64  # of others in one commit
-# A request that is this much older than another is from a dead writer. No writer runs it.
-STALE_SECONDS: Final = 20.0
-WAIT_PER_WRITER_SECONDS: Final = 1.0  # how long a writer waits for each writer before it
-# A commit costs its writer so many requests in a row. Nobody looks for it earlier.
-REQUESTS_OF_A_COMMIT: Final = 5
-POLL_SECONDS: Final = 0.05
-_KNOWN_COMMITS: Final = 100
-_THREADS: Final = 32
-_FREQUENT_POLL_LIMIT: Final = 32  # with more requests than this, each writer looks less often
-
-# The requests that this process could not run, by root and path. Their own writers run them.
-_left: Final[RecentSet[tuple[str, str]]] = RecentSet(10_000)
 
 
 class DelegationTurn:

@@ -32,6 +32,12 @@ __all__ = [
     "new_name",
 ]
 
+# The txn of each commit with ids. Its number is the name of the newest block.
+DEDUP_APP: Final = "spark_mq.dedup"
+ID_BYTES: Final = 16  # of the hash of an id
+_FOLDER: Final = "_dedup"  # Delta's VACUUM leaves folders with an underscore alone.
+_FORMAT: Final = 1
+
 
 @dataclass(frozen=True, slots=True)
 class BlockRef:
@@ -90,13 +96,6 @@ class IdWindow:
 
 
 NO_IDS: Final = IdWindow()
-
-
-# The txn of each commit with ids. Its number is the name of the newest block.
-DEDUP_APP: Final = "spark_mq.dedup"
-ID_BYTES: Final = 16  # of the hash of an id
-_FOLDER: Final = "_dedup"  # Delta's VACUUM leaves folders with an underscore alone.
-_FORMAT: Final = 1
 
 
 def block_path(name: int) -> str:

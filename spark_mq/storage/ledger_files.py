@@ -63,7 +63,6 @@ LEASES_SCHEMA: Final = pa.schema(
     ]
 )
 
-
 # The fields in the detail of a header row. A newer version may write more.
 _DETAILS: Final = frozenset(json.loads(LedgerHeader().to_json()))
 # The columns of a data file. Delta keeps a partition's value in the log.
@@ -77,7 +76,6 @@ _STRINGS: Final = [f.name for f in _FILE_SCHEMA if pa.types.is_string(f.type)]
 _NUMBERS: Final = [
     f.name for f in _FILE_SCHEMA if pa.types.is_integer(f.type) or pa.types.is_timestamp(f.type)
 ]
-
 
 # Key in a commit's note. Its value is the pause of its writer in seconds, if others compete.
 PAUSE: Final = "pause"

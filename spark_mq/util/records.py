@@ -36,6 +36,8 @@ __all__ = [
 MAX_ROWS: Final = 50  # of a table
 MAX_TEXT: Final = 200  # characters of a value
 
+T = TypeVar("T")
+
 
 def environment(folder: Path) -> Environment:
     """Return the templates of a folder. They escape each value, and replace hidden characters."""
@@ -151,9 +153,6 @@ def _mapping(row: Any) -> Mapping[str, Any]:
         return {one.name: getattr(row, one.name) for one in fields(row)}
     mapping: Mapping[str, Any] = row
     return mapping
-
-
-T = TypeVar("T")
 
 
 class Converts:

@@ -46,6 +46,8 @@ __all__ = [
     "settings_of",
 ]
 
+_T = TypeVar("_T")
+
 
 def parse_number(text: str) -> float | str:
     """Return a number that is written in digits, or the text itself, such as "30s"."""
@@ -194,9 +196,6 @@ class Texts(Kind):
 
     def encode(self, value: tuple[str, ...]) -> list[str]:
         return list(value)
-
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ __all__ = [
     "step",
 ]
 
-
 _Show = Callable[[str], None]
 _listener: Final[ContextVar[_Show | None]] = ContextVar("spark_mq_steps", default=None)
 T = TypeVar("T")
