@@ -578,15 +578,25 @@ class ConsumerGroup(GroupViews):
         return self._settle(RELEASE, leases, sequences, message_ids, delay=delay)
 
     def _settle(
-        self, verb: str, leases: LeaseSelector, sequences: Iterable[int] | None,
-        message_ids: Iterable[str] | None, *, delay: Duration | None = None,
+        self,
+        verb: str,
+        leases: LeaseSelector,
+        sequences: Iterable[int] | None,
+        message_ids: Iterable[str] | None,
+        *,
+        delay: Duration | None = None,
         error: str | None = None,
-    ) -> SettleResult:  # fmt: skip
-        pause = None if delay is None else validate_duration("delay", delay, zero=True)
+    ) -> SettleResult:
         return settle(
-            self._ledger, _held(leases), verb, sequences=sequences, message_ids=message_ids,
-            delay=pause, error=validate_error(error), jitter=random.random(),
-        )  # fmt: skip
+            self._ledger,
+            _held(leases),
+            verb,
+            sequences=sequences,
+            message_ids=message_ids,
+            delay=None if delay is None else validate_duration("delay", delay, zero=True),
+            error=validate_error(error),
+            jitter=random.random(),
+        )
 
     def extend(
         self,

@@ -30,7 +30,7 @@ __all__ = [
     "NextLedger",
     "Priority",
     "View",
-    "counted",
+    "counted_change",
     "join_notes",
 ]
 
@@ -121,7 +121,7 @@ class Change(NamedTuple, Generic[R]):
     alarm: str = ""  # to log as an error
 
 
-def counted(operation: str, ledger: Ledger, messages: int, **note: Any) -> Change[int]:
+def counted_change(operation: str, ledger: Ledger, messages: int, **note: Any) -> Change[int]:
     """Return a change of some messages, which commits nothing without any. None is no note."""
     given = {name: value for name, value in note.items() if value is not None}
     change = {"operation": operation, "messages": messages, **given}

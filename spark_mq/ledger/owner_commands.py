@@ -16,7 +16,7 @@ from spark_mq.ledger.commands import (
     Needs,
     Priority,
     View,
-    counted,
+    counted_change,
 )
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval, normalise, subtract
@@ -204,7 +204,7 @@ class Unblock(Command[int]):
     def apply(self, view: View) -> Change[int]:
         ledger = expire_leases(view.ledger, view.now, view.settings)
         after, messages = unblock(ledger, view.log, view.now, self.how, self.intervals)
-        return counted(f"{self.name}: {self.how}", after, messages)
+        return counted_change(f"{self.name}: {self.how}", after, messages)
 
 
 @dataclass(frozen=True, slots=True)

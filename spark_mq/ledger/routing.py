@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spark_mq.ledger.commands import TRACKED, Change, Command, Needs, Priority, View, counted
+from spark_mq.ledger.commands import TRACKED, Change, Command, Needs, Priority, View, counted_change
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.message_index import MessageIndex
@@ -48,7 +48,7 @@ class FreezeDead(Command[int]):
             ledger, self.transfer_id, self.max_ranges, view.log, self.max_messages
         )
         messages = sum(r.message_count for r in ranges)
-        return counted(self.name, after, messages, lease_id=self.transfer_id)
+        return counted_change(self.name, after, messages, lease_id=self.transfer_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Freeze(Command[int]):
 
     def apply(self, view: View) -> Change[int]:
         after, messages = freeze(view.ledger, view.log, self.transfer_id, self.intervals)
-        return counted(self.name, after, messages, lease_id=self.transfer_id)
+        return counted_change(self.name, after, messages, lease_id=self.transfer_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class SettleRouted(Command[int]):
     def apply(self, view: View) -> Change[int]:
         after, messages = settle_routed(view.ledger, self.transfer_id, self.event)
         detail = self.detail or None
-        return counted(self.event, after, messages, lease_id=self.transfer_id, detail=detail)
+        return counted_change(self.event, after, messages, lease_id=self.transfer_id, detail=detail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class DropDead(Command[int]):
 
     def apply(self, view: View) -> Change[int]:
         after, messages = drop_dead(expire_leases(view.ledger, view.now, view.settings))
-        return counted(self.name, after, messages)
+        return counted_change(self.name, after, messages)
 
 
 def freeze_dead(
