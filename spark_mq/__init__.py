@@ -59,7 +59,7 @@ __all__ = [
 ]
 __all__ += errors.__all__
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES = {
     "BufferedPublisher": "publisher",

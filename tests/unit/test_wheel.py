@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+
+import spark_mq
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,6 +46,21 @@ def test_the_wheel_contains_each_module_each_job_and_the_settings(wheel: Path) -
     settings = {f"spark_mq_jobs/conf/{p.name}" for p in (ROOT / "conf").iterdir()}
     assert {"spark_mq_jobs/worker.py", "spark_mq_jobs/sweep.py"} <= jobs
     assert names == library | jobs | settings | {"pyspark_mq.py"}
+
+
+def test_one_version_stands_everywhere() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert spark_mq.__version__ == version
+    newest = re.search(r"^## \[(.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert newest is not None
+    assert newest[1] == version
+    wheels = {
+        (str(page.relative_to(ROOT)), found)
+        for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+        for found in re.findall(r"spark_mq-(\d[\d.]*\d)-py3", page.read_text())
+    }
+    assert len(wheels) >= 2
+    assert {found for _, found in wheels} == {version}
 
 
 @pytest.mark.slow
