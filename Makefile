@@ -66,8 +66,8 @@ test: setup ## run the tests of daily work, all but those marked slow: at most 6
 
 # The installations come first: none may change .venv while a test runs.
 .PHONY: test-all
-test-all: setup .venv/.s3 .venv/connect/.installed browser-if-there ## run all tests, and of test-s3, -cluster, -connect, -wheel and -web the quick parts
-	@$(side_by_side) test-s3 test-cluster test-connect test-wheel $$(test ! -e .venv/.browser || echo test-web) daily= SHORT=1
+test-all: setup .venv/.s3 .venv/connect/.installed .venv/release/.installed browser-if-there ## run all tests, and of test-s3, -cluster, -connect, -wheel, -release and -web the quick parts
+	@$(side_by_side) test-s3 test-cluster test-connect test-wheel test-release $$(test ! -e .venv/.browser || echo test-web) daily= SHORT=1
 
 .PHONY: test-core
 test-core: setup-core ## the part of make test that needs no Spark; daily= adds the tests marked slow
@@ -133,12 +133,40 @@ test-connect: setup .venv/connect/.installed ## run the tests over Spark Connect
 	@$(with_spark) PYTHONPATH="$(CURDIR)/.venv/connect" $(python) -m pytest --connect tests/connect $(quick) --durations=10
 
 .PHONY: wheel
-wheel: setup ## build the wheel into dist/
-	@rm -rf dist && $(python) -m hatchling build --target wheel --directory dist
+wheel: setup ## build the wheel and the sdist into dist/
+	@rm -rf dist && $(python) -m hatchling build --directory dist
 
 .PHONY: test-wheel
-test-wheel: wheel ## install the wheel with each extra in a bare environment, and run its commands: ten minutes; SHORT=1
+test-wheel: wheel ## install the sdist, and the wheel with each extra, in bare environments, and run the commands: ten minutes; SHORT=1
 	@$(python) -m pytest --wheel tests/wheel $(quick) --durations=10
+
+# An environment of its own, because twine and others would change versions in .venv.
+.venv/release/.installed: .venv/.installed
+	@$(python) -m venv --clear .venv/release
+	@$(python) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["release"], sep="\n")' \
+	  > .venv/release.txt
+	@.venv/release/bin/python -m pip install --quiet --disable-pip-version-check --requirement .venv/release.txt
+	@touch $@
+
+# Programs of Go, which need go on the PATH. Helm takes minutes to compile, so SHORT=1 does without it.
+.venv/tools/actionlint:
+	@GOBIN="$(CURDIR)/.venv/tools" go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
+
+.venv/tools/helm:
+	@GOBIN="$(CURDIR)/.venv/tools" go install helm.sh/helm/v4/cmd/helm@v4.3.1
+
+.PHONY: test-release
+test-release: wheel .venv/release/.installed .venv/tools/actionlint $(if $(SHORT),,.venv/tools/helm) ## check wheel, sdist, SBOM, workflows and examples/deploy; SHORT=1
+	@$(python) -m pytest --release tests/release $(quick) --durations=10
+
+# What a worker, the sweep and the page need: the same as in the image of examples/deploy/docker.
+.PHONY: sbom
+sbom: wheel .venv/release/.installed ## write build/sbom.cdx.json, a bill of materials of the wheel with the extras web and otel
+	@rm -rf .venv/sbom && $(python) -m venv --without-pip .venv/sbom && mkdir -p build
+	@$(python) -m pip --python .venv/sbom install --quiet --disable-pip-version-check \
+	  "spark-mq[web,otel] @ file://$$(ls "$(CURDIR)"/dist/*.whl)"
+	@.venv/release/bin/cyclonedx-py environment .venv/sbom --pyproject pyproject.toml --mc-type library \
+	  --output-reproducible --validate --output-file build/sbom.cdx.json
 
 .venv/.browser: .venv/.installed
 	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[browser]'

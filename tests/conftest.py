@@ -74,7 +74,7 @@ def pytest_report_header() -> str:
 def _is_daily(config: pytest.Config) -> bool:
     elsewhere = any(
         config.getoption(name)
-        for name in ("--s3", "--cluster", "--connect", "--wheel", "--browser")
+        for name in ("--s3", "--cluster", "--connect", "--wheel", "--browser", "--release")
     )
     return "not slow" in config.option.markexpr and not elsewhere
 
@@ -119,6 +119,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--browser", action="store_true", help="open the web page in headless Chromium"
     )
     parser.addoption(
+        "--release",
+        action="store_true",
+        help="check what make wheel has built, the workflows and examples/deploy",
+    )
+    parser.addoption(
         "--large-worlds",
         action="store_true",
         help="look at larger worlds in tests/model: some take an hour",
@@ -136,9 +141,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if folder in ("cluster", "connect", "jobs", "notebooks", "spark") or "spark" in fixtures:
             item.add_marker(pytest.mark.spark)
         needed = "s3" if "s3" in fixtures else folder
-        there = needed not in ("browser", "cluster", "connect", "s3", "wheel") or config.getoption(
-            f"--{needed}"
-        )
+        asked_for = ("browser", "cluster", "connect", "release", "s3", "wheel")
+        there = needed not in asked_for or config.getoption(f"--{needed}")
         (wanted if there else others).append(item)
     items[:] = wanted
     config.hook.pytest_deselected(items=others)

@@ -61,7 +61,7 @@ def test_every_statistic_has_its_place(write_reference: ModuleType) -> None:
 
 def test_every_extra_for_users_has_its_place() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    internal = {"bench", "browser", "dev", "docs", "lint", "peers"}
+    internal = {"bench", "browser", "dev", "docs", "lint", "peers", "release"}
     page = words_in_code(ROOT / "docs" / "howto" / "install.md")
     assert project["optional-dependencies"].keys() - internal <= page
 

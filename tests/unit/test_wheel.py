@@ -1,4 +1,4 @@
-"""The wheel contains the library, the jobs and their settings, and nothing else."""
+"""What the wheel and the sdist contain, and that both are one release."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
+from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from trove_classifiers import classifiers as known_classifiers
 
 import spark_mq
 
@@ -28,10 +31,21 @@ def run(*command: object, folder: Path, site: Path | None = None) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
-    run("-m", "hatchling", "build", "--target", "wheel", "--directory", folder, folder=ROOT)
-    (built,) = folder.glob("*.whl")
+    run("-m", "hatchling", "build", "--directory", folder, folder=ROOT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    (built,) = dist.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def sdist(dist: Path) -> Path:
+    (built,) = dist.glob("*.tar.gz")
     return built
 
 
@@ -46,6 +60,44 @@ def test_the_wheel_contains_each_module_each_job_and_the_settings(wheel: Path) -
     settings = {f"spark_mq_jobs/conf/{p.name}" for p in (ROOT / "conf").iterdir()}
     assert {"spark_mq_jobs/worker.py", "spark_mq_jobs/sweep.py"} <= jobs
     assert names == library | jobs | settings | {"pyspark_mq.py"}
+
+
+def test_the_wheel_has_its_types_templates_licences_and_commands(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    names = {*archive.namelist()}
+    (info,) = {name.split("/")[0] for name in names if ".dist-info/" in name}
+    assert {
+        *("spark_mq/py.typed", "spark_mq/web/templates/layout.html"),
+        *("spark_mq/web/static/htmx.min.js", "spark_mq/web/static/htmx.LICENSE.txt"),
+        f"{info}/licenses/LICENSE",
+        f"{info}/licenses/spark_mq/web/static/htmx.LICENSE.txt",
+    } <= names
+    assert "spark-mq = spark_mq.cli:main" in archive.read(f"{info}/entry_points.txt").decode()
+
+
+def test_the_metadata_names_licences_and_classifiers_that_an_index_accepts(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+    metadata = Parser().parsestr(archive.read(name).decode())
+    assert metadata["License-Expression"] == "Apache-2.0 AND 0BSD"
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert metadata["Requires-Python"] == ">=3.11"
+    listed = metadata.get_all("Classifier", [])
+    assert "Programming Language :: Python :: 3.13" in listed
+    assert {*listed} <= known_classifiers
+
+
+def test_the_sdist_has_the_sources_tests_and_pages_and_builds_the_same_wheel(
+    sdist: Path, wheel: Path, tmp_path: Path
+) -> None:
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    for name in ("tests/unit/test_wheel.py", "docs/tutorial.md", "examples", "CHANGELOG.md"):
+        assert (source / name).exists()
+    assert not {"benchmarks", ".ci", ".github", ".venv"} & {p.name for p in source.iterdir()}
+    run("-m", "hatchling", "build", "--target", "wheel", "--directory", tmp_path, folder=source)
+    assert (tmp_path / wheel.name).read_bytes() == wheel.read_bytes()
 
 
 def test_one_version_stands_everywhere() -> None:

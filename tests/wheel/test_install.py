@@ -1,4 +1,4 @@
-"""The built wheel, installed with each extra in a bare environment."""
+"""The built wheel with each extra, and the sdist, installed in bare environments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = sorted(
-    {*PROJECT["optional-dependencies"]} - {"dev", "bench", "peers", "lint", "docs", "browser"}
+    {*PROJECT["optional-dependencies"]}
+    - {"dev", "bench", "peers", "lint", "docs", "browser", "release"}
 )
 """Those that users install. The others are for work on the project."""
 
@@ -37,6 +38,13 @@ def wheel() -> Path:
     return built
 
 
+@pytest.fixture(scope="module")
+def sdist() -> Path:
+    """The sdist that make wheel has built beside it."""
+    (built,) = (ROOT / "dist").glob("*.tar.gz")
+    return built
+
+
 def install(folder: Path, wheel: Path, extra: str | None) -> Path:
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
@@ -50,16 +58,25 @@ def test_without_an_extra_a_queue_works_and_the_command_names_what_it_needs(
     wheel: Path, tmp_path: Path
 ) -> None:
     python = install(tmp_path / "venv", wheel, None)
-    program = (
-        "from spark_mq import Queue; queue = Queue.create({path!r}); queue.publish('a'); "
-        "queue.group().lease('w').ack(); queue.sweep(); print(queue.stats()['published'])"
-    )
-    assert run(python, "-c", program.format(path=str(tmp_path / "q"))).strip() == "1"
+    run_a_queue(python, tmp_path)
     command = python.with_name("spark-mq")
     assert "pip install 'spark-mq[cli]'" in run(command, "--version", expect=2)
     run(python, "-m", "pip", "install", "--quiet", "spark-mq[cli]")  # it is on no index
     assert PROJECT["version"] in run(command, "--version")
     assert run(python, "-m", "spark_mq_jobs").strip().endswith("spark_mq_jobs")
+
+
+@pytest.mark.slow  # pip gets the build backend into an environment of its own
+def test_the_sdist_installs_and_a_queue_works(sdist: Path, tmp_path: Path) -> None:
+    run_a_queue(install(tmp_path / "venv", sdist, None), tmp_path)
+
+
+def run_a_queue(python: Path, tmp_path: Path) -> None:
+    program = (
+        "from spark_mq import Queue; queue = Queue.create({path!r}); queue.publish('a'); "
+        "queue.group().lease('w').ack(); queue.sweep(); print(queue.stats()['published'])"
+    )
+    assert run(python, "-c", program.format(path=str(tmp_path / "q"))).strip() == "1"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,55 @@
+"""The programs that check a release."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+class Tools:
+    """Run programs of ``.venv/release`` and ``.venv/tools``, which make test-release installs."""
+
+    def __call__(self, name: str, *arguments: object, stdin: str = "", expect: int = 0) -> str:
+        """Run one from the project's folder and return what it prints."""
+        done = subprocess.run(
+            [self.path(name), *map(str, arguments)], cwd=ROOT, input=stdin, capture_output=True,
+            text=True, timeout=300, check=False,
+        )  # fmt: skip
+        printed = done.stdout[-4_000:], done.stderr[-4_000:]
+        assert done.returncode == expect, (name, arguments, *printed)
+        return done.stdout
+
+    @staticmethod
+    def path(name: str) -> Path:
+        """Return the path of a program."""
+        places = [ROOT / ".venv" / folder / name for folder in ("release/bin", "tools")]
+        return next(place for place in places if place.exists())
+
+
+@pytest.fixture(scope="session")
+def tools() -> Tools:
+    return Tools()
+
+
+@pytest.fixture(scope="session")
+def make() -> Callable[..., None]:
+    """Run a target as from a shell, also if make has started the tests."""
+
+    def run(*arguments: str) -> None:
+        own = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+        subprocess.run(["make", *arguments], cwd=ROOT, env=own, timeout=600, check=True)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def version() -> str:
+    """The version in pyproject.toml."""
+    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])

@@ -1,0 +1,160 @@
+"""The workflows of GitHub: what they may do, and that each of their commands runs here, too."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+IN_CI = {"make lint", "make docs", "make test-all"}
+"""What ``.ci/run`` runs."""
+PARTS_OF_CI = {"make test PYTHON=python", "make test-wheel", "make test-release"}
+"""Of these ``make test-all`` runs all or, with SHORT=1, a part."""
+RUN_BY_TESTS = {
+    "make sbom",
+    'scripts/release-notes "$GITHUB_REF_NAME" > release-notes.md',
+}
+"""What the tests of this folder run."""
+NOT_RUN = {
+    'gh release create "$GITHUB_REF_NAME" --verify-tag --title "$GITHUB_REF_NAME" '
+    "--notes-file notes/release-notes.md dist/* notes/build/sbom.cdx.json",
+}
+"""What only GitHub itself can answer."""
+
+
+def workflow(path: Path) -> dict[str, Any]:
+    return yaml.load(path.read_text(), yaml.BaseLoader)
+
+
+def steps() -> Iterator[tuple[str, dict[str, Any]]]:
+    for path in WORKFLOWS:
+        for name, job in workflow(path)["jobs"].items():
+            for step in job["steps"]:
+                yield f"{path.stem}/{name}", step
+
+
+def test_actionlint_finds_nothing(tools: Callable[..., str]) -> None:
+    assert len(WORKFLOWS) == 3
+    tools("actionlint", "-shellcheck=", "-pyflakes=", *WORKFLOWS)
+
+
+def test_actionlint_finds_a_mistake(tools: Callable[..., str]) -> None:
+    broken = WORKFLOWS[0].read_text().replace("runs-on: ubuntu-24.04", "runs-on: ubunto", 1)
+    out = tools("actionlint", "-shellcheck=", "-", stdin=broken, expect=1)
+    assert 'label "ubunto" is unknown' in out
+
+
+def test_each_action_is_pinned_by_its_commit_with_the_version_beside_it() -> None:
+    lines = [
+        line.strip().removeprefix("- ")
+        for path in WORKFLOWS
+        for line in path.read_text().splitlines()
+        if "uses: " in line
+    ]
+    pinned = re.compile(r"uses: actions/[a-z-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
+    others = {line for line in lines if not pinned.fullmatch(line)}
+    # Its commit of today is not known here. Its own documentation names this branch.
+    assert others == {"uses: pypa/gh-action-pypi-publish@release/v1"}
+    versions = {tuple(line.removeprefix("uses: ").split("@")) for line in {*lines} - others}
+    assert len(versions) == len({name for name, _ in versions})  # one version of each
+
+
+def test_only_the_jobs_that_publish_may_write() -> None:
+    writes = {}
+    for path in WORKFLOWS:
+        content = workflow(path)
+        assert content["permissions"] == {"contents": "read"}
+        for name, job in content["jobs"].items():
+            assert int(job["timeout-minutes"]) <= 120
+            if "permissions" in job:
+                writes[f"{path.stem}/{name}"] = {*job["permissions"].items()}
+    token = ("id-token", "write")
+    assert writes == {
+        "docs/deploy": {("pages", "write"), token},
+        "release/attest": {token, ("attestations", "write"), ("artifact-metadata", "write")},
+        "release/publish": {token},
+        "release/announce": {("contents", "write")},
+    }
+    for place, step in steps():
+        assert "secrets." not in str(step), place
+        if place in writes:  # a job that can write runs no code of the repository
+            assert not step.get("uses", "").startswith("actions/checkout"), place
+            assert "make" not in step.get("run", ""), place
+
+
+def test_the_package_is_published_by_trust_in_the_workflow_alone() -> None:
+    publish = workflow(ROOT / ".github" / "workflows" / "release.yml")["jobs"]["publish"]
+    assert publish["environment"]["name"] == "pypi"
+    (upload,) = (s for s in publish["steps"] if s["uses"].startswith("pypa/gh-action-pypi-publish"))
+    assert "with" not in upload  # neither a password nor attestations switched off
+
+
+def test_each_command_is_one_that_runs_here_or_is_named_as_not_run(
+    make: Callable[..., None],
+) -> None:
+    commands = {" ".join(step["run"].split()) for _, step in steps() if "run" in step}
+    assert commands == IN_CI | PARTS_OF_CI | RUN_BY_TESTS | NOT_RUN
+    ci = (ROOT / ".ci" / "run").read_text()
+    targets = re.search(r"exec make --keep-going (.*?) <", ci)
+    assert targets is not None
+    assert {f"make {target}" for target in targets[1].split()} == IN_CI
+    for command in sorted(commands):
+        if command.startswith("make "):
+            make(*command.split()[1:], "--dry-run")
+
+
+class Repository:
+    """A copy of what release-notes reads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("pyproject.toml", "CHANGELOG.md"):
+            shutil.copy(ROOT / name, folder)
+
+    def release(self, title: str, notes: str) -> None:
+        log = self.folder / "CHANGELOG.md"
+        log.write_text(f"# Changelog\n\n## {title}\n\n{notes}\n## [0.1.0] - unreleased\n\n- Old.\n")
+
+    def run(self, tag: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [ROOT / "scripts" / "release-notes", tag], cwd=self.folder, capture_output=True,
+            text=True, check=False,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    return Repository(tmp_path)
+
+
+def test_the_notes_of_a_release_are_the_dated_section_of_its_version(
+    repository: Repository, version: str
+) -> None:
+    repository.release(f"[{version}] - 2026-12-01", "### Added\n\n- New.\n")
+    done = repository.run(f"v{version}")
+    assert done.stdout == "### Added\n\n- New.\n"
+
+
+@pytest.mark.parametrize("title", ["[{}] - unreleased", "[9.9.9] - 2026-12-01"])
+def test_a_section_without_a_date_or_of_another_version_publishes_nothing(
+    repository: Repository, version: str, title: str
+) -> None:
+    repository.release(title.format(version), "- New.\n")
+    done = repository.run(f"v{version}")
+    assert done.returncode == 1
+    assert "no dated notes" in done.stderr
+
+
+def test_a_tag_of_another_version_publishes_nothing(repository: Repository, version: str) -> None:
+    done = repository.run("v9.9.9")
+    assert done.returncode == 1
+    assert f"tag v{version}" in done.stderr
