@@ -100,6 +100,10 @@ MINUTES := 120
 soak: setup ## eight processes for hours under kills and outages: memory, descriptors, disk and latency must not grow; MINUTES=120
 	@mkdir -p build && PYTHONPATH="$(CURDIR)/tests" $(python) -m chaos.soak --minutes $(MINUTES) --out build/soak.json
 
+# Servers of stores, which are no Python: versitygw, azurite, fake-gcs-server.
+.venv/stores/%: scripts/install-store | .venv/.installed
+	@sh scripts/install-store $*
+
 .venv/.s3: .venv/.installed
 	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[s3]'
 	@touch $@
