@@ -36,6 +36,7 @@ __all__ = [
     "StorageError",
     "StreamFenced",
     "TablesDisagree",
+    "UnknownSchema",
     "UnsupportedTable",
     "UsedAfterFork",
 ]
@@ -102,12 +103,25 @@ class InvalidHandlerResult(InvalidOption):
 
 
 class InvalidPayload(SparkMQError, ValueError):
-    """Raised if a payload is not the wanted text or JSON.
+    """Raised if a payload is not the wanted text or JSON, or not of the wanted format.
 
     Attributes
     ----------
-    sequence : int
-        The message.
+    sequence : int or None
+        The message. None if a format raised it, which does not know the message.
+    """
+
+    sequence: int | None = None
+
+
+class UnknownSchema(SparkMQError, LookupError):
+    """Raised if a payload has the id of a schema that its format was not given.
+
+    That is no proof of a wrong payload, so a worker tries the message again.
+
+    Attributes
+    ----------
+    schema_id : int
     """
 
 

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any, Unpack
 
 from spark_mq.errors import GroupBlocked, InvalidOption
+from spark_mq.formats.base import Format
 from spark_mq.inspect.group_views import GroupViews
 from spark_mq.lease import Lease
 from spark_mq.ledger.acquire import Acquire, Grant
@@ -367,6 +368,7 @@ class ConsumerGroup(GroupViews):
         handler: Callable[[Any], Any],
         *,
         mode: str = "batch",
+        format: Format | None = None,
         more_groups: Iterable[ConsumerGroup] | Mapping[ConsumerGroup, Callable[[Any], Any]] = (),
         worker_id: str | None = None,
         threads: int = 1,
@@ -404,6 +406,11 @@ class ConsumerGroup(GroupViews):
             "batch" (default) or "message". With "message", many messages are leased and settled
             together, but no more than the handlers need for about a second. In a group with
             ``order="key"`` the messages of a lane are handled one after the other.
+        format
+            Decodes each payload into ``message.data`` before the handler is called: one of
+            ``spark_mq.formats``, or an own object with ``encode`` and ``decode``. Messages whose
+            payload is not of the format become dead letters with that reason, and the handler does
+            not get them. Any other error of the format is one of the handler. Default: none.
         more_groups
             With ``mode="message"``: more groups, also of other queues, for the same handler or
             each with its own: ``{group: handler}``.
@@ -481,6 +488,7 @@ class ConsumerGroup(GroupViews):
             settle_linger=settle_linger,
             until=until,
             fail_on_data_loss=fail_on_data_loss,
+            format=format,
         )
         return run_worker(_served(self, handler, more_groups), options)
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from itertools import chain
 from operator import attrgetter
 
 import pyarrow as pa
 
 from spark_mq.errors import CorruptLog, LeaseLost, StorageError
 from spark_mq.ledger.acquire import Grant
-from spark_mq.ledger.intervals import subtract
-from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
+from spark_mq.ledger.intervals import from_sequences, subtract
+from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettlePart
 from spark_mq.message import ReceivedMessage, to_received
 from spark_mq.operations.acquire import find_damage, reject_damaged
 from spark_mq.operations.context import GroupLedger
@@ -241,6 +242,27 @@ class Lease:
         except OUTAGES:
             self._store_failed = True
             raise
+
+    def _keep(self, messages: list[ReceivedMessage], rejected: Mapping[str, Sequence[int]]) -> int:
+        """Keep some messages, and reject the others by reason, in one commit. Return how many."""
+        self.messages = messages
+        if not rejected:
+            return 0
+        parts = [
+            SettlePart(REJECT, self.lease_id, from_sequences(sequences), error=why)
+            for why, sequences in rejected.items()
+        ]
+        try:
+            outcomes = self._ledger.settle(parts)
+        except OUTAGES:
+            self._store_failed = True
+            raise
+        kept = from_sequences(message.sequence for message in messages)
+        index = self._ledger.messages.index(max(r.last for r in self._ranges))
+        with self._lock:
+            self._ranges = tuple(piece for r in self._ranges for piece in r.within(kept, index))
+        self._held.mark_settled(from_sequences(chain.from_iterable(rejected.values())))
+        return sum(outcome.settled for outcome in outcomes)
 
     def _met_outage(self, error: Exception) -> bool:
         """Return whether a handler failed because the queue's store does."""

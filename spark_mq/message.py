@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -11,6 +10,8 @@ from typing import Any, Final, TypedDict, Unpack
 import pyarrow as pa
 
 from spark_mq.errors import InvalidOption, InvalidPayload
+from spark_mq.formats.base import Format
+from spark_mq.formats.json_text import Json
 from spark_mq.ledger.slots import MAX_PRIORITY
 from spark_mq.parquet.publish_table import complete_table
 from spark_mq.parquet.schema import DEDUP_FIELD, MESSAGE_SCHEMA, TIME_COLUMNS
@@ -20,6 +21,7 @@ from spark_mq.util.validation import short_repr, validate_duration
 __all__ = [
     "Message",
     "ReceivedMessage",
+    "check_format",
     "check_time",
     "from_rows",
     "to_publish",
@@ -27,6 +29,7 @@ __all__ = [
     "to_row",
 ]
 
+_JSON: Final = Json()
 _ROW_COLUMNS: Final = ("message_id", "key", "value", "headers", *TIME_COLUMNS, "priority")
 _ROW_SCHEMA: Final = pa.schema([MESSAGE_SCHEMA.field(name) for name in _ROW_COLUMNS])
 _UNIX_TIME: Final = 1e9
@@ -106,7 +109,28 @@ class Message:
         >>> Message.json({"id": 1}, key="k").value
         '{"id":1}'
         """
-        return cls(_to_json(value), **fields)
+        return cls(_JSON.encode(value).decode(), **fields)
+
+    @classmethod
+    def encode(cls, value: Any, format: Format, **fields: Unpack[MessageFields]) -> Message:
+        """Return a message whose payload is a value in a format.
+
+        Parameters
+        ----------
+        value
+            What the format encodes. Raises InvalidOption for others.
+        format
+            One of ``spark_mq.formats``, or an own object with ``encode`` and ``decode``.
+        **fields
+            The other parameters of :class:`Message`.
+
+        Examples
+        --------
+        >>> from spark_mq.formats import Json
+        >>> Message.encode({"id": 1}, Json()).value
+        b'{"id":1}'
+        """
+        return cls(check_format(format).encode(value), **fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +151,8 @@ class ReceivedMessage:
         An aware datetime in UTC.
     delivery_count
         Number of deliveries, this one included.
+    data
+        The decoded payload, if the worker was given a format. Otherwise None.
     """
 
     sequence: int
@@ -136,6 +162,7 @@ class ReceivedMessage:
     headers: dict[str, str]
     published_at: datetime
     delivery_count: int
+    data: Any = field(default=None, repr=False, compare=False)
 
     @property
     def text(self) -> str:
@@ -147,7 +174,43 @@ class ReceivedMessage:
 
         Raises InvalidPayload for other payloads, also with NaN or Infinity. It shows no contents.
         """
-        return _parse_json(self.value, self.sequence)
+        try:
+            return _JSON.decode(self.value)
+        except InvalidPayload as error:
+            text = f"message {self.sequence} is {error}. Use its value, or reject it"
+            raise InvalidPayload(text, sequence=self.sequence) from None
+
+    def decode(self, format: Format) -> Any:
+        """Return the value of the payload in a format.
+
+        Raises InvalidPayload, which shows no contents, if the payload is not of the format.
+
+        Parameters
+        ----------
+        format
+            As for :meth:`Message.encode`.
+        """
+        try:
+            return check_format(format).decode(self.value)
+        except InvalidPayload as error:
+            text = f"message {self.sequence}: {error}"
+            raise InvalidPayload(text, sequence=self.sequence) from None
+
+
+def check_format(format: Any) -> Format:
+    """Return a format. Raise InvalidOption if it is none."""
+    if not isinstance(format, type) and all(
+        callable(getattr(format, name, None)) for name in ("encode", "decode")
+    ):
+        found: Format = format
+        return found
+    given = getattr(format, "__name__", type(format).__name__)
+    raise InvalidOption(
+        f"format={short_repr(given)} cannot encode and decode: give an object such as "
+        "Pydantic(Order), Avro(schema) or Protobuf(Order) of spark_mq.formats",
+        option="format",
+        value=given,
+    )
 
 
 def to_publish(messages: Any, now: int, times: Mapping[str, int] | None = None) -> pa.Table:
@@ -310,21 +373,6 @@ def to_received(table: pa.Table) -> list[ReceivedMessage]:
     return list(map(ReceivedMessage, *columns))
 
 
-def _to_json(value: Any) -> str:
-    """Return a value as compact JSON. Raise InvalidOption."""
-    try:
-        return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-    except (TypeError, ValueError, RecursionError) as error:
-        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        kind = type(value).__name__
-        raise InvalidOption(
-            f"a value of type {kind} has no JSON form: {why}. Give dicts, lists, text, finite "
-            "numbers, booleans and None",
-            option="value",
-            value=kind,
-        ) from None
-
-
 def _decode_text(value: bytes, sequence: int) -> str:
     """Return a payload as text. Raise InvalidPayload."""
     try:
@@ -335,26 +383,3 @@ def _decode_text(value: bytes, sequence: int) -> str:
             "reject it",
             sequence=sequence,
         ) from None
-
-
-def _parse_json(value: bytes, sequence: int) -> Any:
-    """Return the value of a JSON payload. Raise InvalidPayload."""
-    text = _decode_text(value, sequence)
-    try:
-        return json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
-        raise InvalidPayload(
-            f"message {sequence} is no JSON: {_cause(error)}. Use its value, or reject it",
-            sequence=sequence,
-        ) from None
-
-
-def _cause(error: Exception) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} at character {error.pos}"
-    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-
-
-def _refuse(name: str) -> Any:
-    """Refuse the names NaN and Infinity, which JSON does not have."""
-    raise ValueError(f"{name} is no JSON number")

@@ -14,8 +14,10 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from spark_mq.errors import InvalidOption
+from spark_mq.formats.base import Format
 from spark_mq.handler import HandlerPolicy
 from spark_mq.ledger.acquire import Acquire
+from spark_mq.message import check_format
 from spark_mq.operations.context import GroupLedger
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.user import worker_name
@@ -25,6 +27,7 @@ from spark_mq.util.validation import (
     validate_count,
     validate_duration,
 )
+from spark_mq.worker.decoding import decoding_leases, decoding_messages
 from spark_mq.worker.feed import GroupFeed
 from spark_mq.worker.pools import CoroutinePool, Pool, ThreadPool, is_async
 from spark_mq.worker.state import WorkState, WorkSummary, why_left
@@ -209,6 +212,7 @@ class WorkOptions:
     settle_linger: Duration | None
     until: str | None
     fail_on_data_loss: bool
+    format: Format | None
 
     def task_options(self, batches: bool) -> TaskOptions:
         """Validate what a feed needs."""
@@ -258,6 +262,8 @@ def run_worker(served: Served, options: WorkOptions) -> WorkSummary:
     rules = options.task_options(batches)
     shutdown_timeout = options.seconds("shutdown_timeout", zero=True)
     state = WorkState(options.stop or threading.Event())
+    if options.format is not None:
+        served = _decoding(served, options, batches, state)
     pool = _pool([handler for _, handler in served], options, state)
     feeds = [
         GroupFeed(ledger, kind(handler, rules), rules, pool, state) for ledger, handler in served
@@ -290,6 +296,21 @@ def _run(
     if state.finished:
         state.summary.blocked_because = why_left([feed.ledger for feed in feeds])
     return state.summary
+
+
+def _decoding(served: Served, options: WorkOptions, batches: bool, state: WorkState) -> Served:
+    """Return the groups with handlers that get decoded messages."""
+    format = check_format(options.format)
+    if options.ack == "on_receive":
+        raise InvalidOption(
+            "format cannot be used with ack='on_receive', which acks invalid payloads first. Use "
+            "ack='on_success', or message.decode(format) in the handler",
+            option="format",
+            value="on_receive",
+        )
+    if batches:
+        return [(one, decoding_leases(each, format, state.count)) for one, each in served]
+    return [(one, decoding_messages(each, format)) for one, each in served]
 
 
 def _refuse_message_options(served: Served, options: WorkOptions) -> None:

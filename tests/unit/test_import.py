@@ -21,6 +21,9 @@ EXTRAS = (
     "pytest",
     "prometheus_client",
     "opentelemetry",
+    "fastavro",
+    "google.protobuf",
+    "pydantic",
 )
 
 

@@ -34,7 +34,7 @@ LAYERS = [
     {"parquet"},
     {"ledger"},
     {"delta"},
-    {"telemetry"},
+    {"formats", "telemetry"},
     {"util"},
     {"errors"},
 ]

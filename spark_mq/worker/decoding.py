@@ -1,0 +1,70 @@
+"""Decode messages before a handler, and reject those that their format does not fit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+from spark_mq.errors import InvalidPayload
+from spark_mq.formats.base import Format
+from spark_mq.lease import Lease
+from spark_mq.ledger.settle import REJECT
+from spark_mq.message import ReceivedMessage
+from spark_mq.worker.decisions import Reject
+from spark_mq.worker.pools import is_async
+
+__all__ = ["decoding_leases", "decoding_messages"]
+
+_log = logging.getLogger("spark_mq.worker")
+
+Handler = Callable[[Any], Any]
+
+
+def decoding_messages(handler: Handler, format: Format) -> Handler:
+    """Return a handler of single messages that get their ``data``."""
+    if is_async(handler):
+
+        @wraps(handler)
+        async def call_async(message: ReceivedMessage) -> Any:
+            return await handler(_decoded(message, format))
+
+        return call_async
+
+    @wraps(handler)
+    def call(message: ReceivedMessage) -> Any:
+        return handler(_decoded(message, format))
+
+    return call
+
+
+def _decoded(message: ReceivedMessage, format: Format) -> ReceivedMessage:
+    try:
+        return replace(message, data=format.decode(message.value))
+    except InvalidPayload as error:
+        raise Reject(str(error)) from None
+
+
+def decoding_leases(handler: Handler, format: Format, count: Callable[[str, int], None]) -> Handler:
+    """Return a handler of leases whose messages have their ``data``. `count` counts the others."""
+
+    @wraps(handler)
+    def call(lease: Lease) -> Any:
+        good, reasons = list[ReceivedMessage](), dict[str, list[int]]()
+        for message in lease.messages:
+            try:
+                good.append(replace(message, data=format.decode(message.value)))
+            except InvalidPayload as error:
+                reasons.setdefault(str(error), []).append(message.sequence)
+        rejected = lease._keep(good, reasons)
+        if rejected:
+            count(REJECT, rejected)
+            text = (
+                "group %s: %d messages cannot be decoded and are rejected, such as: %s (lease %s)"
+            )
+            _log.warning(text, lease._ledger.name, rejected, next(iter(reasons)), lease.lease_id)
+        return handler(lease) if good else None
+
+    return call

@@ -1,0 +1,181 @@
+"""Workers that are given a format: decoded values, dead letters, and failures of the format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from support.formats import ORDER, ORDER_VALUE, order_class
+from support.tables import ledgers_of
+
+from spark_mq import Lease, Message, Queue, ReceivedMessage
+from spark_mq.errors import InvalidOption, InvalidPayload
+from spark_mq.formats import Avro, Confluent, Json, Protobuf, Pydantic
+
+ProtoOrder = order_class()
+
+
+class Order(BaseModel):
+    id: int
+
+
+CASES: list[tuple[Any, list[Any]]] = [
+    (Pydantic(Order), [Order(id=1), Order(id=2)]),
+    (Avro(ORDER), [ORDER_VALUE, {**ORDER_VALUE, "id": 2}]),
+    (Protobuf(ProtoOrder), [ProtoOrder(id=1), ProtoOrder(id=2)]),
+    (Confluent(Avro(ORDER), 7), [ORDER_VALUE, ORDER_VALUE]),
+    (Json(), [{"id": 1}, None]),
+]
+BAD = b"\xff\xfe secret"
+
+
+def letters(queue: Queue) -> list[tuple[bytes, str]]:
+    queue.sweep()
+    table = queue.redrive(dry_run=True).table
+    return list(zip(table["value"].to_pylist(), table["error"].to_pylist(), strict=True))
+
+
+@pytest.mark.parametrize("mode", ["batch", "message"])
+@pytest.mark.parametrize(("format", "values"), CASES, ids=lambda one: type(one).__name__)
+def test_a_handler_gets_values_and_others_become_dead_letters(
+    queue: Queue, mode: str, format: Any, values: list[Any]
+) -> None:
+    first, second = (Message.encode(value, format, key="k") for value in values)
+    queue.publish([BAD, first, b"", second, BAD])
+    seen: list[Any] = []
+
+    def handle(given: Any) -> None:
+        messages = given.messages if isinstance(given, Lease) else [given]
+        seen.extend((message.key, message.data) for message in messages)
+
+    done = queue.group().work(handle, mode=mode, format=format, max_messages=5, until="empty")
+    empty = [("", "")] if isinstance(format, Protobuf) else []  # no byte is a message of defaults
+    assert len(seen) == 2 + len(empty)
+    assert [data for key, data in seen if key == "k"] == values
+    assert (done.acked, done.rejected, done.failed) == (len(seen), 5 - len(seen), 0)
+    dead = letters(queue)
+    assert sorted(value for value, _ in dead) == sorted([BAD, BAD] if empty else [b"", BAD, BAD])
+    for _, error in dead:
+        assert "no " in error
+        assert "secret" not in error
+
+
+def test_an_async_handler_gets_values(queue: Queue) -> None:
+    queue.publish([Message.json({"id": 1}), "no JSON"])
+    seen = []
+
+    async def handle(message: ReceivedMessage) -> None:
+        seen.append(message.data)
+
+    done = queue.group().work(handle, mode="message", format=Json(), until="empty")
+    assert seen == [{"id": 1}]
+    assert (done.acked, done.rejected) == (1, 1)
+
+
+def test_a_lease_has_only_what_was_decoded(queue: Queue) -> None:
+    queue.publish([BAD, Message.json(1), BAD, Message.json(2)])
+    seen: list[Any] = []
+
+    def handle(lease: Lease) -> Any:
+        seen.append((len(lease), lease.table().num_rows, [m.data for m in lease.messages]))
+        return lease.ack()  # of what is left
+
+    queue.group().work(handle, format=Json(), max_messages=4, until="empty")
+    assert seen == [(2, 2, [1, 2])]
+    stats = queue.group().stats()
+    assert (stats.acked, stats.dead) == (2, 2)
+
+
+def test_a_lease_without_a_valid_message_calls_no_handler(queue: Queue) -> None:
+    queue.publish([BAD, BAD])
+    called: list[Any] = []
+    done = queue.group().work(called.append, format=Json(), max_messages=2, until="empty")
+    assert called == []
+    assert (done.acked, done.rejected, done.nacked) == (0, 2, 0)
+
+
+def test_a_failing_handler_keeps_the_rejected_ones_dead(queue: Queue) -> None:
+    queue.publish([BAD, Message.json(1), Message.json(2)])
+    group = queue.group()
+    group.configure(retry_delay="1h")
+
+    def handle(lease: Lease) -> None:
+        raise RuntimeError(f"no luck with {len(lease)}")
+
+    done = group.work(handle, format=Json(), max_messages=3, until="empty")
+    assert (done.acked, done.rejected, done.nacked, done.failed) == (0, 1, 2, 1)
+    assert letters(queue) == [(BAD, "no JSON: byte 0 is no UTF-8")]
+
+
+def test_many_reasons_cost_one_commit(queue: Queue) -> None:
+    queue.publish([b"[" * n + b"x" for n in range(1, 60)] + [Message.json(1)])
+    group = queue.group()
+    group.ensure()
+    before = ledgers_of(queue).version()
+    done = group.work(lambda lease: None, format=Json(), max_messages=60, until="empty")
+    assert (done.acked, done.rejected, done.leases) == (1, 59, 1)
+    assert ledgers_of(queue).version() == before + 3, "the lease, the rejects and the ack"
+
+
+@pytest.mark.parametrize("mode", ["batch", "message"])
+def test_a_schema_that_is_not_known_yet_is_a_failure_and_no_dead_letter(
+    queue: Queue, mode: str
+) -> None:
+    known = {8: ORDER}
+    queue.publish(Message.encode(ORDER_VALUE, Confluent(Avro(ORDER), 9)))
+    group = queue.group()
+    group.configure(retry_delay="1h")
+    done = group.work(
+        lambda given: None, mode=mode, format=Confluent(Avro(ORDER), schemas=known), until="empty"
+    )
+    assert (done.failed, done.nacked, done.rejected) == (1, 1, 0)
+    (error,) = group.last_errors()
+    assert "UnknownSchema: schema 9 is not among the given ones" in error.error
+    known[9] = ORDER
+    group.seek("earliest")
+    done = group.work(
+        lambda given: None, mode=mode, format=Confluent(Avro(ORDER), schemas=known), until="empty"
+    )
+    assert done.acked == 1
+
+
+def test_an_own_format_works(queue: Queue) -> None:
+    class Reversed:
+        def encode(self, value: Any) -> bytes:
+            return str(value).encode()[::-1]
+
+        def decode(self, payload: bytes) -> Any:
+            if not payload.isalpha():
+                raise InvalidPayload("no word")
+            return payload[::-1].decode()
+
+    queue.publish([Message.encode("abc", Reversed()), "1"])
+    seen: list[Any] = []
+    queue.group().work(
+        lambda message: seen.append(message.data), mode="message", format=Reversed(), until="empty"
+    )
+    assert seen == ["abc"]
+    assert letters(queue) == [(b"1", "no word")]
+
+
+def test_a_message_decodes_without_a_worker(queue: Queue) -> None:
+    queue.publish([Message.encode(Order(id=1), Pydantic(Order)), "secret"])
+    lease = queue.group().lease("w", max_messages=2)
+    assert lease is not None
+    good, bad = lease.messages
+    assert good.decode(Pydantic(Order)) == Order(id=1)
+    assert good.data is None
+    with pytest.raises(InvalidPayload, match=rf"^message {bad.sequence}: no Order: ") as caught:
+        bad.decode(Pydantic(Order))
+    assert caught.value.sequence == bad.sequence
+    assert "secret" not in str(caught.value)
+
+
+def test_wrong_formats_are_refused_before_the_first_lease(queue: Queue) -> None:
+    group = queue.group()
+    for wrong in (Order, Json, "json", 7):
+        with pytest.raises(InvalidOption, match=r"format=.* cannot encode and decode"):
+            group.work(print, format=wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="format cannot be used with ack='on_receive'"):
+        group.work(print, format=Json(), ack="on_receive")

@@ -1,0 +1,322 @@
+"""Formats: round trips, what other libraries write and read, and hostile bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import subprocess
+import sys
+from typing import Any, Literal
+
+import fastavro
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict, Field
+from support.formats import ORDER, ORDER_VALUE, order_class, order_descriptors
+
+from spark_mq.errors import InvalidOption, InvalidPayload, UnknownSchema
+from spark_mq.formats import Avro, Confluent, Json, Protobuf, Pydantic, from_option
+from spark_mq.message import Message
+
+Order = order_class()
+PARSED = fastavro.parse_schema(ORDER)
+LONGS = st.integers(-(2**63), 2**63 - 1)
+TEXTS = st.text(st.characters(codec="utf-8"))
+ITEMS = st.lists(st.fixed_dictionaries({"sku": TEXTS, "price": st.floats(allow_nan=False)}))
+VALUES = st.fixed_dictionaries({"id": LONGS, "customer": st.none() | TEXTS, "items": ITEMS})
+
+
+class Item(BaseModel):
+    sku: str
+    price: float = Field(allow_inf_nan=False)
+
+
+class Customer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    id: int
+    kind: Literal["person", "firm"] = "person"
+    shipTo: str | None = Field(None, alias="ship-to")
+    items: list[Item] = []
+    notes: dict[str, int] = {}
+
+
+def written(value: Any, schema: Any = PARSED) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, schema, value)
+    return out.getvalue()
+
+
+@given(VALUES)
+def test_avro_values_come_back_and_are_the_bytes_of_fastavro(value: dict[str, Any]) -> None:
+    avro = Avro(ORDER)
+    encoded = avro.encode(value)
+    assert encoded == written(value)
+    assert avro.decode(encoded) == value
+
+
+@given(LONGS, st.none() | TEXTS, ITEMS)
+def test_protobuf_messages_come_back(number: int, customer: str | None, items: Any) -> None:
+    order = Order(id=number, customer=customer, items=items)
+    protobuf = Protobuf(Order)
+    assert protobuf.encode(order) == order.SerializeToString(deterministic=True)
+    assert protobuf.decode(order.SerializeToString()) == order
+
+
+@given(st.integers(), st.sampled_from(["person", "firm"]), st.none() | TEXTS)
+def test_models_come_back(number: int, kind: Any, to: str | None) -> None:
+    customer = Customer(id=number, kind=kind, **{"ship-to": to})
+    pydantic = Pydantic(Customer)
+    encoded = pydantic.encode(customer)
+    assert pydantic.decode(encoded) == customer
+    assert json.loads(encoded)["ship-to"] == to, "the names in JSON are those that it reads"
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_give_a_value_or_invalid_payload(payload: bytes) -> None:
+    formats: list[Any] = [Json(), Pydantic(Customer), Avro(ORDER), Protobuf(Order)]
+    formats += [Confluent(Avro(ORDER), 7), Confluent(Protobuf(Order), 7)]
+    for one in formats:
+        for data in (payload, b"\0\0\0\0\7" + payload):
+            with contextlib.suppress(InvalidPayload, UnknownSchema):
+                one.decode(data)
+
+
+@given(VALUES, st.data())
+def test_a_value_that_is_cut_is_invalid(value: dict[str, Any], data: Any) -> None:
+    encoded = Avro(ORDER).encode(value)
+    at = data.draw(st.integers(0, len(encoded) - 1))
+    with pytest.raises(InvalidPayload, match=r"no Avro of shop.Order: (it ends early|\w+)$"):
+        Avro(ORDER).decode(encoded[:at])
+    with pytest.raises(InvalidPayload, match="1 bytes follow the value"):
+        Avro(ORDER).decode(encoded + b"\0")
+
+
+HUGE = b"\x80\x80\x80\x80\x80\x80\x80\x80\x20"  # 2**60 as a varint with zigzag
+
+
+@pytest.mark.parametrize(
+    ("schema", "payload"),
+    [
+        ('"bytes"', HUGE + b"abc"),
+        ('"string"', HUGE + b"abc"),
+        ('"string"', b"\x09abc"),  # a negative length
+        ('{"type": "array", "items": "long"}', HUGE + b"\2"),
+        ('{"type": "map", "values": "long"}', HUGE + b"\2"),
+        ('["null", "long"]', b"\x0e"),
+        ('{"type": "enum", "name": "E", "symbols": ["A"]}', b"\x0e"),
+        ('{"type": "int", "logicalType": "date"}', b"\xff" * 4 + b"\x0f"),
+        ('{"type": "long", "logicalType": "timestamp-micros"}', HUGE),
+    ],
+)
+def test_hostile_avro_is_invalid_without_its_memory(schema: str, payload: bytes) -> None:
+    program = (
+        "import resource, sys; from spark_mq.formats import Avro\n"
+        "from spark_mq.errors import InvalidPayload\n"
+        "avro = Avro(sys.argv[1]); avro._fastavro\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try: avro.decode(bytes.fromhex(sys.argv[2]))\n"
+        "except InvalidPayload: pass\n"
+        "else: sys.exit('decoded')\n"
+        "grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before\n"
+        "assert grown < 20_000, grown\n"  # KiB
+    )
+    subprocess.run([sys.executable, "-c", program, schema, payload.hex()], check=True, timeout=60)
+
+
+def test_schemas_whose_payloads_could_end_the_process_are_refused() -> None:
+    # A value of 20,000 levels ends the process inside the library, and one block can claim 2**60
+    # items of no byte.
+    node = {"type": "record", "name": "N", "fields": [{"name": "n", "type": ["null", "N"]}]}
+    with pytest.raises(InvalidOption, match="N contains itself"):
+        Avro(node)
+    empty = {"type": "record", "name": "E", "fields": [{"name": "n", "type": "null"}]}
+    for items in ("null", empty, {"type": "fixed", "name": "F", "size": 0}):
+        with pytest.raises(InvalidOption, match="need no byte"):
+            Avro({"type": "array", "items": items})
+    for wrong in ("{", "nothing", '{"type": "record"}', '{"type": "array"}', "[" * 9999):
+        with pytest.raises(InvalidOption, match=r"schema=.* is no Avro schema"):
+            Avro(wrong)
+
+
+def test_a_name_may_be_used_twice() -> None:
+    item = {"type": "record", "name": "Item", "fields": [{"name": "id", "type": "int"}]}
+    pair = [{"name": "a", "type": item}, {"name": "b", "type": {"type": "array", "items": "Item"}}]
+    avro = Avro({"type": "record", "name": "P", "fields": pair})
+    assert avro.decode(avro.encode({"a": {"id": 1}, "b": [{"id": 2}]})) == {
+        "a": {"id": 1},
+        "b": [{"id": 2}],
+    }
+
+
+def test_deep_protobuf_and_json_are_invalid() -> None:
+    deep = b""
+    for _ in range(200):
+        size = len(deep)
+        length = bytes([size & 0x7F | 0x80, size >> 7]) if size > 0x7F else bytes([size])
+        deep = b"\x0a" + length + deep
+    with pytest.raises(InvalidPayload, match=r"no Protobuf of shop\.Tree: the bytes are damaged"):
+        Protobuf(order_class("shop.Tree")).decode(deep)
+    for one in (Json(), Pydantic(list[Any])):
+        with pytest.raises(InvalidPayload):
+            one.decode(b"[" * 100_000)
+
+
+def test_errors_name_the_place_and_never_the_value() -> None:
+    payload = json.dumps(
+        {"id": "secret", "kind": "secret", "secret": 1, "notes": {"secret": "secret"},
+         "items": [{"sku": "a", "price": "secret"}]}
+    )  # fmt: skip
+    with pytest.raises(InvalidPayload) as caught:
+        Pydantic(Customer).decode(payload.encode())
+    assert str(caught.value) == (
+        "no Customer: $.id: int_parsing, $.kind: literal_error, $.items[0].price: float_parsing, "
+        "and 2 more"
+    )
+    assert caught.value.__cause__ is None
+    with pytest.raises(InvalidPayload, match=r"\$.id: missing, \$.\*: extra_forbidden"):
+        Pydantic(Customer).decode(b'{"secret": 1}')
+    with pytest.raises(InvalidPayload, match=r"no Customer: \$: json_invalid"):
+        Pydantic(Customer).decode(b'{"id": secret')
+
+
+def test_what_does_not_fit_is_refused_before_the_publish() -> None:
+    wrong: list[tuple[Any, Any, str]] = [
+        (Avro(ORDER), {"id": "secret", "items": []}, "shop.Order.id is no long"),
+        (Avro(ORDER), {"id": 1.5}, "shop.Order.id is no long"),
+        (Avro(ORDER), {}, "id"),
+        (Avro(ORDER), {"id": 1, "unknown": 2}, "unknown"),
+        (Avro('"int"'), 2**40, "the value is no int"),
+        (Pydantic(Customer), {"id": "secret"}, r"does not fit Customer: \$.id: int_parsing"),
+        (Pydantic(Customer), Customer.model_construct(id="secret"), "no Customer that has a JSON"),
+        (Protobuf(Order), {"id": 1}, "a value of type dict is no shop.Order"),
+        (Json(), {1, 2}, "has no JSON form"),
+        (Json(), "\ud800", "no UTF-8 form"),
+    ]
+    for one, value, text in wrong:
+        with pytest.raises(InvalidOption, match=text) as caught:
+            one.encode(value)
+        assert caught.value.data["option"] == "value"
+        assert "secret" not in str(caught.value)
+    for one in (Order, "avro", Json, None):
+        with pytest.raises(InvalidOption, match="cannot encode and decode"):
+            Message.encode(1, one)  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="is no class of a Protobuf message"):
+        Protobuf(Customer)
+
+
+def test_required_fields_of_protobuf_are_checked() -> None:
+    from google.protobuf.descriptor_pb2 import UninterpretedOption
+
+    part = UninterpretedOption.NamePart
+    assert Protobuf(part).decode(b"\x0a\x01a\x10\x01").name_part == "a"
+    with pytest.raises(InvalidPayload, match="required fields are missing"):
+        Protobuf(part).decode(b"\x0a\x01a")
+    with pytest.raises(InvalidOption, match="required"):
+        Protobuf(part).encode(part(name_part="a"))
+
+
+def test_confluents_header_is_checked() -> None:
+    avro = Confluent(Avro('"long"'), 9)
+    assert avro.encode(7) == b"\0\0\0\0\x09\x0e"
+    for payload in (b"", b"\0\0\0\0", b"\x01\0\0\0\x09\x0e"):
+        with pytest.raises(InvalidPayload, match="no Confluent header"):
+            avro.decode(payload)
+    with pytest.raises(UnknownSchema, match="schema 10 is not among") as caught:
+        avro.decode(b"\0\0\0\0\x0a\x0e")
+    assert caught.value.data["schema_id"] == 10
+    with pytest.raises(InvalidOption, match="schemas of the messages are unknown"):
+        Confluent(Avro('"long"'))
+    with pytest.raises(InvalidOption, match="without the id of its schema"):
+        Confluent(Json()).encode(1)
+    for number in (0, -1, 2**31, "x"):
+        with pytest.raises(InvalidOption, match="schema_id"):
+            Confluent(Json(), number)  # type: ignore[arg-type]
+    assert Confluent(Json(), 7).decode(Confluent(Json(), 7).encode([1])) == [1]
+
+
+def test_values_of_an_older_schema_are_resolved() -> None:
+    old = {"type": "record", "name": "shop.Order", "fields": [{"name": "id", "type": "int"}]}
+    asked: list[int] = []
+
+    def look_up(number: int) -> Any:
+        asked.append(number)
+        return json.dumps(old)
+
+    payload = b"\0\0\0\0\x03" + written({"id": 5}, fastavro.parse_schema(old))
+    expected = {"id": 5, "customer": None, "items": []}
+    for schemas in ({3: old}, {3: json.dumps(old)}, look_up):
+        one = Confluent(Avro(ORDER), schemas=schemas)
+        assert one.decode(payload) == one.decode(payload) == expected
+    assert asked == [3], "a schema is looked up once"
+
+
+def test_positions_of_protobuf_messages() -> None:
+    names = ("shop.Order", "shop.Order.Item", "shop.Other")
+    order, item, other = (Confluent(Protobuf(order_class(name)), 7) for name in names)
+    assert other.encode(other.format.message_type(note="a"))[5:] == b"\0\x0a\x01a"
+    assert order.encode(order.format.message_type(id=1))[5:] == b"\x02\x02\x08\x01"  # 1 index: 1
+    nested = item.format.message_type(sku="a")
+    assert item.encode(nested)[5:8] == b"\x04\x02\x02", "2 indexes: 1, 1 (after CountsEntry)"
+    assert item.decode(item.encode(nested)) == nested
+    assert other.decode(b"\0\0\0\0\7\x02\0\x0a\x01a").note == "a", "the long form of the first one"
+    with pytest.raises(InvalidPayload, match=r"no shop.Order: it is another message"):
+        order.decode(item.encode(nested))
+    for end in (b"", b"\xff", b"\xff" * 9, b"\x02", b"\xfe\xff\xff\xff\x0f", b"\x01\x01"):
+        with pytest.raises(InvalidPayload):
+            order.decode(b"\0\0\0\0\7" + end)
+
+
+def test_a_format_is_a_text_and_back() -> None:
+    old = {"type": "record", "name": "shop.Order", "fields": [{"name": "id", "type": "int"}]}
+    order = Order(id=3, customer="a")
+    cases: list[tuple[Any, Any]] = [
+        (Avro(ORDER), ORDER_VALUE),
+        (Confluent(Avro(ORDER), 7, {3: json.dumps(old), 4: old}), ORDER_VALUE),
+        (Protobuf(Order), order),
+        (Confluent(Protobuf(Order), 7), order),
+    ]
+    for one, value in cases:
+        again = from_option(one.option)
+        assert type(again) is type(one)
+        assert again.encode(again.decode(one.encode(value))) == one.encode(value)
+        assert again.option == one.option
+    for schemas in (lambda number: old, object()):
+        with pytest.raises(InvalidOption, match="the schemas as a mapping"):
+            _ = Confluent(Avro(ORDER), schemas=schemas).option
+    for wrong in (
+        *("", "7", "avro", '{"orc": 1}', "[" * 9999),
+        *('{"avro": "nothing"}', '{"avro": "long", "confluent": 7}'),
+        *('{"protobuf": "A"}', '{"protobuf": "A", "descriptors": "secret"}'),
+    ):
+        with pytest.raises(InvalidOption) as caught:
+            from_option(wrong)
+        assert caught.value.data["option"] in ("valueFormat", "schema", "name", "schemas")
+
+
+def test_a_descriptor_set_needs_its_message() -> None:
+    for descriptors, name in ((order_descriptors(), "shop.None"), (b"\xff", "shop.Order")):
+        with pytest.raises(InvalidOption, match=f"the descriptor set has no message '{name}'"):
+            Protobuf.from_descriptors(descriptors, name)
+
+
+@pytest.mark.parametrize(
+    ("module", "call", "extra"),
+    [
+        ("fastavro", "Avro('long')", "avro"),
+        ("google.protobuf", "Protobuf(int)", "protobuf"),
+        ("pydantic", "Pydantic(int)", "pydantic"),
+    ],
+)
+def test_a_missing_library_is_an_error_that_names_the_extra(
+    module: str, call: str, extra: str
+) -> None:
+    program = (
+        f"import sys; sys.modules[{module!r}] = None; from spark_mq.formats import *\n"
+        f"try: {call}\nexcept ModuleNotFoundError as error: print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert f"install spark-mq[{extra}]" in done.stdout
