@@ -25,6 +25,7 @@ from spark_mq.ledger.stats import GroupStats
 from spark_mq.operations.acquire import wait_for_lease
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.find_messages import find_messages
+from spark_mq.operations.pauses import default_poll
 from spark_mq.operations.settle import (
     HeldLease,
     HeldSelector,
@@ -279,7 +280,7 @@ class ConsumerGroup(GroupViews):
         max_messages: int = 1,
         max_bytes: int | str | None = None,
         wait: Duration = 0,
-        poll_interval: Duration = "500ms",
+        poll_interval: Duration | None = None,
         visibility_timeout: Duration | None = None,
         auto_ack: bool = False,
         fail_on_data_loss: bool = True,
@@ -301,8 +302,9 @@ class ConsumerGroup(GroupViews):
         wait
             How long to wait for messages. Default: not at all.
         poll_interval
-            How soon a waiting call notices other processes. Default: 500 ms. It notices changes of
-            this process and of time at once.
+            How soon a waiting call notices other processes. Default: 500 ms on a disk, and 2 s in
+            an object store, where a look costs two requests. It notices changes of this process
+            and of time at once.
         visibility_timeout
             How long the lease lasts. Default: the group's setting. Its messages are due again
             after the group's ``clock_skew`` more: after 4 seconds with "3s" and the default of 1 s.
@@ -333,7 +335,9 @@ class ConsumerGroup(GroupViews):
         worker = worker_name(worker_id)
         validate_count("max_messages", max_messages)
         wait_seconds = validate_duration("wait", wait, zero=True) / SECOND
-        poll = validate_duration("poll_interval", poll_interval) / SECOND
+        poll = default_poll(self._ledger)
+        if poll_interval is not None:
+            poll = validate_duration("poll_interval", poll_interval) / SECOND
         timeout = None
         if visibility_timeout is not None:
             timeout = validate_duration("visibility_timeout", visibility_timeout)
@@ -380,7 +384,7 @@ class ConsumerGroup(GroupViews):
         ack: str = "on_success",
         shutdown_timeout: Duration = "30s",
         stop: threading.Event | None = None,
-        poll_interval: Duration = "500ms",
+        poll_interval: Duration | None = None,
         settle_linger: Duration | None = None,
         until: str | None = None,
         fail_on_data_loss: bool = True,
@@ -445,7 +449,8 @@ class ConsumerGroup(GroupViews):
         stop
             Ends the loop once it is set.
         poll_interval
-            How soon the loop notices other processes. Default: 500 ms.
+            How soon the loop notices other processes. Default: 500 ms on a disk, and 2 s in an
+            object store, where a look costs two requests. All groups of a queue share it.
         settle_linger
             With ``mode="message"``: how long a finished message may wait for others, to be settled
             together. Default: 100 ms.

@@ -96,6 +96,12 @@ class LogFollower:
         """Return the table as of the last look. Look if there was none."""
         return self._state or self.refresh()
 
+    @property
+    def known_version(self) -> int:
+        """Return the version as of the last look, or -1 if there was none."""
+        state = self._state
+        return -1 if state is None else state.version
+
     def open(self) -> TableState | None:
         """Return the table at its latest version, or None. Raise as :meth:`refresh`."""
         with self._lock:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from spark_mq.ledger.acquire import UNREADABLE, Acquire, Grant
 from spark_mq.ledger.intervals import subtract
@@ -14,6 +13,7 @@ from spark_mq.ledger.schedule import next_due_at
 from spark_mq.ledger.settle import REJECT, RELEASE, SettlePart
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.outages import OUTAGES, outage_pause
+from spark_mq.operations.pauses import Pauses
 from spark_mq.operations.payloads import FileChecks, read_whole
 from spark_mq.util.clock import SECOND
 from spark_mq.util.notifier import subscribed
@@ -21,8 +21,6 @@ from spark_mq.util.notifier import subscribed
 __all__ = ["Damage", "find_damage", "reject_damaged", "wait_for_lease"]
 
 _log = logging.getLogger(__name__)
-
-FIRST_PAUSE: Final = 0.01  # seconds until the second look; later pauses grow by half
 
 
 def wait_for_lease(
@@ -37,14 +35,15 @@ def wait_for_lease(
     `poll` is seconds between looks at other processes' commits. Setting `wake` causes a look, which
     clears it. Raise StorageError or ContentionTimeout if the last try in time failed with it.
     """
-    pause, failures, known = FIRST_PAUSE, 0, ""
+    failures, known = 0, ""
     checks = FileChecks(ledger.payloads)
     clock = getattr(ledger.queue.clock, "notifier", None)  # of a clock that a test moves
     notifiers = (ledger.messages.notifier, ledger.ledgers.notifier, clock)
     with subscribed(*filter(None, notifiers), event=wake) as changed:
+        pauses = Pauses(ledger, poll, changed)
         while True:
-            changed.clear()  # before the look, so that no change in between is missed
             try:
+                pauses.begin_try()
                 ledger.create_if_missing()
                 (grant,) = ledger.committer.run([command], checks)
                 if isinstance(grant, Exception):
@@ -60,11 +59,17 @@ def wait_for_lease(
                 if grant.breaker_stops and grant.blocked_because != known:
                     known = grant.blocked_because
                     _log.warning("group %s leases nothing for now: %s", ledger.name, known)
+                failures = 0
                 due = _seconds_until_due(ledger)
                 if grant.blocked_because and due <= 0:
                     due = poll  # it is due already, and the group grants nothing
-                changed.wait(max(0.0, min(left, pause, poll, due)))
-                pause, failures = pause * 1.5, 0
+                due_at = ledger.now() + due * SECOND
+                while not pauses.wait(min(left, due)):
+                    left, due = time_left(), (due_at - ledger.now()) / SECOND
+                    if left <= 0:
+                        return grant
+                    if due <= 0:
+                        break
             except OUTAGES as error:
                 if (left := time_left()) <= 0:
                     raise
@@ -76,7 +81,8 @@ def wait_for_lease(
 
 def _seconds_until_due(ledger: GroupLedger) -> float:
     """Return the seconds until time alone may make something due."""
-    snapshot, now = ledger.snapshot(), ledger.now()
+    # The try has just looked.
+    snapshot, now = ledger.ledgers.read(ledger.name, refresh=False), ledger.now()
     if snapshot.ledger is None:
         return float("inf")
     index = ledger.index_for(snapshot.ledger, snapshot.ledger.end_sequence)

@@ -169,10 +169,10 @@ def _stream_options(own: Mapping[str, str]) -> StreamOptions:
 
 def _polls(own: Mapping[str, str], paths: Sequence[str]) -> tuple[int, int]:
     """Return the shortest and the longest wait between looks."""
-    # A look at a local log is cheap. At an object store it is a request.
+    # A look at a local log is cheap. At an object store it is two requests.
     polls = {
         "pollinterval": "50ms",
-        "idlepollinterval": "500ms" if any("://" in path for path in paths) else "100ms",
+        "idlepollinterval": "2s" if any("://" in path for path in paths) else "100ms",
     }
     given = {**polls, **own}
     if "pollinterval" in own or "idlepollinterval" in own:

@@ -108,7 +108,12 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         if self._idle and not self.source.is_limited:
             doubled = self.options.poll * 2 ** min(self._idle - 1, 20)
-            time.sleep(min(self.options.idle_poll, doubled) / SECOND)
+            pause = min(self.options.idle_poll, doubled) / SECOND
+            time.sleep(pause)
+            # Half, so that streams that look in turn do not wait for each other's looks.
+            if not self.source.may_have_news(pause / 2):
+                self._idle += 1
+                return start
         end = self.source.latest(start)
         self._idle = self._idle + 1 if end == start else 0
         return end

@@ -41,6 +41,7 @@ from spark_mq.storage.ledger_files import (
     to_ledger_commit,
     unreadable_ledger_error,
 )
+from spark_mq.storage.shared_look import shared_look_for
 from spark_mq.storage.table_cleanup import clean_ledger_table
 from spark_mq.util.backoff import Backoff
 from spark_mq.util.fair_lock import FairLock, fair_lock_for
@@ -78,6 +79,7 @@ class LedgerTable:
         self.files = ObjectStore(path, self.storage_options, durable=durable)
         self.log = DeltaLog(self.files, on_checkpoint=checkpoint_soon)
         self.notifier = notifier_for(path)
+        self.shared_look = shared_look_for(path)
         self._cache = ledger_cache()
         self._events = event_cache()
         self._commit_locks: dict[str, FairLock] = {}

@@ -28,6 +28,7 @@ from spark_mq.storage.id_files import IdFiles
 from spark_mq.storage.log_recovery import tables_disagree
 from spark_mq.storage.published_files import PublishedFiles, commit_matches
 from spark_mq.storage.publishes import PublishReceipt
+from spark_mq.storage.shared_look import shared_look_for
 from spark_mq.storage.table_cleanup import TRIMMED
 from spark_mq.util.notifier import notifier_for
 
@@ -58,6 +59,7 @@ class MessageLog:
         self.log = DeltaLog(self.files, track_files=False, on_checkpoint=checkpoint_soon)
         self.ids = IdFiles(self.files)
         self.notifier = notifier_for(path)
+        self.shared_look = shared_look_for(path)
         self.commits = CommitsTable(
             join(path.rstrip("/").rpartition("/")[0], "commits"),
             self.log,

@@ -69,6 +69,9 @@ class MultiQueueSource:
     def is_limited(self) -> bool:
         return self.sources[0].is_limited
 
+    def may_have_news(self, every: float) -> bool:
+        return any(source.may_have_news(every) for source in self.sources)
+
     def latest(self, start: Mapping[str, Any]) -> dict[str, Any]:
         stream, n = parse_offset(start, several=True)
         could = [

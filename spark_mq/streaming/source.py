@@ -21,6 +21,7 @@ from spark_mq.ledger.acquire import Acquire, Grant, SettleLost
 from spark_mq.ledger.commands import View
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.ledger.ranges import Ledger, Range
+from spark_mq.ledger.schedule import next_due_at
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.stats import GroupStats, compute_stats, figures_of
 from spark_mq.ledger.stream_batch import (
@@ -33,6 +34,7 @@ from spark_mq.ledger.stream_batch import (
 from spark_mq.operations.acquire import Damage, find_damage, reject_damaged
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.keep_alive import KeepAlive
+from spark_mq.operations.pauses import News
 from spark_mq.operations.payloads import FileChecks
 from spark_mq.operations.settle import extend
 from spark_mq.streaming.lanes import LaneRuns, lane_runs
@@ -77,6 +79,7 @@ class StreamSource:
         self._alive: Any = None
         self._bound: tuple[int, int] | None = None  # for AvailableNow: (tail, instant) at the start
         self._looked: tuple[Ledger, MessageIndex, GroupSettings, int] | None = None
+        self._news = News(ledger)
         self._checked = False
         self._first = True
 
@@ -104,6 +107,19 @@ class StreamSource:
             return {"batch": n + 1, "stream": stream}
         self.ack_committed(stream, n)
         return dict(start)
+
+    def may_have_news(self, every: float) -> bool:
+        """Return whether a message may be due since the last look, which found none.
+
+        Over a store, a shared look asks for new commits if the last one is `every` seconds old.
+        """
+        if self._looked is None or self.ledger.messages.files.is_local:
+            return True
+        ledger, index, settings, _ = self._looked
+        now = self.ledger.now()
+        self._looked = ledger, index, settings, now
+        due_at = next_due_at(ledger, index, settings, now)
+        return (due_at is not None and due_at <= now) or self._news.found(every)
 
     def has_available(self, stream: str, n: int) -> bool:
         """End batch n. Return whether messages are due for the next one."""
@@ -150,6 +166,7 @@ class StreamSource:
     def _available(self, stream: str, n: int) -> bool:
         """Return whether a lease would get something now, with batch n acked."""
         command = self._command(stream, n + 1)
+        self._news.note()
         view = self._view(command)
         if view.horizon > view.ledger.head.start_sequence:
             self.ledger.run(SettleLost(self.options.fail_on_data_loss))

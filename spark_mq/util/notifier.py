@@ -23,9 +23,11 @@ class Notifier:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._subscribers: WeakSet[threading.Event] = WeakSet()
+        self.count = 0  # of notifications
 
     def notify(self) -> None:
         with self._lock:
+            self.count += 1
             subscribers = list(self._subscribers)
         for event in subscribers:
             event.set()

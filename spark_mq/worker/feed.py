@@ -15,6 +15,7 @@ from spark_mq.ledger.settle import NACK, RELEASE, SettleOutcome, SettlePart
 from spark_mq.operations.acquire import wait_for_lease
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.outages import OUTAGES
+from spark_mq.operations.pauses import default_poll
 from spark_mq.worker.decisions import Verdict
 from spark_mq.worker.leases import FeedCommits, HeldLeases, More, returned_places
 from spark_mq.worker.open_tasks import Demand, OpenTasks
@@ -43,7 +44,8 @@ class GroupFeed:
         # Messages that were acked first are lost with their process.
         may_prefetch = not (tasks.settles_alone or self._acks_first)
         most = pool.concurrency if tasks.settles_alone else options.lease.max_messages
-        self._demand = Demand(most, options.poll, may_prefetch=may_prefetch)
+        self._poll = default_poll(ledger) if options.poll is None else options.poll
+        self._demand = Demand(most, self._poll, may_prefetch=may_prefetch)
         self._held = HeldLeases(ledger, options.limit, self._end_lease)
         self._commits = FeedCommits(ledger, options.lease.worker_id, state, self._wait_for_store)
         self._verdicts = Verdicts(ledger, tasks, options.policy, state)
@@ -83,7 +85,7 @@ class GroupFeed:
     def _wait(self) -> None:
         with self._open.lock:
             until = self._open.settle_at if self._open.done else float("inf")
-        self._open.changed.wait(min(max(0.0, until - time.monotonic()), self._options.poll))
+        self._open.changed.wait(min(max(0.0, until - time.monotonic()), self._poll))
         self._open.changed.clear()  # before the next look, so that no change in between is missed
 
     def _lease(self) -> None:
@@ -92,7 +94,7 @@ class GroupFeed:
         command = self._tasks.lease_command(self._open.wanted())
         try:
             grant = wait_for_lease(
-                self.ledger, command, self._time_left, self._options.poll, self._open.changed
+                self.ledger, command, self._time_left, self._poll, self._open.changed
             )
         except OUTAGES as error:
             _log.warning("could not lease, trying again: %s", error)
@@ -303,7 +305,7 @@ class GroupFeed:
         """Lease without a settle to share the commit. After an error the feed's thread leases."""
         try:
             return [
-                wait_for_lease(self.ledger, command, lambda: 0.0, self._options.poll)
+                wait_for_lease(self.ledger, command, lambda: 0.0, self._poll)
                 for command in self._more_leases()
             ]
         except (SparkMQError, *OUTAGES):

@@ -19,6 +19,7 @@ from spark_mq.handler import HandlerPolicy
 from spark_mq.ledger.acquire import Acquire
 from spark_mq.message import check_format
 from spark_mq.operations.context import GroupLedger
+from spark_mq.operations.pauses import LOCAL_POLL
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.user import worker_name
 from spark_mq.util.validation import (
@@ -208,7 +209,7 @@ class WorkOptions:
     ack: str
     shutdown_timeout: Duration
     stop: threading.Event | None
-    poll_interval: Duration
+    poll_interval: Duration | None
     settle_linger: Duration | None
     until: str | None
     fail_on_data_loss: bool
@@ -235,7 +236,8 @@ class WorkOptions:
         )
         policy = HandlerPolicy.validated(self.on_error, self.ack)
         until = None if self.until is None else validate_choice("until", self.until, UNTIL)
-        return TaskOptions(lease, policy, limit, self.seconds("poll_interval"), linger, until)
+        poll = None if self.poll_interval is None else self.seconds("poll_interval")
+        return TaskOptions(lease, policy, limit, poll, linger, until)
 
     def seconds(self, option: str, *, zero: bool = False) -> float:
         return validate_duration(option, getattr(self, option), zero=zero) / SECOND
@@ -268,12 +270,10 @@ def run_worker(served: Served, options: WorkOptions) -> WorkSummary:
     feeds = [
         GroupFeed(ledger, kind(handler, rules), rules, pool, state) for ledger, handler in served
     ]
-    return _run(feeds, pool, state, rules.poll, shutdown_timeout)
+    return _run(feeds, pool, state, shutdown_timeout)
 
 
-def _run(
-    feeds: Sequence[GroupFeed], pool: Pool, state: WorkState, poll: float, grace: float
-) -> WorkSummary:
+def _run(feeds: Sequence[GroupFeed], pool: Pool, state: WorkState, grace: float) -> WorkSummary:
     """Work until the end, and then give running handlers `grace` seconds."""
 
     def report_wait() -> None:
@@ -289,7 +289,7 @@ def _run(
         watch.join(_GIVE_BACK_SECONDS if watch.hurried else 1.0)
         pool.stop()
 
-    watch = ThreadWatch([feed.run for feed in feeds], state.stop, poll, report_wait)
+    watch = ThreadWatch([feed.run for feed in feeds], state.stop, LOCAL_POLL, report_wait)
     pool.start()
     watch.run(finish)
     watch.raise_end(state.error)

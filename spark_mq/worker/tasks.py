@@ -40,7 +40,7 @@ class TaskOptions:
     lease: Acquire  # with single messages, its max_messages is the most that a feed holds
     policy: HandlerPolicy
     limit: int
-    poll: float
+    poll: float | None  # None for the default of the group's store
     linger: float  # how long a finished task may wait for others before its settle
     until: str | None = None  # None, "empty" or "settled"
 

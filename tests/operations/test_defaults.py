@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 from support.handles import lease
+from support.tables import as_in_a_store, group_ledger_of
 
-from spark_mq import ConsumerGroup, GroupSettings, group
+from spark_mq import ConsumerGroup, GroupSettings, Queue, group
 from spark_mq.errors import InvalidOption
 from spark_mq.operations.keep_alive import KeepAlive
+from spark_mq.operations.pauses import default_poll
 from spark_mq.streaming.source import StreamOptions, check_attempts
 from spark_mq.testing import memory_queue
 from spark_mq.util.clock import SECOND
@@ -40,12 +42,21 @@ def test_a_worker_runs_by_its_defaults() -> None:
     options = WorkOptions(**{name: given[name].default for name in names})
     assert (options.mode, options.threads, options.seconds("shutdown_timeout")) == ("batch", 1, 30)
     rules = options.task_options(batches=True)
-    assert (rules.limit, rules.poll, rules.until) == (30 * 60 * SECOND, 0.5, None)
+    assert (rules.limit, rules.poll, rules.until) == (30 * 60 * SECOND, None, None)
     assert (rules.lease.max_messages, rules.lease.timeout) == (1, None)
     assert rules.lease.fail_on_data_loss
     assert (rules.policy.on_error, rules.policy.ack) == ("nack", "on_success")
     rules = options.task_options(batches=False)
     assert (rules.lease.max_messages, rules.linger) == (1_000, 0.1)
+
+
+@pytest.mark.parametrize(("in_a_store", "seconds"), [(False, 0.5), (True, 2.0)])
+def test_who_waits_looks_twice_a_second_and_each_two_seconds_over_a_store(
+    tmp_path: Path, in_a_store: bool, seconds: float
+) -> None:
+    queue = Queue.create(tmp_path / "queue", durable=False)
+    queue = as_in_a_store(queue) if in_a_store else queue
+    assert default_poll(group_ledger_of(queue.group())) == seconds
 
 
 def test_a_lease_looks_twice_a_second_and_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +120,7 @@ def test_the_source_has_the_defaults_that_its_page_names(path: str) -> None:
     expected = read_options.parse({"path": path, **given})
     assert read_options.parse({"path": path}) == expected
     assert [table["consumerGroup"][0]] == [expected.group]
-    assert expected.idle_poll == (SECOND // 2 if "://" in path else SECOND // 10)
+    assert expected.idle_poll == (2 * SECOND if "://" in path else SECOND // 10)
     assert expected.poll == SECOND // 20
     assert expected.stream.max_messages == 100_000
     assert expected.stream.max_lease_duration == 30 * 60 * SECOND

@@ -6,6 +6,8 @@ The page on sizing computes prices with the second test's figures.
 from __future__ import annotations
 
 import re
+import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 
@@ -89,7 +91,40 @@ def test_the_page_on_prices_has_the_requests_of_the_code(
     found.append(charged(seen, lambda: open_again().sweep(), 3))
     page = (ROOT / "docs" / "howto" / "sizing.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| .* \| (\d+) \| (\d+) \|$", page, re.M)
-    for row, measured in zip(rows, found, strict=False):  # the last rows are of idle seconds
+    for row, measured in zip(rows, found, strict=False):  # the last rows are of idle minutes
         assert [round(number) for number in measured] == pytest.approx(
             [int(number) for number in row], rel=0.1, abs=1
         )
+
+
+@pytest.mark.slow
+def test_waiting_workers_of_a_process_make_60_requests_a_minute_together(
+    counted: tuple[Queue, Requests],
+) -> None:
+    queue, seen = counted
+    other = Queue.open(queue.path, storage_options=context_of(queue).storage_options)
+    stop = threading.Event()
+    groups = [queue.group(), queue.group("second").ensure(), other.group("third").ensure()]
+    workers = [
+        threading.Thread(target=group.work, args=(print,), kwargs={"stop": stop})
+        for group in groups
+    ]
+
+    def made(requests: int) -> float:
+        """Return the seconds until so many more requests were made."""
+        began, until = time.monotonic(), len(seen) + requests
+        while len(seen) < until:
+            assert time.monotonic() < began + 120, "nobody looks"
+            stop.wait(0.01)
+        return time.monotonic() - began
+
+    for worker in workers:
+        worker.start()
+    try:
+        while made(4) < 3.9:  # the first pauses are shorter
+            pass
+        assert made(30) > 28, [f"{method} {path}" for method, path, _ in seen[-30:]]
+    finally:
+        stop.set()
+        for worker in workers:
+            worker.join(60)

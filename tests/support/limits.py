@@ -35,7 +35,7 @@ PLACES = {
     "orphan_seconds": "delta.cleanup._STALE_SECONDS",
     "outage_pause": "operations.outages.FIRST_PAUSE",
     "plan_bytes": "spark.lease_lookup.PLAN_BYTES",
-    "poll_pause": "operations.acquire.FIRST_PAUSE",
+    "poll_pause": "operations.pauses.FIRST_PAUSE",
     "recent_seconds": "storage.message_log.RECENT_SECONDS",
     "redrive_chunk": "maintenance.redrive.CHUNK",
     "route_ranges": "maintenance.dead_letters.ROUTE_RANGES",

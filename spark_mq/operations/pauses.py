@@ -1,0 +1,99 @@
+"""Pause between two tries to lease, until there is news of the group or of its messages."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from spark_mq.delta.log import DeltaLog
+from spark_mq.delta.store_errors import wrap_store_errors
+from spark_mq.operations.context import GroupLedger
+from spark_mq.storage.shared_look import SharedLook
+from spark_mq.util.notifier import Notifier
+
+__all__ = ["LOCAL_POLL", "News", "Pauses", "default_poll"]
+
+LOCAL_POLL: Final = 0.5  # seconds
+STORE_POLL: Final = 2.0  # 60 requests a minute, because each look asks for two commits
+FIRST_PAUSE: Final = 0.01  # seconds until the second try; later pauses grow by half
+# Over a store, where each look costs two requests, the first pause is longer and doubles.
+FIRST_STORE_PAUSE: Final = 0.25
+
+
+def default_poll(ledger: GroupLedger) -> float:
+    """Return the seconds between looks at what other processes did."""
+    return LOCAL_POLL if ledger.messages.files.is_local else STORE_POLL
+
+
+class _Table(Protocol):
+    path: str
+    log: DeltaLog
+    notifier: Notifier
+    shared_look: SharedLook
+
+
+class News:
+    """Whether a group's ledger or its messages changed since a look, asked by a shared look."""
+
+    def __init__(self, ledger: GroupLedger) -> None:
+        self._messages = ledger.messages
+        self._tables: tuple[_Table, _Table] = ledger.messages, ledger.ledgers
+        self._known: Sequence[int] = ()
+        self._notified: Sequence[int] = ()
+
+    def note(self) -> None:
+        """Note what is known before a look, so that no change in between is missed."""
+        self._known = self._messages.known().version, self._tables[1].log.known_version
+        self._notified = self._count()
+
+    def came(self) -> bool:
+        """Return whether this process has changed one of the tables, or heard of a change."""
+        return self._notified != self._count()
+
+    def due_in(self, every: float) -> float:
+        """Return the seconds until a last look is `every` seconds old."""
+        return min(one.shared_look.due_in(one.log, every) for one in self._tables)
+
+    def found(self, every: float) -> bool:
+        """Return whether there is news. Ask the store if a last look is `every` seconds old."""
+        with wrap_store_errors(self._tables[0].path, "reading the log of"):
+            known = zip(self._tables, self._known, strict=True)
+            news = [one.shared_look.has_news(one.log, version, every) for one, version in known]
+        return any(news)
+
+    def _count(self) -> Sequence[int]:
+        return [one.notifier.count for one in self._tables]
+
+
+class Pauses:
+    """The pauses of one wait. Over a store, all waits of a process share their looks."""
+
+    def __init__(self, ledger: GroupLedger, poll: float, changed: threading.Event) -> None:
+        self._poll, self._changed, self._news = poll, changed, News(ledger)
+        self._clock = ledger.ledgers.log.clock
+        self._is_local = ledger.messages.files.is_local
+        self._pause = min(poll, FIRST_PAUSE if self._is_local else FIRST_STORE_PAUSE)
+
+    def begin_try(self) -> None:
+        """Note what is known before a try."""
+        self._changed.clear()
+        self._news.note()
+        self._tried_at = self._clock.now()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait some seconds at most. Return whether it is time for the next try."""
+        if self._is_local:
+            self._changed.wait(max(0.0, min(seconds, self._pause)))
+            self._pause = min(self._poll, self._pause * 1.5)
+            return True
+        pause = max(self._news.due_in(self._pause), self._pause - self._clock.since(self._tried_at))
+        self._changed.wait(max(0.0, min(seconds, pause)))
+        self._changed.clear()
+        if self._news.came():
+            return True
+        if self._clock.since(self._tried_at) < self._pause:
+            return False
+        found = self._news.found(self._pause)
+        self._pause = min(self._poll, self._pause * 2)
+        return found

@@ -1,0 +1,233 @@
+"""What waiting over a store costs, and how late it notices another process, on clocks of the test.
+
+The queue is on a disk, and acts as if in an object store. Another process reaches it by another
+name of its folder, because a handle of the same name would wake who waits.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.byte_store import VERBS, ByteStore, Call
+from support.handles import again, housekeep, index_commits
+from support.tables import as_in_a_store, group_ledger_of, ledgers_of, messages_of
+
+from spark_mq import Lease, Queue
+from spark_mq.delta.tables import write_checkpoint
+from spark_mq.streaming.source import StreamOptions, StreamSource
+from spark_mq.testing import ManualClock
+from spark_mq.util.clock import ElapsedClock
+
+REQUESTS = tuple(verb for verb in VERBS if verb != "exists")
+"""A call of ``exists`` is one of ``stat``."""
+POLL = 2.0
+"""Seconds: the default over a store."""
+
+
+class Place:
+    """A queue over a store, its clocks, and the calls that its handles make."""
+
+    def __init__(self, queue: Queue, other: Queue, clock: ManualClock, store: ByteStore) -> None:
+        self.other, self.calls = other, list[tuple[str, str, float]]()
+        """Table, path and second of each call."""
+        self._queue, self._clock = queue, clock
+        self._seconds, self._read = 1_000.0, threading.local()
+        self._elapsed = ElapsedClock(self._running, self._wall)
+        store.on(*REQUESTS, act=self._note)
+
+    def _note(self, call: Call) -> Any:
+        try:
+            return call.run()
+        finally:
+            self.calls.append((call.store.root, call.path, self._seconds))
+
+    def handle(self) -> Queue:
+        handle = as_in_a_store(again(self._queue))
+        messages_of(handle).log.clock = ledgers_of(handle).log.clock = self._elapsed
+        return handle
+
+    def advance(self, seconds: float) -> None:
+        self._seconds += seconds
+        self._clock.advance(seconds)
+
+    def has_calls(self, count: int) -> bool:
+        return len(self.calls) >= count
+
+    def _running(self) -> float:
+        self._read.seconds = self._seconds
+        return self._seconds
+
+    def _wall(self) -> float:
+        """Agree with the other clock, also if a test moves them between both looks."""
+        found: float = self._read.seconds
+        return found
+
+    def advance_to_a_look(self) -> None:
+        """Move the clocks to the next look, and return when both tables were looked at."""
+        self.advance(POLL)
+        until(lambda: len({table for table, _, at in self.calls if at == self._seconds}) >= 2)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def place(tmp_path: Path, clock: ManualClock, byte_store: ByteStore) -> Place:
+    queue = Queue.create(tmp_path / "queue", clock=clock, durable=False)
+    (tmp_path / "name of another process").symlink_to(tmp_path / "queue")
+    other = Queue.open(tmp_path / "name of another process", clock=clock)
+    for name in ("default", "second", "third"):
+        queue.group(name).ensure()
+    return Place(queue, other, clock, byte_store)
+
+
+@contextmanager
+def waiting(queue: Queue, group: str = "default") -> Iterator[list[Lease | None]]:
+    """Let a worker wait for messages, and collect what it gets."""
+    stop, got = threading.Event(), list[Lease | None]()
+    worker = threading.Thread(
+        target=lambda: queue.group(group).work(got.append, stop=stop), daemon=True
+    )
+    worker.start()
+    try:
+        yield got
+    finally:
+        stop.set()
+        worker.join(30)
+        assert not worker.is_alive()
+
+
+def settle_down(place: Place) -> None:
+    """Let the first pauses, which are shorter, pass."""
+    for _ in range(10):
+        looked = partial(place.has_calls, len(place.calls) + 2)
+        place.advance(POLL)
+        until(looked)
+
+
+def test_a_minute_of_waiting_is_60_requests(place: Place) -> None:
+    with waiting(place.handle()):
+        settle_down(place)
+        place.calls.clear()
+        for _ in range(30):
+            place.advance_to_a_look()
+        assert len(place.calls) == 60
+        assert {path.partition("/")[0] for _, path, _ in place.calls} == {"_delta_log"}
+
+
+def test_all_handles_and_groups_of_a_process_share_their_looks(place: Place) -> None:
+    first, second = place.handle(), place.handle()
+    with ExitStack() as workers:
+        for handle, group in [
+            (first, "default"), (first, "second"), (second, "third"), (second, "default")
+        ]:  # fmt: skip
+            workers.enter_context(waiting(handle, group))
+        settle_down(place)
+        place.calls.clear()
+        for _ in range(30):
+            place.advance_to_a_look()
+        assert len(place.calls) == 60
+
+
+@pytest.mark.parametrize("group", ["default", "second"])
+def test_a_message_of_another_process_is_delivered_within_two_seconds(
+    place: Place, group: str
+) -> None:
+    """The worker of another group made the last look. Both get the message."""
+    handle = place.handle()
+    with waiting(handle) as mine, waiting(handle, "second") as theirs:
+        settle_down(place)
+        place.advance(0.5)
+        place.other.publish("a")
+        place.advance(1.5)
+        until(lambda: bool(mine and theirs))
+
+
+def test_what_another_process_releases_is_delivered_within_two_seconds(place: Place) -> None:
+    place.other.publish("a")
+    held = place.other.group().lease("theirs")
+    assert held is not None
+    with waiting(place.handle()) as got:
+        settle_down(place)
+        held.release()
+        place.advance(2)
+        until(lambda: bool(got))
+
+
+def test_a_worker_whose_log_was_cleaned_meanwhile_goes_on(place: Place) -> None:
+    """The next version is gone as well, so that only a listing shows that there are others."""
+    with waiting(place.handle()) as got:
+        settle_down(place)
+        for value in "abc":
+            place.other.publish(value)
+        index_commits(place.other)
+        write_checkpoint(messages_of(place.other).files)
+        housekeep(place.other, keep_versions=0, keep_seconds=0.0)
+        place.advance(60.0)
+        until(lambda: len(got) == 3)
+
+
+# -- a stream
+
+
+@pytest.fixture
+def stream(place: Place) -> StreamSource:
+    """A stream that has found nothing."""
+    source = StreamSource(group_ledger_of(place.handle().group()), StreamOptions())
+    start = source.initial()
+    for _ in range(2):  # the first look learns what the table has
+        assert source.latest(start) == start
+    assert not source.may_have_news(POLL)
+    place.calls.clear()
+    return source
+
+
+def test_a_minute_of_an_idle_stream_is_60_requests(place: Place, stream: StreamSource) -> None:
+    for _ in range(30):
+        place.advance(POLL)
+        assert not stream.may_have_news(POLL)
+    assert len(place.calls) == 60
+
+
+def test_a_stream_hears_of_a_message_of_another_process_and_of_one_that_is_released(
+    place: Place, stream: StreamSource
+) -> None:
+    place.other.publish("a")
+    held = place.other.group().lease("theirs")
+    assert held is not None
+    place.advance(POLL)
+    assert stream.may_have_news(POLL)
+    start = stream.initial()
+    for _ in range(2):
+        assert stream.latest(start) == start, "it is leased"
+    assert not stream.may_have_news(POLL)
+    held.release()
+    place.advance(POLL)
+    assert stream.may_have_news(POLL)
+    assert stream.latest(start) != start
+
+
+def test_a_stream_looks_when_a_lease_of_another_process_has_expired(
+    place: Place, stream: StreamSource
+) -> None:
+    place.other.publish("a")
+    assert place.other.group().lease("theirs", visibility_timeout="10s") is not None
+    place.advance(POLL)
+    start = stream.initial()
+    for _ in range(2):
+        assert stream.latest(start) == start
+    assert not stream.may_have_news(POLL)
+    place.advance(12)
+    assert stream.may_have_news(3600)
+    assert stream.latest(start) != start
