@@ -160,7 +160,8 @@ test-wheel: wheel ## install the sdist, and the wheel with each extra, in bare e
 	@GOBIN="$(CURDIR)/.venv/tools" go install helm.sh/helm/v4/cmd/helm@v4.3.1
 
 .PHONY: test-release
-test-release: wheel .venv/release/.installed .venv/tools/actionlint $(if $(SHORT),,.venv/tools/helm) ## check wheel, sdist, SBOM, workflows and examples/deploy; SHORT=1
+test-release: wheel .venv/release/.installed .venv/tools/actionlint $(if $(SHORT),,.venv/tools/helm) ## check wheel, sdist, SBOM, workflows and examples/deploy, whose image it builds; SHORT=1
+	@$(if $(SHORT),,mkdir -p .venv/image && sh scripts/build-image .venv/image > .venv/image/engine)
 	@$(python) -m pytest --release tests/release $(quick) --durations=10
 
 # What a worker, the sweep and the page need: the same as in the image of examples/deploy/docker.

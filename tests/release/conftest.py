@@ -9,6 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
+
+from spark_mq.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,3 +56,17 @@ def make() -> Callable[..., None]:
 def version() -> str:
     """The version in pyproject.toml."""
     return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
+
+
+@pytest.fixture
+def parse_command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Parse the words after ``spark-mq`` as the command does, without running it."""
+
+    def parse(name: str, *words: str, **environment: str) -> None:
+        for variable, value in environment.items():
+            monkeypatch.setenv(variable, value)
+        group = typer.main.get_command(app)
+        command = group.get_command(group.make_context("spark-mq", [name]), name)
+        command.make_context(name, [*words])
+
+    return parse
