@@ -78,6 +78,19 @@ test-core: setup-core ## the part of make test that needs no Spark; daily= adds 
 test-spark: setup ## the part of make test that needs Spark; daily= adds the tests marked slow
 	@$(with_spark) $(python) -m pytest -m "spark $(daily)" --durations=10
 
+# Another Python than that of .venv.
+VERSION := 3.13
+
+.venv/python-%/.installed: pyproject.toml
+	@python=$$(sh scripts/ensure-python $* .venv/pythons) && "$$python" -m venv --clear .venv/python-$*
+	@.venv/python-$*/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[spark,delta,web,notebook,test]'
+	@touch $@
+
+.PHONY: test-python
+test-python: .venv/python-$(VERSION)/.installed ## the tests of daily work on another Python, which mvn brings if the machine lacks it; VERSION=3.12
+	@$(with_spark) PYSPARK_PYTHON="$(CURDIR)/.venv/python-$(VERSION)/bin/python" PYSPARK_DRIVER_PYTHON="$(CURDIR)/.venv/python-$(VERSION)/bin/python" \
+	  .venv/python-$(VERSION)/bin/python -m pytest -m "not slow" --durations=10
+
 KILLS := 200
 OUTAGES := 8
 SPARK := 1
