@@ -24,6 +24,7 @@ EXTRAS = (
     "fastavro",
     "google.protobuf",
     "pydantic",
+    "cloudevents",
 )
 
 

@@ -26,7 +26,7 @@ LAYERS = [
     {"queue"},
     {"group"},
     {"worker"},
-    {"lease", "handler", "publisher"},
+    {"cloud_events", "lease", "handler", "publisher"},
     {"inspect"},
     {"maintenance", "streaming"},
     {"operations"},
