@@ -113,7 +113,7 @@ MINUTES := 120
 soak: setup ## eight processes for hours under kills and outages: memory, descriptors, disk and latency must not grow; MINUTES=120
 	@mkdir -p build && PYTHONPATH="$(CURDIR)/tests" $(python) -m chaos.soak --minutes $(MINUTES) --out build/soak.json
 
-# Servers of stores, which are no Python: versitygw, azurite, fake-gcs-server.
+# Servers of stores, which are no Python: versitygw, azurite, fake-gcs-server, and uc-server, a catalog.
 .venv/stores/%: scripts/install-store | .venv/.installed
 	@sh scripts/install-store $*
 
@@ -134,6 +134,10 @@ test-s3: setup .venv/.s3 ## run the storage, acceptance and Spark tests over an 
 .PHONY: test-cluster
 test-cluster: setup ## run the tests on a Spark cluster of processes, whose executors are killed; SHORT=1
 	@$(with_spark) $(python) -m pytest --cluster tests/cluster $(quick) --durations=10
+
+.PHONY: test-catalog
+test-catalog: setup .venv/stores/versitygw .venv/stores/uc-server ## run the tests in volumes of a Unity Catalog whose keys expire; its server is compiled first, 10 to 20 minutes; SHORT=1
+	@$(with_spark) $(python) -m pytest --catalog tests/catalog $(quick) --durations=10
 
 # Beside .venv's own packages, for these programs alone. What both need is of the version that .venv has: these come first on the path,
 # and pip reports a package of .venv that does not fit them as an error.

@@ -113,6 +113,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--connect", action="store_true", help="run the tests over Spark Connect")
     parser.addoption(
+        "--catalog", action="store_true", help="run the tests on a Unity Catalog server"
+    )
+    parser.addoption(
         "--wheel", action="store_true", help="install the wheel in dist/ in bare environments"
     )
     parser.addoption(
@@ -141,7 +144,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if folder in ("cluster", "connect", "jobs", "notebooks", "spark") or "spark" in fixtures:
             item.add_marker(pytest.mark.spark)
         needed = "s3" if "s3" in fixtures else folder
-        asked_for = ("browser", "cluster", "connect", "release", "s3", "wheel")
+        asked_for = ("browser", "catalog", "cluster", "connect", "release", "s3", "wheel")
         there = needed not in asked_for or config.getoption(f"--{needed}")
         (wanted if there else others).append(item)
     items[:] = wanted

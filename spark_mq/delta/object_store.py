@@ -17,6 +17,7 @@ from spark_mq.delta.memory_files import MemoryBackend, is_in_memory
 from spark_mq.delta.remote_files import RemoteBackend
 from spark_mq.delta.storage_options import PROVIDERS
 from spark_mq.delta.store_errors import one_line
+from spark_mq.delta.unity_catalog import is_in_catalog, parse_name
 from spark_mq.errors import InvalidOption
 
 __all__ = [
@@ -30,7 +31,7 @@ __all__ = [
     "join",
 ]
 
-_SUPPORTED: Final = "a local path, file, s3, s3a, gs, az, abfs, abfss, adl, azure"
+_SUPPORTED: Final = "a local path, file, s3, s3a, gs, az, abfs, abfss, adl, azure, uc"
 _FILE: Final = re.compile(r"^file:(?://(?=/)|(?=/(?!/)))", re.IGNORECASE)
 _SCHEME: Final = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):/")
 _SAME_SCHEMES: Final = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "azure": "az", "adl": "az"}
@@ -218,13 +219,15 @@ def _checked_uri(uri: str, option: str) -> str:
     found = _SCHEME.match(uri)
     scheme = found[1].lower() if found else ""
     shown = uri.partition("?")[0]
-    if scheme not in PROVIDERS or not re.match(r"^[^:]+://[^/]", uri):
+    if is_in_catalog(uri):
+        parse_name(uri, option)
+    elif scheme not in PROVIDERS or not re.match(r"^[^:]+://[^/]", uri):
         raise InvalidOption(
             f"Using {option}={shown!r} failed: the scheme {scheme!r} is not supported, or the "
             f"bucket is missing. Use one of these: {_SUPPORTED}. hdfs is not supported.",
             option=option,
         )
-    if wrong := _NO_URIS.get(PROVIDERS[scheme], _NO_URI).search(uri.rstrip("/")):
+    if wrong := _NO_URIS.get(PROVIDERS.get(scheme, ""), _NO_URI).search(uri.rstrip("/")):
         raise InvalidOption(
             f"Using {option}={shown!r} failed: a root must not have {wrong[0]!r} in its path. "
             "Use another folder, or remove what follows the path.",

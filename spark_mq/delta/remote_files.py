@@ -18,6 +18,7 @@ from obstore import exceptions, store
 
 from spark_mq.delta.file_info import FileInfo
 from spark_mq.delta.storage_options import PROVIDERS, is_secret, store_options
+from spark_mq.delta.unity_catalog import VendedCredentials, is_in_catalog, locate
 from spark_mq.errors import InvalidOption
 from spark_mq.util.process import ForkGuard
 
@@ -59,11 +60,17 @@ class RemoteBackend:
     now = staticmethod(time.time)
 
     def __init__(self, root: str, options: Mapping[str, str]) -> None:
+        self._credentials: VendedCredentials | None = None
+        if is_in_catalog(root):
+            found = locate(root, options, os.environ)
+            root, self._credentials = found.url, found.credentials
         parts = urlsplit(root)
         self._secrets = _secrets(options)
         # Decoded, because delta-rs decodes the path of a root, too.
         self._prefix = unquote(parts.path).strip("/")
-        self._store = _open_store(f"{parts.scheme}://{parts.netloc}", options, self._secrets)
+        self._store = _open_store(
+            f"{parts.scheme}://{parts.netloc}", options, self._secrets, self._credentials
+        )
         self._counts_characters = PROVIDERS[parts.scheme.lower()] == "azure"
         self._place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
@@ -164,12 +171,15 @@ class RemoteBackend:
         if len(full) > _MOST or (len(full.encode()) > _MOST and not self._counts_characters):
             text = f"The store has no names of more than {_MOST} bytes"
             raise FileNotFoundError(errno.ENAMETOOLONG, text, f"{self._place}/{full}")
+        if self._credentials is not None:
+            self._credentials()  # here, because obstore would report any failure as a refusal
         try:
             return function(self._store, full)
         except BaseException as error:
             if not _is_foreign(error):
                 raise
-            text = _plain(error, self._secrets)
+            vended = self._credentials.secrets() if self._credentials else []
+            text = _plain(error, [*vended, *self._secrets])
             failure, cause = _translated(error, text, f"{self._place}/{full}")
         # Outside the except block. Inside it, the context of the error would show the secrets.
         raise failure from cause
@@ -225,7 +235,12 @@ class _RangeReader(io.RawIOBase):
         return self._backend.range(self._path, start, length)
 
 
-def _open_store(url: str, options: Mapping[str, str], secrets: list[str]) -> Any:
+def _open_store(
+    url: str,
+    options: Mapping[str, str],
+    secrets: list[str],
+    credentials: VendedCredentials | None,
+) -> Any:
     scheme = urlsplit(url).scheme.lower()
     given = store_options(scheme, options, os.environ)
     groups = {
@@ -234,7 +249,9 @@ def _open_store(url: str, options: Mapping[str, str], secrets: list[str]) -> Any
         "retry_config": given.retry_config,
     }
     try:
-        made = {name: group for name, group in groups.items() if group}
+        made: dict[str, Any] = {name: group for name, group in groups.items() if group}
+        if credentials is not None:  # they win over keys among the options
+            made["credential_provider"] = credentials
         return _STORES[PROVIDERS[scheme]].from_url(url, **made)
     except BaseException as error:
         if not _is_foreign(error):
@@ -288,7 +305,7 @@ def _secrets(options: Mapping[str, str]) -> list[str]:
 
 
 def _bare_provider(name: str) -> bool:
-    return name.upper().startswith(("AWS_", "AZURE_", "GOOGLE_"))
+    return name.upper().startswith(("AWS_", "AZURE_", "GOOGLE_", "DATABRICKS_", "UNITY_"))
 
 
 def _plain(error: BaseException, secrets: list[str]) -> str:

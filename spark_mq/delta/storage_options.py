@@ -11,13 +11,26 @@ from typing import Any, Final
 
 from spark_mq.errors import InvalidOption
 
-__all__ = ["PROVIDERS", "StoreOptions", "is_secret", "store_options"]
+__all__ = [
+    "ALLOW_HTTP_CATALOG",
+    "CATALOG_TOKENS",
+    "CATALOG_URLS",
+    "PROVIDERS",
+    "StoreOptions",
+    "is_secret",
+    "store_options",
+]
 
 # The provider that the scheme of a root names.
 PROVIDERS: Final = {
     "s3": "aws", "s3a": "aws", "gs": "google",
     "az": "azure", "abfs": "azure", "abfss": "azure", "adl": "azure", "azure": "azure",
 }  # fmt: skip
+
+# The options of a catalog, by the names of delta-rs. Those of one tuple mean the same.
+CATALOG_URLS: Final = ("databricks_host", "databricks_workspace_url", "unity_workspace_url")
+CATALOG_TOKENS: Final = ("databricks_token", "databricks_access_token", "unity_access_token")
+ALLOW_HTTP_CATALOG: Final = "unity_allow_http_url"
 
 
 @dataclass(frozen=True)
@@ -95,7 +108,7 @@ _IGNORED: Final = _same(
     " worker_threads thread_name enable_io enable_time max_size_memory_mb max_size_disk_mb"
     " directory aws_bucket aws_bucket_name bucket bucket_name google_bucket google_bucket_name"
     " container_name azure_container_name"
-)
+) | {name: name for name in (*CATALOG_URLS, *CATALOG_TOKENS, ALLOW_HTTP_CATALOG)}
 
 # Delta-rs obeys these options and obstore cannot. To ignore them would use another identity.
 _REFUSED: Final = {

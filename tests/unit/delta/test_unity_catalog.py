@@ -1,0 +1,327 @@
+"""Volumes and tables of a Unity Catalog: names, options, credentials and their renewal."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support.catalog import TOKEN, CatalogStandIn, keys, volume
+
+from spark_mq import Queue
+from spark_mq.delta.object_store import ObjectStore, absolute_path
+from spark_mq.delta.storage_options import is_secret, store_options
+from spark_mq.delta.unity_catalog import VendedCredentials, catalog_server, locate
+from spark_mq.errors import InvalidOption, StorageError
+
+FILES = "uc://main.app.files/queues/orders"
+
+
+@pytest.fixture
+def catalog() -> Iterator[CatalogStandIn]:
+    running = CatalogStandIn()
+    yield running
+    running.close()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+# -- names and options ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["uc://", "uc://main", "uc://main.app", "uc://main.app.a.b/q", "uc:///main.app.files",
+     "uc://main/app/files", "uc://main.app. /q", "uc://.app.files"],
+)  # fmt: skip
+def test_a_path_that_names_no_volume_is_refused(path: str) -> None:
+    with pytest.raises(InvalidOption, match=r"uc://catalog\.schema\.volume/folder"):
+        absolute_path(path)
+
+
+@pytest.mark.parametrize("path", ["uc://main.app.files/a?b", "uc://main.app.files/a/../b"])
+def test_a_folder_of_a_volume_obeys_the_rules_of_every_root(path: str) -> None:
+    with pytest.raises(InvalidOption, match="must not have"):
+        absolute_path(path)
+
+
+def test_a_name_in_a_catalog_stays_as_it_is() -> None:
+    assert absolute_path(f"{FILES}/") == FILES
+
+
+def test_a_catalog_must_be_named(catalog: CatalogStandIn) -> None:
+    with pytest.raises(InvalidOption, match="databricks_host and databricks_token") as caught:
+        catalog_server({}, {}, FILES)
+    assert caught.value.option == "databricks_host"
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "url", "token"),
+    [
+        ({"databricks_host": "w.example"}, {}, "https://w.example", None),
+        ({"DATABRICKS_HOST": "w.example"}, {"DATABRICKS_TOKEN": "t"}, "https://w.example", "t"),
+        ({}, {"UNITY_WORKSPACE_URL": "https://w/", "UNITY_ACCESS_TOKEN": "t"}, "https://w", "t"),
+        ({"unity_workspace_url": "https://a"}, {"DATABRICKS_HOST": "b"}, "https://a", None),
+        ({"databricks_workspace_url": "https://w/api/2.1/unity-catalog"}, {}, "https://w", None),
+        ({"databricks_host": "https://w.example/?o=12"}, {}, "https://w.example", None),
+        ({"databricks_host": "http://localhost:8080"}, {}, "http://localhost:8080", None),
+        (
+            {"databricks_host": "http://uc:8080", "unity_allow_http_url": "true"},
+            {},
+            "http://uc:8080",
+            None,
+        ),
+    ],
+)
+def test_the_options_of_delta_rs_name_the_catalog(
+    options: dict[str, str], environment: dict[str, str], url: str, token: str | None
+) -> None:
+    server = catalog_server(options, environment, FILES)
+    assert (server.url, server.token) == (url, token)
+
+
+@pytest.mark.parametrize("url", ["http://uc.example:8080", "ftp://uc.example"])
+def test_a_token_goes_over_no_open_connection(url: str) -> None:
+    with pytest.raises(InvalidOption, match="unity_allow_http_url=true"):
+        catalog_server({"databricks_host": url, "databricks_token": TOKEN}, {}, FILES)
+
+
+def test_one_mapping_serves_a_catalog_and_other_stores() -> None:
+    options = {"databricks_host": "https://w", "DATABRICKS_TOKEN": "t", "aws_region": "eu-west-1"}
+    assert store_options("s3", options).config == {"region": "eu-west-1"}
+    assert is_secret("databricks_token")
+    assert is_secret("UNITY_ACCESS_TOKEN")
+
+
+# -- what the catalog says -----------------------------------------------------------------------
+
+
+def test_a_folder_of_a_volume_is_found_with_credentials_to_write(catalog: CatalogStandIn) -> None:
+    found = locate(FILES, catalog.options, {})
+    assert found.url == "s3://bucket/files/queues/orders"
+    assert found.credentials() == {
+        "access_key_id": "one-id",
+        "secret_access_key": "one-secret-key",
+        "token": "one-session-token",
+        "expires_at": None,
+    }
+    assert catalog.asked == [
+        ("/volumes/main.app.files", None),
+        ("/temporary-volume-credentials", {"volume_id": "v-1", "operation": "WRITE_VOLUME"}),
+    ]
+
+
+def test_the_tables_of_a_queue_share_one_answer(catalog: CatalogStandIn) -> None:
+    for name in ("messages", "leases", "history"):
+        locate(f"{FILES}/{name}", catalog.options, {})
+    assert len(catalog.asked) == 2
+
+
+def test_an_external_table_is_found(catalog: CatalogStandIn) -> None:
+    found = locate("uc://main.app.queue", catalog.options, {})
+    assert (found.url, found.credentials()["access_key_id"]) == ("s3://b/q", "two-id")
+    body = {"table_id": "t-1", "operation": "READ_WRITE"}
+    assert catalog.asked[-1] == ("/temporary-table-credentials", body)
+
+
+def test_a_sas_token_is_taken_for_azure(catalog: CatalogStandIn) -> None:
+    place = "abfss://c@account.dfs.core.windows.net/files"
+    catalog.answers["/volumes/main.app.files"] = 200, volume(storage_location=place)
+    sas = {"azure_user_delegation_sas": {"sas_token": "sig=x"}, "aws_temp_credentials": None}
+    catalog.answers["/temporary-volume-credentials"] = 200, {**sas, "expiration_time": 0}
+    found = locate(FILES, catalog.options, {})
+    assert found.url == f"{place}/queues/orders"
+    assert found.credentials() == {"sas_token": "sig=x", "expires_at": None}
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ({"volume_type": "MANAGED"}, "volume of the type MANAGED.*Use an external volume"),
+        ({"storage_location": "file:///tmp/x"}, "its files are at file:///tmp/x"),
+        ({"storage_location": "hdfs://n/x"}, "its files are at hdfs://n/x"),
+        ({"storage_location": "gs://b/x"}, "its files are at gs://b/x.*Use that path"),
+    ],
+)
+def test_a_volume_that_cannot_hold_a_queue_is_refused_with_the_reason(
+    catalog: CatalogStandIn, answer: dict[str, str], said: str
+) -> None:
+    catalog.answers["/volumes/main.app.files"] = 200, volume(**answer)
+    with pytest.raises(InvalidOption, match=said):
+        Queue.open(FILES, storage_options=catalog.options)
+
+
+def test_a_managed_table_is_refused_with_the_reason(catalog: CatalogStandIn) -> None:
+    catalog.answers["/tables/main.app.queue"][1]["table_type"] = "MANAGED"
+    with pytest.raises(InvalidOption, match=r"table of the type MANAGED.*Use an external table"):
+        Queue.open("uc://main.app.queue", storage_options=catalog.options)
+
+
+def test_an_unknown_name_is_refused(catalog: CatalogStandIn) -> None:
+    with pytest.raises(InvalidOption, match="no volume or table of this name"):
+        Queue.open("uc://main.app.nothing/q", storage_options=catalog.options)
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (403, "answered 403: no way.*WRITE VOLUME"),
+        (404, "answered 404: no way.*WRITE VOLUME"),
+        (500, "answered 500: no way.*Retry"),
+    ],
+)
+def test_a_refusal_is_passed_on_with_advice(
+    catalog: CatalogStandIn, status: int, said: str
+) -> None:
+    answer = {"error_code": "X", "message": f"no way\n{TOKEN}"}
+    catalog.answers["/temporary-volume-credentials"] = status, answer
+    with pytest.raises(StorageError, match=said) as caught:
+        Queue.open(FILES, storage_options=catalog.options)
+    assert caught.value.landed is False
+    assert TOKEN not in str(caught.value)
+
+
+def test_a_wrong_token_is_named_and_not_shown(catalog: CatalogStandIn) -> None:
+    options = {**catalog.options, "databricks_token": "expired-token"}
+    with pytest.raises(StorageError, match=r"answered 401.*has expired.*databricks_token") as seen:
+        Queue.open(FILES, storage_options=options)
+    shown: BaseException | None = seen.value
+    while shown is not None:
+        assert "expired-token" not in f"{shown!r}{shown}"
+        shown = shown.__cause__ or shown.__context__
+
+
+def test_a_catalog_that_is_down_is_a_store_out_of_reach() -> None:
+    gone = CatalogStandIn()
+    gone.close()
+    with pytest.raises(StorageError, match=r"gave no answer.*Retry"):
+        Queue.open(FILES, storage_options=gone.options)
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b""])
+def test_an_answer_that_is_no_catalogs_is_named(catalog: CatalogStandIn, body: bytes) -> None:
+    catalog.answers["/volumes/main.app.files"] = 200, body
+    with pytest.raises((StorageError, InvalidOption), match=r"gave no answer|type None"):
+        Queue.open(FILES, storage_options=catalog.options)
+
+
+def test_the_token_follows_no_redirect(catalog: CatalogStandIn) -> None:
+    other = CatalogStandIn()
+    try:
+        catalog.answers["/volumes/main.app.files"] = 302, f"{other.url}/stolen".encode()
+        with pytest.raises(StorageError, match="answered 302"):
+            Queue.open(FILES, storage_options=catalog.options)
+        assert other.asked == []
+    finally:
+        other.close()
+
+
+def test_credentials_of_an_unknown_kind_are_named(catalog: CatalogStandIn) -> None:
+    catalog.answers["/temporary-volume-credentials"] = (
+        200,
+        {"gcp_oauth_token": {"oauth_token": "x"}},
+    )
+    with pytest.raises(StorageError, match="gave gcp_oauth_token"):
+        Queue.open(FILES, storage_options=catalog.options)
+
+
+def test_no_text_of_a_handle_has_the_token(catalog: CatalogStandIn) -> None:
+    store = ObjectStore(FILES, {**catalog.options, "aws_region": "eu-west-1"})
+    shown = f"{store!r}{catalog_server(catalog.options, {}, FILES)!r}"
+    assert TOKEN not in shown
+    assert "secret-key" not in shown
+
+
+# -- renewal -------------------------------------------------------------------------------------
+
+
+class Answers:
+    """Gives each time new credentials that are valid for some seconds, or fails."""
+
+    def __init__(self, clock: Clock, life: float) -> None:
+        self.clock, self.life, self.count, self.failure = clock, life, 0, None
+        self.during: Callable[[], object] = lambda: None
+
+    failure: OSError | None
+
+    def __call__(self) -> dict[str, Any]:
+        self.during()
+        if self.failure is not None:
+            raise self.failure
+        self.count += 1
+        return keys(f"k{self.count}", self.clock.now + self.life)
+
+
+@pytest.mark.parametrize(("life", "left"), [(3600, 300), (900, 300), (60, 30)])
+def test_credentials_are_renewed_before_they_expire(life: float, left: float) -> None:
+    clock = Clock()
+    credentials = VendedCredentials("uc://c.s.v", "aws", ask := Answers(clock, life), clock)
+    assert credentials()["access_key_id"] == "k1-id"
+    clock.now += life - left - 1
+    assert credentials()["access_key_id"] == "k1-id"
+    clock.now += 1
+    assert credentials()["access_key_id"] == "k2-id"
+    assert ask.count == 2
+
+
+def test_a_catalog_that_is_down_stops_nobody_while_credentials_are_valid(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = Clock()
+    credentials = VendedCredentials("uc://c.s.v", "aws", ask := Answers(clock, 3600), clock)
+    credentials()
+    ask.failure = ConnectionError("down")
+    clock.now += 3400
+    with caplog.at_level(logging.WARNING):
+        for _ in range(5):
+            assert credentials()["access_key_id"] == "k1-id"
+    assert len(caplog.records) == 1, "it waits before it asks again"
+    assert "valid for 200 s more: down" in caplog.text
+    assert "secret-key" not in caplog.text
+    clock.now += 200
+    with pytest.raises(ConnectionError, match="down"):
+        credentials()
+    ask.failure = None
+    assert credentials()["access_key_id"] == "k2-id"
+
+
+def test_no_thread_waits_for_a_renewal_while_credentials_are_valid() -> None:
+    clock = Clock()
+    credentials = VendedCredentials("uc://c.s.v", "aws", ask := Answers(clock, 3600), clock)
+    credentials()
+    clock.now += 3400
+    inside, go = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        inside.set()
+        assert go.wait(30)
+
+    ask.during = pause
+    other = threading.Thread(target=credentials)
+    other.start()
+    assert inside.wait(30)
+    assert credentials()["access_key_id"] == "k1-id"
+    go.set()
+    other.join()
+    assert credentials()["access_key_id"] == "k2-id"
+    assert ask.count == 2
+
+
+def test_threads_that_need_the_first_credentials_ask_once() -> None:
+    clock = Clock()
+    ask = Answers(clock, 3600)
+    credentials = VendedCredentials("uc://c.s.v", "aws", ask, clock)
+    threads = [threading.Thread(target=credentials) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ask.count == 1
