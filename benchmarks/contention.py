@@ -124,7 +124,7 @@ def run(
         ]
         for process in running:
             process.start()
-        begin.wait(60)
+        begin.wait(300)
         start, requests = time.perf_counter(), asked()
         time.sleep(seconds)
         stop.set()
