@@ -51,7 +51,7 @@ class Image:
 
     def run(self, *words: str) -> str:
         done = subprocess.run(
-            self.arguments(*words), capture_output=True, text=True, timeout=120, check=False
+            self.arguments(*words), capture_output=True, text=True, timeout=600, check=False
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -83,7 +83,7 @@ def image(tmp_path: Path) -> Iterator[Image]:
         subprocess.run([*engine, "rm", "--force", name], capture_output=True, check=False)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -107,7 +107,7 @@ def test_a_worker_that_is_stopped_finishes_what_it_handles(image: Image) -> None
     )  # fmt: skip
     wait_for((image.folder / "started").exists)
     image.stop("spark-mq-test-worker", seconds=30)
-    out, _ = worker.communicate(timeout=30)
+    out, _ = worker.communicate(timeout=120)
     assert worker.returncode == 0, out
     stats = Queue.open(str(image.folder / "orders")).group("billing").stats()
     assert (stats.acked, stats.leased) == (2, 0)
@@ -132,7 +132,7 @@ def test_the_page_answers_and_ends_after_sigterm(image: Image) -> None:
 
     wait_for(answers)
     image.stop("spark-mq-test-web", seconds=20)
-    out, _ = page.communicate(timeout=30)
+    out, _ = page.communicate(timeout=120)
     assert page.returncode == 0, out
 
 
