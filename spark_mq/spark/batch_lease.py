@@ -151,7 +151,7 @@ class BatchLease:
         The rows and columns are those of the source, without the query's own changes, and in no
         order. Messages that are already settled are left out, except with ``ack="on_receive"``.
         Spark does not count them as input rows. If `batch` has the columns ``data`` and
-        ``data_error`` of ``valueSchema``, the values are parsed again.
+        ``data_error`` of ``valueSchema`` or ``valueFormat``, the values are parsed again.
 
         Spark must be able to read the object store by its own settings, because the source's
         ``storageOptions.*`` do not reach it. If a file has an unusual name or other column types,
@@ -187,7 +187,7 @@ class BatchLease:
         if rows is None:
             return self._batch
         schema = self._batch.schema
-        return with_data(rows, schema["data"].dataType) if is_parsed(schema) else rows
+        return with_data(rows, schema["data"]) if is_parsed(schema) else rows
 
     def _held(self) -> list[list[Range]]:
         return [

@@ -107,12 +107,12 @@ def for_each_batch(
         columns between the source and foreachBatch. Rows, columns, types and order are the same,
         and large batches are faster, because no byte goes through Python. "python": always by the
         source's tasks. With "spark", they still read small batches, unions of streams, leases in
-        many files and ordered groups. So they do with ``minPartitions`` or ``valueSchema``, for
-        stores that Spark cannot read, and over Spark Connect. Default: "spark".
+        many files and ordered groups. So they do with ``minPartitions``, ``valueSchema`` or
+        ``valueFormat``, for stores that Spark cannot read, and over Connect. Default: "spark".
     invalid
-        What happens to values that do not fit the source's ``valueSchema``. "keep": `process` gets
-        them, with ``data_error``. "reject": they become dead letters with that reason before
-        `process` is called. Default: "keep".
+        What happens to values that do not fit the source's ``valueSchema`` or ``valueFormat``.
+        "keep": `process` gets them, with ``data_error``. "reject": they become dead letters with
+        that reason before `process` is called. Default: "keep".
 
     Returns
     -------

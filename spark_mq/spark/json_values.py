@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 
-from spark_mq.spark.schema import DATA_COLUMNS, data_fields
+from spark_mq.spark.schema import DATA_COLUMNS, data_fields, format_of
 from spark_mq.util.clock import EARLIEST, LATEST
 
 if TYPE_CHECKING:
@@ -90,15 +90,19 @@ def is_parsed(schema: t.StructType) -> bool:
     )
 
 
-def with_data(rows: DataFrame, kind: t.DataType) -> DataFrame:
-    """Return rows with ``data`` and ``data_error`` of their column ``value``."""
+def with_data(rows: DataFrame, data: t.StructField) -> DataFrame:
+    """Return rows with ``data``, as a read has this column, and ``data_error``."""
     from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
 
+    kind, value_format = data.dataType, format_of(data)
     both = t.StructType(data_fields(kind))
 
     def parse(values: pa.Array) -> pa.Array:
+        from spark_mq.spark.value_formats import FormatParser
+
         fields = list(to_arrow_schema(both, timezone="UTC"))
-        columns = JsonParser(kind).parse(values.to_pylist())
+        parser = JsonParser(kind) if value_format is None else FormatParser(value_format)
+        columns = parser.parse(values.to_pylist())
         return pa.StructArray.from_arrays(columns, fields=fields)
 
     parsed = rows.withColumn("_parsed", arrow_udf(parse, both)("value"))

@@ -53,6 +53,7 @@ READ_OPTIONS: Final = (
     "pollInterval",
     "idlePollInterval",
     "valueSchema",
+    "valueFormat",
 )
 WRITE_OPTIONS: Final = ("path", *PRODUCER_OPTIONS)
 # Spark passes these options of its own on to a source or sink.
@@ -81,6 +82,7 @@ class ReadOptions:
     poll: int = SECOND // 20
     idle_poll: int = SECOND // 10
     value_schema: DataType | None = None
+    value_format: str | None = None  # and value_schema is its type
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
@@ -105,7 +107,8 @@ class ReadOptions:
             ),
             poll=poll,
             idle_poll=idle_poll,
-            value_schema=parse_value_schema(own["valueschema"]) if "valueschema" in own else None,
+            value_schema=_value_schema(own),
+            value_format=own.get("valueformat"),
         )
 
     def open(self) -> list[GroupLedger]:
@@ -138,6 +141,21 @@ class WriteOptions:
     def open(self) -> QueueContext:
         """Open the queue. Raise NotAQueue."""
         return open_context(absolute_path(self.path), self.storage_options)
+
+
+def _value_schema(own: Mapping[str, str]) -> DataType | None:
+    """Return the type of the column ``data``, if values are to be parsed."""
+    if "valueformat" in own:
+        if "valueschema" in own:
+            raise InvalidOption(
+                "valueSchema is for JSON, and valueFormat has its own schema: give one of them",
+                option="valueSchema",
+                value=own["valueschema"],
+            )
+        from spark_mq.spark.value_formats import FormatParser
+
+        return FormatParser(own["valueformat"]).kind
+    return parse_value_schema(own["valueschema"]) if "valueschema" in own else None
 
 
 def _stream_options(own: Mapping[str, str]) -> StreamOptions:

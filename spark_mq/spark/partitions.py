@@ -19,6 +19,7 @@ from spark_mq.spark.schema import DATA_COLUMNS, PAYLOAD_COLUMNS, arrow_schema
 
 if TYPE_CHECKING:
     from spark_mq.spark.json_values import JsonParser
+    from spark_mq.spark.value_formats import FormatParser
     from spark_mq.streaming.lanes import LaneRuns
 
 __all__ = ["QueuePlan", "SlicePartition", "cut", "cut_all", "read"]
@@ -103,11 +104,13 @@ def _divide(pieces: Iterable[Piece], shares: Iterator[int]) -> Iterator[list[Pie
         yield part
 
 
-def read(partition: InputPartition, schema: StructType) -> Iterator[pa.RecordBatch]:
+def read(
+    partition: InputPartition, schema: StructType, value_format: str | None = None
+) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a partition, in the columns of `schema`."""
     if not isinstance(partition, SlicePartition):  # Spark's own, for a batch without slices
         return
-    wanted, parser = arrow_schema(schema), _parser(schema)
+    wanted, parser = arrow_schema(schema), _parser(schema, value_format)
     stored = wanted if parser is None else _without_data(wanted)
     payload = [name for name in stored.names if name in PAYLOAD_COLUMNS]
     reader = MessageReader(
@@ -122,10 +125,14 @@ def read(partition: InputPartition, schema: StructType) -> Iterator[pa.RecordBat
         yield from table.to_batches()
 
 
-def _parser(schema: StructType) -> JsonParser | None:
+def _parser(schema: StructType, value_format: str | None) -> JsonParser | FormatParser | None:
     """Return the parser of the column ``data``, if the schema has it."""
     if "data" not in schema.names:
         return None
+    if value_format is not None:
+        from spark_mq.spark.value_formats import FormatParser
+
+        return FormatParser(value_format)
     from spark_mq.spark.json_values import JsonParser
 
     return JsonParser(schema["data"].dataType)
@@ -137,7 +144,7 @@ def _without_data(wanted: pa.Schema) -> pa.Schema:
     return pa.schema([*kept, pa.field("value", pa.binary())])
 
 
-def _with_data(table: pa.Table, parser: JsonParser, wanted: pa.Schema) -> pa.Table:
+def _with_data(table: pa.Table, parser: JsonParser | FormatParser, wanted: pa.Schema) -> pa.Table:
     data, errors = parser.parse(table["value"].to_pylist())
     parsed = dict(zip(DATA_COLUMNS, (data, errors), strict=True))
     columns = [parsed.get(field.name) for field in wanted]

@@ -25,13 +25,15 @@ __all__ = [
     "arrow_schema",
     "check_projection",
     "data_fields",
+    "format_of",
     "parse_value_schema",
     "read_schema",
 ]
 
 
-DATA_COLUMNS: Final = ("data", "data_error")  # that valueSchema adds to a read
+DATA_COLUMNS: Final = ("data", "data_error")  # that valueSchema and valueFormat add to a read
 _OPTION: Final = "valueSchema"
+_FORMAT_OPTION: Final = "valueFormat"
 _TOKEN: Final = re.compile(
     r"\s*(?:(?P<word>[^\W\d]\w*)|(?P<quoted>`(?:[^`]|``)+`)|(?P<number>\d+)"
     r"|(?P<text>'[^']*'|\"[^\"]*\")|(?P<sign>[<>(),:]))"
@@ -63,9 +65,16 @@ _MAX_PRECISION: Final = 38
 T = TypeVar("T")
 
 
-def data_fields(kind: t.DataType) -> list[t.StructField]:
-    """Return the columns that a schema of values adds to a read."""
-    return [t.StructField("data", kind), t.StructField("data_error", t.StringType())]
+def data_fields(kind: t.DataType, value_format: str | None = None) -> list[t.StructField]:
+    """Return the columns that a schema of values adds to a read. The first keeps their format."""
+    kept = None if value_format is None else {_FORMAT_OPTION: value_format}
+    return [t.StructField("data", kind, True, kept), t.StructField("data_error", t.StringType())]
+
+
+def format_of(data: t.StructField) -> str | None:
+    """Return the option ``valueFormat`` of a read by its column ``data``, or None for JSON."""
+    found: str | None = data.metadata.get(_FORMAT_OPTION)
+    return found
 
 
 def parse_value_schema(text: str) -> t.DataType:
@@ -236,11 +245,13 @@ SEVERAL_SCHEMA: Final = t.StructType([*READ_SCHEMA.fields, t.StructField("queue"
 PAYLOAD_COLUMNS: Final = frozenset(FILE_SCHEMA.names)
 
 
-def read_schema(several: bool, value_schema: t.DataType | None) -> t.StructType:
+def read_schema(
+    several: bool, value_schema: t.DataType | None, value_format: str | None = None
+) -> t.StructType:
     schema = SEVERAL_SCHEMA if several else READ_SCHEMA
     if value_schema is None:
         return schema
-    return t.StructType(schema.fields + data_fields(value_schema))
+    return t.StructType(schema.fields + data_fields(value_schema, value_format))
 
 
 def arrow_schema(schema: t.StructType) -> pa.Schema:
@@ -254,7 +265,8 @@ def check_projection(
     known = {f.name: f.dataType for f in read_schema(several, value_schema).fields}
     for wanted in schema.fields:
         if wanted.name not in known:
-            fix = ". The option valueSchema adds it" if wanted.name in DATA_COLUMNS else ""
+            adds = ". The option valueSchema adds it, or valueFormat"
+            fix = adds if wanted.name in DATA_COLUMNS else ""
             raise InvalidSchema(
                 f"there is no column {wanted.name!r} to read. Choose from {', '.join(known)}{fix}",
                 column=wanted.name,

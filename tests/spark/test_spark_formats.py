@@ -1,0 +1,65 @@
+"""Values of Avro and Protobuf: what a stream and a look return, and what becomes of others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.formats import ORDER, ORDER_VALUE, order_class
+from support.harness import Stream
+
+from spark_mq import Message, Queue
+from spark_mq.formats import Avro, Confluent, Protobuf
+
+AVRO = Avro(ORDER)
+BAD = b"\x02"
+
+
+def test_a_stream_gets_values_and_rejects_others_with_the_reason(
+    spark: Any, queue: Queue, stream: Stream
+) -> None:
+    framed = Confluent(AVRO, 7)
+    queue.publish([Message.encode({**ORDER_VALUE, "id": n}, framed) for n in (1, 2)] + [BAD])
+    stream.options["valueFormat"] = framed.option
+    seen: list[Any] = []
+
+    def process(batch: Any, lease: Any) -> None:
+        seen.extend(row.data.asDict(recursive=True) for row in batch.orderBy("sequence").collect())
+        again = lease.read().where("data_error IS NULL").orderBy("sequence")
+        seen.extend(row.data.id for row in again.collect())
+
+    stream.run(stream.group.for_each_batch(process, on_error="raise", invalid="reject"))
+    assert seen == [ORDER_VALUE, {**ORDER_VALUE, "id": 2}, 1, 2]
+    assert (stream.group.stats().acked, stream.group.stats().dead) == (2, 1)
+    queue.sweep()
+    letters = queue.redrive(dry_run=True).table
+    assert letters["value"].to_pylist() == [BAD]
+    reason = "no Confluent header: a zero byte and 4 bytes of a schema id"
+    assert letters["error"].to_pylist() == [reason]
+
+
+def test_a_look_returns_protobuf_and_a_narrower_schema(spark: Any, queue: Queue) -> None:
+    order = order_class()
+    one = Protobuf(order)
+    queue.publish([Message.encode(order(id=7, state=1, counts={"a": 2}), one), b"\xff"])
+    reader = spark.read.format("spark_mq").option("valueFormat", one.option)
+    rows = reader.load(queue.path).orderBy("sequence").select("data", "data_error").collect()
+    assert rows[0].data.asDict(recursive=True) == {
+        "id": 7, "customer": None, "items": [], "state": "PAID", "counts": {"a": 2}, "total": 0,
+        "blob": bytearray(),
+    }  # fmt: skip
+    assert (rows[1].data, rows[1].data_error) == (
+        None,
+        "no Protobuf of shop.Order: the bytes are damaged",
+    )
+    kind = reader.load(queue.path).schema["data"].dataType.simpleString()
+    narrow = reader.schema(f"data {kind}").load(queue.path)
+    assert narrow.where("data.id = 7").count() == 1
+
+
+def test_a_wrong_format_is_refused_before_the_query_starts(spark: Any, queue: Queue) -> None:
+    reader = spark.readStream.format("spark_mq")
+    with pytest.raises(Exception, match="valueFormat='avro' is no format"):
+        reader.option("valueFormat", "avro").load(queue.path)
+    with pytest.raises(Exception, match="give one of them"):
+        reader.option("valueFormat", AVRO.option).option("valueSchema", "id INT").load(queue.path)

@@ -1,0 +1,170 @@
+"""Values of Avro and Protobuf as Arrow columns of Spark's types."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import types as t
+from support.formats import ORDER, ORDER_VALUE, order_class
+
+from spark_mq.errors import InvalidOption
+from spark_mq.formats import Avro, Confluent, Protobuf
+from spark_mq.spark.value_formats import FormatParser
+
+
+def record(*fields: tuple[str, Any]) -> dict[str, Any]:
+    named = [{"name": name, "type": kind} for name, kind in fields]
+    return {"type": "record", "name": "R", "fields": named}
+
+
+def logical(kind: str, name: str, **more: Any) -> dict[str, Any]:
+    return {"type": kind, "logicalType": name, **more}
+
+
+ALL = record(
+    ("flag", "boolean"),
+    ("small", "int"),
+    ("ratio", "float"),
+    ("raw", "bytes"),
+    ("hash", {"type": "fixed", "name": "H", "size": 2}),
+    ("state", {"type": "enum", "name": "E", "symbols": ["NEW", "PAID"]}),
+    ("day", logical("int", "date")),
+    ("at", logical("long", "timestamp-millis")),
+    ("exact", logical("long", "timestamp-micros")),
+    ("local", logical("long", "local-timestamp-micros")),
+    ("price", logical("bytes", "decimal", precision=9, scale=2)),
+    ("ref", logical("string", "uuid")),
+    ("counts", {"type": "map", "values": ["null", logical("string", "uuid")]}),
+    ("again", {"type": "array", "items": ["null", "H"]}),
+    ("other", ["null", "E"]),
+)
+REF = UUID(int=7)
+ALL_VALUE: dict[str, Any] = {
+    "flag": True,
+    "small": -(2**31),
+    "ratio": 0.5,
+    "raw": b"\xff",
+    "hash": b"ab",
+    "state": "PAID",
+    "day": date(1969, 12, 31),
+    "at": datetime(2026, 1, 31, 12, tzinfo=UTC),
+    "exact": datetime(1, 1, 1, 0, 0, 0, 1, tzinfo=UTC),
+    "local": datetime(2026, 1, 31, 12, 0, 0, 7),
+    "price": Decimal("-1234567.89"),
+    "ref": REF,
+    "counts": {"a": REF, "b": None},
+    "again": [b"cd", None],
+    "other": None,
+}
+
+
+def test_all_types_of_avro() -> None:
+    avro = Avro(ALL)
+    parser = FormatParser(avro.option)
+    assert parser.kind.simpleString() == (
+        "struct<flag:boolean,small:int,ratio:float,raw:binary,hash:binary,state:string,day:date,"
+        "at:timestamp,exact:timestamp,local:timestamp_ntz,price:decimal(9,2),ref:string,"
+        "counts:map<string,string>,again:array<binary>,other:string>"
+    )
+    assert isinstance(parser.kind, t.StructType)
+    nullable = [field.name for field in parser.kind.fields if field.nullable]
+    assert nullable == ["other"]
+    data, errors = parser.parse([avro.encode(ALL_VALUE), None])
+    expected = {
+        **ALL_VALUE,
+        "ref": str(REF),
+        "counts": [("a", str(REF)), ("b", None)],
+    }
+    assert data.to_pylist() == [expected, None]
+    assert errors.to_pylist() == [None, "the value is null"]
+
+
+def test_protobuf_has_defaults_and_nulls_by_presence() -> None:
+    order = order_class()
+    parser = FormatParser(Protobuf(order).option)
+    assert parser.kind.simpleString() == (
+        "struct<id:bigint,customer:string,items:array<struct<sku:string,price:double>>,"
+        "state:string,counts:map<string,int>,total:decimal(20,0),blob:binary>"
+    )
+    full = order(id=1, customer="Zoë", items=[{"sku": "a", "price": 2.5}], state=1)
+    full.counts["x"], full.total, full.blob = 3, 2**64 - 1, b"\xff"
+    newer = b"\x20\x09"  # state 9, which this schema lacks
+    data, errors = parser.parse([full.SerializeToString(), b"", newer, b"\xff"])
+    empty = {"id": 0, "customer": None, "items": [], "state": "NEW", "counts": [],
+             "total": Decimal(0), "blob": b""}  # fmt: skip
+    assert data.to_pylist() == [
+        {"id": 1, "customer": "Zoë", "items": [{"sku": "a", "price": 2.5}], "state": "PAID",
+         "counts": [("x", 3)], "total": Decimal(2**64 - 1), "blob": b"\xff"},
+        empty,
+        {**empty, "state": "9"},
+        None,
+    ]  # fmt: skip
+    assert errors.to_pylist() == [None] * 3 + ["no Protobuf of shop.Order: the bytes are damaged"]
+
+
+def test_protobufs_timestamp_is_one() -> None:
+    from google.protobuf.timestamp_pb2 import Timestamp
+
+    parser = FormatParser(Protobuf(Timestamp).option)
+    stamps = [Timestamp(seconds=-1, nanos=5_000), Timestamp(seconds=2**62)]
+    data, errors = parser.parse([one.SerializeToString() for one in stamps])
+    assert data.to_pylist() == [datetime(1969, 12, 31, 23, 59, 59, 5, UTC), None]
+    assert errors.to_pylist() == [None, "a number, text or time is out of the range of its type"]
+
+
+def test_a_value_that_a_column_cannot_hold_spoils_no_other() -> None:
+    parser = FormatParser(Avro('"int"').option)
+    long = Avro('"long"')
+    data, errors = parser.parse([long.encode(1), long.encode(2**40), b"", long.encode(2)])
+    assert data.to_pylist() == [1, None, None, 2]
+    assert errors.to_pylist() == [
+        None,
+        "a number, text or time is out of the range of its type",
+        "no Avro of int: it ends early",
+        None,
+    ]
+
+
+def test_ids_of_schemas_are_looked_up_in_the_mapping() -> None:
+    old = record(("id", "int"))
+    new = record(("id", "long"), ("name", ["null", "string"]))
+    new["fields"][1]["default"] = None
+    parser = FormatParser(Confluent(Avro(new), 9, {7: old}).option)
+    payloads = [b"\0\0\0\0\x07\x02", Confluent(Avro(new), 9).encode({"id": 2, "name": "a"}),
+                b"\0\0\0\0\x08\x02", b"\x02"]  # fmt: skip
+    data, errors = parser.parse(payloads)
+    assert data.to_pylist() == [{"id": 1, "name": None}, {"id": 2, "name": "a"}, None, None]
+    assert errors.to_pylist() == [
+        None,
+        None,
+        "schema 8 is not among the given ones: add it to schemas",
+        "no Confluent header: a zero byte and 4 bytes of a schema id",
+    ]
+
+
+@given(st.lists(st.binary(max_size=40)))
+def test_any_bytes_give_data_or_an_error(payloads: list[bytes]) -> None:
+    for one in (Avro(ALL), Avro(ORDER), Protobuf(order_class()), Confluent(Avro(ORDER), 7)):
+        valid = one.encode(ORDER_VALUE) if "Order" in one.option and "avro" in one.option else b""
+        data, errors = FormatParser(one.option).parse([*payloads, valid])
+        for found, error in zip(data.to_pylist(), errors.to_pylist(), strict=True):
+            assert (found is None) == (error is not None)
+
+
+def test_what_has_no_type_in_spark_is_refused() -> None:
+    cases = [
+        (Avro('["int", "string"]'), "a union of several types"),
+        (Avro(record(("at", logical("int", "time-millis")))), "time-millis"),
+        (Avro(logical("bytes", "decimal", precision=39)), "a decimal of 39 digits"),
+        (Avro('"null"'), "the type null"),
+        (Protobuf(order_class("shop.Tree")), "shop.Tree, which contains itself"),
+    ]
+    for one, text in cases:
+        with pytest.raises(InvalidOption, match=f"valueFormat has .*{text}"):
+            FormatParser(one.option)
