@@ -20,7 +20,7 @@ from spark_mq.errors import CommitConflict, GroupNotFound, InvalidOption, Storag
 from spark_mq.ledger.acquire import Acquire, Grant, SettleLost
 from spark_mq.ledger.commands import View
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
-from spark_mq.ledger.ranges import Ledger, Range
+from spark_mq.ledger.ranges import SETTLED, Ledger, Range
 from spark_mq.ledger.schedule import next_due_at
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.stats import GroupStats, compute_stats, figures_of
@@ -86,7 +86,24 @@ class StreamSource:
     def initial(self) -> dict[str, Any]:
         """Return the offset before the first batch. Create the group if it does not exist."""
         self._check()
+        self._warn_settled_before()
         return {"batch": 0, "stream": str(uuid.uuid4())}
+
+    def _warn_settled_before(self) -> None:
+        """Warn that a new checkpoint does not get again what the group has settled."""
+        # Other sources begin again with a new checkpoint, and a full refresh relies on it.
+        ledger = self.ledger.ledger_in(self.ledger.snapshot())
+        settled = ledger.head.settled_count + ledger.count((SETTLED,))
+        if settled and ledger.head.counters:  # else the group only began at a later position
+            _log.warning(
+                "a new checkpoint begins in group %r of queue %s, which has already settled %d "
+                "messages. The stream does not get them again. If it must, as after a full refresh "
+                "of its table: stop it, run `spark-mq group seek %s --to-earliest --execute -q %s` "
+                "or group.seek('earliest'), and start it with a new checkpoint. Or read with "
+                "another consumerGroup",
+                *(self.ledger.name, self.ledger.queue_path, settled),
+                *(self.ledger.name, self.ledger.queue_path),
+            )
 
     def limit_to_current(self) -> None:
         """Lease only messages that are published and due now (Trigger.AvailableNow)."""

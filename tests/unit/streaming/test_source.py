@@ -64,6 +64,47 @@ def test_a_group_starts_where_its_first_stream_says(queue: Queue) -> None:
     source.stop()
 
 
+def test_a_new_checkpoint_warns_of_what_its_group_has_settled(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.publish(["stuck", "b", "c"])
+    first = Runner(queue)
+    plan = first.begun()
+    assert "already settled" not in caplog.text, "the group is new"
+    group = queue.group("g")
+    group.ack(plan.lease_id)
+    first.source.stop()
+    StreamSource(group_ledger_of(group), StreamOptions()).initial()
+    assert "already settled 3 messages" in caplog.text
+    assert f"group seek g --to-earliest --execute -q {queue.path}`" in caplog.text
+    caplog.clear()
+    group.seek("earliest")
+    StreamSource(group_ledger_of(group), StreamOptions()).initial()
+    assert not caplog.text, "all come again"
+
+
+def test_a_new_checkpoint_warns_of_messages_settled_after_an_unsettled_one(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.publish(["stuck", "b", "c"])
+    group = queue.group("g")
+    lease = group.lease("w", max_messages=3)
+    assert lease is not None
+    lease.ack([m.sequence for m in lease.messages][1:])
+    StreamSource(group_ledger_of(group), StreamOptions()).initial()
+    assert "already settled 2 messages" in caplog.text
+
+
+def test_a_new_checkpoint_does_not_warn_of_messages_before_the_start_of_its_group(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.publish(["old", "older"])
+    late = queue.group("g", start="latest")
+    for _ in range(2):
+        StreamSource(group_ledger_of(late), StreamOptions()).initial()
+    assert "already settled" not in caplog.text
+
+
 def test_an_empty_queue_offers_where_it_started(queue: Queue) -> None:
     runner = Runner(queue)
     assert not runner.offer()
