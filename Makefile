@@ -66,8 +66,9 @@ test: setup ## run the tests of daily work, all but those marked slow: at most 6
 
 # The installations come first: none may change .venv while a test runs.
 .PHONY: test-all
-test-all: setup .venv/.s3 .venv/connect/.installed .venv/release/.installed browser-if-there ## run all tests, and of test-s3, -cluster, -connect, -wheel, -release and -web the quick parts
-	@$(side_by_side) test-s3 test-cluster test-connect test-wheel test-release $$(test ! -e .venv/.browser || echo test-web) daily= SHORT=1
+test-all: setup stores-if-there .venv/connect/.installed .venv/release/.installed browser-if-there ## run all tests, and of test-stores, -cluster, -connect, -wheel, -release and -web the quick parts
+	@$(side_by_side) $$(test ! -e .venv/stores/fake-gcs-server || echo test-stores) \
+	  test-cluster test-connect test-wheel test-release $$(test ! -e .venv/.browser || echo test-web) daily= SHORT=1
 
 .PHONY: test-core
 test-core: setup-core ## the part of make test that needs no Spark; daily= adds the tests marked slow
@@ -117,19 +118,27 @@ soak: setup ## eight processes for hours under kills and outages: memory, descri
 .venv/stores/%: scripts/install-store | .venv/.installed
 	@sh scripts/install-store $*
 
-.venv/.s3: .venv/.installed
-	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[s3]'
-	@touch $@
-
 # The suites beside make test: the whole, or with SHORT=1 a quick part of one or two minutes.
 SHORT :=
 quick = $(if $(SHORT),-m "not slow")
 
-.PHONY: test-s3
-test-s3: setup .venv/.s3 ## run the storage, acceptance and Spark tests over an S3 endpoint on this machine, also one that fails; SHORT=1
-	@$(if $(SHORT),$(python) -m pytest --s3 --durations=10 tests/acceptance/test_processes.py)
-	@$(with_spark) $(python) -m pytest --s3 --durations=10 $(if $(SHORT),$(quick), \
-	  -k "s3 or processes" tests/storage tests/operations tests/maintenance tests/acceptance) tests/s3
+servers = .venv/stores/versitygw .venv/stores/azurite .venv/stores/fake-gcs-server
+STORES := versitygw azurite gcs
+# In short, all of tests/stores that is quick on one of them, and its files on the others.
+on_store = ($(with_spark) $(python) -m pytest --store=$1 --durations=10 $(if $(SHORT), \
+  -m "not slow" tests/stores$(if $(filter versitygw,$1),,/test_remote_files.py), \
+  tests/stores tests/storage tests/operations tests/maintenance tests/acceptance)) || failed="$$failed $1";
+
+.PHONY: test-stores
+test-stores: setup $(servers) ## run the storage, operations, maintenance, acceptance and Spark tests on servers of S3, Azure and GCS that fail; STORES=versitygw SHORT=1
+	@$(if $(SHORT),$(python) -m pytest --store=versitygw --durations=10 tests/acceptance/test_processes.py)
+	@failed=; $(foreach store,$(STORES),$(call on_store,$(store))) test -z "$$failed" || { echo "failed on$$failed"; exit 1; }
+
+# For make test-all, which installs no Go and no npm.
+.PHONY: stores-if-there
+stores-if-there: setup
+	@if command -v go >/dev/null && command -v npm >/dev/null; then $(MAKE) --no-print-directory $(servers); \
+	  else echo "test-stores is left out: it needs Go 1.26 and Node 20 with npm"; fi
 
 .PHONY: test-cluster
 test-cluster: setup ## run the tests on a Spark cluster of processes, whose executors are killed; SHORT=1

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -17,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from support.byte_store import byte_store
 from support.limits import limits
-from support.s3_endpoint import moto, storage_options
+from support.stores import SERVERS, RemoteStore
 
 from spark_mq.parquet.read_cache import row_groups
 
@@ -36,7 +37,7 @@ settings.register_profile("daily", settings.get_profile("default"), max_examples
 # After make setup-core there is no pyspark. These import it, or modules of spark_mq that do.
 NEED_PYSPARK = [
     *("cluster", "connect", "jobs", "notebooks", "spark", "unit/spark"),
-    *("model/test_dedup.py", "model/test_scenarios.py", "s3/test_spark_s3.py"),
+    *("model/test_dedup.py", "model/test_scenarios.py", "stores/test_spark_remote.py"),
     *("unit/test_fuzz.py", "unit/test_public_names.py"),
 ]
 collect_ignore = [] if find_spec("pyspark") else NEED_PYSPARK
@@ -74,7 +75,7 @@ def pytest_report_header() -> str:
 def _is_daily(config: pytest.Config) -> bool:
     elsewhere = any(
         config.getoption(name)
-        for name in ("--s3", "--cluster", "--connect", "--wheel", "--browser", "--release")
+        for name in ("--store", "--cluster", "--connect", "--wheel", "--browser", "--release")
     )
     return "not slow" in config.option.markexpr and not elsewhere
 
@@ -104,9 +105,9 @@ def pytest_terminal_summary(
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--s3",
-        action="store_true",
-        help="run tests that can on an S3 endpoint on this machine (moto), instead of local files",
+        "--store",
+        choices=tuple(SERVERS),
+        help="run the tests that can on this server of an object store, instead of local files",
     )
     parser.addoption(
         "--cluster", action="store_true", help="run the tests on a Spark cluster of processes"
@@ -137,18 +138,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Marks what needs Spark, and leaves out what needs a store or a cluster that was not asked
     for.
     """
+    store = config.getoption("--store")
     wanted, others = list[pytest.Item](), list[pytest.Item]()
     for item in items:
         folder = item.path.relative_to(HERE).parts[0]
         fixtures = getattr(item, "fixturenames", ())
         if folder in ("cluster", "connect", "jobs", "notebooks", "spark") or "spark" in fixtures:
             item.add_marker(pytest.mark.spark)
-        needed = "s3" if "s3" in fixtures else folder
-        asked_for = ("browser", "catalog", "cluster", "connect", "release", "s3", "wheel")
-        there = needed not in asked_for or config.getoption(f"--{needed}")
+        if store or folder == "stores" or "remote" in fixtures:
+            there = store and _is_for(item, store)
+        else:
+            asked_for = ("browser", "catalog", "cluster", "connect", "release", "wheel")
+            there = folder not in asked_for or config.getoption(f"--{folder}")
         (wanted if there else others).append(item)
     items[:] = wanted
     config.hook.pytest_deselected(items=others)
+
+
+def _is_for(item: pytest.Item, store: str) -> bool:
+    """Return whether a test can run on a server of an object store."""
+    only = item.get_closest_marker("only_on")
+    if only is not None and store not in only.args:
+        return False
+    return bool({"make", "place", "remote"} & {*getattr(item, "fixturenames", ())})
 
 
 @pytest.fixture(autouse=True)
@@ -159,7 +171,11 @@ def _no_kept_row_groups() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def s3() -> Iterator[dict[str, str]]:
-    """Storage options of an S3 endpoint on this machine, with the bucket ``queues``."""
-    with moto() as url:
-        yield storage_options(url)
+def remote(request: pytest.FixtureRequest) -> Iterator[RemoteStore]:
+    """The server of ``--store``. Without atomic conditional puts no test could trust it."""
+    with contextlib.ExitStack() as stack:
+        try:
+            store = stack.enter_context(SERVERS[request.config.getoption("--store")]())
+        except AssertionError as error:
+            pytest.exit(f"the store cannot be used: {error}", returncode=1)
+        yield store

@@ -44,6 +44,10 @@ _KINDS: Final[tuple[tuple[Any, type[OSError], int], ...]] = (
     (Exception, OSError, errno.EIO),
 )
 _DENIED: Final = re.compile(r"status code: 40[13]\b")
+# Another request for the name or its folder was in the way, so the store did nothing. Azure answers
+# the same if a name exists.
+_IN_THE_WAY: Final = re.compile(r"status code: 409\b")
+_PAUSES: Final = (0.05, 0.1, 0.2, 0.4, 0.8)  # seconds before the request is repeated
 _NO_TAIL: Final = re.compile(r"status code: 416\b|non-partial response")
 _QUERY: Final = re.compile(r"(\w+://[^\s?\"'<>]*)\?[^\s\"'<>)]*")
 _USER: Final = re.compile(r"(\w+://)[^\s/@\"'<>]*@")
@@ -162,7 +166,8 @@ class RemoteBackend:
 
     def _info(self, meta: Any) -> FileInfo:
         path = meta["path"][len(self._prefix) :].lstrip("/")
-        return FileInfo(path, meta["size"], meta["last_modified"].timestamp(), meta["e_tag"])
+        tag = (meta["e_tag"] or "").strip('"') or None  # Azure quotes it, but not in listings
+        return FileInfo(path, meta["size"], meta["last_modified"].timestamp(), tag)
 
     def _call(self, path: str, function: Callable[[Any, str], _T]) -> _T:
         """Call obstore. Raise its errors as kinds of OSError, without secrets."""
@@ -171,16 +176,20 @@ class RemoteBackend:
         if len(full) > _MOST or (len(full.encode()) > _MOST and not self._counts_characters):
             text = f"The store has no names of more than {_MOST} bytes"
             raise FileNotFoundError(errno.ENAMETOOLONG, text, f"{self._place}/{full}")
-        if self._credentials is not None:
-            self._credentials()  # here, because obstore would report any failure as a refusal
-        try:
-            return function(self._store, full)
-        except BaseException as error:
-            if not _is_foreign(error):
-                raise
-            vended = self._credentials.secrets() if self._credentials else []
-            text = _plain(error, [*vended, *self._secrets])
-            failure, cause = _translated(error, text, f"{self._place}/{full}")
+        for pause in (*_PAUSES, None):
+            if self._credentials is not None:
+                self._credentials()  # here, because obstore would report any failure as a refusal
+            try:
+                return function(self._store, full)
+            except BaseException as error:
+                if not _is_foreign(error):
+                    raise
+                if pause is None or not _is_in_the_way(error):
+                    vended = self._credentials.secrets() if self._credentials else []
+                    text = _plain(error, [*vended, *self._secrets])
+                    failure, cause = _translated(error, text, f"{self._place}/{full}")
+                    break
+            time.sleep(pause)
         # Outside the except block. Inside it, the context of the error would show the secrets.
         raise failure from cause
 
@@ -270,9 +279,16 @@ def _is_foreign(error: BaseException) -> bool:
     return isinstance(error, kinds) or type(error).__name__ == "PanicException"
 
 
+def _is_in_the_way(error: BaseException) -> bool:
+    text = str(error)
+    return _IN_THE_WAY.search(text) is not None and "BlobAlreadyExists" not in text
+
+
 def _translated(error: BaseException, text: str, place: str) -> tuple[OSError, BaseException]:
     if _DENIED.search(text):  # a listing has no error type for this
         return PermissionError(errno.EACCES, text, place), _copy(error, text)
+    if _is_in_the_way(error):  # obstore takes it for a name that exists
+        return OSError(errno.EIO, text, place), _copy(error, text)
     for kind, raised, number in _KINDS:
         if isinstance(error, kind):
             return raised(number, text, place), _copy(error, text)

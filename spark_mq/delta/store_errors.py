@@ -43,6 +43,7 @@ _REFUSED: Final = re.compile(
     r"?denied|forbidden|unauthenticated|\b40[13]\b",
     re.IGNORECASE,
 )
+_IN_THE_WAY: Final = re.compile(r"status code: 409\b")
 _UNREACHABLE: Final = re.compile(
     r"sending request|timed? ?out|connect|reset|dns|http|retries|\b50\d\b|generic (s3|gcs|azure)",
     re.IGNORECASE,
@@ -88,6 +89,8 @@ def to_storage_error(
         advice = "The disk or its quota is full. Free some space and retry"
     elif code in _REFUSED_CODES or isinstance(error, PermissionError) or _REFUSED.search(said):
         advice = "The store refuses access. Make it readable and writable for this user and retry"
+    elif _IN_THE_WAY.search(said):
+        advice = "Other requests for the same name or folder were in the way. Retry"
     elif isinstance(error, TimeoutError | ConnectionError) or _UNREACHABLE.search(said):
         advice = "The store is out of reach. Retry"
     else:

@@ -6,7 +6,6 @@ What came of it is read from the tables afterwards, not from their words.
 from __future__ import annotations
 
 import signal
-import uuid
 from datetime import timedelta
 from pathlib import Path
 
@@ -34,9 +33,10 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str, str]]:
-    """Where a queue may be made: a path and storage options. With --s3 in an object store."""
-    if request.config.getoption("--s3"):
-        return f"s3://queues/{uuid.uuid4().hex}/queue", request.getfixturevalue("s3")
+    """Where a queue may be made: a path and storage options. With --store in an object store."""
+    if request.config.getoption("--store"):
+        store = request.getfixturevalue("remote")
+        return store.new_path(), store.options
     return str(tmp_path / "queue"), {}
 
 

@@ -1,5 +1,5 @@
 """Both storages behind one fixture."""
 
-from support.queues import clock, delta_queue, make, pytest_generate_tests, queue
+from support.queues import clock, delta_queue, make, place, pytest_generate_tests, queue
 
-__all__ = ["clock", "delta_queue", "make", "pytest_generate_tests", "queue"]
+__all__ = ["clock", "delta_queue", "make", "place", "pytest_generate_tests", "queue"]

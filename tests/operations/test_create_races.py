@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import re
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from support.byte_store import ByteStore, Call
 from support.handles import Killed, again, archive, die, index_commits, lease
+from support.queues import Place
 
 from spark_mq import Queue
 from spark_mq.delta.actions import log_path
@@ -20,7 +20,6 @@ from spark_mq.errors import QueueExists, QueueNotFound
 
 CALLS = ("read", "open", "stat", "list", "iterate", "write", "create")
 """What a store is asked for while a queue is created, opened or swept."""
-Place = Callable[[], dict[str, Any]]
 ANYWHERE = pytest.mark.parametrize(
     "where",
     [
@@ -29,15 +28,6 @@ ANYWHERE = pytest.mark.parametrize(
     ],
 )
 """The stores whose calls count as steps: without those of the dead letters it is quick."""
-
-
-@pytest.fixture
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """Return a path without a queue, and the options of its store."""
-    if request.config.getoption("--s3"):
-        options = request.getfixturevalue("s3")
-        return lambda: {"path": f"s3://queues/{uuid.uuid4().hex}", "storage_options": options}
-    return lambda: {"path": str(tmp_path / uuid.uuid4().hex)}
 
 
 def meanwhile(

@@ -5,13 +5,16 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from spark_mq import Queue
 from spark_mq.testing import ManualClock, memory_queue
 
-__all__ = ["clock", "delta_queue", "make", "pytest_generate_tests", "queue"]
+__all__ = ["Place", "clock", "delta_queue", "make", "place", "pytest_generate_tests", "queue"]
+
+Place = Callable[[], dict[str, Any]]
 
 
 @pytest.fixture
@@ -32,8 +35,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "make" not in metafunc.fixturenames:
         return
     stores: list[object] = ["memory", "delta"]
-    if metafunc.config.getoption("--s3"):
-        stores = ["s3"]
+    if metafunc.config.getoption("--store"):
+        stores = ["remote"]
     elif metafunc.definition.get_closest_marker("slow_on_delta"):
         stores[1] = pytest.param("delta", marks=pytest.mark.slow)
     metafunc.parametrize("make", stores, indirect=True)
@@ -41,15 +44,25 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def make(request: pytest.FixtureRequest, clock: ManualClock) -> Callable[..., Queue]:
-    """Makes a queue in each storage in turn; with --s3 in an object store instead."""
+    """Makes a queue in each storage in turn; with --store in an object store instead."""
     if request.param == "memory":
         return lambda **settings: memory_queue(clock, **settings)
-    if request.param == "s3":
-        options, root = request.getfixturevalue("s3"), f"s3://queues/{uuid.uuid4().hex}"
+    if request.param == "remote":
+        store = request.getfixturevalue("remote")
+        path = store.new_path()
         return lambda **settings: Queue.create(
-            f"{root}/queue", storage_options=options, clock=clock, **settings
+            path, storage_options=store.options, clock=clock, **settings
         )
     return request.getfixturevalue("delta_queue")
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """Return a path without a queue, and the options of its store; with --store on that server."""
+    if request.config.getoption("--store"):
+        store = request.getfixturevalue("remote")
+        return lambda: {"path": store.new_path(), "storage_options": store.options}
+    return lambda: {"path": str(tmp_path / uuid.uuid4().hex)}
 
 
 @pytest.fixture

@@ -37,9 +37,7 @@ def moto() -> Iterator[str]:
     try:
         deadline = time.monotonic() + 60
         while True:
-            assert server.poll() is None, (
-                "moto's server did not start: make test-s3 and make bench install it"
-            )
+            assert server.poll() is None, "moto's server did not start: make bench installs it"
             with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/moto-api/"):
                 break
             assert time.monotonic() < deadline, "moto's server does not answer"

@@ -1,16 +1,20 @@
 """Start the servers of stores on this machine, and race writers on each before it is used.
 
-Versitygw is an S3 server over files. ``scripts/install-store`` installs it into ``.venv/stores``.
+Versitygw is an S3 server over files, Azurite Microsoft's emulator of Azure's blobs, fake-gcs-server
+an emulator of Google's store. ``scripts/install-store`` installs them into ``.venv/stores``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import subprocess
+import sys
 import tempfile
 import time
+import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,22 +23,30 @@ from typing import Any, Final
 
 import obstore
 from obstore import exceptions
+from pyarrow import fs
 
 from spark_mq.delta.storage_options import store_options
 
-__all__ = ["RemoteStore", "race", "s3_options", "versitygw"]
+__all__ = ["SERVERS", "RemoteStore", "race", "s3_options", "versitygw"]
 
 BUCKET: Final = "queues"
 STORES: Final = Path(__file__).parents[2] / ".venv" / "stores"
 
+ACCOUNT: Final = "devstoreaccount1"
+ACCOUNT_KEY: Final = (
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+)
+"""The account that each Azurite has. Azurite's documentation names both."""
+
 
 @dataclass(frozen=True)
 class RemoteStore:
-    """A bucket on a server of this machine."""
+    """A bucket on a server of this machine. `options_at` gives the options for another address."""
 
     server: str
     root: str
     url: str
+    secret: str
     options_at: Callable[[str], dict[str, str]]
 
     @property
@@ -44,7 +56,7 @@ class RemoteStore:
 
     def new_path(self) -> str:
         """Return where no queue is."""
-        return f"{self.root}/{uuid.uuid4().hex}"
+        return f"{self.root}/{uuid.uuid4().hex}/queue"
 
 
 @contextlib.contextmanager
@@ -56,10 +68,99 @@ def versitygw() -> Iterator[RemoteStore]:
             "versitygw", "--access", "testing", "--secret", "testing-secret", "--keep-alive",
             "--quiet", "--port", "127.0.0.1:{port}", "posix", folder,
         ) as url:  # fmt: skip
-            yield _raced(RemoteStore("versitygw", f"s3://{BUCKET}", url, s3_options))
+            yield _raced(
+                RemoteStore("versitygw", f"s3://{BUCKET}", url, "testing-secret", s3_options)
+            )
 
 
-def race(store: RemoteStore, writers: int, names: int, mode: str = "create") -> None:
+@contextlib.contextmanager
+def azurite() -> Iterator[RemoteStore]:
+    """An emulator of Azure's blobs, with one container."""
+    with (
+        tempfile.TemporaryDirectory(prefix="azurite") as folder,
+        _started(
+            "azurite", "--blobHost", "127.0.0.1", "--blobPort", "{port}", "--location", folder,
+            "--silent", "--disableTelemetry", "--skipApiVersionCheck",
+        ) as url,
+    ):  # fmt: skip
+        fs.AzureFileSystem(
+            ACCOUNT,
+            account_key=ACCOUNT_KEY,
+            blob_storage_authority=url.removeprefix("http://"),
+            blob_storage_scheme="http",
+        ).create_dir(BUCKET)
+        yield _raced(RemoteStore("azurite", f"az://{BUCKET}", url, ACCOUNT_KEY, azure_options))
+
+
+@contextlib.contextmanager
+def fake_gcs() -> Iterator[RemoteStore]:
+    """An emulator of Google's store behind a proxy that adds its XML uploads, with one bucket."""
+    with (
+        _started(
+            "fake-gcs-server", "-backend", "memory", "-scheme", "http", "-host", "127.0.0.1",
+            "-public-host", "127.0.0.1", "-port", "{port}",
+        ) as target,
+        subprocess.Popen(
+            [sys.executable, "-m", "support.gcs_proxy", target],
+            cwd=Path(__file__).parents[1],  # for -m to find this package
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as proxy,
+    ):  # fmt: skip
+        try:
+            assert proxy.stdout is not None
+            url = proxy.stdout.readline().strip()
+            made = urllib.request.Request(
+                f"{target}/storage/v1/b",
+                json.dumps({"name": BUCKET}).encode(),
+                {"Content-Type": "application/json"},
+            )
+            urllib.request.urlopen(made, timeout=30).close()
+            yield _raced(RemoteStore("gcs", f"gs://{BUCKET}", url, "private-key", google_options))
+        finally:
+            proxy.kill()
+
+
+SERVERS: Final[dict[str, Callable[[], contextlib.AbstractContextManager[RemoteStore]]]] = {
+    "versitygw": versitygw,
+    "azurite": azurite,
+    "gcs": fake_gcs,
+}
+"""By the value of pytest's option ``--store``."""
+
+
+def s3_options(url: str) -> dict[str, str]:
+    """With which delta-rs uses the endpoint, or a proxy in front of it."""
+    return {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing-secret",
+        "AWS_REGION": "us-east-1",
+        "AWS_ALLOW_HTTP": "true",
+    }
+
+
+def azure_options(url: str) -> dict[str, str]:
+    return {
+        "azure_storage_account_name": ACCOUNT,
+        "azure_storage_account_key": ACCOUNT_KEY,
+        "azure_storage_endpoint": f"{url}/{ACCOUNT}",
+        "allow_http": "true",
+    }
+
+
+def google_options(url: str) -> dict[str, str]:
+    account = {
+        "gcs_base_url": url,
+        "disable_oauth": True,
+        "client_email": "",
+        "private_key": "private-key",
+        "private_key_id": "",
+    }
+    return {"google_service_account_key": json.dumps(account), "allow_http": "true"}
+
+
+def race(store: RemoteStore, writers: int, names: int, mode: Any = "create") -> None:
     """Let writers create each name at once. Raise AssertionError unless one of them wins it.
 
     Each has a client of its own, which sends a bare conditional put and never repeats it.
@@ -123,14 +224,3 @@ def _started(program: str, *arguments: str) -> Iterator[str]:
     finally:
         server.terminate()
         server.wait()
-
-
-def s3_options(url: str) -> dict[str, str]:
-    """With which delta-rs uses the endpoint, or a proxy in front of it."""
-    return {
-        "AWS_ENDPOINT_URL": url,
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing-secret",
-        "AWS_REGION": "us-east-1",
-        "AWS_ALLOW_HTTP": "true",
-    }

@@ -1,50 +1,50 @@
 """Over an object store that is slow, fails, or loses its replies: no false LeaseLost, no second
-publish, nothing lost. Only with --s3.
+publish, nothing lost.
 """
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 
 import pytest
-from support.faulty_s3 import AFTER, BEFORE, REFUSED, RESET, SLOW, FaultyS3
-from support.tables import context_of, group_ledger_of, messages_of
+from support.faulty_store import AFTER, BEFORE, CONFLICT, REFUSED, RESET, SLOW, FaultyStore
+from support.stores import RemoteStore
+from support.tables import group_ledger_of, messages_of
 
 from spark_mq import Queue
 from spark_mq.errors import StorageError
 from spark_mq.testing import ManualClock
 
-FAULTS = [BEFORE, AFTER, RESET, SLOW]
+FAULTS = [BEFORE, AFTER, RESET, SLOW, CONFLICT]
 
 
 @pytest.fixture
-def faulty(s3: dict[str, str]) -> Iterator[FaultyS3]:
-    with FaultyS3(s3["AWS_ENDPOINT_URL"]) as proxy:
+def faulty(remote: RemoteStore) -> Iterator[FaultyStore]:
+    with FaultyStore(remote) as proxy:
         yield proxy
 
 
 @pytest.fixture
-def path() -> str:
-    return f"s3://queues/{uuid.uuid4().hex}/queue"
+def path(remote: RemoteStore) -> str:
+    return remote.new_path()
 
 
 @pytest.fixture
-def queue(faulty: FaultyS3, s3: dict[str, str], path: str, clock: ManualClock) -> Queue:
+def queue(faulty: FaultyStore, remote: RemoteStore, path: str, clock: ManualClock) -> Queue:
     """A queue that is reached through the proxy."""
-    return Queue.create(path, storage_options={**s3, "AWS_ENDPOINT_URL": faulty.url}, clock=clock)
+    return Queue.create(path, storage_options=faulty.options, clock=clock)
 
 
 @pytest.fixture
-def other(queue: Queue, s3: dict[str, str], clock: ManualClock) -> Queue:
+def other(queue: Queue, remote: RemoteStore, clock: ManualClock) -> Queue:
     """The same queue, reached directly: what it sees is true."""
-    return Queue.open(queue.path, storage_options=s3, clock=clock)
+    return Queue.open(queue.path, storage_options=remote.options, clock=clock)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("part", ["messages/_delta_log", "messages/part-"])
 def test_a_publish_lands_once(
-    queue: Queue, other: Queue, faulty: FaultyS3, fault: str, part: str
+    queue: Queue, other: Queue, faulty: FaultyStore, fault: str, part: str
 ) -> None:
     faulty.once(fault, "PUT", part)
     receipt = queue.publish(["a", "b"])
@@ -58,14 +58,9 @@ def test_a_publish_lands_once(
 
 @pytest.mark.parametrize("fault", [BEFORE, REFUSED])
 def test_only_a_refused_publish_says_that_nothing_was_changed(
-    other: Queue, faulty: FaultyS3, fault: str
+    other: Queue, faulty: FaultyStore, fault: str
 ) -> None:
-    options = {
-        **context_of(other).storage_options,
-        "AWS_ENDPOINT_URL": faulty.url,
-        "max_retries": "1",
-        "backoff_config.init_backoff": "1ms",
-    }
+    options = {**faulty.options, "max_retries": "1", "backoff_config.init_backoff": "1ms"}
     queue = Queue.open(other.path, storage_options=options)
     faulty.always(fault, "PUT", "messages/_delta_log")
     with pytest.raises(StorageError) as raised:
@@ -73,10 +68,20 @@ def test_only_a_refused_publish_says_that_nothing_was_changed(
     assert raised.value.landed is (False if fault == REFUSED else None)
 
 
+def test_a_store_that_is_busy_with_a_name_for_ever_is_not_out_of_reach(
+    queue: Queue, faulty: FaultyStore
+) -> None:
+    faulty.always(CONFLICT, "PUT", "messages/part-")
+    with pytest.raises(StorageError, match=r"Other requests .* were in the way") as raised:
+        queue.publish("a")
+    assert raised.value.landed is False
+    assert faulty.met() > 2
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("part", ["leases/_delta_log", "leases/consumer_group"])
 def test_a_lease_whose_reply_is_lost_is_taken_once(
-    queue: Queue, other: Queue, faulty: FaultyS3, fault: str, part: str
+    queue: Queue, other: Queue, faulty: FaultyStore, fault: str, part: str
 ) -> None:
     queue.publish(["a", "b"])
     queue.group().ensure()
@@ -91,7 +96,7 @@ def test_a_lease_whose_reply_is_lost_is_taken_once(
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("verb", ["ack", "nack", "reject", "release", "extend"])
 def test_a_settle_whose_reply_is_lost_is_no_lease_lost(
-    queue: Queue, other: Queue, faulty: FaultyS3, fault: str, verb: str
+    queue: Queue, other: Queue, faulty: FaultyStore, fault: str, verb: str
 ) -> None:
     queue.publish(["a", "b"])
     lease = queue.group().lease("w", max_messages=2)
@@ -114,7 +119,7 @@ def test_a_settle_whose_reply_is_lost_is_no_lease_lost(
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_store_that_fails_all_the_time_loses_and_doubles_nothing(
-    queue: Queue, other: Queue, faulty: FaultyS3, seed: int
+    queue: Queue, other: Queue, faulty: FaultyStore, seed: int
 ) -> None:
     faulty.often(0.03, seed)
     published, acked = set(), set()
@@ -133,25 +138,20 @@ def test_a_store_that_fails_all_the_time_loses_and_doubles_nothing(
     assert other.group().stats().acked == len(published) == messages_of(other).index().total
 
 
+@pytest.mark.only_on("versitygw")
 def test_credentials_may_come_from_the_environment(
-    s3: dict[str, str], path: str, monkeypatch: pytest.MonkeyPatch
+    remote: RemoteStore, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in s3.items():
+    for name, value in remote.options.items():
         monkeypatch.setenv(name, value)
     queue = Queue.create(path)
     queue.publish(["a"])
     assert Queue.open(path).group().lease("w") is not None
 
 
-def test_a_refused_secret_is_in_no_error(s3: dict[str, str], path: str) -> None:
+def test_a_refused_secret_is_in_no_error(remote: RemoteStore, path: str) -> None:
     with pytest.raises(Exception) as caught:  # noqa: PT011 (delta-rs has several errors)
-        Queue.open(
-            path,
-            storage_options={
-                **s3,
-                "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
-                "AWS_SECRET_ACCESS_KEY": "hunter2",
-            },
-        )
-    assert "hunter2" not in repr(caught.value)
-    assert "hunter2" not in str(caught.value.__cause__)
+        Queue.open(path, storage_options=remote.options_at("http://127.0.0.1:1"))
+    assert "127.0.0.1:1" in str(caught.value)
+    assert remote.secret not in repr(caught.value)
+    assert remote.secret not in str(caught.value.__cause__)

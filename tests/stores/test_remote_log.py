@@ -1,5 +1,5 @@
 """The log in an object store, followed by two handles: what one commits, the other sees at once,
-without a LIST. Only with --s3.
+without a LIST.
 
 One handle goes through a proxy that counts requests and makes faults, another one goes to the store
 itself.
@@ -8,16 +8,18 @@ itself.
 from __future__ import annotations
 
 import threading
-import uuid
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from support.checker import check_queue
 from support.clocks import MachineClocks
-from support.faulty_s3 import AFTER, RESET, FaultyS3
+from support.faulty_store import AFTER, RESET, FaultyStore
 from support.handles import again, housekeep, index_commits, lease
+from support.stores import RemoteStore
+from support.story import story
 from support.tables import context_of, ledgers_of, messages_of
 
 from spark_mq import Queue
@@ -26,41 +28,51 @@ from spark_mq.testing import ManualClock
 
 
 @pytest.fixture
-def proxy(s3: dict[str, str]) -> Iterator[FaultyS3]:
-    with FaultyS3(s3["AWS_ENDPOINT_URL"]) as running:
+def proxy(remote: RemoteStore) -> Iterator[FaultyStore]:
+    with FaultyStore(remote) as running:
         yield running
 
 
 @pytest.fixture
-def queue(s3: dict[str, str]) -> Queue:
+def queue(remote: RemoteStore) -> Queue:
     """The queue as it is."""
     return Queue.create(
-        f"s3://queues/{uuid.uuid4().hex}/queue",
-        storage_options=s3,
+        remote.new_path(),
+        storage_options=remote.options,
         clock_skew="0s",
         retry_delay="0s",
     )
 
 
 @pytest.fixture
-def late(queue: Queue, proxy: FaultyS3) -> Queue:
+def late(queue: Queue, proxy: FaultyStore) -> Queue:
     """The same queue, through the proxy."""
     return through(queue, proxy)
 
 
-def through(queue: Queue, proxy: FaultyS3) -> Queue:
+def through(queue: Queue, proxy: FaultyStore) -> Queue:
     return Queue.open(
         queue.path,
-        storage_options={**context_of(queue).storage_options, "AWS_ENDPOINT_URL": proxy.url},
+        storage_options=proxy.options,
     )
 
 
-def listings(proxy: FaultyS3) -> list[str]:
+def listings(proxy: FaultyStore) -> list[str]:
     return [path for method, path in proxy.asked() if method == "LIST"]
 
 
+@pytest.mark.only_on("versitygw")
+def test_no_listing_asks_for_what_s3_express_lacks(remote: RemoteStore, proxy: FaultyStore) -> None:
+    """It lists nothing after a given name, and only prefixes that end with a slash."""
+    story({"path": remote.new_path(), "storage_options": proxy.options})
+    asked = [parse_qs(urlsplit(path).query) for path in listings(proxy)]
+    assert len(asked) > 10
+    assert not [one for one in asked if "start-after" in one]
+    assert {one["prefix"][0][-1] for one in asked} == {"/"}
+
+
 def test_a_lease_and_an_ack_of_a_lone_worker_cost_few_requests_and_no_listing(
-    late: Queue, proxy: FaultyS3
+    late: Queue, proxy: FaultyStore
 ) -> None:
     late.publish([str(n) for n in range(20)])
     group = late.group()
@@ -80,7 +92,7 @@ def test_a_lease_and_an_ack_of_a_lone_worker_cost_few_requests_and_no_listing(
 
 
 def test_a_lease_does_not_take_what_another_has_just_taken(
-    queue: Queue, late: Queue, proxy: FaultyS3
+    queue: Queue, late: Queue, proxy: FaultyStore
 ) -> None:
     queue.publish([str(n) for n in range(6)])
     queue.group().ensure()
@@ -126,7 +138,7 @@ def test_messages_that_were_just_published_are_leased(queue: Queue, late: Queue)
 
 @pytest.mark.parametrize("fault", [None, AFTER, RESET])
 def test_a_publish_lands_once_and_behind_what_others_have_published(
-    queue: Queue, late: Queue, proxy: FaultyS3, fault: str | None
+    queue: Queue, late: Queue, proxy: FaultyStore, fault: str | None
 ) -> None:
     first = queue.publish(["a", "b"])
     if fault is not None:
@@ -141,7 +153,7 @@ def test_a_publish_lands_once_and_behind_what_others_have_published(
 
 @pytest.mark.parametrize("fault", [AFTER, RESET])
 def test_a_commit_whose_reply_is_lost_is_found(
-    queue: Queue, late: Queue, proxy: FaultyS3, fault: str
+    queue: Queue, late: Queue, proxy: FaultyStore, fault: str
 ) -> None:
     queue.publish(["a", "b"])
     late.group().ensure()
@@ -158,10 +170,10 @@ def test_a_commit_whose_reply_is_lost_is_found(
     assert receipt.version == 2
 
 
-def test_a_queue_that_was_just_made_is_there(s3: dict[str, str], proxy: FaultyS3) -> None:
-    path = f"s3://queues/{uuid.uuid4().hex}/queue"
-    made = Queue.create(path, storage_options=s3, visibility_timeout="7s")
-    options = {**s3, "AWS_ENDPOINT_URL": proxy.url}
+def test_a_queue_that_was_just_made_is_there(remote: RemoteStore, proxy: FaultyStore) -> None:
+    path = remote.new_path()
+    made = Queue.create(path, storage_options=remote.options, visibility_timeout="7s")
+    options = proxy.options
     assert (
         Queue.create(path, storage_options=options, exist_ok=True, visibility_timeout="7s").settings
         == made.settings
@@ -169,7 +181,7 @@ def test_a_queue_that_was_just_made_is_there(s3: dict[str, str], proxy: FaultyS3
 
 
 def test_handles_go_on_under_sweeps_of_each_other(
-    queue: Queue, late: Queue, proxy: FaultyS3
+    queue: Queue, late: Queue, proxy: FaultyStore
 ) -> None:
     queue.publish(["a"])
     queue.group().ensure()
@@ -184,7 +196,7 @@ def test_handles_go_on_under_sweeps_of_each_other(
 
 @pytest.mark.slow
 def test_workers_over_a_failing_store_own_nothing_twice_and_lose_nothing(
-    queue: Queue, proxy: FaultyS3
+    queue: Queue, proxy: FaultyStore
 ) -> None:
     handles = [through(queue, proxy) for _ in range(3)]
     proxy.often(0.01, 1)
@@ -260,11 +272,11 @@ def test_a_machine_that_slept_while_the_logs_were_cleaned_loses_nothing(
     assert fresh.messages[-1].value == b"mine"
 
 
-def test_a_lease_without_a_look_takes_nothing_that_a_trim_has_dropped(s3: dict[str, str]) -> None:
+def test_a_lease_without_a_look_takes_nothing_that_a_trim_has_dropped(remote: RemoteStore) -> None:
     """A handle that is alone skips the look. The trim of another one must not be missed."""
     clock = ManualClock()
-    path = f"s3://queues/{uuid.uuid4().hex}/queue"
-    queue = Queue.create(path, storage_options=s3, clock=clock)
+    path = remote.new_path()
+    queue = Queue.create(path, storage_options=remote.options, clock=clock)
     log = ledgers_of(queue).log  # type: ignore[attr-defined]
     log.clock = MachineClocks().elapsed  # which stand still, so it looks only if it has to
     for value in "abcd":

@@ -1,18 +1,18 @@
-"""Delegated commands over an object store that fails or loses its replies. Only with --s3."""
+"""Delegated commands over an object store that fails or loses its replies."""
 
 from __future__ import annotations
 
-import http.client
 import threading
-import uuid
+import urllib.request
 from collections.abc import Iterator
-from urllib.parse import urlsplit
+from urllib.parse import quote
 
 import pytest
-from support.faulty_s3 import AFTER, BEFORE, RESET, FaultyS3
+from support.faulty_store import AFTER, BEFORE, RESET, FaultyStore
 from support.handles import again
 from support.limits import Limits
 from support.machines import machines, sharing
+from support.stores import RemoteStore
 from support.tables import context_of, ledgers_of
 
 from spark_mq import Lease, Queue
@@ -22,17 +22,17 @@ __all__ = ["machines"]
 
 
 @pytest.fixture
-def faulty(s3: dict[str, str]) -> Iterator[FaultyS3]:
-    with FaultyS3(s3["AWS_ENDPOINT_URL"]) as proxy:
+def faulty(remote: RemoteStore) -> Iterator[FaultyStore]:
+    with FaultyStore(remote) as proxy:
         yield proxy
 
 
 @pytest.fixture
-def queue(faulty: FaultyS3, s3: dict[str, str], limits: Limits) -> Queue:
+def queue(faulty: FaultyStore, remote: RemoteStore, limits: Limits) -> Queue:
     """A queue behind the proxy, whose handle thinks that others compete."""
     limits(turn_seconds=0.0)
-    options = {**s3, "AWS_ENDPOINT_URL": faulty.url, "backoff_config.init_backoff": "1ms"}
-    queue = Queue.create(f"s3://queues/{uuid.uuid4().hex}/queue", storage_options=options)
+    options = {**faulty.options, "backoff_config.init_backoff": "1ms"}
+    queue = Queue.create(remote.new_path(), storage_options=options)
     queue.publish([str(n) for n in range(20)])
     queue.group().ensure()
     return sharing(queue, 0.1)
@@ -55,12 +55,12 @@ def sequences(lease: Lease) -> set[int]:
 @pytest.mark.parametrize(
     ("method", "part"),
     [
-        ("PUT", FOLDER), ("GET", FOLDER), ("GET", "list-type"), ("PUT", "leases/_delta_log"),
-        ("PUT", "leases/consumer_group"), ("POST", "delete"),
+        ("PUT", FOLDER), ("GET", FOLDER), ("LIST", ""), ("PUT", "leases/_delta_log"),
+        ("PUT", "leases/consumer_group"), ("DELETE", ""),
     ],
 )  # fmt: skip
 def test_a_fault_at_any_request_runs_each_operation_once(
-    queue: Queue, faulty: FaultyS3, fault: str, method: str, part: str
+    queue: Queue, faulty: FaultyStore, fault: str, method: str, part: str
 ) -> None:
     other = again(queue)
     post_lease(other, 3)
@@ -71,12 +71,12 @@ def test_a_fault_at_any_request_runs_each_operation_once(
     held = {one.worker_id: one.messages for one in other.group().leases()}
     # A request whose file cannot be read is left to its own writer.
     assert held in ({"w": 4, "delegated": 3}, {"w": 4})
-    assert faulty.met() == 1 or method == "POST"
+    assert faulty.met() == 1 or method == "DELETE"
 
 
 @pytest.mark.usefixtures("machines")
 def test_competing_writers_over_a_store_that_fails_all_the_time_lose_nothing(
-    queue: Queue, faulty: FaultyS3, s3: dict[str, str]
+    queue: Queue, faulty: FaultyStore, remote: RemoteStore
 ) -> None:
     """Four writers with locks of their own, as on four machines."""
     options = context_of(queue).storage_options
@@ -102,7 +102,7 @@ def test_competing_writers_over_a_store_that_fails_all_the_time_lose_nothing(
         thread.join(120)
     assert not failed
     assert len(done) == len(set(done)) == 80
-    stats = Queue.open(queue.path, storage_options=s3).group().stats()
+    stats = Queue.open(queue.path, storage_options=remote.options).group().stats()
     assert (stats.acked, stats.leased, stats.dead) == (80, 0, 0)
 
 
@@ -117,16 +117,16 @@ def test_a_request_has_a_small_file(queue: Queue) -> None:
     assert read.request_id == turn.request_id
 
 
+@pytest.mark.only_on("gcs")  # versitygw keeps files, which cannot have such names
 @pytest.mark.parametrize("name", ["/x", "./x", "../default/./x"])
 def test_a_foreign_name_that_hides_the_requests_stops_nobody(
-    queue: Queue, s3: dict[str, str], name: str
+    queue: Queue, remote: RemoteStore, name: str
 ) -> None:
     """Then the store's client can list nothing in the folder."""
-    path = f"{queue.path.removeprefix('s3://')}/leases/{FOLDER}/default/{name}"
-    endpoint = http.client.HTTPConnection(urlsplit(s3["AWS_ENDPOINT_URL"]).netloc)
-    endpoint.request("PUT", f"/{path}", body=b"x")
-    assert endpoint.getresponse().status == 200
-    endpoint.close()
+    full = f"{queue.path.removeprefix(remote.root)[1:]}/leases/{FOLDER}/default/{name}"
+    upload = f"{remote.url}/upload/storage/v1/b/queues/o?uploadType=media&name={quote(full)}"
+    with urllib.request.urlopen(upload, data=b"x", timeout=30) as reply:
+        assert reply.status == 200
     with pytest.raises(OSError, match="invalid path"):
         ledgers_of(queue).files.list(f"{FOLDER}/default")
     lease = queue.group().lease("w", max_messages=5)

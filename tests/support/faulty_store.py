@@ -1,4 +1,4 @@
-"""A proxy in front of an S3 endpoint that answers slowly, with errors, or not at all, before or
+"""A proxy in front of a store that answers slowly, with errors, or not at all, before or
 after the store has done what was asked. It counts the requests.
 
 A program of its own: some calls of libraries hold the interpreter's lock while they wait for an
@@ -18,36 +18,40 @@ import time
 import urllib.request
 from pathlib import Path
 from typing import Any, ClassVar, Final
+from urllib.parse import unquote, urlsplit
 
 from .s3_endpoint import Relay, relay
+from .stores import RemoteStore
 
-__all__ = ["AFTER", "BEFORE", "REFUSED", "RESET", "SLOW", "FaultyS3"]
+__all__ = ["AFTER", "BEFORE", "CONFLICT", "REFUSED", "RESET", "SLOW", "FaultyStore"]
 
 BEFORE: Final = "500 before"
 AFTER: Final = "500 after"
 RESET: Final = "reset after"
 SLOW: Final = "slow"
 REFUSED: Final = "403 before"
+CONFLICT: Final = "409 before"
 
 CONTROL: Final = "/__faults"
 
 
-class FaultyS3:
+class FaultyStore:
     """The proxy, as tests have it.
 
-    ``url``: the endpoint to use instead of the real one. A context manager.
+    ``url`` and ``options`` take the place of the real ones. A context manager.
     """
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, store: RemoteStore) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, endpoint],
+            [sys.executable, "-m", __name__, store.url],
             cwd=Path(__file__).parents[1],  # for -m to find this package
             stdout=subprocess.PIPE,
             text=True,
         )
         self.url = self._process.stdout.readline().strip()
+        self.options = store.options_at(self.url)
 
-    def __enter__(self) -> FaultyS3:
+    def __enter__(self) -> FaultyStore:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -76,7 +80,7 @@ class FaultyS3:
     def asked(self) -> list[tuple[str, str]]:
         """Return method and path of the requests since the last call.
 
-        A listing's method is LIST.
+        A listing's method is LIST, and that of a deletion of several files is DELETE.
         """
         return [(method, path) for method, path in self._tell(None)["asked"]]
 
@@ -110,7 +114,7 @@ class _Faults:
                     if self._chance.random() < plan["chance"]
                     else None
                 )
-            elif plan and plan["method"] == method and plan["part"] in path:
+            elif plan and plan["method"] == method and plan["part"] in unquote(path):
                 fault, self._plan = plan["fault"], plan if "always" in plan else {}
             else:
                 fault = None
@@ -131,12 +135,13 @@ class _Handler(Relay):
                 asked, _Handler.asked = _Handler.asked, []
             self.answer(200, json.dumps({"met": self.faults.met, "asked": asked}).encode(), {})
             return
-        self.asked.append(("LIST" if "list-type=2" in self.path else self.command, self.path))
-        fault = self.faults.next(self.command, self.path)
+        kind = self.kind()
+        self.asked.append((kind, self.path))
+        fault = self.faults.next(kind, self.path)
         if fault == SLOW:
             time.sleep(0.5)  # the slowness itself
-        if fault in (BEFORE, REFUSED):
-            self.answer(500 if fault == BEFORE else 403, b"", {})
+        if fault in (BEFORE, REFUSED, CONFLICT):
+            self.answer(int(fault[:3]), b"", {})
             return
         reply = self.forward(body)
         if fault == RESET:
@@ -145,6 +150,13 @@ class _Handler(Relay):
             self.connection.close()
         else:
             self.answer(*((500, b"", {}) if fault == AFTER else reply))
+
+    def kind(self) -> str:
+        """Return what is asked, by one word in all stores."""
+        query = urlsplit(self.path).query
+        if "list-type=2" in query or "comp=list" in query:
+            return "LIST"
+        return "DELETE" if query == "delete" or "comp=batch" in query else self.command
 
 
 if __name__ == "__main__":

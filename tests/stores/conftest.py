@@ -1,6 +1,6 @@
 """A Spark session for queues in an object store.
 
-It has no JAR for one: the source and the sink bring their own access. With --s3 only.
+It has no JAR for one: the source and the sink bring their own access.
 """
 
 from __future__ import annotations

@@ -13,10 +13,12 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 from support.blocks import ROOT, blocks_of
-from support.s3_endpoint import BUCKET, storage_options
 from support.s3_requests import Requests, counting
+from support.stores import RemoteStore
 
 from spark_mq import Message, Queue
+
+pytestmark = pytest.mark.only_on("versitygw")
 
 PAGE = ROOT / "docs" / "howto" / "permissions.md"
 RIVAL = """
@@ -32,12 +34,12 @@ WORK = "lease = queue.group().lease('w', wait='10s'); lease and lease.ack()"
 class Store:
     """A queue on an S3 endpoint, and the requests that were made."""
 
-    def __init__(self, endpoint: str, proxy: str, seen: Requests) -> None:
-        self.seen, self.name = seen, uuid.uuid4().hex
-        self.path = f"s3://{BUCKET}/{self.name}"
-        self.unseen = storage_options(endpoint)
+    def __init__(self, remote: RemoteStore, proxy: str, seen: Requests) -> None:
+        self.seen, self.path = seen, remote.new_path()
+        self.name = self.path.removeprefix(f"{remote.root}/")
+        self.unseen = remote.options
         # The keys of several deletes in one request are in its body.
-        self.options = {**storage_options(proxy), "AWS_DISABLE_BULK_DELETE": "true"}
+        self.options = {**remote.options_at(proxy), "AWS_DISABLE_BULK_DELETE": "true"}
 
     def open(self) -> Queue:
         return Queue.open(self.path, storage_options=self.options)
@@ -50,7 +52,7 @@ class Store:
         for method, path, _ in self.seen[before:]:
             parts = urlsplit(path)
             (prefix,) = parse_qs(parts.query).get("prefix", [""])
-            key = prefix or unquote(parts.path).removeprefix(f"/{BUCKET}/")
+            key = prefix or unquote(parts.path).removeprefix("/queues/")
             assert key.startswith(f"{self.name}/"), f"{key} is not in the queue"
             place = read if method in ("GET", "HEAD") else written
             place.add(key.removeprefix(f"{self.name}/"))
@@ -64,10 +66,10 @@ class Store:
 
 
 @pytest.fixture
-def store(s3: dict[str, str]) -> Iterator[Store]:
+def store(remote: RemoteStore) -> Iterator[Store]:
     """A queue with commits of every kind: swept, trimmed, with a dead letter."""
-    with counting(s3["AWS_ENDPOINT_URL"]) as (url, seen):
-        store = Store(s3["AWS_ENDPOINT_URL"], url, seen)
+    with counting(remote.url) as (url, seen):
+        store = Store(remote, url, seen)
         queue = Queue.create(
             store.path, storage_options=store.unseen, retention=0, dedup_window="1h"
         )

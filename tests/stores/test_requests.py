@@ -8,23 +8,24 @@ from __future__ import annotations
 import re
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
 from support.blocks import ROOT
-from support.s3_endpoint import BUCKET, storage_options
 from support.s3_requests import Requests, counting
+from support.stores import RemoteStore
 from support.tables import context_of
 
 from spark_mq import Lease, Queue
 
+pytestmark = pytest.mark.only_on("versitygw")
+
 
 @pytest.fixture
-def counted(s3: dict[str, str]) -> Iterator[tuple[Queue, Requests]]:
-    with counting(s3["AWS_ENDPOINT_URL"]) as (url, seen):
-        path = f"s3://{BUCKET}/{uuid.uuid4().hex}"
-        queue = Queue.create(path, storage_options=storage_options(url))
+def counted(remote: RemoteStore) -> Iterator[tuple[Queue, Requests]]:
+    with counting(remote.url) as (url, seen):
+        path = remote.new_path()
+        queue = Queue.create(path, storage_options=remote.options_at(url))
         for _ in range(3):
             queue.publish([b"a", b"b"])
             lease = queue.group().lease("w", max_messages=1)

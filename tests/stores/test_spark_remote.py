@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -17,8 +16,9 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from support.checker import check_queue
-from support.faulty_s3 import AFTER, BEFORE, RESET, SLOW, FaultyS3
+from support.faulty_store import AFTER, BEFORE, RESET, SLOW, FaultyStore
 from support.harness import Stream, finish, make_queue, numbered, start, values
+from support.stores import RemoteStore
 from support.tables import context_of, messages_of
 
 from spark_mq import Queue, errors
@@ -36,29 +36,26 @@ def process(batch, lease):
 
 
 @pytest.fixture
-def queue(s3: dict[str, str]) -> Queue:
-    return make_queue(f"s3://queues/{uuid.uuid4().hex}/queue", storage_options=s3)
+def queue(remote: RemoteStore) -> Queue:
+    return make_queue(remote.new_path(), storage_options=remote.options)
 
 
 @pytest.fixture
-def proxy(s3: dict[str, str]) -> Iterator[FaultyS3]:
-    with FaultyS3(s3["AWS_ENDPOINT_URL"]) as running:
+def proxy(remote: RemoteStore) -> Iterator[FaultyStore]:
+    with FaultyStore(remote) as running:
         yield running
 
 
-def spark_options(queue: Queue, proxy: FaultyS3 | None = None) -> dict[str, str]:
+def spark_options(queue: Queue, proxy: FaultyStore | None = None) -> dict[str, str]:
     """The queue's storage options, as Spark takes them; through a proxy."""
-    options = {
-        **context_of(queue).storage_options,
-        **({} if proxy is None else {"AWS_ENDPOINT_URL": proxy.url}),
-    }
+    options = context_of(queue).storage_options if proxy is None else proxy.options
     return {f"storageOptions.{name}": value for name, value in options.items()}
 
 
-def through(queue: Queue, proxy: FaultyS3) -> Queue:
+def through(queue: Queue, proxy: FaultyStore) -> Queue:
     return Queue.open(
         queue.path,
-        storage_options={**context_of(queue).storage_options, "AWS_ENDPOINT_URL": proxy.url},
+        storage_options=proxy.options,
     )
 
 
@@ -77,7 +74,7 @@ def check(queue: Queue) -> None:
 
 
 def test_executors_write_and_read_there_and_batches_are_settled(
-    spark: Any, queue: Queue, tmp_path: Path
+    spark: Any, remote: RemoteStore, queue: Queue, tmp_path: Path
 ) -> None:
     options = spark_options(queue)
     publish(spark, queue, options)
@@ -108,7 +105,7 @@ def test_executors_write_and_read_there_and_batches_are_settled(
     stats = stream.group.stats()
     assert (stats.acked, stats.dead) == (ROWS - 2, 2)
     check(queue)
-    secret = context_of(queue).storage_options["AWS_SECRET_ACCESS_KEY"].encode()
+    secret = remote.secret.encode()
     written = [path for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()]
     assert written
     assert not [path for path in written if secret in path.read_bytes()], (
@@ -117,7 +114,7 @@ def test_executors_write_and_read_there_and_batches_are_settled(
 
 
 def test_the_table_functions_take_storage_options_from_the_session(
-    spark: Any, queue: Queue, capfd: pytest.CaptureFixture[str]
+    spark: Any, remote: RemoteStore, queue: Queue, capfd: pytest.CaptureFixture[str]
 ) -> None:
     register(spark)
     published = queue.publish(numbered(3))
@@ -144,16 +141,16 @@ def test_the_table_functions_take_storage_options_from_the_session(
             spark.conf.unset(name)
     plans = capfd.readouterr().out
     assert "spark_mq_trace" in plans
-    assert options["AWS_SECRET_ACCESS_KEY"] not in plans
+    assert remote.secret not in plans
     with pytest.raises(PySparkException) as failed:
         spark.sql(query % ("stats", "")).collect()
-    assert options["AWS_SECRET_ACCESS_KEY"] not in str(failed.value)
+    assert remote.secret not in str(failed.value)
 
 
 def test_a_stream_moves_messages_from_one_queue_there_to_another(
-    spark: Any, queue: Queue, s3: dict[str, str], tmp_path: Path
+    spark: Any, queue: Queue, remote: RemoteStore, tmp_path: Path
 ) -> None:
-    target = make_queue(f"s3://queues/{uuid.uuid4().hex}/target", storage_options=s3)
+    target = make_queue(remote.new_path(), storage_options=remote.options)
     queue.publish(numbered(ROWS))
     stream = Stream(spark, queue, tmp_path / "checkpoint", **spark_options(queue))
     writer = (
@@ -183,7 +180,7 @@ def test_a_stream_moves_messages_from_one_queue_there_to_another(
     "part", ["messages/_delta_log", pytest.param("messages/part-", marks=pytest.mark.slow)]
 )
 def test_a_publish_lands_once_if_the_store_fails(
-    spark: Any, queue: Queue, proxy: FaultyS3, part: str, fault: str
+    spark: Any, queue: Queue, proxy: FaultyStore, part: str, fault: str
 ) -> None:
     proxy.once(fault, "PUT", part)
     publish(spark, queue, spark_options(queue, proxy))
@@ -194,7 +191,7 @@ def test_a_publish_lands_once_if_the_store_fails(
     assert sorted(bytes(m.value).decode() for m in lease.messages) == numbered(ROWS)
 
 
-def drain(spark: Any, queue: Queue, proxy: FaultyS3, home: Path) -> None:
+def drain(spark: Any, queue: Queue, proxy: FaultyStore, home: Path) -> None:
     """A stream of several batches through the proxy, which settles here and there.
 
     Each message must reach it once.
@@ -221,14 +218,17 @@ def drain(spark: Any, queue: Queue, proxy: FaultyS3, home: Path) -> None:
 
 
 def test_a_stream_over_a_store_that_fails_often_delivers_each_message_once(
-    spark: Any, queue: Queue, proxy: FaultyS3, tmp_path: Path
+    spark: Any, queue: Queue, proxy: FaultyStore, tmp_path: Path
 ) -> None:
     proxy.often(0.03, 1)
     drain(spark, queue, proxy, tmp_path / "checkpoint")
     assert proxy.met() > 0
 
 
-def test_credentials_come_from_the_environment_of_the_driver(queue: Queue, tmp_path: Path) -> None:
+@pytest.mark.only_on("versitygw")
+def test_credentials_come_from_the_environment_of_the_driver(
+    remote: RemoteStore, queue: Queue, tmp_path: Path
+) -> None:
     """A job as people start it: neither the queue's path nor an option holds a secret, and its
     executors have them all the same.
     """
@@ -263,19 +263,15 @@ def test_credentials_come_from_the_environment_of_the_driver(queue: Queue, tmp_p
     assert done.returncode == 0, done.stderr[-3_000:]
     stats = queue.group("g").stats()
     assert (stats.acked, stats.dead) == (ROWS - 1, 1)
-    assert (
-        context_of(queue).storage_options["AWS_SECRET_ACCESS_KEY"] not in done.stdout + done.stderr
-    )
+    assert remote.secret not in done.stdout + done.stderr
 
 
-def test_a_store_that_refuses_is_reported_without_the_secret(spark: Any, queue: Queue) -> None:
-    options = {
-        **spark_options(queue),
-        "storageOptions.AWS_ENDPOINT_URL": "http://127.0.0.1:1",
-        "storageOptions.AWS_SECRET_ACCESS_KEY": "hunter2",
-    }
-    options["storageOptions.max_retries"] = "0"
+def test_a_store_that_refuses_is_reported_without_the_secret(
+    spark: Any, remote: RemoteStore, queue: Queue
+) -> None:
+    nowhere = {**remote.options_at("http://127.0.0.1:1"), "max_retries": "0"}
+    options = {f"storageOptions.{name}": value for name, value in nowhere.items()}
     with pytest.raises(Exception) as caught:  # noqa: PT011 (Spark has several errors)
         spark.read.format("spark_mq").options(**options).load(queue.path).count()
     assert "127.0.0.1:1" in str(caught.value)
-    assert "hunter2" not in str(caught.value)
+    assert remote.secret not in str(caught.value)

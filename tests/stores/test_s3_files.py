@@ -1,0 +1,211 @@
+"""The requests of each call of a store on S3, its credentials, and no secret in its errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support.s3_endpoint import Relay, relay
+from support.s3_requests import Requests, counting
+from support.stores import RemoteStore
+
+from spark_mq.delta.object_store import ObjectStore
+
+pytestmark = pytest.mark.only_on("versitygw")
+
+SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYzEXAMPLEKEY"
+SIGNED = "c2lnbmF0dXJlIG9mIGEgcmVxdWVzdA"  # no option has it
+
+
+@pytest.fixture
+def counted(remote: RemoteStore) -> Iterator[tuple[ObjectStore, Requests]]:
+    """A store behind a proxy, and the requests that went through."""
+    with counting(remote.url) as (url, seen):
+        yield ObjectStore(remote.new_path(), remote.options_at(url)), seen
+
+
+def large_parquet() -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    columns = {name: [os.urandom(1_000) for _ in range(1_000)] for name in "ab"}
+    pq.write_table(pa.table(columns), sink, row_group_size=500, compression="none")
+    return sink.getvalue()
+
+
+def calls() -> dict[str, tuple[Callable[[ObjectStore], Any], list[str]]]:
+    schema = pa.schema({"a": pa.int64()})
+    return {
+        "read": (lambda s: s.read("file"), ["GET"]),
+        "create": (lambda s: s.create("new", b"1"), ["PUT"]),
+        "write": (lambda s: s.write("file", b"1"), ["PUT"]),
+        "write 16 MB": (lambda s: s.write("file", bytes(16_000_000)), ["PUT"]),
+        "exists": (lambda s: s.exists("file"), ["HEAD"]),
+        "not exists": (lambda s: s.exists("missing"), ["HEAD"]),
+        "stat": (lambda s: s.stat("file"), ["HEAD"]),
+        "list": (lambda s: s.list("folder"), ["GET"]),
+        "list_all": (lambda s: s.list_all(), ["GET"]),
+        "delete": (lambda s: s.delete("file"), ["POST"]),
+        "read_parquet": (lambda s: s.read_parquet("small.parquet", schema), ["GET"]),
+        "open, small": (lambda s: pq.ParquetFile(s.open("small.parquet")).read(), ["GET"]),
+        "open, footer": (lambda s: pq.ParquetFile(s.open("large.parquet")).metadata, ["GET"]),
+        "open, a column": (
+            lambda s: pq.ParquetFile(s.open("large.parquet")).read_row_group(0, ["a"]),
+            ["GET", "GET"],
+        ),
+        "temporaries": (lambda s: s.delete_stale_temporaries("", 0), []),
+    }
+
+
+@pytest.mark.parametrize("name", calls())
+def test_requests_of_each_call(counted: tuple[ObjectStore, Requests], name: str) -> None:
+    store, seen = counted
+    small = pa.BufferOutputStream()
+    pq.write_table(pa.table({"a": [1, 2]}), small)
+    store.write("file", b"1")
+    store.write("small.parquet", memoryview(small.getvalue()))
+    if "open" in name:
+        store.write("large.parquet", memoryview(large_parquet()))
+    seen.clear()
+    call, expected = calls()[name]
+    call(store)
+    assert [method for method, _, _ in seen] == expected
+
+
+def test_create_is_if_none_match_and_write_is_not(counted: tuple[ObjectStore, Requests]) -> None:
+    store, seen = counted
+    store.create("file", b"1")
+    store.write("file", b"2")
+    assert [headers.get("if-none-match") for _, _, headers in seen] == ["*", None]
+
+
+def failing(remote: RemoteStore, **more: str) -> ObjectStore:
+    return ObjectStore("s3://queues/q", {**remote.options, "max_retries": "0", **more})
+
+
+def short_repr(error: BaseException | None) -> str:
+    """All that a traceback shows of an error."""
+    text = ""
+    while error is not None:
+        text += f"{error!s} {error!r} {vars(error)}"
+        error = error.__cause__ or error.__context__
+    return text
+
+
+def test_a_store_out_of_reach_is_an_os_error(remote: RemoteStore) -> None:
+    url = f"http://user:{quote(SECRET, safe='')}@127.0.0.1:1"
+    store = failing(remote, AWS_ENDPOINT_URL=url, AWS_SECRET_ACCESS_KEY=SECRET)
+    for call in (store.read, store.open, store.exists, store.list, store.delete):
+        with pytest.raises(OSError, match="Generic S3 error") as caught:
+            call("file")
+        assert not isinstance(caught.value, FileNotFoundError)
+        assert type(caught.value.__cause__).__module__ == "obstore.exceptions"
+        assert SECRET not in short_repr(caught.value)
+        assert quote(SECRET, safe="") not in short_repr(caught.value)
+
+
+def test_a_panic_during_a_call_is_an_os_error(remote: RemoteStore) -> None:
+    store = failing(remote, AWS_ENDPOINT_URL=f"http://user:{SECRET}@127.0.0.1:1")
+    with pytest.raises(OSError, match="queues/q/file") as caught:
+        store.read("file")
+    assert type(caught.value) is OSError
+    assert SECRET not in short_repr(caught.value)
+
+
+class Answering(Relay):
+    """An endpoint that refuses all, and quotes what it was sent."""
+
+    status = 403
+
+    def serve(self, body: bytes) -> None:
+        signed = self.headers.get("Authorization", "")
+        text = f"<Error><AWSAccessKeyId>{SIGNED}</AWSAccessKeyId>"
+        text += f"<StringToSign>{SIGNED}</StringToSign><Message>{SECRET} {signed} http://h/b?sv={SIGNED}&amp;x=1</Message></Error>"
+        self.answer(self.status, text.encode(), {})
+
+
+@pytest.mark.parametrize("status", [401, 403, 400, 500])
+def test_no_secret_is_in_the_error_of_a_refusal(remote: RemoteStore, status: int) -> None:
+    server = relay(type("Refusing", (Answering,), {"status": status}), "http://127.0.0.1:1")
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        key = "AKIAIOSFODNN7EXAMPLE"
+        options = {"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": SECRET}
+        store = failing(remote, AWS_ENDPOINT_URL=url, **options)
+        kind = PermissionError if status in (401, 403) else OSError
+        for call in (store.read, store.open, lambda path: store.create(path, b"1"), store.list):
+            with pytest.raises(kind) as caught:
+                call("file")
+            assert SECRET not in short_repr(caught.value)
+            assert key not in short_repr(caught.value)
+            assert SIGNED not in short_repr(caught.value)
+            assert "Signature=" not in short_repr(caught.value)
+            assert "queues/q/file" in str(caught.value)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(60)
+
+
+def test_keys_of_the_environment_work_and_stay_hidden(
+    remote: RemoteStore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in remote.options.items():
+        monkeypatch.setenv(name, value)
+    for options in ({}, {"timeout": "20s"}):
+        store = ObjectStore(remote.new_path(), options)
+        store.create("file", b"1")
+        assert store.read("file") == b"1"
+
+
+class Machine(Relay):
+    """The metadata of a machine that has a role, and a store that takes all from it."""
+
+    asked: list[dict[str, str]]
+
+    def serve(self, body: bytes) -> None:
+        self.asked.append({name.lower(): value for name, value in self.headers.items()})
+        role = {
+            "AccessKeyId": "AKIAROLE",
+            "SecretAccessKey": "role-secret",
+            "Token": "role-token",
+            "Expiration": "2999-01-01T00:00:00Z",
+            "LastUpdated": "2020-01-01T00:00:00Z",
+            "Code": "Success",
+            "Type": "AWS-HMAC",
+        }
+        answers = {"token": b"imds", "security-credentials/": b"queue-role", "file": b""}
+        end = next((end for end in answers if self.path.endswith(end)), "")
+        self.answer(200, answers.get(end, json.dumps(role).encode()), {"ETag": '"1"'})
+
+
+def test_without_keys_the_role_of_the_machine_is_used(
+    remote: RemoteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    asked: list[dict[str, str]] = []
+    server = relay(type("Role", (Machine,), {"asked": asked}), "http://127.0.0.1:1")
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        keys = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+        options = {k: v for k, v in remote.options_at(url).items() if k not in keys}
+        store = ObjectStore("s3://queues/q", {**options, "AWS_METADATA_ENDPOINT": url})
+        store.create("file", b"1")
+        assert "Credential=AKIAROLE/" in asked[-1]["authorization"]
+        assert asked[-1]["x-amz-security-token"] == "role-token"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(60)
