@@ -162,6 +162,17 @@ test-catalog: setup .venv/stores/versitygw .venv/stores/uc-server ## run the tes
 test-connect: setup .venv/connect/.installed ## run the tests over Spark Connect; SHORT=1
 	@$(with_spark) PYTHONPATH="$(CURDIR)/.venv/connect" $(python) -m pytest --connect tests/connect $(quick) --durations=10
 
+.venv/airflow/.installed: pyproject.toml
+	@base=$$(sh scripts/find-python) && "$$base" -m venv --clear .venv/airflow
+	@echo "installing Airflow into .venv/airflow: some minutes the first time"
+	@.venv/airflow/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[airflow]' \
+	  'pytest>=9.2,<10' 'hypothesis>=6.170,<7'
+	@touch $@
+
+.PHONY: test-airflow
+test-airflow: .venv/airflow/.installed ## run the provider in processes of Airflow, whose triggerer is killed
+	@.venv/airflow/bin/python -m pytest --airflow tests/airflow --durations=10
+
 .PHONY: wheel
 wheel: setup ## build the wheel and the sdist into dist/
 	@rm -rf dist && $(python) -m hatchling build --directory dist

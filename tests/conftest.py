@@ -75,7 +75,15 @@ def pytest_report_header() -> str:
 def _is_daily(config: pytest.Config) -> bool:
     elsewhere = any(
         config.getoption(name)
-        for name in ("--store", "--cluster", "--connect", "--wheel", "--browser", "--release")
+        for name in (
+            "--store",
+            "--cluster",
+            "--connect",
+            "--wheel",
+            "--browser",
+            "--release",
+            "--airflow",
+        )
     )
     return "not slow" in config.option.markexpr and not elsewhere
 
@@ -128,6 +136,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="check what make wheel has built, the workflows and examples/deploy",
     )
     parser.addoption(
+        "--airflow", action="store_true", help="run tests in an environment that has Airflow"
+    )
+    parser.addoption(
         "--large-worlds",
         action="store_true",
         help="look at larger worlds in tests/model: some take an hour",
@@ -148,7 +159,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if store or folder == "stores" or "remote" in fixtures:
             there = store and _is_for(item, store)
         else:
-            asked_for = ("browser", "catalog", "cluster", "connect", "release", "wheel")
+            asked_for = ("airflow", "browser", "catalog", "cluster", "connect", "release", "wheel")
             there = folder not in asked_for or config.getoption(f"--{folder}")
         (wanted if there else others).append(item)
     items[:] = wanted

@@ -13,6 +13,7 @@ import spark_mq
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 0.3
 EXTRAS = (
+    "airflow",
     "pyspark",
     "delta",
     "typer",

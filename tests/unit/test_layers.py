@@ -19,7 +19,7 @@ LAYERS = [
     {"__main__"},
     {"cli", "pytest_plugin"},
     {"web"},
-    {"jobs", "pyspark_mq"},
+    {"jobs", "pyspark_mq", "airflow"},
     {"spark_mq"},  # the package itself: exports everything, and hooks in the Spark side
     {"spark"},
     {"testing"},
@@ -108,6 +108,12 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 def test_only_the_spark_package_imports_pyspark() -> None:
     found = {name for name, tree in MODULES.items() if _uses(tree, "pyspark")}
     assert {_room(name) for name in found} <= {"spark", "jobs"}
+
+
+def test_only_the_airflow_package_imports_airflow() -> None:
+    found = {name for name, tree in MODULES.items() if _uses(tree, "airflow")}
+    assert found
+    assert {_room(name) for name in found} == {"airflow"}
 
 
 @pytest.mark.parametrize("package", IMPORTS)
