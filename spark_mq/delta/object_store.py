@@ -37,7 +37,8 @@ _SCHEME: Final = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):/")
 _SAME_SCHEMES: Final = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "azure": "az", "adl": "az"}
 _NO_LOCAL_PATH: Final = re.compile(r"[\[\]^|\\\x00-\x1f\x7f\ud800-\udfff]|%[0-9A-Fa-f]{2}")
 _NO_URI: Final = re.compile(r"[\x00-\x1f\x7f?#\ud800-\udfff]|(?<=[^:/])//|/\.\.?(?=/|$)")
-_NO_URIS: Final = {"azure": re.compile(rf"{_NO_URI.pattern}|\.(?:/|$)")}  # no folder ends with "."
+# On Azure no folder ends with ".", and a backslash becomes "/".
+_NO_URIS: Final = {"azure": re.compile(rf"{_NO_URI.pattern}|\.(?:/|$)|\\|%5[Cc]")}
 _NO_NAME: Final = re.compile(r"[\x00-\x1f\x7f]|(?:^|/)\.{0,2}(?:/|$)")
 
 

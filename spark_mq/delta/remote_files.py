@@ -75,7 +75,7 @@ class RemoteBackend:
         self._store = _open_store(
             f"{parts.scheme}://{parts.netloc}", options, self._secrets, self._credentials
         )
-        self._counts_characters = PROVIDERS[parts.scheme.lower()] == "azure"
+        self._is_azure = PROVIDERS[parts.scheme.lower()] == "azure"
         self._place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
     def child(self, name: str) -> RemoteBackend:
@@ -169,13 +169,22 @@ class RemoteBackend:
         tag = (meta["e_tag"] or "").strip('"') or None  # Azure quotes it, but not in listings
         return FileInfo(path, meta["size"], meta["last_modified"].timestamp(), tag)
 
+    def _check_name(self, full: str) -> None:
+        """Raise FileNotFoundError if the store cannot have this name."""
+        length = len(full) if self._is_azure else len(full.encode())
+        if length > _MOST:
+            number, text = errno.ENAMETOOLONG, f"no names of more than {_MOST} bytes"
+        elif self._is_azure and "\\" in full:  # it would create another name, with "/"
+            number, text = errno.EINVAL, "no names with a backslash"
+        else:
+            return
+        raise FileNotFoundError(number, f"The store has {text}", f"{self._place}/{full}")
+
     def _call(self, path: str, function: Callable[[Any, str], _T]) -> _T:
         """Call obstore. Raise its errors as kinds of OSError, without secrets."""
         full = self._full(path)
         _check_fork(f"{self._place}/{full}")
-        if len(full) > _MOST or (len(full.encode()) > _MOST and not self._counts_characters):
-            text = f"The store has no names of more than {_MOST} bytes"
-            raise FileNotFoundError(errno.ENAMETOOLONG, text, f"{self._place}/{full}")
+        self._check_name(full)
         for pause in (*_PAUSES, None):
             if self._credentials is not None:
                 self._credentials()  # here, because obstore would report any failure as a refusal

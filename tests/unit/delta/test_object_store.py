@@ -667,6 +667,8 @@ AMBIGUOUS = ["/a?token=hush", "/a#x", "//a", "/a//c", "/a/../c", "/.", "/a\n"]
         "s3://b/\udcff",
         "az://b/a.",
         "abfss://c@d/a./b",
+        "az://c/a\\b",
+        "abfss://c@d/a%5cb",
         "adl://b/a../",
     ],
 )
