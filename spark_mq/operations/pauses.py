@@ -37,14 +37,14 @@ class News:
     """Whether a group's ledger or its messages changed since a look, asked by a shared look."""
 
     def __init__(self, ledger: GroupLedger) -> None:
-        self._messages = ledger.messages
+        self._messages, self._ledgers = ledger.messages, ledger.ledgers
         self._tables: tuple[_Table, _Table] = ledger.messages, ledger.ledgers
         self._known: Sequence[int] = ()
         self._notified: Sequence[int] = ()
 
     def note(self) -> None:
         """Note what is known before a look, so that no change in between is missed."""
-        self._known = self._messages.known().version, self._tables[1].log.known_version
+        self._known = self._messages.known().version, self._ledgers.known_version()
         self._notified = self._count()
 
     def came(self) -> bool:
@@ -70,16 +70,18 @@ class Pauses:
     """The pauses of one wait. Over a store, all waits of a process share their looks."""
 
     def __init__(self, ledger: GroupLedger, poll: float, changed: threading.Event) -> None:
-        self._poll, self._changed, self._news = poll, changed, News(ledger)
-        self._clock = ledger.ledgers.log.clock
+        self._poll, self._changed = poll, changed
         self._is_local = ledger.messages.files.is_local
         self._pause = min(poll, FIRST_PAUSE if self._is_local else FIRST_STORE_PAUSE)
+        if not self._is_local:
+            self._news, self._clock = News(ledger), ledger.ledgers.log.clock
 
     def begin_try(self) -> None:
         """Note what is known before a try."""
         self._changed.clear()
-        self._news.note()
-        self._tried_at = self._clock.now()
+        if not self._is_local:
+            self._news.note()
+            self._tried_at = self._clock.now()
 
     def wait(self, seconds: float) -> bool:
         """Wait some seconds at most. Return whether it is time for the next try."""

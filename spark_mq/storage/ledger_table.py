@@ -310,6 +310,10 @@ class LedgerTable:
         with wrap_store_errors(self.path, "reading"):
             return self.log.refresh().version
 
+    def known_version(self) -> int:
+        """Return the table's version as of the last look, or -1 if there was none."""
+        return self.log.known_version
+
     def commit_time(self, version: int) -> int | None:
         with wrap_store_errors(self.path, "reading"):
             return self.log.commit_time(version)

@@ -260,6 +260,8 @@ class MemoryLedgers:
     def version(self) -> int:
         return len(self.notes)
 
+    known_version = version
+
     def commit_time(self, version: int) -> int | None:
         return self.notes[version - 1]["committed_at"] if version > 0 else None
 
