@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -39,6 +40,8 @@ class Place:
         """Table, path and second of each call."""
         self._queue, self._clock = queue, clock
         self._seconds, self._read = 1_000.0, threading.local()
+        self._seen = defaultdict[int, set[float]](set)
+        """The seconds at which each thread read the clock."""
         self._elapsed = ElapsedClock(self._running, self._wall)
         store.on(*REQUESTS, act=self._note)
 
@@ -60,8 +63,15 @@ class Place:
     def has_calls(self, count: int) -> bool:
         return len(self.calls) >= count
 
+    def have_waited(self, workers: int, times: int) -> bool:
+        """Return whether so many workers read the clock at so many seconds. A try takes few."""
+        mine = threading.get_ident()
+        seen = [len(seconds) for thread, seconds in list(self._seen.items()) if thread != mine]
+        return len(seen) >= workers and min(seen) >= times
+
     def _running(self) -> float:
         self._read.seconds = self._seconds
+        self._seen[threading.get_ident()].add(self._seconds)
         return self._seconds
 
     def _wall(self) -> float:
@@ -108,9 +118,9 @@ def waiting(queue: Queue, group: str = "default") -> Iterator[list[Lease | None]
         assert not worker.is_alive()
 
 
-def settle_down(place: Place) -> None:
-    """Let the first pauses, which are shorter, pass."""
-    for _ in range(10):
+def settle_down(place: Place, workers: int = 1) -> None:
+    """Let the first try and the first pauses, which are shorter, of each worker pass."""
+    while not place.have_waited(workers, 10):
         looked = partial(place.has_calls, len(place.calls) + 2)
         place.advance(POLL)
         until(looked)
@@ -133,7 +143,7 @@ def test_all_handles_and_groups_of_a_process_share_their_looks(place: Place) -> 
             (first, "default"), (first, "second"), (second, "third"), (second, "default")
         ]:  # fmt: skip
             workers.enter_context(waiting(handle, group))
-        settle_down(place)
+        settle_down(place, 4)
         place.calls.clear()
         for _ in range(30):
             place.advance_to_a_look()
@@ -147,7 +157,7 @@ def test_a_message_of_another_process_is_delivered_within_two_seconds(
     """The worker of another group made the last look. Both get the message."""
     handle = place.handle()
     with waiting(handle) as mine, waiting(handle, "second") as theirs:
-        settle_down(place)
+        settle_down(place, 2)
         place.advance(0.5)
         place.other.publish("a")
         place.advance(1.5)
