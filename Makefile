@@ -124,10 +124,12 @@ quick = $(if $(SHORT),-m "not slow")
 
 servers = .venv/stores/versitygw .venv/stores/azurite .venv/stores/fake-gcs-server
 STORES := versitygw azurite gcs
-# In short, all of tests/stores that is quick on one of them, and its files on the others.
-on_store = ($(with_spark) $(python) -m pytest --store=$1 --durations=10 $(if $(SHORT), \
-  -m "not slow" tests/stores$(if $(filter versitygw,$1),,/test_remote_files.py), \
-  tests/stores tests/storage tests/operations tests/maintenance tests/acceptance)) || failed="$$failed $1";
+# Spark in a process of its own, because it takes Ctrl-C over. In short, all of tests/stores that is quick on one server,
+# and its files on the others.
+stored = tests/stores tests/storage tests/operations tests/maintenance tests/acceptance
+run_on = ($(with_spark) $(python) -m pytest --store=$1 --durations=10 $2) || failed="$$failed $1";
+on_store = $(if $(SHORT),$(call run_on,$1,-m "not slow" tests/stores$(if $(filter versitygw,$1),,/test_remote_files.py)), \
+  $(call run_on,$1,-m "not spark" $(stored)) $(call run_on,$1,-m spark $(stored)))
 
 .PHONY: test-stores
 test-stores: setup $(servers) ## run the storage, operations, maintenance, acceptance and Spark tests on servers of S3, Azure and GCS that fail; STORES=versitygw SHORT=1

@@ -93,10 +93,12 @@ class Relay(BaseHTTPRequestHandler):
                 "server",
             ):
                 self.send_header(name, value)
-        self.send_header(
-            "Content-Length",
-            headers.get("Content-Length", "0") if self.command == "HEAD" else str(len(data)),
-        )
+        size = str(len(data))
+        if self.command == "HEAD":
+            # In any case of letters: that of Azurite is not that of S3's servers.
+            named = {name.lower(): value for name, value in headers.items()}
+            size = named.get("content-length", "0")
+        self.send_header("Content-Length", size)
         with contextlib.suppress(OSError):  # the client may have given up
             self.end_headers()
             if self.command != "HEAD":

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from spark_mq import Lease, Message, Queue
+from spark_mq.delta.log_start import CHECKPOINT_HINT
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.tables import write_checkpoint
 from spark_mq.testing import ManualClock
@@ -38,9 +39,14 @@ def story(place: dict[str, Any]) -> list[tuple[str, Any]]:
         queue = again(queue)  # which reads the log from its start
         note("swept", asdict(queue.sweep()))
         clock.advance("2h")  # leases expire, and old messages are trimmed
-    for table in (messages_of(queue), ledgers_of(queue)):
+    tables = messages_of(queue), ledgers_of(queue)
+    for table in tables:
         write_checkpoint(table.files)
-    housekeep(queue, keep_versions=0, keep_seconds=0.0)
+    note("sequences", [*publish(queue, 2)])  # commits after a checkpoint stay
+    settle(queue, note)
+    housekeep(queue, keep_versions=3, keep_seconds=0.0)
+    for table in tables:
+        table.files.delete(CHECKPOINT_HINT)  # so a listing has to show the checkpoint
     queue = again(queue)
     note("stats", counts(queue))
 
