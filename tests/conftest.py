@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from support.byte_store import byte_store
 from support.limits import limits
+from support.marks import without_delta
 from support.stores import SERVERS, RemoteStore
 
 from spark_mq.parquet.read_cache import row_groups
@@ -41,6 +42,10 @@ NEED_PYSPARK = [
     *("unit/test_fuzz.py", "unit/test_public_names.py"),
 ]
 collect_ignore = [] if find_spec("pyspark") else NEED_PYSPARK
+
+OPTIONAL = (*("airflow", "browser", "catalog", "cluster", "connect", "release", "wheel"),)
+"""The folders whose tests run with an option of that name alone."""
+ON_SPARK = ("cluster", "connect", "jobs", "notebooks", "spark")
 
 DAILY_BUDGET = 300
 """Seconds that the daily tests of one process may take on an idle machine with 2 cores."""
@@ -74,16 +79,7 @@ def pytest_report_header() -> str:
 
 def _is_daily(config: pytest.Config) -> bool:
     elsewhere = any(
-        config.getoption(name)
-        for name in (
-            "--store",
-            "--cluster",
-            "--connect",
-            "--wheel",
-            "--browser",
-            "--release",
-            "--airflow",
-        )
+        config.getoption(name) for name in ("--store", *(f"--{folder}" for folder in OPTIONAL))
     )
     return "not slow" in config.option.markexpr and not elsewhere
 
@@ -154,13 +150,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         folder = item.path.relative_to(HERE).parts[0]
         fixtures = getattr(item, "fixturenames", ())
-        if folder in ("cluster", "connect", "jobs", "notebooks", "spark") or "spark" in fixtures:
+        if folder in ON_SPARK or "spark" in fixtures:
             item.add_marker(pytest.mark.spark)
+        if item.get_closest_marker("delta") and (reason := without_delta()):
+            item.add_marker(pytest.mark.skip(reason=reason))
         if store or folder == "stores" or "remote" in fixtures:
             there = store and _is_for(item, store)
         else:
-            asked_for = ("airflow", "browser", "catalog", "cluster", "connect", "release", "wheel")
-            there = folder not in asked_for or config.getoption(f"--{folder}")
+            there = folder not in OPTIONAL or config.getoption(f"--{folder}")
         (wanted if there else others).append(item)
     items[:] = wanted
     config.hook.pytest_deselected(items=others)

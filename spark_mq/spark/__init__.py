@@ -11,6 +11,7 @@ from spark_mq.util.loading import lazy_names
 
 if TYPE_CHECKING:
     from spark_mq.spark.batch_lease import BatchLease
+    from spark_mq.spark.delta_session import with_delta
     from spark_mq.spark.foreach_batch import for_each_batch
     from spark_mq.spark.listener import SparkMQListener, StreamProgress
     from spark_mq.spark.python_check import check_interpreter
@@ -31,6 +32,7 @@ __all__ = [
     "register",
     "reject",
     "stop_query",
+    "with_delta",
 ]
 
 # The module of each public name. It is loaded at first use, because Spark's Python workers load
@@ -47,6 +49,7 @@ _MODULES = {
     "on_sigterm": "shutdown",
     "reject": "settle_rows",
     "stop_query": "shutdown",
+    "with_delta": "delta_session",
 }
 
 __getattr__, __dir__ = lazy_names(globals(), _MODULES)

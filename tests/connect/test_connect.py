@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from pyspark import cloudpickle
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import SessionNotSameException, StreamingQueryException
 from support.harness import (
     Stream,
     copy_checkpoint,
@@ -123,6 +123,43 @@ def test_a_batch_is_settled_by_what_its_function_does_and_returns(
         at[9]: ("dead", "bad"),
     }
     assert stream.group.stats().acked == ROWS - 4
+
+
+def test_what_a_function_sets_in_its_session_is_there_in_the_next_batch(
+    spark: Any, stream: Stream, queue: Queue, tmp_path: Path
+) -> None:
+    """Since Spark 4.3 the batch has a session of its own, a copy of the client's."""
+    queue.publish(numbered(ROWS))
+    stream.options["maxMessagesPerTrigger"] = "6"
+    setting = "spark.sql.session.timeZone"
+    listed = spark.createDataFrame([("001",), ("009",)], "bad STRING")
+    listed.createOrReplaceTempView("bad_orders")
+    own_session = not spark.version.startswith("4.2.")
+
+    def process(batch: Any, lease: Any) -> None:
+        session = batch.sparkSession
+        note(tmp_path, [session.conf.get(setting), session.session_id])
+        session.conf.set(setting, "Europe/Zurich")
+        batch.createOrReplaceTempView("orders")
+        bad = session.sql(
+            "SELECT lease_id, sequence FROM orders, bad_orders WHERE CAST(value AS STRING) = bad"
+        )
+        assert lease.reject(bad, error="listed").settled == 1
+        assert lease.read().sparkSession.session_id == session.session_id
+        if own_session:
+            with pytest.raises(SessionNotSameException):
+                batch.crossJoin(listed)
+
+    try:
+        stream.settle_with(process, on_error="raise")
+        first, second = noted(tmp_path)
+        assert first[0] == "UTC"
+        assert second == ["Europe/Zurich", first[1]]
+        assert spark.conf.get(setting) == ("UTC" if own_session else "Europe/Zurich")
+        assert (first[1] != spark.session_id) == own_session
+    finally:
+        spark.conf.set(setting, "UTC")
+    assert (stream.group.stats().acked, stream.group.stats().dead) == (ROWS - 2, 2)
 
 
 @pytest.mark.parametrize(

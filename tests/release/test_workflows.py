@@ -17,7 +17,12 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 IN_CI = {"make lint", "make docs", "make test-all"}
 """What ``.ci/run`` runs."""
-PARTS_OF_CI = {"make test PYTHON=python", "make test-wheel", "make test-release"}
+PARTS_OF_CI = {
+    "make test PYTHON=python",
+    "make test-release",
+    "make test-spark43",
+    "make test-wheel",
+}
 """Of these ``make test-all`` runs all or, with SHORT=1, a part."""
 RUN_BY_TESTS = {
     "make sbom",

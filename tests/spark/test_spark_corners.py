@@ -41,6 +41,7 @@ def test_two_copies_of_a_checkpoint_run_at_once_and_each_message_lands_once(
     assert sink.values == numbered(12)
 
 
+@pytest.mark.delta
 def test_a_new_checkpoint_on_an_old_sink_skips_nothing(
     spark: Any, queue: Queue, tmp_path: Path
 ) -> None:

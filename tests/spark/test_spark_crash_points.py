@@ -203,6 +203,7 @@ def drive(folder: Path, run: str) -> None:
     getattr(Crash(session, folder), run)()
 
 
+@pytest.mark.delta
 @pytest.mark.parametrize(
     ("run", "side"),
     [
@@ -222,6 +223,7 @@ def test_killed_at_any_point_a_batch_lands_once_in_a_delta_table(
         crash.assert_once(f"{found[at]} (number {at} of {side})")
 
 
+@pytest.mark.delta
 def test_killed_between_a_plain_delta_sink_and_sparks_note_of_it_a_batch_lands_once(
     watched_spark: Any, tmp_path: Path
 ) -> None:

@@ -363,6 +363,7 @@ def test_a_row_that_was_nacked_before_the_sink_is_never_acked_by_a_replay(
     assert (stats.acked, stats.delayed) == (2, 1)
 
 
+@pytest.mark.delta
 @pytest.mark.slow
 def test_a_crash_between_a_delta_sink_and_the_ack_leaves_each_message_there_once(
     spark: Any, stream: Stream, queue: Queue, tmp_path: Path
@@ -603,6 +604,7 @@ def test_two_workers_never_see_one_message_under_two_live_leases(
     assert (stats.acked, stats.leased) == (24, 0)
 
 
+@pytest.mark.delta
 @pytest.mark.slow
 def test_two_workers_on_one_delta_sink_lose_no_batch_to_its_idempotence(
     spark: Any, queue: Queue, tmp_path: Path

@@ -49,6 +49,7 @@ def test_available_now_ends_on_an_empty_queue_and_does_not_wait_for_delayed_mess
     assert stream.group.stats().delayed == 1
 
 
+@pytest.mark.delta
 def test_on_commit_with_a_plain_delta_sink_delivers_and_acks(
     spark: Any, stream: Stream, queue: Queue, tmp_path: Path
 ) -> None:
@@ -452,6 +453,7 @@ def test_rows_settled_inside_the_function_stay_as_they_were_settled(
     assert stream.group.stats().acked == 3
 
 
+@pytest.mark.delta
 def test_delta_options_append_each_batch_once_to_a_delta_table(
     spark: Any, stream: Stream, queue: Queue, tmp_path: Path
 ) -> None:

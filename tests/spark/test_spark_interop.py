@@ -33,6 +33,7 @@ def texts(lease: Any) -> list[str]:
     return [m.value.decode() for m in lease.messages]
 
 
+@pytest.mark.delta
 @pytest.mark.slow
 def test_spark_publishes_while_workers_lease(spark: Any, queue: Queue) -> None:
     settled: list[str] = []
@@ -60,6 +61,7 @@ def test_spark_publishes_while_workers_lease(spark: Any, queue: Queue) -> None:
     assert queue.group("g").stats().acked == 6
 
 
+@pytest.mark.delta
 def test_spark_publishes_the_value_alone(spark: Any, queue: Queue) -> None:
     """Spark fills missing columns with null. It needs no schema option."""
     before = spark.read.format("delta").load(messages_of(queue).path).schema
@@ -72,6 +74,7 @@ def test_spark_publishes_the_value_alone(spark: Any, queue: Queue) -> None:
     assert "/" not in messages_of(queue).index().files[0].path
 
 
+@pytest.mark.delta
 def test_spark_refuses_text_until_it_is_cast(spark: Any, queue: Queue) -> None:
     """Delta Lake for Spark casts no STRING to BINARY in an append of a DataFrame."""
     text = spark.createDataFrame([("a",)], "value STRING")
@@ -83,11 +86,13 @@ def test_spark_refuses_text_until_it_is_cast(spark: Any, queue: Queue) -> None:
     assert texts(take(queue)) == ["a"]
 
 
+@pytest.mark.delta
 def test_spark_inserts_the_value_alone_by_sql(spark: Any, queue: Queue) -> None:
     spark.sql(f"INSERT INTO delta.`{messages_of(queue).path}` (value) VALUES (CAST('a' AS BINARY))")
     assert texts(take(queue)) == ["a"]
 
 
+@pytest.mark.delta
 @pytest.mark.slow
 def test_spark_writes_and_tidies_while_leases_are_held(spark: Any, queue: Queue) -> None:
     """OPTIMIZE and VACUUM of both tables, ZORDER of the one that has statistics: what is leased or
@@ -117,6 +122,7 @@ def test_spark_writes_and_tidies_while_leases_are_held(spark: Any, queue: Queue)
     assert queue.stats()["published"] == 5
 
 
+@pytest.mark.delta
 @pytest.mark.slow
 def test_what_spark_may_not_change_it_is_refused_and_what_it_may_disturbs_nobody(
     spark: Any, queue: Queue
@@ -150,6 +156,7 @@ def test_what_spark_may_not_change_it_is_refused_and_what_it_may_disturbs_nobody
             call()
 
 
+@pytest.mark.delta
 @pytest.mark.slow
 def test_a_restore_by_spark_after_a_trim_publishes_nothing_again(
     spark: Any, tmp_path: Path
@@ -194,6 +201,7 @@ def test_a_page_that_no_task_can_read_ends_the_query_once_and_is_dead_at_its_res
     assert path.name in letter.headers["spark_mq.payload"]
 
 
+@pytest.mark.delta
 @pytest.mark.slow
 def test_spark_reads_each_table_as_it_is(spark: Any, tmp_path: Path) -> None:
     path = make_tables(tmp_path / "tables").path

@@ -386,6 +386,7 @@ def peek(spark: Any, queue: Queue, group: str | None = None) -> Any:
     return (reader if group is None else reader.option("consumerGroup", group)).load(queue.path)
 
 
+@pytest.mark.delta
 def test_a_read_shows_the_priority_that_counts(spark: Any, tmp_path: Path) -> None:
     """Also of foreign files, whose writers check nothing."""
     queue = make_queue(tmp_path / "plain")

@@ -80,6 +80,7 @@ def test_an_empty_dataframe_publishes_nothing(spark: Any, queue: Queue) -> None:
     assert versions(queue) == before
 
 
+@pytest.mark.delta
 def test_a_plain_delta_writer_is_a_publisher(spark: Any, stream: Stream, queue: Queue) -> None:
     """Ids and times that it left out read as the sequence and the commit's time."""
     df = spark.createDataFrame([(bytearray(b"plain"),)], "value BINARY")
@@ -92,6 +93,7 @@ def test_a_plain_delta_writer_is_a_publisher(spark: Any, stream: Stream, queue: 
     assert stream.group.stats().acked == 1
 
 
+@pytest.mark.delta
 @pytest.mark.slow
 def test_spark_reads_and_appends_to_a_queue_whose_log_was_cleaned(spark: Any, queue: Queue) -> None:
     queue.publish(

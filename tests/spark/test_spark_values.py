@@ -48,6 +48,7 @@ def test_a_wrong_schema_is_refused_before_the_query_starts(spark: Any, queue: Qu
         spark.read.format("spark_mq").schema("data STRUCT<id INT>").load(queue.path).collect()
 
 
+@pytest.mark.delta
 @pytest.mark.slow
 def test_a_plain_sink_gets_the_columns(
     spark: Any, queue: Queue, parsed: Stream, tmp_path: Any

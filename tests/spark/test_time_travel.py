@@ -17,6 +17,7 @@ from spark_mq import Queue
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 
+pytestmark = pytest.mark.delta
 TABLES = ("messages", "leases", "commits", "history")
 
 

@@ -1,4 +1,7 @@
-"""The Spark session of the tests. Starting one takes tens of seconds."""
+"""The Spark session of the tests. Starting one takes tens of seconds.
+
+It has Delta, unless its Spark is one that Delta has no JAR for (``make test-spark43``).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from spark_mq.spark import with_delta
+from support.marks import without_delta
+
 __all__ = ["new_session", "plan_of", "spark"]
 
 
@@ -19,8 +25,7 @@ def plan_of(rows: Any) -> str:
 
 
 def new_session(warehouse: Path) -> Any:
-    """Start a session that can read and write Delta tables."""
-    from delta import configure_spark_with_delta_pip
+    """Start a session, which can read and write Delta tables if its Spark has Delta."""
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -32,8 +37,6 @@ def new_session(warehouse: Path) -> Any:
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(warehouse),
-        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.databricks.delta.snapshotPartitions": "1",
         # An idle query reports its progress each 10 seconds, and some tests wait for it.
         "spark.sql.streaming.noDataProgressEventInterval": "200",
@@ -53,7 +56,9 @@ def new_session(warehouse: Path) -> Any:
     builder = SparkSession.builder.master("local[2]").appName("spark_mq tests")
     for name, value in settings.items():
         builder = builder.config(name, value)
-    session = configure_spark_with_delta_pip(builder).getOrCreate()
+    if without_delta() is None:
+        builder = with_delta(builder)
+    session = builder.getOrCreate()
     session.sparkContext.setLogLevel("OFF")  # the deaths that the tests arrange would fill pages
     return session
 
