@@ -161,8 +161,8 @@ test-catalog: setup .venv/stores/versitygw .venv/stores/uc-server ## run the tes
 	@touch $@
 
 .PHONY: test-connect
-test-connect: setup .venv/connect/.installed ## run the tests over Spark Connect; SHORT=1
-	@$(with_spark) PYTHONPATH="$(CURDIR)/.venv/connect" $(python) -m pytest --connect tests/connect $(quick) --durations=10
+test-connect: setup .venv/connect/.installed ## run the tests over Spark Connect, and a pipeline; SHORT=1
+	@$(with_spark) PYTHONPATH="$(CURDIR)/.venv/connect" $(python) -m pytest --connect --pipelines tests/connect tests/pipelines $(quick) --durations=10
 
 # Spark 4.3, in an environment without Delta, which has no JAR for it.
 .venv/spark43/.installed: .venv/connect/.installed
@@ -175,11 +175,11 @@ spark43 := $(CURDIR)/.venv/spark43/bin
 on_spark43 = $(with_spark) && PATH="$(spark43):$$PATH" PYSPARK_PYTHON="$(spark43)/python" PYSPARK_DRIVER_PYTHON="$(spark43)/python"
 # In short, how foreachBatch finds its lease in a classic session and over Connect, which differs most between versions.
 .PHONY: test-spark43
-test-spark43: setup .venv/spark43/.installed ## run the tests of source, sink, foreachBatch, jobs and Spark Connect on Spark 4.3; SHORT=1
+test-spark43: setup .venv/spark43/.installed ## run the tests of source, sink, foreachBatch, jobs, Spark Connect and a pipeline on Spark 4.3; SHORT=1
 	@$(on_spark43) $(spark43)/python -m pytest --durations=10 -m "spark $(if $(SHORT),and not slow)" \
 	  $(if $(SHORT),tests/spark/test_spark_reader.py,tests/spark tests/jobs tests/model tests/unit)
-	@$(on_spark43) PYTHONPATH="$(CURDIR)/.venv/connect" $(spark43)/python -m pytest --connect --durations=10 \
-	  tests/connect $(if $(SHORT),-k "settled_by or session")
+	@$(on_spark43) PYTHONPATH="$(CURDIR)/.venv/connect" $(spark43)/python -m pytest --connect --pipelines --durations=10 \
+	  tests/connect tests/pipelines $(if $(SHORT),-k "settled_by or session or pipeline")
 
 .venv/airflow/.installed: pyproject.toml
 	@base=$$(sh scripts/find-python) && "$$base" -m venv --clear .venv/airflow

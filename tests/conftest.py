@@ -37,15 +37,17 @@ settings.register_profile("daily", settings.get_profile("default"), max_examples
 
 # After make setup-core there is no pyspark. These import it, or modules of spark_mq that do.
 NEED_PYSPARK = [
-    *("cluster", "connect", "jobs", "notebooks", "spark", "unit/spark"),
+    *("cluster", "connect", "jobs", "notebooks", "pipelines", "spark", "unit/spark"),
     *("model/test_dedup.py", "model/test_scenarios.py", "stores/test_spark_remote.py"),
     *("unit/test_fuzz.py", "unit/test_public_names.py"),
 ]
 collect_ignore = [] if find_spec("pyspark") else NEED_PYSPARK
 
-OPTIONAL = (*("airflow", "browser", "catalog", "cluster", "connect", "release", "wheel"),)
+OPTIONAL = (
+    *("airflow", "browser", "catalog", "cluster", "connect", "pipelines", "release", "wheel"),
+)
 """The folders whose tests run with an option of that name alone."""
-ON_SPARK = ("cluster", "connect", "jobs", "notebooks", "spark")
+ON_SPARK = ("cluster", "connect", "jobs", "notebooks", "pipelines", "spark")
 
 DAILY_BUDGET = 300
 """Seconds that the daily tests of one process may take on an idle machine with 2 cores."""
@@ -117,6 +119,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--cluster", action="store_true", help="run the tests on a Spark cluster of processes"
     )
     parser.addoption("--connect", action="store_true", help="run the tests over Spark Connect")
+    parser.addoption(
+        "--pipelines", action="store_true", help="run the tests of Spark Declarative Pipelines"
+    )
     parser.addoption(
         "--catalog", action="store_true", help="run the tests on a Unity Catalog server"
     )
