@@ -80,13 +80,15 @@ class StreamSource:
         self._bound: tuple[int, int] | None = None  # for AvailableNow: (tail, instant) at the start
         self._looked: tuple[Ledger, MessageIndex, GroupSettings, int] | None = None
         self._news = News(ledger)
-        self._checked = False
+        self._checked = self._began = False
         self._first = True
 
     def initial(self) -> dict[str, Any]:
         """Return the offset before the first batch. Create the group if it does not exist."""
         self._check()
-        self._warn_settled_before()
+        if not self._began:  # Spark asks twice
+            self._warn_settled_before()
+        self._began = True
         return {"batch": 0, "stream": str(uuid.uuid4())}
 
     def _warn_settled_before(self) -> None:

@@ -74,7 +74,10 @@ def test_a_new_checkpoint_warns_of_what_its_group_has_settled(
     group = queue.group("g")
     group.ack(plan.lease_id)
     first.source.stop()
-    StreamSource(group_ledger_of(group), StreamOptions()).initial()
+    again = StreamSource(group_ledger_of(group), StreamOptions())
+    for _ in range(2):  # as Spark does
+        again.initial()
+    assert len(caplog.records) == 1
     assert "already settled 3 messages" in caplog.text
     assert f"group seek g --to-earliest --execute -q {queue.path}`" in caplog.text
     caplog.clear()
