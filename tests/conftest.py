@@ -173,6 +173,8 @@ def _is_for(item: pytest.Item, store: str) -> bool:
     only = item.get_closest_marker("only_on")
     if only is not None and store not in only.args:
         return False
+    if item.get_closest_marker("on_stores") is not None:
+        return "queue" in item.fixturenames
     return bool({"make", "place", "remote"} & {*getattr(item, "fixturenames", ())})
 
 

@@ -28,11 +28,14 @@ def no_query_survives(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
-def queue(tmp_path: Path) -> Queue:
+def queue(request: pytest.FixtureRequest, tmp_path: Path) -> Queue:
     """A queue whose leases last as long as any test: what comes again does so for another reason
-    than time.
+    than time. With --store it is in an object store.
     """
-    return make_queue(tmp_path / "queue")
+    if not request.config.getoption("--store"):
+        return make_queue(tmp_path / "queue")
+    store = request.getfixturevalue("remote")
+    return make_queue(store.new_path(), storage_options=store.options)
 
 
 @pytest.fixture

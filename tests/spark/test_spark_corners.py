@@ -13,6 +13,8 @@ from support.harness import Death, Sink, Stream, finish, numbered, until, values
 
 from spark_mq import Queue
 
+pytestmark = pytest.mark.on_stores
+
 
 @pytest.mark.slow
 def test_two_copies_of_a_checkpoint_run_at_once_and_each_message_lands_once(

@@ -59,11 +59,11 @@ class MortalReader(LeaseReader):
         self._die("after lease")
         return found
 
-    def _die(self, place: str) -> None:
-        marker = Path(self.options.paths[0] + "." + place)
+    def _die(self, moment: str) -> None:
+        marker = Path(self.options.paths[0] + "." + moment)
         if marker.exists():
             marker.unlink()
-            raise RuntimeError(f"died {place}")
+            raise RuntimeError(f"died {moment}")
 
 
 @pytest.fixture(scope="session")
@@ -77,9 +77,9 @@ def mortal(mortal_spark: Any, queue: Queue, tmp_path: Path) -> Stream:
     return Stream(mortal_spark, queue, tmp_path / "checkpoint")
 
 
-def die(queue: Queue, place: str) -> None:
-    """The next runner that comes to this place dies there."""
-    Path(queue.path + "." + place).touch()
+def die(queue: Queue, moment: str) -> None:
+    """The next runner that comes to this moment dies there."""
+    Path(queue.path + "." + moment).touch()
 
 
 def killed(stream: Stream, each: Callable[[Any, int], None]) -> str:
@@ -93,12 +93,12 @@ def killed(stream: Stream, each: Callable[[Any, int], None]) -> str:
 DEATHS = ("before lease", "after lease", "before ack", "after ack")
 
 
-@pytest.mark.parametrize("place", slow_but({"after lease", "before ack"}, DEATHS))
+@pytest.mark.parametrize("moment", slow_but({"after lease", "before ack"}, DEATHS))
 def test_a_query_that_dies_and_restarts_loses_nothing_and_doubles_nothing(
-    mortal: Stream, queue: Queue, place: str
+    mortal: Stream, queue: Queue, moment: str
 ) -> None:
     queue.publish(numbered(4))
-    sink, dying = Sink(), {place}
+    sink, dying = Sink(), {moment}
 
     def process(batch: Any, lease: Any) -> None:
         sink.write(batch, lease)
@@ -114,8 +114,8 @@ def test_a_query_that_dies_and_restarts_loses_nothing_and_doubles_nothing(
             dying.clear()
             raise Death("after the ack")
 
-    if place.endswith("lease"):
-        die(queue, place)
+    if moment.endswith("lease"):
+        die(queue, moment)
     killed(mortal, each)
     states = {
         "before lease": (4, 0, 0),
@@ -124,29 +124,29 @@ def test_a_query_that_dies_and_restarts_loses_nothing_and_doubles_nothing(
         "after ack": (0, 0, 4),
     }
     stats = mortal.group.stats()
-    assert (stats.ready, stats.leased, stats.acked) == states[place], "died where it should"
+    assert (stats.ready, stats.leased, stats.acked) == states[moment], "died where it should"
 
     queue.publish(["004"])
     mortal.run(each)
     assert sink.values == numbered(5), "nothing lost, nothing twice"
     counts = {value: count for rows in sink.batches.values() for value, count in rows}
     # Only a lease that was taken over before the sink was written shows a second delivery there.
-    assert counts == {**dict.fromkeys(numbered(4), 2 if place == "after lease" else 1), "004": 1}
-    assert sink.skipped == (1 if place == "before ack" else 0)
+    assert counts == {**dict.fromkeys(numbered(4), 2 if moment == "after lease" else 1), "004": 1}
+    assert sink.skipped == (1 if moment == "before ack" else 0)
     stats = mortal.group.stats()
     assert (stats.acked, stats.ready, stats.leased) == (5, 0, 0)
 
 
-@pytest.mark.parametrize("place", slow_but({"after lease"}, DEATHS[1:]))
+@pytest.mark.parametrize("moment", slow_but({"after lease"}, DEATHS[1:]))
 def test_a_killed_query_of_an_ordered_group_keeps_its_keys_and_their_order(
-    mortal_spark: Any, tmp_path: Path, place: str
+    mortal_spark: Any, tmp_path: Path, moment: str
 ) -> None:
     queue = make_queue(tmp_path / "queue", lanes=8, order="key")
     mortal = Stream(mortal_spark, queue, tmp_path / "checkpoint", minPartitions="2")
     for part in range(2):
         queue.publish([Message(str(n), key=f"k{n % 6}") for n in range(part * 12, part * 12 + 12)])
     landed: list[tuple[str, int]] = []
-    sink, dying = Sink(), {place}
+    sink, dying = Sink(), {moment}
 
     def process(batch: Any, lease: Any) -> None:
         before = len(sink.batches)
@@ -167,11 +167,11 @@ def test_a_killed_query_of_an_ordered_group_keeps_its_keys_and_their_order(
             dying.clear()
             raise Death("after the ack")
 
-    if place == "after lease":
-        die(queue, place)
+    if moment == "after lease":
+        die(queue, moment)
     killed(mortal, each)
     held = [r for r in group_ledger_of(mortal.group).current() if r.state == LEASED]
-    assert bool(held) == (place != "after ack")
+    assert bool(held) == (moment != "after ack")
     other = mortal.group.lease("other", max_messages=100)
     assert other is not None
     landed.extend((m.key or "", m.sequence) for m in other.messages)

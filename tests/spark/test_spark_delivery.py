@@ -16,6 +16,8 @@ from spark_mq import Message, Queue
 from spark_mq.errors import InvalidSchema
 from spark_mq.spark import ack
 
+pytestmark = pytest.mark.on_stores
+
 
 def test_the_source_is_found_by_its_name_without_a_register_call(stream: Stream) -> None:
     assert "value" in stream.frame().columns
@@ -331,6 +333,7 @@ def test_a_continuous_query_picks_up_what_is_published_while_it_runs(
     query.stop()
 
 
+@pytest.mark.only_on  # no server, because it damages a file on the disk
 @pytest.mark.parametrize("damage", ["missing", slow("corrupt")])
 def test_messages_of_a_damaged_file_are_dead_and_the_rest_go_on(
     stream: Stream, queue: Queue, damage: str

@@ -34,27 +34,27 @@ def write(batch: Any, lease: Any, target: Queue, **options: str) -> None:
     writer.options(**lease.publish_options, **options).save(target.path)
 
 
-@pytest.mark.parametrize("place", slow_but({"after the write", "after the publish"}, PLACES))
+@pytest.mark.parametrize("moment", slow_but({"after the write", "after the publish"}, PLACES))
 def test_a_crash_at_any_point_publishes_each_message_once(
-    stream: Stream, queue: Queue, target: Queue, place: str
+    stream: Stream, queue: Queue, target: Queue, moment: str
 ) -> None:
     queue.publish(numbered(5))
     receipts: list[Any] = []
 
     def process(batch: Any, lease: Any) -> None:
         dies = len(receipts) == 0
-        if dies and place == "before the write":
+        if dies and moment == "before the write":
             receipts.append(None)
-            raise Death(place)
+            raise Death(moment)
         write(batch, lease, target)
-        if dies and place == "after the write":
+        if dies and moment == "after the write":
             receipts.append(None)
-            raise Death(place)
+            raise Death(moment)
         receipts.append(lease.publish(target, ["done"]))
-        if dies and place == "after the publish":
-            raise Death(place)
+        if dies and moment == "after the publish":
+            raise Death(moment)
 
-    if place == "after the ack":
+    if moment == "after the ack":
         stream.settle_with(process)
         forget_last_commit(stream.checkpoint)
     else:
@@ -63,7 +63,7 @@ def test_a_crash_at_any_point_publishes_each_message_once(
     stream.settle_with(process)
     assert landed(target) == [*numbered(5), "done"]
     assert stream.group.stats().acked == 5
-    if place == "after the publish":
+    if moment == "after the publish":
         assert [receipt.duplicate for receipt in receipts] == [False, True]
         assert receipts[0].sequences == receipts[1].sequences
 

@@ -17,6 +17,7 @@ from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.spark import SparkMQDataSource
 from spark_mq.spark.stream_reader import LeaseReader
+from support.tables import context_of
 
 PATIENCE = 150.0
 """Seconds until a condition counts as never coming true.
@@ -34,6 +35,12 @@ def make_queue(path: Path | str, **settings: Any) -> Queue:
         "durable": False,
     }
     return Queue.create(path, **{**quick, **settings})
+
+
+def storage_options(queue: Queue) -> dict[str, str]:
+    """Return the storage options of a queue, as Spark takes them."""
+    options = context_of(queue).storage_options
+    return {f"storageOptions.{name}": value for name, value in options.items()}
 
 
 def session_with(spark: Any, reader_class: type[LeaseReader]) -> Any:
@@ -62,7 +69,7 @@ class Stream:
         self.queue = queue
         self.checkpoint = checkpoint
         self.group = queue.group(group)
-        self.options = {"consumerGroup": group, **options}
+        self.options = {"consumerGroup": group, **storage_options(queue), **options}
 
     def frame(self) -> Any:
         return (
