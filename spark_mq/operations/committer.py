@@ -138,7 +138,7 @@ class _Batch:
     def __init__(self, group: Group, units: Sequence[_Unit]) -> None:
         self._group, self._own = group, units
         commands = [one for unit in units for one in unit.commands]
-        self.priority = min((one.priority for one in commands), key=_rank)
+        self.priority = min((one.priority for one in commands), key=_rank, default=Priority.SETTLE)
         self.whole_table = any(one.whole_table for one in commands)
         self.without_ledger = any(one.without_ledger for one in commands)
         self.note: Mapping[str, Any] = {}
@@ -149,6 +149,9 @@ class _Batch:
         self._held = frozenset[str]()
         self._steps: list[tuple[_Unit, list[int]]] = []
         self.take(())
+
+    def of_others(self) -> _Batch:
+        return _Batch(self._group, ())
 
     def take(self, requests: Sequence[DelegatedRequest]) -> None:
         self._requests = []

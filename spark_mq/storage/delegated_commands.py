@@ -2,7 +2,8 @@
 
 An object store has no lock to wait at, and each lost race costs several requests. So a writer that
 meets others delegates its commands in a small file, and waits. The writer of the oldest file
-commits all of them together, and everybody reads the outcomes in the note of that commit.
+commits all of them together, and everybody reads the outcomes in the note of that commit. Then it
+leads: it makes the next commits, too, as long as others delegate. So nobody races meanwhile.
 
 A request runs once, because each commit names the requests that it ran, and two commits of one
 group conflict. It runs again only if that commit was cleaned before its writer read the note. A
@@ -29,10 +30,12 @@ from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import FileInfo, ObjectStore, is_data_path
 from spark_mq.delta.store_errors import STORE_ERRORS, one_line, wrap_store_errors
 from spark_mq.errors import StorageError
+from spark_mq.util.backoff import Backoff
 from spark_mq.util.recent import RecentSet
 
 __all__ = [
     "FOLDER",
+    "LEADS",
     "MAX_BYTES",
     "SERVED",
     "DelegatedRequest",
@@ -54,16 +57,24 @@ OLD_SECONDS: Final = 3600.0
 _log = logging.getLogger(__name__)
 # Key in a commit's note. Its value is the outcomes of the requests that it ran, by id.
 SERVED: Final = "served"
+# Key in a commit's note. True if its writer makes the next commit, too, if others delegate.
+LEADS: Final = "leads"
 MAX_REQUESTS: Final = 64  # of others in one commit
 # A request that is this much older than another is from a dead writer. No writer runs it.
 STALE_SECONDS: Final = 20.0
 WAIT_PER_WRITER_SECONDS: Final = 1.0  # how long a writer waits for each writer before it
-# A commit costs its writer so many requests in a row. Nobody looks for it earlier.
-REQUESTS_OF_A_COMMIT: Final = 5
-POLL_SECONDS: Final = 0.05
+# So many requests in a row are before the commit that runs a new request. Nobody looks earlier.
+REQUESTS_BEFORE_OUTCOME: Final = 4
+# After so many requests in a row, the writers that a commit served may have delegated again.
+REQUESTS_BEFORE_NEXT: Final = 2
+# After so many requests in a row without a commit, the leader has ended.
+REQUESTS_OF_A_LEADER: Final = 10
+LEADER_SECONDS: Final = 0.1  # the same for its own work
+POLL_SECONDS: Final = 0.01  # between two looks, or half of a request's time
+LATENCY_LIMIT: Final = 0.2  # one slow request does not show how long the others take
+LED_COMMITS: Final = 2  # a leader that runs a request at all does it with one of the next commits
 _KNOWN_COMMITS: Final = 100
 _THREADS: Final = 32
-_FREQUENT_POLL_LIMIT: Final = 32  # with more requests than this, each writer looks less often
 # The requests that this process could not run, by root and path. Their own writers run them.
 _left: Final[RecentSet[tuple[str, str]]] = RecentSet(10_000)
 
@@ -128,9 +139,11 @@ class DelegationTurn:
         log: DeltaLog,
         group: str,
         commands: Sequence[Mapping[str, Any]],
+        backoff: Backoff | None = None,
     ) -> None:
         self._files, self._log = files, log
-        self._folder = f"{FOLDER}/{quote(group, safe='')}"
+        self._backoff = backoff or Backoff()
+        self._group, self._folder = group, f"{FOLDER}/{quote(group, safe='')}"
         self._request = DelegatedRequest(uuid.uuid4().hex, log.state.version, commands)
         self._seen = self._request.base  # up to this version, the notes were read
         self._missed = -1  # the last version whose note could not be read
@@ -138,8 +151,9 @@ class DelegationTurn:
         self._delegated = False
         self._latency = 0.0  # of the write of the file, in seconds
         self._is_behind = False
-        self._waiting = 0  # requests at the last look
         self._others_share = False
+        self._led_commits = 0  # that came since, and perhaps did not run the own request
+        self.shared = False  # whether the commit that ran the own request ran others, too
         self._names: list[str] = []  # paths of the requests to run with the next own commit
         self._stale: list[str] = []
 
@@ -150,15 +164,17 @@ class DelegationTurn:
     def wait(self, until: float) -> Any | None:
         """Return the outcome in another's commit, or None if this writer must commit by itself."""
         self.delegate()
-        began = time.monotonic()
-        listed, listed_at = self._look(), self._log.state.version
+        began, listed, listed_at = time.monotonic(), None, -1
         while self.request_id not in self._ran:
-            if self._is_turn(listed, time.monotonic() - began) or time.monotonic() > until:
+            now, led_until = time.monotonic(), min(until, self._backoff.led_until)
+            if now < led_until and self._led_commits < LED_COMMITS:
+                self._wait_for_commit(led_until)
+            elif listed is None or self._is_turn(listed, now - began) or now > until:
                 if self._log.state.version == listed_at:
                     return None
                 listed, listed_at = self._look(), self._log.state.version
             else:
-                self._wait_for_commit(until)
+                self._wait_for_commit(min(until, now + WAIT_PER_WRITER_SECONDS))
         return self._ran[self.request_id]
 
     def delegate(self) -> None:
@@ -169,21 +185,31 @@ class DelegationTurn:
         self._delegated = True  # also if the write fails: a store may apply it all the same
         with wrap_store_errors(self._files.root, "delegating commands in"):
             self._files.write(f"{self._folder}/{self._request.name}", self._request.encode())
-        self._latency = time.monotonic() - began
+        self._latency = min(time.monotonic() - began, LATENCY_LIMIT)
 
     def _wait_for_commit(self, until: float) -> None:
-        """Wait for a commit, or until the wait for one writer ends."""
-        version, started = self._log.state.version, time.monotonic()
-        pause = POLL_SECONDS if self._is_behind else REQUESTS_OF_A_COMMIT * self._latency
+        """Wait for a commit, or until a time."""
+        version = self._log.state.version
+        pause = 0.0 if self._is_behind else REQUESTS_BEFORE_OUTCOME * self._latency
         self._is_behind = True  # if the first look finds a commit, there may be more
         while self._log.state.version == version:
-            if time.monotonic() > min(until, started + WAIT_PER_WRITER_SECONDS):
+            if time.monotonic() > until:
                 return
-            time.sleep(pause)
-            pause = POLL_SECONDS * max(1.0, self._waiting / _FREQUENT_POLL_LIMIT)
-            with wrap_store_errors(self._files.root, "reading"):
-                self._take_notes(self._log.step().version)
+            if self._backoff.leads:  # another thread makes the next commit
+                time.sleep(POLL_SECONDS)
+            else:
+                time.sleep(pause)
+                pause = max(POLL_SECONDS, self._latency / 2)
+                with wrap_store_errors(self._files.root, "reading"):
+                    self._log.step()
+            self._take_notes(self._log.state.version)
             self._is_behind = self._is_behind and self._log.state.version > version
+        self._led_commits += not self._is_behind  # else it may have landed before the request
+
+    def find_more_requests(self) -> None:
+        """Look for the requests to run after those of the own commit."""
+        time.sleep(REQUESTS_BEFORE_NEXT * self._latency)
+        self._is_turn(self._look(), 0.0)
 
     def _look(self) -> list[FileInfo]:
         """Look for commits and for requests at the same time. Return the requests."""
@@ -211,10 +237,20 @@ class DelegationTurn:
             # A cleaned commit may have run the request. Then it runs again. The leases of the first
             # run expire, and a settle finds its messages settled.
             try:
-                self._read_note(known.get(number) or self._log.read_commit(number))
+                commit = known.get(number) or self._log.read_commit(number)
+                self._read_note(commit)
+                self._note_leader(commit)
             except FileNotFoundError:
                 self._missed = number
         self._seen = version
+
+    def _note_leader(self, commit: Commit) -> None:
+        """Note whether the writer of a new commit leads."""
+        if commit.note.get("group") != self._group:
+            return
+        leads = commit.note.get(LEADS) is True
+        wait = REQUESTS_OF_A_LEADER * self._latency + LEADER_SECONDS
+        self._backoff.led_until = time.monotonic() + wait if leads else 0.0
 
     def _is_turn(self, listed: Sequence[FileInfo], waited: float) -> bool:
         """Note the requests to run. Return whether this writer must commit."""
@@ -222,7 +258,6 @@ class DelegationTurn:
         own = next((one for one in listed if one.path == own_path), None)
         now = time.time() if own is None else own.modified
         known_after, self._names, self._stale = self._known_after(), [], []
-        self._waiting = len(listed)
         before = 0
         for info in listed:
             if id_of(info.path) == self.request_id or id_of(info.path) in self._ran:
@@ -252,6 +287,8 @@ class DelegationTurn:
         if isinstance(served, dict):
             self._ran |= served
             self._others_share = True
+            if self.request_id in served:
+                self.shared = len(served) > 1
 
     def others_share(self) -> bool:
         """Return whether a commit since then ran requests. Its writer looks for them."""
@@ -317,17 +354,19 @@ class DelegationTurn:
 
     def close(self, ran: Sequence[DelegatedRequest] = ()) -> None:
         """Delete the own request, and those that the own commit ran."""
-        if not self._delegated or self.request_id in self._ran:  # the writer that ran it deletes it
-            return
-        paths = [f"{self._folder}/{one.name}" for one in (self._request, *ran)]
-        # The caller need not wait. The files of a killed process are stale soon.
+        if self._delegated and self.request_id not in self._ran:
+            self._delegated = False
+            self.delete((self._request, *ran))  # else the writer that ran the own one deletes it
+
+    def delete(self, requests: Iterable[DelegatedRequest]) -> None:
+        """Delete requests. The caller does not wait for it."""
+        # The files of a killed process are stale soon.
         threading.Thread(
             target=self._delete,
-            args=([*paths, *self._stale],),
+            args=([*(f"{self._folder}/{one.name}" for one in requests), *self._stale],),
             name="spark_mq requests",
             daemon=True,
         ).start()
-        self._delegated = False
 
     def _delete(self, paths: Sequence[str]) -> None:
         try:

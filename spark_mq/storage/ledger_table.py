@@ -235,10 +235,10 @@ class LedgerTable:
         self, group: str, commands: Sequence[Mapping[str, Any]]
     ) -> DelegationTurn | None:
         """Return the turn in which others may run its JSON `commands`, or None to only pause."""
-        # Writers on one machine stand in line at a lock.
-        return (
-            None if self.files.is_local else DelegationTurn(self.files, self.log, group, commands)
-        )
+        if self.files.is_local:  # writers on one machine stand in line at a lock
+            return None
+        backoff = self.backoffs.setdefault(group, Backoff())
+        return DelegationTurn(self.files, self.log, group, commands, backoff)
 
     def request_pause(self, group: str | None, pause: float, *, share: bool = False) -> None:
         """Ask other writers of a group, or of all, to pause, and with `share` to share commits."""

@@ -5,6 +5,8 @@ A commit reads the ledger, applies the commands and writes. It repeats all that 
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -16,7 +18,7 @@ from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import CommitConflict
 from spark_mq.ledger.commands import NextLedger, Priority
 from spark_mq.ledger.ranges import Ledger
-from spark_mq.storage.delegated_commands import SERVED, DelegatedRequest, DelegationTurn
+from spark_mq.storage.delegated_commands import LEADS, SERVED, DelegatedRequest, DelegationTurn
 from spark_mq.storage.ledger_files import PAUSE, LedgerSnapshot
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.util.backoff import Backoff, too_many_conflicts
@@ -24,19 +26,20 @@ from spark_mq.util.user import with_user
 
 __all__ = ["Batch", "OptimisticCommit", "commit"]
 
+_log = logging.getLogger(__name__)
+
 TIMEOUT_SECONDS: Final = 30.0
 
 # Lost races in a row after which a writer asks the others to pause. Otherwise a much slower writer
 # would lose each race. Other writers lose fewer, and ask for nothing.
 ASK_AFTER: Final = 5
 
-# Lost races in a row after which a writer delegates its commands, if the store has no lock. Two
-# writers that lose few races are faster without it.
-SHARE_AFTER: Final = 2
-
 # Pause in seconds that a commit names if it ran the commands of others. Other writers then delegate
-# at their first conflict.
+# without a conflict.
 SHARED_PAUSE: Final = 0.2
+
+# How long a writer leads. Then any other one may, because the first one may be a slow one.
+LEAD_SECONDS: Final = 10.0
 
 
 class Batch(Protocol):
@@ -63,6 +66,12 @@ class Batch(Protocol):
     def accept(self, outcome: Any) -> None:
         """Use the own results as the commit of another writer names them."""
 
+    def of_others(self) -> Batch:
+        """Return a batch of the group without own commands."""
+
+    def log(self) -> None:
+        """Log what people should know about the commit."""
+
 
 def commit(store: LedgerTable, group: str, batch: Batch) -> None:
     """Commit a batch, again after each conflict. Raise ContentionTimeout."""
@@ -79,6 +88,8 @@ class OptimisticCommit:
         self._turn: DelegationTurn | None = None
         self._requests: Sequence[DelegatedRequest] = ()
         self._ran: Sequence[DelegatedRequest] = ()  # with the commit
+        self._leads = False  # whether the last commit says that another one follows
+        self._leads_until: float | None = None  # None before the first such commit
 
     def run(self) -> None:
         """Repeat until a commit lands, or there is nothing to commit. Raise ContentionTimeout."""
@@ -111,7 +122,11 @@ class OptimisticCommit:
             store.commit_lock(group).abandon()
             raise
         finally:
-            if self._turn is not None:
+            if self._leads:
+                # Its caller need not wait for it. It is no daemon, because the end of a process
+                # must not cut a request of the store's client.
+                threading.Thread(target=self._lead, name="spark_mq requests").start()
+            elif self._turn is not None:
                 self._turn.close(self._ran)
 
     def _read(self, refresh: bool | None) -> LedgerSnapshot:
@@ -141,7 +156,7 @@ class OptimisticCommit:
         backoff = self._backoff
         if backoff is None:
             return False
-        if self._turn is None and (backoff.shares or self._losses >= SHARE_AFTER):
+        if self._turn is None and (backoff.shares or self._losses):
             commands = self._batch.delegable()
             if commands is not None:
                 self._turn = self._store.delegation_turn(self._group, commands)
@@ -151,13 +166,17 @@ class OptimisticCommit:
         backoff.shares = True
         outcome = self._turn.wait(until)
         if outcome is None:
-            read = partial(self._store.read, self._group, refresh=False)
-            self._requests = self._turn.requests_to_run(read)
-            self._batch.take(self._requests)
+            self._take_requests(self._turn)
             return False
-        backoff.take_over(SHARED_PAUSE)
+        self._won(backoff, 0.0, shared=self._turn.shared)
         self._batch.accept(outcome)
         return True
+
+    def _take_requests(self, turn: DelegationTurn) -> None:
+        """Read the requests to run with the next commit."""
+        read = partial(self._store.read, self._group, refresh=False)
+        self._requests = turn.requests_to_run(read)
+        self._batch.take(self._requests)
 
     def _lost(self, error: CommitConflict, began: float, started: float) -> None:
         """Note a lost race. Raise ContentionTimeout after too many of them."""
@@ -176,12 +195,16 @@ class OptimisticCommit:
             self._store.request_pause(group, self._backoff.pause)
 
     def _write(self, snapshot: LedgerSnapshot, after: NextLedger, began: float) -> None:
-        batch, backoff = self._batch, self._backoff
+        batch, backoff, turn = self._batch, self._backoff, self._turn
         note = {"group": snapshot.group, **with_user(batch.note)}
-        if backoff and backoff.pause:
+        ran: Mapping[str, Any] = {}
+        leads, is_own = False, not self._leads
+        if turn is not None:
+            ran = batch.served()
+            leads = bool(ran) and self._may_lead()
+            note[SERVED], note[LEADS] = {turn.request_id: None, **ran} if is_own else ran, leads
+        if backoff and backoff.pause and (is_own or len(ran) > 1):
             note[PAUSE] = round(backoff.pause, 3)
-        if self._turn is not None:
-            note[SERVED] = {self._turn.request_id: None, **batch.served()}
         self._store.write(
             snapshot,
             _next_revision(after) if isinstance(after, Ledger) else None,
@@ -190,16 +213,57 @@ class OptimisticCommit:
             txns=tuple(batch.txns.items()),
             whole_table=batch.whole_table,
         )
-        self._ran = [one for one in self._requests if one.request_id in note.get(SERVED, ())]
-        if self._turn is not None:
-            self._turn.leave(one for one in self._requests if one not in self._ran)
+        self._ran = [one for one in self._requests if one.request_id in ran]
+        if turn is not None:
+            turn.leave(one for one in self._requests if one not in self._ran)
+        self._leads = leads
+        if leads and is_own:
+            self._leads_until = time.monotonic() + LEAD_SECONDS
         if backoff is not None:
-            backoff.won(time.monotonic() - began)
-            if self._ran:
-                backoff.take_over(SHARED_PAUSE)
-            if not backoff.pause:
-                self._store.backoffs.pop(snapshot.group, None)
+            shared = len(ran) + is_own > 1
+            self._won(backoff, time.monotonic() - began, shared=shared)
         self._store.notifier.notify()
+
+    def _won(self, backoff: Backoff, seconds: float, *, shared: bool) -> None:
+        """Note a commit that took some seconds. `shared` if it ran requests of several writers."""
+        backoff.won(seconds)
+        if shared:
+            backoff.take_over(SHARED_PAUSE)
+        if not backoff.pause:
+            self._store.backoffs.pop(self._group, None)
+
+    def _may_lead(self) -> bool:
+        """Return whether this writer makes the next commit, too, if others delegate."""
+        if self._leads_until is not None:
+            return time.monotonic() < self._leads_until
+        return self._backoff is not None and not self._backoff.leads
+
+    def _lead(self) -> None:
+        """Commit what others delegate, as long as they do."""
+        turn, backoff = self._turn, self._backoff
+        assert turn is not None
+        assert backoff is not None
+        backoff.leads = True
+        try:
+            turn.close(self._ran)
+            # The process ends with its main thread.
+            while self._leads and threading.main_thread().is_alive():
+                began, self._ran, self._batch = time.monotonic(), (), self._batch.of_others()
+                turn.find_more_requests()
+                self._take_requests(turn)
+                snapshot = self._read(None)
+                self._was_run()
+                after = self._batch.apply(snapshot)
+                if after is None:  # no requests, or only their own writers can run them
+                    turn.leave(self._requests)
+                    break
+                self._write(snapshot, after, began)
+                turn.delete(self._ran)
+                self._batch.log()
+        except Exception as error:  # also if the process ends: others notice that it leads no more
+            _log.debug("commits for other writers of %s ended: %s", self._group, error)
+        finally:
+            backoff.leads, backoff.led_until = False, 0.0
 
 
 def _next_revision(ledger: Ledger) -> Ledger:

@@ -30,6 +30,8 @@ class Backoff:
         self._losses = 0  # since this writer's last commit
         self._attempt = 0.0  # seconds that the last attempt took
         self.shares = False  # whether others delegate their commands, or run those of others
+        self.leads = False  # whether a thread of this process commits for others
+        self.led_until = 0.0  # until then, the next commit of a writer that leads is expected
 
     @property
     def pause(self) -> float:

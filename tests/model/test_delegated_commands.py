@@ -178,8 +178,51 @@ class Requests(RuleBasedStateMachine):
         assert self.accepted <= self.ran.keys()
 
 
+class Leaders(Requests):
+    """Three writers, of which a thread makes more commits for others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.led: dict[int, tuple[Writer, DelegationTurn, Sequence[DelegatedRequest]]] = {}
+
+    def commit(self, at: int) -> None:
+        writer, turn = self.writers[at], self.writers[at].turn
+        super().commit(at)
+        if turn is not None and self.own[turn.request_id] and writer.requests:
+            self.led[at] = writer, turn, ()
+
+    @rule(at=WRITERS)
+    def lead(self, at: int) -> None:
+        """The thread of a writer that ran requests of others looks for more, or commits them."""
+        writer, turn, requests = self.led.pop(at, (None, None, ()))
+        if writer is None or turn is None or writer is not self.writers[at]:
+            return
+        if not requests:
+            turn.find_more_requests()
+            if found := turn.requests_to_run(lambda: None):
+                self.led[at] = writer, turn, found
+            return
+        snapshot = writer.table.read(GROUP, refresh=False)
+        served = {one.request_id: ["done"] for one in turn.not_run(requests)}
+        self.revision += 1
+        try:
+            writer.table.write(
+                snapshot,
+                Ledger(LedgerHeader(revision=self.revision)),
+                operation_id=f"op{self.revision}",
+                note={"group": GROUP, SERVED: served},
+            )
+        except CommitConflict:
+            return
+        self.ran.update(served.keys())
+        writer.deletes.append([f"_requests/{GROUP}/{one.name}" for one in requests])
+        self.led[at] = writer, turn, ()
+
+
 TestRequests = Requests.TestCase
 TestRequests.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLeaders = Leaders.TestCase
+TestLeaders.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.parametrize(

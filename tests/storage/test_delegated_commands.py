@@ -30,6 +30,7 @@ from spark_mq.ledger.settle import ACK, Settle, SettlePart
 from spark_mq.operations.command_json import decode_result, encode_command
 from spark_mq.storage.delegated_commands import (
     FOLDER,
+    LEADS,
     MAX_BYTES,
     SERVED,
     DelegationTurn,
@@ -112,9 +113,9 @@ def keep_requests(byte_store: ByteStore) -> None:
 
 
 def deleted(queue: Queue) -> bool:
-    """Wait until the thread that deletes requests has ended."""
-    for thread in threading.enumerate():
-        if thread.name == "spark_mq requests":
+    """Wait until the threads have ended that run and delete requests."""
+    while found := [one for one in threading.enumerate() if one.name == "spark_mq requests"]:
+        for thread in found:
             thread.join(30)
     return not files(queue)
 
@@ -166,6 +167,74 @@ def test_a_worker_settles_and_leases_by_one_request(queue: Queue) -> None:
     got = sequences(decode_result(following, outcomes[1]))
     assert len(got) == 5
     assert not got & sequences(own)
+
+
+def test_a_writer_that_ran_a_request_also_runs_what_is_delegated_meanwhile(
+    queue: Queue, byte_store: ByteStore
+) -> None:
+    """Its own caller does not wait for that."""
+    other, late = again(queue), again(queue)
+    first, returned = delegate(other, lease_of()), threading.Event()
+    listings, later = list[str](), list[DelegationTurn]()
+
+    def list_requests(call: Call) -> Any:
+        if call.path.startswith(FOLDER):
+            listings.append(call.path)
+        if len(listings) == 2:
+            assert returned.wait(30)
+            later.append(delegate(late, lease_of(3)))
+        return call.run()
+
+    byte_store.on("list", act=list_requests, of=ledgers_of(queue).files)
+    before = ledgers_of(queue).version()
+    own = leased(queue, 5)
+    returned.set()
+    assert outcome(first) is not None
+    assert deleted(queue)
+    assert outcome(later[0]) is not None
+    commits = list(ledgers_of(queue).log.commits(before + 1, ledgers_of(queue).version()))
+    assert [one.note[LEADS] for one in commits] == [True, True]
+    assert later[0].request_id in commits[1].note[SERVED]
+    assert len(sequences(own)) == 5
+    assert queue.group().stats().leased == 5 + 5 + 3
+
+
+def test_a_writer_looks_for_no_requests_while_another_one_leads(
+    queue: Queue, byte_store: ByteStore
+) -> None:
+    other = sharing(again(queue), led_for=MINUTE)
+    seen, got = byte_store.paths("list", of=ledgers_of(other).files), list[Lease]()
+    waiting = threading.Thread(target=lambda: got.append(leased(other, 3)))
+    waiting.start()
+    until(lambda: files(queue))
+    own = leased(queue, 5)
+    waiting.join(30)
+    assert not sequences(got[0]) & sequences(own)
+    assert not [path for path in seen if path.startswith(FOLDER)]
+    assert deleted(queue)
+
+
+def test_a_writer_commits_itself_if_the_one_that_led_has_died(queue: Queue) -> None:
+    before = ledgers_of(queue).version()
+    assert len(sequences(leased(sharing(again(queue), led_for=0.2), 5))) == 5
+    assert ledgers_of(queue).version() == before + 1
+
+
+def test_a_writer_commits_itself_what_the_one_that_leads_does_not_run(queue: Queue) -> None:
+    other, got = sharing(again(queue), led_for=MINUTE), list[Lease]()
+    log = ledgers_of(queue).log
+    waiting = threading.Thread(target=lambda: got.append(leased(other, 3)))
+    waiting.start()
+    until(lambda: files(queue))
+    while waiting.is_alive():
+        note = {"operation": "ack", "group": "default", SERVED: {}, LEADS: True}
+        log.commit(Change(uuid.uuid4().hex, note), log.refresh().version)
+        until(
+            lambda: (
+                ledgers_of(other).log.known_version >= log.known_version or not waiting.is_alive()
+            )
+        )
+    assert len(sequences(got[0])) == 3
 
 
 def test_a_request_runs_once_although_its_file_is_still_there(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -26,16 +27,17 @@ def machines(monkeypatch: pytest.MonkeyPatch, limits: Limits) -> None:
         return locks.setdefault((id(table), group), FairLock(None))
 
     def delegation_turn(table: LedgerTable, group: str, commands: Any) -> DelegationTurn:
-        return DelegationTurn(table.files, table.log, group, commands)
+        return DelegationTurn(table.files, table.log, group, commands, table.backoffs.get(group))
 
     monkeypatch.setattr(LedgerTable, "commit_lock", commit_lock)
     monkeypatch.setattr(LedgerTable, "delegation_turn", delegation_turn)
     limits(turn_seconds=0.0)
 
 
-def sharing(queue: Queue, pause: float = 0.2) -> Queue:
-    """Let a handle think that others compete and delegate."""
+def sharing(queue: Queue, pause: float = 0.2, *, led_for: float = 0.0) -> Queue:
+    """Let a handle think that others compete and delegate, and that one leads for some seconds."""
     backoff = Backoff()
+    backoff.led_until = time.monotonic() + led_for
     backoff.take_over(pause)
     backoff.shares = True
     ledgers_of(queue).backoffs["default"] = backoff
