@@ -39,6 +39,7 @@ _NO_LOCAL_PATH: Final = re.compile(r"[\[\]^|\\\x00-\x1f\x7f\ud800-\udfff]|%[0-9A
 _NO_URI: Final = re.compile(r"[\x00-\x1f\x7f?#\ud800-\udfff]|(?<=[^:/])//|/\.\.?(?=/|$)")
 # On Azure no folder ends with ".", and a backslash becomes "/".
 _NO_URIS: Final = {"azure": re.compile(rf"{_NO_URI.pattern}|\.(?:/|$)|\\|%5[Cc]")}
+_PASSWORD: Final = re.compile(r"(?<=://)[^/@]*:[^/]*@")  # Azure's container@account has none
 _NO_NAME: Final = re.compile(r"[\x00-\x1f\x7f]|(?:^|/)\.{0,2}(?:/|$)")
 
 
@@ -219,7 +220,13 @@ def is_data_path(path: str) -> bool:
 def _checked_uri(uri: str, option: str) -> str:
     found = _SCHEME.match(uri)
     scheme = found[1].lower() if found else ""
-    shown = uri.partition("?")[0]
+    shown = _PASSWORD.sub("", uri.partition("?")[0])
+    if _PASSWORD.search(uri):
+        raise InvalidOption(
+            f"Using {option}={shown!r} failed: a root must not have a user and a password before "
+            "its bucket. Give credentials by storage_options.",
+            option=option,
+        )
     if is_in_catalog(uri):
         parse_name(uri, option)
     elif scheme not in PROVIDERS or not re.match(r"^[^:]+://[^/]", uri):

@@ -665,6 +665,8 @@ AMBIGUOUS = ["/a?token=hush", "/a#x", "//a", "/a//c", "/a/../c", "/.", "/a\n"]
     [
         *(f"s3://b{end}" for end in AMBIGUOUS),
         "s3://b/\udcff",
+        "s3://key:hush@b/a",
+        "http://key:hush@b/a",
         "az://b/a.",
         "abfss://c@d/a./b",
         "az://c/a\\b",
