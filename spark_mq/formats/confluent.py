@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
@@ -34,13 +35,15 @@ class Confluent:
         The id of the format's schema in the registry. Default: none, so nothing can be encoded.
     schemas
         For Avro: the schema of each other id, as a mapping, a function, or a client of a registry
-        with ``get_schema(id).schema_str``, as ``confluent_kafka`` has it. Values are then read by
-        Avro's rules of resolution. The schemas are kept. Default: none.
+        with ``get_schema(id).schema_str``, as ``confluent_kafka`` has it. A function returns None
+        for an unknown id. Values are then read by Avro's rules of resolution. The schemas are kept.
+        Default: none.
 
     Raises
     ------
     InvalidOption
-        An Avro format has neither `schema_id` nor `schemas`.
+        An Avro format has neither `schema_id` nor `schemas`. The format is another one, or
+        `schemas` has a key that is no id, or a schema that cannot be used.
 
     Examples
     --------
@@ -54,8 +57,18 @@ class Confluent:
         schema_id: int | None = None,
         schemas: Mapping[int, Any] | Callable[[int], Any] | Any = None,
     ) -> None:
+        if not isinstance(format, Avro | Protobuf | Json | Pydantic):
+            given = getattr(format, "__name__", type(format).__name__)
+            raise InvalidOption(
+                f"format={short_repr(given)} has no schemas of a registry: give an object such as "
+                "Avro(schema), Protobuf(Order), Pydantic(Order) or Json()",
+                option="format",
+                value=given,
+            )
         if schema_id is not None:
             schema_id = validate_count("schema_id", schema_id, most=_MAX_SCHEMA_ID)
+        if schemas is not None:
+            _check_schemas(format, schemas)
         if isinstance(format, Avro) and schema_id is None and schemas is None:
             raise InvalidOption(
                 "the schemas of the messages are unknown: give schema_id=... if all have that of "
@@ -65,6 +78,8 @@ class Confluent:
             )
         self.format, self.schema_id, self.schemas = format, schema_id, schemas
         self._parsed: dict[int, Any] = {} if schema_id is None else {schema_id: None}
+        for number in schemas if isinstance(schemas, Mapping) else ():
+            self._schema(number)
 
     @property
     def option(self) -> str:
@@ -111,19 +126,25 @@ class Confluent:
         """Return the parsed schema of an id, or None if it is that of the format."""
         if number not in self._parsed:
             assert isinstance(self.format, Avro)
-            self._parsed[number] = self.format.parsed(_text_of(self._find(number)))
+            found = self._find(number)
+            try:
+                self._parsed[number] = self.format.parsed(_text_of(found))
+            except InvalidOption as error:
+                raise InvalidOption(
+                    f"schema {number} of schemas: {error}", option="schemas", value=number
+                ) from None
         return self._parsed[number]
 
     def _find(self, number: int) -> Any:
         if hasattr(self.schemas, "get_schema"):
             return self.schemas.get_schema(number)
-        if callable(self.schemas):
-            return self.schemas(number)
-        if number in (self.schemas or ()):
-            return self.schemas[number]
-        raise UnknownSchema(
-            f"schema {number} is not among the given ones: add it to schemas", schema_id=number
-        )
+        known = self.schemas or {}
+        found = known(number) if callable(known) else known.get(number)
+        if found is None:
+            raise UnknownSchema(
+                f"schema {number} is not among the given ones: add it to schemas", schema_id=number
+            )
+        return found
 
     def _without_position(self, payload: bytes) -> bytes:
         assert isinstance(self.format, Protobuf)
@@ -142,6 +163,31 @@ class Confluent:
         if found != wanted:
             raise InvalidPayload(f"no {descriptor.full_name}: it is another message")
         return payload[at:]
+
+
+def _check_schemas(format: Any, schemas: Any) -> None:
+    """Refuse what cannot be the schemas of a format."""
+    fix = "give a mapping {id: schema}, a function of the id, or the registry's client"
+    if isinstance(schemas, Mapping):
+        for number in schemas:
+            if not isinstance(number, int) or not 0 < number <= _MAX_SCHEMA_ID:
+                raise InvalidOption(
+                    f"the key {short_repr(number)} of schemas is no id of a schema: give a whole "
+                    f"number from 1 to {_MAX_SCHEMA_ID:,}",
+                    option="schemas",
+                    value=number,
+                )
+        why = None
+    elif not (callable(schemas) or hasattr(schemas, "get_schema")):
+        why = "has no schemas"
+    else:
+        look_up = getattr(schemas, "get_schema", schemas)
+        why = "is asynchronous" if inspect.iscoroutinefunction(look_up) else None
+    if not isinstance(format, Avro):
+        why, fix = "has no use here", "only Avro needs the schemas of other ids"
+    if why is not None:
+        kind = type(schemas).__name__
+        raise InvalidOption(f"schemas of type {kind} {why}: {fix}", option="schemas", value=kind)
 
 
 def _text_of(schema: Any) -> Any:
@@ -199,8 +245,8 @@ def from_option(text: str) -> Avro | Protobuf | Confluent:
             raise ValueError("it names neither avro nor protobuf")
         if framing is None:
             return plain
-        schemas = {int(number): one for number, one in framing.get("schemas", {}).items()}
-        return Confluent(plain, framing.get("schema_id"), schemas)
+        schemas = {int(number): one for number, one in (framing.get("schemas") or {}).items()}
+        return Confluent(plain, framing.get("schema_id"), schemas or None)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidOption(
             f"valueFormat={short_repr(text)} is no format: {error}. Give the option of a format, "

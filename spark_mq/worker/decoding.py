@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,7 +30,8 @@ def decoding_messages(handler: Handler, format: Format) -> Handler:
 
         @wraps(handler)
         async def call_async(message: ReceivedMessage) -> Any:
-            return await handler(_decoded(message, format))
+            # In a thread, because a format may ask a registry, and the other coroutines go on.
+            return await handler(await asyncio.to_thread(_decoded, message, format))
 
         return call_async
 

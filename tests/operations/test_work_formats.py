@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -71,6 +72,27 @@ def test_an_async_handler_gets_values(queue: Queue) -> None:
     done = queue.group().work(handle, mode="message", format=Json(), until="empty")
     assert seen == [{"id": 1}]
     assert (done.acked, done.rejected) == (1, 1)
+
+
+def test_a_slow_registry_does_not_stop_other_coroutines(queue: Queue) -> None:
+    handled = threading.Event()
+    order = {"type": "record", "name": "shop.Order", "fields": [{"name": "id", "type": "long"}]}
+
+    def look_up(number: int) -> Any:
+        assert handled.wait(60), "the handler of the other message did not run"
+        return order
+
+    format = Confluent(Avro(ORDER), 7, look_up)
+    older = Confluent(Avro(order), 8)
+    queue.publish([Message.encode({"id": 1}, older), Message.encode(ORDER_VALUE, format)])
+
+    async def handle(message: ReceivedMessage) -> None:
+        handled.set()
+
+    done = queue.group().work(
+        handle, mode="message", format=format, concurrency=2, max_messages=2, until="empty"
+    )
+    assert (done.acked, done.failed) == (2, 0)
 
 
 def test_a_lease_has_only_what_was_decoded(queue: Queue) -> None:

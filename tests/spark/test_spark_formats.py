@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from support.formats import ORDER, ORDER_VALUE, order_class
 from support.harness import Stream
 
@@ -38,6 +39,31 @@ def test_a_stream_gets_values_and_rejects_others_with_the_reason(
     assert letters["error"].to_pylist() == [reason]
 
 
+def test_a_batch_is_replayed_in_the_format_of_the_next_start(
+    spark: Any, queue: Queue, stream: Stream
+) -> None:
+    old = {"type": "record", "name": "shop.Order", "fields": [{"name": "id", "type": "long"}]}
+    queue.publish([Message.encode({"id": 1}, Confluent(Avro(old), 7))])
+    stream.options["valueFormat"] = Confluent(Avro(old), 7).option
+    seen: list[Any] = []
+
+    def fail(batch: Any, lease: Any) -> None:
+        seen.extend(row.data.asDict() for row in batch.collect())
+        raise RuntimeError("no luck")
+
+    with pytest.raises(StreamingQueryException, match="no luck"):
+        stream.settle_with(fail)
+    queue.publish([Message.encode(ORDER_VALUE, Confluent(AVRO, 8))])
+    stream.options["valueFormat"] = Confluent(AVRO, 8, {7: old}).option
+
+    def process(batch: Any, lease: Any) -> None:
+        seen.extend(row.data.asDict(recursive=True) for row in batch.orderBy("sequence").collect())
+
+    stream.settle_with(process)
+    assert seen == [{"id": 1}, {"id": 1, "customer": None, "items": []}, ORDER_VALUE]
+    assert stream.group.stats().acked == 2
+
+
 def test_a_look_returns_protobuf_and_a_narrower_schema(spark: Any, queue: Queue) -> None:
     order = order_class()
     one = Protobuf(order)
@@ -61,5 +87,8 @@ def test_a_wrong_format_is_refused_before_the_query_starts(spark: Any, queue: Qu
     reader = spark.readStream.format("spark_mq")
     with pytest.raises(Exception, match="valueFormat='avro' is no format"):
         reader.option("valueFormat", "avro").load(queue.path)
+    wrong = '{"avro": "long", "confluent": {"schemas": {"7": "nothing"}}}'
+    with pytest.raises(Exception, match="schema 7 of schemas: schema='nothing' is no Avro schema"):
+        reader.option("valueFormat", wrong).load(queue.path)
     with pytest.raises(Exception, match="give one of them"):
         reader.option("valueFormat", AVRO.option).option("valueSchema", "id INT").load(queue.path)

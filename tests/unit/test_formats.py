@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import fastavro
@@ -236,6 +237,35 @@ def test_confluents_header_is_checked() -> None:
     assert Confluent(Json(), 7).decode(Confluent(Json(), 7).encode([1])) == [1]
 
 
+def test_wrong_schemas_of_confluent_are_refused_before_the_first_message() -> None:
+    async def look_up(number: int) -> Any:
+        return ORDER
+
+    avro = Avro(ORDER)
+    cases: list[tuple[Any, Any, str]] = [
+        (avro, {"7": ORDER}, r"the key '7' of schemas is no id"),
+        (avro, {0: ORDER}, r"the key 0 of schemas is no id"),
+        (avro, {7: "nothing"}, r"schema 7 of schemas: schema='nothing' is no Avro schema"),
+        (avro, 7, "schemas of type int has no schemas: give a mapping"),
+        (avro, [ORDER], "schemas of type list has no schemas"),
+        (avro, look_up, "schemas of type function is asynchronous"),
+        (Json(), {7: ORDER}, "only Avro needs the schemas"),
+        (Json, None, "format='Json' has no schemas of a registry"),
+        (Confluent(avro, 7), None, "format='Confluent' has no schemas of a registry"),
+    ]
+    for one, schemas, text in cases:
+        with pytest.raises(InvalidOption, match=text):
+            Confluent(one, None if schemas else 7, schemas)
+    with pytest.raises(InvalidOption, match="schema 8 of schemas: schema='nothing'"):
+        from_option('{"avro": "long", "confluent": {"schemas": {"8": "nothing"}}}')
+
+
+def test_an_id_that_a_function_does_not_know_is_an_unknown_schema() -> None:
+    one = Confluent(Avro(ORDER), schemas={7: ORDER}.get)
+    with pytest.raises(UnknownSchema, match="schema 8 is not among the given ones"):
+        one.decode(b"\0\0\0\0\x08\x02")
+
+
 def test_values_of_an_older_schema_are_resolved() -> None:
     old = {"type": "record", "name": "shop.Order", "fields": [{"name": "id", "type": "int"}]}
     asked: list[int] = []
@@ -282,7 +312,7 @@ def test_a_format_is_a_text_and_back() -> None:
         assert type(again) is type(one)
         assert again.encode(again.decode(one.encode(value))) == one.encode(value)
         assert again.option == one.option
-    for schemas in (lambda number: old, object()):
+    for schemas in (lambda number: old, SimpleNamespace(get_schema=lambda number: old)):
         with pytest.raises(InvalidOption, match="the schemas as a mapping"):
             _ = Confluent(Avro(ORDER), schemas=schemas).option
     for wrong in (
