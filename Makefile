@@ -66,9 +66,9 @@ test: setup ## run the tests of daily work, all but those marked slow: at most 6
 
 # The installations come first: none may change .venv while a test runs.
 .PHONY: test-all
-test-all: setup stores-if-there .venv/connect/.installed .venv/spark43/.installed .venv/release/.installed browser-if-there ## run all tests, and of test-stores, -cluster, -connect, -spark43, -wheel, -release and -web the quick parts
+test-all: setup stores-if-there .venv/connect/.installed .venv/spark43/.installed .venv/airflow/.installed .venv/release/.installed browser-if-there ## run all tests, and of test-stores, -cluster, -connect, -spark43, -airflow, -wheel, -release and -web the quick parts
 	@$(side_by_side) $$(test ! -e .venv/stores/fake-gcs-server || echo test-stores) \
-	  test-cluster test-connect test-spark43 test-wheel test-release $$(test ! -e .venv/.browser || echo test-web) daily= SHORT=1
+	  test-cluster test-connect test-spark43 test-airflow test-wheel test-release $$(test ! -e .venv/.browser || echo test-web) daily= SHORT=1
 
 .PHONY: test-core
 test-core: setup-core ## the part of make test that needs no Spark; daily= adds the tests marked slow
@@ -189,8 +189,8 @@ test-spark43: setup .venv/spark43/.installed ## run the tests of source, sink, f
 	@touch $@
 
 .PHONY: test-airflow
-test-airflow: .venv/airflow/.installed ## run the provider in processes of Airflow, whose triggerer is killed
-	@.venv/airflow/bin/python -m pytest --airflow tests/airflow --durations=10
+test-airflow: .venv/airflow/.installed ## run the provider in processes of Airflow, whose triggerers are killed and frozen; SHORT=1
+	@AIRFLOW_HOME="$(CURDIR)/.venv/airflow/home" .venv/airflow/bin/python -m pytest --airflow tests/airflow $(quick) --durations=10
 
 .PHONY: wheel
 wheel: setup ## build the wheel and the sdist into dist/

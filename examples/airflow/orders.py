@@ -1,4 +1,4 @@
-"""DAGs that work on the messages of a queue: one that messages start, one that waits for them.
+"""DAGs that work on the messages of a queue: two that messages start, one that waits for them.
 
 Put the file into Airflow's folder of DAGs, and set the variable ``ORDERS_QUEUE`` to the path of the
 queue. Each group gets all messages.
@@ -12,6 +12,7 @@ from datetime import timedelta
 from airflow.providers.common.messaging.triggers.msg_queue import MessageQueueTrigger
 from airflow.sdk import DAG, Asset, AssetWatcher, task
 
+from spark_mq import Queue
 from spark_mq.airflow.operators import AckOperator, SweepOperator
 from spark_mq.airflow.sensors import MessageSensor
 
@@ -30,6 +31,18 @@ with DAG("bill_orders", schedule=[orders]):
             print("billed", message["sequence"], message["value"])
 
     bill()
+
+# An event only says that there are messages: the task leases them from a group of its own.
+with DAG("pack_orders", schedule=[orders], max_active_runs=1):
+
+    @task(retries=2)
+    def pack():
+        def handle(message):
+            print("packed", message.sequence, message.text)
+
+        Queue.open(QUEUE).group("packing").work(handle, mode="message", until="settled")
+
+    pack()
 
 with DAG("ship_orders", schedule="@continuous", max_active_runs=1):
     wait = MessageSensor(task_id="wait", path=QUEUE, group="shipping", visibility_timeout="10m")

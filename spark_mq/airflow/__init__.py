@@ -6,9 +6,16 @@ It needs Airflow 3.3: ``pip install 'spark-mq[airflow]'``. Import from the modul
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 __all__ = ["get_provider_info"]
+
+if find_spec("airflow") is None:  # Its import would come back here, to look for providers.
+    raise ModuleNotFoundError(
+        "The provider needs Airflow, which cannot be imported: install spark-mq[airflow]",
+        name="airflow",
+    )
 
 
 def get_provider_info() -> dict[str, Any]:

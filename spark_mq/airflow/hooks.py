@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import PathLike, fspath
 from typing import Any
 
 from airflow.sdk import BaseHook
@@ -28,10 +29,11 @@ class SparkMQHook(BaseHook):
     conn_type = "spark_mq"
     hook_name = "spark_mq"
 
-    def __init__(self, path: str | None = None, spark_mq_conn_id: str | None = None) -> None:
+    def __init__(
+        self, path: str | PathLike[str] | None = None, spark_mq_conn_id: str | None = None
+    ) -> None:
         super().__init__()
-        check_place(path, spark_mq_conn_id)
-        self.path = path
+        self.path = check_place(path, spark_mq_conn_id)
         self.spark_mq_conn_id = spark_mq_conn_id
 
     def get_conn(self) -> Queue:
@@ -70,11 +72,12 @@ class SparkMQHook(BaseHook):
         }
 
 
-def check_place(path: str | None, conn_id: str | None) -> None:
-    """Refuse an object that names no queue. Airflow would find that out only as it runs."""
+def check_place(path: str | PathLike[str] | None, conn_id: str | None) -> str | None:
+    """Return the path as text. Refuse an object that names no queue before Airflow runs it."""
     if not path and not conn_id:
         raise InvalidOption(
             f"path={path!r} names no queue: give a path or URI, or spark_mq_conn_id=",
             option="path",
             value=path,
         )
+    return None if path is None else fspath(path)

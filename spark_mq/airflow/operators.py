@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os import PathLike
 from typing import Any, ClassVar
 
 from airflow.sdk import BaseOperator
 
 from spark_mq.airflow.hooks import SparkMQHook, check_place
+from spark_mq.message import Message
 from spark_mq.queue import Queue
 
 __all__ = ["AckOperator", "PublishOperator", "SweepOperator"]
@@ -19,11 +21,14 @@ class _QueueOperator(BaseOperator):
     template_fields: ClassVar[Sequence[str]] = ("path", "spark_mq_conn_id")
 
     def __init__(
-        self, *, path: str | None = None, spark_mq_conn_id: str | None = None, **kwargs: Any
+        self,
+        *,
+        path: str | PathLike[str] | None = None,
+        spark_mq_conn_id: str | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_place(path, spark_mq_conn_id)
-        self.path, self.spark_mq_conn_id = path, spark_mq_conn_id
+        self.path, self.spark_mq_conn_id = check_place(path, spark_mq_conn_id), spark_mq_conn_id
 
     def open_queue(self) -> Queue:
         return SparkMQHook(self.path, self.spark_mq_conn_id).get_conn()
@@ -39,12 +44,13 @@ class PublishOperator(_QueueOperator):
     path, spark_mq_conn_id
         As for :class:`~spark_mq.airflow.hooks.SparkMQHook`.
     messages
-        Text, or a list of texts. Jinja templates are rendered.
+        Text, a :class:`~spark_mq.Message` with a key or headers, or a list of them. Jinja templates
+        in texts are rendered.
     """
 
     template_fields: ClassVar[Sequence[str]] = (*_QueueOperator.template_fields, "messages")
 
-    def __init__(self, *, messages: str | list[str], **kwargs: Any) -> None:
+    def __init__(self, *, messages: str | Message | list[str | Message], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.messages = messages
 

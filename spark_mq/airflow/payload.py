@@ -12,9 +12,12 @@ __all__ = ["to_payload"]
 
 def to_payload(message: ReceivedMessage) -> dict[str, Any]:
     try:
-        value = {"value": message.value.decode()}
+        text = message.value.decode()
     except UnicodeDecodeError:
-        value = {"value_base64": base64.b64encode(message.value).decode()}
+        text = "\0"
+    # PostgreSQL has no JSON with this character.
+    no_text = {"value_base64": base64.b64encode(message.value).decode()}
+    value = no_text if "\0" in text else {"value": text}
     return {
         "sequence": message.sequence,
         "message_id": message.message_id,

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Sequence
+from os import PathLike
 from typing import Any, Final
 
 import structlog
@@ -15,7 +16,7 @@ from airflow.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 
 from spark_mq.airflow.hooks import SparkMQHook, check_place
 from spark_mq.airflow.payload import to_payload
-from spark_mq.errors import InvalidOption, LeaseLost, StorageError
+from spark_mq.errors import InvalidOption, LeaseLost, QueueNotFound, StorageError
 from spark_mq.group import ConsumerGroup
 from spark_mq.lease import Lease
 from spark_mq.util.clock import SECOND
@@ -54,7 +55,7 @@ class MessageTrigger(BaseEventTrigger):
     def __init__(
         self,
         *,
-        path: str | None = None,
+        path: str | PathLike[str] | None = None,
         group: str,
         spark_mq_conn_id: str | None = None,
         max_messages: int = 100,
@@ -62,7 +63,7 @@ class MessageTrigger(BaseEventTrigger):
         visibility_timeout: float | str | None = None,
     ) -> None:
         super().__init__()
-        check_place(path, spark_mq_conn_id)
+        path = check_place(path, spark_mq_conn_id)
         validate_group("group", group)
         if validate_count("max_messages", max_messages) > MAX_MESSAGES:
             raise InvalidOption(
@@ -139,8 +140,8 @@ class _Producer(SharedStreamProducer):
         while True:
             try:
                 payloads = await asyncio.to_thread(self._next)
-            except StorageError as error:
-                await _log.awarning("the queue is out of reach, trying again", error=str(error))
+            except (QueueNotFound, StorageError) as error:  # it may be created after its DAG
+                await _log.awarning("the queue cannot be read, trying again", error=str(error))
                 payloads = []
             if not payloads:
                 await asyncio.sleep(self._poll)
@@ -215,13 +216,13 @@ class MessagesDueTrigger(BaseTrigger):
     def __init__(
         self,
         *,
-        path: str | None = None,
+        path: str | PathLike[str] | None = None,
         group: str,
         spark_mq_conn_id: str | None = None,
         poll_interval: float | str = 5,
     ) -> None:
         super().__init__()
-        check_place(path, spark_mq_conn_id)
+        path = check_place(path, spark_mq_conn_id)
         self._place = {"path": path, "spark_mq_conn_id": spark_mq_conn_id}
         self._name = validate_group("group", group)
         self._poll_interval = poll_interval

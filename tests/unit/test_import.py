@@ -52,6 +52,15 @@ def test_the_package_needs_no_extra() -> None:
     run(program)
 
 
+def test_the_provider_without_airflow_names_its_extra() -> None:
+    program = (
+        "import sys; sys.modules['airflow'] = None\n"
+        "try: import spark_mq.airflow.triggers\n"
+        "except ModuleNotFoundError as error: print(error)"
+    )
+    assert "install spark-mq[airflow]" in run(program)
+
+
 def test_each_public_name_is_there_on_first_use() -> None:
     for name in spark_mq.__all__:
         assert getattr(spark_mq, name) is not None
