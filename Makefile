@@ -125,10 +125,10 @@ quick = $(if $(SHORT),-m "not slow")
 servers = .venv/stores/versitygw .venv/stores/azurite .venv/stores/fake-gcs-server
 STORES := versitygw azurite gcs
 # Spark in a process of its own, because it takes Ctrl-C over. In short, all of tests/stores that is quick on one server,
-# and its files on the others.
+# and its files and Azure's options on the others.
 stored = tests/stores tests/storage tests/operations tests/maintenance tests/acceptance tests/spark
 run_on = ($(with_spark) $(python) -m pytest --store=$1 --durations=10 $2) || failed="$$failed $1";
-on_store = $(if $(SHORT),$(call run_on,$1,-m "not slow" tests/stores$(if $(filter versitygw,$1),,/test_remote_files.py)), \
+on_store = $(if $(SHORT),$(call run_on,$1,-m "not slow" tests/stores$(if $(filter versitygw,$1),,/test_remote_files.py$(if $(filter azurite,$1), tests/stores/test_spellings.py))), \
   $(call run_on,$1,-m "not spark" $(stored)) $(call run_on,$1,-m spark $(stored)))
 
 .PHONY: test-stores

@@ -108,7 +108,7 @@ class Queue(QueueViews):
             A setting is unknown or its value is invalid.
         """
         given, root, options = tuple(settings), absolute_path(path), dict(storage_options or {})
-        wanted = _new_settings(root, settings)
+        wanted = _new_settings(root, settings, options)
         create_queue_tables(root, wanted, options, exist_ok=exist_ok, given=given)
         context = open_context(root, options, clock)
         if is_own_place(context.settings):
@@ -596,10 +596,10 @@ class Queue(QueueViews):
         )
 
 
-def _new_settings(root: str, given: CreateOptions) -> QueueSettings:
+def _new_settings(root: str, given: CreateOptions, options: Mapping[str, str]) -> QueueSettings:
     """Return the settings of a new queue. Dead letters below it have a relative path."""
     place = given.get("dead_letter_path")
     if place is None:
         return new_settings(given)
-    path = relative_place(root, absolute_path(place, "dead_letter_path"))
+    path = relative_place(root, absolute_path(place, "dead_letter_path"), options)
     return new_settings({**given, "dead_letter_path": path})

@@ -7,15 +7,17 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from spark_mq.delta.azure import canonical_authority, to_abfss
 from spark_mq.delta.file_info import FileInfo, FileInfos
 from spark_mq.delta.local_files import LocalBackend, LocalFiles
 from spark_mq.delta.memory_files import MemoryBackend, is_in_memory
 from spark_mq.delta.remote_files import RemoteBackend
-from spark_mq.delta.storage_options import PROVIDERS
+from spark_mq.delta.storage_options import PROVIDERS, account_name, endpoint_of
 from spark_mq.delta.store_errors import one_line
 from spark_mq.delta.unity_catalog import is_in_catalog, parse_name
 from spark_mq.errors import InvalidOption
@@ -26,15 +28,18 @@ __all__ = [
     "ObjectStore",
     "absolute_path",
     "canonical_path",
+    "canonical_uri",
     "decode_parquet",
     "is_data_path",
     "join",
 ]
 
-_SUPPORTED: Final = "a local path, file, s3, s3a, gs, az, abfs, abfss, adl, azure, uc"
+_SUPPORTED: Final = (
+    "a local path, file, s3, s3a, gs, az, abfs, abfss, adl, azure, uc, or https of an Azure account"
+)
 _FILE: Final = re.compile(r"^file:(?://(?=/)|(?=/(?!/)))", re.IGNORECASE)
 _SCHEME: Final = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):/")
-_SAME_SCHEMES: Final = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "azure": "az", "adl": "az"}
+_SCHEMES: Final = {"aws": "s3", "google": "gs"}  # by provider, of a canonical path
 _NO_LOCAL_PATH: Final = re.compile(r"[\[\]^|\\\x00-\x1f\x7f\ud800-\udfff]|%[0-9A-Fa-f]{2}")
 _NO_URI: Final = re.compile(r"[\x00-\x1f\x7f?#\ud800-\udfff]|(?<=[^:/])//|/\.\.?(?=/|$)")
 # On Azure no folder ends with ".", and a backslash becomes "/".
@@ -66,11 +71,20 @@ class ObjectStore:
         self.durable = durable
         self._local_files = local_files or LocalFiles()
         self._backend = self._open_backend()
+        # What a process shares for a table has this key. All spellings of a root have one.
+        self.key = self.root if self.is_local else self._remote_key()
         # Returns the time in seconds since 1970. In memory it is that of a test's clock.
         self.now: Callable[[], float] = self._backend.now
 
     def __repr__(self) -> str:
         return f"ObjectStore({self.root!r}, durable={self.durable})"
+
+    def _remote_key(self) -> str:
+        place = canonical_uri(self.root, self.options)
+        scheme = place.partition("://")[0]
+        # Two servers may have one bucket, whose tables have nothing in common.
+        server = endpoint_of(scheme, self.options) if scheme in PROVIDERS else ""
+        return f"{server} {place}"
 
     def _open_backend(self) -> LocalBackend | MemoryBackend | RemoteBackend:
         if is_in_memory(self.root):
@@ -88,6 +102,7 @@ class ObjectStore:
         """Return the store of a folder below, with the same options."""
         child = object.__new__(ObjectStore)
         child.__dict__.update(self.__dict__, root=join(self.root, _checked(name)))
+        child.key = join(self.key, name.replace("%", "%25"))
         child.options = dict(self.options)
         child._backend = self._backend.child(name)
         return child
@@ -188,7 +203,7 @@ def join(root: str, name: str) -> str:
 
 def absolute_path(path: Any, option: str = "path") -> str:
     """Return an absolute local path, or a URI without a final slash. Raise InvalidOption."""
-    text = _FILE.sub("", os.fspath(path))
+    text = to_abfss(_FILE.sub("", os.fspath(path)))
     if _SCHEME.match(text):
         return _checked_uri(text, option).rstrip("/")
     local = os.path.abspath(text)  # other processes have another working directory
@@ -202,12 +217,29 @@ def absolute_path(path: Any, option: str = "path") -> str:
     return local
 
 
-def canonical_path(path: str) -> str:
-    """Return one text for all names of a place. Only compare it: libraries need the given name."""
-    if "://" not in path:
-        return os.path.realpath(path)
-    scheme, _, rest = path.partition("://")
-    return f"{_SAME_SCHEMES.get(scheme.lower(), scheme.lower())}://{rest.rstrip('/')}"
+def canonical_path(path: str, options: Mapping[str, str] | None = None) -> str:
+    """Return one text for all names of a place. Only compare it: libraries need the given name.
+
+    `options` and the environment name the account of Azure, if the path does not.
+    """
+    return canonical_uri(path, options) if "://" in path else os.path.realpath(path)
+
+
+def canonical_uri(path: str, options: Mapping[str, str] | None = None) -> str:
+    """Return one text for all spellings of a URI, as :func:`canonical_path`, or a local path."""
+    scheme, found, rest = path.partition("://")
+    if not found:
+        return path
+    scheme, (authority, _, folder) = scheme.lower(), rest.partition("/")
+    provider = PROVIDERS.get(scheme)
+    if provider is None:
+        return f"{scheme}://{rest}".rstrip("/")
+    if provider == "azure":
+        account = None if "@" in authority else account_name(scheme, options or {}, os.environ)
+        scheme, authority = canonical_authority(authority, account)
+    # A root is decoded when it is opened. Only "%" stays encoded, so that this is a root, too.
+    folder = unquote(folder).replace("%", "%25")
+    return f"{_SCHEMES.get(provider, scheme)}://{authority}/{folder}".rstrip("/")
 
 
 def is_data_path(path: str) -> bool:

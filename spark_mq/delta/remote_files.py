@@ -16,8 +16,9 @@ import obstore
 import pyarrow as pa
 from obstore import exceptions, store
 
+from spark_mq.delta.azure import account_in_authority
 from spark_mq.delta.file_info import FileInfo
-from spark_mq.delta.storage_options import PROVIDERS, is_secret, store_options
+from spark_mq.delta.storage_options import PROVIDERS, secret_values, store_options
 from spark_mq.delta.unity_catalog import VendedCredentials, is_in_catalog, locate
 from spark_mq.errors import InvalidOption
 from spark_mq.util.process import ForkGuard
@@ -259,8 +260,9 @@ def _open_store(
     secrets: list[str],
     credentials: VendedCredentials | None,
 ) -> Any:
-    scheme = urlsplit(url).scheme.lower()
-    given = store_options(scheme, options, os.environ)
+    parts = urlsplit(url)
+    scheme = parts.scheme.lower()
+    given = store_options(scheme, options, os.environ, account=account_in_authority(parts.netloc))
     groups = {
         "config": given.config,
         "client_options": given.client_options,
@@ -324,7 +326,7 @@ def _copy(error: BaseException, text: str) -> BaseException:
 def _secrets(options: Mapping[str, str]) -> list[str]:
     """Return the secrets that an error text may contain, longest first."""
     names = {**{k: v for k, v in os.environ.items() if _bare_provider(k)}, **options}
-    given = {str(value) for name, value in names.items() if is_secret(name)}
+    given = secret_values(names)
     found = given | {quote(value, safe="") for value in given}
     return sorted((value for value in found if len(value) > 3), key=len, reverse=True)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
+from spark_mq.delta.azure import parse_connection_string
 from spark_mq.errors import InvalidOption
 
 __all__ = [
@@ -17,7 +18,10 @@ __all__ = [
     "CATALOG_URLS",
     "PROVIDERS",
     "StoreOptions",
+    "account_name",
+    "endpoint_of",
     "is_secret",
+    "secret_values",
     "store_options",
 ]
 
@@ -123,7 +127,15 @@ _REFUSED: Final = {
 _PREFIXES: Final = {
     "aws": ("aws_",), "azure": ("azure_storage_", "azure_"), "google": ("google_",),
 }  # fmt: skip
-_SECRET: Final = re.compile(r"key|secret|token|password|sas|proxy_url|credential|certificate")
+_SECRET: Final = re.compile(
+    r"key|secret|token|password|sas|proxy_url|credential|certificate|connection_string"
+)
+_CONNECTION: Final = "connection_string"
+_SECRET_PARTS: Final = re.compile(r"(?i)(?:AccountKey|SharedAccessSignature)\s*=\s*([^;\s]+)")
+_CONNECTION_VARIABLE: Final = "AZURE_STORAGE_CONNECTION_STRING"
+# With one of these, the environment's connection string may be of another account.
+_ACCOUNT: Final = ("account_name", "endpoint", "use_emulator")
+_EMULATED: Final = "devstoreaccount1"  # the account of each emulator
 _TRUE: Final = frozenset(("1", "true", "on", "yes", "y"))
 _FALSE: Final = frozenset(("0", "false", "off", "no", "n"))
 _SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]+)")
@@ -141,26 +153,128 @@ def store_options(
     scheme: str,
     options: Mapping[str, Any],
     environment: Mapping[str, str] | None = None,
+    *,
+    account: str | None = None,  # of Azure, as the root names it
 ) -> StoreOptions:
     """Sort storage options into groups of obstore. Raise InvalidOption, which shows no value."""
     provider, found, names = PROVIDERS[scheme], StoreOptions(), dict[tuple[str, str], str]()
-    for name, value in options.items():
-        place = _place(provider, name)
+    around = environment or {}
+    for name, given, value in _parts(provider, options):
+        place = _place(provider, given)
         if place is None:
             continue
         group, key = place
-        setting = _value(name, group, key, str(value))
+        setting = _value(name, group, key, value)
         target = getattr(found, group)
         if target.get(key, setting) != setting:
             raise _invalid(name, f"{names[place]} gives another value. Remove one of them")
         target[key], names[place] = setting, name
-    _add_environment(provider, found.client_options, environment or {})
+    if provider == "azure":
+        low = {name.lower(): text for name, text in around.items() if text}
+        _check_account(found.config, names, account)
+        if account is None and not any(
+            key in found.config or _from(low, key) is not None for key in _ACCOUNT
+        ):
+            _add_connection_string(found, around)
+        _check_emulator(found.config, names, low)
+    _add_environment(provider, found.client_options, around)
     return StoreOptions(found.config, found.client_options, _nested(found.retry_config))
+
+
+def secret_values(options: Mapping[str, Any]) -> set[str]:
+    """Return the values of options that must not be shown, and the parts of those."""
+    found = set()
+    for name, value in options.items():
+        if is_secret(name):
+            found.add(str(value))
+            if _CONNECTION in name.lower():
+                found.update(_SECRET_PARTS.findall(str(value)))
+    return found
+
+
+def account_name(
+    scheme: str, options: Mapping[str, Any], environment: Mapping[str, str]
+) -> str | None:
+    """Return the account of Azure that options name, or else the environment. Or None."""
+    config = store_options(scheme, options, environment).config
+    low = {name.lower(): text for name, text in environment.items() if text}
+    if "account_name" in config:
+        return config["account_name"]
+    return _EMULATED if _is_emulated(config, low) else _from(low, "account_name")
+
+
+def endpoint_of(scheme: str, options: Mapping[str, Any]) -> str:
+    """Return the address of the server that options name, or an empty text."""
+    config = store_options(scheme, options).config
+    return config.get("endpoint") or config.get("base_url") or ""
 
 
 def is_secret(name: str) -> bool:
     """Return whether the value of an option must not be shown."""
     return _SECRET.search(name.lower()) is not None
+
+
+def _parts(provider: str, options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield each option with its name and value, and a connection string as what it has."""
+    for name, value in options.items():
+        if provider == "azure" and _bare(provider, name.lower()) == _CONNECTION:
+            for part, setting in _connection(name, str(value)).items():
+                yield name, part, setting
+        else:
+            yield name, name, str(value)
+
+
+def _connection(name: str, text: str) -> dict[str, str]:
+    try:
+        return parse_connection_string(text)
+    except ValueError as error:
+        cause = str(error)
+    raise _invalid(name, cause)  # outside the except block, whose error might show the text
+
+
+def _add_connection_string(found: StoreOptions, environment: Mapping[str, str]) -> None:
+    if text := environment.get(_CONNECTION_VARIABLE):  # other tools of Azure read it, too
+        parts = _connection(_CONNECTION_VARIABLE, text)
+        for name in _CLIENT.keys() & parts.keys():
+            found.client_options.setdefault(name, parts.pop(name))
+        for name, value in parts.items():
+            found.config.setdefault(name, value)
+
+
+def _from(low: Mapping[str, str], key: str) -> str | None:
+    """Return what the environment, by lower-case names, has for an option of Azure, or None."""
+    return low.get(f"azure_storage_{key}") or low.get(f"azure_{key}")
+
+
+def _is_emulated(config: Mapping[str, str], low: Mapping[str, str]) -> bool:
+    return (config.get("use_emulator") or _from(low, "use_emulator") or "").lower() in _TRUE
+
+
+def _check_account(
+    config: Mapping[str, str], names: Mapping[tuple[str, str], str], account: str | None
+) -> None:
+    """Raise InvalidOption for another account than the path's, which delta-rs would use."""
+    if account and config.get("account_name", account).lower() != account:
+        raise _invalid(
+            names["config", "account_name"],
+            f"the path has the account {account!r}, and the option another one. Remove it",
+        )
+
+
+def _check_emulator(
+    config: Mapping[str, str], names: Mapping[tuple[str, str], str], low: Mapping[str, str]
+) -> None:
+    """Raise InvalidOption for an endpoint beside an emulator, because no client obeys it."""
+    given = names.get(("config", "endpoint"))
+    if given is None and _from(low, "endpoint") is not None:
+        given = next(f"azure_{part}endpoint".upper() for part in ("storage_", "")
+                     if f"azure_{part}endpoint" in low)  # fmt: skip
+    if given is not None and _is_emulated(config, low):
+        raise _invalid(
+            given,
+            "use_emulator uses port 10000 of this machine and ignores it. Remove use_emulator, and "
+            "give azure_storage_account_name, azure_storage_account_key and azure_allow_http",
+        )
 
 
 def _place(provider: str, name: str) -> tuple[str, str] | None:
@@ -187,6 +301,8 @@ def _bare(provider: str, low: str) -> str:
 
 def _is_of_another(low: str) -> bool:
     """Return whether any provider knows an option. One mapping may serve several stores."""
+    if _bare("azure", low) == _CONNECTION:
+        return True
     bares = ((provider, _bare(provider, low)) for provider in _CONFIG)
     return any(bare in _CONFIG[provider] or bare in _CLIENT for provider, bare in bares)
 
@@ -233,17 +349,21 @@ def _add_environment(
     client: dict[str, str],
     environment: Mapping[str, str],
 ) -> None:
-    # obstore reads these itself, but only if it is given no client options at all.
-    if client:
-        for name, value in environment.items():
-            bare = _bare(provider, name.lower())
-            if bare in _CLIENT and bare != name.lower():
-                client.setdefault(bare, value)
+    # obstore reads these itself, but only if it is given no client options at all. It never reads
+    # those with the long prefix of Azure.
+    prefixes = _PREFIXES[provider]
+    low = {name.lower(): value for name, value in environment.items()}
+    found = {n: _bare(provider, n) for n in low if n.startswith(prefixes)}
+    found = {name: bare for name, bare in found.items() if bare in _CLIENT}
+    if client or any(name.startswith(prefixes[:-1]) for name in found):
+        for name, bare in found.items():
+            client.setdefault(bare, low[name])
 
 
 def _unknown(provider: str, name: str) -> InvalidOption:
     prefixed = [f"{_PREFIXES[provider][-1]}{bare}" for bare in (*_CONFIG[provider], *_CLIENT)]
     known = [*prefixed, *_CONFIG[provider], *_CLIENT, *_RETRY, *_IGNORED]
+    known += [f"azure_storage_{_CONNECTION}"] if provider == "azure" else []
     near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.0)
     return _invalid(name, f"it is unknown. The nearest known option is {near[0]!r}")
 

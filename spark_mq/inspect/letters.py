@@ -111,7 +111,7 @@ def newest_letters(context: QueueContext, n: int, before: int | None) -> pa.Tabl
     for piece in _pieces(dead, before, n):
         interval = (piece.first, piece.first + piece.rows - 1)
         for table in letter_tables(dead.messages, [interval], piece.rows, skip=True):
-            own = table.filter(is_own_letter(context.settings, context.path, table))
+            own = table.filter(is_own_letter(context, table))
             ordered = sort_rows(own, "dead_letter_sequence", descending=True)
             found = pa.concat_tables([found, ordered])
         looked += piece.rows
@@ -143,7 +143,7 @@ def _reasons_of(
     columns["consumer_group"] = columns.pop("group")
     columns["row"] = pa.array(range(len(headers)), pa.int64())
     table = pa.table(columns)
-    table = table.filter(is_own_letter(context.settings, context.path, table))
+    table = table.filter(is_own_letter(context, table))
     sums = table.group_by(_KEYS, use_threads=False).aggregate([("row", "count"), ("row", "max")])
     for row in sums.to_pylist():
         at = row["row_max"]

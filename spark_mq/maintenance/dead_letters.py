@@ -15,13 +15,13 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_mq.delta.object_store import canonical_uri
 from spark_mq.errors import CorruptLog, DuplicatePublish
 from spark_mq.ledger.commands import Command
 from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import TRANSFERRING, Range
 from spark_mq.ledger.routing import DropDead, FreezeDead, SettleRouted
-from spark_mq.ledger.settings import QueueSettings
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.history import HEADER_PREFIX
 from spark_mq.parquet.bounded import MAX_ROWS, cut_slices, join_tables
@@ -231,10 +231,14 @@ def _dead_rows(reader: MessageReader, part: Sequence[DeadSlice]) -> pa.Table:
     return pa.table([changed.get(f.name, rows[f.name]) for f in FILE_SCHEMA], schema=FILE_SCHEMA)
 
 
-def is_own_letter(settings: QueueSettings, path: str, letters: pa.Table) -> pa.Array:
+def is_own_letter(queue: QueueContext, letters: pa.Table) -> pa.Array:
     """Return a mask of a queue's own letters, by the queue's id, or by its path without one."""
+    settings, options = queue.settings, queue.storage_options
+    own = canonical_uri(queue.path, options)
+    texts = letters["queue"].unique().drop_null().to_pylist()
+    names = {text for text in texts if canonical_uri(text, options) == own}
     ids = pa.array({settings.queue_id, *settings.former_ids} - {""}, pa.string())
-    by_path = pc.fill_null(pc.equal(letters["queue"], path), False)
+    by_path = pc.is_in(letters["queue"], value_set=pa.array(names, pa.string()))
     without_id = pc.and_(pc.is_null(letters["queue_id"]), by_path)
     return pc.or_(pc.is_in(letters["queue_id"], value_set=ids), without_id)
 

@@ -193,7 +193,7 @@ def _wanted(context: QueueContext, condition: Condition | None, table: pa.Table)
 
 
 def _is_own(context: QueueContext, table: pa.Table) -> pa.Array:
-    return is_own_letter(context.settings, context.path, table)
+    return is_own_letter(context, table)
 
 
 class Redrive(Transfer):

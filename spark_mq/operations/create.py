@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from spark_mq.delta.object_store import ObjectStore, canonical_path, join
+from spark_mq.delta.object_store import ObjectStore, canonical_path, canonical_uri, join
 from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.errors import CopiedQueue, InvalidOption, NotAQueue, QueueExists, QueueNotFound
@@ -78,7 +78,7 @@ def create_queue_tables(
     own = False
     if begun is None:
         refuse_foreign_files(root)
-        own = messages.create(identified(settings, root).to_json())
+        own = messages.create(identified(settings, root, options).to_json())
         begun = messages.open()
     found = None if begun is None else QueueSettings.from_json(begun.description, root)
     if found is None:
@@ -87,19 +87,26 @@ def create_queue_tables(
             f"queue's own",
             path=root,
         )
-    refused = _differences(found, settings, given if exist_ok else None)
+    refused = _differences(found, settings, given if exist_ok else None, options)
     if refused or (complete and not exist_ok):
         raise _exists(root, refused)
     if not complete and not _complete(ledgers, messages.table_id, own=own) and not exist_ok:
         raise _exists(root)
 
 
-def _differences(found: QueueSettings, wanted: QueueSettings, given: Collection[str] | None) -> str:
+def _differences(
+    found: QueueSettings,
+    wanted: QueueSettings,
+    given: Collection[str] | None,
+    options: Mapping[str, str],
+) -> str:
     """Return the settings that a queue does not have as they were given, for people."""
     parts = []
     for old, new in ((found.group, wanted.group), (found, wanted)):
         for name, one in settings_of(type(old)).items():
             has, asked = getattr(old, name), getattr(new, name)
+            if name == "dead_letter_path" and has and asked:
+                has, asked = (canonical_uri(place, options) for place in (has, asked))
             if has != asked and one.argument and (given is None or name in given):
                 parts.append(f"{name}={one.show(has)}, not {one.show(asked)}")
     return ", ".join(parts)
@@ -205,14 +212,14 @@ def _check_complete(root: str, messages: TableState, ledgers: TableState | None)
 
 def _find_dead_letters(context: QueueContext) -> QueueContext | None:
     try:
-        path = dead_letter_place(context.path, context.settings)
+        path = dead_letter_place(context.path, context.settings, context.storage_options)
         return open_context(path, context.storage_options, context.clock)
     except QueueNotFound:
         return None
 
 
 def _open_dead_letters(context: QueueContext) -> QueueContext:
-    path = dead_letter_place(context.path, context.settings)
+    path = dead_letter_place(context.path, context.settings, context.storage_options)
     options = context.storage_options
     try:
         return open_context(path, options, context.clock)
@@ -229,7 +236,7 @@ def rehome(context: QueueContext, *, copy: bool, place: str | None) -> QueueCont
 
     def described(text: str | None) -> str:
         found = QueueSettings.from_json(text, context.path) or context.settings
-        return rehomed(found, context.path, copy=copy, place=place).to_json()
+        return rehomed(found, context.path, options, copy=copy, place=place).to_json()
 
     messages.describe(described)
     return open_context(context.path, options, context.clock)
@@ -270,16 +277,16 @@ def refuse_delta_table(root: str, options: Mapping[str, str]) -> None:
 _OWN_DEAD_LETTERS = "./dead_letters"
 
 
-def identified(settings: QueueSettings, root: str) -> QueueSettings:
+def identified(settings: QueueSettings, root: str, options: Mapping[str, str]) -> QueueSettings:
     """Return the settings of a new queue, with a new id."""
-    return replace(settings, queue_id=uuid.uuid4().hex, home=canonical_path(root))
+    return replace(settings, queue_id=uuid.uuid4().hex, home=canonical_path(root, options))
 
 
-def relative_place(root: str, place: str | None) -> str | None:
+def relative_place(root: str, place: str | None, options: Mapping[str, str]) -> str | None:
     """Return a place below a queue as a relative path. Raise InvalidOption for the queue itself."""
     if place is None:
         return None
-    own, other = canonical_path(root), canonical_path(place)
+    own, other = canonical_path(root, options), canonical_path(place, options)
     if own == other:
         raise InvalidOption(
             f"dead_letter_path={place!r} is the queue itself: give another queue, or leave it out",
@@ -295,27 +302,35 @@ def is_own_place(settings: QueueSettings) -> bool:
 
 
 def rehomed(
-    settings: QueueSettings, root: str, *, copy: bool, place: str | None = None
+    settings: QueueSettings,
+    root: str,
+    options: Mapping[str, str],
+    *,
+    copy: bool,
+    place: str | None = None,
 ) -> QueueSettings:
     """Return the settings of a moved queue, or of a copy, which gets a new id."""
     if not copy:
-        return replace(settings, home=canonical_path(root))
+        return replace(settings, home=canonical_path(root, options))
     former = (*settings.former_ids, settings.queue_id) if is_own_place(settings) else ()
     keeps = is_own_place(settings) and place is None
-    target = settings.dead_letter_path if keeps else relative_place(root, place)
+    target = settings.dead_letter_path if keeps else relative_place(root, place, options)
     return replace(
-        identified(settings, root), dead_letter_path=target, former_ids=former if keeps else ()
+        identified(settings, root, options),
+        dead_letter_path=target,
+        former_ids=former if keeps else (),
     )
 
 
-def dead_letter_place(root: str, settings: QueueSettings) -> str:
+def dead_letter_place(root: str, settings: QueueSettings, options: Mapping[str, str]) -> str:
     """Return the path of the dead letters. Raise CopiedQueue if another queue may use it, too."""
     place = settings.dead_letter_path or _OWN_DEAD_LETTERS
     if settings.is_dead_letter_queue:
         return root
     if place.startswith("./"):
         return join(root, place[2:])
-    if settings.home not in (None, canonical_path(root)):
+    home = settings.home  # of 0.1.0, its text may be another spelling
+    if home is not None and canonical_uri(home, options) != canonical_path(root, options):
         raise CopiedQueue(
             f"the queue at {root} is a copy, or was moved: it was created at {settings.home}. Its "
             f"dead letters go to {place}, and the other queue may use the same place. Call "

@@ -8,16 +8,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
+from spark_mq.delta.object_store import canonical_uri
 from spark_mq.errors import InvalidOption, InvalidSchema, StorageError
 from spark_mq.group import ConsumerGroup
 from spark_mq.handler import HandlerPolicy, describe_held
 from spark_mq.ledger.settle import RELEASE, SettlePart
 from spark_mq.ledger.stream_batch import parse_lease_id
+from spark_mq.operations.context import QueueContext
 from spark_mq.operations.outages import OUTAGES, find_store_failure, is_outage
 from spark_mq.spark.batch_lease import BatchLease
 from spark_mq.spark.lease_lookup import BatchLeases
 from spark_mq.spark.lease_router import LeaseRouter
-from spark_mq.streaming.offset import stream_id_in_queue
+from spark_mq.streaming.offset import older_stream_ids, stream_id_in_queue
 from spark_mq.streaming.source import leave_batch
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ _log = logging.getLogger(__name__)
 
 INVALID_VALUES: Final = ("keep", "reject")
 
+_URI: Final = re.compile(r"\b(?:s3a?|gs|az|abfss?|adl|azure)://[^\s'\"]+", re.IGNORECASE)
+
 # An outage in the text of a failed Spark job.
 _REMOTE_OUTAGE: Final = re.compile(r"spark_mq\.errors\.(?:StorageError|ContentionTimeout)\b.*")
 
@@ -51,12 +55,21 @@ def find_outage(owners: LeaseRouter, failure: Exception, lease: BatchLease) -> E
         return failure
     ledgers = [(lease_id, owners.of(lease_id)._ledger) for lease_id in lease.lease_ids]
     found = _REMOTE_OUTAGE.search(str(failure))
-    if found and any(ledger.queue_path in found[0] for _, ledger in ledgers):
+    if found and any(_is_named(ledger.queue, found[0]) for _, ledger in ledgers):
         return StorageError(f"a task failed: {found[0][:400]}", path=None, landed=None)
     for lease_id, ledger in ledgers:
         if (outage := find_store_failure(ledger, lease_id)) is not None:
             return outage
     return None
+
+
+def _is_named(queue: QueueContext, text: str) -> bool:
+    """Return whether a text names a queue, in any spelling of its path."""
+    if queue.path in text:
+        return True
+    own, options = canonical_uri(queue.path, queue.storage_options), queue.storage_options
+    found = (canonical_uri(uri, options) for uri in _URI.findall(text))
+    return any(f"{uri}/".startswith(f"{own}/") for uri in found)
 
 
 def release_batch(owners: LeaseRouter, lease: BatchLease) -> None:
@@ -134,10 +147,12 @@ def leave_unsettled(groups: Iterable[ConsumerGroup], found: BatchLeases) -> None
     batches = {(stream, n) for stream, n, _ in filter(None, map(parse_lease_id, found.lease_ids))}
     batches |= {(stream, n) for stream, n, several in found.batches if not several}
     for group in groups:
+        place = group._context.path, group._context.storage_options
         several = {
-            (stream_id_in_queue(stream, group._context.path), n)
+            (one, n)
             for stream, n, several in found.batches
             if several
+            for one in (stream_id_in_queue(stream, *place), *older_stream_ids(stream, *place))
         }
         for stream, n in sorted(batches | several):
             if left := leave_batch(group._ledger, stream, n):

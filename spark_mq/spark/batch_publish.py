@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from spark_mq.delta.object_store import canonical_uri
 from spark_mq.errors import DuplicatePublish, InvalidOption
 from spark_mq.operations.publish import publish_pending
 from spark_mq.storage.publishes import producer_txn
@@ -104,7 +105,7 @@ class BatchPublisher:
         self, queue: Queue, messages: Messages, stream: str, number: str, part: str | None
     ) -> PublishReceipt:
         """Publish messages once. Raise InvalidOption for a part that this run has published."""
-        key = (queue.path, part)
+        key = (canonical_uri(queue.path, queue._context.storage_options), part)
         if key in self._done:
             raise InvalidOption(
                 f"this batch has published to {queue.path} already. Give part= a name, another one "

@@ -14,7 +14,7 @@ from typing import Final
 
 from pyspark.sql.types import DataType
 
-from spark_mq.delta.object_store import absolute_path
+from spark_mq.delta.object_store import absolute_path, canonical_uri
 from spark_mq.errors import InvalidOption
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.create import open_context
@@ -88,7 +88,7 @@ class ReadOptions:
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
         """Check the options of a read. Raise InvalidOption."""
         own, storage = _split(options, READ_OPTIONS)
-        paths, several = _paths(own)
+        paths, several = _paths(own, storage)
         poll, idle_poll = _polls(own, paths)
         return cls(
             paths=paths,
@@ -243,7 +243,7 @@ def _path(own: Mapping[str, str]) -> str:
     return path
 
 
-def _paths(own: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
+def _paths(own: Mapping[str, str], storage: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
     """Return the paths of the queues to read, and whether they were given as a JSON list."""
     text = own.get("path") or own.get("paths", "")
     if not text.lstrip().startswith("["):
@@ -263,7 +263,8 @@ def _paths(own: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
             option="path",
             value=text,
         )
-    if twice := [path for path, times in Counter(map(absolute_path, paths)).items() if times > 1]:
+    places = Counter(canonical_uri(absolute_path(path), storage) for path in paths)
+    if twice := [path for path, times in places.items() if times > 1]:
         raise InvalidOption(
             f"path={text!r} names {twice[0]} twice: a queue is read once", option="path", value=text
         )

@@ -264,7 +264,7 @@ class DelegationTurn:
                 continue  # the writer that ran it deletes it
             if now - info.modified > STALE_SECONDS:
                 self._stale.append(info.path)
-            elif info.size > MAX_BYTES or (self._files.root, info.path) in _left:
+            elif info.size > MAX_BYTES or (self._files.key, info.path) in _left:
                 continue
             elif known_after <= base_of(info.path) <= self._log.state.version:
                 self._names.append(info.path)
@@ -344,13 +344,13 @@ class DelegationTurn:
         except OSError:
             return None  # its writer withdrew it, or will run it itself
         if found is None:
-            _left.add((self._files.root, path))
+            _left.add((self._files.key, path))
         return found
 
     def leave(self, requests: Iterable[DelegatedRequest]) -> None:
         """Leave requests to their own writers, because a commit could not run them."""
         for request in requests:
-            _left.add((self._files.root, f"{self._folder}/{request.name}"))
+            _left.add((self._files.key, f"{self._folder}/{request.name}"))
 
     def close(self, ran: Sequence[DelegatedRequest] = ()) -> None:
         """Delete the own request, and those that the own commit ran."""

@@ -78,8 +78,8 @@ class LedgerTable:
         self.storage_options = dict(storage_options or {})
         self.files = ObjectStore(path, self.storage_options, durable=durable)
         self.log = DeltaLog(self.files, on_checkpoint=checkpoint_soon)
-        self.notifier = notifier_for(path)
-        self.shared_look = shared_look_for(path)
+        self.notifier = notifier_for(self.files.key)
+        self.shared_look = shared_look_for(self.files.key)
         self._cache = ledger_cache()
         self._events = event_cache()
         self._commit_locks: dict[str, FairLock] = {}
@@ -114,7 +114,7 @@ class LedgerTable:
         """Return the lock on a group's ledger for writers on this machine."""
         with self._lock:
             if group not in self._commit_locks:
-                self._commit_locks[group] = fair_lock_for(self.path, group)
+                self._commit_locks[group] = fair_lock_for(self.files.key, group)
             return self._commit_locks[group]
 
     def read(

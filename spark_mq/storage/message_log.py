@@ -58,8 +58,8 @@ class MessageLog:
         # 100,000 data files cost time to open; commits/ has what a reader needs of them.
         self.log = DeltaLog(self.files, track_files=False, on_checkpoint=checkpoint_soon)
         self.ids = IdFiles(self.files)
-        self.notifier = notifier_for(path)
-        self.shared_look = shared_look_for(path)
+        self.notifier = notifier_for(self.files.key)
+        self.shared_look = shared_look_for(self.files.key)
         self.commits = CommitsTable(
             join(path.rstrip("/").rpartition("/")[0], "commits"),
             self.log,

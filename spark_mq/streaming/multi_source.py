@@ -1,7 +1,7 @@
 """Run one stream over several queues.
 
 A batch leases its share from each queue. Its offset also has the number of ``queues``. Each queue
-knows the stream by an id made from the offset's uuid and the queue's path. So transactions, lease
+knows the stream by an id made from the offset's uuid and the queue's place. So transactions, lease
 ids and replays are separate, and a queue may be added to the list or removed.
 """
 
@@ -14,7 +14,12 @@ from typing import Any
 
 from spark_mq.errors import StorageError
 from spark_mq.operations.context import GroupLedger
-from spark_mq.streaming.offset import QUEUES, parse_offset, stream_id_in_queue
+from spark_mq.streaming.offset import (
+    QUEUES,
+    older_stream_ids,
+    parse_offset,
+    stream_id_in_queue,
+)
 from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
 
 __all__ = ["MultiQueueSource", "fair_shares"]
@@ -52,6 +57,7 @@ class MultiQueueSource:
             StreamSource(group, options, keep_alive=keep_alive, runner=self.runner)
             for group in groups
         ]
+        self._ids: dict[tuple[str, str], str] = {}  # in each queue, by stream and path
         self._offered: dict[tuple[str, int], list[int]] = {}  # what each could grant the last one
         self._planned: dict[tuple[str, int], Plans] = {}
 
@@ -141,6 +147,12 @@ class MultiQueueSource:
     def progress(self) -> dict[str, Any]:
         return {source.ledger.queue_path: source.progress() for source in self.sources}
 
-    @staticmethod
-    def _in(source: StreamSource, stream: str) -> str:
-        return stream_id_in_queue(stream, source.ledger.queue_path)
+    def _in(self, source: StreamSource, stream: str) -> str:
+        """Return the id of a stream in a source's queue. A stream of 0.1.0 keeps its id."""
+        queue = source.ledger.queue
+        key = stream, queue.path
+        if key not in self._ids:
+            place = queue.path, queue.storage_options
+            older = filter(source.knows, older_stream_ids(stream, *place))
+            self._ids[key] = next(older, None) or stream_id_in_queue(stream, *place)
+        return self._ids[key]

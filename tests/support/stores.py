@@ -39,6 +39,20 @@ ACCOUNT_KEY: Final = (
 """The account that each Azurite has. Azurite's documentation names both."""
 
 
+_OTHER_ROOTS: Final = {
+    "versitygw": (f"s3a://{BUCKET}", f"S3://{BUCKET}"),
+    "azurite": (
+        f"azure://{BUCKET}",
+        f"abfs://{BUCKET}",
+        f"adl://{BUCKET}",
+        f"abfss://{BUCKET}@{ACCOUNT}.dfs.core.windows.net",
+        f"abfs://{BUCKET}@{ACCOUNT}.blob.core.windows.net",
+        f"https://{ACCOUNT}.blob.core.windows.net/{BUCKET}",
+    ),
+    "gcs": (f"GS://{BUCKET}",),
+}
+
+
 @dataclass(frozen=True)
 class RemoteStore:
     """A bucket on a server of this machine. `options_at` gives the options for another address."""
@@ -57,6 +71,11 @@ class RemoteStore:
     def new_path(self) -> str:
         """Return where no queue is."""
         return f"{self.root}/{uuid.uuid4().hex}/queue"
+
+    def spellings(self, path: str) -> list[str]:
+        """Return other texts that name the place of a path of this store."""
+        below = path.removeprefix(self.root)
+        return [f"{root}{below}" for root in _OTHER_ROOTS[self.server]] + [f"{path}/"]
 
 
 @contextlib.contextmanager

@@ -646,7 +646,17 @@ def test_absolute_path_keeps_supported_uris(scheme: str) -> None:
     assert absolute_path(f"{scheme}://bucket/a b/ü/") == f"{scheme}://bucket/a b/ü"
 
 
-OTHER = ["hdfs://h/a", "memory://a", "http://h/a", "file://h/a", "dbfs:/a", "s3:/b", "s3:///a"]
+OTHER = [
+    "hdfs://h/a",
+    "https://h/a",
+    "https://a.blob.core.windows.net/",
+    "memory://a",
+    "http://h/a",
+    "file://h/a",
+    "dbfs:/a",
+    "s3:/b",
+    "s3:///a",
+]
 
 
 @pytest.mark.parametrize("uri", OTHER)
@@ -672,6 +682,7 @@ AMBIGUOUS = ["/a?token=hush", "/a#x", "//a", "/a//c", "/a/../c", "/.", "/a\n"]
         "az://c/a\\b",
         "abfss://c@d/a%5cb",
         "adl://b/a../",
+        "https://a.blob.core.windows.net/c/q?sv=1&sig=hush",
     ],
 )
 def test_a_uri_that_names_another_place_is_refused(uri: str) -> None:

@@ -20,6 +20,7 @@ from spark_mq.delta.storage_options import (
 )
 from spark_mq.errors import InvalidOption
 
+KEY = "c2VjcmV0"
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYzEXAMPLEKEY"
 
 MAPPINGS = [
@@ -211,7 +212,7 @@ def test_a_value_that_obstore_refuses_is_not_shown(root: str, options: dict[str,
 
 
 def test_a_panic_of_obstore_becomes_an_invalid_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unmapped(*_: Any) -> StoreOptions:
+    def unmapped(*_: Any, **__: Any) -> StoreOptions:
         return StoreOptions(config={"aws_allow_http": SECRET})
 
     monkeypatch.setattr("spark_mq.delta.remote_files.store_options", unmapped)
@@ -219,7 +220,162 @@ def test_a_panic_of_obstore_becomes_an_invalid_option(monkeypatch: pytest.Monkey
         ObjectStore("s3://b")
 
 
+CONNECTIONS = [
+    (
+        f"DefaultEndpointsProtocol=https;AccountName=a;AccountKey={SECRET};"
+        "EndpointSuffix=core.windows.net",
+        {"account_name": "a", "account_key": SECRET},
+        {},
+    ),
+    (
+        f"AccountName=a; AccountKey={SECRET}==; EndpointSuffix=core.chinacloudapi.cn;",
+        {"endpoint": "https://a.blob.core.chinacloudapi.cn", "account_key": f"{SECRET}=="},
+        {},
+    ),
+    (
+        f"accountname=a;ACCOUNTKEY={SECRET};BlobEndpoint=http://127.0.0.1:1/a/;"
+        "QueueEndpoint=http://127.0.0.1:2/a",
+        {"endpoint": "http://127.0.0.1:1/a", "account_name": "a"},
+        {"allow_http": "true"},
+    ),
+    (
+        f"BlobEndpoint=https://b.blob.core.windows.net/;SharedAccessSignature=sv=1&sig={SECRET}%3D",
+        {"account_name": "b", "sas_key": f"sv=1&sig={SECRET}%3D"},
+        {},
+    ),
+    ("UseDevelopmentStorage=true;", {"use_emulator": "true"}, {}),
+]
+
+
+@pytest.mark.parametrize(("text", "config", "client"), CONNECTIONS)
+@pytest.mark.parametrize(
+    "name", ["azure_storage_connection_string", "CONNECTION_STRING", None], ids=str
+)
+def test_a_connection_string_is_read_as_its_parts(
+    text: str, config: dict[str, str], client: dict[str, str], name: str | None
+) -> None:
+    around = {"AZURE_STORAGE_CONNECTION_STRING": text} if name is None else {}
+    found = store_options("az", {} if name is None else {name: text}, around)
+    assert config.items() <= found.config.items()
+    assert found.client_options == client
+    assert store_options("s3", {} if name is None else {name: text}, around) == StoreOptions()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (SECRET, "Name=value"),
+        (f"AccountName=a;AccountKey={SECRET};oops", "Name=value"),
+        (f"AccountKey={SECRET}", "names no account"),
+        (f"AccountName=a;Key={SECRET}", "neither AccountKey nor SharedAccessSignature"),
+        ("", "names no account"),
+    ],
+)
+def test_a_connection_string_that_is_not_whole_is_refused(text: str, why: str) -> None:
+    with pytest.raises(InvalidOption, match=why) as caught:
+        store_options("az", {"azure_storage_connection_string": text})
+    assert caught.value.option == "azure_storage_connection_string"
+    assert_hidden(caught.value)
+
+
+def test_a_connection_string_agrees_with_the_other_options() -> None:
+    text = f"AccountName=a;AccountKey={SECRET}"
+    same = {"connection_string": text, "account_name": "a", "azure_storage_account_key": SECRET}
+    assert store_options("az", same).config == {"account_name": "a", "account_key": SECRET}
+    with pytest.raises(InvalidOption, match="gives another value") as caught:
+        store_options("az", {"account_name": "b", "connection_string": text})
+    assert_hidden(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "around", "account"),
+    [
+        ({"account_name": "b"}, {}, None),
+        ({"endpoint": "https://h"}, {}, None),
+        ({"use_emulator": "true"}, {}, None),
+        ({}, {"AZURE_STORAGE_ACCOUNT_NAME": "b"}, None),
+        ({}, {"AZURE_STORAGE_ENDPOINT": "https://h"}, None),
+        ({}, {}, "b"),
+    ],
+)
+def test_the_environment_s_connection_string_gives_way_to_a_named_account(
+    options: dict[str, str], around: dict[str, str], account: str | None
+) -> None:
+    """It may be there for another tool, and of another account."""
+    text = f"AccountName=a;AccountKey={SECRET}"
+    around = {**around, "AZURE_STORAGE_CONNECTION_STRING": text}
+    found = store_options("az", options, around, account=account)
+    assert "account_key" not in found.config
+
+
+@pytest.mark.parametrize(
+    ("options", "around", "named"),
+    [
+        ({"use_emulator": "true", "azure_storage_endpoint": "http://h"}, {}, "_storage_endpoint"),
+        ({"azure_use_emulator": "1", "endpoint": "http://h"}, {}, "endpoint"),
+        ({"use_emulator": "true"}, {"AZURE_ENDPOINT": "http://h"}, "AZURE_ENDPOINT"),
+        ({"endpoint": "http://h"}, {"AZURE_STORAGE_USE_EMULATOR": "true"}, "endpoint"),
+        (
+            {},
+            {"AZURE_STORAGE_USE_EMULATOR": "True", "AZURE_STORAGE_ENDPOINT": "http://h"},
+            "AZURE_STORAGE_ENDPOINT",
+        ),
+    ],
+)
+def test_an_endpoint_that_an_emulator_would_ignore_is_refused(
+    options: dict[str, str], around: dict[str, str], named: str
+) -> None:
+    with pytest.raises(InvalidOption, match="Remove use_emulator, and give") as caught:
+        store_options("az", options, around)
+    assert caught.value.option.endswith(named)
+
+
+def test_an_emulator_without_an_endpoint_and_an_endpoint_without_one_are_fine() -> None:
+    assert store_options("az", {"use_emulator": "true"}).config == {"use_emulator": "true"}
+    both = {"use_emulator": "false", "endpoint": "http://h"}
+    assert store_options("az", both).config == both
+
+
+def test_an_account_that_the_path_does_not_name_is_refused() -> None:
+    """Obstore would use that of the option, and delta-rs that of the path."""
+    root = "abfss://c@a.dfs.core.windows.net/q"
+    for options in (
+        {"account_name": "b"},
+        {"connection_string": f"AccountName=b;AccountKey={KEY}"},
+    ):
+        with pytest.raises(InvalidOption, match="'a', and the option another one") as caught:
+            ObjectStore(root, options)
+        assert caught.value.option in options
+    ObjectStore(root, {"account_name": "A", "account_key": KEY})
+
+
+def test_azure_s_long_prefix_in_the_environment_is_obeyed() -> None:
+    """Obstore reads AZURE_ALLOW_HTTP itself, and never AZURE_STORAGE_ALLOW_HTTP."""
+    long = {"AZURE_STORAGE_ALLOW_HTTP": "true"}
+    assert store_options("az", {}, long).client_options == {"allow_http": "true"}
+    assert store_options("az", {}, {"AZURE_ALLOW_HTTP": "true"}) == StoreOptions()
+    given = store_options("az", {"timeout": "1s"}, long).client_options
+    assert given == {"timeout": "1s", "allow_http": "true"}
+    assert store_options("az", {"azure_allow_http": "0"}, long).client_options["allow_http"] == (
+        "false"
+    )
+    assert store_options("s3", {}, long) == StoreOptions()
+
+
+def test_two_servers_share_nothing_though_their_buckets_have_one_name() -> None:
+    one = {"endpoint": "http://127.0.0.1:1", "access_key_id": "k", "secret_access_key": "s"}
+    other = {**one, "endpoint": "http://127.0.0.1:2"}
+    keys = {ObjectStore(root, one).key for root in ("s3://b/a b", "s3a://b/a%20b/")}
+    assert len(keys) == 1
+    assert ObjectStore("s3://b/a b", other).key not in keys
+    assert (
+        ObjectStore("s3://b/a b", one).child("c%d").key == ObjectStore("S3://b/a b/c%25d", one).key
+    )
+
+
 def test_names_of_secrets_are_known() -> None:
+    secrets = ["azure_storage_connection_string", "AZURE_STORAGE_CONNECTION_STRING"]
+    assert all(is_secret(name) for name in secrets)
     secrets = ["AWS_SECRET_ACCESS_KEY", "aws_session_token", "account_key", "azure_client_secret"]
     secrets += ["azure_storage_sas_token", "sas_key", "google_service_account_key", "proxy_url"]
     assert all(is_secret(name) for name in secrets)
