@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import threading
 from typing import Final
-from weakref import WeakValueDictionary
 
 from spark_mq.delta.actions import LOG_FOLDER, log_path
 from spark_mq.delta.log import DeltaLog
 from spark_mq.util.clock import Instant
 from spark_mq.util.notifier import notifier_for
-from spark_mq.util.process import ForkSafeLock
+from spark_mq.util.process import OnePerKey
 
 __all__ = ["SharedLook", "shared_look_for"]
 
@@ -69,14 +68,9 @@ class SharedLook:
         return beyond or newest not in names or not same
 
 
-_looks: WeakValueDictionary[str, SharedLook] = WeakValueDictionary()
-_guard = ForkSafeLock()
+_looks: Final = OnePerKey(SharedLook)
 
 
 def shared_look_for(path: str) -> SharedLook:
     """Return this process's only shared look for a table's path."""
-    with _guard.lock:
-        look = _looks.get(path)
-        if look is None:
-            look = _looks[path] = SharedLook(path)
-        return look
+    return _looks.get(path)

@@ -16,9 +16,8 @@ import threading
 import time
 from collections import deque
 from typing import Final
-from weakref import WeakValueDictionary
 
-from spark_mq.util.process import ForkSafeLock
+from spark_mq.util.process import OnePerKey
 
 try:
     import fcntl
@@ -225,17 +224,16 @@ class Hold:
             self.release()
 
 
-_locks: WeakValueDictionary[tuple[str, str], FairLock] = WeakValueDictionary()
-_guard = ForkSafeLock()
+def _make_lock(key: tuple[str, str]) -> FairLock:
+    path, group = key
+    if "://" in path:
+        return FairLock(None)
+    return FairLock(FileLock(os.path.join(os.path.dirname(path), "_locks", group)))
+
+
+_locks: OnePerKey[tuple[str, str], FairLock] = OnePerKey(_make_lock)
 
 
 def fair_lock_for(path: str, group: str) -> FairLock:
     """Return this process's one lock for a group's ledger. An object store gets no file lock."""
-    with _guard.lock:
-        lock = _locks.get((path, group))
-        if lock is None:
-            files = None
-            if "://" not in path:
-                files = FileLock(os.path.join(os.path.dirname(path), "_locks", group))
-            lock = _locks[path, group] = FairLock(files)
-        return lock
+    return _locks.get((path, group))

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from typing import Any
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakSet
 
-from spark_mq.util.process import ForkSafeLock
+from spark_mq.util.process import OnePerKey
 
 __all__ = ["Notifier", "call_when_done", "notifier_for", "subscribed", "wait_in_loop"]
 
@@ -41,17 +41,12 @@ class Notifier:
             self._subscribers.discard(event)
 
 
-_notifiers: WeakValueDictionary[str, Notifier] = WeakValueDictionary()
-_guard = ForkSafeLock()
+_notifiers: OnePerKey[str, Notifier] = OnePerKey(lambda _: Notifier())
 
 
 def notifier_for(path: str) -> Notifier:
     """Return this process's only notifier for a table's path."""
-    with _guard.lock:
-        notifier = _notifiers.get(path)
-        if notifier is None:
-            notifier = _notifiers[path] = Notifier()
-        return notifier
+    return _notifiers.get(path)
 
 
 @contextlib.contextmanager

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+from weakref import WeakValueDictionary
 
 from spark_mq.errors import UsedAfterFork
 
-__all__ = ["ForkGuard", "ForkSafeLock", "call_in_forks"]
+__all__ = ["ForkGuard", "ForkSafeLock", "OnePerKey", "call_in_forks"]
+
+_K = TypeVar("_K", bound=Hashable)
+_V = TypeVar("_V")
 
 _forks = 0  # between the first process and this one
 
@@ -67,3 +72,19 @@ class ForkSafeLock:
 
     def _renew(self) -> None:
         self.lock = threading.Lock()
+
+
+class OnePerKey(Generic[_K, _V]):
+    """This process's only object for each key, as long as somebody holds it. Thread-safe."""
+
+    def __init__(self, make: Callable[[_K], _V]) -> None:
+        self._make = make
+        self._found: WeakValueDictionary[_K, _V] = WeakValueDictionary()
+        self._guard = ForkSafeLock()
+
+    def get(self, key: _K) -> _V:
+        with self._guard.lock:
+            found = self._found.get(key)
+            if found is None:
+                found = self._found[key] = self._make(key)
+            return found
