@@ -25,7 +25,7 @@ def to_message(
     event
         A ``CloudEvent`` of the package cloudevents.
     structured
-        True: the payload is the whole event as JSON. False: the payload is its data, and the
+        If True, the payload is the whole event as JSON. If False, it is the event's data, and the
         headers have its attributes as ``ce_id``, ``ce_source`` and so on, and ``content-type``.
         Default: False.
     deduplicate

@@ -10,7 +10,7 @@ from typing import Any, Final, TypedDict, Unpack
 import pyarrow as pa
 
 from spark_mq.errors import InvalidOption, InvalidPayload
-from spark_mq.formats.base import Format
+from spark_mq.formats.base import Format, unusable
 from spark_mq.formats.json_text import Json
 from spark_mq.ledger.slots import MAX_PRIORITY
 from spark_mq.parquet.publish_table import complete_table
@@ -204,12 +204,10 @@ def check_format(format: Any) -> Format:
     ):
         found: Format = format
         return found
-    given = getattr(format, "__name__", type(format).__name__)
-    raise InvalidOption(
-        f"format={short_repr(given)} cannot encode and decode: give an object such as "
-        "Pydantic(Order), Avro(schema) or Protobuf(Order) of spark_mq.formats",
-        option="format",
-        value=given,
+    raise unusable(
+        format,
+        "cannot encode and decode: give an object such as Pydantic(Order), Avro(schema) or "
+        "Protobuf(Order) of spark_mq.formats",
     )
 
 

@@ -6,8 +6,9 @@ import importlib
 from typing import Any, Final, Protocol
 
 from spark_mq.errors import InvalidOption
+from spark_mq.util.validation import short_repr
 
-__all__ = ["SHOWN_ERRORS", "Format", "load_library", "unencodable"]
+__all__ = ["SHOWN_ERRORS", "Format", "load_library", "unencodable", "unusable"]
 
 SHOWN_ERRORS: Final = 3  # that the text of an error lists
 
@@ -25,6 +26,12 @@ class Format(Protocol):
 def unencodable(value: Any, why: str) -> InvalidOption:
     kind = type(value).__name__
     return InvalidOption(f"a value of type {kind} {why}", option="value", value=kind)
+
+
+def unusable(format: Any, why: str) -> InvalidOption:
+    """Return an error for what is given as a format. A class is named, an object by its class."""
+    given = getattr(format, "__name__", type(format).__name__)
+    return InvalidOption(f"format={short_repr(given)} {why}", option="format", value=given)
 
 
 def load_library(module: str, what: str, extra: str) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from spark_mq.errors import InvalidOption, InvalidPayload, UnknownSchema
 from spark_mq.formats.avro import Avro
+from spark_mq.formats.base import unusable
 from spark_mq.formats.json_text import Json, Pydantic
 from spark_mq.formats.protobuf import Protobuf
 from spark_mq.util.validation import short_repr, validate_count
@@ -58,12 +59,10 @@ class Confluent:
         schemas: Mapping[int, Any] | Callable[[int], Any] | Any = None,
     ) -> None:
         if not isinstance(format, Avro | Protobuf | Json | Pydantic):
-            given = getattr(format, "__name__", type(format).__name__)
-            raise InvalidOption(
-                f"format={short_repr(given)} has no schemas of a registry: give an object such as "
-                "Avro(schema), Protobuf(Order), Pydantic(Order) or Json()",
-                option="format",
-                value=given,
+            raise unusable(
+                format,
+                "has no schemas of a registry: give an object such as Avro(schema), "
+                "Protobuf(Order), Pydantic(Order) or Json()",
             )
         if schema_id is not None:
             schema_id = validate_count("schema_id", schema_id, most=_MAX_SCHEMA_ID)
