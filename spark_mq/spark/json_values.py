@@ -23,7 +23,9 @@ from spark_mq.util.clock import EARLIEST, LATEST
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["JsonParser", "is_parsed", "with_data"]
+    from spark_mq.spark.value_formats import FormatParser
+
+__all__ = ["JsonParser", "data_parser", "is_parsed", "with_data"]
 
 Convert = Callable[[Any], Any]
 
@@ -83,6 +85,15 @@ class JsonParser:
             return None, f"not JSON: {_reason(error)}"
 
 
+def data_parser(kind: t.DataType, value_format: str | None) -> JsonParser | FormatParser:
+    """Return the parser of a column ``data``. `value_format` is None for JSON."""
+    if value_format is None:
+        return JsonParser(kind)
+    from spark_mq.spark.value_formats import FormatParser
+
+    return FormatParser(value_format)
+
+
 def is_parsed(schema: t.StructType) -> bool:
     """Return whether a DataFrame has the columns of ``valueSchema``."""
     return set(DATA_COLUMNS) <= set(schema.names) and schema["data_error"].dataType == (
@@ -98,11 +109,8 @@ def with_data(rows: DataFrame, data: t.StructField) -> DataFrame:
     both = t.StructType(data_fields(kind))
 
     def parse(values: pa.Array) -> pa.Array:
-        from spark_mq.spark.value_formats import FormatParser
-
         fields = list(to_arrow_schema(both, timezone="UTC"))
-        parser = JsonParser(kind) if value_format is None else FormatParser(value_format)
-        columns = parser.parse(values.to_pylist())
+        columns = data_parser(kind, value_format).parse(values.to_pylist())
         return pa.StructArray.from_arrays(columns, fields=fields)
 
     parsed = rows.withColumn("_parsed", arrow_udf(parse, both)("value"))

@@ -129,13 +129,9 @@ def _parser(schema: StructType, value_format: str | None) -> JsonParser | Format
     """Return the parser of the column ``data``, if the schema has it."""
     if "data" not in schema.names:
         return None
-    if value_format is not None:
-        from spark_mq.spark.value_formats import FormatParser
+    from spark_mq.spark.json_values import data_parser
 
-        return FormatParser(value_format)
-    from spark_mq.spark.json_values import JsonParser
-
-    return JsonParser(schema["data"].dataType)
+    return data_parser(schema["data"].dataType, value_format)
 
 
 def _without_data(wanted: pa.Schema) -> pa.Schema:

@@ -24,7 +24,7 @@ Convert = Callable[[Any], Any]
 
 
 class _Field(NamedTuple):
-    """A type, and the function that converts a value, not null, for Arrow. None: as it is."""
+    """A type, and the function that converts values but null for Arrow, or None to keep them."""
 
     kind: t.DataType
     convert: Convert | None = None
