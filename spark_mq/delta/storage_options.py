@@ -178,6 +178,8 @@ def store_options(
             _add_connection_string(found, around)
         _check_emulator(found.config, names, low)
     _add_environment(provider, found.client_options, around)
+    if environment is not None:
+        _check_http(provider, found, names, around)
     return StoreOptions(found.config, found.client_options, _nested(found.retry_config))
 
 
@@ -358,6 +360,36 @@ def _add_environment(
     if client or any(name.startswith(prefixes[:-1]) for name in found):
         for name, bare in found.items():
             client.setdefault(bare, low[name])
+
+
+def _check_http(
+    provider: str,
+    found: StoreOptions,
+    names: Mapping[tuple[str, str], str],
+    environment: Mapping[str, str],
+) -> None:
+    """Raise InvalidOption for a server without TLS that is not allowed: no retry could help."""
+    around = {
+        _bare(provider, name.lower()): (name, text)
+        for name, text in environment.items()
+        if text and name.lower().startswith(_PREFIXES[provider])
+    }
+    allowed = found.client_options.get("allow_http") or around.get("allow_http", ("", ""))[1]
+    if allowed.lower() in _TRUE:
+        return
+    for bare, key in _CONFIG[provider].items():
+        if key not in ("endpoint", "base_url"):
+            continue
+        name, text = around.get(bare, ("", ""))
+        if given := found.config.get(key):
+            name, text = names.get(("config", key), _CONNECTION_VARIABLE), given
+        if text.lower().startswith("http://"):
+            raise _invalid(
+                name,
+                "the address starts with http://, so the server has no TLS, and others can read "
+                f"what is sent. Give https://, or allow it by {_PREFIXES[provider][-1]}allow_http="
+                '"true"',
+            )
 
 
 def _unknown(provider: str, name: str) -> InvalidOption:

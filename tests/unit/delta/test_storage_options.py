@@ -363,8 +363,8 @@ def test_azure_s_long_prefix_in_the_environment_is_obeyed() -> None:
 
 
 def test_two_servers_share_nothing_though_their_buckets_have_one_name() -> None:
-    one = {"endpoint": "http://127.0.0.1:1", "access_key_id": "k", "secret_access_key": "s"}
-    other = {**one, "endpoint": "http://127.0.0.1:2"}
+    one = {"endpoint": "https://127.0.0.1:1", "access_key_id": "k", "secret_access_key": "s"}
+    other = {**one, "endpoint": "https://127.0.0.1:2"}
     keys = {ObjectStore(root, one).key for root in ("s3://b/a b", "s3a://b/a%20b/")}
     assert len(keys) == 1
     assert ObjectStore("s3://b/a b", other).key not in keys
@@ -387,3 +387,37 @@ def assert_hidden(error: BaseException | None) -> None:
     while error is not None:
         assert SECRET not in f"{error!s} {error!r} {vars(error)}"
         error = error.__cause__ or error.__context__
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options", "around", "named"),
+    [
+        ("s3", {"endpoint": "http://h"}, {}, "endpoint"),
+        ("s3", {}, {"AWS_ENDPOINT_URL": "HTTP://h"}, "AWS_ENDPOINT_URL"),
+        ("s3", {"AWS_ENDPOINT": "http://h", "allow_http": "no"}, {"AWS_ALLOW_HTTP": "1"},
+         "AWS_ENDPOINT"),
+        ("gs", {"google_base_url": "http://h"}, {"AWS_ALLOW_HTTP": "true"}, "google_base_url"),
+        ("az", {}, {"AZURE_STORAGE_ENDPOINT": "http://h"}, "AZURE_STORAGE_ENDPOINT"),
+        ("abfss", {"azure_endpoint": "http://h"}, {}, "azure_endpoint"),
+    ],
+)  # fmt: skip
+def test_a_server_without_tls_must_be_allowed(
+    scheme: str, options: dict[str, str], around: dict[str, str], named: str
+) -> None:
+    """Obstore would refuse each request, and the error would advise to try again."""
+    with pytest.raises(InvalidOption, match=r"http://.*_allow_http=") as caught:
+        store_options(scheme, options, around)
+    assert caught.value.option == named
+    allowed = {name: text for name, text in options.items() if name != "allow_http"}
+    assert store_options(scheme, {**allowed, "allow_http": "true"}, around)
+
+
+def test_a_server_with_tls_or_an_allowed_one_is_fine() -> None:
+    text = "BlobEndpoint=http://127.0.0.1:1/a;AccountName=a;AccountKey=" + KEY
+    for scheme, options, around in (
+        ("s3", {"endpoint": "https://h"}, {"AWS_ENDPOINT_URL": "http://other"}),
+        ("s3", {}, {"AWS_ENDPOINT_URL": "http://h", "AWS_ALLOW_HTTP": "true"}),
+        ("az", {}, {"AZURE_STORAGE_CONNECTION_STRING": text}),
+        ("az", {"use_emulator": "true"}, {}),
+    ):
+        store_options(scheme, options, around)
