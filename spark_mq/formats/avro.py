@@ -70,8 +70,7 @@ class Avro:
             self._fastavro.validate(value, self.schema, strict=False)
             self._fastavro.schemaless_writer(out, self.schema, value, strict_allow_default=True)
         except self._fastavro.validation.ValidationError as error:
-            fields = [f"{one.field or 'the value'} is no {_name_of(one.schema)}"
-                      for one in error.errors if not isinstance(one, str)]  # fmt: skip
+            fields = [_problem(one) for one in error.errors if not isinstance(one, str)]
             why = f"does not fit its schema: {', '.join(fields[:SHOWN_ERRORS])}"
         except (ValueError, TypeError, LookupError, OverflowError, AttributeError) as error:
             why = f"does not fit its schema: {error}"
@@ -98,12 +97,19 @@ class Avro:
         except EOFError:
             why = "it ends early"
         except Exception as error:  # The library has no error of its own for damaged bytes.
-            why = type(error).__name__
+            kind = type(error).__name__
+            why = f"the bytes are damaged or were written with another schema ({kind})"
         else:
             if not (left := len(payload) - source.tell()):
                 return value
             why = f"{left} bytes follow the value"
         raise InvalidPayload(f"no Avro of {_name_of(self.schema)}: {why}")
+
+
+def _problem(found: Any) -> str:
+    # fastavro takes a field that is not there for None.
+    what = "missing or None, and no" if found.datum is None else "no"
+    return f"{found.field or 'the value'} is {what} {_name_of(found.schema)}"
 
 
 def _least_size(schema: Any, sizes: dict[str, int], parents: tuple[str, ...]) -> int:

@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 from spark_mq.errors import InvalidPayload
-from spark_mq.formats.base import SHOWN_ERRORS, load_library, unencodable
+from spark_mq.formats.base import SHOWN_ERRORS, load_library, unencodable, unusable
+from spark_mq.util.validation import short_repr
 
 __all__ = ["Json", "Pydantic"]
 
@@ -57,6 +58,11 @@ class Pydantic:
     model
         A model, or any other type that Pydantic knows, such as a dataclass or ``list[Order]``.
 
+    Raises
+    ------
+    InvalidOption
+        Pydantic knows no such type, or it is the name of a type, not the type.
+
     Examples
     --------
     >>> Pydantic(dict[str, int]).decode(b'{"a": 1}')
@@ -66,8 +72,21 @@ class Pydantic:
     def __init__(self, model: Any) -> None:
         self._pydantic = load_library("pydantic", "Pydantic", "pydantic")
         self.model = model
-        self._adapter = self._pydantic.TypeAdapter(model)
+        self._adapter = self._adapter_of(model)
         self._name = getattr(model, "__name__", str(model))
+
+    def _adapter_of(self, model: Any) -> Any:
+        if isinstance(model, str):
+            raise unusable(Pydantic, f"needs a type, and {short_repr(model)} is a text")
+        try:
+            adapter = self._pydantic.TypeAdapter(model)
+        except self._pydantic.PydanticUserError as error:
+            why = f"cannot use {short_repr(model)} as a type ({error.code or type(error).__name__})"
+            raise unusable(Pydantic, why) from None
+        if not adapter.pydantic_complete:
+            why = f"needs all types of {short_repr(model)} to be defined before it is made"
+            raise unusable(Pydantic, why)
+        return adapter
 
     def encode(self, value: Any) -> bytes:
         """Return a value of the model as JSON. It is validated first. Raises InvalidOption."""
