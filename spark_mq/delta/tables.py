@@ -266,7 +266,9 @@ def _checkpoint(store: ObjectStore, version: int) -> None:
 
 def _log_not_written(store: ObjectStore, version: int, error: Exception) -> None:
     text = "checkpoint %d of %s was not written. A later commit writes one: %s"
-    _logger.warning(text, version, store.root, error)
+    # At the end of the interpreter no thread starts, and there is nothing that a user could mend.
+    level = logging.WARNING if threading.main_thread().is_alive() else logging.DEBUG
+    _logger.log(level, text, version, store.root, error)
 
 
 def wait_for_checkpoints(path: str | None = None) -> None:

@@ -257,7 +257,8 @@ class GroupLedger:
         others = (name for name in names if _without_digits(name) != stem)
         if alike := suggest(self.name, others):
             _log.warning(
-                "group %r is created in %s, at %s. There is a group %r. If you meant it, use %s",
+                "group %r is created in %s, at %s. Its name is like that of group %r. If it is "
+                "misspelt, remove it by %s",
                 self.name, self.queue_path, self.start, alike, drop_group(self.name),
             )  # fmt: skip
         else:

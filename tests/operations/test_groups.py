@@ -90,7 +90,7 @@ def test_a_group_that_is_made_is_reported_once_and_warned_of_if_it_looks_misspel
     assert reported[0][1] == f"group 'billing' is created in {queue.path}, at earliest"
     assert "'biling'" in reported[2][1]
     assert "latest" in reported[2][1]
-    assert "There is a group 'billing'. If you meant it" in reported[2][1]
+    assert "Its name is like that of group 'billing'. If it is misspelt" in reported[2][1]
 
 
 def test_what_has_finished_in_no_group_is_an_error_and_of_a_dropped_one_history_tells(
