@@ -450,7 +450,7 @@ def test_until_settled_waits_for_delayed_messages_and_retries(
             clock.advance("10s")
         return not thread.is_alive()
 
-    until(step)
+    until(step, 120)  # 31 steps, each of which asks a store twice
     assert sorted(seen) == [1, 1, 2, 3]
     assert counts(queue) == {"acked": 2}
 
