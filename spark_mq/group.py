@@ -34,6 +34,7 @@ from spark_mq.operations.settle import (
     extend,
     settle,
 )
+from spark_mq.operations.sinks import check_no_sink, clean_settings, sink_key
 from spark_mq.util.advice import RAISE_CAP, UNBLOCK_GROUP
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.user import acting_by_default, worker_name
@@ -125,9 +126,11 @@ class ConsumerGroup(GroupViews):
             InvalidOption for an unknown setting or an invalid value.
         """
         # Before the group is created.
-        GroupSettings().changed(**settings).check_order(self._ledger.messages.lanes)
+        given = clean_settings(settings)
+        GroupSettings().changed(**given).check_order(self._ledger.messages.lanes)
+        given |= sink_key(self._ledger, given)
         self._ledger.create_if_missing()
-        return self._ledger.run(Configure(settings))
+        return self._ledger.run(Configure(given))
 
     @property
     def settings(self) -> GroupSettings:
@@ -600,6 +603,11 @@ class ConsumerGroup(GroupViews):
         delay: Duration | None = None,
         error: str | None = None,
     ) -> SettleResult:
+        named = sequences is not None or message_ids is not None
+        if isinstance(leases, Mapping):
+            named = named or any(one is not None for one in leases.values())
+        if named and verb != ACK:
+            check_no_sink(self._ledger)
         return settle(
             self._ledger,
             _held(leases),

@@ -10,10 +10,11 @@ from datetime import datetime
 from functools import cached_property
 from itertools import chain
 from operator import attrgetter
+from typing import Any, Literal
 
 import pyarrow as pa
 
-from spark_mq.errors import CorruptLog, LeaseLost, StorageError
+from spark_mq.errors import CorruptLog, InvalidOption, LeaseLost, StorageError
 from spark_mq.ledger.acquire import Grant
 from spark_mq.ledger.intervals import from_sequences, subtract
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettlePart
@@ -23,11 +24,12 @@ from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.keep_alive import KeepAlive
 from spark_mq.operations.outages import OUTAGES, find_store_failure, is_outage
 from spark_mq.operations.settle import HeldLease, SettleResult, extend, settle
+from spark_mq.operations.sinks import append_rows
 from spark_mq.parquet.reader import MessageReader, to_delivery_table
 from spark_mq.parquet.schema import DELIVERED_COLUMNS, DELIVERY_SCHEMA
 from spark_mq.util.clock import SECOND, Duration, to_datetime
 from spark_mq.util.records import object_html, rows_html
-from spark_mq.util.validation import validate_duration, validate_error
+from spark_mq.util.validation import short_repr, validate_duration, validate_error
 
 __all__ = ["Lease"]
 
@@ -52,6 +54,9 @@ class Lease:
         self._delivered = False
         self._outage: StorageError | None = None  # why nothing was delivered
         self._store_failed = False
+        self._sink_lock = threading.RLock()
+        self._appended = self._may_be_appended = False
+        self._unappendable = ""  # why the lease may append no rows
 
     def __repr__(self) -> str:
         expires_at = self.expires_at.isoformat()
@@ -234,14 +239,99 @@ class Lease:
         delay: Duration | None = None, error: str | None = None,
     ) -> SettleResult:  # fmt: skip
         pause = None if delay is None else validate_duration("delay", delay, zero=True)
+        named = sequences is not None or message_ids is not None
         try:
-            return settle(
-                self._ledger, self._held, verb, sequences=sequences, message_ids=message_ids,
-                delay=pause, error=validate_error(error), jitter=random.random(),
-            )  # fmt: skip
+            with self._naming(verb) if named else contextlib.nullcontext():
+                return settle(
+                    self._ledger, self._held, verb, sequences=sequences, message_ids=message_ids,
+                    delay=pause, error=validate_error(error), jitter=random.random(),
+                )  # fmt: skip
         except OUTAGES:
             self._store_failed = True
             raise
+
+    # -- the group's sink
+
+    def append(self, rows: Any, *, schema_mode: Literal["merge"] | None = None) -> bool:
+        """Append the rows of this lease to the group's sink, once, after any crash.
+
+        The sink is a Delta table, set by ``group.configure(sink=...)``. If an earlier holder of the
+        messages has appended its rows, nothing is written. A holder that is only slow can append
+        no longer. Ack after the append, or let :meth:`ConsumerGroup.work` do it.
+
+        Nack, reject or release messages that are not among the rows *before* the append: the sink
+        counts as having all others. Afterwards only the whole lease can be given back.
+
+        Parameters
+        ----------
+        rows
+            What delta-rs can write: an Arrow table, a record batch or a reader of them, or a
+            DataFrame of Polars or pandas.
+        schema_mode
+            "merge" adds new columns to the table. Default: rows must fit its schema.
+
+        Returns
+        -------
+        bool
+            Whether this call wrote the rows. False: an earlier delivery had written them.
+
+        Raises
+        ------
+        InvalidOption
+            The group has no sink or got it after this lease, the rows do not fit, or this lease has
+            appended before.
+        LeaseLost
+            Another worker has the messages, or a settle of single messages failed or lost some.
+        StorageError
+            The sink is out of reach. Try again, or nack the lease.
+        """
+        if schema_mode not in (None, "merge"):
+            raise InvalidOption(
+                f'schema_mode={short_repr(schema_mode)} is unknown. Use None or "merge"',
+                option="schema_mode",
+                value=schema_mode,
+            )
+        with self._sink_lock:
+            if self._appended:
+                raise InvalidOption(
+                    f"lease {self.lease_id} has appended its rows already. Append all of them at "
+                    "once",
+                    option="rows",
+                    value=type(rows).__name__,
+                )
+            if self._unappendable:
+                raise LeaseLost(
+                    f"lease {self.lease_id} may append no rows: {self._unappendable}. Nack the "
+                    "lease, so that its messages are delivered again",
+                    lease_id=self.lease_id, lost=[],
+                )  # fmt: skip
+            before, self._may_be_appended = self._may_be_appended, True
+            try:
+                written = append_rows(self._ledger, self.lease_id, self._ranges, rows, schema_mode)
+            except InvalidOption:
+                self._may_be_appended = before
+                raise
+            self._appended = True
+            return written
+
+    @contextlib.contextmanager
+    def _naming(self, verb: str) -> Iterator[None]:
+        """Keep the promise that the sink has what the lease did not name, in a settle by name."""
+        with self._sink_lock:
+            if self._may_be_appended and verb != ACK:
+                raise InvalidOption(
+                    f"lease {self.lease_id} has appended its rows, so it cannot {verb} some of its "
+                    f"messages. {verb.capitalize()} them before the append, or the whole lease",
+                    option="sequences",
+                    value=None,
+                )
+            try:
+                yield
+            except BaseException:
+                self._unappendable = "a settle of some of its messages failed, or lost them"
+                raise
+            if verb in (NACK, RELEASE) and self._ledger.last_settings.order == "key":
+                self._unappendable = "later messages of a key have left it with an earlier one"
 
     def _keep(self, messages: list[ReceivedMessage], rejected: Mapping[str, Sequence[int]]) -> int:
         """Keep some messages, and reject the others by reason, in one commit. Return how many."""

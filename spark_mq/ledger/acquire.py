@@ -18,6 +18,7 @@ from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, UNREAD, Ledger, Range
 from spark_mq.ledger.schedule import add_scheduled, split_by_time, split_due
 from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.sink_writes import next_write
 from spark_mq.ledger.stream_batch import StreamBatch
 from spark_mq.ledger.transitions import expire_leases, rejected
 from spark_mq.util.clock import MICROSECOND, SECOND
@@ -123,6 +124,7 @@ class Acquire(Command[Grant]):
             reserved_attempts=0 if self.batch is None else RESERVED_ATTEMPTS,
             max_sequence=self.max_sequence,
             due_by=self.due_by,
+            sink_write=next_write(view.ledger, view.now) if view.settings.sink else None,
         )
 
 

@@ -23,6 +23,7 @@ from spark_mq.ledger.ranges import (
     range_between,
 )
 from spark_mq.ledger.schedule import add_scheduled, split_by_time
+from spark_mq.ledger.sink_writes import SinkWrite, with_write
 
 __all__ = [
     "MAX_IN_FLIGHT",
@@ -50,6 +51,7 @@ class AcquireRequest:
     reserved_attempts: int = 0  # for a replay; the stream source reserves one
     max_sequence: int | None = None
     due_by: int | None = None  # only messages that were due at this time; None for now
+    sink_write: SinkWrite | None = None  # in a group with a sink
 
     def cutoff(self, now: int) -> int:
         """Return until when a message must be due."""
@@ -117,6 +119,8 @@ def grant_pieces(
     taken.sort(key=attrgetter("first"))
     fresh = any(r.state == UNREAD if walk.plain else not r.delivery_count for r in taken)
     editor.head = _with_leases_without_fresh(ledger.head, passes_over, fresh=fresh)
+    if request.sink_write is not None:
+        editor.head = replace(editor.head, last_sink_write=request.sink_write.number)
     size = sum(r.message_count for r in taken)
     granted = tuple(_leased(r, now, request, size) for r in taken)
     for before, r in zip(taken, granted, strict=True):
@@ -125,6 +129,7 @@ def grant_pieces(
 
 
 def _leased(r: Range, now: int, request: AcquireRequest, size: int) -> Range:
+    write = request.sink_write
     return r._replace(
         state=LEASED,
         lease_id=request.lease_id,
@@ -135,6 +140,7 @@ def _leased(r: Range, now: int, request: AcquireRequest, size: int) -> Range:
         first_leased_at=r.first_leased_at or now,
         delivery_count=r.delivery_count + 1,
         available_at=None,
+        sink_writes=r.sink_writes if write is None else with_write(r, write),
     )
 
 

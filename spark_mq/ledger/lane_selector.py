@@ -74,16 +74,25 @@ class DueRanges:
     """The ranges that wait and are due, up to `max_sequence`.
 
     `attempts` is the delivery on which a failing message must be alone, or None. `available` holds
-    the rows that a lease may begin with. None stands for all of them.
+    the rows that a lease may begin with. None stands for all of them. With a `sink`, the messages
+    of a lease have the same earlier writes, so that the sink has all of them or none.
     """
 
     def __init__(
-        self, ledger: Ledger, cutoff: int, max_sequence: int | None, attempts: int | None
+        self,
+        ledger: Ledger,
+        cutoff: int,
+        max_sequence: int | None,
+        attempts: int | None,
+        *,
+        sink: bool = False,
     ) -> None:
         self.ledger, self.attempts = ledger, attempts
         end = () if max_sequence is None else (("first", "<=", max_sequence),)
         self._due: tuple[Condition, ...] = (("available_at", "<=", cutoff), *end)
         self._rows = _due_rows(ledger, self._due, attempts)
+        # Whether the sink may have some of the messages.
+        self.written = sink and bool(ledger.find((AVAILABLE,), ("sink_writes", "is set", True)))
 
     @property
     def count(self) -> int:
@@ -96,7 +105,9 @@ class DueRanges:
 
     def undelivered(self) -> list[int]:
         """Return the due rows of messages that were never delivered, in order."""
-        return self.ledger.find((AVAILABLE,), *self._due, ("delivery_count", "=", 0))
+        due = (*self._due, ("delivery_count", "=", 0))
+        written = (("sink_writes", "is null", None),) if self.written else ()
+        return self.ledger.find((AVAILABLE,), *due, *written)
 
     def _available(self, kind: AcquireKind, available: Set[int] | None) -> list[int]:
         rows = self._rows[kind]
@@ -132,6 +143,17 @@ class DueRanges:
 
     def rows_from(self, head: Head, available: Set[int] | None) -> list[int]:
         """Return the rows that a lease may take, from its head on, in order."""
+        found = self._rows_of_kind(head, available)
+        if not self.written:
+            return found
+        writes = self.ledger.values_at("sink_writes", [head.row, *found])
+        return [row for row, same in zip(found, writes[1:], strict=True) if same == writes[0]]
+
+    def reads_after(self, head: Head) -> bool:
+        """Return whether unread messages may fill up a lease that begins with a head."""
+        return not self.written or self.ledger.range_at(head.row).sink_writes is None
+
+    def _rows_of_kind(self, head: Head, available: Set[int] | None) -> list[int]:
         rows, suspects = self._rows[head.kind], self._available(SUSPECT, available)
         if head.kind == SUSPECT:
             together = set(_failed_together(self.ledger, head.row))
@@ -212,11 +234,7 @@ class _Level:
     head: Head | None
     rows: list[int]  # that a lease takes, from its head on
     alone: bool  # whether no other message is due
-
-    @property
-    def mixes(self) -> bool:
-        """Return whether a lease may hold its messages together with other priorities."""
-        return self.head is None or self.head.kind == AcquireKind.REST
+    mixes: bool  # whether a lease may hold its messages together with other priorities
 
 
 class LaneSelector:
@@ -242,7 +260,9 @@ class LaneSelector:
         cutoff, end = request.cutoff(now), index.last_sequence
         if request.max_sequence is not None:
             end = min(end, request.max_sequence)
-        self._due = DueRanges(ledger, cutoff, request.max_sequence, self._attempts)
+        self._due = DueRanges(
+            ledger, cutoff, request.max_sequence, self._attempts, sink=rules.sink is not None
+        )
         self._may_read = index.count(ledger.end_sequence + 1, end) > 0
         self._full = _is_full(ledger, now, rules)
         self._priorities = index.priorities_after(ledger.head.start_sequence)
@@ -340,11 +360,12 @@ class LaneSelector:
             rows = {row for row, found in available.items() if found & slots}
         head = self._due.head(rows)
         if head is None:
-            return _Level(slots, None, [], True)
+            return _Level(slots, None, [], True, not self._due.written)
         taken = self._due.rows_from(head, rows)
         if self._walk.plain:
             taken = taken[: self.limit]  # each row has a message at least
-        return _Level(slots, head, taken, self._due.are_all(taken, rows))
+        mixes = head.kind == AcquireKind.REST and not self._due.written
+        return _Level(slots, head, taken, self._due.are_all(taken, rows), mixes)
 
     def _take(self, level: _Level) -> bool:
         """Take the messages of a priority. Return whether it passed over undelivered messages."""
@@ -364,6 +385,7 @@ class LaneSelector:
             self._isolate(level.head, level)
         else:
             reads = self._reads and level.head.kind == AcquireKind.REST and level.alone
+            reads = reads and self._due.reads_after(level.head)
             self._walk.take(level.slots, level.rows, reads=reads, all_lanes=False)
         return isolates
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, ClassVar, Final
 
+from spark_mq.errors import InvalidOption
 from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.commands import (
     DROP_GROUP,
@@ -37,7 +38,7 @@ from spark_mq.ledger.ranges import (
 )
 from spark_mq.ledger.schedule import settle_expired_unread
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.ledger.states import CHANGEABLE
+from spark_mq.ledger.states import CHANGEABLE, UNSETTLED
 from spark_mq.ledger.transitions import counted_from_zero, expire_leases
 from spark_mq.util.clock import to_micros
 from spark_mq.util.show import show_position
@@ -133,9 +134,11 @@ class Configure(Command[GroupSettings]):
 
     def apply(self, view: View) -> Change[GroupSettings]:
         before, after = view.settings, view.settings.changed(**self.changes)
-        if after == before:
-            return Change(None, after)
         stored = after.encoded()
+        if stored == before.encoded():
+            return Change(None, after)
+        if "sink" in self.changes:
+            _check_no_open_writes(view.ledger, before)
         note = {
             "operation": self.name,
             "settings": {name: stored[name] for name in self.changes},
@@ -143,6 +146,19 @@ class Configure(Command[GroupSettings]):
         }
         head = replace(view.ledger.head, settings=stored)
         return Change(view.ledger.replaced(head, view.ledger.events), after, note)
+
+
+def _check_no_open_writes(ledger: Ledger, rules: GroupSettings) -> None:
+    """Raise InvalidOption for messages that the sink may have, because another one has not."""
+    rows = ledger.find(UNSETTLED, ("sink_writes", "is set", True))
+    messages = sum(r.message_count for r in ledger.ranges_at(rows))
+    if messages:
+        raise InvalidOption(
+            f"the sink cannot change: {messages} messages may be in {rules.sink} already, and are "
+            "not settled. Pause the group, and wait until they are. Or seek, which forgets it",
+            option="sink",
+            value=None,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,9 @@ class Range(NamedTuple):
     available_at: int | None = None
     reason: str | None = None  # why it is dead, blocked, in transfer, or due before its time
     error: str | None = None  # of the last failure
+    sink_writes: str | None = None
+    """The writes under which the group's sink may have it, oldest first, as ``writer:number``.
+    While a lease holds it, the last one is of the lease. See :mod:`spark_mq.ledger.sink_writes`."""
 
     def same_state_as(self, other: Range) -> bool:
         """Return whether both ranges differ only in their place."""
@@ -192,6 +195,7 @@ class LedgerHeader:
     """The newest intervals that a seek skipped. A later settle of them is refused."""
     log_fingerprints: tuple[LogFingerprint, ...] = ()  # in order; they identify the log
     breaker: Breaker = field(default_factory=Breaker)
+    last_sink_write: int = 0  # the number of the last lease's write
 
     def counted(self, outcomes: Mapping[str, int]) -> LedgerHeader:
         if not outcomes:
@@ -208,6 +212,7 @@ class LedgerHeader:
             "skipped": self.skipped_intervals,
             "log_fingerprints": self.log_fingerprints,
             "breaker": self.breaker.to_stored(),
+            "last_sink_write": self.last_sink_write,
         }
         return json.dumps(data, sort_keys=True)
 

@@ -30,6 +30,8 @@ class GroupOptions(TypedDict, total=False):
     breaker_reset_timeout: Duration
     breaker_max_wait: Duration
     order: str
+    sink: str | os.PathLike[str] | None
+    sink_key: str | None
 
 
 class QueueOptions(TypedDict, total=False):

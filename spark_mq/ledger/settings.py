@@ -110,6 +110,18 @@ class GroupSettings(Settings):
         "none",
         '"key" delivers the messages of a key in order. The queue must have `lanes`.',
     )
+    sink: str | None = setting(
+        kinds.Path(),
+        None,
+        "The Delta table to which `lease.append` writes each message once, after any crash. It is "
+        "not a default for new groups. None for no such table.",
+    )
+    sink_key: str | None = setting(
+        kinds.Text(),
+        None,
+        "The ids of the queue and of the sink's Delta table when the sink was set, and a new one.",
+        argument=False,
+    )
 
     owner: ClassVar[str] = "a group"
 
@@ -156,7 +168,7 @@ class GroupSettings(Settings):
         return min((max(1, limit) for limit in limits if limit is not None), default=None)
 
     def _unknown(self, name: str, value: Any) -> InvalidOption:
-        known = list(settings_of(GroupSettings))
+        known = [name for name, one in settings_of(GroupSettings).items() if one.argument]
         if name in settings_of(QueueSettings):
             text = f"{name!r} is a setting of the queue: use {CONFIGURE_QUEUE}. A group has "
             text += f"{', '.join(known)}."
@@ -258,7 +270,7 @@ class QueueSettings(Settings):
     owner: ClassVar[str] = "the queue"
     nested: ClassVar[Mapping[str, type[Settings]]] = {"group": GroupSettings}
     FORMAT: ClassVar[str] = "spark_mq queue"
-    VERSION: ClassVar[int] = 6
+    VERSION: ClassVar[int] = 7
     """The format of a queue's tables. It grows if an older version could not read them."""
 
     @classmethod
@@ -284,6 +296,13 @@ class QueueSettings(Settings):
                 value=given.get("message_ttl", ttl),
             )
         after.group.check_order(after.lanes)
+        if after.group.sink is not None:
+            raise InvalidOption(
+                "sink is no default for new groups, because each group has one of its own. Use "
+                "group.configure(sink=...)",
+                option="sink",
+                value=after.group.sink,
+            )
         return after
 
     def default_times(self, now: int) -> dict[str, int]:

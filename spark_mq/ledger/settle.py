@@ -19,6 +19,7 @@ from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, LEASED, SETTLED, Ledger, Range
 from spark_mq.ledger.schedule import settle_expired_held
 from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.sink_writes import without_last_write
 from spark_mq.ledger.transitions import (
     exhaust,
     exhausted_limit,
@@ -187,8 +188,8 @@ class _Settling(LeaseWalker):
         explicit = part.verb == ACK or (part.verb == REJECT and part.reason == REJECTED)
         self._succeeds = explicit and not part.handler_failed
         self._fails = part.verb == NACK or part.handler_failed
-        by_name = part.intervals is not None and not part.whole
-        self._of_lease = self._fails and not by_name
+        self._by_name = part.intervals is not None and not part.whole
+        self._of_lease = self._fails and not self._by_name
         self._expires_first = part.verb in (NACK, RELEASE)
 
     def apply(self, r: Range) -> None:
@@ -259,11 +260,19 @@ class _Settling(LeaseWalker):
         part, rules = self.part, self.rules
         if part.verb == ACK:
             return Range(r.first, r.last, SETTLED, r.message_count)
+        r = self._unwritten(r)
         if part.verb == REJECT:
             return rejected(r, rules, part.reason, part.error)
         if part.verb == NACK:
             return _nacked(r, self.now, rules, part)
         return _released(r, self.now, part.delay)
+
+    def _unwritten(self, r: Range) -> Range:
+        """Return the range without the lease's write, if the part names the message.
+
+        The holder names what it does not write. The write of a whole lease may be in the sink.
+        """
+        return r._replace(sink_writes=without_last_write(r)) if self._by_name else r
 
 
 def _nacked(r: Range, now: int, rules: GroupSettings, part: SettlePart) -> Range:

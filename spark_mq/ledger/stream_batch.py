@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from spark_mq.errors import StreamFenced
@@ -27,6 +27,7 @@ from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, LEASED, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import ACK, SettlePart, settle_all, settle_note
+from spark_mq.ledger.sink_writes import SinkWrite, next_write, with_write
 from spark_mq.ledger.transitions import (
     exhaust,
     exhausted_limit,
@@ -232,6 +233,7 @@ class Replay(Command[Grant]):
             worker_id=self.worker_id, expires_at=expires_at,
             granted_before=number == replayed,
             index=view.log if view.settings.order == "key" else None,
+            sink_write=next_write(view.ledger, view.now) if view.settings.sink else None,
         )  # fmt: skip
         grant = Grant(
             tuple(granted), lease_id=batch.lease_id, expires_at=expires_at,
@@ -262,6 +264,7 @@ def replay_batch(
     expires_at: int,
     granted_before: bool,
     index: MessageIndex | None = None,
+    sink_write: SinkWrite | None = None,
 ) -> tuple[Ledger, list[Range]]:
     """Replay a batch as a new lease, counted as a delivery.
 
@@ -294,11 +297,14 @@ def replay_batch(
             lease_size=size,
             available_at=None,
             delivery_count=r.delivery_count + 1,
+            sink_writes=r.sink_writes if sink_write is None else with_write(r, sink_write),
         )
         for r in kept
     ]
     for before, r in zip(kept, granted, strict=True):
         editor.add(r, before, "replayed")
+    if sink_write is not None:
+        editor.head = replace(editor.head, last_sink_write=sink_write.number)
     after = editor.build()
     if index is not None and is_ordered(index, rules):
         after, lost = return_behind(after, index, now, lease_id)

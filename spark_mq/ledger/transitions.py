@@ -184,6 +184,7 @@ def counted_from_zero(r: Range, available_at: int) -> Range:
     return Range(
         r.first, r.last, AVAILABLE, r.message_count,
         available_at=available_at, first_leased_at=r.first_leased_at, error=r.error,
+        sink_writes=r.sink_writes,
     )  # fmt: skip
 
 

@@ -322,6 +322,21 @@ def rehomed(
     )
 
 
+def check_home(
+    root: str, settings: QueueSettings, options: Mapping[str, str], consequence: str
+) -> None:
+    """Raise CopiedQueue if the queue is not where it was created, so another one may exist."""
+    home = settings.home  # of 0.1.0, its text may be another spelling
+    if home is not None and canonical_uri(home, options) != canonical_path(root, options):
+        raise CopiedQueue(
+            f"the queue at {root} is a copy, or was moved: it was created at {settings.home}. Its "
+            f"{consequence}, and the other queue may use the same place. Call "
+            "Queue.rehome(copy=True) if it is a copy, or Queue.rehome(copy=False) if it was moved",
+            path=root,
+            home=settings.home,
+        )
+
+
 def dead_letter_place(root: str, settings: QueueSettings, options: Mapping[str, str]) -> str:
     """Return the path of the dead letters. Raise CopiedQueue if another queue may use it, too."""
     place = settings.dead_letter_path or _OWN_DEAD_LETTERS
@@ -329,15 +344,7 @@ def dead_letter_place(root: str, settings: QueueSettings, options: Mapping[str, 
         return root
     if place.startswith("./"):
         return join(root, place[2:])
-    home = settings.home  # of 0.1.0, its text may be another spelling
-    if home is not None and canonical_uri(home, options) != canonical_path(root, options):
-        raise CopiedQueue(
-            f"the queue at {root} is a copy, or was moved: it was created at {settings.home}. Its "
-            f"dead letters go to {place}, and the other queue may use the same place. Call "
-            "Queue.rehome(copy=True) if it is a copy, or Queue.rehome(copy=False) if it was moved",
-            path=root,
-            home=settings.home,
-        )
+    check_home(root, settings, options, f"dead letters go to {place}")
     return place
 
 

@@ -41,7 +41,9 @@ __all__ = [
 BATCH: Final = 1_000  # ledger commits archived by one commit
 
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
-_OF_RANGE: Final = [f for f in RANGE_SCHEMA if f.name not in ("suspect", "lease_size", "state")]
+_OF_RANGE: Final = [
+    f for f in RANGE_SCHEMA if f.name not in ("suspect", "lease_size", "state", "sink_writes")
+]
 # One row for each event of a range, and one for a commit without events.
 HISTORY_SCHEMA: Final = pa.schema(
     [

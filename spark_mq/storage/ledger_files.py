@@ -216,9 +216,12 @@ def _head(header: Mapping[str, Any]) -> LedgerHeader:
         tuple((int(first), int(last)) for first, last in detail["skipped"]),
         tuple(LogFingerprint(int(first), str(path)) for first, path in detail["log_fingerprints"]),
         Breaker.from_stored(detail.get("breaker", {})),
+        detail["last_sink_write"],
     )
-    if None in (head.start_sequence, head.settled_count, head.revision) or not isinstance(
-        head.leases_without_fresh, int
+    if (
+        None in (head.start_sequence, head.settled_count, head.revision)
+        or not isinstance(head.leases_without_fresh, int)
+        or not isinstance(head.last_sink_write, int)
     ):
         raise ValueError("a number is missing")
     if not isinstance(head.settings, dict) or not all(

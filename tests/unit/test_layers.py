@@ -46,7 +46,7 @@ NOT_TOGETHER = {
     ("lease", "publisher"),
 }
 IMPORTS = {
-    "deltalake": {"delta.tables"},
+    "deltalake": {"delta.tables", "storage.delta_sink"},
     "obstore": {"delta.remote_files"},
 }
 """The only modules that import these packages."""

@@ -50,8 +50,8 @@ def test_a_lease_shows_its_public_members() -> None:
     queue = memory_queue()
     queue.publish("a")
     assert public(queue.group().lease("w")) == {
-        "ack", "expires_at", "extend", "keep_alive", "lease_id", "messages", "nack", "reject",
-        "release", "table", "worker_id",
+        "ack", "append", "expires_at", "extend", "keep_alive", "lease_id", "messages", "nack",
+        "reject", "release", "table", "worker_id",
     }  # fmt: skip
 
 

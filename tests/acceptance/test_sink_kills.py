@@ -1,0 +1,103 @@
+"""Workers that append to a Delta table, killed at random: it has each message once.
+
+``make fault`` kills more of them, by the variable SINK_KILLS.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from support.processes import SPAWN
+
+from spark_mq import Lease, Queue
+
+pytestmark = pytest.mark.slow
+KILLS = int(os.environ.get("SINK_KILLS", "15"))
+WORKERS = 3
+PATIENCE = 60.0
+"""Seconds from the last kill to the end."""
+SCHEMA = pa.schema([("sequence", pa.int64()), ("value", pa.string())])
+BAD = "7"  # a message ends so, and is rejected
+
+
+def work(path: str, options: dict[str, str], stop: Event, ready: Event) -> None:
+    """Append and ack until the parent kills this process, or sets `stop`."""
+
+    def handle(lease: Lease) -> None:
+        bad = [m.sequence for m in lease.messages if m.text.endswith(BAD)]
+        if bad:
+            lease.reject(bad)
+        good = [m for m in lease.messages if m.sequence not in bad]
+        lease.append(pa.table([[m.sequence for m in good], [m.text for m in good]], SCHEMA))
+
+    group = Queue.open(path, storage_options=options).group("billing")
+    ready.set()
+    group.work(handle, max_messages=20, poll_interval="50ms", stop=stop)
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str, dict[str, str]]:
+    """Where a queue and its sink may be: two paths and storage options."""
+    if request.config.getoption("--store"):
+        store = request.getfixturevalue("remote")
+        return store.new_path(), store.new_path(), store.options
+    return str(tmp_path / "queue"), str(tmp_path / "sink"), {}
+
+
+def test_workers_that_are_killed_write_each_message_once(
+    place: tuple[str, str, dict[str, str]],
+) -> None:
+    path, sink, options = place
+    write_deltalake(sink, SCHEMA.empty_table(), storage_options=options)
+    queue = Queue.create(
+        path, storage_options=options, visibility_timeout="1s", clock_skew="100ms",
+        max_delivery_attempts=None, breaker_threshold=None,
+    )  # fmt: skip
+    group = queue.group("billing")
+    group.configure(sink=sink)
+    stop, draw, count = SPAWN.Event(), random.Random(KILLS), 0
+    workers = [begin(path, options, stop) for _ in range(WORKERS)]
+    try:
+        for _ in range(KILLS):
+            queue.publish([f"{count + n}" for n in range(100)])
+            count += 100
+            at = draw.randrange(WORKERS)
+            process, ready = workers[at]
+            assert ready.wait(PATIENCE)
+            process.join(draw.random() * 0.6)  # so long it works
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+            workers[at] = begin(path, options, stop)
+        end = time.monotonic() + PATIENCE
+        while group.stats().ready or group.stats().leased:
+            assert time.monotonic() < end, group.stats()
+            process.join(0.2)
+    finally:
+        stop.set()
+        for process, _ in workers:
+            process.join(PATIENCE)
+            process.kill()
+    queue.sweep()
+    texts = [str(n) for n in range(count)]
+    rows = DeltaTable(sink, storage_options=options).to_pyarrow_table().to_pylist()
+    assert sorted(row["value"] for row in rows) == sorted(t for t in texts if t[-1] != BAD)
+    letters = queue.list_dead_letters().to_pylist()
+    assert sorted(one["value"].decode() for one in letters) == sorted(
+        t for t in texts if t[-1] == BAD
+    )
+
+
+def begin(path: str, options: dict[str, str], stop: Event) -> tuple[Any, Event]:
+    ready = SPAWN.Event()
+    process = SPAWN.Process(target=work, args=(path, options, stop, ready), daemon=True)
+    process.start()
+    return process, ready

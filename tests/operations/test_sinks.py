@@ -1,0 +1,468 @@
+"""The sink of a group: a Delta table that has each message once, whoever dies or sleeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from spark_mq import ConsumerGroup, Lease, Queue, errors
+from spark_mq.storage.delta_sink import DeltaSink
+from spark_mq.testing import ManualClock
+
+SCHEMA = pa.schema([("value", pa.string())])
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> str:
+    path = str(tmp_path / "sink")
+    write_deltalake(path, SCHEMA.empty_table())
+    return path
+
+
+@pytest.fixture
+def group(tmp_path: Path, clock: ManualClock, sink: str) -> ConsumerGroup:
+    queue = Queue.create(tmp_path / "queue", clock=clock, max_delivery_attempts=None)
+    group = queue.group("billing")
+    group.configure(sink=sink)
+    return group
+
+
+def values(sink: str) -> list[str]:
+    return sorted(DeltaTable(sink).to_pyarrow_table()["value"].to_pylist())
+
+
+def publish(group: ConsumerGroup, *texts: str) -> None:
+    group._context.publish_values(texts) if False else Queue.open(group._context.path).publish(
+        texts
+    )
+
+
+def rows_of(lease: Lease) -> pa.Table:
+    return pa.table({"value": [message.text for message in lease.messages]}, SCHEMA)
+
+
+def append(lease: Lease) -> bool:
+    return lease.append(rows_of(lease))
+
+
+def take(group: ConsumerGroup, messages: int = 100) -> Lease:
+    lease = group.lease("w", max_messages=messages)
+    assert lease is not None
+    return lease
+
+
+def drain(group: ConsumerGroup, clock: ManualClock) -> list[tuple[list[str], bool]]:
+    """Append and ack all messages. Return those of each lease, and whether it wrote them."""
+    seen = []
+    while (lease := group.lease("w", max_messages=100)) is not None:
+        seen.append(([m.text for m in lease.messages], append(lease)))
+        lease.ack()
+        clock.advance("1m")
+    return seen
+
+
+def die(lease: Lease, clock: ManualClock) -> None:
+    """Let the lease expire, as that of a dead worker does."""
+    clock.advance("5m")
+
+
+ENDS: list[Callable[[Lease, ManualClock], object]] = [
+    die,
+    lambda lease, clock: (lease.nack(), clock.advance("5m")),
+    lambda lease, clock: lease.release(),
+]
+HOW = pytest.mark.parametrize("end", ENDS, ids=["dies", "nacks", "releases"])
+
+
+def test_rows_are_appended_with_the_ack_of_their_messages(group: ConsumerGroup, sink: str) -> None:
+    publish(group, "a", "b")
+    lease = take(group)
+    assert append(lease)
+    lease.ack()
+    assert values(sink) == ["a", "b"]
+    assert group.stats().acked == 2
+
+
+@HOW
+def test_what_an_earlier_holder_has_written_is_not_written_again(
+    group: ConsumerGroup, clock: ManualClock, sink: str, end: Callable[..., object]
+) -> None:
+    publish(group, "a", "b")
+    for time in range(4):  # a second crash and a third one change nothing
+        lease = take(group)
+        assert append(lease) is (time == 0)
+        end(lease, clock)
+    lease = take(group)
+    assert not append(lease)
+    lease.ack()
+    assert values(sink) == ["a", "b"]
+
+
+@HOW
+def test_what_no_earlier_holder_has_written_is_written_once(
+    group: ConsumerGroup, clock: ManualClock, sink: str, end: Callable[..., object]
+) -> None:
+    publish(group, "a", "b")
+    slept = []
+    for _ in range(3):
+        slept.append(take(group))
+        end(slept[-1], clock)
+    drain(group, clock)  # in pieces, because the whole lease failed several times
+    for sleeper in slept:
+        with pytest.raises(errors.LeaseLost, match="another worker has"):
+            append(sleeper)
+    assert values(sink) == ["a", "b"]
+
+
+def test_a_sleeper_that_writes_before_the_next_holder_looks_has_written(
+    group: ConsumerGroup, clock: ManualClock, sink: str
+) -> None:
+    publish(group, "a", "b")
+    sleeper = take(group)
+    die(sleeper, clock)
+    lease = take(group)
+    assert append(sleeper)
+    assert not append(lease)
+    lease.ack()
+    assert sleeper.ack().already_settled == 2
+    assert values(sink) == ["a", "b"]
+
+
+def test_a_late_ack_of_what_was_written_settles_it(
+    group: ConsumerGroup, clock: ManualClock, sink: str
+) -> None:
+    publish(group, "a")
+    lease = take(group)
+    append(lease)
+    die(lease, clock)
+    lease.ack()
+    assert group.lease("w") is None
+    assert values(sink) == ["a"]
+
+
+def test_a_later_write_never_hides_an_earlier_one(
+    group: ConsumerGroup, clock: ManualClock, sink: str
+) -> None:
+    """The holder goes on with other messages after it lost some, which nobody took yet."""
+    publish(group, "lost")
+    lost = take(group)
+    publish(group, "next")
+    second = take(group)
+    die(lost, clock)
+    second.extend("1h")
+    assert append(second)
+    second.ack()
+    publish(group, "third")
+    third = take(group, 1)  # the one that was lost comes first
+    assert [m.text for m in third.messages] == ["lost"]
+    assert append(third)
+    third.ack()
+    append(fourth := take(group))
+    fourth.ack()
+    assert values(sink) == ["lost", "next", "third"]
+
+
+def test_pieces_of_a_written_lease_are_skipped_and_never_mix_with_others(
+    group: ConsumerGroup, clock: ManualClock, sink: str
+) -> None:
+    publish(group, *"abcdef")
+    for n in (4, 2):
+        lease = take(group, n)
+        if n == 4:
+            append(lease)
+    die(lease, clock)
+    publish(group, *"gh")
+    seen = drain(group, clock)
+    assert sorted(text for texts, _ in seen for text in texts) == list("abcdefgh")
+    for texts, written in seen:
+        assert {text in "abcd" for text in texts} == {not written}
+    assert values(sink) == list("abcdefgh")
+
+
+def test_messages_that_their_lease_named_before_its_append_are_written_later(
+    group: ConsumerGroup, clock: ManualClock, sink: str
+) -> None:
+    publish(group, *"abcde")
+    lease = take(group)
+    nacked, rejected, released, *kept = lease.messages
+    lease.nack([nacked.sequence])
+    lease.reject([rejected.sequence])
+    lease.release([released.sequence])
+    lease.append(pa.table({"value": [m.text for m in kept]}, SCHEMA))
+    die(lease, clock)
+    drain(group, clock)
+    assert values(sink) == ["a", "c", "d", "e"]
+    assert group.stats().dead == 1
+
+
+def test_after_the_append_only_the_whole_lease_can_be_given_back(
+    group: ConsumerGroup, sink: str
+) -> None:
+    publish(group, "a", "b")
+    lease = take(group)
+    append(lease)
+    first = [lease.messages[0].sequence]
+    for settle in (lease.nack, lease.reject, lease.release):
+        with pytest.raises(errors.InvalidOption, match="has appended its rows, so it cannot"):
+            settle(first)
+    with pytest.raises(errors.InvalidOption, match="has appended its rows already"):
+        append(lease)
+    lease.ack(first)
+    lease.nack()
+    assert values(sink) == ["a", "b"]
+
+
+def test_a_group_settles_no_single_messages_of_a_lease_that_may_write(
+    group: ConsumerGroup,
+) -> None:
+    publish(group, "a", "b")
+    lease = take(group)
+    first = [lease.messages[0].sequence]
+    for settle in (group.nack, group.reject, group.release):
+        with pytest.raises(errors.InvalidOption, match="by the lease's own methods"):
+            settle(lease.lease_id, first)
+        with pytest.raises(errors.InvalidOption, match="by the lease's own methods"):
+            settle({lease.lease_id: first})
+    group.ack(lease.lease_id, first)
+    group.nack(lease.lease_id)
+
+
+def test_a_lease_that_lost_a_message_it_named_appends_nothing(
+    group: ConsumerGroup, clock: ManualClock, sink: str
+) -> None:
+    """Its rows lack the message, and the next holder would take it for written."""
+    publish(group, "a", "b")
+    lease = take(group)
+    sequences = [m.sequence for m in lease.messages]
+    die(lease, clock)
+    other = take(group)
+    with pytest.raises(errors.LeaseLost):
+        lease.nack(sequences[:1])
+    with pytest.raises(errors.LeaseLost, match="may append no rows"):
+        lease.append(pa.table({"value": ["b"]}, SCHEMA))
+    append(other)
+    other.ack()
+    assert values(sink) == ["a", "b"]
+
+
+def test_a_handler_may_not_give_back_single_messages_after_its_append(
+    group: ConsumerGroup, sink: str
+) -> None:
+    publish(group, "a", "b")
+
+    def handle(lease: Lease) -> Any:
+        append(lease)
+        return [{"sequence": lease.messages[0].sequence, "outcome": "nack"}]
+
+    with pytest.raises(errors.InvalidHandlerResult, match="before the append"):
+        group.work(handle, max_messages=2, until="empty")
+    assert values(sink) == ["a", "b"]
+
+
+def test_a_poison_after_the_write_is_isolated_and_nothing_is_doubled(
+    tmp_path: Path, clock: ManualClock, sink: str
+) -> None:
+    queue = Queue.create(tmp_path / "limited", clock=clock, max_delivery_attempts=5)
+    group = queue.group("billing")
+    group.configure(sink=sink)
+    texts = [str(n) for n in range(60)]
+    publish(group, *texts)
+    while group.stats().unsettled:
+        lease = group.lease("w", max_messages=50)
+        if lease is None:
+            clock.advance("1m")
+            continue
+        append(lease)
+        if any(message.text == "7" for message in lease.messages):
+            die(lease, clock)
+        else:
+            lease.ack()
+        if group.stats().dead:
+            queue.sweep()
+    assert values(sink) == sorted(texts)
+    assert [row["value"] for row in queue.list_dead_letters().to_pylist()] == [b"7"]
+
+
+def test_workers_that_die_at_random_write_each_message_once(
+    group: ConsumerGroup, clock: ManualClock, sink: str
+) -> None:
+    """Each third lease dies before its write, after it, or between fence and write."""
+    texts = [f"{n:03}" for n in range(120)]
+    for at in range(0, len(texts), 10):
+        publish(group, *texts[at : at + 10])
+    asleep: list[Lease] = []
+    step = 0
+    while group.stats().unsettled:
+        lease = group.lease("w", max_messages=7 + step % 9)
+        step += 1
+        assert step < 1_000
+        if lease is None:
+            clock.advance("2m")
+            continue
+        fate = step * 7919 % 6
+        if fate == 0:
+            asleep.append(lease)
+        elif fate == 1:
+            append(lease)
+            asleep.append(lease)
+        else:
+            append(lease)
+            lease.ack()
+        if len(asleep) == 3:
+            clock.advance("2m")
+            late = asleep.pop(0)
+            try:
+                append(late)
+                late.ack()
+            except (errors.LeaseLost, errors.InvalidOption):
+                pass
+    assert values(sink) == texts
+
+
+def test_a_writer_is_used_again_only_after_its_messages_are_settled(
+    group: ConsumerGroup, clock: ManualClock, sink: str
+) -> None:
+    for n in range(5):
+        publish(group, str(n))
+        append(lease := take(group))
+        lease.ack()
+    assert writers(group, sink) == {0}
+    publish(group, "a", "b", "c")
+    held = [take(group, 1) for _ in range(3)]
+    for lease in held:
+        append(lease)
+    assert writers(group, sink) == {0, 1, 2}
+
+
+def writers(group: ConsumerGroup, sink: str) -> set[int]:
+    name = f"spark_mq/{group.settings.sink_key}"
+    table = DeltaTable(sink)
+    return {n for n in range(10) if table.transaction_version(f"{name}/{n}") is not None}
+
+
+def test_two_workers_append_at_the_same_time(group: ConsumerGroup, sink: str) -> None:
+    texts = [f"{n:03}" for n in range(60)]
+    for text in texts:
+        publish(group, text)
+
+    def handle(lease: Lease) -> None:
+        assert append(lease)
+
+    done = group.work(handle, threads=4, until="settled", max_messages=3)
+    assert (done.acked, done.failed) == (60, 0)
+    assert values(sink) == texts
+
+
+def test_an_outage_of_the_sink_costs_no_row(
+    group: ConsumerGroup, clock: ManualClock, sink: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store fails after the commit has landed, and the worker tries again."""
+    publish(group, "a")
+    lease = take(group)
+    real = DeltaSink._is_own
+
+    def fail_after(*arguments: Any, **options: Any) -> None:
+        write_deltalake(*arguments, **options)
+        raise OSError("the connection was reset")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("deltalake.write_deltalake", fail_after)
+        with pytest.raises(errors.StorageError, match="appending to"):
+            append(lease)
+    with pytest.raises(errors.InvalidOption, match="so it cannot nack"):
+        lease.nack([lease.messages[0].sequence])  # the rows may be there
+    assert append(lease)
+    assert DeltaSink._is_own is real
+    lease.ack()
+    assert values(sink) == ["a"]
+
+
+# -- the door
+
+
+def test_a_place_that_cannot_be_a_sink_is_refused(group: ConsumerGroup, tmp_path: Path) -> None:
+    for name, properties, why in (
+        ("mapped", {"delta.columnMapping.mode": "name", "delta.minReaderVersion": "2",
+                    "delta.minWriterVersion": "5"}, "columnMapping"),
+        ("forgets", {"delta.setTransactionRetentionDuration": "interval 1 day"}, "forget"),
+    ):  # fmt: skip
+        path = str(tmp_path / name)
+        DeltaTable.create(path, SCHEMA, configuration=properties)  # type: ignore[arg-type]
+        with pytest.raises(errors.InvalidOption, match=why) as caught:
+            group.configure(sink=path)
+        assert caught.value.option == "sink"
+    with pytest.raises(errors.InvalidOption, match="there is no Delta table"):
+        group.configure(sink=tmp_path / "nothing")
+    with pytest.raises(errors.InvalidOption, match="no default for new groups"):
+        Queue.create(tmp_path / "other", sink="/tmp/sink")
+    with pytest.raises(errors.InvalidOption, match="set by spark_mq itself"):
+        group.configure(sink_key="x")  # type: ignore[call-arg]
+
+
+def test_without_a_sink_or_before_it_a_lease_appends_nothing(
+    tmp_path: Path, clock: ManualClock, sink: str
+) -> None:
+    queue = Queue.create(tmp_path / "plain", clock=clock)
+    queue.publish(["a"])
+    lease = take(queue.group())
+    with pytest.raises(errors.InvalidOption, match="has no sink"):
+        append(lease)
+    queue.group().configure(sink=sink)
+    with pytest.raises(errors.InvalidOption, match="is older than the sink"):
+        append(lease)
+    lease.release()
+    append(lease := take(queue.group()))
+    lease.ack()
+    assert values(sink) == ["a"]
+
+
+def test_the_sink_changes_only_while_no_message_may_be_in_it(
+    group: ConsumerGroup, tmp_path: Path, sink: str
+) -> None:
+    other = str(tmp_path / "other")
+    write_deltalake(other, SCHEMA.empty_table())
+    publish(group, "a")
+    lease = take(group)
+    for path in (other, None):
+        with pytest.raises(errors.InvalidOption, match="1 messages may be in"):
+            group.configure(sink=path)
+    append(lease)
+    lease.ack()
+    group.configure(sink=other)
+    publish(group, "b")
+    append(lease := take(group))
+    lease.ack()
+    assert (values(sink), values(other)) == (["a"], ["b"])
+    group.configure(sink=None)
+    assert group.settings.sink is None
+
+
+def test_a_table_that_was_made_again_is_refused(group: ConsumerGroup, sink: str) -> None:
+    """It does not know what the old one had."""
+    publish(group, "a")
+    lease = take(group)
+    write_deltalake(sink, SCHEMA.empty_table(), mode="overwrite")
+    DeltaTable.create(sink, SCHEMA, mode="overwrite")
+    with pytest.raises(errors.InvalidOption, match="another table than when it was set"):
+        append(lease)
+
+
+def test_rows_that_do_not_fit_are_refused_and_the_lease_can_append_others(
+    group: ConsumerGroup, sink: str
+) -> None:
+    publish(group, "a")
+    lease = take(group)
+    wide = pa.table({"value": ["a"], "more": [1]})
+    with pytest.raises(errors.InvalidOption, match=r'schema_mode="merge"') as caught:
+        lease.append(wide)
+    assert caught.value.option == "rows"
+    with pytest.raises(errors.InvalidOption, match="schema_mode"):
+        lease.append(wide, schema_mode="overwrite")  # type: ignore[arg-type]
+    assert lease.append(wide, schema_mode="merge")
+    lease.ack()
+    assert DeltaTable(sink).to_pyarrow_table().to_pylist() == [{"value": "a", "more": 1}]
