@@ -16,6 +16,7 @@ from spark_mq.handler import HandlerPolicy, MessageVerdict, parts_for, verdict
 from spark_mq.ledger.intervals import normalise
 from spark_mq.ledger.settle import ACK, NACK, REJECT
 from spark_mq.operations.settle import SettleResult, summarize
+from spark_mq.operations.sinks import check_no_sink
 from spark_mq.util.columns import sort_rows
 from spark_mq.util.validation import validate_duration
 
@@ -153,6 +154,8 @@ def reject(
 
 
 def _settle(group: ConsumerGroup | LeaseRouter, verdicts: Sequence[MessageVerdict]) -> SettleResult:
+    if isinstance(group, ConsumerGroup) and any(one.outcome != ACK for one in verdicts):
+        check_no_sink(group._ledger)
     parts = parts_for(verdicts, HandlerPolicy(), {})
     if not parts:
         return SettleResult(0)

@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from support.drivers import (
     Checkpoint,
     Runner,
@@ -27,6 +30,7 @@ from spark_mq import Queue
 from spark_mq.errors import InvalidOption, LeaseLost, StreamFenced
 from spark_mq.ledger.ranges import AVAILABLE, LEASED
 from spark_mq.ledger.settle import ACK, SettlePart
+from spark_mq.ledger.sink_writes import parse_writes
 from spark_mq.ledger.stream_batch import auto_ack_app_id, parse_lease_id
 from spark_mq.operations.keep_alive import KeepAlive
 from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
@@ -356,6 +360,22 @@ def test_a_replay_takes_over_what_the_batch_holds_and_counts_it(queue: Queue) ->
     assert mark(successor) == 4
     assert [alive.lease_id for alive in successor.alive] == [plan.lease_id]
     assert successor.plan() is plan
+
+
+def test_a_replay_has_a_write_of_its_own_after_that_of_the_dead_batch(
+    queue: Queue, tmp_path: Path
+) -> None:
+    write_deltalake(str(tmp_path), pa.table({"n": [1]}))
+    queue.group("g").configure(sink=tmp_path)
+    queue.publish(["a", "b"])
+    dead = Runner(queue)
+    ((_, leased),) = dead.begun().slices
+    (first,) = parse_writes(leased.sink_writes)
+    ((_, replayed),) = Runner(queue, dead.checkpoint).plan().slices
+    earlier, second = parse_writes(replayed.sink_writes)
+    assert earlier == first
+    assert second.writer != first.writer
+    assert second.number > first.number
 
 
 def test_a_replay_takes_only_what_is_left_of_its_batch(queue: Queue) -> None:
