@@ -24,7 +24,7 @@ from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.keep_alive import KeepAlive
 from spark_mq.operations.outages import OUTAGES, find_store_failure, is_outage
 from spark_mq.operations.settle import HeldLease, SettleResult, extend, settle
-from spark_mq.operations.sinks import append_rows
+from spark_mq.operations.sinks import AppendGuard, sink_of_lease
 from spark_mq.parquet.reader import MessageReader, to_delivery_table
 from spark_mq.parquet.schema import DELIVERED_COLUMNS, DELIVERY_SCHEMA
 from spark_mq.util.clock import SECOND, Duration, to_datetime
@@ -54,9 +54,8 @@ class Lease:
         self._delivered = False
         self._outage: StorageError | None = None  # why nothing was delivered
         self._store_failed = False
-        self._sink_lock = threading.RLock()
-        self._appended = self._may_be_appended = False
-        self._unappendable = ""  # why the lease may append no rows
+        self._guard = AppendGuard(acquired.lease_id)
+        self._may_append = first.sink_writes is not None
 
     def __repr__(self) -> str:
         expires_at = self.expires_at.isoformat()
@@ -241,7 +240,7 @@ class Lease:
         pause = None if delay is None else validate_duration("delay", delay, zero=True)
         named = sequences is not None or message_ids is not None
         try:
-            with self._naming(verb) if named else contextlib.nullcontext():
+            with self._naming(verb) if named and self._may_append else contextlib.nullcontext():
                 return settle(
                     self._ledger, self._held, verb, sequences=sequences, message_ids=message_ids,
                     delay=pause, error=validate_error(error), jitter=random.random(),
@@ -249,6 +248,9 @@ class Lease:
         except OUTAGES:
             self._store_failed = True
             raise
+
+    def _naming(self, verb: str) -> contextlib.AbstractContextManager[None]:
+        return self._guard.naming(verb, ordered=self._ledger.last_settings.order == "key")
 
     # -- the group's sink
 
@@ -291,47 +293,15 @@ class Lease:
                 option="schema_mode",
                 value=schema_mode,
             )
-        with self._sink_lock:
-            if self._appended:
-                raise InvalidOption(
-                    f"lease {self.lease_id} has appended its rows already. Append all of them at "
-                    "once",
-                    option="rows",
-                    value=type(rows).__name__,
-                )
-            if self._unappendable:
-                raise LeaseLost(
-                    f"lease {self.lease_id} may append no rows: {self._unappendable}. Nack the "
-                    "lease, so that its messages are delivered again",
-                    lease_id=self.lease_id, lost=[],
-                )  # fmt: skip
-            before, self._may_be_appended = self._may_be_appended, True
-            try:
-                written = append_rows(self._ledger, self.lease_id, self._ranges, rows, schema_mode)
-            except InvalidOption:
-                self._may_be_appended = before
-                raise
-            self._appended = True
-            return written
 
-    @contextlib.contextmanager
-    def _naming(self, verb: str) -> Iterator[None]:
-        """Keep the promise that the sink has what the lease did not name, in a settle by name."""
-        with self._sink_lock:
-            if self._may_be_appended and verb != ACK:
-                raise InvalidOption(
-                    f"lease {self.lease_id} has appended its rows, so it cannot {verb} some of its "
-                    f"messages. {verb.capitalize()} them before the append, or the whole lease",
-                    option="sequences",
-                    value=None,
-                )
-            try:
-                yield
-            except BaseException:
-                self._unappendable = "a settle of some of its messages failed, or lost them"
-                raise
-            if verb in (NACK, RELEASE) and self._ledger.last_settings.order == "key":
-                self._unappendable = "later messages of a key have left it with an earlier one"
+        def write() -> bool:
+            sink, own, earlier = sink_of_lease(self._ledger, self.lease_id, self._ranges)
+            if sink.has_one_of(earlier):
+                return False
+            sink.append(rows, own, schema_mode)
+            return True
+
+        return self._guard.append(write, type(rows).__name__)
 
     def _keep(self, messages: list[ReceivedMessage], rejected: Mapping[str, Sequence[int]]) -> int:
         """Keep some messages, and reject the others by reason, in one commit. Return how many."""

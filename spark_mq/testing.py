@@ -210,6 +210,17 @@ class FakeBatchLease:
         """Return the batch."""
         return self._batch
 
+    def append(self, df: Any) -> bool:
+        """Append rows to the sink of the group, a Delta table on disk, without Spark.
+
+        The parameters are those of :meth:`spark_mq.spark.BatchLease.append`.
+        """
+        if hasattr(df, "toArrow"):
+            df = df.toArrow()
+        elif not hasattr(df, "__arrow_c_stream__"):
+            df = pa.Table.from_pylist(list(df))
+        return self._lease.append(df)
+
     def ack(self, rows: Any) -> SettleResult:
         """Ack some rows of the batch now."""
         return self._count(self._lease.ack([row["sequence"] for row in _rows(rows)]))

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 from spark_mq.delta.object_store import absolute_path
-from spark_mq.errors import InvalidOption
+from spark_mq.errors import InvalidOption, InvalidSchema, LeaseLost
 from spark_mq.ledger.ranges import Range
-from spark_mq.ledger.sink_writes import parse_writes
+from spark_mq.ledger.settle import ACK, NACK, RELEASE
+from spark_mq.ledger.sink_writes import SinkWrite, parse_writes
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.create import check_home
 from spark_mq.storage.delta_sink import DeltaSink
 
-__all__ = ["append_rows", "check_no_sink", "clean_settings", "sink_key"]
+__all__ = ["AppendGuard", "check_no_sink", "clean_settings", "sink_key", "sink_of_lease"]
 
 
 def clean_settings(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,14 +57,10 @@ def check_no_sink(ledger: GroupLedger) -> None:
         )
 
 
-def append_rows(
-    ledger: GroupLedger,
-    lease_id: str,
-    ranges: Sequence[Range],
-    rows: Any,
-    schema_mode: Literal["merge"] | None,
-) -> bool:
-    """Append the rows of a lease to the sink of its group, as :meth:`spark_mq.Lease.append`."""
+def sink_of_lease(
+    ledger: GroupLedger, lease_id: str, ranges: Sequence[Range]
+) -> tuple[DeltaSink, SinkWrite, list[SinkWrite]]:
+    """Return the sink, the write of a lease, and those of its messages' earlier leases."""
     queue, rules = ledger.queue, ledger.settings()
     if rules.sink is None or rules.sink_key is None:
         raise InvalidOption(
@@ -89,5 +88,61 @@ def append_rows(
             value=rules.sink,
         )
     *earlier, own = parse_writes(text)
-    sink = DeltaSink(rules.sink, queue.storage_options, f"spark_mq/{rules.sink_key}", table_id)
-    return sink.append(rows, own, earlier, schema_mode)
+    names = f"spark_mq/{rules.sink_key}"
+    return DeltaSink(rules.sink, queue.storage_options, names, table_id), own, earlier
+
+
+class AppendGuard:
+    """Keeps the promise that the sink has all messages that a lease did not name. Thread-safe."""
+
+    def __init__(self, lease_id: str) -> None:
+        self._lease_id = lease_id
+        self._lock = threading.RLock()
+        self._appended = False
+        self.may_be_appended = False
+        self._unappendable = ""  # why the lease may append no rows
+
+    def append(self, call: Callable[[], bool], kind: str) -> bool:
+        """Append by a call, which returns whether it wrote. Raise InvalidOption, LeaseLost."""
+        with self._lock:
+            if self._appended:
+                raise InvalidOption(
+                    f"lease {self._lease_id} has appended its rows already. Append all of them at "
+                    "once",
+                    option="rows",
+                    value=kind,
+                )
+            if self._unappendable:
+                raise LeaseLost(
+                    f"lease {self._lease_id} may append no rows: {self._unappendable}. Nack the "
+                    "lease, so that its messages are delivered again",
+                    lease_id=self._lease_id, lost=[],
+                )  # fmt: skip
+            before, self.may_be_appended = self.may_be_appended, True
+            try:
+                written = call()
+            except (InvalidOption, InvalidSchema):  # before anything was written
+                self.may_be_appended = before
+                raise
+            self._appended = True
+            return written
+
+    @contextmanager
+    def naming(self, verb: str, *, ordered: bool) -> Iterator[None]:
+        """Allow a settle of single messages, or raise InvalidOption. An error of it is noted."""
+        # Acks of several threads share a commit, and need no lock, because they may come later.
+        with nullcontext() if verb == ACK else self._lock:
+            if self.may_be_appended and verb != ACK:
+                raise InvalidOption(
+                    f"lease {self._lease_id} has appended its rows, so it cannot {verb} some of "
+                    f"its messages. {verb.capitalize()} them before the append, or the whole lease",
+                    option="sequences",
+                    value=None,
+                )
+            try:
+                yield
+            except BaseException:
+                self._unappendable = "a settle of some of its messages failed, or lost them"
+                raise
+            if ordered and verb in (NACK, RELEASE):
+                self._unappendable = "later messages of a key have left it with an earlier one"

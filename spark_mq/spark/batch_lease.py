@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from spark_mq.errors import InvalidOption, LeaseLost
 from spark_mq.ledger.ranges import LEASED, Range
-from spark_mq.ledger.settle import ACK, SettlePart
+from spark_mq.ledger.settle import ACK, NACK, REJECT, SettlePart
 from spark_mq.ledger.stream_batch import parse_lease_id
 from spark_mq.operations.settle import SettleResult
+from spark_mq.operations.sinks import AppendGuard, sink_of_lease
 from spark_mq.spark import settle_rows as rows
 from spark_mq.spark.batch_publish import BatchPublisher
 from spark_mq.spark.lease_lookup import BatchLeases
@@ -42,6 +44,7 @@ class BatchLease:
         self._base = found.base
         self._acked: list[list[Range]] | None = None
         self._publisher = BatchPublisher()
+        self._guard = AppendGuard(found.lease_ids[0])
         self.lease_ids = tuple(found.lease_ids)
         self.settled = 0
 
@@ -141,6 +144,68 @@ class BatchLease:
         stream, number = self.delta_options.values()
         return self._publisher.publish(queue, messages, stream, number, part)
 
+    def append(self, df: DataFrame) -> bool:
+        """Append the rows of this batch to the group's sink, once, after any crash.
+
+        The sink is a Delta table, set by ``group.configure(sink=...)``. Spark writes the files, and
+        delta-rs commits them, so several drivers may append to one table on a local disk or in any
+        store. If an earlier run of the batch, or another holder of its messages, has appended,
+        nothing is written. One that is only slow can append no longer.
+
+        Nack or reject rows that are not in `df` *before* the append: the sink counts as having all
+        others. Afterwards only the whole batch can be given back, by an error of `process`.
+
+        Parameters
+        ----------
+        df
+            Rows with the columns and types of the table, in any order. It may be partitioned.
+
+        Returns
+        -------
+        bool
+            Whether this call wrote the rows. False: an earlier delivery had written them.
+
+        Raises
+        ------
+        InvalidOption
+            The group has no sink, the batch is of several queues, the batch was appended before, or
+            the table has constraints or features that an append of files does not keep.
+        InvalidSchema
+            The columns of `df` are not those of the table.
+        LeaseLost
+            Another worker has the messages, or a settle of single rows failed or lost some.
+        StorageError
+            The sink is out of reach.
+
+        Examples
+        --------
+        >>> def process(batch, lease):
+        ...     lease.append(batch.selectExpr("CAST(value AS STRING) AS text"))
+        """
+        if len(self.lease_ids) != 1:
+            raise InvalidOption(
+                f"append is not available: this batch has {len(self.lease_ids)} leases, and a sink "
+                "is of one group. Read one queue",
+                option="df",
+                value=self.lease_ids,
+            )
+        from spark_mq.spark.sink_frame import append_frame
+
+        def write() -> bool:
+            ledger = self._owners.of(self.lease_id)._ledger
+            held = ledger.current().held(self.lease_id)
+            if not held:
+                raise LeaseLost(
+                    f"lease {self.lease_id} holds no messages", lease_id=self.lease_id, lost=[]
+                )
+            sink, own, earlier = sink_of_lease(ledger, self.lease_id, held)
+            if sink.has_one_of(earlier):
+                return False
+            append_frame(sink, df, own)
+            return True
+
+        return self._guard.append(write, type(df).__name__)
+
     def read(self) -> DataFrame:
         """Read the leased messages with Spark's own Parquet reader.
 
@@ -234,7 +299,8 @@ class BatchLease:
         LeaseLost
             The lease no longer holds some of the rows. The others are settled.
         """
-        return self._count(rows.ack(df, self._owners))
+        with self._naming(ACK):
+            return self._count(rows.ack(df, self._owners))
 
     def nack(self, df: DataFrame, *, delay: Any = None, error: str | None = None) -> SettleResult:
         """Give rows of the batch back as failed, now.
@@ -260,7 +326,8 @@ class BatchLease:
         InvalidOption
             `delay` is invalid, also in the column. All errors of :meth:`ack` are possible, too.
         """
-        return self._count(rows.nack(df, self._owners, delay=delay, error=error))
+        with self._naming(NACK):
+            return self._count(rows.nack(df, self._owners, delay=delay, error=error))
 
     def reject(self, df: DataFrame, *, error: str | None = None) -> SettleResult:
         """Make rows of the batch dead now.
@@ -278,7 +345,13 @@ class BatchLease:
         SettleResult
             As :meth:`ack`, also in its errors.
         """
-        return self._count(rows.reject(df, self._owners, error=error))
+        with self._naming(REJECT):
+            return self._count(rows.reject(df, self._owners, error=error))
+
+    def _naming(self, verb: str) -> AbstractContextManager[None]:
+        groups = map(self._owners.of, self.lease_ids)
+        ordered = any(group._ledger.last_settings.order == "key" for group in groups)
+        return self._guard.naming(verb, ordered=ordered)
 
     def _count(self, result: SettleResult) -> SettleResult:
         self.settled += result.settled + result.already_settled

@@ -13,8 +13,9 @@ refuses a commit if another one had the same name since the table was read. So:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from spark_mq.delta.store_errors import one_line, to_storage_error, wrap_store_errors
 from spark_mq.errors import ContentionTimeout, InvalidOption, LeaseLost
@@ -23,11 +24,29 @@ from spark_mq.ledger.sink_writes import SinkWrite
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
 
-__all__ = ["DeltaSink"]
+__all__ = ["DeltaSink", "SinkFile", "SinkTable"]
 
 _TRIES: Final = 20  # to fence a write; each lost race means that another worker has fenced it
 _FORGETS: Final = "delta.setTransactionRetentionDuration"
 _MAPPING: Final = "delta.columnMapping.mode"
+
+
+class SinkFile(NamedTuple):
+    """A Parquet file in the folder of a table, which no commit names yet."""
+
+    path: str  # below the table
+    size: int  # bytes
+    partition: Mapping[str, str | None]  # its values by column
+    statistics: str  # as JSON, by the Delta protocol
+
+
+class SinkTable(NamedTuple):
+    """What a table asks of the rows that are appended to it."""
+
+    schema: str  # as JSON
+    partition_columns: list[str]
+    features: frozenset[str]  # that a writer must know
+    properties: Mapping[str, str | None]
 
 
 class DeltaSink:
@@ -39,7 +58,7 @@ class DeltaSink:
     def __init__(
         self, path: str, storage_options: Mapping[str, str], names: str = "", table_id: str = ""
     ) -> None:
-        self.path, self._options, self._names = path, dict(storage_options), names
+        self.path, self.storage_options, self._names = path, dict(storage_options), names
         self._table_id = table_id
 
     def check(self) -> str:
@@ -55,63 +74,92 @@ class DeltaSink:
             )
         return str(found.id)
 
-    def append(
-        self,
-        rows: Any,
-        write: SinkWrite,
-        earlier: Sequence[SinkWrite],
-        schema_mode: Literal["merge"] | None = None,
-    ) -> bool:
-        """Append rows, unless one of the earlier writes of the lease's messages is there.
+    def has_one_of(self, writes: Sequence[SinkWrite]) -> bool:
+        """Return whether the table has one of the earlier writes of a lease's messages.
 
-        Return whether this call wrote them. Raise LeaseLost if another worker has fenced the write.
+        Those before it, or all, are fenced.
         """
-        from deltalake import write_deltalake
-        from deltalake.exceptions import CommitFailedError, SchemaMismatchError
-
         # In order, because each holder fenced the writes before its own, before it wrote.
-        if any(self._has(one) for one in earlier):
-            return False
-        table = self._open_same()
-        # Of this handle, because delta-rs compares the commit with what the handle has seen.
-        if self._number(table, write, "") >= write.number:
-            return self._is_own(table, write)
-        try:
-            with wrap_store_errors(self.path, "appending to", landed=None):
+        return any(self._has(write) for write in writes)
+
+    def append(
+        self, rows: Any, write: SinkWrite, schema_mode: Literal["merge"] | None = None
+    ) -> None:
+        """Append rows in the write of a lease, as :meth:`commit`."""
+        from deltalake import write_deltalake
+        from deltalake.exceptions import SchemaMismatchError
+
+        def change(table: DeltaTable, transactions: CommitProperties) -> None:
+            try:
                 write_deltalake(
                     table, rows, mode="append", schema_mode=schema_mode,
-                    commit_properties=self._transactions(write),
+                    commit_properties=transactions,
                 )  # fmt: skip
-        except CommitFailedError as error:
-            table = self._open_same()
-            if self._number(table, write, "") >= write.number:
-                return self._is_own(table, write)
-            raise to_storage_error(self.path, error, "appending to") from error
-        except SchemaMismatchError as error:
-            raise InvalidOption(
-                f"the rows do not fit the schema of {self.path}: {one_line(error)}. Give rows of "
-                'its schema, or schema_mode="merge" for new columns',
-                option="rows",
-                value=type(rows).__name__,
-            ) from error
-        return True
+            except SchemaMismatchError as error:
+                raise InvalidOption(
+                    f"the rows do not fit the schema of {self.path}: {one_line(error)}. Give rows "
+                    'of its schema, or schema_mode="merge" for new columns',
+                    option="rows",
+                    value=type(rows).__name__,
+                ) from error
 
-    def _is_own(self, table: DeltaTable, write: SinkWrite) -> bool:
-        """Return True if an earlier call wrote the lease's rows. Raise LeaseLost for a fence."""
-        if self._number(table, write, "/fence") < write.number:
-            return True
-        raise LeaseLost(
-            f"the rows were not appended to {self.path}: another worker has the lease's messages, "
-            "and has made sure that only it can write them",
-            lost=[],
-        )
+        self.commit(write, change)
+
+    def append_files(self, files: Sequence[SinkFile], write: SinkWrite) -> None:
+        """Add files that are in the table's folder in the write of a lease, as :meth:`commit`."""
+        from deltalake.transaction import AddAction
+
+        now = int(time.time() * 1000)
+        actions: list[Any] = [
+            AddAction(one.path, one.size, one.partition, now, True, one.statistics) for one in files
+        ]
+
+        def change(table: DeltaTable, transactions: CommitProperties) -> None:
+            table.create_write_transaction(
+                actions, "append", table.schema(), table.metadata().partition_columns,
+                commit_properties=transactions,
+            )  # fmt: skip
+
+        self.commit(write, change)
+
+    def commit(
+        self, write: SinkWrite, change: Callable[[DeltaTable, CommitProperties], None]
+    ) -> None:
+        """Make a change of the table in the write of a lease, unless an earlier call has done it.
+
+        Raise LeaseLost if another worker has fenced the write.
+        """
+        from deltalake.exceptions import CommitFailedError
+
+        table = self.open()
+        # Of this handle, because delta-rs compares the commit with what the handle has seen.
+        if self._number(table, write, "") >= write.number:
+            self._check_own(table, write)
+            return
+        try:
+            with wrap_store_errors(self.path, "appending to", landed=None):
+                change(table, self._transactions(write))
+        except CommitFailedError as error:
+            table = self.open()
+            if self._number(table, write, "") < write.number:
+                raise to_storage_error(self.path, error, "appending to") from error
+            self._check_own(table, write)
+
+    def _check_own(self, table: DeltaTable, write: SinkWrite) -> None:
+        """Raise LeaseLost if the write that the table has is a fence."""
+        if self._number(table, write, "/fence") >= write.number:
+            raise LeaseLost(
+                f"the rows were not appended to {self.path}: another worker has the lease's "
+                "messages, and has made sure that only it can write them",
+                lost=[],
+            )
 
     def _has(self, write: SinkWrite) -> bool:
         """Return whether the table has a write. Fence it if not."""
         from deltalake.exceptions import CommitFailedError
 
         for _ in range(_TRIES):
-            table = self._open_same()
+            table = self.open()
             if self._number(table, write, "") >= write.number:
                 return self._number(table, write, "/fence") < write.number
             try:
@@ -149,13 +197,24 @@ class DeltaSink:
 
         try:
             with wrap_store_errors(self.path, "opening"):
-                return DeltaTable(self.path, storage_options=self._options)
+                return DeltaTable(self.path, storage_options=self.storage_options)
         except TableNotFoundError:
             pass
         raise self._refused("there is no Delta table", "create the table first")
 
-    def _open_same(self) -> DeltaTable:
-        """Open the table. Raise InvalidOption if it was made again, and so forgot its writes."""
+    def describe(self) -> SinkTable:
+        """Return what the table asks of rows."""
+        table = self.open()
+        found = table.metadata()
+        return SinkTable(
+            table.schema().to_json(),
+            list(found.partition_columns),
+            frozenset(table.protocol().writer_features or ()),
+            found.configuration,
+        )
+
+    def open(self) -> DeltaTable:
+        """Return the table. Raise InvalidOption for a new one, which forgot the writes."""
         table = self._open()
         if str(table.metadata().id) != self._table_id:
             raise self._refused(

@@ -154,7 +154,7 @@ class LeaseTasks:
     def verdict(self, task: Task, result: Any) -> Verdict:
         granted = [(r.first, r.last) for r in task.lease._ranges]
         rows = parse_result(result, task.lease.lease_id, granted)
-        if task.lease._may_be_appended and any(row.outcome != ACK for row in rows):
+        if task.lease._guard.may_be_appended and any(row.outcome != ACK for row in rows):
             raise InvalidHandlerResult(
                 "the handler returned messages that are not acked, after it had appended the rows "
                 "of their lease to the sink. Nack or reject them by the lease before the append",

@@ -156,12 +156,12 @@ class World:
 
 
 def number_of(a: Any) -> int:
-    return int(a.self._number(a.self._open_same(), a.write, ""))
+    return int(a.self._number(a.self.open(), a.write, ""))
 
 
 def takes_fences_for_writes(rule: Callable[..., Any]) -> Callable[..., Any]:
     def wrong(self: Any, write: SinkWrite) -> bool:
-        there = self._number(self._open_same(), write, "") >= write.number
+        there = self._number(self.open(), write, "") >= write.number
         return there or bool(rule(self, write))
 
     return wrong
@@ -172,7 +172,7 @@ MUTANTS: list[tuple[str, str, Variant]] = [
     ("what is not there is fenced", "DeltaSink._has",
      instead(lambda _, a: number_of(a) >= a.write.number)),
     ("a fence is no write", "DeltaSink._has", takes_fences_for_writes),
-    ("a fenced lease has not written", "DeltaSink._is_own", returns(True)),
+    ("a fenced lease has not written", "DeltaSink._check_own", returns(None)),
     ("a writer serves one lease at a time", "next_write",
      instead(lambda _, a: SinkWrite(0, max(a.now, a.ledger.head.last_sink_write + 1)))),
     ("a message keeps all writes of earlier leases", "with_write",
@@ -184,7 +184,7 @@ MUTANTS: list[tuple[str, str, Variant]] = [
     ("the messages of a lease have the same writes", "DueRanges.rows_from",
      instead(lambda _, a: a.self._rows_of_kind(a.head, a.available))),
     ("unread messages do not join written ones", "DueRanges.reads_after", returns(True)),
-    ("a lease whose named messages were lost writes nothing", "Lease._naming",
+    ("a lease whose named messages were lost writes nothing", "AppendGuard.naming",
      instead(lambda _, a: contextlib.nullcontext())),
 ]  # fmt: skip
 
@@ -207,7 +207,7 @@ def test_the_sink_has_each_message_once_in_more_worlds(tmp_path: Path, seed: int
 @pytest.mark.parametrize(("name", "rule", "variant"), MUTANTS, ids=[m[0] for m in MUTANTS])
 def test_each_rule_is_needed(tmp_path: Path, name: str, rule: str, variant: Variant) -> None:
     # Few worlds have a worker that sleeps through the naming of another one.
-    fates = ("acks", "sleeps", "sleeps", "names late") if rule == "Lease._naming" else FATES
+    fates = ("acks", "sleeps", "sleeps", "names late") if rule == "AppendGuard.naming" else FATES
     for seed in range(60):
         world = World(tmp_path / str(seed), seed, fates)
         with rule_variant(rule, variant):

@@ -6,6 +6,7 @@ after each of their writes. The points are not a list: a run in which nothing di
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -13,7 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 from support import harness
@@ -33,6 +36,7 @@ from support.spark_session import new_session
 from spark_mq import Queue
 from spark_mq.delta.local_files import LocalFiles
 from spark_mq.spark.stream_reader import LeaseReader
+from spark_mq.storage.delta_sink import DeltaSink
 
 # These classes go to Spark's Python workers, which cannot import test modules.
 cloudpickle.register_pickle_by_value(__import__(__name__))
@@ -152,6 +156,31 @@ class Crash:
                 patch.setattr(LocalFiles, name, self.driver.around(name, getattr(LocalFiles, name)))
             stream.run(settling)
 
+    def into_group_sink(self) -> None:
+        """Run the stream until the queue is empty, with foreachBatch and ``lease.append``."""
+        if not Path(self.out).exists():
+            write_deltalake(self.out, pa.table({"value": pa.array([], pa.binary())}))
+            self.stream().group.configure(
+                sink=self.out, max_delivery_attempts=None, breaker_threshold=None
+            )
+
+        def save(batch: Any, lease: Any) -> None:
+            lease.append(batch.select("value"))
+
+        sink = self.driver.around("the sink", save)
+        steps = {name: self.driver.around(name, getattr(LocalFiles, name)) for name in WRITES}
+        for _ in range(20):
+            stream = self.stream()
+            with pytest.MonkeyPatch.context() as patch:
+                for name, step in steps.items():
+                    patch.setattr(LocalFiles, name, step)
+                for name in ("commit", "_has"):
+                    step = self.driver.around(name, getattr(DeltaSink, name))
+                    patch.setattr(DeltaSink, name, step)
+                stream.run(stream.group.for_each_batch(sink, on_error="raise"))
+            if not stream.group.stats().unsettled:
+                return
+
     def into_plain_sink(self) -> None:
         """Run the stream until the queue is empty, with Spark's own sink and ``onCommit``."""
         stream = self.stream()
@@ -221,6 +250,38 @@ def test_killed_at_any_point_a_batch_lands_once_in_a_delta_table(
         crash = crashed(watched_spark, tmp_path, run, side, at)
         getattr(crash, run)()
         crash.assert_once(f"{found[at]} (number {at} of {side})")
+
+
+@pytest.mark.delta
+@pytest.mark.parametrize("side", ["driver", "runner"])
+def test_killed_three_times_in_a_row_a_batch_lands_once_in_the_sink_of_its_group(
+    watched_spark: Any, tmp_path: Path, side: str
+) -> None:
+    run = "into_group_sink"
+    found = points(watched_spark, tmp_path, run, side)
+    sure = max(at for at, name in enumerate(found) if name == SURE[side])
+    for at in range(sure % STEP, len(found), STEP):
+        crash = crashed(watched_spark, tmp_path, run, side, at)
+        for _ in range(2):
+            crash_again(crash, run, side, at)
+        getattr(crash, run)()
+        crash.assert_once(f"{found[at]} (number {at} of {side})")
+
+
+def crash_again(crash: Crash, run: str, side: str, at: int) -> None:
+    """Kill the stream at a step again, unless a shorter run ends before that."""
+    steps: Steps = getattr(crash, side)
+    steps.choose(at)
+    if side == "driver":
+        driver = SPAWN.Process(target=drive, args=(crash.folder, run))
+        driver.start()
+        driver.join(PATIENCE)
+        driver.kill()
+        assert driver.exitcode in (0, -signal.SIGKILL)
+    else:
+        with contextlib.suppress(StreamingQueryException):
+            getattr(crash, run)()
+    steps.choose(None)
 
 
 @pytest.mark.delta

@@ -57,7 +57,8 @@ def test_a_lease_shows_its_public_members() -> None:
 
 def test_a_batch_lease_shows_its_public_members() -> None:
     assert public(BatchLease) == {
-        "ack", "delta_options", "lease_id", "nack", "publish", "publish_options", "read", "reject",
+        "ack", "append", "delta_options", "lease_id", "nack", "publish", "publish_options", "read",
+        "reject",
     }  # fmt: skip
 
 

@@ -1,0 +1,160 @@
+"""Append a DataFrame to the sink of a group: Spark writes the files, and delta-rs commits them.
+
+Spark's own Delta writer can overwrite the commit of another process on a local disk, so no
+transaction in the table's log keeps out what it writes late.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+import pyarrow.parquet as pq
+from pyspark.sql import functions as f
+from pyspark.sql.types import StructType
+
+from spark_mq.delta.object_store import ObjectStore
+from spark_mq.delta.store_errors import STORE_ERRORS, one_line
+from spark_mq.errors import InvalidOption, InvalidSchema, LeaseLost, StorageError
+from spark_mq.ledger.sink_writes import SinkWrite
+from spark_mq.storage.delta_sink import DeltaSink, SinkFile, SinkTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["append_frame"]
+
+_log = logging.getLogger(__name__)
+
+# Features of a table that an append of plain files keeps.
+_KEPT_FEATURES: Final = frozenset(
+    ("appendOnly", "changeDataFeed", "deletionVectors", "invariants", "timestampNtz",
+     "v2Checkpoint", "vacuumProtocolCheck")
+)  # fmt: skip
+# What a table asks of each row, and only an engine that knows of it checks or fills in.
+_ASKS: Final = ("delta.constraints.", "delta.generationExpression", "delta.identity.",
+                "delta.invariants", "CURRENT_DEFAULT", "__CHAR_VARCHAR_TYPE_STRING")  # fmt: skip
+_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
+_INSTANTS: Final = "spark.sql.parquet.outputTimestampType"
+
+
+def append_frame(sink: DeltaSink, frame: DataFrame, write: SinkWrite) -> None:
+    """Append rows in the write of a lease, as :meth:`DeltaSink.commit`.
+
+    Raise InvalidSchema for rows that do not fit, and InvalidOption for a table that plain files
+    cannot be added to.
+    """
+    table = sink.describe()
+    _check_table(sink, table)
+    schema = StructType.fromJson(json.loads(table.schema))
+    rows, folder = _fitting(frame, schema), f"spark-{uuid.uuid4().hex}"
+    store = ObjectStore(sink.path, sink.storage_options)
+    _write(rows, f"{sink.path}/{folder}", table.partition_columns)
+    files = list(_files(store, folder))
+    try:
+        sink.append_files(files, write)
+    except LeaseLost:
+        _delete(store, folder)
+        raise
+
+
+def _check_table(sink: DeltaSink, table: SinkTable) -> None:
+    text = f"{table.schema} {' '.join(table.properties)}"
+    asks = sorted(table.features - _KEPT_FEATURES | {name for name in _ASKS if name in text})
+    if asks:
+        raise InvalidOption(
+            f"sink={sink.path!r} cannot get the rows of a DataFrame: it has {', '.join(asks)}, "
+            "which an append of files does not keep. Use a table without",
+            option="sink",
+            value=sink.path,
+        )
+
+
+def _fitting(frame: DataFrame, schema: StructType) -> DataFrame:
+    """Return the columns of the table, in its order. Raise InvalidSchema if a type differs."""
+    given, wanted = {one.name: one for one in frame.schema}, {one.name: one for one in schema}
+    if given.keys() != wanted.keys():
+        missing = sorted(wanted.keys() - given.keys())
+        unknown = sorted(given.keys() - wanted.keys())
+        raise InvalidSchema(
+            f"the rows do not have the columns of the sink: missing {missing}, unknown {unknown}. "
+            "Select the sink's columns",
+            column=(missing or unknown)[0],
+        )
+    for name, one in wanted.items():
+        kind = given[name].dataType.simpleString()
+        if kind != one.dataType.simpleString():
+            raise InvalidSchema(
+                f"column {name!r} has the type {kind}, and in the sink "
+                f"{one.dataType.simpleString()}. Cast it",
+                column=name,
+            )
+        if given[name].nullable and not one.nullable:
+            raise InvalidSchema(
+                f"column {name!r} may be null, and in the sink it may not. Filter the nulls, and "
+                "tell Spark by a schema without them",
+                column=name,
+            )
+    return frame.select([f.col(f"`{name.replace('`', '``')}`") for name in wanted])
+
+
+def _write(rows: DataFrame, path: str, partitions: list[str]) -> None:
+    # foreachBatch has a session of its own, so the setting changes no other query.
+    conf = rows.sparkSession.conf
+    before = str(conf.get(_INSTANTS))
+    conf.set(_INSTANTS, "TIMESTAMP_MICROS")  # Spark's default is INT96, which has no statistics
+    try:
+        rows.write.mode("error").partitionBy(*partitions).parquet(path)
+    finally:
+        conf.set(_INSTANTS, before)
+
+
+def _files(store: ObjectStore, folder: str) -> Iterator[SinkFile]:
+    """Yield the files with rows below a folder."""
+    for file in store.list_all(folder):
+        name = file.path.rpartition("/")[2]
+        if not name.endswith(".parquet") or name.startswith((".", "_")):
+            continue
+        with store.open(file.path) as opened:
+            metadata = pq.ParquetFile(opened).metadata
+        if metadata.num_rows:
+            values = dict(_partition_values(file.path))
+            stats = json.dumps({"numRecords": metadata.num_rows, **_statistics(metadata)})
+            yield SinkFile(file.path, file.size, values, stats)
+
+
+def _partition_values(path: str) -> Iterator[tuple[str, str | None]]:
+    for part in path.split("/")[1:-1]:
+        name, _, value = part.partition("=")
+        yield unquote(name), None if value == _NULL else unquote(value)
+
+
+def _statistics(metadata: pq.FileMetaData) -> Mapping[str, Any]:
+    """Return the least and greatest values, and the nulls, of plain integer columns."""
+    # An engine skips files by these, so a type whose values are stored otherwise has none.
+    least, most, nulls = dict[str, Any](), dict[str, Any](), dict[str, int]()
+    for at in range(metadata.num_columns):
+        found = [metadata.row_group(n).column(at) for n in range(metadata.num_row_groups)]
+        known = [one.statistics for one in found if one.is_stats_set]
+        name = found[0].path_in_schema
+        if len(known) < len(found) or "." in name:
+            continue
+        if all(one.has_null_count for one in known):
+            nulls[name] = sum(one.null_count for one in known)
+        ends = [one for one in known if one.has_min_max]
+        plain = metadata.schema.column(at).logical_type.type in ("NONE", "INT")
+        if plain and len(ends) == len(found) and {type(one.min) for one in ends} == {int}:
+            least[name], most[name] = min(e.min for e in ends), max(e.max for e in ends)
+    return {"minValues": least, "maxValues": most, "nullCount": nulls}
+
+
+def _delete(store: ObjectStore, folder: str) -> None:
+    """Delete files that no commit names. What remains is deleted by VACUUM."""
+    try:
+        store.delete_many([file.path for file in store.list_all(folder)])
+    except (StorageError, *STORE_ERRORS) as error:
+        _log.debug("files of a lost lease in %s remain: %s", store.root, one_line(error))

@@ -1,0 +1,235 @@
+"""foreachBatch with ``lease.append``: a Delta table has each message once, after any crash."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyspark.errors import StreamingQueryException
+from support.harness import Stream, make_queue, start
+
+from spark_mq import Queue, errors
+from spark_mq.spark import nack
+
+SCHEMA = pa.schema([("value", pa.string())])
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> str:
+    path = str(tmp_path / "sink")
+    write_deltalake(path, SCHEMA.empty_table())
+    return path
+
+
+@pytest.fixture
+def queue(tmp_path: Path, sink: str) -> Queue:
+    queue = make_queue(tmp_path / "queue", max_delivery_attempts=None, breaker_threshold=None)
+    queue.group("g").configure(sink=sink)
+    return queue
+
+
+def texts(batch: Any) -> Any:
+    return batch.selectExpr("CAST(value AS STRING) AS value")
+
+
+def values(sink: str) -> list[str]:
+    return sorted(DeltaTable(sink).to_pyarrow_table()["value"].to_pylist())
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_after_several_crashes_the_table_has_each_message_once(
+    stream: Stream, queue: Queue, sink: str, moment: str
+) -> None:
+    """The driver dies three times in a row, and then another checkpoint takes the messages."""
+    wanted = [f"{n:02}" for n in range(20)]
+    queue.publish(wanted)
+    wrote: list[bool] = []
+
+    def process(batch: Any, lease: Any) -> None:
+        if moment == "after":
+            wrote.append(lease.append(texts(batch)))
+        raise RuntimeError("died")
+
+    for _ in range(3):
+        with pytest.raises(StreamingQueryException, match="died"):
+            stream.settle_with(process)
+
+    def append(batch: Any, lease: Any) -> None:
+        wrote.append(lease.append(texts(batch)))
+
+    stream.settle_with(append)
+    other = Stream(stream.spark, queue, stream.checkpoint.with_name("other"))
+    other.group.release(dict.fromkeys(held(queue)))
+    for _ in range(20):
+        if not queue.group("g").stats().unsettled:
+            break
+        other.settle_with(append)
+    assert values(sink) == wanted
+    assert wrote.count(True) == 1 or moment == "before"
+    assert queue.group("g").stats().acked == 20
+
+
+def held(queue: Queue) -> set[str]:
+    ledger = queue.group("g")._ledger.current()
+    return {r.lease_id for r in ledger if r.lease_id and r.state == "leased"}
+
+
+def test_a_python_worker_takes_over_what_a_stream_has_written(
+    stream: Stream, queue: Queue, sink: str
+) -> None:
+    queue.publish(["a", "b"])
+
+    def process(batch: Any, lease: Any) -> None:
+        lease.append(texts(batch))
+        raise RuntimeError("died")
+
+    with pytest.raises(StreamingQueryException):
+        stream.settle_with(process)
+    group = queue.group("g")
+    group.nack(dict.fromkeys(held(queue)))
+    rows = []
+    while (lease := group.lease("w", max_messages=10)) is not None:
+        text = [m.text for m in lease.messages]
+        rows.append((text, lease.append(pa.table({"value": text}, SCHEMA))))
+        lease.ack()
+    assert sorted(t for text, _ in rows for t in text) == ["a", "b"]
+    assert not any(written for _, written in rows)
+    assert values(sink) == ["a", "b"]
+
+
+def test_rows_that_are_rejected_before_the_append_are_not_in_the_table(
+    stream: Stream, queue: Queue, sink: str
+) -> None:
+    queue.publish(["1", "x", "3"])
+
+    def process(batch: Any, lease: Any) -> None:
+        rows = batch.selectExpr("*", "TRY_CAST(CAST(value AS STRING) AS INT) AS n").persist()
+        lease.reject(rows.where("n IS NULL"), error="no number")
+        assert lease.append(texts(rows.where("n IS NOT NULL")))
+
+    stream.settle_with(process)
+    queue.sweep()
+    assert values(sink) == ["1", "3"]
+    assert [one["value"] for one in queue.list_dead_letters().to_pylist()] == [b"x"]
+
+
+def test_after_the_append_no_single_row_is_given_back(
+    stream: Stream, queue: Queue, sink: str
+) -> None:
+    queue.publish(["a", "b"])
+    seen: list[str] = []
+
+    def process(batch: Any, lease: Any) -> Any:
+        lease.append(texts(batch))
+        for settle in (lease.nack, lease.reject):
+            with pytest.raises(errors.InvalidOption, match="so it cannot"):
+                settle(batch)
+        with pytest.raises(errors.InvalidOption, match="by the lease's own methods"):
+            nack(batch, queue.group("g"))
+        with pytest.raises(errors.InvalidOption, match="appended its rows already"):
+            lease.append(texts(batch))
+        seen.append(lease.lease_id)
+        return batch.selectExpr("sequence", "'nack' AS outcome")
+
+    with pytest.raises(StreamingQueryException, match="before the append"):
+        stream.settle_with(process)
+    assert len(seen) == 1
+    assert values(sink) == ["a", "b"]
+
+
+def test_a_partitioned_table_gets_files_with_statistics(
+    spark: Any, stream: Stream, queue: Queue, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "partitioned")
+    schema = pa.schema(
+        [("n", pa.int64()), ("day", pa.date32()), ("kind", pa.string()),
+         ("at", pa.timestamp("us", tz="UTC")), ("tags", pa.list_(pa.string())),
+         ("price", pa.decimal128(9, 2))]
+    )  # fmt: skip
+    write_deltalake(path, schema.empty_table(), partition_by=["day", "kind"])
+    queue.group("g").configure(sink=path)
+    queue.publish([str(n) for n in range(6)])
+
+    def process(batch: Any, lease: Any) -> None:
+        lease.append(
+            batch.selectExpr(
+                "CAST(CAST(value AS STRING) AS BIGINT) AS n",
+                "TIMESTAMP '2026-01-31 12:00:00.25' AS at",
+                "ARRAY('x', CAST(value AS STRING)) AS tags",
+                "IF(value = X'30', NULL, CONCAT('a b/=', CAST(value AS STRING))) AS kind",
+                "DATE '2026-01-31' AS day",
+                "CAST(1.5 AS DECIMAL(9, 2)) AS price",
+            )
+        )
+
+    stream.settle_with(process)
+    table = DeltaTable(path)
+    rows = sorted(table.to_pyarrow_table().to_pylist(), key=lambda row: row["n"])
+    at = dt.datetime(2026, 1, 31, 12, 0, 0, 250_000, dt.UTC)
+    assert rows == [
+        {"n": n, "day": dt.date(2026, 1, 31), "kind": f"a b/={n}" if n else None, "at": at,
+         "tags": ["x", str(n)], "price": Decimal("1.50")}
+        for n in range(6)
+    ]  # fmt: skip
+    added = [json.loads(line)["add"] for line in last_commit(path) if '"add"' in line]
+    stats = [json.loads(one["stats"]) for one in added]
+    assert sorted((one["minValues"]["n"], one["maxValues"]["n"]) for one in stats) == [
+        (n, n) for n in range(6)
+    ]
+    assert {one["numRecords"] for one in stats} == {1}
+    assert {name for one in stats for name in one["minValues"]} == {"n"}
+    if spark.conf.get("spark.sql.extensions", ""):
+        found = spark.read.format("delta").load(path).where("kind = 'a b/=3'").collect()
+        assert [row.n for row in found] == [3]
+
+
+def last_commit(path: str) -> list[str]:
+    found = sorted(Path(path, "_delta_log").glob("*.json"))[-1]
+    return found.read_text().splitlines()
+
+
+def test_rows_and_tables_that_do_not_fit_are_refused_by_name(
+    stream: Stream, queue: Queue, sink: str, tmp_path: Path
+) -> None:
+    queue.publish(["a"])
+    found: list[str] = []
+
+    def process(batch: Any, lease: Any) -> None:
+        for rows, text in (
+            (batch.selectExpr("sequence"), r"missing \['value'\], unknown \['sequence'\]"),
+            (batch.select("value"), "has the type binary, and in the sink string"),
+        ):
+            with pytest.raises(errors.InvalidSchema, match=text):
+                lease.append(rows)
+        found.append("refused")
+        raise RuntimeError("done")
+
+    with pytest.raises(StreamingQueryException, match="done"):
+        stream.settle_with(process)
+    assert found == ["refused"]
+    assert values(sink) == []
+
+
+@pytest.mark.delta
+def test_a_table_that_asks_more_of_rows_is_refused(
+    spark: Any, tmp_path: Path, stream: Stream
+) -> None:
+    path = tmp_path / "strict"
+    spark.sql(f"CREATE TABLE delta.`{path}` (value STRING) USING delta")
+    spark.sql(f"ALTER TABLE delta.`{path}` ADD CONSTRAINT short CHECK (length(value) < 5)")
+    queue = make_queue(tmp_path / "another")
+    queue.group("g").configure(sink=path)
+    queue.publish(["a"])
+    each = queue.group("g").for_each_batch(
+        lambda batch, lease: lease.append(texts(batch)), on_error="raise"
+    )
+    frame = spark.readStream.format("spark_mq").option("consumerGroup", "g").load(queue.path)
+    query = start(frame.writeStream.foreachBatch(each), tmp_path / "strict-checkpoint")
+    with pytest.raises(StreamingQueryException, match=r"delta\.constraints"):
+        query.awaitTermination(100)
