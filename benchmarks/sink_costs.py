@@ -3,6 +3,10 @@
 Both groups lease the same messages in turn, append them to tables of their own, and ack them.
 
     python benchmarks/sink_costs.py --batches 100 --messages 1000
+    python benchmarks/sink_costs.py --spark --batches 20 --messages 10000
+
+With --spark, two streams of foreachBatch take turns: one appends by ``lease.append``, the other by
+Spark's own Delta writer with ``lease.delta_options``.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from deltalake import write_deltalake
@@ -26,7 +31,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batches", type=int, default=100)
     parser.add_argument("--messages", type=int, default=1_000)
+    parser.add_argument("--spark", action="store_true")
     given = parser.parse_args()
+    if given.spark:
+        compare_streams(given.batches, given.messages)
+        return
     with tempfile.TemporaryDirectory() as folder:
         sink, plain = (str(Path(folder) / name) for name in ("sink", "plain"))
         for table in (sink, plain):
@@ -60,6 +69,55 @@ def main() -> None:
           f"{middle['sink'] / middle['plain']:.2f}x")  # fmt: skip
     print(f"after a failed lease, which is fenced: {middle['resolved'] * 1e3:.1f} ms, so "
           f"a fence takes {(middle['resolved'] - middle['sink']) * 1e3:.1f} ms")  # fmt: skip
+
+
+def compare_streams(batches: int, messages: int) -> None:
+    from pyspark.sql import SparkSession
+
+    from spark_mq.spark import SparkMQDataSource, for_each_batch, with_delta
+
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.ui.showConsoleProgress", "false")
+    # Else Delta's writer works in 50 partitions on what fits into one.
+    builder = builder.config("spark.databricks.delta.snapshotPartitions", "1")
+    builder = builder.config("spark.sql.shuffle.partitions", "2")
+    spark = with_delta(builder).getOrCreate()
+    spark.dataSource.register(SparkMQDataSource)
+    spark.sparkContext.setLogLevel("OFF")
+    times: dict[str, list[float]] = {"plain": [], "sink": []}
+    with tempfile.TemporaryDirectory() as folder:
+        queue = Queue.create(Path(folder) / "queue")
+        sink, plain = (str(Path(folder) / name) for name in ("sink", "plain"))
+        write_deltalake(sink, SCHEMA.empty_table())
+        queue.group("sink").configure(sink=sink)
+
+        def append(batch: Any, lease: Any) -> None:
+            begin = time.perf_counter()
+            lease.append(batch.select("value"))
+            times["sink"].append(time.perf_counter() - begin)
+
+        def write(batch: Any, lease: Any) -> None:
+            begin = time.perf_counter()
+            writer = batch.select("value").write.format("delta").mode("append")
+            writer.options(**lease.delta_options).save(plain)
+            times["plain"].append(time.perf_counter() - begin)
+
+        for at in range(batches + 2):
+            queue.publish([b"x" * 100] * messages)
+            for name, process in (("sink", append), ("plain", write)):
+                frame = spark.readStream.format("spark_mq").option("consumerGroup", name)
+                each = for_each_batch(queue.group(name), process)
+                query = frame.load(queue.path).writeStream.foreachBatch(each)
+                query = query.option("checkpointLocation", f"{folder}/checkpoint-{name}")
+                query.trigger(availableNow=True).start().awaitTermination()
+            if at == 1:  # the first two batches warm up
+                for found in times.values():
+                    found.clear()
+    spark.stop()
+    middle = {name: statistics.median(found) for name, found in times.items()}
+    print(f"a write in foreachBatch: {middle['plain'] * 1e3:.0f} ms by Spark's Delta writer, "
+          f"{middle['sink'] * 1e3:.0f} ms by lease.append: "
+          f"{middle['sink'] / middle['plain']:.2f}x")  # fmt: skip
 
 
 def seconds(group: ConsumerGroup, messages: int, write: Callable[[Lease], None]) -> float:

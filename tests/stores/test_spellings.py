@@ -159,8 +159,8 @@ def test_http_is_allowed_by_the_environment(
 ) -> None:
     options = {k: v for k, v in remote.options.items() if k != "allow_http"}
     path = remote.new_path()
-    with pytest.raises(StorageError):
-        Queue.create(path, storage_options={**options, "max_retries": "0"})
+    with pytest.raises(InvalidOption, match="azure_allow_http"):
+        Queue.create(path, storage_options=options)
     monkeypatch.setenv(name, "true")
     assert Queue.create(path, storage_options=options).groups() == []
 
