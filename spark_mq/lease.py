@@ -275,7 +275,7 @@ class Lease:
         Returns
         -------
         bool
-            Whether this call wrote the rows. False: an earlier delivery had written them.
+            Whether this call wrote the rows. It is False if an earlier delivery had written them.
 
         Raises
         ------
@@ -294,14 +294,11 @@ class Lease:
                 value=schema_mode,
             )
 
-        def write() -> bool:
-            sink, own, earlier = sink_of_lease(self._ledger, self.lease_id, self._ranges)
-            if sink.has_one_of(earlier):
-                return False
-            sink.append(rows, own, schema_mode)
-            return True
-
-        return self._guard.append(write, type(rows).__name__)
+        return self._guard.append(
+            lambda: sink_of_lease(self._ledger, self.lease_id, self._ranges),
+            lambda sink, own: sink.append(rows, own, schema_mode),
+            type(rows).__name__,
+        )
 
     def _keep(self, messages: list[ReceivedMessage], rejected: Mapping[str, Sequence[int]]) -> int:
         """Keep some messages, and reject the others by reason, in one commit. Return how many."""

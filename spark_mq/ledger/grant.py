@@ -32,6 +32,7 @@ __all__ = [
     "Grant",
     "blocked_by",
     "grant_pieces",
+    "leased",
 ]
 
 MAX_IN_FLIGHT: Final = "max_in_flight"
@@ -122,13 +123,14 @@ def grant_pieces(
     if request.sink_write is not None:
         editor.head = replace(editor.head, last_sink_write=request.sink_write.number)
     size = sum(r.message_count for r in taken)
-    granted = tuple(_leased(r, now, request, size) for r in taken)
+    granted = tuple(leased(r, now, request, size) for r in taken)
     for before, r in zip(taken, granted, strict=True):
         editor.add(r, before, "leased")
     return editor.build(), Grant(granted)
 
 
-def _leased(r: Range, now: int, request: AcquireRequest, size: int) -> Range:
+def leased(r: Range, now: int, request: AcquireRequest, size: int) -> Range:
+    """Return a range as part of a new lease of `size` messages. The delivery is counted."""
     write = request.sink_write
     return r._replace(
         state=LEASED,

@@ -92,7 +92,8 @@ class DueRanges:
         self._due: tuple[Condition, ...] = (("available_at", "<=", cutoff), *end)
         self._rows = _due_rows(ledger, self._due, attempts)
         # Whether the sink may have some of the messages.
-        self.written = sink and bool(ledger.find((AVAILABLE,), ("sink_writes", "is set", True)))
+        named = ("sink_writes", "is set", True)
+        self.written = sink and ledger.minimum("first", (AVAILABLE,), named) is not None
 
     @property
     def count(self) -> int:

@@ -150,9 +150,7 @@ class Configure(Command[GroupSettings]):
 
 def _check_no_open_writes(ledger: Ledger, rules: GroupSettings) -> None:
     """Raise InvalidOption for messages that the sink may have, because another one has not."""
-    rows = ledger.find(UNSETTLED, ("sink_writes", "is set", True))
-    messages = sum(r.message_count for r in ledger.ranges_at(rows))
-    if messages:
+    if messages := ledger.count(UNSETTLED, ("sink_writes", "is set", True)):
         raise InvalidOption(
             f"the sink cannot change: {messages} messages may be in {rules.sink} already, and are "
             "not settled. Pause the group, and wait until they are. Or seek, which forgets it",

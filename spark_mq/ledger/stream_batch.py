@@ -21,13 +21,13 @@ from typing import Any, Final
 from spark_mq.errors import StreamFenced
 from spark_mq.ledger.commands import TRACKED, Change, Command, Needs, Priority, View
 from spark_mq.ledger.editor import LedgerEditor
-from spark_mq.ledger.grant import Grant
+from spark_mq.ledger.grant import AcquireRequest, Grant, leased
 from spark_mq.ledger.key_order import is_ordered, return_behind
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, LEASED, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import ACK, SettlePart, settle_all, settle_note
-from spark_mq.ledger.sink_writes import SinkWrite, next_write, with_write
+from spark_mq.ledger.sink_writes import SinkWrite, next_write
 from spark_mq.ledger.transitions import (
     exhaust,
     exhausted_limit,
@@ -287,20 +287,8 @@ def replay_batch(
     if failed is not None and not kept:
         record_failure(editor, failed, _death_error(failed), now, rules)
     size = sum(r.message_count for r in kept)
-    granted = [
-        r._replace(
-            state=LEASED,
-            lease_id=lease_id,
-            worker_id=worker_id,
-            leased_at=now,
-            expires_at=expires_at,
-            lease_size=size,
-            available_at=None,
-            delivery_count=r.delivery_count + 1,
-            sink_writes=r.sink_writes if sink_write is None else with_write(r, sink_write),
-        )
-        for r in kept
-    ]
+    request = AcquireRequest(lease_id, worker_id, size, expires_at, sink_write=sink_write)
+    granted = [leased(r, now, request, size) for r in kept]
     for before, r in zip(kept, granted, strict=True):
         editor.add(r, before, "replayed")
     if sink_write is not None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from spark_mq.delta.object_store import absolute_path
-from spark_mq.errors import InvalidOption, InvalidSchema, LeaseLost
+from spark_mq.errors import InvalidHandlerResult, InvalidOption, InvalidSchema, LeaseLost
 from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.settle import ACK, NACK, RELEASE
 from spark_mq.ledger.sink_writes import SinkWrite, parse_writes
@@ -17,7 +17,14 @@ from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.create import check_home
 from spark_mq.storage.delta_sink import DeltaSink
 
-__all__ = ["AppendGuard", "check_no_sink", "clean_settings", "sink_key", "sink_of_lease"]
+__all__ = [
+    "AppendGuard",
+    "LeaseSink",
+    "check_no_sink",
+    "clean_settings",
+    "sink_key",
+    "sink_of_lease",
+]
 
 
 def clean_settings(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,10 +64,11 @@ def check_no_sink(ledger: GroupLedger) -> None:
         )
 
 
-def sink_of_lease(
-    ledger: GroupLedger, lease_id: str, ranges: Sequence[Range]
-) -> tuple[DeltaSink, SinkWrite, list[SinkWrite]]:
-    """Return the sink, the write of a lease, and those of its messages' earlier leases."""
+LeaseSink = tuple[DeltaSink, SinkWrite, list[SinkWrite]]
+"""The sink, the write of a lease, and those of its messages' earlier leases."""
+
+
+def sink_of_lease(ledger: GroupLedger, lease_id: str, ranges: Sequence[Range]) -> LeaseSink:
     queue, rules = ledger.queue, ledger.settings()
     if rules.sink is None or rules.sink_key is None:
         raise InvalidOption(
@@ -102,8 +110,14 @@ class AppendGuard:
         self.may_be_appended = False
         self._unappendable = ""  # why the lease may append no rows
 
-    def append(self, call: Callable[[], bool], kind: str) -> bool:
-        """Append by a call, which returns whether it wrote. Raise InvalidOption, LeaseLost."""
+    def append(
+        self, target: Callable[[], LeaseSink], write: Callable[[DeltaSink, SinkWrite], None],
+        kind: str,
+    ) -> bool:  # fmt: skip
+        """Append rows of a `kind` of object by `write`, unless an earlier lease has.
+
+        Return whether it wrote. Raise InvalidOption or LeaseLost.
+        """
         with self._lock:
             if self._appended:
                 raise InvalidOption(
@@ -120,12 +134,26 @@ class AppendGuard:
                 )  # fmt: skip
             before, self.may_be_appended = self.may_be_appended, True
             try:
-                written = call()
+                sink, own, earlier = target()
+                written = not sink.has_one_of(earlier)
+                if written:
+                    write(sink, own)
             except (InvalidOption, InvalidSchema):  # before anything was written
                 self.may_be_appended = before
                 raise
             self._appended = True
             return written
+
+    def check_outcomes(self, outcomes: Iterable[str | None], option: str) -> None:
+        """Raise InvalidHandlerResult for messages to give back that the sink may have."""
+        if self.may_be_appended and any(one != ACK for one in outcomes):
+            raise InvalidHandlerResult(
+                f"the {option} returned messages that are not acked, after it had appended the "
+                "rows of their lease to the sink. Nack or reject them by the lease before the "
+                "append",
+                option=option,
+                value=None,
+            )
 
     @contextmanager
     def naming(self, verb: str, *, ordered: bool) -> Iterator[None]:

@@ -10,7 +10,7 @@ from spark_mq.ledger.ranges import LEASED, Range
 from spark_mq.ledger.settle import ACK, NACK, REJECT, SettlePart
 from spark_mq.ledger.stream_batch import parse_lease_id
 from spark_mq.operations.settle import SettleResult
-from spark_mq.operations.sinks import AppendGuard, sink_of_lease
+from spark_mq.operations.sinks import AppendGuard, LeaseSink, sink_of_lease
 from spark_mq.spark import settle_rows as rows
 from spark_mq.spark.batch_publish import BatchPublisher
 from spark_mq.spark.lease_lookup import BatchLeases
@@ -163,7 +163,7 @@ class BatchLease:
         Returns
         -------
         bool
-            Whether this call wrote the rows. False: an earlier delivery had written them.
+            Whether this call wrote the rows. It is False if an earlier delivery had written them.
 
         Raises
         ------
@@ -191,20 +191,18 @@ class BatchLease:
             )
         from spark_mq.spark.sink_frame import append_frame
 
-        def write() -> bool:
+        def target() -> LeaseSink:
             ledger = self._owners.of(self.lease_id)._ledger
             held = ledger.current().held(self.lease_id)
             if not held:
                 raise LeaseLost(
                     f"lease {self.lease_id} holds no messages", lease_id=self.lease_id, lost=[]
                 )
-            sink, own, earlier = sink_of_lease(ledger, self.lease_id, held)
-            if sink.has_one_of(earlier):
-                return False
-            append_frame(sink, df, own)
-            return True
+            return sink_of_lease(ledger, self.lease_id, held)
 
-        return self._guard.append(write, type(df).__name__)
+        return self._guard.append(
+            target, lambda sink, own: append_frame(sink, df, own), type(df).__name__
+        )
 
     def read(self) -> DataFrame:
         """Read the leased messages with Spark's own Parquet reader.

@@ -24,7 +24,7 @@ from spark_mq.handler import (
     parts_for,
 )
 from spark_mq.ledger.ranges import LEASED
-from spark_mq.ledger.settle import ACK, RELEASE, SettleOutcome, SettlePart
+from spark_mq.ledger.settle import RELEASE, SettleOutcome, SettlePart
 from spark_mq.ledger.stream_batch import parse_lease_id
 from spark_mq.operations.settle import summarize
 from spark_mq.operations.work_report import VerdictLog, describe_settled
@@ -270,13 +270,7 @@ class ForEachBatch:
             returned = None if is_settle_result(returned) else returned
             rows.check_returned(returned)
             result = self._verdicts(returned, lease)
-            if lease._guard.may_be_appended and any(one.outcome != ACK for one in result):
-                raise InvalidHandlerResult(
-                    "process returned rows that are not acked, after it had appended the batch to "
-                    "the sink. Nack or reject them by the lease before the append",
-                    option="process",
-                    value=None,
-                )
+            lease._guard.check_outcomes((one.outcome for one in result), "process")
         except (StreamFenced, InvalidHandlerResult):
             raise
         except Exception as failure:

@@ -153,7 +153,7 @@ def _statistics(metadata: pq.FileMetaData) -> Mapping[str, Any]:
 
 
 def _delete(store: ObjectStore, folder: str) -> None:
-    """Delete files that no commit names. What remains is deleted by VACUUM."""
+    """Delete files that no commit names. VACUUM deletes those that cannot be deleted now."""
     try:
         store.delete_many([file.path for file in store.list_all(folder)])
     except (StorageError, *STORE_ERRORS) as error:

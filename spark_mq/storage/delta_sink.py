@@ -115,10 +115,7 @@ class DeltaSink:
         ]
 
         def change(table: DeltaTable, transactions: CommitProperties) -> None:
-            table.create_write_transaction(
-                actions, "append", table.schema(), table.metadata().partition_columns,
-                commit_properties=transactions,
-            )  # fmt: skip
+            _add_files(table, actions, transactions)
 
         self.commit(write, change)
 
@@ -164,10 +161,7 @@ class DeltaSink:
                 return self._number(table, write, "/fence") < write.number
             try:
                 with wrap_store_errors(self.path, "fencing a write to", landed=None):
-                    table.create_write_transaction(
-                        [], "append", table.schema(), table.metadata().partition_columns,
-                        commit_properties=self._transactions(write, fence=True),
-                    )  # fmt: skip
+                    _add_files(table, [], self._transactions(write, fence=True))
             except CommitFailedError:
                 continue  # it was written or fenced meanwhile
             return False
@@ -229,3 +223,10 @@ class DeltaSink:
             option="sink",
             value=self.path,
         )
+
+
+def _add_files(table: DeltaTable, actions: list[Any], transactions: CommitProperties) -> None:
+    columns = table.metadata().partition_columns
+    table.create_write_transaction(
+        actions, "append", table.schema(), columns, commit_properties=transactions
+    )

@@ -12,7 +12,7 @@ from spark_mq.handler import HandlerPolicy, describe_held, parse_result, parts_f
 from spark_mq.lease import Lease
 from spark_mq.ledger.acquire import Acquire
 from spark_mq.ledger.key_order import is_ordered
-from spark_mq.ledger.settle import ACK, RELEASE, SettlePart
+from spark_mq.ledger.settle import RELEASE, SettlePart
 from spark_mq.ledger.slots import SlotLayout
 from spark_mq.message import ReceivedMessage
 from spark_mq.operations.context import GroupLedger
@@ -154,13 +154,7 @@ class LeaseTasks:
     def verdict(self, task: Task, result: Any) -> Verdict:
         granted = [(r.first, r.last) for r in task.lease._ranges]
         rows = parse_result(result, task.lease.lease_id, granted)
-        if task.lease._guard.may_be_appended and any(row.outcome != ACK for row in rows):
-            raise InvalidHandlerResult(
-                "the handler returned messages that are not acked, after it had appended the rows "
-                "of their lease to the sink. Nack or reject them by the lease before the append",
-                option="handler",
-                value=type(result).__name__,
-            )
+        task.lease._guard.check_outcomes((row.outcome for row in rows), "handler")
         return Verdict(self._options.policy.verb_for_rest(failed=False), rows=rows)
 
     def parts(self, done: Sequence[Done]) -> list[SettlePart]:

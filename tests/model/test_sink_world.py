@@ -15,14 +15,14 @@ from typing import Any
 import deltalake
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import write_deltalake
 from support.rule_variants import Variant, instead, returns, rule_variant
+from support.sinks import SCHEMA, make_sink, values
 
 from spark_mq import Lease, errors
 from spark_mq.ledger.sink_writes import SinkWrite
 from spark_mq.testing import ManualClock, memory_queue
 
-SCHEMA = pa.schema([("value", pa.string())])
 SEEDS = range(12)
 MESSAGES = 24
 
@@ -43,8 +43,7 @@ class World:
     def __init__(self, folder: Path, seed: int, fates: Sequence[str] = FATES) -> None:
         self.fates = fates
         self.random, self.clock = random.Random(seed), ManualClock()
-        self.sink = str(folder)
-        write_deltalake(self.sink, SCHEMA.empty_table())
+        self.sink = make_sink(folder)
         self.queue = memory_queue(clock=self.clock, max_delivery_attempts=None)
         self.group = self.queue.group()
         self.group.configure(sink=self.sink, breaker_threshold=None)
@@ -70,8 +69,7 @@ class World:
 
     def check(self) -> None:
         assert not self.group.stats().unsettled
-        found = sorted(DeltaTable(self.sink).to_pyarrow_table()["value"].to_pylist())
-        assert found == sorted(set(self.texts) - self.bad)
+        assert values(self.sink) == sorted(set(self.texts) - self.bad)
         letters = self.queue.list_dead_letters().to_pylist()
         assert sorted(one["value"].decode() for one in letters) == sorted(self.bad)
 

@@ -1,4 +1,4 @@
-"""The sink of a group: a Delta table that has each message once, whoever dies or sleeps."""
+"""The sink of a group: a Delta table that has each message once, though workers die or sleep."""
 
 from __future__ import annotations
 
@@ -9,18 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from support.sinks import SCHEMA, values
 
 from spark_mq import ConsumerGroup, Lease, Message, Queue, errors
 from spark_mq.testing import ManualClock
-
-SCHEMA = pa.schema([("value", pa.string())])
-
-
-@pytest.fixture
-def sink(tmp_path: Path) -> str:
-    path = str(tmp_path / "sink")
-    write_deltalake(path, SCHEMA.empty_table())
-    return path
 
 
 @pytest.fixture
@@ -31,14 +23,8 @@ def group(tmp_path: Path, clock: ManualClock, sink: str) -> ConsumerGroup:
     return group
 
 
-def values(sink: str) -> list[str]:
-    return sorted(DeltaTable(sink).to_pyarrow_table()["value"].to_pylist())
-
-
 def publish(group: ConsumerGroup, *texts: str) -> None:
-    group._context.publish_values(texts) if False else Queue.open(group._context.path).publish(
-        texts
-    )
+    Queue.open(group._context.path).publish(texts)
 
 
 def rows_of(lease: Lease) -> pa.Table:

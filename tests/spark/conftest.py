@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from support.harness import Freezer, Stream, make_queue
+from support.sinks import sink
 from support.spark_session import spark
 
 from spark_mq import Queue
 
-__all__ = ["no_query_survives", "queue", "spark", "stream"]
+__all__ = ["no_query_survives", "queue", "sink", "spark", "stream"]
 
 
 @pytest.fixture(autouse=True)

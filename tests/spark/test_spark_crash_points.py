@@ -211,18 +211,23 @@ def crashed(spark: Any, folder: Path, run: str, side: str, at: int) -> Crash:
     steps: Steps = getattr(crash, side)
     steps.choose(at)
     if side == "driver":
-        driver = SPAWN.Process(target=drive, args=(crash.folder, run))
-        driver.start()
-        driver.join(PATIENCE)
-        code = driver.exitcode
-        driver.kill()
-        assert code == -signal.SIGKILL
+        assert end_of_driver(crash, run) == -signal.SIGKILL
     else:
         with pytest.raises(StreamingQueryException):
             getattr(crash, run)()
     assert len(steps.names()) == at + 1, "it died there"
     steps.choose(None)
     return crash
+
+
+def end_of_driver(crash: Crash, run: str) -> int | None:
+    """Run the stream in a process of its own. Return its exit code, or None if it hangs."""
+    driver = SPAWN.Process(target=drive, args=(crash.folder, run))
+    driver.start()
+    driver.join(PATIENCE)
+    code = driver.exitcode
+    driver.kill()
+    return code
 
 
 def drive(folder: Path, run: str) -> None:
@@ -273,11 +278,7 @@ def crash_again(crash: Crash, run: str, side: str, at: int) -> None:
     steps: Steps = getattr(crash, side)
     steps.choose(at)
     if side == "driver":
-        driver = SPAWN.Process(target=drive, args=(crash.folder, run))
-        driver.start()
-        driver.join(PATIENCE)
-        driver.kill()
-        assert driver.exitcode in (0, -signal.SIGKILL)
+        assert end_of_driver(crash, run) in (0, -signal.SIGKILL)
     else:
         with contextlib.suppress(StreamingQueryException):
             getattr(crash, run)()

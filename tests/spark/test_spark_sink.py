@@ -13,18 +13,10 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.errors import StreamingQueryException
 from support.harness import Stream, make_queue, start
+from support.sinks import SCHEMA, values
 
 from spark_mq import Queue, errors
 from spark_mq.spark import nack
-
-SCHEMA = pa.schema([("value", pa.string())])
-
-
-@pytest.fixture
-def sink(tmp_path: Path) -> str:
-    path = str(tmp_path / "sink")
-    write_deltalake(path, SCHEMA.empty_table())
-    return path
 
 
 @pytest.fixture
@@ -36,10 +28,6 @@ def queue(tmp_path: Path, sink: str) -> Queue:
 
 def texts(batch: Any) -> Any:
     return batch.selectExpr("CAST(value AS STRING) AS value")
-
-
-def values(sink: str) -> list[str]:
-    return sorted(DeltaTable(sink).to_pyarrow_table()["value"].to_pylist())
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

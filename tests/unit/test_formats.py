@@ -206,7 +206,8 @@ def test_what_does_not_fit_is_refused_before_the_publish() -> None:
             Message.encode(1, one)  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match="is no class of a Protobuf message"):
         Protobuf(Customer)
-    for model, text in (("Customer", "a text"), (3, "as a type"), (list["Nowhere"], "defined")):  # type: ignore[name-defined]  # noqa: F821
+    unknown: Any = list["Nowhere"]  # type: ignore[name-defined]  # noqa: F821
+    for model, text in (("Customer", "a text"), (3, "as a type"), (unknown, "defined")):
         with pytest.raises(InvalidOption, match=text):
             Pydantic(model)
 
