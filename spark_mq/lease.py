@@ -257,9 +257,9 @@ class Lease:
     def append(self, rows: Any, *, schema_mode: Literal["merge"] | None = None) -> bool:
         """Append the rows of this lease to the group's sink, once, after any crash.
 
-        The sink is a Delta table, set by ``group.configure(sink=...)``. If an earlier holder of the
-        messages has appended its rows, nothing is written. A holder that is only slow can append
-        no longer. Ack after the append, or let :meth:`ConsumerGroup.work` do it.
+        The sink is a Delta table or a queue, set by ``group.configure(sink=...)``. If an earlier
+        holder of the messages has appended its rows, nothing is written. A holder that is only slow
+        can append no longer. Ack after the append, or let :meth:`ConsumerGroup.work` do it.
 
         Nack, reject or release messages that are not among the rows *before* the append: the sink
         counts as having all others. Afterwards only the whole lease can be given back.
@@ -267,10 +267,11 @@ class Lease:
         Parameters
         ----------
         rows
-            What delta-rs can write: an Arrow table, a record batch or a reader of them, or a
-            DataFrame of Polars or pandas.
+            For a table what delta-rs can write: an Arrow table, a record batch or a reader of them,
+            or a DataFrame of Polars or pandas. For a queue the messages, as for
+            :meth:`Queue.publish`.
         schema_mode
-            "merge" adds new columns to the table. Default: rows must fit its schema.
+            "merge" adds new columns to a table. Default: rows must fit its schema.
 
         Returns
         -------

@@ -34,6 +34,7 @@ from spark_mq.ledger.setting_options import CreateOptions
 from spark_mq.ledger.settings import new_settings
 from spark_mq.operations.create import create_queue_tables, open_context
 from spark_mq.operations.settle import SettleResult, summarize
+from spark_mq.operations.sinks import refuse_publish
 from spark_mq.queue import Queue
 from spark_mq.storage.publishes import PublishReceipt
 from spark_mq.util.clock import Clock, Duration, system_clock, to_datetime, to_micros
@@ -200,6 +201,7 @@ class FakeBatchLease:
 
         The parameters are those of :meth:`spark_mq.spark.BatchLease.publish`.
         """
+        refuse_publish(self._lease._ledger, queue.path)
         producer = f"test-{self.lease_id}" + ("" if part is None else f".{part}")
         receipt: PublishReceipt = queue.publish(
             messages, producer_id=producer, producer_sequence=0, on_duplicate="raise"
@@ -211,7 +213,7 @@ class FakeBatchLease:
         return self._batch
 
     def append(self, df: Any) -> bool:
-        """Append rows to the sink of the group, a Delta table on disk, without Spark.
+        """Append rows to the sink of the group, a Delta table or a queue on disk, without Spark.
 
         The parameters are those of :meth:`spark_mq.spark.BatchLease.append`.
         """

@@ -113,13 +113,13 @@ class GroupSettings(Settings):
     sink: str | None = setting(
         kinds.Path(),
         None,
-        "The Delta table to which `lease.append` writes each message once, after any crash. It is "
-        "not a default for new groups. None for no such table.",
+        "The Delta table or queue to which `lease.append` writes each message once, after any "
+        "crash. It is not a default for new groups. None for no sink.",
     )
     sink_key: str | None = setting(
         kinds.Text(),
         None,
-        "The ids of the queue and of the sink's Delta table when the sink was set, and a new one.",
+        "The ids of the queue and of its sink when the sink was set, and a new one.",
         argument=False,
     )
 

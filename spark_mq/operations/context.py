@@ -85,6 +85,7 @@ class QueueContext:
         self._find_dead_letters = find_dead_letters or open_dead_letters
         self._reopen = reopen
         self._dead_letters: QueueContext | None = None
+        self.sinks: dict[str, QueueContext] = {}  # of groups, by the id of their messages
         self._committers: dict[str, GroupCommitter] = {}
         self._lock = threading.Lock()
 

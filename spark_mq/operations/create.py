@@ -39,6 +39,7 @@ __all__ = [
     "DROP_MARK",
     "configure_queue",
     "create_queue_tables",
+    "is_delta_table",
     "is_own_place",
     "open_context",
     "relative_place",
@@ -262,11 +263,15 @@ def refuse_foreign_files(root: str) -> None:
         )
 
 
+def is_delta_table(root: str, options: Mapping[str, str]) -> bool:
+    """Return whether a path is itself a Delta table, which no queue is."""
+    with wrap_store_errors(root, "opening"):
+        return bool(ObjectStore(root, options).list("_delta_log"))
+
+
 def refuse_delta_table(root: str, options: Mapping[str, str]) -> None:
     """Raise NotAQueue if a path is itself a Delta table."""
-    with wrap_store_errors(root, "opening"):
-        found = ObjectStore(root, options).list("_delta_log")
-    if found:
+    if is_delta_table(root, options):
         raise NotAQueue(
             f"{root} is itself a Delta table; a queue is a directory of tables. Use a path of "
             f"its own",

@@ -6,25 +6,48 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from spark_mq.delta.object_store import absolute_path
-from spark_mq.errors import InvalidHandlerResult, InvalidOption, InvalidSchema, LeaseLost
+from spark_mq.delta.object_store import absolute_path, canonical_uri
+from spark_mq.errors import (
+    InvalidHandlerResult,
+    InvalidOption,
+    InvalidSchema,
+    LeaseLost,
+    QueueNotFound,
+)
 from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.settle import ACK, NACK, RELEASE
 from spark_mq.ledger.sink_writes import SinkWrite, parse_writes
-from spark_mq.operations.context import GroupLedger
-from spark_mq.operations.create import check_home
+from spark_mq.operations.context import GroupLedger, QueueContext
+from spark_mq.operations.create import check_home, is_delta_table, open_context
+from spark_mq.operations.queue_sink import QueueSink
 from spark_mq.storage.delta_sink import DeltaSink
 
 __all__ = [
     "AppendGuard",
     "LeaseSink",
+    "Sink",
     "check_no_sink",
     "clean_settings",
+    "refuse_publish",
     "sink_key",
     "sink_of_lease",
 ]
+
+Sink: TypeAlias = DeltaSink | QueueSink
+
+_TABLE: Final = "table"
+_QUEUE: Final = "queue"
+
+
+class _SinkKey(NamedTuple):
+    """What the setting ``sink_key`` has, with slashes in between."""
+
+    queue_id: str
+    kind: str  # what the sink is: _TABLE or _QUEUE
+    table_id: str  # of the table, or of the messages of the queue
+    unique: str  # new each time, so that nothing is found of a group that had the sink before
 
 
 def clean_settings(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,7 +55,7 @@ def clean_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     settings = dict(given)
     if "sink_key" in settings:
         raise InvalidOption(
-            "'sink_key' is set by spark_mq itself: use sink, the path of a Delta table",
+            "'sink_key' is set by spark_mq itself: use sink, the path of a Delta table or a queue",
             option="sink_key",
             value=None,
         )
@@ -42,15 +65,32 @@ def clean_settings(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sink_key(ledger: GroupLedger, settings: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return the key of the sink among settings. Raise InvalidOption without a Delta table."""
+    """Return the key of the sink among settings. Raise InvalidOption for a place with none."""
     if "sink" not in settings:
         return {}
     if settings["sink"] is None:
         return {"sink_key": None}
-    queue = ledger.queue
-    table_id = DeltaSink(settings["sink"], queue.storage_options).check()
-    # A new id each time, so that nothing is found of a group that had the sink before.
-    return {"sink_key": f"{queue.settings.queue_id}/{table_id}/{uuid.uuid4().hex}"}
+    kind, table_id = _find(ledger.queue, settings["sink"])
+    key = _SinkKey(str(ledger.queue.settings.queue_id), kind, table_id, uuid.uuid4().hex)
+    return {"sink_key": "/".join(key)}
+
+
+def _find(queue: QueueContext, path: str) -> tuple[str, str]:
+    """Return the kind and the id of a sink. Raise InvalidOption or NotAQueue."""
+    if is_delta_table(path, queue.storage_options):
+        return _TABLE, DeltaSink(path, queue.storage_options).check()
+    try:
+        return _QUEUE, _open_queue(queue, path).messages.table_id
+    except QueueNotFound as error:
+        raise InvalidOption(
+            f"sink={path!r} cannot be used: there is no Delta table and no queue. Create it first",
+            option="sink",
+            value=path,
+        ) from error
+
+
+def _open_queue(queue: QueueContext, path: str) -> QueueContext:
+    return open_context(path, queue.storage_options, queue.clock)
 
 
 def check_no_sink(ledger: GroupLedger) -> None:
@@ -64,7 +104,19 @@ def check_no_sink(ledger: GroupLedger) -> None:
         )
 
 
-LeaseSink = tuple[DeltaSink, SinkWrite, list[SinkWrite]]
+def refuse_publish(ledger: GroupLedger, path: str) -> None:
+    """Raise InvalidOption for a publish to the group's sink by another way than an append."""
+    sink, options = ledger.last_settings.sink, ledger.queue.storage_options
+    if sink is not None and canonical_uri(sink, options) == canonical_uri(path, options):
+        raise InvalidOption(
+            f"{path} is the sink of group {ledger.name!r}, and messages could come twice. Use "
+            "lease.append, which publishes once after any crash",
+            option="queue",
+            value=path,
+        )
+
+
+LeaseSink: TypeAlias = tuple[Sink, SinkWrite, list[SinkWrite]]
 """The sink, the write of a lease, and those of its messages' earlier leases."""
 
 
@@ -86,9 +138,9 @@ def sink_of_lease(ledger: GroupLedger, lease_id: str, ranges: Sequence[Range]) -
             option="sink",
             value=rules.sink,
         )
-    queue_id, table_id, _ = rules.sink_key.split("/")
+    key = _SinkKey(*rules.sink_key.split("/"))
     check_home(queue.path, queue.settings, queue.storage_options, f"rows go to {rules.sink}")
-    if queue_id != queue.settings.queue_id:
+    if key.queue_id != queue.settings.queue_id:
         raise InvalidOption(
             f"the queue was moved or copied after sink={rules.sink!r} was set, and its rows could "
             "be taken for those of the other queue. Set the sink again by group.configure",
@@ -96,8 +148,26 @@ def sink_of_lease(ledger: GroupLedger, lease_id: str, ranges: Sequence[Range]) -
             value=rules.sink,
         )
     *earlier, own = parse_writes(text)
-    names = f"spark_mq/{rules.sink_key}"
-    return DeltaSink(rules.sink, queue.storage_options, names, table_id), own, earlier
+    return _open(queue, rules.sink, key), own, earlier
+
+
+def _open(queue: QueueContext, path: str, key: _SinkKey) -> Sink:
+    if key.kind == _TABLE:
+        names = "/".join(("spark_mq", *key))
+        return DeltaSink(path, queue.storage_options, names, key.table_id)
+    target = queue.sinks.get(key.table_id)
+    if target is None:
+        target = _open_queue(queue, path)
+        if target.messages.table_id != key.table_id:
+            raise InvalidOption(
+                f"sink={path!r} cannot be used: it is another queue than when it was set, and does "
+                "not know what the old one had. Configure the group with the sink again once no "
+                "lease is open",
+                option="sink",
+                value=path,
+            )
+        queue.sinks[key.table_id] = target
+    return QueueSink(target, f"sink-{key.queue_id}.{key.unique}")
 
 
 class AppendGuard:
@@ -111,7 +181,7 @@ class AppendGuard:
         self._unappendable = ""  # why the lease may append no rows
 
     def append(
-        self, target: Callable[[], LeaseSink], write: Callable[[DeltaSink, SinkWrite], None],
+        self, target: Callable[[], LeaseSink], write: Callable[[Any, SinkWrite], None],
         kind: str,
     ) -> bool:  # fmt: skip
         """Append rows of a `kind` of object by `write`, unless an earlier lease has.

@@ -10,7 +10,7 @@ from spark_mq.ledger.ranges import LEASED, Range
 from spark_mq.ledger.settle import ACK, NACK, REJECT, SettlePart
 from spark_mq.ledger.stream_batch import parse_lease_id
 from spark_mq.operations.settle import SettleResult
-from spark_mq.operations.sinks import AppendGuard, LeaseSink, sink_of_lease
+from spark_mq.operations.sinks import AppendGuard, LeaseSink, refuse_publish, sink_of_lease
 from spark_mq.spark import settle_rows as rows
 from spark_mq.spark.batch_publish import BatchPublisher
 from spark_mq.spark.lease_lookup import BatchLeases
@@ -117,6 +117,8 @@ class BatchLease:
     ) -> PublishReceipt:
         """Publish messages from the driver, once even if the batch crashes and runs again.
 
+        To a queue that is the group's sink, :meth:`append` publishes once after any crash.
+
         Parameters
         ----------
         queue
@@ -135,22 +137,25 @@ class BatchLease:
         Raises
         ------
         InvalidOption
-            As :attr:`delta_options`, or this run has already published this part.
+            As :attr:`delta_options`, or this run has already published this part, or the queue is
+            the group's sink.
 
         Examples
         --------
         >>> lease.publish(queue, [f"{batch.count()} orders"])  # doctest: +SKIP
         """
         stream, number = self.delta_options.values()
+        for lease_id in self.lease_ids:
+            refuse_publish(self._owners.of(lease_id)._ledger, queue.path)
         return self._publisher.publish(queue, messages, stream, number, part)
 
     def append(self, df: DataFrame) -> bool:
         """Append the rows of this batch to the group's sink, once, after any crash.
 
-        The sink is a Delta table, set by ``group.configure(sink=...)``. Spark writes the files, and
-        delta-rs commits them, so several drivers may append to one table on a local disk or in any
-        store. If an earlier run of the batch, or another holder of its messages, has appended,
-        nothing is written. One that is only slow can append no longer.
+        The sink is a Delta table or a queue, set by ``group.configure(sink=...)``. Spark writes the
+        files, and delta-rs or spark_mq commits them, so several drivers may append to one sink, on
+        a local disk or in any store. If an earlier run of the batch, or another holder of its
+        messages, has appended, nothing is written. One that is only slow can append no longer.
 
         Nack or reject rows that are not in `df` *before* the append: the sink counts as having all
         others. Afterwards only the whole batch can be given back, by an error of `process`.
@@ -158,7 +163,8 @@ class BatchLease:
         Parameters
         ----------
         df
-            Rows with the columns and types of the table, in any order. It may be partitioned.
+            For a table, rows with its columns and types, in any order. For a queue, rows as for
+            ``df.write.format("spark_mq")``.
 
         Returns
         -------
@@ -171,7 +177,7 @@ class BatchLease:
             The group has no sink, the batch is of several queues, the batch was appended before, or
             the table has constraints or features that an append of files does not keep.
         InvalidSchema
-            The columns of `df` are not those of the table.
+            The columns of `df` are not those of the table, or a queue does not take them.
         LeaseLost
             Another worker has the messages, or a settle of single rows failed or lost some.
         StorageError

@@ -1,7 +1,7 @@
-"""Append a DataFrame to the sink of a group: Spark writes the files, and delta-rs commits them.
+"""Append a DataFrame to the sink of a group: Spark writes the files, and one commit adds them.
 
-Spark's own Delta writer can overwrite the commit of another process on a local disk, so no
-transaction in the table's log keeps out what it writes late.
+Into a Delta table delta-rs commits. Spark's own Delta writer can overwrite the commit of another
+process on a local disk, so no transaction in the table's log keeps out what it writes late.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.store_errors import STORE_ERRORS, one_line
 from spark_mq.errors import InvalidOption, InvalidSchema, LeaseLost, StorageError
 from spark_mq.ledger.sink_writes import SinkWrite
+from spark_mq.operations.queue_sink import QueueSink
+from spark_mq.operations.sinks import Sink
+from spark_mq.parquet.publish_table import check_publishable
 from spark_mq.storage.delta_sink import DeltaSink, SinkFile, SinkTable
 
 if TYPE_CHECKING:
@@ -42,12 +45,28 @@ _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 _INSTANTS: Final = "spark.sql.parquet.outputTimestampType"
 
 
-def append_frame(sink: DeltaSink, frame: DataFrame, write: SinkWrite) -> None:
-    """Append rows in the write of a lease, as :meth:`DeltaSink.commit`.
+def append_frame(sink: Sink, frame: DataFrame, write: SinkWrite) -> None:
+    """Append rows in the write of a lease.
 
-    Raise InvalidSchema for rows that do not fit, and InvalidOption for a table that plain files
-    cannot be added to.
+    Raise InvalidSchema for rows that do not fit, InvalidOption for a table that plain files cannot
+    be added to, and LeaseLost if another worker has fenced the write.
     """
+    if isinstance(sink, QueueSink):
+        _publish(sink, frame, write)
+    else:
+        _append(sink, frame, write)
+
+
+def _publish(sink: QueueSink, frame: DataFrame, write: SinkWrite) -> None:
+    check_publishable({one.name: one.dataType.simpleString() for one in frame.schema})
+    producer = {"producerId": sink.producer_id(write), "producerSequence": str(write.number)}
+    store = {f"storageOptions.{name}": value for name, value in sink.storage_options.items()}
+    writer = frame.write.format("spark_mq").mode("append")
+    writer.options(**producer, **store).save(sink.path)
+    sink.check_own(write)
+
+
+def _append(sink: DeltaSink, frame: DataFrame, write: SinkWrite) -> None:
     table = sink.describe()
     _check_table(sink, table)
     schema = StructType.fromJson(json.loads(table.schema))

@@ -16,7 +16,7 @@ from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.id_files import DEDUP_APP, NO_IDS, IdWindow, block_path, new_name
 from spark_mq.storage.log_recovery import LogPlan, plan_recovery
 from spark_mq.storage.message_log import MessageLog
-from spark_mq.storage.publishes import PendingPublish, PublishReceipt, check_txn
+from spark_mq.storage.publishes import PendingPublish, PublishReceipt, check_txn, fence_of
 from spark_mq.storage.table_cleanup import clean_ids, clean_message_tables, drop_files
 
 __all__ = ["MessageTable"]
@@ -77,6 +77,18 @@ class MessageTable(MessageLog):
             receipt = publish.run()
         self.notifier.notify()
         return receipt
+
+    def has_or_fence(self, app: str, number: int) -> bool:
+        """Return whether a producer has published a number. If not, it never can from now on."""
+
+        def compute(state: TableState) -> tuple[Change | None, bool]:
+            if state.txns.get(app, -1) >= number:
+                return None, state.txns.get(fence_of(app), -1) < number
+            txns = [(app, number), (fence_of(app), number)]
+            return Change(uuid.uuid4().hex, {"operation": "fence"}, txns=txns), False
+
+        with wrap_store_errors(self.path, "fencing a publish to"):
+            return self.log.transact(compute)[1]
 
     def clean_ids(self) -> int:
         """Delete the files of ids that no publish needs. Return their number."""

@@ -27,6 +27,7 @@ __all__ = [
     "PermutedSequences",
     "PublishReceipt",
     "check_txn",
+    "fence_of",
     "hashed_ids",
     "producer_txn",
 ]
@@ -237,3 +238,8 @@ def check_txn(last: int | None, txn: tuple[str, int], after: int | None = None) 
 def producer_txn(producer_id: str) -> str:
     """Return the app id of a producer's numbers in ``messages/``."""
     return "spark_mq.producer:" + validate_name("producer_id", producer_id)
+
+
+def fence_of(app: str) -> str:
+    """Return the app id of the numbers of a producer that were fenced, so never published."""
+    return f"{app}/fence"  # no producer has a slash in its name

@@ -120,7 +120,7 @@ ALL = [
            gets(now=lambda a: a.now + 30 * SECOND)),
     Mutant("nor before the margin for clocks has passed, too", "capped", "expire_leases",
            gets(rules=lambda a: replace(a.rules, clock_skew=timedelta()))),
-    Mutant("a lease is counted", "crashes", "_leased", keeps("delivery_count")),
+    Mutant("a lease is counted", "crashes", "leased", keeps("delivery_count")),
     Mutant("what waits is leased when it is due", "raiser", "DueRanges.__init__",
            gets(cutoff=lambda a: a.cutoff + LATER)),
     Mutant("suspects are isolated, alone at last", "killer", "isolation_size",

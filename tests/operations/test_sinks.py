@@ -1,7 +1,8 @@
-"""The sink of a group: a Delta table that has each message once, though workers die or sleep."""
+"""The sink of a group has each message once, though workers die or sleep: a table, or a queue."""
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from support.sinks import SCHEMA, values
+from support.sinks import OF_QUEUES, OF_TABLES, SCHEMA, make_sink, values
 
 from spark_mq import ConsumerGroup, Lease, Message, Queue, errors
 from spark_mq.testing import ManualClock
@@ -327,6 +328,7 @@ def test_workers_that_die_at_random_write_each_message_once(
     assert values(sink) == texts
 
 
+@OF_TABLES
 def test_a_writer_is_used_again_only_after_its_messages_are_settled(
     group: ConsumerGroup, clock: ManualClock, sink: str
 ) -> None:
@@ -361,20 +363,27 @@ def test_two_workers_append_at_the_same_time(group: ConsumerGroup, sink: str) ->
     assert values(sink) == texts
 
 
+@pytest.mark.parametrize(
+    ("sink", "name"),
+    [("table", "deltalake.write_deltalake"),
+     ("queue", "spark_mq.operations.queue_sink.publish_messages")],
+    indirect=["sink"],
+)  # fmt: skip
 def test_an_outage_of_the_sink_costs_no_row(
-    group: ConsumerGroup, clock: ManualClock, sink: str, monkeypatch: pytest.MonkeyPatch
+    group: ConsumerGroup, clock: ManualClock, sink: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store fails after the commit has landed, and the worker tries again."""
     publish(group, "a")
     lease = take(group)
+    real = pkgutil.resolve_name(name)
 
     def fail_after(*arguments: Any, **options: Any) -> None:
-        write_deltalake(*arguments, **options)
-        raise OSError("the connection was reset")
+        real(*arguments, **options)
+        raise errors.StorageError("the connection was reset", path=sink, landed=None)
 
     with monkeypatch.context() as patch:
-        patch.setattr("deltalake.write_deltalake", fail_after)
-        with pytest.raises(errors.StorageError, match="appending to"):
+        patch.setattr(name, fail_after)
+        with pytest.raises(errors.StorageError, match="was reset"):
             append(lease)
     with pytest.raises(errors.InvalidOption, match="so it cannot nack"):
         lease.nack([lease.messages[0].sequence])  # the rows may be there
@@ -426,7 +435,7 @@ def test_the_sink_changes_only_while_no_message_may_be_in_it(
     group: ConsumerGroup, tmp_path: Path, sink: str
 ) -> None:
     other = str(tmp_path / "other")
-    write_deltalake(other, SCHEMA.empty_table())
+    make_sink(Path(other))
     publish(group, "a")
     lease = take(group)
     for path in (other, None):
@@ -443,6 +452,7 @@ def test_the_sink_changes_only_while_no_message_may_be_in_it(
     assert group.settings.sink is None
 
 
+@OF_TABLES
 def test_a_table_that_was_made_again_is_refused(group: ConsumerGroup, sink: str) -> None:
     """It does not know what the old one had."""
     publish(group, "a")
@@ -453,6 +463,7 @@ def test_a_table_that_was_made_again_is_refused(group: ConsumerGroup, sink: str)
         append(lease)
 
 
+@OF_TABLES
 def test_rows_that_do_not_fit_are_refused_and_the_lease_can_append_others(
     group: ConsumerGroup, sink: str
 ) -> None:
@@ -467,3 +478,67 @@ def test_rows_that_do_not_fit_are_refused_and_the_lease_can_append_others(
     assert lease.append(wide, schema_mode="merge")
     lease.ack()
     assert DeltaTable(sink).to_pyarrow_table().to_pylist() == [{"value": "a", "more": 1}]
+
+
+@OF_QUEUES
+def test_a_queue_that_was_made_again_is_refused(
+    group: ConsumerGroup, sink: str, clock: ManualClock
+) -> None:
+    publish(group, "a")
+    lease = take(group)
+    Queue.drop_at(sink, "sink")
+    Queue.create(sink)
+    with pytest.raises(errors.InvalidOption, match="another queue than when it was set"):
+        append(lease)
+    lease.nack()
+    clock.advance("5m")
+    lease = take(group)
+    with pytest.raises(errors.InvalidOption, match="another queue than when it was set"):
+        append(lease)
+
+
+@OF_QUEUES
+def test_what_a_queue_takes_is_published_with_its_keys_and_headers(
+    group: ConsumerGroup, sink: str
+) -> None:
+    publish(group, "a", "b")
+    lease = take(group)
+    with pytest.raises(errors.InvalidOption, match="schema_mode is for a sink"):
+        lease.append(["a"], schema_mode="merge")
+    with pytest.raises(errors.InvalidSchema):
+        lease.append(pa.table({"text": ["a"]}))
+    assert lease.append([Message(m.value, key="k", headers={"n": "1"}) for m in lease.messages])
+    lease.ack()
+    found = take(Queue.open(sink).group("look"))
+    assert [(m.text, m.key, m.headers) for m in found.messages] == [
+        ("a", "k", {"n": "1"}),
+        ("b", "k", {"n": "1"}),
+    ]
+
+
+@OF_QUEUES
+def test_a_lease_without_results_publishes_nothing_and_is_acked(
+    group: ConsumerGroup, clock: ManualClock, sink: str
+) -> None:
+    publish(group, "a", "b")
+    slow = take(group)
+    die(slow, clock)
+    lease = take(group)
+    assert lease.append([])
+    lease.ack()
+    with pytest.raises(errors.LeaseLost, match="another worker has"):
+        slow.append(["late"])
+    assert values(sink) == []
+
+
+def test_a_queue_may_be_the_sink_of_its_own_group(tmp_path: Path) -> None:
+    queue = Queue.create(tmp_path / "queue")
+    group = queue.group("g")
+    group.configure(sink=queue.path)
+    queue.publish(["3"])
+
+    def count_down(lease: Lease) -> None:
+        lease.append([str(int(m.text) - 1) for m in lease.messages if m.text != "0"])
+
+    assert group.work(count_down, until="settled").acked == 4
+    assert values(queue.path) == ["0", "1", "2", "3"]

@@ -1,4 +1,4 @@
-"""A batch on its way into a Delta table, killed once at any point: each message lands once.
+"""A batch on its way into a table or a queue, killed at any point: each message lands once.
 
 Real processes are killed: the one that leases, and the driver together with its JVM, before and
 after each of their writes. The points are not a list: a run in which nothing dies reports them.
@@ -10,7 +10,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from support.spark_session import new_session
 
 from spark_mq import Queue
 from spark_mq.delta.local_files import LocalFiles
+from spark_mq.operations.queue_sink import QueueSink
 from spark_mq.spark.stream_reader import LeaseReader
 from spark_mq.storage.delta_sink import DeltaSink
 
@@ -156,27 +157,34 @@ class Crash:
                 patch.setattr(LocalFiles, name, self.driver.around(name, getattr(LocalFiles, name)))
             stream.run(settling)
 
-    def into_group_sink(self) -> None:
-        """Run the stream until the queue is empty, with foreachBatch and ``lease.append``."""
+    def into_table(self) -> None:
+        """Run the stream until the queue is empty, with ``lease.append`` to a Delta table."""
         if not Path(self.out).exists():
             write_deltalake(self.out, pa.table({"value": pa.array([], pa.binary())}))
-            self.stream().group.configure(
-                sink=self.out, max_delivery_attempts=None, breaker_threshold=None
-            )
+        self._into_sink(self.out, DeltaSink, ("commit", "_has"))
+
+    def into_queue(self) -> None:
+        """Run the stream until the queue is empty, with ``lease.append`` to another queue."""
+        target = Queue.create(self.folder / "target", exist_ok=True)
+        self.out = f"{target.path}/messages"
+        self._into_sink(target.path, QueueSink, ("has_one_of", "check_own"))
+
+    def _into_sink(self, path: str, kind: type, names: Sequence[str]) -> None:
+        group = self.stream().group
+        if group.settings.sink is None:
+            group.configure(sink=path, max_delivery_attempts=None, breaker_threshold=None)
 
         def save(batch: Any, lease: Any) -> None:
             lease.append(batch.select("value"))
 
         sink = self.driver.around("the sink", save)
-        steps = {name: self.driver.around(name, getattr(LocalFiles, name)) for name in WRITES}
+        steps = [(kind, name, getattr(kind, name)) for name in names]
+        steps += [(LocalFiles, name, getattr(LocalFiles, name)) for name in WRITES]
         for _ in range(20):
             stream = self.stream()
             with pytest.MonkeyPatch.context() as patch:
-                for name, step in steps.items():
-                    patch.setattr(LocalFiles, name, step)
-                for name in ("commit", "_has"):
-                    step = self.driver.around(name, getattr(DeltaSink, name))
-                    patch.setattr(DeltaSink, name, step)
+                for owner, name, step in steps:
+                    patch.setattr(owner, name, self.driver.around(name, step))
                 stream.run(stream.group.for_each_batch(sink, on_error="raise"))
             if not stream.group.stats().unsettled:
                 return
@@ -259,10 +267,10 @@ def test_killed_at_any_point_a_batch_lands_once_in_a_delta_table(
 
 @pytest.mark.delta
 @pytest.mark.parametrize("side", ["driver", "runner"])
+@pytest.mark.parametrize("run", ["into_table", "into_queue"])
 def test_killed_three_times_in_a_row_a_batch_lands_once_in_the_sink_of_its_group(
-    watched_spark: Any, tmp_path: Path, side: str
+    watched_spark: Any, tmp_path: Path, run: str, side: str
 ) -> None:
-    run = "into_group_sink"
     found = points(watched_spark, tmp_path, run, side)
     sure = max(at for at, name in enumerate(found) if name == SURE[side])
     for at in range(sure % STEP, len(found), STEP):

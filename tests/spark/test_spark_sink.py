@@ -1,4 +1,4 @@
-"""foreachBatch with ``lease.append``: a Delta table has each message once, after any crash."""
+"""foreachBatch with ``lease.append``: the sink has each message once, after any crash."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.errors import StreamingQueryException
 from support.harness import Stream, make_queue, start
-from support.sinks import SCHEMA, values
+from support.sinks import OF_QUEUES, OF_TABLES, SCHEMA, values
 
-from spark_mq import Queue, errors
+from spark_mq import Message, Queue, errors
 from spark_mq.spark import nack
 
 
@@ -131,6 +131,7 @@ def test_after_the_append_no_single_row_is_given_back(
     assert values(sink) == ["a", "b"]
 
 
+@OF_TABLES
 def test_a_partitioned_table_gets_files_with_statistics(
     spark: Any, stream: Stream, queue: Queue, tmp_path: Path
 ) -> None:
@@ -182,7 +183,8 @@ def last_commit(path: str) -> list[str]:
     return found.read_text().splitlines()
 
 
-def test_rows_and_tables_that_do_not_fit_are_refused_by_name(
+@OF_TABLES
+def test_rows_that_do_not_fit_a_table_are_refused_by_name(
     stream: Stream, queue: Queue, sink: str, tmp_path: Path
 ) -> None:
     queue.publish(["a"])
@@ -204,7 +206,52 @@ def test_rows_and_tables_that_do_not_fit_are_refused_by_name(
     assert values(sink) == []
 
 
+@OF_QUEUES
+def test_rows_that_no_queue_takes_are_refused_and_an_empty_batch_is_acked(
+    stream: Stream, queue: Queue, sink: str
+) -> None:
+    queue.publish(["a"])
+
+    def process(batch: Any, lease: Any) -> None:
+        with pytest.raises(errors.InvalidSchema, match="value"):
+            lease.append(batch.select("sequence"))
+        lease.append(batch.select("value").where("false"))
+
+    stream.settle_with(process)
+    assert queue.group("g").stats().acked == 1
+    assert values(sink) == []
+
+
+@OF_QUEUES
+def test_keys_and_headers_reach_the_queue(stream: Stream, queue: Queue, sink: str) -> None:
+    queue.publish([Message("a", key="k", headers={"n": "1"})])
+
+    def process(batch: Any, lease: Any) -> None:
+        lease.append(batch.select("value", "key", "headers"))
+
+    stream.settle_with(process)
+    lease = Queue.open(sink).group("look").lease("w")
+    assert lease is not None
+    assert [(m.text, m.key, m.headers) for m in lease.messages] == [("a", "k", {"n": "1"})]
+
+
+@OF_QUEUES
+def test_a_publish_to_the_sink_that_could_come_twice_is_refused(
+    stream: Stream, queue: Queue, sink: str
+) -> None:
+    queue.publish(["a"])
+
+    def process(batch: Any, lease: Any) -> None:
+        with pytest.raises(errors.InvalidOption, match=r"lease\.append"):
+            lease.publish(Queue.open(sink), ["a"])
+        lease.append(texts(batch))
+
+    stream.settle_with(process)
+    assert values(sink) == ["a"]
+
+
 @pytest.mark.delta
+@OF_TABLES
 def test_a_table_that_asks_more_of_rows_is_refused(
     spark: Any, tmp_path: Path, stream: Stream
 ) -> None:
