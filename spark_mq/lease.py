@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from spark_mq.errors import CorruptLog, InvalidOption, LeaseLost, StorageError
+from spark_mq.errors import CorruptLog, LeaseLost, StorageError
 from spark_mq.ledger.acquire import Grant
 from spark_mq.ledger.intervals import from_sequences, subtract
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettlePart
@@ -24,12 +24,12 @@ from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.keep_alive import KeepAlive
 from spark_mq.operations.outages import OUTAGES, find_store_failure, is_outage
 from spark_mq.operations.settle import HeldLease, SettleResult, extend, settle
-from spark_mq.operations.sinks import AppendGuard, sink_of_lease
+from spark_mq.operations.sinks import AppendGuard, check_schema_mode, sink_of_lease
 from spark_mq.parquet.reader import MessageReader, to_delivery_table
 from spark_mq.parquet.schema import DELIVERED_COLUMNS, DELIVERY_SCHEMA
 from spark_mq.util.clock import SECOND, Duration, to_datetime
 from spark_mq.util.records import object_html, rows_html
-from spark_mq.util.validation import short_repr, validate_duration, validate_error
+from spark_mq.util.validation import validate_duration, validate_error
 
 __all__ = ["Lease"]
 
@@ -288,13 +288,7 @@ class Lease:
         StorageError
             The sink is out of reach. Try again, or nack the lease.
         """
-        if schema_mode not in (None, "merge"):
-            raise InvalidOption(
-                f'schema_mode={short_repr(schema_mode)} is unknown. Use None or "merge"',
-                option="schema_mode",
-                value=schema_mode,
-            )
-
+        check_schema_mode(schema_mode)
         return self._guard.append(
             lambda: sink_of_lease(self._ledger, self.lease_id, self._ranges),
             lambda sink, own: sink.append(rows, own, schema_mode),

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import pyarrow as pa
 
@@ -212,7 +212,7 @@ class FakeBatchLease:
         """Return the batch."""
         return self._batch
 
-    def append(self, df: Any) -> bool:
+    def append(self, df: Any, *, schema_mode: Literal["merge"] | None = None) -> bool:
         """Append rows to the sink of the group, a Delta table or a queue on disk, without Spark.
 
         The parameters are those of :meth:`spark_mq.spark.BatchLease.append`.
@@ -221,7 +221,7 @@ class FakeBatchLease:
             df = df.toArrow()
         elif not hasattr(df, "__arrow_c_stream__"):
             df = pa.Table.from_pylist(list(df))
-        return self._lease.append(df)
+        return self._lease.append(df, schema_mode=schema_mode)
 
     def ack(self, rows: Any) -> SettleResult:
         """Ack some rows of the batch now."""

@@ -174,11 +174,19 @@ def _headers(group: GroupLedger, r: Range) -> dict[str, str]:
         "delivery_count": str(r.delivery_count),
         "failure_count": str(r.failure_count),
         "reason": r.reason,
-        "error": r.error,
+        "error": _error(group, r),
         "first_leased_at": _iso(r.first_leased_at),
         "last_leased_at": _iso(r.leased_at),
     }
     return {HEADER_PREFIX + name: value for name, value in values.items() if value is not None}
+
+
+def _error(group: GroupLedger, r: Range) -> str | None:
+    """Return a message's last error, with a warning if the group's sink may have its rows."""
+    if r.sink_writes is None:
+        return r.error
+    warning = f"The sink {group.last_settings.sink} may have its rows: look before a redrive"
+    return warning if r.error is None else f"{r.error}. {warning}"
 
 
 def _iso(at: int | None) -> str | None:

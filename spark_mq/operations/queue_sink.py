@@ -45,13 +45,7 @@ class QueueSink:
 
     def append(self, rows: Any, write: SinkWrite, schema_mode: str | None = None) -> None:
         """Publish messages in the write of a lease. Raise LeaseLost if it was fenced."""
-        if schema_mode is not None:
-            raise InvalidOption(
-                "schema_mode is for a sink that is a Delta table, and this one is a queue. Leave "
-                "it out",
-                option="schema_mode",
-                value=schema_mode,
-            )
+        self.check_schema_mode(schema_mode)
         if hasattr(rows, "__arrow_c_stream__") or hasattr(rows, "__arrow_c_array__"):
             rows = pa.table(rows)
         receipt = publish_messages(
@@ -60,6 +54,16 @@ class QueueSink:
         )  # fmt: skip
         if receipt.duplicate:
             self.check_own(write)
+
+    def check_schema_mode(self, schema_mode: str | None) -> None:
+        """Raise InvalidOption if there is one."""
+        if schema_mode is not None:
+            raise InvalidOption(
+                "schema_mode is for a sink that is a Delta table, and this one is a queue. Leave "
+                "it out",
+                option="schema_mode",
+                value=schema_mode,
+            )
 
     def check_own(self, write: SinkWrite) -> None:
         """Raise LeaseLost if another worker has fenced a write."""

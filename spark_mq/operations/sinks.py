@@ -23,12 +23,14 @@ from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.create import check_home, is_delta_table, open_context
 from spark_mq.operations.queue_sink import QueueSink
 from spark_mq.storage.delta_sink import DeltaSink
+from spark_mq.util.validation import short_repr
 
 __all__ = [
     "AppendGuard",
     "LeaseSink",
     "Sink",
     "check_no_sink",
+    "check_schema_mode",
     "clean_settings",
     "refuse_publish",
     "sink_key",
@@ -113,6 +115,16 @@ def refuse_publish(ledger: GroupLedger, path: str) -> None:
             "lease.append, which publishes once after any crash",
             option="queue",
             value=path,
+        )
+
+
+def check_schema_mode(given: Any) -> None:
+    """Raise InvalidOption for another mode of an append than None and "merge"."""
+    if given not in (None, "merge"):
+        raise InvalidOption(
+            f'schema_mode={short_repr(given)} is unknown. Use None or "merge"',
+            option="schema_mode",
+            value=given,
         )
 
 

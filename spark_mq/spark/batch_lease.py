@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from spark_mq.errors import InvalidOption, LeaseLost
 from spark_mq.ledger.ranges import LEASED, Range
 from spark_mq.ledger.settle import ACK, NACK, REJECT, SettlePart
 from spark_mq.ledger.stream_batch import parse_lease_id
 from spark_mq.operations.settle import SettleResult
-from spark_mq.operations.sinks import AppendGuard, LeaseSink, refuse_publish, sink_of_lease
+from spark_mq.operations.sinks import (
+    AppendGuard,
+    LeaseSink,
+    check_schema_mode,
+    refuse_publish,
+    sink_of_lease,
+)
 from spark_mq.spark import settle_rows as rows
 from spark_mq.spark.batch_publish import BatchPublisher
 from spark_mq.spark.lease_lookup import BatchLeases
@@ -149,7 +155,7 @@ class BatchLease:
             refuse_publish(self._owners.of(lease_id)._ledger, queue.path)
         return self._publisher.publish(queue, messages, stream, number, part)
 
-    def append(self, df: DataFrame) -> bool:
+    def append(self, df: DataFrame, *, schema_mode: Literal["merge"] | None = None) -> bool:
         """Append the rows of this batch to the group's sink, once, after any crash.
 
         The sink is a Delta table or a queue, set by ``group.configure(sink=...)``. Spark writes the
@@ -165,6 +171,9 @@ class BatchLease:
         df
             For a table, rows with its columns and types, in any order. For a queue, rows as for
             ``df.write.format("spark_mq")``.
+        schema_mode
+            "merge" adds new columns to a table, and rows may lack columns of it, which become null.
+            Default: the columns must be the same.
 
         Returns
         -------
@@ -188,6 +197,7 @@ class BatchLease:
         >>> def process(batch, lease):
         ...     lease.append(batch.selectExpr("CAST(value AS STRING) AS text"))
         """
+        check_schema_mode(schema_mode)
         if len(self.lease_ids) != 1:
             raise InvalidOption(
                 f"append is not available: this batch has {len(self.lease_ids)} leases, and a sink "
@@ -207,7 +217,9 @@ class BatchLease:
             return sink_of_lease(ledger, self.lease_id, held)
 
         return self._guard.append(
-            target, lambda sink, own: append_frame(sink, df, own), type(df).__name__
+            target,
+            lambda sink, own: append_frame(sink, df, own, schema_mode),
+            type(df).__name__,
         )
 
     def read(self) -> DataFrame:

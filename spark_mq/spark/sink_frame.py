@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 import pyarrow.parquet as pq
 from pyspark.sql import functions as f
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.store_errors import STORE_ERRORS, one_line
@@ -45,16 +45,19 @@ _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 _INSTANTS: Final = "spark.sql.parquet.outputTimestampType"
 
 
-def append_frame(sink: Sink, frame: DataFrame, write: SinkWrite) -> None:
-    """Append rows in the write of a lease.
+def append_frame(
+    sink: Sink, frame: DataFrame, write: SinkWrite, schema_mode: str | None = None
+) -> None:
+    """Append rows in the write of a lease. With "merge", add new columns to a table.
 
     Raise InvalidSchema for rows that do not fit, InvalidOption for a table that plain files cannot
     be added to, and LeaseLost if another worker has fenced the write.
     """
     if isinstance(sink, QueueSink):
+        sink.check_schema_mode(schema_mode)
         _publish(sink, frame, write)
     else:
-        _append(sink, frame, write)
+        _append(sink, frame, write, merge=schema_mode == "merge")
 
 
 def _publish(sink: QueueSink, frame: DataFrame, write: SinkWrite) -> None:
@@ -66,11 +69,13 @@ def _publish(sink: QueueSink, frame: DataFrame, write: SinkWrite) -> None:
     sink.check_own(write)
 
 
-def _append(sink: DeltaSink, frame: DataFrame, write: SinkWrite) -> None:
+def _append(sink: DeltaSink, frame: DataFrame, write: SinkWrite, *, merge: bool) -> None:
     table = sink.describe()
     _check_table(sink, table)
     schema = StructType.fromJson(json.loads(table.schema))
-    rows, folder = _fitting(frame, schema), f"spark-{uuid.uuid4().hex}"
+    if merge:
+        schema = _merged(sink, frame, schema)
+    rows, folder = _fitting(frame, schema, fill=merge), f"spark-{uuid.uuid4().hex}"
     store = ObjectStore(sink.path, sink.storage_options)
     _write(rows, f"{sink.path}/{folder}", table.partition_columns)
     files = list(_files(store, folder))
@@ -93,8 +98,26 @@ def _check_table(sink: DeltaSink, table: SinkTable) -> None:
         )
 
 
-def _fitting(frame: DataFrame, schema: StructType) -> DataFrame:
-    """Return the columns of the table, in its order. Raise InvalidSchema if a type differs."""
+def _merged(sink: DeltaSink, frame: DataFrame, schema: StructType) -> StructType:
+    """Return the schema of the table after it got the new columns of the rows."""
+    known = {name.lower() for name in schema.names}  # Delta does not tell them apart by case
+    new = [
+        StructField(one.name, one.dataType) for one in frame.schema if one.name.lower() not in known
+    ]
+    if new:
+        sink.add_columns([one.json() for one in new])
+    return StructType([*schema, *new])
+
+
+def _fitting(frame: DataFrame, schema: StructType, *, fill: bool) -> DataFrame:
+    """Return the columns of the table, in its order. Raise InvalidSchema if a type differs.
+
+    With `fill`, columns that the rows lack are null.
+    """
+    if fill:
+        known = {name.lower() for name in frame.columns}
+        lacking = [one for one in schema if one.name.lower() not in known]
+        frame = frame.withColumns({one.name: f.lit(None).cast(one.dataType) for one in lacking})
     given, wanted = {one.name: one for one in frame.schema}, {one.name: one for one in schema}
     if given.keys() != wanted.keys():
         missing = sorted(wanted.keys() - given.keys())

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DeltaSink", "SinkFile", "SinkTable"]
 
-_TRIES: Final = 20  # to fence a write; each lost race means that another worker has fenced it
+_TRIES: Final = 20  # of a commit whose race is lost only to a few others
 _FORGETS: Final = "delta.setTransactionRetentionDuration"
 _MAPPING: Final = "delta.columnMapping.mode"
 
@@ -119,6 +119,27 @@ class DeltaSink:
 
         self.commit(write, change)
 
+    def add_columns(self, columns: Sequence[str]) -> None:
+        """Add columns, each given as JSON by the Delta protocol, that the table does not have.
+
+        Raise InvalidOption if it has one of another type.
+        """
+        from deltalake import Field
+        from deltalake.exceptions import CommitFailedError, SchemaMismatchError
+
+        fields = [Field.from_json(one) for one in columns]
+        for _ in range(_TRIES):
+            table = self.open()
+            try:
+                with wrap_store_errors(self.path, "adding columns to", landed=None):
+                    table.alter.add_columns(fields)
+            except CommitFailedError:
+                continue  # others have changed the table
+            except SchemaMismatchError as error:
+                raise self._refused(one_line(error), "cast the column") from error
+            return
+        raise self._too_many_conflicts("columns could not be added to")
+
     def commit(
         self, write: SinkWrite, change: Callable[[DeltaTable, CommitProperties], None]
     ) -> None:
@@ -165,11 +186,7 @@ class DeltaSink:
             except CommitFailedError:
                 continue  # it was written or fenced meanwhile
             return False
-        raise ContentionTimeout(
-            f"the write of an earlier lease to {self.path} could not be fenced {_TRIES} times, "
-            "because other writers commit all the time. Retry",
-            path=self.path,
-        )
+        raise self._too_many_conflicts("the write of an earlier lease could not be fenced in")
 
     def _number(self, table: DeltaTable, write: SinkWrite, suffix: str) -> int:
         """Return the last number of a write's writer, or of its fences, or -1."""
@@ -216,6 +233,12 @@ class DeltaSink:
                 "configure the group with the sink again once no lease is open",
             )
         return table
+
+    def _too_many_conflicts(self, what: str) -> ContentionTimeout:
+        return ContentionTimeout(
+            f"{what} {self.path}, because {_TRIES} times other writers committed first. Retry",
+            path=self.path,
+        )
 
     def _refused(self, why: str, fix: str) -> InvalidOption:
         return InvalidOption(

@@ -250,6 +250,27 @@ def test_a_publish_to_the_sink_that_could_come_twice_is_refused(
     assert values(sink) == ["a"]
 
 
+@OF_TABLES
+def test_new_columns_are_added_if_the_program_says_so(
+    stream: Stream, queue: Queue, sink: str
+) -> None:
+    queue.publish(["a"])
+
+    def process(batch: Any, lease: Any) -> None:
+        rows = batch.selectExpr("'b' AS more")
+        with pytest.raises(errors.InvalidSchema, match="unknown"):
+            lease.append(rows)
+        with pytest.raises(errors.InvalidOption, match="schema_mode='overwrite' is unknown"):
+            lease.append(rows, schema_mode="overwrite")
+        for name, text in (("VALUE", r"unknown \['VALUE'\]"), ("value", "has the type int")):
+            with pytest.raises(errors.InvalidSchema, match=text):
+                lease.append(batch.selectExpr(f"1 AS {name}"), schema_mode="merge")
+        lease.append(rows, schema_mode="merge")
+
+    stream.settle_with(process)
+    assert DeltaTable(sink).to_pyarrow_table().to_pylist() == [{"value": None, "more": "b"}]
+
+
 @pytest.mark.delta
 @OF_TABLES
 def test_a_table_that_asks_more_of_rows_is_refused(

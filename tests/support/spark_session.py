@@ -5,18 +5,22 @@ It has Delta, unless its Spark is one that Delta has no JAR for (``make test-spa
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from spark_mq.spark import with_delta
 from support.marks import without_delta
+from support.stores import STORES
 
-__all__ = ["new_session", "plan_of", "spark"]
+__all__ = ["new_session", "plan_of", "s3_settings", "spark"]
+
+SPAWN: Final = multiprocessing.get_context("spawn")
 
 
 def plan_of(rows: Any) -> str:
@@ -24,8 +28,54 @@ def plan_of(rows: Any) -> str:
     return str(rows._jdf.queryExecution().executedPlan().toString())
 
 
-def new_session(warehouse: Path) -> Any:
-    """Start a session, which can read and write Delta tables if its Spark has Delta."""
+def s3_settings(options: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings with which Spark uses an S3 server, by Hadoop's S3A."""
+    s3a = {
+        "endpoint": options["AWS_ENDPOINT_URL"],
+        "endpoint.region": options["AWS_REGION"],
+        "access.key": options["AWS_ACCESS_KEY_ID"],
+        "secret.key": options["AWS_SECRET_ACCESS_KEY"],
+        "path.style.access": "true",
+        "connection.ssl.enabled": "false",
+    }
+    return {
+        "spark.jars": ",".join(map(str, s3a_jars())),
+        "spark.hadoop.fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",
+        **{f"spark.hadoop.fs.s3a.{name}": value for name, value in s3a.items()},
+    }
+
+
+def s3a_jars() -> list[Path]:
+    """Return the JARs of S3A. The first call downloads 46 MB into ``.venv/stores``."""
+    from pyspark.find_spark_home import _find_spark_home
+
+    folder = STORES / "s3a"
+    complete = folder / "complete"
+    if not complete.exists():
+        client = next(Path(_find_spark_home(), "jars").glob("hadoop-client-api-*.jar"))
+        # What S3A needs of the SDK, instead of its bundle of 600 MB.
+        sdk = ("s3", "s3-transfer-manager", "sts", "kms", "auth-crt", "apache-client")
+        packages = [f"org.apache.hadoop:hadoop-aws:{client.stem.rpartition('-')[2]}",
+                    *(f"software.amazon.awssdk:{name}:2.57.8" for name in sdk)]  # fmt: skip
+        # In a process, because a session resolves packages only as its JVM starts.
+        process = SPAWN.Process(
+            target=_stop_session,
+            args=(folder, {"spark.jars.packages": ",".join(packages),
+                           "spark.jars.ivy": str(folder)}),
+        )  # fmt: skip
+        process.start()
+        process.join()
+        assert process.exitcode == 0, "the JARs of S3A could not be downloaded"
+        complete.touch()
+    return sorted((folder / "jars").glob("*.jar"))
+
+
+def _stop_session(folder: Path, settings: Mapping[str, str]) -> None:
+    new_session(folder, settings).stop()
+
+
+def new_session(warehouse: Path, own: Mapping[str, str] | None = None) -> Any:
+    """Start a session with settings of its own, or with Delta if its Spark has it."""
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -40,8 +90,8 @@ def new_session(warehouse: Path) -> Any:
         "spark.databricks.delta.snapshotPartitions": "1",
         # An idle query reports its progress each 10 seconds, and some tests wait for it.
         "spark.sql.streaming.noDataProgressEventInterval": "200",
-        # Half of what conf/spark-defaults.conf says of it: the packages that Delta drags in and
-        # Spark has already.
+        # Half of what conf/spark-defaults.conf says of it: the packages that Delta and S3A drag in
+        # and Spark has already, and the SDK's bundle.
         "spark.jars.excludes": ",".join(
             f"org.apache.{name}"
             for name in (
@@ -51,12 +101,14 @@ def new_session(warehouse: Path) -> Any:
                 "logging.log4j:log4j-core",
                 "logging.log4j:log4j-slf4j2-impl",
             )
-        ),
+        )
+        + ",software.amazon.awssdk:bundle",
+        **(own or {}),
     }
     builder = SparkSession.builder.master("local[2]").appName("spark_mq tests")
     for name, value in settings.items():
         builder = builder.config(name, value)
-    if without_delta() is None:
+    if own is None and without_delta() is None:
         builder = with_delta(builder)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("OFF")  # the deaths that the tests arrange would fill pages
