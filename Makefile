@@ -104,6 +104,7 @@ fault: setup ## kill everything at random, interrupt each line and fail system c
 	@$(with_spark) CRASHES=all $(python) -m pytest tests/spark/test_spark_crash_points.py -q
 	@TRIES=$(TRIES) $(python) -m pytest tests/acceptance/test_failing_calls.py -q -o faulthandler_timeout=0
 	@SINK_KILLS=$(KILLS) $(python) -m pytest tests/acceptance/test_sink_kills.py -q -m slow
+	@$(with_spark) DRIVER_KILLS=20 $(python) -m pytest tests/spark/test_sink_drivers.py -q -m slow
 
 .PHONY: fault-order
 fault-order: setup ## kill eight workers of an ordered group at random, then check the order of keys; KILLS=200 OUTAGES=8
