@@ -84,8 +84,8 @@ def test_workers_that_are_killed_write_each_message_once(
             process.join()
             workers[at] = begin(path, options, stop)
         end = time.monotonic() + PATIENCE
-        while group.stats().ready or group.stats().leased:
-            assert time.monotonic() < end, group.stats()
+        while (stats := group.stats()).ready or stats.leased or stats.delayed:
+            assert time.monotonic() < end, stats
             process.join(0.2)
     finally:
         stop.set()
