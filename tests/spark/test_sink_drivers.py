@@ -7,7 +7,6 @@ writes by Hadoop's S3A.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
@@ -72,8 +71,10 @@ class Drivers:
 
     def kill(self, at: int) -> None:
         process, _ = self.running[at]
-        with contextlib.suppress(ProcessLookupError):
+        try:
             os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:  # it has no group of its own yet, and so no JVM
+            process.kill()
         process.join()
 
     def replace(self, at: int, *, same_checkpoint: bool) -> None:
