@@ -9,8 +9,10 @@ from itertools import islice
 from typing import Final
 
 from spark_mq.inspect.overview import QueueOverview
+from spark_mq.ledger.grant import MAX_IN_FLIGHT
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import BLOCKED, LEASED, SETTLED, Range
+from spark_mq.ledger.rate_limit import RATE_LIMIT
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.ledger.walk import range_of, walk
 from spark_mq.maintenance.retention import find_held_back
@@ -22,7 +24,8 @@ from spark_mq.util.validation import validate_count, validate_duration
 __all__ = ["Blocker", "Health", "Problem", "check_health", "find_blockers"]
 
 MAX_RANGES: Final = 100  # blocked ranges of a group that are listed
-_BUSY: Final = "max_in_flight"  # the cap that a busy group reaches, which is no problem
+# What a busy group reaches, which is no problem.
+_LIMITS: Final = (MAX_IN_FLIGHT, RATE_LIMIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +195,7 @@ def _sweep_problems(overview: QueueOverview, now: datetime, limit: int | None) -
 
 def _group_problems(name: str, stats: GroupStats, limit: int | None) -> list[Problem]:
     found = []
-    if stats.blocked_because and stats.blocked_because != _BUSY:
+    if stats.blocked_because and not stats.blocked_because.startswith(_LIMITS):
         text = f"group {name!r} leases nothing: {stats.blocked_because}"
         found.append(Problem("blocked", name, text))
     age = stats.oldest_unsettled_age

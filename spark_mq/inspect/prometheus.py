@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from spark_mq.inspect.lanes import LaneSummary
 from spark_mq.inspect.overview import QueueOverview
+from spark_mq.ledger.rate_limit import is_stopped
 from spark_mq.ledger.stats import GroupStats, Metric, figures_of
 from spark_mq.util.clock import to_seconds
 
@@ -144,10 +145,10 @@ def _of_groups(overviews: list[QueueOverview]) -> Iterator[_Family]:
 
 
 def _number(value: Any) -> float | None:
-    """Return a figure as a number: a duration in seconds, and 1 for a text that is not empty."""
+    """Return a figure as a number: a duration in seconds, and 1 for what stops a group."""
     if isinstance(value, timedelta):
         return value.total_seconds()
-    return int(bool(value)) if isinstance(value, str) else value
+    return int(is_stopped(value)) if isinstance(value, str) else value
 
 
 def _of_lanes(overviews: list[QueueOverview]) -> Iterator[_Family]:

@@ -16,6 +16,7 @@ from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.lane_selector import LaneSelector, isolation_size
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, UNREAD, Ledger, Range
+from spark_mq.ledger.rate_limit import RateLimits, count_bytes
 from spark_mq.ledger.schedule import add_scheduled, split_by_time, split_due
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.sink_writes import next_write
@@ -299,6 +300,26 @@ def acquire(
     ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, request: AcquireRequest
 ) -> tuple[Ledger, Grant]:
     """Return the next ledger and the lease's messages, or `ledger` itself without a grant."""
+    limits = RateLimits.of(ledger.head, rules, now)
+    if limits is None:
+        return _acquire(ledger, index, now, rules, request)
+    messages, size = limits.limit(request.max_messages, request.max_bytes)
+    limited = replace(request, max_messages=messages, max_bytes=size)
+    after, grant = _acquire(ledger, index, now, rules, limited)
+    if not grant.ranges and (messages > 0 or grant.blocked_because != MAX_IN_FLIGHT):
+        return after, grant
+    taken = grant.message_count
+    size = count_bytes(grant.ranges, index) if limits.bytes else 0
+    until = limits.wait_until(request.max_messages, request.max_bytes, taken, size, cut=grant.cut)
+    if until is not None:
+        return ledger, Grant((), limits.why(until), blocked_for_now=True, wait_until=until)
+    return after.replaced(limits.after(after.head, taken, size), after.events), grant
+
+
+def _acquire(
+    ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, request: AcquireRequest
+) -> tuple[Ledger, Grant]:
+    """Lease as :func:`acquire`, without the rate limits."""
     breaker = ledger.head.breaker
     if why := breaker.blocked_because(rules, now, _is_leased(ledger, breaker.trial)):
         return ledger, Grant((), why, blocked_for_now=True)

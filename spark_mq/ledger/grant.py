@@ -72,6 +72,8 @@ class Grant:
     error: SparkMQError | None = None  # why nothing is granted, if payload files are out of reach
     unfinished: bool = False  # files must be checked before the next try
     acked: int = 0  # messages of earlier batches of a stream
+    cut: bool = field(default=False, compare=False)  # max_bytes ended it
+    wait_until: int | None = field(default=None, compare=False)  # by the rate limit
 
     @property
     def message_count(self) -> int:
@@ -80,7 +82,8 @@ class Grant:
     @property
     def breaker_stops(self) -> bool:
         """Return whether a pause or the breaker is the reason."""
-        return self.blocked_for_now and self.blocked_because != MAX_IN_FLIGHT
+        is_limit = self.blocked_because == MAX_IN_FLIGHT or self.wait_until is not None
+        return self.blocked_for_now and not is_limit
 
 
 def blocked_by(r: Range) -> str:
@@ -103,10 +106,11 @@ def grant_pieces(
     rows = sorted({*lost, *(piece.row for piece in pieces if piece.row is not None)})
     ranges = dict(zip(rows, editor.remove(rows), strict=True)) if rows else {}
     taken = [_range_of(piece, ranges) for piece in pieces]
+    cut = False
     if request.max_bytes is not None:
         taken = _fitting_bytes(taken, index, request.max_bytes)
-        if sum(r.message_count for r in taken) < sum(piece.messages for piece in pieces):
-            reach = -1
+        cut = sum(r.message_count for r in taken) < sum(piece.messages for piece in pieces)
+        reach = -1 if cut else reach
     by_row: dict[int | None, list[Interval]] = {}
     for piece, r in zip(pieces, taken, strict=False):  # without those that do not fit
         by_row.setdefault(piece.row, []).append((r.first, r.last))
@@ -126,7 +130,7 @@ def grant_pieces(
     granted = tuple(leased(r, now, request, size) for r in taken)
     for before, r in zip(taken, granted, strict=True):
         editor.add(r, before, "leased")
-    return editor.build(), Grant(granted)
+    return editor.build(), Grant(granted, cut=cut)
 
 
 def leased(r: Range, now: int, request: AcquireRequest, size: int) -> Range:

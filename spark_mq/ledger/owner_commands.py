@@ -145,6 +145,8 @@ class Configure(Command[GroupSettings]):
             "detail": before.changes(after),
         }
         head = replace(view.ledger.head, settings=stored)
+        if any(name.startswith(("rate_", "byte_rate_")) for name in self.changes):
+            head = replace(head, rate_full_at=0, byte_rate_full_at=0)
         return Change(view.ledger.replaced(head, view.ledger.events), after, note)
 
 

@@ -196,6 +196,9 @@ class LedgerHeader:
     log_fingerprints: tuple[LogFingerprint, ...] = ()  # in order; they identify the log
     breaker: Breaker = field(default_factory=Breaker)
     last_sink_write: int = 0  # the number of the last lease's write
+    rate_full_at: int = 0  # when the full burst of each rate limit is there again, in microseconds
+    byte_rate_full_at: int = 0
+    rate_noted_at: int = 0  # when the last lease took from them
 
     def counted(self, outcomes: Mapping[str, int]) -> LedgerHeader:
         if not outcomes:
@@ -213,6 +216,9 @@ class LedgerHeader:
             "log_fingerprints": self.log_fingerprints,
             "breaker": self.breaker.to_stored(),
             "last_sink_write": self.last_sink_write,
+            "rate_full_at": self.rate_full_at,
+            "byte_rate_full_at": self.byte_rate_full_at,
+            "rate_noted_at": self.rate_noted_at,
         }
         return json.dumps(data, sort_keys=True)
 

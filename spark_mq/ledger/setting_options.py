@@ -25,6 +25,9 @@ class GroupOptions(TypedDict, total=False):
     max_retry_age: Duration | None
     clock_skew: Duration
     max_in_flight: int | None
+    rate_limit: str | None
+    byte_rate_limit: str | None
+    rate_burst: Duration
     max_tracked_ranges: int
     breaker_threshold: int | None
     breaker_reset_timeout: Duration

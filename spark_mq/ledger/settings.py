@@ -16,7 +16,7 @@ from spark_mq.ledger.slots import MAX_LANES
 from spark_mq.util import setting_fields as kinds
 from spark_mq.util.advice import CONFIGURE_QUEUE, CREATE_WITH_LANES
 from spark_mq.util.clock import MICROSECOND
-from spark_mq.util.setting_fields import Settings, documented, setting, settings_of
+from spark_mq.util.setting_fields import Rate, Settings, documented, setting, settings_of
 from spark_mq.util.show import show_duration
 from spark_mq.util.validation import suggest
 
@@ -86,6 +86,23 @@ class GroupSettings(Settings):
     )
     max_in_flight: int | None = setting(
         kinds.Count("messages"), None, "The most messages under lease. None for no limit."
+    )
+    rate_limit: Rate | None = setting(
+        kinds.Rates(),
+        None,
+        "The most messages that are leased in a time. A redelivery counts, a replay of a stream's "
+        "batch does not. None for no limit.",
+    )
+    byte_rate_limit: Rate | None = setting(
+        kinds.Rates(of_bytes=True),
+        None,
+        "The most bytes that are leased in a time, as `max_bytes` estimates them. None for no "
+        "limit.",
+    )
+    rate_burst: timedelta = setting(
+        kinds.Duration(),
+        "1s",
+        "How long a group that leases nothing saves up its rates, to lease as much at once.",
     )
     max_tracked_ranges: int = setting(
         kinds.Count("ranges"), 200_000, "The ledger size that stops leases of unread messages."

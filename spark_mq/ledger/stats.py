@@ -65,7 +65,7 @@ _RANGES: Final = Metric("spark_mq_ledger_ranges", "gauge", "Ranges in the ledger
 _STOPPED: Final = Metric(
     "spark_mq_blocked",
     "gauge",
-    "1 if the group leases nothing because of a cap or a blocked message.",
+    "1 if the group leases nothing because of a cap, a pause, its breaker or a blocked message.",
 )
 
 
@@ -255,7 +255,7 @@ class GroupStats(Record):
     )
     blocked_because: str = figure(
         lambda facts: facts.blocked_because,
-        "The cap, message, pause or breaker that prevents leases, or an empty string.",
+        "The cap, limit, message, pause or breaker that prevents leases, or an empty string.",
         "text",
         metric=_STOPPED,
         heading="BLOCKED BECAUSE",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from spark_mq.ledger.acquire import UNREADABLE, Acquire, Grant
 from spark_mq.ledger.intervals import subtract
@@ -21,6 +22,9 @@ from spark_mq.util.notifier import subscribed
 __all__ = ["Damage", "find_damage", "reject_damaged", "wait_for_lease"]
 
 _log = logging.getLogger(__name__)
+
+RATE_PAUSE: Final = 5.0
+"""Seconds until a wait for a rate limit looks if the limit has changed."""
 
 
 def wait_for_lease(
@@ -60,16 +64,11 @@ def wait_for_lease(
                     known = grant.blocked_because
                     _log.warning("group %s leases nothing for now: %s", ledger.name, known)
                 failures = 0
-                due = _seconds_until_due(ledger)
-                if grant.blocked_because and due <= 0:
-                    due = poll  # it is due already, and the group grants nothing
-                due_at = ledger.now() + due * SECOND
-                while not pauses.wait(min(left, due)):
-                    left, due = time_left(), (due_at - ledger.now()) / SECOND
-                    if left <= 0:
-                        return grant
-                    if due <= 0:
-                        break
+                if grant.wait_until is not None:  # no news makes it due earlier
+                    wait = (grant.wait_until - ledger.now()) / SECOND
+                    changed.wait(max(0.0, min(left, wait, RATE_PAUSE)))
+                elif not _pause(ledger, grant, pauses, time_left, left=left, poll=poll):
+                    return grant
             except OUTAGES as error:
                 if (left := time_left()) <= 0:
                     raise
@@ -77,6 +76,29 @@ def wait_for_lease(
                 checks = FileChecks(ledger.payloads)
                 _log.warning("could not lease, trying again in %.1f s: %s", wait, error)
                 changed.wait(min(left, wait))
+
+
+def _pause(
+    ledger: GroupLedger,
+    grant: Grant,
+    pauses: Pauses,
+    time_left: Callable[[], float],
+    *,
+    left: float,
+    poll: float,
+) -> bool:
+    """Wait until it is time for the next try. Return False if the time for tries is up first."""
+    due = _seconds_until_due(ledger)
+    if grant.blocked_because and due <= 0:
+        due = poll  # it is due already, and the group grants nothing
+    due_at = ledger.now() + due * SECOND
+    while not pauses.wait(min(left, due)):
+        left, due = time_left(), (due_at - ledger.now()) / SECOND
+        if left <= 0:
+            return False
+        if due <= 0:
+            break
+    return True
 
 
 def _seconds_until_due(ledger: GroupLedger) -> float:

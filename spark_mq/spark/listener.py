@@ -17,6 +17,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from spark_mq.ledger.rate_limit import is_stopped
 from spark_mq.ledger.stats import GroupStats, figures_of, state_figures
 from spark_mq.telemetry import Destination, report_gauges
 
@@ -120,7 +121,9 @@ class SparkMQListener(StreamingQueryListener):
             for stats in _groups(source.get("latestOffset")):
                 found = _progress(progress, source, stats)
                 self.latest[found.queue, found.group] = found
-                report_gauges(Destination.of(found.queue, found.group), stats, _STATES)
+                stopped = is_stopped(found.blocked_because)
+                gauges = {**stats, "blocked_because": found.blocked_because if stopped else ""}
+                report_gauges(Destination.of(found.queue, found.group), gauges, _STATES)
                 try:
                     if self._on_progress is not None:
                         self._on_progress(found)

@@ -115,6 +115,10 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._idle += 1
                 return start
         end = self.source.latest(start)
+        # A query over what is there now would end if nothing is leased.
+        while end == start and self.source.is_limited and (wait := self.source.rate_wait()):
+            time.sleep(min(1.0, wait))
+            end = self.source.latest(start)
         self._idle = self._idle + 1 if end == start else 0
         return end
 

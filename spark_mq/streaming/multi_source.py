@@ -78,6 +78,10 @@ class MultiQueueSource:
     def may_have_news(self, every: float) -> bool:
         return any(source.may_have_news(every) for source in self.sources)
 
+    def rate_wait(self) -> float:
+        waits = [source.rate_wait() for source in self.sources]
+        return min((wait for wait in waits if wait), default=0.0)
+
     def latest(self, start: Mapping[str, Any]) -> dict[str, Any]:
         stream, n = parse_offset(start, several=True)
         could = [

@@ -80,6 +80,7 @@ class StreamSource:
         self._alive: Any = None
         self._bound: tuple[int, int] | None = None  # for AvailableNow: (tail, instant) at the start
         self._looked: tuple[Ledger, MessageIndex, GroupSettings, int] | None = None
+        self._wait_until: int | None = None  # by a rate limit, as of the last look
         self._news = News(ledger)
         self._checked = self._began = False
         self._first = True
@@ -138,8 +139,13 @@ class StreamSource:
         ledger, index, settings, _ = self._looked
         now = self.ledger.now()
         self._looked = ledger, index, settings, now
-        due_at = next_due_at(ledger, index, settings, now)
-        return (due_at is not None and due_at <= now) or self._news.found(every)
+        ends = (next_due_at(ledger, index, settings, now), self._wait_until)
+        return any(at is not None and at <= now for at in ends) or self._news.found(every)
+
+    def rate_wait(self) -> float:
+        """Return the seconds until a rate limit lets a batch begin, or 0 if none stops it."""
+        at = self._wait_until
+        return 0.0 if at is None else max(0.001, (at - self.ledger.now()) / SECOND)
 
     def has_available(self, stream: str, n: int) -> bool:
         """End batch n. Return whether messages are due for the next one."""
@@ -202,6 +208,7 @@ class StreamSource:
         if view.damage is not None and not grant.ranges:
             raise view.damage
         self.available_count = grant.message_count
+        self._wait_until = grant.wait_until
         return bool(grant.ranges)
 
     def _view(self, command: Acquire) -> View:

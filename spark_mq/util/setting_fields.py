@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from functools import cache, partial
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import Any, ClassVar, Final, NamedTuple, Self, TypeVar, cast
 
 from spark_mq.errors import InvalidOption, UnsupportedTable
 from spark_mq.util.clock import MICROSECOND
@@ -24,6 +24,7 @@ from spark_mq.util.validation import (
     validate_count,
     validate_duration,
     validate_fraction,
+    validate_size,
     validate_text,
 )
 
@@ -35,6 +36,8 @@ __all__ = [
     "Fraction",
     "Kind",
     "Path",
+    "Rate",
+    "Rates",
     "Setting",
     "Settings",
     "Text",
@@ -195,6 +198,65 @@ class Texts(Kind):
         return tuple(validate_text(name, one) for one in value)
 
     def encode(self, value: tuple[str, ...]) -> list[str]:
+        return list(value)
+
+
+class Rate(NamedTuple):
+    """Units in a time, such as 100 messages a second."""
+
+    amount: int
+    per: int  # microseconds
+
+    def __str__(self) -> str:
+        return f"{self.amount}/{_PERIODS.get(self.per) or show_duration(self.per * MICROSECOND)}"
+
+    def duration_of(self, units: int) -> int:
+        """Return how long some units take, in microseconds."""
+        return -(-units * self.per // self.amount)
+
+    def units_in(self, duration: int) -> int:
+        """Return how many units take at most some microseconds."""
+        return duration * self.amount // self.per
+
+
+_PERIODS: Final = {1_000_000: "s", 60_000_000: "m", 3_600_000_000: "h", 86_400_000_000: "d"}
+
+
+@dataclass(frozen=True)
+class Rates(Kind):
+    """Rates of messages, or of bytes."""
+
+    of_bytes: bool = False
+    accepts = "str"
+    holds = "Rate"
+    decode = staticmethod(lambda stored: Rate(*stored))
+
+    @property
+    def values(self) -> str:
+        return f"a rate, such as {', '.join(f'`{one}`' for one in self._examples)}"
+
+    @property
+    def _examples(self) -> tuple[str, ...]:
+        return ("10m/s", "1g/h") if self.of_bytes else ("100/s", "5000/h", "3/10s")
+
+    def check(self, name: str, value: Any) -> Rate:
+        if isinstance(value, Rate):
+            return value
+        amount, slash, period = str(value).partition("/")
+        period = period.strip()
+        if not isinstance(value, str) or not slash:
+            raise invalid(name, value, f"is not a rate: use text like {self._examples}")
+        try:
+            units = validate_size(name, amount) if self.of_bytes else int(amount)
+            text = f"1{period}" if period in _PERIODS.values() else period
+            per = validate_duration(name, text)
+        except (InvalidOption, ValueError):
+            units = per = 0
+        if units < 1:
+            raise invalid(name, value, f"is not a rate: use text like {self._examples}")
+        return Rate(units, per)
+
+    def encode(self, value: Rate) -> list[int]:
         return list(value)
 
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from spark_mq.ledger.rate_limit import is_stopped
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.outages import OUTAGES
 from spark_mq.operations.work_report import PAST
@@ -115,9 +116,13 @@ class WorkState:
 
 def has_ended(ledger: GroupLedger, until: str) -> bool:
     """Return whether a worker ends now that there is nothing to lease."""
-    if until == "empty":
+    rules = ledger.last_settings
+    limited = rules.rate_limit is not None or rules.byte_rate_limit is not None
+    if until == "empty" and not limited:
         return True
     stats = ledger.stats()
+    if until == "empty":  # then messages that wait for a rate limit are due
+        return not stats.ready or is_stopped(stats.blocked_because)
     return not (stats.ready or stats.delayed or stats.leased or stats.blocked)
 
 

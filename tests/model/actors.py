@@ -170,7 +170,17 @@ KEPT = ("_offered", "_planned", "_alive", "_bound", "_checked", "_first", "avail
 def saved(source: StreamSource) -> tuple[tuple[str, Any], ...]:
     # _looked and _news only spare a stream over a store a look, which a world always takes. _began
     # only spares a second warning.
-    known = {*KEPT, "ledger", "options", "runner", "_keep_alive", "_looked", "_news", "_began"}
+    known = {
+        *KEPT,
+        "ledger",
+        "options",
+        "runner",
+        "_keep_alive",
+        "_looked",
+        "_news",
+        "_began",
+        "_wait_until",
+    }
     assert set(vars(source)) == known, (
         f"StreamSource has {set(vars(source)) ^ known}: worlds must know what a runner remembers"
     )

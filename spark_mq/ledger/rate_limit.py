@@ -1,0 +1,143 @@
+"""Limit the rate of a group's deliveries, in messages and in estimated bytes.
+
+A limit is a token bucket that is kept as one instant: when it will be full again (GCRA, the
+virtual scheduling algorithm of ITU-T I.371). Each lease moves that instant on by the time that its
+messages take at the rate.
+
+So in each window of a time T, a group leases at most ``rate * (T + burst)``, or one message that is
+larger. Clocks that differ add ``rate * clock_skew``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.ranges import LedgerHeader, Range
+from spark_mq.ledger.settings import GroupSettings
+from spark_mq.util.clock import MICROSECOND, to_datetime
+from spark_mq.util.setting_fields import Rate
+
+__all__ = ["RATE_LIMIT", "RateLimits", "count_bytes", "is_stopped"]
+
+RATE_LIMIT: Final = "rate_limit"
+SHARE: Final = 4
+"""A lease waits for the 1/SHARE of a burst, so that a busy group makes few small leases."""
+
+
+class _Bucket(NamedTuple):
+    """One limit. Instants and durations are microseconds."""
+
+    rate: Rate
+    burst: int
+    full_at: int
+    noted_at: int  # when the last lease began
+
+    @property
+    def most(self) -> int:
+        """Return how long the full bucket lasts at the rate: one unit at least."""
+        return max(self.burst, self.rate.duration_of(1))
+
+    def missing(self, now: int) -> int:
+        """Return how long the bucket fills until it is full."""
+        # Not longer than at the last lease, whose clock may have run ahead.
+        return max(0, self.full_at - max(now, self.noted_at))
+
+    def units(self, now: int) -> int:
+        """Return how many units it has."""
+        return self.rate.units_in(max(0, self.most - self.missing(now)))
+
+    def least(self, units: int | None) -> int:
+        """Return the units that a lease waits for if it wants so many, or None for any number."""
+        share = max(1, self.rate.units_in(self.most // SHARE))
+        return share if units is None else min(share, units)
+
+    def instant_of(self, units: int, now: int) -> int:
+        """Return when it has so many units, or all that it can have."""
+        wanted = min(self.rate.duration_of(units), self.most)
+        return now + max(0, self.missing(now) - (self.most - wanted))
+
+    def without(self, units: int, now: int) -> int:
+        """Return when it is full again after some units are taken."""
+        return now + self.missing(now) + self.rate.duration_of(units)
+
+
+class RateLimits(NamedTuple):
+    """The limits of a group for one lease."""
+
+    messages: _Bucket | None
+    bytes: _Bucket | None
+    now: int
+
+    @classmethod
+    def of(cls, head: LedgerHeader, rules: GroupSettings, now: int) -> RateLimits | None:
+        """Return the limits, or None if there are none."""
+        if rules.rate_limit is None and rules.byte_rate_limit is None:
+            return None
+        burst = rules.rate_burst // MICROSECOND
+
+        def bucket(rate: Rate | None, full_at: int) -> _Bucket | None:
+            return None if rate is None else _Bucket(rate, burst, full_at, head.rate_noted_at)
+
+        return cls(
+            bucket(rules.rate_limit, head.rate_full_at),
+            bucket(rules.byte_rate_limit, head.byte_rate_full_at),
+            now,
+        )
+
+    def limit(self, max_messages: int, max_bytes: int | None) -> tuple[int, int | None]:
+        """Return the messages and bytes that a lease may have now. A byte stands for none."""
+        if self.messages is not None:
+            max_messages = min(max_messages, self.messages.units(self.now))
+        if self.bytes is not None:
+            units = max(1, self.bytes.units(self.now))
+            max_bytes = units if max_bytes is None else min(max_bytes, units)
+        return max_messages, max_bytes
+
+    def wait_until(
+        self, max_messages: int, max_bytes: int | None, messages: int, size: int, *, cut: bool
+    ) -> int | None:
+        """Return until when a lease must wait, or None if it may begin.
+
+        It asked for `max_messages` and `max_bytes`. By the limits it would get some `messages` of a
+        `size`, and `cut` says if more would fit without the limit of bytes.
+        """
+        ends = []
+        if (own := self.messages) is not None:
+            units, least = own.units(self.now), own.least(max_messages)
+            if units < least and messages >= units:
+                ends.append(own.instant_of(least, self.now))
+        if (own := self.bytes) is not None:
+            units, least = own.units(self.now), own.least(max_bytes)
+            short = size > units and own.missing(self.now) > 0  # a full bucket lets any message go
+            if short or (units < least and cut):
+                wanted = max(size, least if max_messages > 1 else 0) if short else least
+                ends.append(own.instant_of(wanted, self.now))
+        return max(ends, default=None)
+
+    def after(self, head: LedgerHeader, messages: int, size: int) -> LedgerHeader:
+        """Return the header after a lease of some messages of a size."""
+        head = replace(head, rate_noted_at=self.now)
+        if self.messages is not None:
+            head = replace(head, rate_full_at=self.messages.without(messages, self.now))
+        if self.bytes is not None:
+            head = replace(head, byte_rate_full_at=self.bytes.without(size, self.now))
+        return head
+
+    def why(self, until: int) -> str:
+        rates = [f"{bucket.rate} messages" for bucket in (self.messages,) if bucket]
+        rates += [f"{bucket.rate} bytes" for bucket in (self.bytes,) if bucket]
+        at = to_datetime(until).isoformat(timespec="milliseconds")
+        return f"{RATE_LIMIT}: {' and '.join(rates)}; the next lease is at {at}"
+
+
+def count_bytes(ranges: Iterable[Range], index: MessageIndex) -> int:
+    """Return the estimated bytes of ranges in the data files."""
+    return sum(piece.size for r in ranges for piece in index.slices(r.first, r.last))
+
+
+def is_stopped(why: str) -> bool:
+    """Return whether a reason for no lease stops a group. A rate limit only slows it down."""
+    return bool(why) and not why.startswith(RATE_LIMIT)

@@ -1,0 +1,124 @@
+"""A group with a rate limit: eight workers share it, and who waits does not poll."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from support.tables import context_of, group_ledger_of
+
+from spark_mq import ConsumerGroup, Lease, Queue, ReceivedMessage
+from spark_mq.errors import InvalidOption
+from spark_mq.ledger.acquire import Acquire
+from spark_mq.operations.acquire import wait_for_lease
+from spark_mq.testing import ManualClock
+
+
+@pytest.fixture
+def group(tmp_path: Path, clock: ManualClock) -> ConsumerGroup:
+    queue = Queue.create(tmp_path / "queue", clock=clock, rate_limit="10/s")
+    queue.publish([str(n) for n in range(100)])
+    return queue.group("g")
+
+
+def take(group: ConsumerGroup, messages: int = 100) -> int:
+    lease = group.lease("w", max_messages=messages)
+    return 0 if lease is None else len(lease)
+
+
+def test_a_limit_is_kept_over_handles_and_shown(group: ConsumerGroup, clock: ManualClock) -> None:
+    assert take(group) == 10
+    other = Queue.open(context_of(group).path, clock=clock).group("g")
+    assert take(other) == 0
+    why = other.stats().blocked_because
+    assert why.startswith("rate_limit: 10/s messages; the next lease is at ")
+    assert other.blocked_because == why
+    clock.advance("500ms")
+    assert take(other) == 5
+
+
+def test_a_new_limit_begins_with_a_full_burst(group: ConsumerGroup) -> None:
+    group.configure(rate_limit="1/h")
+    assert take(group) == 1
+    group.configure(rate_limit="20/s", rate_burst="2s")
+    assert take(group) == 40
+    group.configure(rate_limit=None)
+    assert take(group) == 59
+
+
+def test_a_busy_group_is_no_problem_of_health(group: ConsumerGroup) -> None:
+    take(group)
+    queue = Queue.open(context_of(group).path)
+    assert [one for one in queue.health().problems if one.kind == "blocked"] == []
+
+
+def test_who_waits_sleeps_until_the_limit_lets_it(group: ConsumerGroup, clock: ManualClock) -> None:
+    take(group)
+    slept: list[float] = []
+
+    class Sleep(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            slept.append(timeout or 0.0)
+            clock.advance(timedelta(seconds=timeout or 0.0))
+            return False
+
+    ledger = group_ledger_of(group)
+    grant = wait_for_lease(ledger, Acquire("w", 2), lambda: 60.0, 0.01, Sleep())
+    assert grant.message_count == 2
+    assert slept == [pytest.approx(0.2)]
+    group.configure(rate_limit="1/h")
+    take(group)
+    grant = wait_for_lease(ledger, Acquire("w", 1), lambda: 60.0, 0.01, Sleep())
+    assert slept[1:] == [5.0] * 720, "it looks for a new limit from time to time"
+
+
+@pytest.mark.parametrize("until", ["empty", "settled"])
+def test_a_worker_waits_for_the_limit_until_the_queue_is_empty(tmp_path: Path, until: str) -> None:
+    queue = Queue.create(tmp_path / "queue", rate_limit="100/s", rate_burst="100ms")
+    queue.publish(["x"] * 40)
+    summary = queue.group("g").work(lambda lease: None, max_messages=100, until=until)
+    assert summary.acked == 40
+    assert summary.leases >= 4
+
+
+@pytest.mark.parametrize("mode", ["batch", "message"])
+def test_eight_workers_lease_no_more_than_the_limit(tmp_path: Path, mode: str) -> None:
+    queue = Queue.create(tmp_path / "queue", rate_limit="400/s", rate_burst="100ms")
+    queue.publish(["x"] * 400)
+    starts: list[int] = []
+
+    def run() -> None:
+        Queue.open(queue.path).group("g").work(handle, mode=mode, max_messages=50, until="settled")
+
+    def handle(given: Lease | ReceivedMessage) -> None:
+        messages = given.messages if isinstance(given, Lease) else [given]
+        starts.extend(started_at(queue, message.sequence) for message in messages)
+
+    workers = [threading.Thread(target=run) for _ in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    starts.sort()
+    assert len(starts) == 400
+    assert most_in(starts, 100_000) <= 0.4 * 200
+    assert most_in(starts, 500_000) <= 0.4 * 600
+
+
+def started_at(queue: Queue, sequence: int) -> int:
+    """Return when the lease of a message began, in microseconds."""
+    ledger = group_ledger_of(queue.group("g")).current()
+    return next(r.leased_at or 0 for r in ledger if r.first <= sequence <= r.last)
+
+
+def most_in(starts: list[int], window: int) -> int:
+    """Return the most starts in a window of microseconds."""
+    return max(sum(1 for at in starts if begin <= at <= begin + window) for begin in starts)
+
+
+def test_a_rate_that_is_none_is_refused_by_name(group: ConsumerGroup) -> None:
+    with pytest.raises(InvalidOption, match="rate_limit='fast' is not a rate: use"):
+        group.configure(rate_limit="fast")
+    assert str(group.settings.rate_limit) == "10/s"
