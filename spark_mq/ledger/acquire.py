@@ -10,7 +10,13 @@ from spark_mq.errors import DataLossError
 from spark_mq.ledger.commands import Change, Command, Needs, Priority, View, join_notes
 from spark_mq.ledger.data_files import DataFile
 from spark_mq.ledger.editor import LedgerEditor
-from spark_mq.ledger.grant import MAX_IN_FLIGHT, AcquireRequest, Grant, blocked_by
+from spark_mq.ledger.grant import (
+    MAX_IN_FLIGHT,
+    MAX_IN_FLIGHT_BYTES,
+    AcquireRequest,
+    Grant,
+    blocked_by,
+)
 from spark_mq.ledger.intervals import Interval, format_intervals
 from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.lane_selector import LaneSelector, isolation_size
@@ -300,6 +306,21 @@ def acquire(
     ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, request: AcquireRequest
 ) -> tuple[Ledger, Grant]:
     """Return the next ledger and the lease's messages, or `ledger` itself without a grant."""
+    if rules.max_in_flight_bytes is None:
+        return _acquire_at_rate(ledger, index, now, rules, request)
+    held = count_bytes(ledger.ranges_at(ledger.find((LEASED,))), index)
+    left = max(1, rules.max_in_flight_bytes - held)
+    limited = replace(request, max_bytes=min(left, request.max_bytes or left))
+    after, grant = _acquire_at_rate(ledger, index, now, rules, limited)
+    if held and count_bytes(grant.ranges, index) > left:  # a larger message goes alone
+        return ledger, Grant((), MAX_IN_FLIGHT_BYTES, blocked_for_now=True)
+    return after, grant
+
+
+def _acquire_at_rate(
+    ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, request: AcquireRequest
+) -> tuple[Ledger, Grant]:
+    """Lease as :func:`acquire`, without the limit of bytes in flight."""
     limits = RateLimits.of(ledger.head, rules, now)
     if limits is None:
         return _acquire(ledger, index, now, rules, request)
@@ -319,7 +340,7 @@ def acquire(
 def _acquire(
     ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, request: AcquireRequest
 ) -> tuple[Ledger, Grant]:
-    """Lease as :func:`acquire`, without the rate limits."""
+    """Lease as :func:`acquire`, without limits of bytes and rates."""
     breaker = ledger.head.breaker
     if why := breaker.blocked_because(rules, now, _is_leased(ledger, breaker.trial)):
         return ledger, Grant((), why, blocked_for_now=True)

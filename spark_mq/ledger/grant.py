@@ -27,6 +27,7 @@ from spark_mq.ledger.sink_writes import SinkWrite, with_write
 
 __all__ = [
     "MAX_IN_FLIGHT",
+    "MAX_IN_FLIGHT_BYTES",
     "MAX_LEASES_WITHOUT_FRESH",
     "AcquireRequest",
     "Grant",
@@ -36,6 +37,7 @@ __all__ = [
 ]
 
 MAX_IN_FLIGHT: Final = "max_in_flight"
+MAX_IN_FLIGHT_BYTES: Final = "max_in_flight_bytes"
 MAX_LEASES_WITHOUT_FRESH: Final = 3
 """Leases in a row that may isolate suspects while unread messages are due."""
 
@@ -82,8 +84,8 @@ class Grant:
     @property
     def breaker_stops(self) -> bool:
         """Return whether a pause or the breaker is the reason."""
-        is_limit = self.blocked_because == MAX_IN_FLIGHT or self.wait_until is not None
-        return self.blocked_for_now and not is_limit
+        is_limit = self.blocked_because in (MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES)
+        return self.blocked_for_now and not is_limit and self.wait_until is None
 
 
 def blocked_by(r: Range) -> str:

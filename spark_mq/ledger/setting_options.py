@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TypedDict
 
 from spark_mq.util.clock import Duration
@@ -17,7 +18,7 @@ class GroupOptions(TypedDict, total=False):
     max_delivery_attempts: int | None
     on_max_deliveries: str
     on_reject: str
-    retry: str
+    retry: str | Sequence[Duration]
     retry_delay: Duration
     max_retry_delay: Duration
     retry_jitter: float
@@ -25,6 +26,7 @@ class GroupOptions(TypedDict, total=False):
     max_retry_age: Duration | None
     clock_skew: Duration
     max_in_flight: int | None
+    max_in_flight_bytes: int | str | None
     rate_limit: str | None
     byte_rate_limit: str | None
     rate_burst: Duration

@@ -53,12 +53,12 @@ class GroupSettings(Settings):
         "dead_letter",
         'The end of a rejected message. "drop" settles it.',
     )
-    retry: str = setting(
-        kinds.Choice(("exponential", "linear", "constant", "none")),
+    retry: str | tuple[timedelta, ...] = setting(
+        kinds.Growth(("exponential", "linear", "constant", "none")),
         "exponential",
         'How the delay after a nack grows with each failure. "exponential" doubles it, "linear" '
         'adds `retry_delay`, "constant" keeps it. With "none" the first failure of a message by '
-        "itself is final.",
+        "itself is final. A list has the delays one by one, and the last one is kept.",
     )
     retry_delay: timedelta = setting(
         kinds.Duration(zero=True),
@@ -86,6 +86,12 @@ class GroupSettings(Settings):
     )
     max_in_flight: int | None = setting(
         kinds.Count("messages"), None, "The most messages under lease. None for no limit."
+    )
+    max_in_flight_bytes: int | None = setting(
+        kinds.Size(),
+        None,
+        "The most bytes under lease, as `max_bytes` estimates them. A message that is larger is "
+        "leased alone. None for no limit.",
     )
     rate_limit: Rate | None = setting(
         kinds.Rates(),
@@ -158,6 +164,9 @@ class GroupSettings(Settings):
 
         `jitter` is the share of the allowed jitter to add, 0 to 1.
         """
+        if isinstance(self.retry, tuple):
+            own = self.retry[min(failures, len(self.retry)) - 1] // MICROSECOND
+            return round(own * (1 + self.retry_jitter * jitter))
         growth = {
             "exponential": 2 ** min(failures - 1, 40),
             "linear": failures,

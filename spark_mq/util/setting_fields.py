@@ -34,12 +34,14 @@ __all__ = [
     "Duration",
     "Flag",
     "Fraction",
+    "Growth",
     "Kind",
     "Path",
     "Rate",
     "Rates",
     "Setting",
     "Settings",
+    "Size",
     "Text",
     "Texts",
     "documented",
@@ -137,6 +139,18 @@ class Count(_Number):
 
 
 @dataclass(frozen=True)
+class Size(_Number):
+    """Numbers of bytes."""
+
+    accepts = "int | str"
+    holds = "int"
+    values = "bytes, such as 1000000 or `64m`"
+
+    def check(self, name: str, value: Any) -> int:
+        return validate_size(name, value)
+
+
+@dataclass(frozen=True)
 class Fraction(_Number):
     accepts = holds = "float"
     values = "0 to 1"
@@ -157,6 +171,41 @@ class Choice(Kind):
 
     def check(self, name: str, value: Any) -> str:
         return validate_choice(name, value, self.words)
+
+
+@dataclass(frozen=True)
+class Growth(Kind):
+    """One of some words, or a list of durations."""
+
+    words: tuple[str, ...]
+    accepts = "str | Sequence[Duration]"
+    holds = "str | tuple[timedelta, ...]"
+
+    @staticmethod
+    def decode(stored: Any) -> str | tuple[timedelta, ...]:
+        return stored if isinstance(stored, str) else tuple(map(Duration.decode, stored))
+
+    @property
+    def values(self) -> str:
+        return f"{Choice(self.words).values}, or durations such as `10s, 1m, 1h`"
+
+    def check(self, name: str, value: Any) -> str | tuple[timedelta, ...]:
+        if isinstance(value, str) and not re.search("[0-9]", value):
+            return validate_choice(name, value, self.words)
+        given = value.split(",") if isinstance(value, str) else value
+        if not isinstance(given, list | tuple) or not given:
+            raise invalid(name, value, f"is not valid: use {self.values}".replace("`", "'"))
+        return tuple(Duration(zero=True).check(name, _stripped(one)) for one in given)
+
+    def encode(self, value: str | tuple[timedelta, ...]) -> str | list[int]:
+        return value if isinstance(value, str) else [one // MICROSECOND for one in value]
+
+    def show(self, value: str | tuple[timedelta, ...]) -> str:
+        return value if isinstance(value, str) else ", ".join(map(show_duration, value))
+
+
+def _stripped(one: Any) -> Any:
+    return one.strip() if isinstance(one, str) else one
 
 
 @dataclass(frozen=True)

@@ -280,3 +280,42 @@ def test_what_max_bytes_leaves_out_goes_back_as_it_was():
         seq: group.at(seq)._replace(first=0, last=0, message_count=0) for seq in range(2, 6)
     } == {seq: before[seq] for seq in range(2, 6)}
     assert group.states() == "LLAAAAUUUU"
+
+
+# -- bytes in flight
+
+
+def test_messages_of_so_many_bytes_are_leased_at_the_same_time():
+    group = Group(rules=limits(max_in_flight_bytes=50))  # a message has 10
+    assert group.lease("a", 3) == [0, 1, 2]
+    assert group.lease("b", 100) == [3, 4]
+    grant = group.ask("c", 1)
+    assert grant == Grant((), "max_in_flight_bytes")
+    assert grant.blocked_for_now
+    assert not grant.breaker_stops
+    group.settle(ACK, "a", [0])
+    assert group.lease("d", 100) == [5]
+    assert group.ask("e", 100, max_bytes=5).blocked_because == "max_in_flight_bytes"
+
+
+def test_a_message_that_is_larger_than_the_limit_is_leased_alone():
+    sizes = [10, 500, 10]
+    files = [DataFile(sequence(n, 0), 1, str(n), size, 0) for n, size in enumerate(sizes)]
+    group = Group(files=files, rules=limits(max_in_flight_bytes=50))
+    assert group.lease("a", 100) == [sequence(0, 0)]
+    assert group.ask("b", 100).blocked_because == "max_in_flight_bytes"
+    group.settle(ACK, "a")
+    assert group.lease("c", 100) == [sequence(1, 0)]
+    assert group.ask("d", 100).blocked_because == "max_in_flight_bytes"
+
+
+def test_bytes_and_messages_in_flight_and_rates_hold_together():
+    rules = limits(max_in_flight_bytes=50, max_in_flight=4, rate_limit=[3, SECOND])
+    group = Group(rules=rules)
+    assert group.lease("a", 100) == [0, 1, 2]
+    group.now += SECOND
+    assert group.lease("b", 100) == [3]
+    group.now += SECOND
+    assert group.ask("c", 100).blocked_because == "max_in_flight"
+    group.settle(ACK, "a", [0, 1])
+    assert group.lease("d", 100) == [4, 5]

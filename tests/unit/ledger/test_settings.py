@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
+from datetime import timedelta
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -74,3 +76,22 @@ def test_the_type_of_a_setting_is_that_of_its_kind(owner: type[Settings]):
 def test_settings_that_cannot_be_read_are_refused():
     with pytest.raises(UnsupportedTable, match=r"/data/q: .* restore the table from a backup"):
         QueueSettings.from_json(stored(retention="soon"), "/data/q")
+
+
+def test_the_delays_after_failures_may_be_a_list():
+    rules = GroupSettings().changed(retry=["10s", timedelta(minutes=1), 3600], retry_jitter=0)
+    assert [rules.delay(failures) // 1_000_000 for failures in (1, 2, 3, 4, 50)] == [
+        10, 60, 3600, 3600, 3600,
+    ]  # fmt: skip
+    assert GroupSettings.decoded(json.loads(json.dumps(rules.encoded()))) == rules
+    assert GroupSettings().changed(retry=" 10s, 1m ,1h", retry_jitter=0) == rules
+    assert "retry=10s, 1m, 1h" in GroupSettings().changes(rules)
+    assert GroupSettings().changed(retry=["0s"], retry_jitter=0.5).delay(1, 1.0) == 0
+    assert GroupSettings().changed(retry=["10s"], retry_jitter=0.5).delay(1, 1.0) == 15_000_000
+
+
+@pytest.mark.parametrize("given", [[], ["soon"], "10s,,1m", 10, None, ["-1s"], "exponental", {}])
+def test_what_is_no_retry_is_refused(given: Any):
+    with pytest.raises(InvalidOption, match="retry=") as caught:
+        GroupSettings().changed(retry=given)
+    assert caught.value.option == "retry"
