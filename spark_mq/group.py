@@ -22,6 +22,7 @@ from spark_mq.ledger.setting_options import GroupOptions
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
 from spark_mq.ledger.stats import GroupStats
+from spark_mq.message import check_time
 from spark_mq.operations.acquire import wait_for_lease
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.find_messages import find_messages
@@ -234,8 +235,8 @@ class ConsumerGroup(GroupViews):
         return change_messages(self._ledger, DEAD_LETTER, found, reason=why, force=force, by=by)
 
     @acting_by_default
-    def pause(self, reason: str | None = None) -> None:
-        """Stop new leases of the group, in every process, until :meth:`resume`.
+    def pause(self, reason: str | None = None, *, until: datetime | Duration | None = None) -> None:
+        """Stop new leases of the group, in every process, until :meth:`resume` or a time.
 
         Workers wait meanwhile, but they can settle and extend live leases.
 
@@ -243,10 +244,26 @@ class ConsumerGroup(GroupViews):
         ----------
         reason
             Why, for people. Stats, progress and logs show it. Default: none.
+        until
+            When leases are allowed again: an aware datetime, or a duration from now such as "30m".
+            Default: at a resume.
+
+        Raises
+        ------
+        InvalidOption
+            `until` is no time, or is over.
         """
         why = validate_error(reason, "reason")
+        now = self._ledger.now()
+        end = None if until is None else check_time("until", until, now)
+        if end is not None and end <= now:
+            raise InvalidOption(
+                f"until={until} is over: give a later time, or none",
+                option="until",
+                value=until,
+            )
         self._ledger.create_if_missing()
-        self._ledger.run(Pause(why))
+        self._ledger.run(Pause(why, end))
 
     @acting_by_default
     def resume(self) -> None:

@@ -92,9 +92,17 @@ def configure(on: Given) -> Mapping[str, Any]:
 
 
 @command("group pause", GROUP_ARGUMENT)
-def pause(on: Given, reason: _Reason = None) -> Mapping[str, Any]:
-    """Stop new leases of a group until `group resume`. Live leases can be settled."""
-    on.group.pause(reason)
+def pause(
+    on: Given,
+    reason: _Reason = None,
+    until: Annotated[
+        str | None,
+        option("When leases are allowed again: 30m from now, or an instant with a zone."),
+    ] = None,
+) -> Mapping[str, Any]:
+    """Stop new leases of a group until `group resume`, or a time. Live leases can be settled."""
+    end = None if until is None else _instant("--until", until) if ":" in until else until
+    on.group.pause(reason, until=end)
     return {"group": on.group.name, "blocked_because": on.group.stats().blocked_because}
 
 
@@ -187,7 +195,7 @@ def seek(
     given: list[str | int | datetime] = []
     given += ["earliest"] if to_earliest else []
     given += ["latest"] if to_latest else []
-    given += [] if to_datetime is None else [_instant(to_datetime)]
+    given += [] if to_datetime is None else [_instant("--to-datetime", to_datetime)]
     given += [] if to_sequence is None else [to_sequence]
     if len(given) != 1:
         raise InvalidOption(
@@ -202,16 +210,15 @@ def seek(
     return {**asdict(preview), "executed": execute}
 
 
-def _instant(text: str) -> datetime:
+def _instant(name: str, text: str) -> datetime:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
         found = None
     if found is None or found.tzinfo is None:
         raise InvalidOption(
-            f"--to-datetime {text} is not an instant: give one with a zone, as "
-            "2026-01-31T12:00:00Z",
-            option="--to-datetime",
+            f"{name} {text} is not an instant: give one with a zone, as 2026-01-31T12:00:00Z",
+            option=name,
             value=text,
         )
     return found

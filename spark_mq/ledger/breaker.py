@@ -37,6 +37,7 @@ class Breaker:
     failed_trials: int = 0  # since the breaker opened
     paused_at: int | None = None
     pause_reason: str | None = None
+    paused_until: int | None = None  # None for a pause until a resume
 
     @classmethod
     def from_stored(cls, data: Mapping[str, Any]) -> Breaker:
@@ -46,9 +47,12 @@ class Breaker:
         """Return the fields that differ from those of a closed breaker."""
         return {name: value for name, value in asdict(self).items() if value not in (None, 0, ())}
 
-    def state(self, rules: GroupSettings) -> str:
+    def is_paused(self, now: int) -> bool:
+        return self.paused_at is not None and (self.paused_until is None or now < self.paused_until)
+
+    def state(self, rules: GroupSettings, now: int) -> str:
         """Return CLOSED, OPEN or PAUSED."""
-        if self.paused_at is not None:
+        if self.is_paused(now):
             return PAUSED
         return OPEN if self.is_open(rules) else CLOSED
 
@@ -58,18 +62,19 @@ class Breaker:
 
     def blocked_because(self, rules: GroupSettings, now: int, on_trial: bool) -> str:
         """Return why the group grants no lease now, or an empty string."""
-        if self.paused_at is None and self.is_open(rules):
+        if not self.is_paused(now) and self.is_open(rules):
             if on_trial:
                 return f"{self._why_open()}; message {self.trial} is the trial"
             if now >= (self.next_trial_at or 0):
                 return ""
-        return self.why(rules)
+        return self.why(rules, now)
 
-    def why(self, rules: GroupSettings) -> str:
+    def why(self, rules: GroupSettings, now: int) -> str:
         """Return why a pause or an open breaker stops the group, or an empty string."""
-        if self.paused_at is not None:
+        if self.is_paused(now):
+            until = "" if self.paused_until is None else f" until {_at(self.paused_until)}"
             reason = f": {printable(self.pause_reason)}" if self.pause_reason else ""
-            return f"paused since {_at(self.paused_at)}{reason}"
+            return f"paused since {_at(self.paused_at or 0)}{until}{reason}"
         if not self.is_open(rules):
             return ""
         return f"{self._why_open()}; the next trial is at {_at(self.next_trial_at or 0)}"
@@ -108,15 +113,18 @@ class Breaker:
         trial = -1 if self.trial is None else self.trial
         if not any(first <= trial <= last for first, last in intervals):
             return self
-        return Breaker(paused_at=self.paused_at, pause_reason=self.pause_reason)
+        return Breaker(
+            paused_at=self.paused_at, pause_reason=self.pause_reason,
+            paused_until=self.paused_until,
+        )  # fmt: skip
 
     def with_trial(self, message: int, now: int, rules: GroupSettings) -> Breaker:
         at = now + _wait(self.failed_trials, rules)
         return replace(self, trial=message, next_trial_at=at)
 
-    def paused(self, reason: str | None, now: int) -> Breaker:
-        at = now if self.paused_at is None else self.paused_at
-        return replace(self, paused_at=at, pause_reason=reason)
+    def paused(self, reason: str | None, now: int, until: int | None = None) -> Breaker:
+        at = self.paused_at if self.is_paused(now) else now
+        return replace(self, paused_at=at, pause_reason=reason, paused_until=until)
 
 
 def _wait(failed_trials: int, rules: GroupSettings) -> int:

@@ -182,14 +182,15 @@ class Seek(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class Pause(Command[None]):
-    """Stop new leases until a resume."""
+    """Stop new leases until a resume, or until an instant in microseconds."""
 
     reason: str | None
+    until: int | None = None
 
     name = "pause"
 
     def apply(self, view: View) -> Change[None]:
-        after = pause(view.ledger, self.reason, view.now)
+        after = pause(view.ledger, self.reason, view.now, self.until)
         return Change(after, None, _with_reason(self.name, self.reason))
 
 
@@ -268,8 +269,8 @@ class NoteChange(Command[None]):
         return Change(ledger.replaced(ledger.head, ledger.events), None, note)
 
 
-def pause(ledger: Ledger, reason: str | None, now: int) -> Ledger:
-    return _with_breaker(ledger, ledger.head.breaker.paused(reason, now))
+def pause(ledger: Ledger, reason: str | None, now: int, until: int | None = None) -> Ledger:
+    return _with_breaker(ledger, ledger.head.breaker.paused(reason, now, until))
 
 
 def resume(ledger: Ledger) -> Ledger:

@@ -210,6 +210,8 @@ def next_due_at(ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: 
     breaker = ledger.head.breaker
     if breaker.is_open(rules):
         ends.append(breaker.next_trial_at)
+    if breaker.is_paused(now):
+        ends.append(breaker.paused_until)
     if index.has_times_after(ledger.end_sequence) and (unread := unread_range(ledger, index)):
         ends += [r.available_at for r in split_by_time(unread, index, now, now).later]
     return min((end for end in ends if end is not None), default=None)

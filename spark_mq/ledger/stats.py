@@ -297,7 +297,7 @@ def facts_of(ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: int
         index,
         now,
         grant.blocked_because,
-        head.breaker.state(rules),
+        head.breaker.state(rules, now),
     )
 
 

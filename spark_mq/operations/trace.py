@@ -174,7 +174,7 @@ def _blocked_groups(context: QueueContext, sequence: int) -> Iterator[tuple[str,
             continue
         if any(ledger.state_at(row) == SETTLED for row in ledger.overlapping(sequence, sequence)):
             continue
-        if why := ledger.head.breaker.why(settings):
+        if why := ledger.head.breaker.why(settings, context.now()):
             yield group.name, why
 
 

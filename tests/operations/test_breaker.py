@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from support.handles import again, lease
@@ -13,8 +13,10 @@ from support.tables import context_of, group_ledger_of
 
 from spark_mq import Lease, Queue
 from spark_mq.errors import GroupNotFound, InvalidOption
+from spark_mq.ledger.schedule import next_due_at
 from spark_mq.operations.history import read_history
 from spark_mq.testing import ManualClock
+from spark_mq.util.clock import to_datetime
 
 Make = Callable[..., Queue]
 
@@ -315,6 +317,49 @@ def test_pause_makes_a_group_and_resume_does_not(queue: Queue) -> None:
     assert queue.group("early").lease("w") is None
     with pytest.raises(GroupNotFound):
         queue.group("never").resume()
+
+
+def test_a_pause_may_end_by_itself(queue: Queue, clock: ManualClock) -> None:
+    numbers(queue)
+    group = queue.group()
+    group.pause("maintenance", until="30m")
+    assert " until " in group.blocked_because
+    assert group.blocked_because.endswith("UTC: maintenance")
+    assert group.stats().breaker == "paused"
+    assert group.lease("w") is None
+    clock.advance("29m")
+    assert next_due_at_of(queue) == clock() + timedelta(minutes=1)
+    assert group.lease("w") is None
+    clock.advance("1m")
+    assert (group.blocked_because, group.stats().breaker) == ("", "closed")
+    assert len(lease(queue, 3)) == 3
+    group.pause("again", until=clock() + timedelta(hours=1))
+    group.pause("longer")
+    clock.advance("1d")
+    assert group.lease("w") is None
+    assert "until" not in group.blocked_because
+    group.resume()
+    assert len(lease(queue, 3)) == 3
+
+
+def next_due_at_of(queue: Queue) -> datetime:
+    ledger = group_ledger_of(queue.group())
+    snapshot = ledger.snapshot()
+    current = ledger.ledger_in(snapshot)
+    at = next_due_at(current, queue._context.messages.index(), ledger.settings(), ledger.now())
+    assert at is not None
+    return to_datetime(at)
+
+
+@pytest.mark.parametrize(
+    ("until", "text"),
+    [("0s", "is over"), (datetime(2020, 1, 1, tzinfo=UTC), "is over"), ("soon", "is no datetime"),
+     (datetime(2099, 1, 1), "is no datetime")],
+)  # fmt: skip
+def test_a_pause_until_no_time_is_refused(queue: Queue, until: object, text: str) -> None:
+    with pytest.raises(InvalidOption, match=text) as caught:
+        queue.group().pause(until=until)  # type: ignore[arg-type]
+    assert caught.value.option == "until"
 
 
 def test_a_reason_is_text(queue: Queue) -> None:

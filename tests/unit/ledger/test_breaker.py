@@ -24,7 +24,7 @@ def breaker(group: Group) -> Breaker:
 
 
 def state(group: Group) -> str:
-    return breaker(group).state(group.rules)
+    return breaker(group).state(group.rules, group.now)
 
 
 def broken(messages: int = 100, **settings) -> Group:
