@@ -17,7 +17,7 @@ from spark_mq.lease import Lease
 from spark_mq.ledger.acquire import Acquire, Grant
 from spark_mq.ledger.intervals import from_sequences
 from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW
-from spark_mq.ledger.owner_commands import Configure, Expire, Pause, Resume, Seek, Unblock
+from spark_mq.ledger.owner_commands import Expire, Pause, Resume, Seek, Unblock
 from spark_mq.ledger.setting_options import GroupOptions
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
@@ -35,7 +35,7 @@ from spark_mq.operations.settle import (
     extend,
     settle,
 )
-from spark_mq.operations.sinks import check_no_sink, clean_settings, sink_key
+from spark_mq.operations.sinks import check_no_sink, configure_command
 from spark_mq.util.advice import RAISE_CAP, UNBLOCK_GROUP
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.user import acting_by_default, worker_name
@@ -126,12 +126,9 @@ class ConsumerGroup(GroupViews):
             See :class:`~spark_mq.GroupSettings`. Settings not given stay as they are. Raises
             InvalidOption for an unknown setting or an invalid value.
         """
-        # Before the group is created.
-        given = clean_settings(settings)
-        GroupSettings().changed(**given).check_order(self._ledger.messages.lanes)
-        given |= sink_key(self._ledger, given)
+        command = configure_command(self._ledger, settings)  # before the group is created
         self._ledger.create_if_missing()
-        return self._ledger.run(Configure(given))
+        return self._ledger.run(command)
 
     @property
     def settings(self) -> GroupSettings:
@@ -255,13 +252,7 @@ class ConsumerGroup(GroupViews):
         """
         why = validate_error(reason, "reason")
         now = self._ledger.now()
-        end = None if until is None else check_time("until", until, now)
-        if end is not None and end <= now:
-            raise InvalidOption(
-                f"until={until} is over: give a later time, or none",
-                option="until",
-                value=until,
-            )
+        end = None if until is None else check_time("until", until, now, later=True)
         self._ledger.create_if_missing()
         self._ledger.run(Pause(why, end))
 

@@ -137,9 +137,10 @@ def is_settle_result(returned: Any) -> bool:
 def _rows(returned: Any) -> list[Mapping[str, Any]]:
     rows = returned.to_pylist() if isinstance(returned, pa.Table) else returned
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+        appended = " Do not return what lease.append returns." if isinstance(returned, bool) else ""
         raise InvalidHandlerResult(
             f"the handler returned {type(returned).__name__}: return None, or a pyarrow.Table or "
-            f"a list of dicts with {', '.join(COLUMNS)}",
+            f"a list of dicts with {', '.join(COLUMNS)}.{appended}",
             option="handler",
             value=type(returned).__name__,
         )

@@ -56,6 +56,7 @@ class Lease:
         self._store_failed = False
         self._guard = AppendGuard(acquired.lease_id)
         self._may_append = first.sink_writes is not None
+        self._sink_key = acquired.sink_key
 
     def __repr__(self) -> str:
         expires_at = self.expires_at.isoformat()
@@ -290,7 +291,7 @@ class Lease:
         """
         check_schema_mode(schema_mode)
         return self._guard.append(
-            lambda: sink_of_lease(self._ledger, self.lease_id, self._ranges),
+            lambda: sink_of_lease(self._ledger, self.lease_id, self._ranges, self._sink_key),
             lambda sink, own: sink.append(rows, own, schema_mode),
             type(rows).__name__,
         )

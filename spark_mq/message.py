@@ -312,13 +312,16 @@ def _header_texts(headers: Any) -> list[str] | None:
     return texts if all(isinstance(text, str) for text in texts) else None
 
 
-def check_time(option: str, at: Any, now: int) -> int:
-    """Return a deliver_at or expires_at in microseconds since 1970. Raises InvalidOption."""
-    if problem := _time_problem(at):
-        raise InvalidOption(f"{option}={short_repr(at)} is {problem}", option=option, value=at)
-    if isinstance(at, datetime):
-        return to_micros(at)
-    return now + validate_duration(option, at, zero=True)
+def check_time(option: str, at: Any, now: int, *, later: bool = False) -> int:
+    """Return an instant in microseconds since 1970, with `later` after now. Raise InvalidOption."""
+    problem = _time_problem(at)
+    if not problem:
+        is_instant = isinstance(at, datetime)
+        found = to_micros(at) if is_instant else now + validate_duration(option, at, zero=True)
+        if not later or found > now:
+            return found
+        problem = "over: give a later time"
+    raise InvalidOption(f"{option}={short_repr(at)} is {problem}", option=option, value=at)
 
 
 def _at(given: datetime | Duration | None, now: Callable[[], int]) -> datetime | None:

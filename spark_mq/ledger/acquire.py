@@ -95,6 +95,7 @@ class Acquire(Command[Grant]):
             lease_id=request.lease_id,
             expires_at=request.expires_at,
             acked=acks.get("messages", 0),
+            sink_key=view.settings.sink_key,
         )
         if found.dead and not view.looked:
             return Change(None, grant)  # a trim may have dropped them

@@ -75,6 +75,7 @@ class Grant:
     unfinished: bool = False  # files must be checked before the next try
     acked: int = 0  # messages of earlier batches of a stream
     cut: bool = field(default=False, compare=False)  # max_bytes ended it
+    sink_key: str | None = field(default=None, compare=False)  # the group's, at the time
     wait_until: int | None = field(default=None, compare=False)  # by the rate limit
 
     @property

@@ -126,9 +126,13 @@ class Create(Command[bool]):
 
 @dataclass(frozen=True, slots=True)
 class Configure(Command[GroupSettings]):
-    """Change settings of the group. Return all of them."""
+    """Change settings of the group. Return all of them.
+
+    With `forget_writes` the old sink is gone, so no message can be in it.
+    """
 
     changes: Mapping[str, Any]
+    forget_writes: bool = False
 
     name = "configure"
 
@@ -137,27 +141,38 @@ class Configure(Command[GroupSettings]):
         stored = after.encoded()
         if stored == before.encoded():
             return Change(None, after)
-        if "sink" in self.changes:
-            _check_no_open_writes(view.ledger, before)
+        ledger = view.ledger
+        if before.sink_key != after.sink_key:
+            if self.forget_writes:
+                ledger = _without_writes(ledger)
+            _check_no_open_writes(ledger, before)
         note = {
             "operation": self.name,
             "settings": {name: stored[name] for name in self.changes},
             "detail": before.changes(after),
         }
-        head = replace(view.ledger.head, settings=stored)
+        head = replace(ledger.head, settings=stored)
         if any(name.startswith(("rate_", "byte_rate_")) for name in self.changes):
             head = replace(head, rate_full_at=0, byte_rate_full_at=0)
-        return Change(view.ledger.replaced(head, view.ledger.events), after, note)
+        return Change(ledger.replaced(head, ledger.events), after, note)
+
+
+def _without_writes(ledger: Ledger) -> Ledger:
+    """Return the ledger without the writes of leases, whose sink is gone."""
+    editor = LedgerEditor(ledger)
+    for r in editor.remove(ledger.find(UNSETTLED, ("sink_writes", "is set", True))):
+        editor.add(r._replace(sink_writes=None), r)
+    return editor.build()
 
 
 def _check_no_open_writes(ledger: Ledger, rules: GroupSettings) -> None:
     """Raise InvalidOption for messages that the sink may have, because another one has not."""
     if messages := ledger.count(UNSETTLED, ("sink_writes", "is set", True)):
         raise InvalidOption(
-            f"the sink cannot change: {messages} messages may be in {rules.sink} already, and are "
-            "not settled. Pause the group, and wait until they are. Or seek, which forgets it",
+            f"the sink cannot change: {messages} unsettled messages may be in {rules.sink}. Let "
+            "the workers of the group settle them, without new messages meanwhile",
             option="sink",
-            value=None,
+            value=rules.sink,
         )
 
 

@@ -6,18 +6,19 @@ producer there, so ``messages/`` keeps its last number in the commit that publis
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 
-from spark_mq.errors import InvalidOption, LeaseLost
+from spark_mq.errors import InvalidOption, LeaseLost, NotAQueue
 from spark_mq.ledger.sink_writes import SinkWrite
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.publish import publish_messages
 from spark_mq.storage.publishes import fence_of, producer_txn
 
-__all__ = ["QueueSink"]
+__all__ = ["QueueSink", "other_queue"]
 
 
 class QueueSink:
@@ -39,19 +40,21 @@ class QueueSink:
 
         Those before it, or all, are fenced.
         """
-        messages = self._queue.messages
-        # In order, because each holder fenced the writes before its own, before it wrote.
-        return any(messages.has_or_fence(self._txn(write), write.number) for write in writes)
+        with self._unless_replaced():
+            messages = self._queue.messages
+            # In order, because each holder fenced the writes before its own, before it wrote.
+            return any(messages.has_or_fence(self._txn(write), write.number) for write in writes)
 
     def append(self, rows: Any, write: SinkWrite, schema_mode: str | None = None) -> None:
         """Publish messages in the write of a lease. Raise LeaseLost if it was fenced."""
         self.check_schema_mode(schema_mode)
         if hasattr(rows, "__arrow_c_stream__") or hasattr(rows, "__arrow_c_array__"):
             rows = pa.table(rows)
-        receipt = publish_messages(
-            self._queue, rows, producer_id=self.producer_id(write),
-            producer_sequence=write.number, on_duplicate="skip", deliver_at=None,
-        )  # fmt: skip
+        with self._unless_replaced():
+            receipt = publish_messages(
+                self._queue, rows, producer_id=self.producer_id(write),
+                producer_sequence=write.number, on_duplicate="skip", deliver_at=None,
+            )  # fmt: skip
         if receipt.duplicate:
             self.check_own(write)
 
@@ -75,9 +78,27 @@ class QueueSink:
                 lost=[],
             )
 
+    @contextmanager
+    def _unless_replaced(self) -> Iterator[None]:
+        try:
+            yield
+        except NotAQueue as error:
+            raise other_queue(self.path) from error
+
     def producer_id(self, write: SinkWrite) -> str:
         """Return the producer of a write, whose number is that of the write."""
         return f"{self._names}.{write.writer}"
 
     def _txn(self, write: SinkWrite) -> str:
         return producer_txn(self.producer_id(write))
+
+
+def other_queue(path: str) -> InvalidOption:
+    """Return the error for a queue that is not the one which the sink was."""
+    return InvalidOption(
+        f"sink={path!r} cannot be used: it is another queue than when it was set, and does not "
+        "know what the old one had. Configure the group with the sink again, and all unsettled "
+        "messages are written there",
+        option="sink",
+        value=path,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,14 +15,17 @@ from spark_mq.errors import (
     InvalidOption,
     InvalidSchema,
     LeaseLost,
+    NotAQueue,
     QueueNotFound,
 )
+from spark_mq.ledger.owner_commands import Configure
 from spark_mq.ledger.ranges import Range
+from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import ACK, NACK, RELEASE
 from spark_mq.ledger.sink_writes import SinkWrite, parse_writes
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.create import check_home, is_delta_table, open_context
-from spark_mq.operations.queue_sink import QueueSink
+from spark_mq.operations.queue_sink import QueueSink, other_queue
 from spark_mq.storage.delta_sink import DeltaSink
 from spark_mq.util.validation import short_repr
 
@@ -31,9 +35,8 @@ __all__ = [
     "Sink",
     "check_no_sink",
     "check_schema_mode",
-    "clean_settings",
+    "configure_command",
     "refuse_publish",
-    "sink_key",
     "sink_of_lease",
 ]
 
@@ -52,29 +55,53 @@ class _SinkKey(NamedTuple):
     unique: str  # new each time, so that nothing is found of a group that had the sink before
 
 
-def clean_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+def _clean(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings of a group with an absolute path of the sink. Raise InvalidOption."""
     settings = dict(given)
     if "sink_key" in settings:
         raise InvalidOption(
             "'sink_key' is set by spark_mq itself: use sink, the path of a Delta table or a queue",
             option="sink_key",
-            value=None,
+            value=settings["sink_key"],
         )
-    if settings.get("sink") is not None:
-        settings["sink"] = absolute_path(settings["sink"], "sink")
+    if (sink := settings.get("sink")) is not None:
+        if not isinstance(sink, str | os.PathLike) or not os.fspath(sink):
+            raise InvalidOption(
+                f"sink={short_repr(sink)} is no path: give the path or URI of a Delta table or a "
+                "queue, such as queue.path",
+                option="sink",
+                value=sink,
+            )
+        settings["sink"] = absolute_path(sink, "sink")
     return settings
 
 
-def sink_key(ledger: GroupLedger, settings: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return the key of the sink among settings. Raise InvalidOption for a place with none."""
+def configure_command(ledger: GroupLedger, given: Mapping[str, Any]) -> Configure:
+    """Return the command that changes settings of a group, and its sink. Raise InvalidOption."""
+    settings = _clean(given)
+    GroupSettings().changed(**settings).check_order(ledger.messages.lanes)
     if "sink" not in settings:
-        return {}
-    if settings["sink"] is None:
-        return {"sink_key": None}
-    kind, table_id = _find(ledger.queue, settings["sink"])
-    key = _SinkKey(str(ledger.queue.settings.queue_id), kind, table_id, uuid.uuid4().hex)
-    return {"sink_key": "/".join(key)}
+        return Configure(settings)
+    rules, queue, sink = ledger.settings(), ledger.queue, settings["sink"]
+    if sink is None:
+        key = None
+    else:
+        kind, table_id = _find(queue, sink)
+        key = _SinkKey(str(queue.settings.queue_id), kind, table_id, uuid.uuid4().hex)
+    old = None if rules.sink_key is None else _SinkKey(*rules.sink_key.split("/"))
+    if key is not None and old is not None and sink == rules.sink and key[:3] == old[:3]:
+        key = old  # the same sink
+    gone = old is not None and not _is_there(queue, str(rules.sink), old)
+    text = None if key is None else "/".join(key)
+    return Configure({**settings, "sink_key": text}, forget_writes=gone)
+
+
+def _is_there(queue: QueueContext, path: str, key: _SinkKey) -> bool:
+    """Return whether a sink is the one that its key names."""
+    try:
+        return _find(queue, path)[:2] == (key.kind, key.table_id)
+    except (InvalidOption, NotAQueue):
+        return False
 
 
 def _find(queue: QueueContext, path: str) -> tuple[str, str]:
@@ -85,7 +112,8 @@ def _find(queue: QueueContext, path: str) -> tuple[str, str]:
         return _QUEUE, _open_queue(queue, path).messages.table_id
     except QueueNotFound as error:
         raise InvalidOption(
-            f"sink={path!r} cannot be used: there is no Delta table and no queue. Create it first",
+            f"sink={path!r} cannot be used: there is no Delta table and no queue. Create one by "
+            "deltalake.write_deltalake or Queue.create",
             option="sink",
             value=path,
         ) from error
@@ -132,7 +160,10 @@ LeaseSink: TypeAlias = tuple[Sink, SinkWrite, list[SinkWrite]]
 """The sink, the write of a lease, and those of its messages' earlier leases."""
 
 
-def sink_of_lease(ledger: GroupLedger, lease_id: str, ranges: Sequence[Range]) -> LeaseSink:
+def sink_of_lease(
+    ledger: GroupLedger, lease_id: str, ranges: Sequence[Range], given_key: str | None
+) -> LeaseSink:
+    """Return the sink of a lease that began with a key. Raise InvalidOption if it has none now."""
     queue, rules = ledger.queue, ledger.settings()
     if rules.sink is None or rules.sink_key is None:
         raise InvalidOption(
@@ -143,7 +174,7 @@ def sink_of_lease(ledger: GroupLedger, lease_id: str, ranges: Sequence[Range]) -
         )
     writes = {r.sink_writes for r in ranges}
     text = writes.pop() if len(writes) == 1 else None
-    if text is None:
+    if text is None or given_key != rules.sink_key:
         raise InvalidOption(
             f"lease {lease_id} is older than the sink of group {ledger.name!r}. Release it, and "
             "lease again",
@@ -171,13 +202,7 @@ def _open(queue: QueueContext, path: str, key: _SinkKey) -> Sink:
     if target is None:
         target = _open_queue(queue, path)
         if target.messages.table_id != key.table_id:
-            raise InvalidOption(
-                f"sink={path!r} cannot be used: it is another queue than when it was set, and does "
-                "not know what the old one had. Configure the group with the sink again once no "
-                "lease is open",
-                option="sink",
-                value=path,
-            )
+            raise other_queue(path)
         queue.sinks[key.table_id] = target
     return QueueSink(target, f"sink-{key.queue_id}.{key.unique}")
 

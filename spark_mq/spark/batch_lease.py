@@ -209,12 +209,13 @@ class BatchLease:
 
         def target() -> LeaseSink:
             ledger = self._owners.of(self.lease_id)._ledger
+            key = ledger.settings().sink_key  # before the look at what the lease holds
             held = ledger.current().held(self.lease_id)
             if not held:
                 raise LeaseLost(
                     f"lease {self.lease_id} holds no messages", lease_id=self.lease_id, lost=[]
                 )
-            return sink_of_lease(ledger, self.lease_id, held)
+            return sink_of_lease(ledger, self.lease_id, held, key)
 
         return self._guard.append(
             target,

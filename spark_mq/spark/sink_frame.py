@@ -53,6 +53,12 @@ def append_frame(
     Raise InvalidSchema for rows that do not fit, InvalidOption for a table that plain files cannot
     be added to, and LeaseLost if another worker has fenced the write.
     """
+    if not (hasattr(frame, "schema") and hasattr(frame, "write")):
+        raise InvalidOption(
+            f"df is a {type(frame).__name__}: give a Spark DataFrame, made of the batch",
+            option="df",
+            value=type(frame).__name__,
+        )
     if isinstance(sink, QueueSink):
         sink.check_schema_mode(schema_mode)
         _publish(sink, frame, write)
@@ -122,9 +128,10 @@ def _fitting(frame: DataFrame, schema: StructType, *, fill: bool) -> DataFrame:
     if given.keys() != wanted.keys():
         missing = sorted(wanted.keys() - given.keys())
         unknown = sorted(given.keys() - wanted.keys())
+        parts = [f"missing {missing}"] * bool(missing) + [f"unknown {unknown}"] * bool(unknown)
         raise InvalidSchema(
-            f"the rows do not have the columns of the sink: missing {missing}, unknown {unknown}. "
-            "Select the sink's columns",
+            f"the rows do not have the columns of the sink: {', '.join(parts)}. Select the sink's "
+            'columns, or give schema_mode="merge" for new columns or missing ones',
             column=(missing or unknown)[0],
         )
     for name, one in wanted.items():

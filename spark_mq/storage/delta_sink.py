@@ -13,6 +13,7 @@ refuses a commit if another one had the same name since the table was read. So:
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
@@ -29,6 +30,7 @@ __all__ = ["DeltaSink", "SinkFile", "SinkTable"]
 _TRIES: Final = 20  # of a commit whose race is lost only to a few others
 _FORGETS: Final = "delta.setTransactionRetentionDuration"
 _MAPPING: Final = "delta.columnMapping.mode"
+_ARROW: Final = ("__arrow_c_stream__", "__arrow_c_array__", "to_arrow", "dtypes")  # what rows have
 
 
 class SinkFile(NamedTuple):
@@ -67,6 +69,8 @@ class DeltaSink:
         found = table.metadata()
         if found.configuration.get(_MAPPING, "none") != "none":
             raise self._refused(f"it has {_MAPPING}, which delta-rs ignores", "use another table")
+        if '"format": "spark_mq' in (found.description or ""):
+            raise self._refused("it is a table of a queue", "give the path of the queue itself")
         if _FORGETS in found.configuration:
             raise self._refused(
                 f"it has {_FORGETS}, so it would forget which leases it has",
@@ -87,7 +91,14 @@ class DeltaSink:
     ) -> None:
         """Append rows in the write of a lease, as :meth:`commit`."""
         from deltalake import write_deltalake
-        from deltalake.exceptions import SchemaMismatchError
+
+        if not any(hasattr(rows, name) for name in _ARROW):
+            raise InvalidOption(
+                f"rows is a {type(rows).__name__}: give an Arrow table, or a DataFrame of Polars "
+                "or pandas",
+                option="rows",
+                value=type(rows).__name__,
+            )
 
         def change(table: DeltaTable, transactions: CommitProperties) -> None:
             try:
@@ -95,13 +106,16 @@ class DeltaSink:
                     table, rows, mode="append", schema_mode=schema_mode,
                     commit_properties=transactions,
                 )  # fmt: skip
-            except SchemaMismatchError as error:
+            except Exception as error:
+                if not _is_of_rows(error):
+                    raise
+                # Without its text, which may have values.
                 raise InvalidOption(
-                    f"the rows do not fit the schema of {self.path}: {one_line(error)}. Give rows "
-                    'of its schema, or schema_mode="merge" for new columns',
+                    f"the rows do not fit {self.path}: {_misfits(rows, table)}. Give rows of its "
+                    'schema, or schema_mode="merge" for new columns or missing ones',
                     option="rows",
                     value=type(rows).__name__,
-                ) from error
+                ) from None
 
         self.commit(write, change)
 
@@ -230,7 +244,7 @@ class DeltaSink:
         if str(table.metadata().id) != self._table_id:
             raise self._refused(
                 "it is another table than when it was set, and does not know what the old one had",
-                "configure the group with the sink again once no lease is open",
+                "configure the group with the sink again, and all unsettled messages are written",
             )
         return table
 
@@ -253,3 +267,31 @@ def _add_files(table: DeltaTable, actions: list[Any], transactions: CommitProper
     table.create_write_transaction(
         actions, "append", table.schema(), columns, commit_properties=transactions
     )
+
+
+def _is_of_rows(error: Exception) -> bool:
+    """Return whether an error of delta-rs is one of the rows, and nothing was written."""
+    from deltalake.exceptions import DeltaError, SchemaMismatchError
+
+    if isinstance(error, SchemaMismatchError):
+        return True
+    # For a cast that fails it raises a bare Exception, and for a null a DeltaError.
+    text = str(error)
+    is_bare = type(error) is Exception and text.startswith("Cast error")
+    return is_bare or (type(error) is DeltaError and "failed validation check" in text)
+
+
+def _misfits(rows: Any, table: DeltaTable) -> str:
+    """Return how the columns of rows differ from those of a table, for people."""
+    import pyarrow as pa
+
+    wanted = {one["name"]: one for one in json.loads(table.schema().to_json())["fields"]}
+    try:
+        given = set(pa.schema(rows if hasattr(rows, "__arrow_c_schema__") else rows.schema).names)
+    except (AttributeError, TypeError, ValueError):
+        return "the columns or their types differ"
+    pairs = (("missing", wanted.keys() - given), ("unknown", given - wanted.keys()))
+    found = [f"{what} {', '.join(sorted(names))}" for what, names in pairs if names]
+    required = ", ".join(sorted(name for name, one in wanted.items() if not one["nullable"]))
+    null = f", or is null in {required}, which may not be" if required else ""
+    return "; ".join(found) or f"a value cannot be cast to the type of its column{null}"

@@ -253,7 +253,9 @@ def run_worker(served: Served, options: WorkOptions) -> WorkSummary:
         validate_callable("handler", handler, "lease" if batches else "message")
     if batches:
         _refuse_message_options(served, options)
-    elif options.ack == "manual":
+    else:
+        _refuse_sinks(served)
+    if not batches and options.ack == "manual":
         raise InvalidOption(
             "ack='manual' needs mode='batch': a handler of single messages decides by what it "
             "returns or raises. Use ack='on_success' or ack='on_receive'.",
@@ -271,6 +273,18 @@ def run_worker(served: Served, options: WorkOptions) -> WorkSummary:
         GroupFeed(ledger, kind(handler, rules), rules, pool, state) for ledger, handler in served
     ]
     return _run(feeds, pool, state, shutdown_timeout)
+
+
+def _refuse_sinks(served: Served) -> None:
+    """Raise InvalidOption for a group whose sink a handler of single messages cannot write to."""
+    for ledger, _ in served:
+        if (sink := ledger.settings().sink) is not None:
+            raise InvalidOption(
+                f"group {ledger.name!r} has the sink {sink}, and mode='message' has no "
+                "lease.append. Use mode='batch', or group.configure(sink=None)",
+                option="mode",
+                value="message",
+            )
 
 
 def _run(feeds: Sequence[GroupFeed], pool: Pool, state: WorkState, grace: float) -> WorkSummary:

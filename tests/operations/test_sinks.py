@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pkgutil
+import shutil
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from support.sinks import OF_QUEUES, OF_TABLES, SCHEMA, make_sink, values
+from support.tables import context_of
 
 from spark_mq import ConsumerGroup, Lease, Message, Queue, errors
 from spark_mq.testing import ManualClock
@@ -410,6 +413,14 @@ def test_a_place_that_cannot_be_a_sink_is_refused(group: ConsumerGroup, tmp_path
         assert caught.value.option == "sink"
     with pytest.raises(errors.InvalidOption, match="there is no Delta table"):
         group.configure(sink=tmp_path / "nothing")
+    own = context_of(group).path
+    for name in ("messages", "leases"):
+        with pytest.raises(errors.InvalidOption, match="it is a table of a queue") as caught:
+            group.configure(sink=f"{own}/{name}")
+        assert caught.value.option == "sink"
+    for wrong in (5, "", Queue.open(own)):
+        with pytest.raises(errors.InvalidOption, match=r"sink=.* is no path: give the path"):
+            group.configure(sink=wrong)  # type: ignore[arg-type]
     with pytest.raises(errors.InvalidOption, match="no default for new groups"):
         Queue.create(tmp_path / "other", sink="/tmp/sink")
     with pytest.raises(errors.InvalidOption, match="set by spark_mq itself"):
@@ -441,7 +452,7 @@ def test_the_sink_changes_only_while_no_message_may_be_in_it(
     publish(group, "a")
     lease = take(group)
     for path in (other, None):
-        with pytest.raises(errors.InvalidOption, match="1 messages may be in"):
+        with pytest.raises(errors.InvalidOption, match="1 unsettled messages may be in"):
             group.configure(sink=path)
     append(lease)
     lease.ack()
@@ -454,15 +465,54 @@ def test_the_sink_changes_only_while_no_message_may_be_in_it(
     assert group.settings.sink is None
 
 
-@OF_TABLES
-def test_a_table_that_was_made_again_is_refused(group: ConsumerGroup, sink: str) -> None:
-    """It does not know what the old one had."""
+def test_the_same_sink_again_changes_nothing(group: ConsumerGroup, sink: str) -> None:
+    """A worker may set it each time it starts, also after a crash."""
     publish(group, "a")
-    lease = take(group)
-    write_deltalake(sink, SCHEMA.empty_table(), mode="overwrite")
-    DeltaTable.create(sink, SCHEMA, mode="overwrite")
-    with pytest.raises(errors.InvalidOption, match="another table than when it was set"):
-        append(lease)
+    append(take(group))
+    before, version = group.settings.sink_key, group.stats().latest_version
+    settings = group.configure(sink=Path(sink), retry_delay="0s")
+    assert (settings.sink_key, settings.retry_delay) == (before, timedelta(0))
+    assert group.settings.sink_key == before
+    assert group.stats().latest_version == version
+
+
+def make_again(sink: str) -> None:
+    if Path(sink, "messages").exists():
+        Queue.drop_at(sink, "sink")
+        Queue.create(sink)
+    else:
+        shutil.rmtree(sink)
+        make_sink(Path(sink))
+
+
+def test_a_sink_that_was_made_again_is_refused_until_it_is_set_again(
+    group: ConsumerGroup, clock: ManualClock, sink: str
+) -> None:
+    """It does not know what the old one had, so all unsettled messages are written there."""
+    publish(group, "a", "b")
+    append(take(group, 1))
+    old = take(group)
+    make_again(sink)
+    with pytest.raises(errors.InvalidOption, match="than when it was set") as caught:
+        append(old)
+    assert caught.value.option == "sink"
+    group.configure(sink=sink)
+    with pytest.raises(errors.InvalidOption, match="is older than the sink"):
+        append(old)
+    clock.advance("5m")
+    drain(group, clock)
+    with pytest.raises(errors.InvalidOption, match="is older than the sink"):
+        append(old)
+    assert values(sink) == ["a", "b"]
+
+
+def test_a_sink_that_is_gone_can_be_taken_off(group: ConsumerGroup, sink: str) -> None:
+    publish(group, "a")
+    append(lease := take(group))
+    shutil.rmtree(sink)
+    assert group.configure(sink=None).sink is None
+    lease.ack()
+    assert group.stats().acked == 1
 
 
 @OF_TABLES
@@ -472,31 +522,20 @@ def test_rows_that_do_not_fit_are_refused_and_the_lease_can_append_others(
     publish(group, "a")
     lease = take(group)
     wide = pa.table({"value": ["a"], "more": [1]})
-    with pytest.raises(errors.InvalidOption, match=r'schema_mode="merge"') as caught:
-        lease.append(wide)
-    assert caught.value.option == "rows"
+    for rows, text in (
+        (wide, 'unknown more. .*schema_mode="merge"'),
+        (pa.table({"more": [1]}), "missing value; unknown more"),
+        (["a"], "rows is a list: give an Arrow table"),
+        (None, "rows is a NoneType: give an Arrow table"),
+    ):
+        with pytest.raises(errors.InvalidOption, match=text) as caught:
+            lease.append(rows)
+        assert caught.value.option == "rows"
     with pytest.raises(errors.InvalidOption, match="schema_mode"):
         lease.append(wide, schema_mode="overwrite")  # type: ignore[arg-type]
     assert lease.append(wide, schema_mode="merge")
     lease.ack()
     assert DeltaTable(sink).to_pyarrow_table().to_pylist() == [{"value": "a", "more": 1}]
-
-
-@OF_QUEUES
-def test_a_queue_that_was_made_again_is_refused(
-    group: ConsumerGroup, sink: str, clock: ManualClock
-) -> None:
-    publish(group, "a")
-    lease = take(group)
-    Queue.drop_at(sink, "sink")
-    Queue.create(sink)
-    with pytest.raises(errors.InvalidOption, match="another queue than when it was set"):
-        append(lease)
-    lease.nack()
-    clock.advance("5m")
-    lease = take(group)
-    with pytest.raises(errors.InvalidOption, match="another queue than when it was set"):
-        append(lease)
 
 
 @OF_QUEUES
@@ -544,3 +583,35 @@ def test_a_queue_may_be_the_sink_of_its_own_group(tmp_path: Path) -> None:
 
     assert group.work(count_down, until="settled").acked == 4
     assert values(queue.path) == ["0", "1", "2", "3"]
+
+
+@OF_TABLES
+def test_an_error_of_the_rows_has_none_of_their_values(
+    group: ConsumerGroup, tmp_path: Path, sink: str
+) -> None:
+    path = str(tmp_path / "typed")
+    schema = pa.schema([pa.field("n", pa.int64(), nullable=False), ("text", pa.string())])
+    write_deltalake(path, schema.empty_table())
+    group.configure(sink=path)
+    publish(group, "a")
+    lease = take(group)
+    for n in ("secret", None):
+        with pytest.raises(errors.InvalidOption, match=r"cannot be cast .* null in n") as caught:
+            lease.append(pa.table({"n": [n], "text": ["secret"]}))
+        assert "secret" not in str(caught.value)
+    assert lease.append(pa.table({"n": [1], "text": ["a"]}))
+
+
+@OF_TABLES
+def test_a_handler_may_not_return_what_append_returns(group: ConsumerGroup, sink: str) -> None:
+    publish(group, "a")
+    with pytest.raises(errors.InvalidHandlerResult, match=r"Do not return what lease\.append"):
+        group.work(append, until="empty")
+
+
+def test_a_handler_of_single_messages_cannot_have_a_sink(group: ConsumerGroup, sink: str) -> None:
+    publish(group, "a")
+    with pytest.raises(errors.InvalidOption, match="mode='message' has no lease") as caught:
+        group.work(lambda message: None, mode="message", until="empty")
+    assert caught.value.option == "mode"
+    assert group.stats().ready == 1

@@ -191,6 +191,8 @@ def test_rows_that_do_not_fit_a_table_are_refused_by_name(
     found: list[str] = []
 
     def process(batch: Any, lease: Any) -> None:
+        with pytest.raises(errors.InvalidOption, match="df is a Table: give a Spark"):
+            lease.append(pa.table({"value": ["a"]}))
         for rows, text in (
             (batch.selectExpr("sequence"), r"missing \['value'\], unknown \['sequence'\]"),
             (batch.select("value"), "has the type binary, and in the sink string"),
