@@ -174,7 +174,9 @@ def _differences(
 
 
 def _setting_cell(value: Any) -> str:
-    return show_cell((", ".join(value) or None) if isinstance(value, tuple) else value)
+    return show_cell(
+        (", ".join(map(show_cell, value)) or None) if isinstance(value, tuple) else value
+    )
 
 
 @command("queue purge", QUEUE_ARGUMENT, asks=True)

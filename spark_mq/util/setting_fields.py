@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from functools import cache, partial
-from typing import Any, ClassVar, Final, NamedTuple, Self, TypeVar, cast
+from typing import Any, ClassVar, Final, Self, TypeVar, cast
 
 from spark_mq.errors import InvalidOption, UnsupportedTable
 from spark_mq.util.clock import MICROSECOND
@@ -250,14 +250,20 @@ class Texts(Kind):
         return list(value)
 
 
-class Rate(NamedTuple):
-    """Units in a time, such as 100 messages a second."""
+class Rate(str):
+    """Units in a time, such as 100 messages a second, which is the text "100/s"."""
 
     amount: int
     per: int  # microseconds
 
-    def __str__(self) -> str:
-        return f"{self.amount}/{_PERIODS.get(self.per) or show_duration(self.per * MICROSECOND)}"
+    def __new__(cls, amount: int, per: int) -> Rate:
+        period = _PERIODS.get(per) or show_duration(per * MICROSECOND)
+        rate = super().__new__(cls, f"{amount}/{period}")
+        rate.amount, rate.per = amount, per
+        return rate
+
+    def __getnewargs__(self) -> tuple[int, int]:  # type: ignore[override]
+        return self.amount, self.per
 
     def duration_of(self, units: int) -> int:
         """Return how long some units take, in microseconds."""
@@ -292,9 +298,10 @@ class Rates(Kind):
         if isinstance(value, Rate):
             return value
         amount, slash, period = str(value).partition("/")
+        shown = " or ".join(map(repr, self._examples))
         period = period.strip()
         if not isinstance(value, str) or not slash:
-            raise invalid(name, value, f"is not a rate: use text like {self._examples}")
+            raise invalid(name, value, f"is not a rate: use text like {shown}")
         try:
             units = validate_size(name, amount) if self.of_bytes else int(amount)
             text = f"1{period}" if period in _PERIODS.values() else period
@@ -302,11 +309,11 @@ class Rates(Kind):
         except (InvalidOption, ValueError):
             units = per = 0
         if units < 1:
-            raise invalid(name, value, f"is not a rate: use text like {self._examples}")
+            raise invalid(name, value, f"is not a rate: use text like {shown}")
         return Rate(units, per)
 
     def encode(self, value: Rate) -> list[int]:
-        return list(value)
+        return [value.amount, value.per]
 
 
 @dataclass(frozen=True)

@@ -169,6 +169,13 @@ def test_groups_are_listed_described_configured_and_dropped(run: Run, queue: Que
                 "json").row  # fmt: skip
     assert (after["retry_delay"], after["max_delivery_attempts"]) == (300.0, None)
     assert queue.group("billing").settings.retry_jitter == 0.5
+    limits = ("--set", "rate_limit=5/m", "--set", "retry=1s,2m", "--set", "max_in_flight_bytes=64m")
+    text = run("group", "configure", "billing", *here, *limits).out
+    assert re.search(r"rate_limit +- -> 5/m", text)
+    assert re.search(r"retry +exponential -> 1s, 2m", text)
+    text = run("group", "pause", "billing", *here, "--until", "30m", "--reason", "backup").out
+    assert re.search(r"paused since .* until .*: backup", text)
+    run("group", "resume", "billing", *here)
     text = run("group", "configure", "billing", *here, "--set", "retry_delay=1m").out
     assert [line.split(maxsplit=1) for line in text.splitlines() if "->" in line] == [
         ["retry_delay", "5m -> 1m"],

@@ -682,7 +682,7 @@ def test_every_duration_of_the_settings_is_a_timedelta(make: Make) -> None:
         "max_retry_age": timedelta(hours=6), "retry_delay": timedelta(milliseconds=250),
         "visibility_timeout": timedelta(minutes=1), "clock_skew": timedelta(seconds=1),
         "max_retry_delay": timedelta(minutes=15), "breaker_reset_timeout": timedelta(seconds=10),
-        "breaker_max_wait": timedelta(minutes=5),
+        "breaker_max_wait": timedelta(minutes=5), "rate_burst": timedelta(seconds=1),
     }  # fmt: skip
     assert isinstance(queue.settings, QueueSettings)
     assert queue.settings.group == queue.group().settings

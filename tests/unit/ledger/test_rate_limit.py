@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from itertools import pairwise
 from typing import Any
 
@@ -103,7 +104,7 @@ Steps = list[tuple[int, int, int]]
 
 def lease_all(steps: Steps, rate: Rate, burst: int) -> list[tuple[int, int]]:
     """Return the instant and the number of messages of each lease."""
-    rules = limits(rate_limit=list(rate), rate_burst=burst,
+    rules = limits(breaker_threshold=None, rate_limit=[rate.amount, rate.per], rate_burst=burst,
                    byte_rate_limit=[3 * rate.amount * SIZE, rate.per])  # fmt: skip
     group, real, leased = Group(100_000, rules=rules), 1_000 * SECOND, []
     for at, (pause, limit, ahead) in enumerate(steps):
@@ -166,8 +167,8 @@ def test_each_rule_is_needed(name: str, wrong: Variant):
 def test_after_the_wait_that_it_says_a_lease_is_granted(
     amount: int, per: int, burst: int, steps: list[tuple[int, int]]
 ):
-    rules = limits(rate_limit=[amount, per], byte_rate_limit=[amount * SIZE // 2 + 1, per],
-                   rate_burst=burst)  # fmt: skip
+    rules = limits(breaker_threshold=None, rate_limit=[amount, per], rate_burst=burst,
+                   byte_rate_limit=[amount * SIZE // 2 + 1, per])  # fmt: skip
     group = Group(1_000_000, rules=rules)
     for at, (pause, limit) in enumerate(steps):
         group.now += pause
@@ -202,6 +203,9 @@ def test_a_rate_is_text(given: str, rate: tuple[int, int], shown: str):
     rules = GroupSettings().changed(rate_limit=given)
     assert rules.rate_limit == Rate(*rate)
     assert str(rules.rate_limit) == shown
+    assert rules.to_arrow()["rate_limit"].to_pylist() == [shown]
+    copied = pickle.loads(pickle.dumps(rules.rate_limit))
+    assert (copied, copied.amount, copied.per) == (shown, *rate)
     assert GroupSettings.decoded(rules.encoded()) == rules
 
 
