@@ -3,10 +3,12 @@
 Both groups lease the same messages in turn, append them to tables of their own, and ack them.
 
     python benchmarks/sink_costs.py --batches 100 --messages 1000
+    python benchmarks/sink_costs.py --queue --batches 100 --messages 1000
     python benchmarks/sink_costs.py --spark --batches 20 --messages 10000
 
-With --spark, two streams of foreachBatch take turns: one appends by ``lease.append``, the other by
-Spark's own Delta writer with ``lease.delta_options``.
+With --queue, the sink is another queue, beside a plain publish. With --spark, two streams of
+foreachBatch take turns: one appends by ``lease.append``, the other by Spark's own Delta writer with
+``lease.delta_options``.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batches", type=int, default=100)
     parser.add_argument("--messages", type=int, default=1_000)
+    parser.add_argument("--queue", action="store_true", help="the sink is a queue")
     parser.add_argument("--spark", action="store_true")
     given = parser.parse_args()
     if given.spark:
@@ -38,8 +41,12 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         sink, plain = (str(Path(folder) / name) for name in ("sink", "plain"))
-        for table in (sink, plain):
-            write_deltalake(table, SCHEMA.empty_table())
+        for place in (sink, plain):
+            if given.queue:
+                Queue.create(place)
+            else:
+                write_deltalake(place, SCHEMA.empty_table())
+        plain_queue = Queue.open(plain) if given.queue else None
         queue = Queue.create(Path(folder) / "queue", max_delivery_attempts=None)
         with_sink, without = queue.group("billing"), queue.group("mail")
         with_sink.configure(sink=sink, retry="constant", retry_delay=0)
@@ -48,7 +55,10 @@ def main() -> None:
             queue.publish([b"x" * 100] * given.messages)
 
         def write(lease: Lease) -> None:
-            write_deltalake(plain, rows_of(lease), mode="append")
+            if plain_queue is None:
+                write_deltalake(plain, rows_of(lease), mode="append")
+            else:
+                plain_queue.publish(rows_of(lease))
 
         def append(lease: Lease) -> None:
             lease.append(rows_of(lease))
@@ -64,7 +74,7 @@ def main() -> None:
             lease.nack(delay=0)
             times["resolved"].append(seconds(with_sink, given.messages, append))
     middle = {name: statistics.median(found) for name, found in times.items()}
-    print(f"lease, write and ack: {middle['plain'] * 1e3:.1f} ms by write_deltalake, "
+    print(f"lease, write and ack: {middle['plain'] * 1e3:.1f} ms by a plain write, "
           f"{middle['sink'] * 1e3:.1f} ms by lease.append: "
           f"{middle['sink'] / middle['plain']:.2f}x")  # fmt: skip
     print(f"after a failed lease, which is fenced: {middle['resolved'] * 1e3:.1f} ms, so "

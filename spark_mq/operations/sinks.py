@@ -15,7 +15,6 @@ from spark_mq.errors import (
     InvalidOption,
     InvalidSchema,
     LeaseLost,
-    NotAQueue,
     QueueNotFound,
 )
 from spark_mq.ledger.owner_commands import Configure
@@ -97,10 +96,13 @@ def configure_command(ledger: GroupLedger, given: Mapping[str, Any]) -> Configur
 
 
 def _is_there(queue: QueueContext, path: str, key: _SinkKey) -> bool:
-    """Return whether a sink is the one that its key names."""
+    """Return whether a sink is the one that its key names. Raise NotAQueue for a broken one."""
+    if is_delta_table(path, queue.storage_options):
+        found = DeltaSink(path, queue.storage_options).table_id()
+        return (_TABLE, found) == (key.kind, key.table_id)
     try:
-        return _find(queue, path)[:2] == (key.kind, key.table_id)
-    except (InvalidOption, NotAQueue):
+        return (_QUEUE, _open_queue(queue, path).messages.table_id) == (key.kind, key.table_id)
+    except QueueNotFound:
         return False
 
 

@@ -63,6 +63,10 @@ class DeltaSink:
         self.path, self.storage_options, self._names = path, dict(storage_options), names
         self._table_id = table_id
 
+    def table_id(self) -> str:
+        """Return the id of the table that is there."""
+        return str(self._open().metadata().id)
+
     def check(self) -> str:
         """Return the id of the table. Raise InvalidOption if it cannot be a sink."""
         table = self._open()

@@ -615,3 +615,17 @@ def test_a_handler_of_single_messages_cannot_have_a_sink(group: ConsumerGroup, s
         group.work(lambda message: None, mode="message", until="empty")
     assert caught.value.option == "mode"
     assert group.stats().ready == 1
+
+
+@OF_TABLES
+def test_a_sink_that_was_spoilt_is_not_taken_for_gone(
+    group: ConsumerGroup, tmp_path: Path, sink: str
+) -> None:
+    """It still has what was written, so that may not be written elsewhere."""
+    publish(group, "a")
+    append(take(group))
+    forgets = {"delta.setTransactionRetentionDuration": "interval 1 day"}
+    DeltaTable(sink).alter.set_table_properties(forgets)
+    for other in (make_sink(tmp_path / "other"), None):
+        with pytest.raises(errors.InvalidOption, match="the sink cannot change"):
+            group.configure(sink=other)
