@@ -12,7 +12,7 @@ from spark_mq.inspect.overview import QueueOverview
 from spark_mq.ledger.grant import MAX_IN_FLIGHT
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import BLOCKED, LEASED, SETTLED, Range
-from spark_mq.ledger.rate_limit import RATE_LIMIT
+from spark_mq.ledger.rate_limit import is_stopped
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.ledger.walk import range_of, walk
 from spark_mq.maintenance.retention import find_held_back
@@ -24,8 +24,6 @@ from spark_mq.util.validation import validate_count, validate_duration
 __all__ = ["Blocker", "Health", "Problem", "check_health", "find_blockers"]
 
 MAX_RANGES: Final = 100  # blocked ranges of a group that are listed
-# What a busy group reaches, which is no problem.
-_LIMITS: Final = (MAX_IN_FLIGHT, RATE_LIMIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +193,9 @@ def _sweep_problems(overview: QueueOverview, now: datetime, limit: int | None) -
 
 def _group_problems(name: str, stats: GroupStats, limit: int | None) -> list[Problem]:
     found = []
-    if stats.blocked_because and not stats.blocked_because.startswith(_LIMITS):
-        text = f"group {name!r} leases nothing: {stats.blocked_because}"
+    # A busy group reaches its caps, too, which is no problem.
+    if is_stopped(why := stats.blocked_because) and not why.startswith(MAX_IN_FLIGHT):
+        text = f"group {name!r} leases nothing: {why}"
         found.append(Problem("blocked", name, text))
     age = stats.oldest_unsettled_age
     if limit is not None and age is not None and age > timedelta(microseconds=limit):

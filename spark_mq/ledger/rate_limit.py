@@ -127,8 +127,8 @@ class RateLimits(NamedTuple):
         return head
 
     def why(self, until: int) -> str:
-        rates = [f"{bucket.rate} messages" for bucket in (self.messages,) if bucket]
-        rates += [f"{bucket.rate} bytes" for bucket in (self.bytes,) if bucket]
+        units = (("messages", self.messages), ("bytes", self.bytes))
+        rates = [f"{bucket.rate} {unit}" for unit, bucket in units if bucket]
         at = to_datetime(until).isoformat(timespec="milliseconds")
         return f"{RATE_LIMIT}: {' and '.join(rates)}; the next lease is at {at}"
 

@@ -165,15 +165,16 @@ class GroupSettings(Settings):
         `jitter` is the share of the allowed jitter to add, 0 to 1.
         """
         if isinstance(self.retry, tuple):
-            own = self.retry[min(failures, len(self.retry)) - 1] // MICROSECOND
-            return round(own * (1 + self.retry_jitter * jitter))
-        growth = {
-            "exponential": 2 ** min(failures - 1, 40),
-            "linear": failures,
-            "constant": 1,
-            "none": 0,
-        }[self.retry]
-        delay = min(self.max_retry_delay // MICROSECOND, self.retry_delay // MICROSECOND * growth)
+            delay = self.retry[min(failures, len(self.retry)) - 1] // MICROSECOND
+        else:
+            growth = {
+                "exponential": 2 ** min(failures - 1, 40),
+                "linear": failures,
+                "constant": 1,
+                "none": 0,
+            }[self.retry]
+            longest = self.max_retry_delay // MICROSECOND
+            delay = min(longest, self.retry_delay // MICROSECOND * growth)
         return round(delay * (1 + self.retry_jitter * jitter))
 
     def failure_limit(self, own: bool) -> int | None:

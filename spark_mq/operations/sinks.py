@@ -82,43 +82,40 @@ def configure_command(ledger: GroupLedger, given: Mapping[str, Any]) -> Configur
     if "sink" not in settings:
         return Configure(settings)
     rules, queue, sink = ledger.settings(), ledger.queue, settings["sink"]
-    if sink is None:
-        key = None
-    else:
-        kind, table_id = _find(queue, sink)
-        key = _SinkKey(str(queue.settings.queue_id), kind, table_id, uuid.uuid4().hex)
+    key = None
+    if sink is not None:
+        key = _SinkKey(str(queue.settings.queue_id), *_find(queue, sink), uuid.uuid4().hex)
     old = None if rules.sink_key is None else _SinkKey(*rules.sink_key.split("/"))
     if key is not None and old is not None and sink == rules.sink and key[:3] == old[:3]:
         key = old  # the same sink
-    gone = old is not None and not _is_there(queue, str(rules.sink), old)
+    gone = old is not None and old != key and _look(queue, str(rules.sink)) != old[1:3]
     text = None if key is None else "/".join(key)
     return Configure({**settings, "sink_key": text}, forget_writes=gone)
 
 
-def _is_there(queue: QueueContext, path: str, key: _SinkKey) -> bool:
-    """Return whether a sink is the one that its key names. Raise NotAQueue for a broken one."""
-    if is_delta_table(path, queue.storage_options):
-        found = DeltaSink(path, queue.storage_options).table_id()
-        return (_TABLE, found) == (key.kind, key.table_id)
-    try:
-        return (_QUEUE, _open_queue(queue, path).messages.table_id) == (key.kind, key.table_id)
-    except QueueNotFound:
-        return False
-
-
 def _find(queue: QueueContext, path: str) -> tuple[str, str]:
-    """Return the kind and the id of a sink. Raise InvalidOption or NotAQueue."""
-    if is_delta_table(path, queue.storage_options):
-        return _TABLE, DeltaSink(path, queue.storage_options).check()
-    try:
-        return _QUEUE, _open_queue(queue, path).messages.table_id
-    except QueueNotFound as error:
+    """Return the kind and the id of a place that can be a sink. Raise InvalidOption."""
+    found = _look(queue, path)
+    if found is None:
         raise InvalidOption(
             f"sink={path!r} cannot be used: there is no Delta table and no queue. Create one by "
             "deltalake.write_deltalake or Queue.create",
             option="sink",
             value=path,
-        ) from error
+        )
+    if found[0] == _TABLE:
+        DeltaSink(path, queue.storage_options).check()
+    return found
+
+
+def _look(queue: QueueContext, path: str) -> tuple[str, str] | None:
+    """Return the kind and the id of what is at a path, or None. Raise NotAQueue."""
+    if is_delta_table(path, queue.storage_options):
+        return _TABLE, DeltaSink(path, queue.storage_options).table_id()
+    try:
+        return _QUEUE, _open_queue(queue, path).messages.table_id
+    except QueueNotFound:
+        return None
 
 
 def _open_queue(queue: QueueContext, path: str) -> QueueContext:

@@ -67,10 +67,9 @@ class DeltaSink:
         """Return the id of the table that is there."""
         return str(self._open().metadata().id)
 
-    def check(self) -> str:
-        """Return the id of the table. Raise InvalidOption if it cannot be a sink."""
-        table = self._open()
-        found = table.metadata()
+    def check(self) -> None:
+        """Raise InvalidOption if the table cannot be a sink."""
+        found = self._open().metadata()
         if found.configuration.get(_MAPPING, "none") != "none":
             raise self._refused(f"it has {_MAPPING}, which delta-rs ignores", "use another table")
         if '"format": "spark_mq' in (found.description or ""):
@@ -80,7 +79,6 @@ class DeltaSink:
                 f"it has {_FORGETS}, so it would forget which leases it has",
                 "unset the property",
             )
-        return str(found.id)
 
     def has_one_of(self, writes: Sequence[SinkWrite]) -> bool:
         """Return whether the table has one of the earlier writes of a lease's messages.

@@ -15,8 +15,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
 from support.processes import SPAWN
+from support.sinks import SCHEMA, make_sink, values
 
 from spark_mq import Lease, Queue
 
@@ -25,7 +25,6 @@ KILLS = int(os.environ.get("SINK_KILLS", "15"))
 WORKERS = 3
 PATIENCE = 60.0
 """Seconds from the last kill to the end."""
-SCHEMA = pa.schema([("value", pa.string())])
 BAD = "7"  # a message ends so, and is rejected
 
 
@@ -58,12 +57,7 @@ def test_workers_that_are_killed_write_each_message_once(
     place: tuple[str, str, dict[str, str]], kind: str
 ) -> None:
     path, sink, options = place
-    if kind == "table":
-        rows_at = sink
-        write_deltalake(sink, SCHEMA.empty_table(), storage_options=options)
-    else:
-        rows_at = f"{sink}/messages"
-        Queue.create(sink, storage_options=options)
+    make_sink(sink, kind, options)
     queue = Queue.create(
         path, storage_options=options, visibility_timeout="1s", clock_skew="100ms",
         max_delivery_attempts=None, breaker_threshold=None,
@@ -94,9 +88,7 @@ def test_workers_that_are_killed_write_each_message_once(
             process.kill()
     queue.sweep()
     texts = [str(n) for n in range(count)]
-    rows = DeltaTable(rows_at, storage_options=options).to_pyarrow_table()["value"]
-    found = rows.cast(pa.string()).to_pylist()
-    assert sorted(found) == sorted(t for t in texts if t[-1] != BAD)
+    assert values(sink, options) == sorted(t for t in texts if t[-1] != BAD)
     letters = queue.list_dead_letters().to_pylist()
     assert sorted(one["value"].decode() for one in letters) == sorted(
         t for t in texts if t[-1] == BAD

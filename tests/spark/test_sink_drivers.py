@@ -15,11 +15,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
 from support.harness import storage_options
 from support.processes import SPAWN
+from support.sinks import make_sink, table_of, values
 from support.spark_session import new_session, s3_settings
 
 from spark_mq import ConsumerGroup, Queue
@@ -29,7 +28,6 @@ KILLS = int(os.environ.get("DRIVER_KILLS", "1"))
 PATIENCE = 240.0
 """Seconds for a driver to start and do something, and from the last kill to the end."""
 BAD = "7"  # a message that ends so is rejected
-SCHEMA = pa.schema([("value", pa.string())])
 
 
 def drive(path: str, options: Mapping[str, str], folder: Path, settings: Mapping[str, str]) -> None:
@@ -107,12 +105,7 @@ def test_drivers_that_are_killed_append_each_message_once(
     place: tuple[str, str, dict[str, str]], tmp_path: Path, kind: str
 ) -> None:
     path, sink, options = place
-    if kind == "table":
-        rows_at = sink
-        write_deltalake(sink, SCHEMA.empty_table(), storage_options=options)
-    else:
-        rows_at = f"{sink}/messages"
-        Queue.create(sink, storage_options=options)
+    make_sink(sink, kind, options)
     queue = Queue.create(
         path, storage_options=options, visibility_timeout="10s", clock_skew="500ms",
         max_delivery_attempts=None, breaker_threshold=None,
@@ -135,9 +128,7 @@ def test_drivers_that_are_killed_append_each_message_once(
             drivers.kill(at)
     queue.sweep()
     texts = [str(n) for n in range(count)]
-    table = DeltaTable(rows_at, storage_options=options)
-    found = table.to_pyarrow_table()["value"].cast(pa.string()).to_pylist()
-    assert sorted(found) == sorted(t for t in texts if t[-1] != BAD)
+    assert values(sink, options) == sorted(t for t in texts if t[-1] != BAD)
     letters = queue.list_dead_letters()["value"].to_pylist()
     assert sorted(letters) == sorted(t.encode() for t in texts if t[-1] == BAD)
     key = str(group.settings.sink_key).split("/")
@@ -146,7 +137,8 @@ def test_drivers_that_are_killed_append_each_message_once(
         if kind == "table"
         else (f"spark_mq.producer:sink-{key[0]}.{key[3]}.1")
     )
-    assert table.transaction_version(second) is not None, "two leases were open at the same time"
+    number = table_of(sink, options).transaction_version(second)
+    assert number is not None, "two leases were open at the same time"
 
 
 def begin(path: str, options: Mapping[str, str], folder: Path, settings: Mapping[str, str]) -> Any:

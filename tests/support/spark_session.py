@@ -5,22 +5,20 @@ It has Delta, unless its Spark is one that Delta has no JAR for (``make test-spa
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
 from spark_mq.spark import with_delta
 from support.marks import without_delta
+from support.processes import SPAWN
 from support.stores import STORES
 
 __all__ = ["new_session", "plan_of", "s3_settings", "spark"]
-
-SPAWN: Final = multiprocessing.get_context("spawn")
 
 
 def plan_of(rows: Any) -> str:
