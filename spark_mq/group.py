@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Unpack
 
-from spark_mq.errors import GroupBlocked, InvalidOption
+from spark_mq.errors import InvalidOption
 from spark_mq.formats.base import Format
 from spark_mq.inspect.group_views import GroupViews
 from spark_mq.lease import Lease
-from spark_mq.ledger.acquire import Acquire, Grant
+from spark_mq.ledger.acquire import Acquire
 from spark_mq.ledger.intervals import from_sequences
 from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW
 from spark_mq.ledger.owner_commands import Expire, Pause, Resume, Seek, Unblock
@@ -23,7 +23,7 @@ from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.message import check_time
-from spark_mq.operations.acquire import wait_for_lease
+from spark_mq.operations.acquire import raise_if_blocked, wait_for_lease
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.find_messages import find_messages
 from spark_mq.operations.pauses import default_poll
@@ -36,7 +36,6 @@ from spark_mq.operations.settle import (
     settle,
 )
 from spark_mq.operations.sinks import check_no_sink, configure_command
-from spark_mq.util.advice import RAISE_CAP, UNBLOCK_GROUP
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.user import acting_by_default, worker_name
 from spark_mq.util.validation import (
@@ -361,22 +360,12 @@ class ConsumerGroup(GroupViews):
 
         grant = wait_for_lease(self._ledger, command, time_left, poll)
         if not grant.ranges:
-            self._raise_if_blocked(grant)
+            raise_if_blocked(self.name, grant)
             return None
         lease = Lease(self._ledger, worker, grant)
         if auto_ack:
             lease.ack()
         return lease
-
-    def _raise_if_blocked(self, grant: Grant) -> None:
-        if grant.blocked_because and not grant.blocked_for_now:
-            raise GroupBlocked(
-                f"group {self.name!r} may lease nothing: {grant.blocked_because}. Settle "
-                f"leased messages, or {RAISE_CAP}. For blocked messages, use {UNBLOCK_GROUP}",
-                advice=[RAISE_CAP, UNBLOCK_GROUP],
-                group=self.name,
-                blocked_because=grant.blocked_because,
-            )
 
     def work(
         self,

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from spark_mq.errors import GroupBlocked
 from spark_mq.ledger.acquire import UNREADABLE, Acquire, Grant
 from spark_mq.ledger.intervals import subtract
 from spark_mq.ledger.ranges import Range
@@ -16,10 +17,11 @@ from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.outages import OUTAGES, outage_pause
 from spark_mq.operations.pauses import Pauses
 from spark_mq.operations.payloads import FileChecks, read_whole
+from spark_mq.util.advice import RAISE_CAP, UNBLOCK_GROUP
 from spark_mq.util.clock import SECOND
 from spark_mq.util.notifier import subscribed
 
-__all__ = ["Damage", "find_damage", "reject_damaged", "wait_for_lease"]
+__all__ = ["Damage", "find_damage", "raise_if_blocked", "reject_damaged", "wait_for_lease"]
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +78,18 @@ def wait_for_lease(
                 checks = FileChecks(ledger.payloads)
                 _log.warning("could not lease, trying again in %.1f s: %s", wait, error)
                 changed.wait(min(left, wait))
+
+
+def raise_if_blocked(group: str, grant: Grant) -> None:
+    """Raise GroupBlocked if only the owner can make the group lease messages again."""
+    if grant.blocked_because and not grant.blocked_for_now:
+        raise GroupBlocked(
+            f"group {group!r} may lease nothing: {grant.blocked_because}. Settle leased messages, "
+            f"or {RAISE_CAP}. For blocked messages, use {UNBLOCK_GROUP}",
+            advice=[RAISE_CAP, UNBLOCK_GROUP],
+            group=group,
+            blocked_because=grant.blocked_because,
+        )
 
 
 def _pause(
