@@ -102,7 +102,7 @@ _TYPES = '''"""Type the settings that a user gives. Written by ``docs/write_refe
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from spark_mq.util.clock import Duration

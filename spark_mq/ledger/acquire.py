@@ -50,6 +50,7 @@ UNREADABLE: Final = "payload unreadable"
 POSTPONE: Final = 10 * SECOND  # for messages of a file out of reach, if others can be delivered
 MAX_OUT_OF_REACH: Final = 100  # files; the store is out of reach then, and a lease gives up
 _NOTHING: Final = Grant()
+_TRIES: Final = 3  # until a fair lease is made much smaller, so that it fits
 RESERVED_ATTEMPTS: Final = 1  # that the lease of a batch keeps back for a replay
 
 
@@ -342,6 +343,22 @@ def _acquire(
     ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, request: AcquireRequest
 ) -> tuple[Ledger, Grant]:
     """Lease as :func:`acquire`, without limits of bytes and rates."""
+    after, grant = _acquire_by_count(ledger, index, now, rules, request)
+    tries = 0
+    while grant.cut and rules.order == "fair" and (count := grant.message_count) > 1:
+        # The limit of bytes cut off the newest messages, so their lanes would never have a share.
+        tries += 1
+        smaller = replace(request, max_messages=count if tries < _TRIES else count // 2)
+        after, grant = _acquire_by_count(ledger, index, now, rules, smaller)
+        grant = replace(grant, cut=True)
+        if grant.message_count >= smaller.max_messages:
+            break
+    return after, grant
+
+
+def _acquire_by_count(
+    ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, request: AcquireRequest
+) -> tuple[Ledger, Grant]:
     breaker = ledger.head.breaker
     if why := breaker.blocked_because(rules, now, _is_leased(ledger, breaker.trial)):
         return ledger, Grant((), why, blocked_for_now=True)

@@ -28,6 +28,7 @@ from spark_mq.ledger.sink_writes import SinkWrite, with_write
 __all__ = [
     "MAX_IN_FLIGHT",
     "MAX_IN_FLIGHT_BYTES",
+    "MAX_IN_FLIGHT_PER_KEY",
     "MAX_LEASES_WITHOUT_FRESH",
     "AcquireRequest",
     "Grant",
@@ -38,6 +39,7 @@ __all__ = [
 
 MAX_IN_FLIGHT: Final = "max_in_flight"
 MAX_IN_FLIGHT_BYTES: Final = "max_in_flight_bytes"
+MAX_IN_FLIGHT_PER_KEY: Final = "max_in_flight_per_key"
 MAX_LEASES_WITHOUT_FRESH: Final = 3
 """Leases in a row that may isolate suspects while unread messages are due."""
 
@@ -85,7 +87,8 @@ class Grant:
     @property
     def breaker_stops(self) -> bool:
         """Return whether a pause or the breaker is the reason."""
-        is_limit = self.blocked_because in (MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES)
+        limits = (MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, MAX_IN_FLIGHT_PER_KEY)
+        is_limit = self.blocked_because in limits
         return self.blocked_for_now and not is_limit and self.wait_until is None
 
 
@@ -127,6 +130,8 @@ def grant_pieces(
     taken.sort(key=attrgetter("first"))
     fresh = any(r.state == UNREAD if walk.plain else not r.delivery_count for r in taken)
     editor.head = _with_leases_without_fresh(ledger.head, passes_over, fresh=fresh)
+    if walk.lane_shares is not None and walk.lane_shares.fair_time is not None:
+        editor.head = replace(editor.head, fair_time=walk.lane_shares.fair_time)
     if request.sink_write is not None:
         editor.head = replace(editor.head, last_sink_write=request.sink_write.number)
     size = sum(r.message_count for r in taken)

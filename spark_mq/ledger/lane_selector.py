@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from spark_mq.ledger.grant import (
+    MAX_IN_FLIGHT_PER_KEY,
     MAX_LEASES_WITHOUT_FRESH,
     AcquireRequest,
     Grant,
@@ -23,6 +24,7 @@ from spark_mq.ledger.grant import (
     grant_pieces,
 )
 from spark_mq.ledger.key_order import held_lanes, is_ordered, leases_held
+from spark_mq.ledger.lane_shares import LaneShares, divides_lanes
 from spark_mq.ledger.lane_walk import LaneWalk
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, TRANSFERRING, Condition, Ledger
@@ -268,11 +270,15 @@ class LaneSelector:
         self._full = _is_full(ledger, now, rules)
         self._priorities = index.priorities_after(ledger.head.start_sequence)
         self._ordered = rules.order == "key" and is_ordered(index, rules)
-        plain = not self._ordered and self._priorities == 1
+        divides = not self._ordered and divides_lanes(index, rules)
+        plain = not self._ordered and not divides and self._priorities == 1
         self._is_open, shares = 1 if plain else index.layout.everything, 1
         if self._ordered:
             self._is_open &= ~index.layout.of_lanes(held_lanes(ledger, index))
             shares = leases_held(ledger) + 2
+        lane_shares = LaneShares(ledger, index, rules) if divides else None
+        if lane_shares is not None:
+            self._is_open &= ~index.layout.of_lanes(lane_shares.full_lanes)
         self._walk = LaneWalk(
             ledger,
             index,
@@ -284,6 +290,7 @@ class LaneSelector:
             ordered=self._ordered,
             plain=plain,
             shares=shares,
+            lane_shares=lane_shares,
         )
 
     @property
@@ -302,6 +309,9 @@ class LaneSelector:
             stopped = self._ledger.find((BLOCKED,)) if BLOCKED in self._ledger.states else []
             blocked = blocked_by(self._ledger.range_at(stopped[0])) if stopped else ""
         full = self._full and self._may_read
+        shares = self._walk.lane_shares
+        if not (blocked or full) and shares is not None and shares.full_lanes and self.has_due():
+            return Grant((), MAX_IN_FLIGHT_PER_KEY, blocked_for_now=True)
         return Grant(blocked_because="max_tracked_ranges" if full else blocked)
 
     def acquire(self) -> tuple[Ledger, Grant] | None:

@@ -6,13 +6,15 @@ lane.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
+from functools import reduce
 from itertools import repeat
-from operator import attrgetter, itemgetter
+from operator import attrgetter, itemgetter, or_
 from typing import Final, NamedTuple
 
 from spark_mq.ledger.intervals import Interval
+from spark_mq.ledger.lane_shares import LaneShares
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, UNREAD, Ledger, Range
 from spark_mq.ledger.schedule import split_by_time
@@ -39,7 +41,8 @@ class LaneWalk:
 
     In an `ordered` walk, a message that is not taken closes its slot. The lanes are divided into
     `shares` blocks of neighbouring lanes, of which a lease takes one. In a `plain` walk all
-    messages are of one slot. Instants are microseconds.
+    messages are of one slot. With `lane_shares`, which an ordered walk has not, each lane has a
+    limit. Instants are microseconds.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class LaneWalk:
         ordered: bool,
         plain: bool,
         shares: int,
+        lane_shares: LaneShares | None = None,
     ) -> None:
         self._ledger, self._index, self._now, self._cutoff = ledger, index, now, cutoff
         self._end, self.limit, self._is_open = end, limit, is_open
@@ -69,6 +73,10 @@ class LaneWalk:
         self._skewed: dict[int, int] = {}  # what was taken of skewed slots
         self._deferred: dict[int, int] = {}  # where skewed slots go on, by slot
         self._from = 0  # the first sequence of the walk
+        self.lane_shares = lane_shares
+        self._goes_on: dict[int, int] = {}  # where a slot with a share goes on, by slot
+        self._most_pieces = MAX_PIECES  # of a slot with a share
+        self._pieces: dict[int, int] = {}  # of slots with a share
         self.skips = False  # whether unread messages may lie before others that were taken
         self.reach = -1  # up to here a plain walk has taken all unread messages that are due
         self._unsettled = ledger.find((AVAILABLE, BLOCKED)) if ordered else []
@@ -80,8 +88,12 @@ class LaneWalk:
 
     def take(self, slots: int, rows: Sequence[int], *, reads: bool, all_lanes: bool) -> None:
         """Take the open messages of some slots, the available rows before unread messages."""
-        shares, spares = self._shares, self._ordered and not all_lanes
         begun = len(self.taken)
+        if self.lane_shares is not None:
+            self._take_shares(self.lane_shares, slots, rows, reads=reads, fair=not all_lanes)
+            self.taken[begun:] = sorted(self.taken[begun:], key=_first_of)
+            return
+        shares, spares = self._shares, self._ordered and not all_lanes
         if all_lanes:
             self._shares, self._block, self._allowed = 1, 0, self._is_open
         # A hot key would fill the lease, and the other keys of its block would wait for it.
@@ -97,6 +109,22 @@ class LaneWalk:
             self.taken[begun:] = sorted(self.taken[begun:], key=_first_of)
         self._shares, self._quota, self._from = shares, None, 0
         self._deferred.clear()
+
+    def _take_shares(
+        self, shares: LaneShares, slots: int, rows: Sequence[int], *, reads: bool, fair: bool
+    ) -> None:
+        """Take the share of each lane. Lanes with fewer messages leave the rest to others."""
+        due = reduce(or_, (found for _, found in self.visited(rows)), 0)
+        if reads:
+            start = self._ledger.end_sequence + 1
+            due = reduce(or_, (found for *_, found in self._index.blocks(start, self._end)), due)
+        due &= slots & self._is_open
+        # Otherwise the pieces of one lane could use up those of the lease.
+        self._most_pieces = max(1, MAX_PIECES // max(1, due.bit_count()))
+        self._goes_on.clear()
+        self._pieces.clear()
+        for wanted in shares.rounds(due, self.limit, fair=fair):
+            self._visit(wanted, rows, reads=reads)
 
     def leaves(self, slots: int, rows: Sequence[int], *, reads: bool) -> bool:
         """Return whether messages are due in lanes that the last :meth:`take` left to others."""
@@ -152,12 +180,39 @@ class LaneWalk:
         if self.plain:
             self._take_plain(row, first, end)
             return is_open
+        if self.lane_shares is not None:
+            return self._take_open(self.lane_shares, row, (first, end), is_open)
         for begins, slots, low, high in self._index.pieces_with_slots(first, end):
             if self.full or not is_open:
                 return is_open
             is_open = self._take_piece(row, begins, slots, (low, high), is_open)
         if last > end:
             is_open = self._closed(is_open, self._index.slots_in(end + 1, last))
+        return is_open
+
+    def _take_open(
+        self, shares: LaneShares, row: int | None, messages: Interval, is_open: int
+    ) -> int:
+        """Take the portions of open slots. Return the slots that may have more."""
+        for start, end, found in self._index.blocks(*messages):
+            if not found & is_open:
+                continue
+            for begins, slots, low, high in self._index.pieces_with_slots(start, end):
+                for slot, run_low, run_high in slots.runs_of(is_open, low, high):
+                    if self.full or not is_open:
+                        return 0
+                    first = max(begins + run_low, self._goes_on.get(slot, 0))
+                    most = min(shares.left(slot), self.limit)
+                    last = min(begins + run_high, first + most - 1)
+                    if first > last:
+                        continue
+                    before = len(self.taken)
+                    self._add(row, begins, first, last)
+                    pieces = self._pieces.get(slot, 0) + len(self.taken) - before
+                    self._pieces[slot], self._goes_on[slot] = pieces, last + 1
+                    shares.take(slot, last - first + 1)
+                    if not shares.left(slot) or pieces >= self._most_pieces:
+                        is_open &= ~(1 << slot)
         return is_open
 
     def _take_plain(self, row: int | None, first: int, last: int) -> None:
@@ -254,7 +309,10 @@ class LaneWalk:
             return
         self.skips = True
         priority = 0 if self.plain else index.layout.priorities_in(slots).bit_length() - 1
-        for first, last in index.files_with(priority, start, end):
+        files: Iterable[Sequence[int]] = index.files_with(priority, start, end)
+        if self.lane_shares is not None:
+            files = (block for block in index.blocks(start, end) if block[2] & slots)
+        for first, last, *_ in files:
             if self.full or not is_open:
                 return
             if timed and index.has_times(first, last):

@@ -11,6 +11,8 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from typing import Final, cast
 
 from spark_mq.ledger.data_files import DataFile, FileColumns, FileList
@@ -30,6 +32,7 @@ __all__ = [
 
 _REMEMBERED_SETS: Final = 50_000
 _REMEMBERED_FILES: Final = 1_000
+_BLOCK: Final = 64  # neighbouring files whose slots are looked at together
 
 ORDINAL_BITS: Final = 32
 
@@ -78,6 +81,7 @@ class MessageIndex:
         self._last_slot = FileSlots([self.layout.number(0, None)], [sys.maxsize])
         self._decoded: dict[int, FileSlots] = {}  # by the first sequence of a file
         self._sets: dict[Interval, int] = {}  # of slots, by the messages of a range
+        self._blocks: dict[int, int] = {}  # sets of slots, by the number of a whole block
         self.version = version
         self.forgotten_to = forgotten_to
         self.forgotten = forgotten
@@ -260,9 +264,7 @@ class MessageIndex:
         # Each lease needs the same ranges again.
         found = self._sets.get((first, last))
         if found is None:
-            found = 0
-            for at, _, low, high in self._pieces(first, last):
-                found |= self._slots_at(at).mask_of(low, high)
+            found = reduce(or_, (slots for *_, slots in self.blocks(first, last)), 0)
             if (count := len(self.files)) and last <= self._last_at(count - 1):
                 if len(self._sets) >= _REMEMBERED_SETS:
                     self._sets.clear()
@@ -278,6 +280,30 @@ class MessageIndex:
         if None in found:
             return [self.slots_in(*place) for place in places]
         return cast(list[int], found)
+
+    def blocks(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the bounds of neighbouring files in ``first..last``, and the set of their slots."""
+        firsts = self.files.firsts
+        at, end = max(0, bisect_right(firsts, first) - 1), bisect_left(firsts, last + 1)
+        while at < end:
+            stop = min(end, (at // _BLOCK + 1) * _BLOCK)
+            start, final = max(first, firsts[at]), min(last, self._last_at(stop - 1))
+            whole = (start, final) == (firsts[at], self._last_at(stop - 1))
+            # The files after the last one belong to a call that has not ended.
+            whole = whole and stop - at == _BLOCK and stop <= len(self.files)
+            slots = self._blocks.get(at) if whole else None
+            if slots is None:
+                slots = self._slots_from(start, final)
+            if whole:
+                self._blocks[at] = slots
+            if start <= final:
+                yield start, final, slots
+            at = stop
+
+    def _slots_from(self, first: int, last: int) -> int:
+        pieces = self._pieces(first, last)
+        masks = (self._slots_at(at).mask_of(low, high) for at, _, low, high in pieces)
+        return reduce(or_, masks, 0)
 
     def pieces_with_slots(self, first: int, last: int) -> Iterator[tuple[int, FileSlots, int, int]]:
         """Yield each file's first sequence, slots, and its first and last row in the range."""

@@ -199,6 +199,7 @@ class LedgerHeader:
     rate_full_at: int = 0  # when the full burst of each rate limit is there again, in microseconds
     byte_rate_full_at: int = 0
     rate_noted_at: int = 0  # when the last lease took from them
+    fair_time: int = 0  # how far a fair group has shared leases between lanes
 
     def counted(self, outcomes: Mapping[str, int]) -> LedgerHeader:
         if not outcomes:
@@ -219,6 +220,7 @@ class LedgerHeader:
             "rate_full_at": self.rate_full_at,
             "byte_rate_full_at": self.byte_rate_full_at,
             "rate_noted_at": self.rate_noted_at,
+            "fair_time": self.fair_time,
         }
         return json.dumps(data, sort_keys=True)
 

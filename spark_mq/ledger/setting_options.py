@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from spark_mq.util.clock import Duration
@@ -35,6 +35,8 @@ class GroupOptions(TypedDict, total=False):
     breaker_reset_timeout: Duration
     breaker_max_wait: Duration
     order: str
+    weights: Mapping[str, float] | str | None
+    max_in_flight_per_key: int | None
     sink: str | os.PathLike[str] | None
     sink_key: str | None
 

@@ -18,7 +18,7 @@ from spark_mq.util.advice import CONFIGURE_QUEUE, CREATE_WITH_LANES
 from spark_mq.util.clock import MICROSECOND
 from spark_mq.util.setting_fields import Rate, Settings, documented, setting, settings_of
 from spark_mq.util.show import show_duration
-from spark_mq.util.validation import suggest
+from spark_mq.util.validation import invalid, suggest
 
 __all__ = ["ITSELF", "GroupSettings", "QueueSettings", "new_settings"]
 
@@ -129,9 +129,22 @@ class GroupSettings(Settings):
         kinds.Duration(), "5m", "The longest wait before a trial."
     )
     order: str = setting(
-        kinds.Choice(("none", "key")),
+        kinds.Choice(("none", "key", "fair")),
         "none",
-        '"key" delivers the messages of a key in order. The queue must have `lanes`.',
+        '"key" delivers the messages of a key in order. "fair" divides each lease between the keys '
+        "with due messages. The queue must have `lanes`.",
+    )
+    weights: Mapping[str, float] | None = setting(
+        kinds.Weights(),
+        None,
+        'The shares of keys with `order="fair"`. A key without a weight has 1. None for equal '
+        "shares.",
+    )
+    max_in_flight_per_key: int | None = setting(
+        kinds.Count("messages"),
+        None,
+        "The most messages of a key under lease. Keys of one lane share it. Messages without a key "
+        "have no limit. None for no limit.",
     )
     sink: str | None = setting(
         kinds.Path(),
@@ -149,15 +162,26 @@ class GroupSettings(Settings):
     owner: ClassVar[str] = "a group"
 
     def check_order(self, lanes: int) -> None:
-        """Raise InvalidOption if the order of keys needs lanes, and the queue has none."""
-        if self.order == "key" and not lanes:
-            raise InvalidOption(
-                f"order='key' needs lanes: the queue has none. {CREATE_WITH_LANES} and publish the "
-                "messages there.",
-                advice=[CREATE_WITH_LANES],
-                option="order",
-                value="key",
-            )
+        """Raise InvalidOption if settings of keys need lanes, and the queue has none."""
+        options = {"order": self.order, "max_in_flight_per_key": self.max_in_flight_per_key}
+        for name, value in options.items() if not lanes else ():
+            if value not in ("none", None):
+                raise InvalidOption(
+                    f"{name}={value!r} needs lanes: the queue has none. {CREATE_WITH_LANES} and "
+                    "publish the messages there.",
+                    advice=[CREATE_WITH_LANES],
+                    option=name,
+                    value=value,
+                )
+
+    def check_keys(self) -> None:
+        """Raise InvalidOption if settings of keys do not go together."""
+        limit = self.max_in_flight_per_key
+        if self.weights is not None and self.order != "fair":
+            raise invalid("weights", dict(self.weights), "needs order='fair': set it too, or None")
+        if limit is not None and self.order == "key":
+            why = "does not go with order='key', where one lease at a time has a key: use None"
+            raise invalid("max_in_flight_per_key", limit, why)
 
     def delay(self, failures: int, jitter: float = 0.0) -> int:
         """Return the delay after a nack, which `failures` includes, in microseconds.
@@ -323,6 +347,7 @@ class QueueSettings(Settings):
                 value=given.get("message_ttl", ttl),
             )
         after.group.check_order(after.lanes)
+        after.group.check_keys()
         if after.group.sink is not None:
             raise InvalidOption(
                 "sink is no default for new groups, because each group has one of its own. Use "

@@ -146,6 +146,18 @@ class FileSlots:
             yield self.numbers[at], max(first, starts[at]), min(last, starts[at + 1] - 1)
             at += 1
 
+    def runs_of(self, wanted: int, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+        """Yield ``(slot, first, last)`` of the runs of some slots in some rows, in order."""
+        if not self.is_sorted:
+            yield from (run for run in self.between(first, last) if wanted >> run[0] & 1)
+            return
+        wanted &= self.mask_of(first, last)
+        while wanted:
+            lowest = wanted & -wanted
+            wanted ^= lowest
+            at = bisect_left(self.numbers, number := lowest.bit_length() - 1)
+            yield number, max(first, self.starts[at]), min(last, self.starts[at + 1] - 1)
+
     def mask_of(self, first: int, last: int) -> int:
         if first <= 0 and last >= self.rows - 1:
             return self.mask

@@ -65,7 +65,7 @@ LEASES_SCHEMA: Final = pa.schema(
 
 # The fields in the detail of a header row. A newer version may write more.
 _DETAILS: Final = frozenset(json.loads(LedgerHeader().to_json()))
-_RATES: Final = ("rate_full_at", "byte_rate_full_at", "rate_noted_at")
+_ADDED: Final = ("rate_full_at", "byte_rate_full_at", "rate_noted_at", "fair_time")
 # The columns of a data file. Delta keeps a partition's value in the log.
 _FILE_SCHEMA: Final = pa.schema([f for f in LEASES_SCHEMA if f.name != "consumer_group"])
 _SMALL_FILE: Final = SmallFileEncoder(_FILE_SCHEMA)
@@ -218,13 +218,13 @@ def _head(header: Mapping[str, Any]) -> LedgerHeader:
         tuple(LogFingerprint(int(first), str(path)) for first, path in detail["log_fingerprints"]),
         Breaker.from_stored(detail.get("breaker", {})),
         detail["last_sink_write"],
-        *(detail.get(name, 0) for name in _RATES),  # of 0.1.0 there are none
+        *(detail.get(name, 0) for name in _ADDED),  # of 0.1.0 there are none
     )
     if (
         None in (head.start_sequence, head.settled_count, head.revision)
         or not isinstance(head.leases_without_fresh, int)
         or not isinstance(head.last_sink_write, int)
-        or not all(isinstance(getattr(head, name), int) for name in _RATES)
+        or not all(isinstance(getattr(head, name), int) for name in _ADDED)
     ):
         raise ValueError("a number is missing")
     if not isinstance(head.settings, dict) or not all(

@@ -44,6 +44,7 @@ __all__ = [
     "Size",
     "Text",
     "Texts",
+    "Weights",
     "documented",
     "parse_number",
     "parse_settings",
@@ -314,6 +315,34 @@ class Rates(Kind):
 
     def encode(self, value: Rate) -> list[int]:
         return [value.amount, value.per]
+
+
+@dataclass(frozen=True)
+class Weights(Kind):
+    """Weights by key, which a person types as ``gold=4, silver=2``."""
+
+    most: int = 100  # keys, because each commit of a ledger has the settings
+    accepts = "Mapping[str, float] | str"
+    holds = "Mapping[str, float]"
+    values = "a weight from 0.01 to 100 for each of up to 100 keys, such as `gold=4, silver=0.5`"
+
+    def check(self, name: str, value: Any) -> dict[str, float]:
+        if isinstance(value, str):
+            value = dict(one.strip().rpartition("=")[::2] for one in value.split(","))
+        if not isinstance(value, Mapping) or not 0 < len(value) <= self.most:
+            raise invalid(name, value, f"is not valid: use {self.values}".replace("`", "'"))
+        return {validate_text(name, key): self._weight(name, one) for key, one in value.items()}
+
+    def _weight(self, name: str, value: Any) -> float:
+        weight = parse_number(value.strip()) if isinstance(value, str) else value
+        if isinstance(weight, bool) or not isinstance(weight, int | float):
+            weight = 0
+        if not 0.01 <= weight <= 100:
+            raise invalid(name, value, "is not a weight: use a number from 0.01 to 100")
+        return weight
+
+    def show(self, value: Mapping[str, float]) -> str:
+        return ", ".join(f"{key}={weight:g}" for key, weight in value.items())
 
 
 @dataclass(frozen=True)

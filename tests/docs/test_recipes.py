@@ -14,6 +14,7 @@ RECIPES = ROOT / "examples"
 PLAIN = {
     "python_worker": ["acked 1, nacked 1, rejected 1", "routed: 1"],
     "publish_once": ["day-0.txt: published", "day-2.txt: published"],
+    "call_api": ["acked 396, refused 0"],
     "outbox": ["published 2\n", "published 0 in a second run"],
 }
 SPARK = {

@@ -117,7 +117,10 @@ class Delivery(World):
             room=min((_room(program) for program in programs), default=0),
             threshold=settings.get("breaker_threshold"),
             trial_waits=trial_waits,
-            keys=keys,
+            keys=keys if settings.get("order") == "key" else "",
+            lanes=keys if settings.get("order") != "key" else "",
+            key_cap=settings.get("max_in_flight_per_key"),
+            fair=settings.get("order") == "fair",
         )
         for program in programs:
             if isinstance(program, Driver) and isinstance(program.handler, Poison):

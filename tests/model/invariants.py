@@ -10,6 +10,7 @@ settled stays so.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -89,6 +90,9 @@ class Onlooker:
         threshold: int | None = None,
         trial_waits: Sequence[int] = (),
         keys: str = "",
+        lanes: str = "",
+        key_cap: int | None = None,
+        fair: bool = False,
     ) -> None:
         self.messages, self.attempts, self.skew, self.backoff, self.group, self.cap = (
             messages,
@@ -100,6 +104,8 @@ class Onlooker:
         )
         self.keys = keys
         """The key of each message, if the group delivers them in order."""
+        self.lanes, self.key_cap, self.fair = lanes, key_cap, fair
+        """The key of each message if leases are divided between keys, and how."""
         self.threshold, self.trial_waits = threshold, tuple(trial_waits)
         """Failed leases that open the breaker, and the waits before the first trial and later
         ones.
@@ -572,7 +578,10 @@ class _Noting:
         self._watch_breaker(settles)
         if granted:
             self._may_lease(granted, old)
-            self._in_order(old, granted)
+            if self.onlooker.lanes:
+                self._divided(old, granted)
+            else:
+                self._in_order(old, granted)
         self._held_in_order(old, granted)
         for one in settles:
             if one[1] == "nack" and one[3]:
@@ -746,6 +755,23 @@ class _Noting:
         if self.passed > 3:
             raise Violation("suspects are isolated, and unread messages starve")
 
+    def _divided(self, old: tuple[Range | None, ...], granted: list[int]) -> None:
+        """No key is over its limit, and none has two more of a fair lease than one that waits."""
+        lanes, cap = self.onlooker.lanes, self.onlooker.key_cap
+        leased = Counter(key for key, r in zip(lanes, self.view, strict=True) if _is_leased(r))
+        over = [key for key, messages in leased.items() if cap is not None and messages > cap]
+        if over:
+            raise Violation(f"{leased[over[0]]} messages of key {over[0]} are leased, not {cap}")
+        then = [self._folded(r) for r in old]
+        alike = not any(r is not None and (r.suspect or r.failure_count) for r in then)
+        if not self.onlooker.fair or not alike:
+            return
+        taken = Counter(lanes[at] for at in granted)
+        for at, r in enumerate(self.view):
+            waits = then[at] is None or self._is_due(then[at])
+            if waits and not _is_leased(r) and max(taken.values()) > taken[lanes[at]] + 1:
+                raise Violation(f"a lease of {dict(taken)} leaves message {at} of {lanes[at]}")
+
     def _by_key(self, then: list[Range | None], granted: list[int]) -> None:
         """Nobody overtakes an earlier message of its key, nor works beside another on it."""
         keys = self.onlooker.keys
@@ -862,3 +888,7 @@ def _check_form(book: Book) -> None:
 def _alike(a: Range, b: Range) -> bool:
     names = [name for name in Range._fields if name not in ("first", "last", "message_count")]
     return all(getattr(a, name) == getattr(b, name) for name in names)
+
+
+def _is_leased(r: Range | None) -> bool:
+    return r is not None and r.state == LEASED

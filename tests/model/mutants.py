@@ -253,6 +253,12 @@ ALL = [
     Mutant("dead messages hold back nothing", "ordered_dead", "LaneWalk.__init__",
            then(lambda _, a: setattr(
                a.self, "_unsettled", a.ledger.find((AVAILABLE, BLOCKED, DEAD))))),
+    # -- limits by key, and fair leases
+    Mutant("no key is over its limit", "limited_by_key", "LaneShares._hold", returns(None)),
+    Mutant("also not by one lease", "limited_by_key", "LaneShares.left",
+           instead(lambda right, a: right(**vars(a)) and END)),
+    Mutant("a fair lease has each key's share", "fair", "LaneShares._divide",
+           instead(lambda right, a: dict.fromkeys(a.slots, a.messages))),
     # -- section 6: the source
     Mutant("a replay never leases again", "crashes", "StreamSource.replay",
            instead(lambda right, a: a.self.lease(a.stream, a.n))),

@@ -265,6 +265,24 @@ def ordered_stream(large: bool) -> World:
     )
 
 
+def limited_by_key(large: bool) -> World:
+    """One message of each key at a time: a worker that does as it likes, and one that works."""
+    verbs = (NACK, "nack one", RELEASE, "extend", "leave", "ack one")
+    workers = [Fickle("v", 1, most=3, moves=3 if large else 2, verbs=verbs), Worker("w", 2, most=3)]
+    return Delivery(
+        workers, Bounds(crashes=0, ticks=1), keys=KEYS, max_in_flight_per_key=1, attempts=4
+    )
+
+
+def fair(large: bool) -> World:
+    """Leases that are divided between two keys, of which one has more messages."""
+    workers = [
+        Fickle("v", 1, most=2, moves=3 if large else 2, verbs=(RELEASE, "leave", "ack one")),
+        Worker("w", 2, most=3 if large else 2),
+    ]
+    return Delivery(workers, Bounds(crashes=0, ticks=1), keys="bba", order="fair", attempts=4)
+
+
 def last_attempts(large: bool) -> World:
     """A worker that nacks messages one by one, and one that takes many at a time: last attempts go
     among themselves.
@@ -530,7 +548,7 @@ WORLDS: dict[str, Callable[[bool], World]] = {
         left, left_by_a_zombie, capped, apart,
         singly, snoozing, in_places, three_in_places, isolated, dropping, broken, paused,
         discarding, retrying, making_dead,
-        last_attempts, ordered, ordered_parts, ordered_dead, ordered_stream,
+        last_attempts, ordered, ordered_parts, ordered_dead, ordered_stream, limited_by_key, fair,
         killer, immortal, immortal_and_unread, killer_and_crashes, raiser, rejecter, returner,
         refusing, flaky_verdicts, flaky_zombie,
         failing_batches, releasing, outages, plain_sink,
@@ -545,6 +563,7 @@ SLOW: set[str] = {
     "last_attempts", "raiser", "releasing", "routing", "kept_alive", "killer_and_crashes",
     "flaky_verdicts", "company", "failing_batches",
     "in_places", "broken", "singly", "ordered", "ordered_parts", "ordered_stream",
+    "limited_by_key", "fair",
 }  # fmt: skip
 """Explored as a whole in make test-all only. A mutant is found in each of them in a second."""
 

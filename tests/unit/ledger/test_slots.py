@@ -7,6 +7,7 @@ from zlib import crc32
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.slot_files import LANES, file_of
 
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.slots import (
@@ -144,6 +145,33 @@ def test_the_index_knows_which_files_have_priorities() -> None:
     assert list(index.files_with(5, 0, end)) == [(sequence(1, 0), sequence(1, 2))]
     assert list(index.files_with(5, sequence(1, 1), end)) == [(sequence(1, 1), sequence(1, 2))]
     assert len(list(index.files_with(0, 0, end))) == 3
+
+
+@given(
+    st.lists(st.sets(st.integers(0, LANES - 1), min_size=1), min_size=1, max_size=300),
+    st.lists(st.tuples(st.integers(0, 2_000), st.integers(0, 2_000)), min_size=1, max_size=5),
+)
+def test_blocks_of_files_have_the_slots_of_their_files(
+    files: list[set[int]], ranges: list[tuple[int, int]]
+) -> None:
+    made = [file_of(at + at // 7, *((0, lane, 1) for lane in sorted(lanes)))
+            for at, lanes in enumerate(files, 1)]  # fmt: skip
+    index = MessageIndex(lanes=LANES)
+    for half in (made[: len(made) // 2], made):  # what is known of the first half is still true
+        index.extend(half[len(index.files) :], len(files))
+        places = [seq for file in half for seq in range(file.first, file.last + 1)] or [0]
+        for one, other in ranges:
+            first, last = sorted((places[one % len(places)], places[other % len(places)]))
+            blocks = list(index.blocks(first, last + 1))
+            for begin, end, slots in blocks:
+                assert slots == sum({1 << run[0] for run in index.slot_runs(begin, end)})
+            runs = [run for begin, end, _ in blocks for run in index.slot_runs(begin, end)]
+            assert runs == list(index.slot_runs(first, last + 1))
+            for _, found, low, high in index.pieces_with_slots(first, last):
+                every = list(found.between(low, high))
+                assert list(found.runs_of(found.mask, low, high)) == every
+                odd = [run for run in every if run[0] % 2]
+                assert list(found.runs_of(sum(1 << run[0] for run in odd), low, high)) == odd
 
 
 def test_a_file_that_begins_after_a_range_is_not_in_it() -> None:

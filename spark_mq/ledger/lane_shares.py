@@ -1,0 +1,146 @@
+"""Divide leases between lanes: by weight in a fair group, and within the limit of each key.
+
+The shares follow a virtual time, as in weighted fair queueing. Each lane gets a burst of messages
+at equal distances of it, which are shorter for a greater weight. A lease gets the next bursts of
+the lanes with due messages, and moves the time on. So the ledger keeps one number for all lanes,
+and a lane without messages saves up nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from heapq import merge
+from typing import Final
+
+from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.ranges import LEASED, Ledger
+from spark_mq.ledger.settings import GroupSettings
+
+__all__ = ["BURSTS", "LaneShares", "divides_lanes"]
+
+BURSTS: Final = 16
+"""A lease has so many bursts, because each of them becomes some ranges of the ledger."""
+MAX_ROUNDS: Final = 4
+"""Lanes with too few messages leave some to others so often. Then the oldest messages go first."""
+_ALL: Final = 1 << 62
+_UNIT: Final = 1 << 20  # of virtual time: the distance of single messages of weight 1
+
+
+def divides_lanes(index: MessageIndex, rules: GroupSettings) -> bool:
+    """Return whether leases are divided between lanes."""
+    wanted = rules.order == "fair" or rules.max_in_flight_per_key is not None
+    return wanted and index.layout.lanes > 0
+
+
+class LaneShares:
+    """What one lease may take of each lane.
+
+    A lane is a number, which is that of the queue's lanes for messages without a key. These have no
+    limit, and share as one lane of weight 1.
+    """
+
+    def __init__(self, ledger: Ledger, index: MessageIndex, rules: GroupSettings) -> None:
+        self._layout, self._limit = index.layout, rules.max_in_flight_per_key
+        self._width = index.layout.width
+        self.fair_time = ledger.head.fair_time if rules.order == "fair" else None
+        self._weights: dict[int | None, float] = {}
+        for key, weight in (rules.weights or {}).items():
+            lane = index.layout.lane(key)
+            self._weights[lane] = max(weight, self._weights.get(lane, 0))
+        self._held: dict[int, int] = {}  # messages under lease by lane
+        if self._limit is not None:
+            for r in ledger.ranges_at(ledger.find((LEASED,))):
+                for slot, first, last in index.slot_runs(r.first, r.last):
+                    self._hold(slot, last - first + 1)
+        self._divided = False
+        self._portions: dict[int, int] = {}  # what is left of a divided lease, by slot
+
+    def _hold(self, slot: int, messages: int) -> None:
+        lane = slot % self._width
+        self._held[lane] = self._held.get(lane, 0) + messages
+
+    @property
+    def full_lanes(self) -> int:
+        """Return the set of the lanes that are at their limit."""
+        limit = self._limit
+        if limit is None:
+            return 0
+        lanes = (lane for lane, held in self._held.items() if held >= limit)
+        return sum(1 << lane for lane in lanes if lane != self._layout.lanes)
+
+    def left(self, slot: int) -> int:
+        """Return how many more messages of a slot the lease may have."""
+        most, lane = self._portions.get(slot, 0) if self._divided else _ALL, slot % self._width
+        if self._limit is None or lane == self._layout.lanes:
+            return most
+        return min(most, self._limit - self._held.get(lane, 0))
+
+    def take(self, slot: int, messages: int) -> None:
+        """Note that the lease takes some messages."""
+        if self._divided:
+            self._portions[slot] -= messages
+        if self._limit is not None:
+            self._hold(slot, messages)
+
+    def rounds(self, due: int, messages: int, *, fair: bool) -> Iterator[int]:
+        """Yield sets of slots from which the caller takes what is `left` of each, meanwhile.
+
+        `due` are the slots of one priority that have messages.
+        """
+        due &= ~self._layout.of_lanes(self.full_lanes)
+        self._divided = fair and self.fair_time is not None
+        for _ in range(MAX_ROUNDS - 1 if self._divided else 0):
+            if not due or messages < 1:
+                return
+            self._portions = self._divide(_numbers(due), messages)
+            given = {slot: self.left(slot) for slot in self._portions}
+            yield sum(1 << slot for slot in given)
+            rest = {slot: self.left(slot) for slot in given}
+            messages -= sum(given.values()) - sum(rest.values())
+            # The others have no more messages, or are at their limit.
+            due &= ~sum(1 << slot for slot, some in rest.items() if some)
+            due &= ~self._layout.of_lanes(self.full_lanes)
+        self._divided = False
+        yield due
+
+    def _divide(self, slots: list[int], messages: int) -> dict[int, int]:
+        """Return the slots that get messages, and how many. Move the virtual time on."""
+        burst, shares = max(1, messages // BURSTS), dict[int, int]()
+        by_weight: dict[float, list[int]] = {1.0: slots}
+        if self._weights:
+            by_weight.clear()
+            for slot in slots:
+                weight = self._weights.get(slot % self._width, 1.0)
+                by_weight.setdefault(weight, []).append(slot)
+        turns = (self._turns(alike, weight / burst) for weight, alike in by_weight.items())
+        for at, slot in merge(*turns):
+            some = min(burst, messages)
+            shares[slot] = shares.get(slot, 0) + some
+            self.fair_time, messages = at, messages - some
+            if not messages:
+                break
+        return shares
+
+    def _turns(self, slots: list[int], rate: float) -> Iterator[tuple[int, int]]:
+        """Yield the instants of virtual time at which slots get a burst, from now on, for ever."""
+        # All lanes of a rate have their turns in the order of their numbers. The number of the lane
+        # makes each instant another one.
+        width, period = self._width, max(1, int(_UNIT / rate))
+        start, time = self.fair_time or 0, period * self._width
+        phases = [(period * (lane := slot % width) // width) * width + lane for slot in slots]
+        cycle, at = divmod(start, time)
+        first = bisect_right(phases, at)
+        while True:
+            for place in range(first, len(slots)):
+                yield cycle * time + phases[place], slots[place]
+            first, cycle = 0, cycle + 1
+
+
+def _numbers(slots: int) -> list[int]:
+    """Return the numbers of a set of slots, in order."""
+    if not slots:
+        return []
+    lowest = (slots & -slots).bit_length() - 1
+    bits = reversed(f"{slots >> lowest:b}")
+    return [number for number, bit in enumerate(bits, lowest) if bit == "1"]

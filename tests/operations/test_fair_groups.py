@@ -1,0 +1,143 @@
+"""Groups that share leases between keys, and groups with a limit for each key."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from support.tables import group_ledger_of
+
+from spark_mq import Lease, Message, Queue, ReceivedMessage
+from spark_mq.errors import InvalidOption
+
+
+def publish(queue: Queue, messages: int, *keys: str) -> None:
+    queue.publish([Message(str(n), key=key) for n in range(messages) for key in keys])
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Queue:
+    return Queue.create(tmp_path / "queue", lanes=64)
+
+
+def keys_of(lease: Lease | None) -> Counter[str | None]:
+    assert lease is not None
+    return Counter(message.key for message in lease.messages)
+
+
+def test_a_backlog_of_one_tenant_delays_no_other(queue: Queue) -> None:
+    group = queue.group("g")
+    group.configure(order="fair")
+    for _ in range(20):
+        publish(queue, 500, "large")
+    assert keys_of(group.lease("a", max_messages=100)) == {"large": 100}
+    publish(queue, 10, "small")
+    second, third = (keys_of(group.lease("b", max_messages=100)) for _ in range(2))
+    assert second["small"] + third["small"] == 10
+    assert second.total() == third.total() == 100
+
+
+def test_who_is_next_is_kept_over_handles_and_workers(queue: Queue) -> None:
+    queue.group("g").configure(order="fair", weights={"gold": 3})
+    publish(queue, 400, "gold", "tin")
+    found = Counter[str | None]()
+    for at in range(40):
+        group = Queue.open(queue.path).group("g")
+        lease = group.lease(f"w{at}", max_messages=10)
+        found += keys_of(lease)
+    assert found["gold"] == pytest.approx(300, abs=10)
+
+
+def test_a_limit_by_key_is_shown_and_waited_for(queue: Queue) -> None:
+    group = queue.group("g")
+    group.configure(max_in_flight_per_key=2)
+    publish(queue, 5, "a", "b")
+    first = group.lease("w", max_messages=100)
+    assert keys_of(first) == {"a": 2, "b": 2}
+    assert group.lease("w", max_messages=100) is None
+    assert group.blocked_because == "max_in_flight_per_key"
+    assert [one for one in queue.health().problems if one.kind == "blocked"] == []
+    publish(queue, 1, "c")
+    assert keys_of(group.lease("w", max_messages=100)) == {"c": 1}
+    assert first is not None
+    first.ack()
+    assert keys_of(group.lease("w", max_messages=100)) == {"a": 2, "b": 2}
+
+
+@pytest.mark.parametrize("order", ["none", "fair"])
+def test_eight_workers_never_have_more_of_a_key_than_its_limit(queue: Queue, order: str) -> None:
+    queue.group("g").configure(order=order, max_in_flight_per_key=3)
+    for _ in range(4):
+        publish(queue, 10, "a", "b", "c", "d", "e")
+    lock, running = threading.Lock(), Counter[str | None]()
+    most, seen = Counter[str | None](), list[int]()
+
+    def handle(message: ReceivedMessage) -> None:
+        with lock:
+            running[message.key] += 1
+            most[message.key] = max(most[message.key], running[message.key])
+            seen.append(message.sequence)
+        group_ledger_of(queue.group("g")).current()  # takes a moment
+        with lock:
+            running[message.key] -= 1
+
+    def run() -> None:
+        group = Queue.open(queue.path).group("g")
+        group.work(handle, mode="message", threads=2, until="settled")
+
+    workers = [threading.Thread(target=run) for _ in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert sorted(seen) == sorted(set(seen))
+    assert len(seen) == 200
+    assert max(most.values()) <= 3
+
+
+@pytest.mark.parametrize("until", ["empty", "settled"])
+@pytest.mark.parametrize("mode", ["message", "batch"])
+def test_a_worker_waits_for_its_own_messages_of_a_key(queue: Queue, mode: str, until: str) -> None:
+    group = queue.group("g")
+    group.configure(max_in_flight_per_key=2)
+    publish(queue, 20, "a")
+    assert group.work(lambda given: None, mode=mode, until=until, max_messages=50).acked == 20
+
+
+@pytest.mark.parametrize(
+    ("settings", "option", "problem"),
+    [({"weights": {"a": 2}}, "weights", "order='fair'"),
+     ({"order": "key", "max_in_flight_per_key": 2}, "max_in_flight_per_key", "order='key'"),
+     ({"order": "fair", "weights": {"a": 0}}, "weights", "0.01 to 100")],
+)  # fmt: skip
+def test_what_does_not_go_together_is_refused(
+    queue: Queue, settings: dict[str, object], option: str, problem: str
+) -> None:
+    group = queue.group("g")
+    with pytest.raises(InvalidOption, match=problem) as caught:
+        group.configure(**settings)
+    assert caught.value.option == option
+    assert not group.exists(), "nothing was done"
+    with pytest.raises(InvalidOption, match=problem):
+        Queue.create(queue.path + "-2", lanes=4, **settings)
+
+
+def test_changes_one_after_the_other_are_checked_together(queue: Queue) -> None:
+    group = queue.group("g")
+    group.configure(order="fair", weights="gold=4, tin=0.5")
+    assert group.settings.weights == {"gold": 4, "tin": 0.5}
+    with pytest.raises(InvalidOption, match="weights"):
+        group.configure(order="none")
+    group.configure(order="none", weights=None, max_in_flight_per_key=3)
+    with pytest.raises(InvalidOption, match="max_in_flight_per_key"):
+        group.configure(order="key")
+
+
+@pytest.mark.parametrize("settings", [{"order": "fair"}, {"max_in_flight_per_key": 1}])
+def test_a_queue_without_lanes_is_refused(tmp_path: Path, settings: dict[str, object]) -> None:
+    queue = Queue.create(tmp_path / "plain")
+    with pytest.raises(InvalidOption, match="needs lanes") as caught:
+        queue.group("g").configure(**settings)
+    assert caught.value.option in settings

@@ -1,0 +1,337 @@
+"""Leases that are divided between lanes: by weight, and within a limit for each key."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from support.ledger_group import Group, limits
+from support.rule_variants import Variant, gets, instead, rule_variant
+from support.slot_files import LANES, LAYOUT, file_of
+
+from spark_mq import GroupSettings
+from spark_mq.errors import InvalidOption
+from spark_mq.ledger.lane_shares import BURSTS
+from spark_mq.ledger.message_index import DataFile, MessageIndex
+from spark_mq.ledger.settle import ACK, NACK, REJECT
+
+#: Keys whose lanes are 0 to 3.
+KEYS = {LAYOUT.lane(key): key for key in map(str, range(100))}
+
+
+def group_of(*files: DataFile, lanes: int = LANES, **settings: Any) -> Group:
+    rules = limits(breaker_threshold=None, **settings)
+    group = Group(0, rules, list(files))
+    group.index = MessageIndex(files, len(files), lanes=lanes)
+    return group
+
+
+def fair(*files: DataFile, **settings: Any) -> Group:
+    return group_of(*files, order="fair", **settings)
+
+
+def lanes_of(group: Group, seqs: list[int]) -> list[int | None]:
+    found = []
+    for seq in seqs:
+        ((slot, _, _),) = group.index.slot_runs(seq, seq)
+        found.append(group.index.layout.lane_of(slot))
+    return found
+
+
+def drain(group: Group, limit: int, leases: int) -> list[Counter[int | None]]:
+    """Lease and ack. Return how many messages of each lane each lease had."""
+    found = []
+    for at in range(leases):
+        seqs = group.lease(f"l{at}", limit)
+        group.settle(ACK, f"l{at}")
+        found.append(Counter(lanes_of(group, seqs)))
+    return found
+
+
+BACKLOG = [file_of(version, (0, 0, 10_000)) for version in range(1, 101)]  # a million of lane 0
+
+
+@pytest.mark.parametrize("limit", [20, 100, 1_000, 100_000])
+def test_a_backlog_of_a_million_delays_ten_messages_of_another_by_two_leases(limit: int):
+    group = fair(*BACKLOG, file_of(101, (0, 2, 10)))
+    first, second, third = drain(group, limit, 3)
+    assert first[2] + second[2] == 10
+    assert third[2] == 0
+    assert [one.total() for one in (first, second, third)] == [limit] * 3, "no lease is smaller"
+
+
+def test_single_messages_go_round():
+    group = fair(file_of(1, (0, 0, 100), (0, 1, 100)), file_of(2, (0, 3, 2)))
+    found = [one for leased in drain(group, 1, 9) for one in leased]
+    assert Counter(found[:6]) == {0: 2, 1: 2, 3: 2}
+    assert Counter(found[6:]) in ({0: 2, 1: 1}, {0: 1, 1: 2})
+
+
+def test_messages_without_a_key_share_as_one_lane():
+    group = fair(file_of(1, (0, 0, 1_000), (0, 1, 1_000), (0, None, 1_000)))
+    assert sum(drain(group, 30, 10), Counter()) == {0: 100, 1: 100, None: 100}
+
+
+def test_a_lane_that_was_idle_has_saved_up_nothing():
+    group = fair(file_of(1, (0, 0, 1_000)), file_of(2, (0, 1, 500)))
+    first = [one for one in group.index.files if one.first >> 32 == 1]
+    index, group.index = group.index, MessageIndex(first, 1, lanes=LANES)
+    drain(group, 100, 5)
+    group.index = index
+    for found in drain(group, 100, 2):
+        assert found[0] == pytest.approx(50, abs=100 / BURSTS)
+
+
+@pytest.mark.parametrize("limit", [1, 7, 100, 1_000])
+def test_the_shares_follow_the_weights(limit: int):
+    weights = {KEYS[0]: 4, KEYS[1]: 0.5}
+    rows = 100 * limit
+    files = [file_of(version, *((0, lane, rows) for lane in range(4))) for version in (1, 2)]
+    found = sum(drain(fair(*files, weights=weights), limit, 100), Counter())
+    total = found.total()
+    for lane, weight in enumerate((4, 0.5, 1, 1)):
+        assert found[lane] / total == pytest.approx(weight / 6.5, rel=0.1)
+
+
+def test_priority_comes_before_fairness():
+    group = fair(file_of(1, (9, 0, 80), (0, 0, 100), (0, 1, 100)), file_of(2, (9, 2, 5)))
+    (found,) = drain(group, 100, 1)
+    assert (found[0], found[1], found[2]) in ((88, 7, 5), (87, 8, 5))
+
+
+def test_many_small_files_of_one_lane_leave_others_their_pieces():
+    """A lease has at most a thousand pieces, which the older files would use up."""
+    files = [file_of(version, (version % 2 * 9, version % 2, 1)) for version in range(1, 6_001)]
+    group = fair(*files, file_of(6_001, (9, 2, 10)))
+    (found,) = drain(group, 5_000, 1)
+    assert found[1] == 500
+    assert found[2] == 10
+
+
+@pytest.mark.parametrize("messages", [4, 11, 40])
+def test_a_limit_of_bytes_does_not_cut_off_the_share_of_newer_messages(messages: int):
+    """In a lease of both lanes, the messages of the second one are the last."""
+    group = fair(file_of(1, (0, 0, 1_000)), file_of(2, (0, 1, 1_000)))
+    seqs = group.lease("a", 500, max_bytes=10 * messages)
+    found = Counter(lanes_of(group, seqs))
+    assert len(seqs) == messages
+    assert abs(found[0] - found[1]) <= 1
+
+
+def test_large_messages_of_a_newer_lane_have_their_turn():
+    big = replace(file_of(2, (0, 1, 10)), size=10 * 5_000)
+    group = fair(file_of(1, (0, 0, 1_000)), big)
+    found = Counter()
+    for at in range(20):
+        seqs = group.lease(str(at), 100, max_bytes=6_000)
+        group.settle(ACK, str(at))
+        found.update(lanes_of(group, seqs))
+    assert found[1] >= 5
+
+
+def test_failed_messages_are_isolated_as_in_other_groups():
+    group = fair(file_of(1, (0, 0, 50), (0, 1, 50)), max_delivery_attempts=3)
+    seqs = group.lease("a", 100)
+    group.settle(NACK, "a", delay=0)
+    again = group.lease("b", 100)
+    assert 0 < len(again) < len(seqs)
+    assert again == seqs[: len(again)]
+
+
+@pytest.mark.parametrize("order", ["none", "fair"])
+def test_a_key_over_its_limit_delays_no_other(order: str):
+    group = group_of(*BACKLOG[:3], file_of(101, (0, 2, 10)), order=order, max_in_flight_per_key=3)
+    first = group.lease("a", 1_000)
+    assert Counter(lanes_of(group, first)) == {0: 3, 2: 3}
+    grant = group.ask("b", 1_000)
+    assert (grant.ranges, grant.blocked_because) == ((), "max_in_flight_per_key")
+    assert grant.blocked_for_now
+    assert not grant.breaker_stops
+    group.settle(ACK, "a", first[-2:])
+    assert lanes_of(group, group.lease("c", 1_000)) == [2, 2]
+
+
+def test_a_failed_key_at_its_limit_does_not_hold_up_fresh_messages():
+    group = group_of(file_of(1, (0, 0, 9), (0, 1, 9)), max_in_flight_per_key=2)
+    assert lanes_of(group, group.lease("a", 2)) == [0, 0]
+    group.settle(NACK, "a", delay=0)
+    group.rules = replace(group.rules, max_in_flight_per_key=1)
+    assert lanes_of(group, group.lease("b", 1)) == [0], "one that failed; the other one waits"
+    assert lanes_of(group, group.lease("c", 9)) == [1]
+
+
+def test_messages_without_a_key_have_no_limit():
+    group = group_of(file_of(1, (0, 0, 9), (0, None, 9)), max_in_flight_per_key=2)
+    assert Counter(lanes_of(group, group.lease("a", 100))) == {0: 2, None: 9}
+
+
+def test_the_limit_counts_all_priorities():
+    group = group_of(file_of(1, (9, 0, 2), (0, 0, 9), (0, 1, 9)), max_in_flight_per_key=3)
+    assert Counter(lanes_of(group, group.lease("a", 100))) == {0: 3, 1: 3}
+
+
+FILES = st.lists(  # of each file: lanes, and how many messages of each
+    st.dictionaries(st.sampled_from([0, 1, 2, 3, None]), st.integers(1, 40), min_size=1),
+    min_size=1, max_size=8,
+)  # fmt: skip
+STEPS = st.lists(
+    st.tuples(st.integers(1, 60), st.sampled_from(["ack", "nack", "reject", "hold", "expire"])),
+    min_size=1, max_size=30,
+)  # fmt: skip
+
+
+def made(files: list[dict[int | None, int]]) -> list[DataFile]:
+    by_slot = [sorted(one.items(), key=lambda run: LANES if run[0] is None else run[0])
+               for one in files]  # fmt: skip
+    return [file_of(version, *((0, lane, rows) for lane, rows in runs))
+            for version, runs in enumerate(by_slot, 1)]  # fmt: skip
+
+
+class OneQueueForEachKey:
+    """A naive scheduler: a queue of messages for each lane, and how many of it are leased."""
+
+    def __init__(self, group: Group) -> None:
+        self.waiting: dict[int | None, set[int]] = defaultdict(set)
+        self.held: Counter[int | None] = Counter()
+        for slot, first, last in group.index.slot_runs(0, group.index.last_sequence):
+            self.waiting[group.index.layout.lane_of(slot)] |= set(range(first, last + 1))
+
+    def room(self, lane: int | None, limit: int | None) -> int:
+        unlimited = limit is None or lane is None
+        return 1_000_000 if unlimited else limit - self.held[lane]
+
+    def take(self, group: Group, seqs: list[int], wanted: int, limit: int | None) -> None:
+        """Check a lease that is no retry: it is full, and each lane is within its limit."""
+        can = {lane: min(len(left), self.room(lane, limit)) for lane, left in self.waiting.items()}
+        assert len(seqs) == min(wanted, sum(can.values())), "a lease has all that it may have"
+        taken = Counter(lanes_of(group, seqs))
+        for seq, lane in zip(seqs, lanes_of(group, seqs), strict=True):
+            self.waiting[lane].remove(seq)
+        for lane, messages in taken.items():
+            assert messages <= can[lane]
+            self.held[lane] += messages
+
+    def end(self, group: Group, seqs: list[int], *, back: bool) -> None:
+        for seq, lane in zip(seqs, lanes_of(group, seqs), strict=True):
+            self.held[lane] -= 1
+            if back:
+                self.waiting[lane].add(seq)
+
+
+@given(FILES, STEPS, st.sampled_from(["none", "fair"]), st.sampled_from([None, 1, 3, 20]))
+@example([{0: 40}, {0: 40}, {1: 2}], [(10, "hold"), (10, "expire")], "fair", 3)
+def test_leases_against_one_queue_for_each_key(
+    files: list[dict[int | None, int]], steps: list[tuple[int, str]], order: str, limit: int | None
+):
+    # Released messages come back alike, so that no lease isolates suspects.
+    settings = {"order": order, "max_in_flight_per_key": limit, "max_delivery_attempts": None}
+    group = group_of(*made(files), **settings)
+    naive, open_leases = OneQueueForEachKey(group), list[tuple[str, list[int]]]()
+    for at, (wanted, how) in enumerate(steps):
+        if order == "none" and limit is None:
+            break
+        seqs = group.lease(f"l{at}", wanted)
+        naive.take(group, seqs, wanted, limit)
+        if not seqs:
+            continue
+        if how in ("hold", "expire"):
+            open_leases.append((f"l{at}", seqs))
+        else:
+            verb = {"ack": ACK, "reject": REJECT, "nack": "release"}[how]
+            group.settle(verb, f"l{at}")
+            naive.end(group, seqs, back=how == "nack")
+        if how == "expire":
+            for lease_id, held in open_leases:
+                group.settle("release", lease_id)
+                naive.end(group, held, back=True)
+            open_leases.clear()
+    for at in count():  # all that is left is delivered once
+        seqs = group.lease(f"end{at}", 1_000)
+        if not seqs and not open_leases:
+            break
+        for lease_id, held in [*open_leases, (f"end{at}", seqs)]:
+            group.settle(ACK, lease_id)
+            naive.end(group, held, back=False)
+        for seq, lane in zip(seqs, lanes_of(group, seqs), strict=True):
+            naive.waiting[lane].remove(seq)
+            naive.held[lane] += 1
+        open_leases.clear()
+    assert not any(naive.waiting.values())
+
+
+@given(
+    st.lists(st.sampled_from([0.25, 0.5, 1, 2, 4, 10]), min_size=4, max_size=4),
+    st.integers(1, 400), st.integers(0, 2**40), st.integers(2, 6),
+)  # fmt: skip
+def test_shares_against_weighted_queues(weights: list[float], limit: int, time: int, leases: int):
+    """While all lanes have messages, each has its weight's share, up to two bursts."""
+    files = [file_of(version, *((0, lane, 2_000) for lane in range(4))) for version in (1, 2)]
+    group = fair(*files, weights=dict(zip((KEYS[n] for n in range(4)), weights, strict=True)))
+    head = replace(group.ledger.head, fair_time=time)
+    group.ledger = group.ledger.replaced(head, group.ledger.events)
+    found = sum(drain(group, limit, leases), Counter())
+    burst = max(1, limit // BURSTS)
+    for lane, weight in enumerate(weights):
+        share = limit * leases * weight / sum(weights)
+        assert abs(found[lane] - share) <= (2 + leases) * burst
+
+
+WRONG: list[tuple[str, Variant]] = [
+    ("LaneShares._divide", instead(lambda _, a: dict.fromkeys(a.slots, a.messages))),
+    ("LaneShares._divide", gets(messages=lambda a: a.messages // 2)),
+    ("LaneShares.full_lanes", instead(lambda _, a: 0)),
+    ("LaneShares.left", instead(lambda _, a: a.self._portions.get(a.slot, 1_000))),
+]
+
+
+@pytest.mark.parametrize(("name", "variant"), WRONG, ids=[name for name, _ in WRONG])
+def test_a_wrong_rule_is_seen(name: str, variant: Variant):
+    def check() -> None:
+        test_the_shares_follow_the_weights(100)
+        test_single_messages_go_round()
+        test_a_key_over_its_limit_delays_no_other("none")
+        test_a_failed_key_at_its_limit_does_not_hold_up_fresh_messages()
+
+    with rule_variant(name, variant), pytest.raises(AssertionError):
+        check()
+
+
+@pytest.mark.parametrize(
+    ("given", "weights"),
+    [({"gold": 4, "silver": 0.5}, {"gold": 4, "silver": 0.5}),
+     ("gold=4, a=b=2", {"gold": 4, "a=b": 2})],
+)  # fmt: skip
+def test_weights_are_a_mapping_or_text(given: Any, weights: dict[str, float]):
+    rules = GroupSettings().changed(order="fair", weights=given)
+    assert rules.weights == weights
+    assert GroupSettings.decoded(rules.encoded()) == rules
+    assert rules.changes(rules.changed(weights=None)) == "weights=None"
+    assert "=4, " in GroupSettings().changes(rules)
+
+
+@pytest.mark.parametrize(
+    "given", [{}, "", "gold", {"a": 0}, {"a": 101}, {"a": "x"}, {"a": True}, {3: 1}, 5,
+              {"a": float("nan")}, {str(n): 1 for n in range(101)}]
+)  # fmt: skip
+def test_what_are_no_weights_is_refused(given: Any):
+    with pytest.raises(InvalidOption, match="weights=") as caught:
+        GroupSettings().changed(order="fair", weights=given)
+    assert caught.value.option == "weights"
+
+
+@pytest.mark.parametrize(
+    ("settings", "option"),
+    [({"weights": {"a": 2}}, "weights"), ({"order": "key", "max_in_flight_per_key": 1},
+     "max_in_flight_per_key")],
+)  # fmt: skip
+def test_settings_that_do_not_go_together_are_refused(settings: dict[str, Any], option: str):
+    with pytest.raises(InvalidOption) as caught:
+        GroupSettings().changed(**settings).check_keys()
+    assert caught.value.option == option
+    with pytest.raises(InvalidOption, match="needs lanes"):
+        GroupSettings().changed(order="fair").check_order(0)
