@@ -23,7 +23,7 @@ from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.message import check_time
-from spark_mq.operations.acquire import raise_if_blocked, wait_for_lease
+from spark_mq.operations.acquire import named_messages, raise_if_blocked, wait_for_lease
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.find_messages import find_messages
 from spark_mq.operations.pauses import default_poll
@@ -287,8 +287,9 @@ class ConsumerGroup(GroupViews):
         self,
         worker_id: str | None = None,
         *,
-        max_messages: int = 1,
+        max_messages: int | None = None,
         max_bytes: int | str | None = None,
+        sequences: Iterable[int] | None = None,
         wait: Duration = 0,
         poll_interval: Duration | None = None,
         visibility_timeout: Duration | None = None,
@@ -304,11 +305,15 @@ class ConsumerGroup(GroupViews):
         worker_id
             A label for people. Default: host and process.
         max_messages
-            The most messages to lease. Default: 1.
+            The most messages to lease. Default: 1, or as many as `sequences` names.
         max_bytes
             Lease only as many messages as fit, but at least one: bytes, or text such as "64m". A
             message counts as its data file's compressed size divided by its messages, so it may be
             larger in memory. Default: no limit.
+        sequences
+            Lease only these messages: a list, or a ``range`` for all in between. Those that are
+            not due are left out, and :meth:`retry_now` makes them due. At most 1,000 separate runs
+            of messages. Default: any.
         wait
             How long to wait for messages. Default: not at all.
         poll_interval
@@ -343,7 +348,9 @@ class ConsumerGroup(GroupViews):
             There is no such group, and the handle was made with ``create=False``.
         """
         worker = worker_name(worker_id)
-        validate_count("max_messages", max_messages)
+        named, most = (None, 1) if sequences is None else named_messages(sequences)
+        if max_messages is not None:
+            most = validate_count("max_messages", max_messages)
         wait_seconds = validate_duration("wait", wait, zero=True) / SECOND
         poll = default_poll(self._ledger)
         if poll_interval is not None:
@@ -352,7 +359,9 @@ class ConsumerGroup(GroupViews):
         if visibility_timeout is not None:
             timeout = validate_duration("visibility_timeout", visibility_timeout)
         size = None if max_bytes is None else validate_size("max_bytes", max_bytes)
-        command = Acquire(worker, max_messages, timeout, fail_on_data_loss, size)
+        if named == []:
+            return None
+        command = Acquire(worker, most, timeout, fail_on_data_loss, size, intervals=named)
         deadline = time.monotonic() + wait_seconds
 
         def time_left() -> float:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from spark_mq.errors import DataLossError
-from spark_mq.ledger.commands import Change, Command, Needs, Priority, View, join_notes
+from spark_mq.ledger.commands import TRACKED, Change, Command, Needs, Priority, View, join_notes
 from spark_mq.ledger.data_files import DataFile
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.grant import (
@@ -16,10 +16,12 @@ from spark_mq.ledger.grant import (
     AcquireRequest,
     Grant,
     blocked_by,
+    join_again,
+    set_apart,
 )
 from spark_mq.ledger.intervals import Interval, format_intervals
 from spark_mq.ledger.key_order import is_ordered
-from spark_mq.ledger.lane_selector import LaneSelector, isolation_size
+from spark_mq.ledger.lane_selector import LaneSelector, is_full, isolation_size
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, UNREAD, Ledger, Range
 from spark_mq.ledger.rate_limit import RateLimits, count_bytes
@@ -71,6 +73,7 @@ class Acquire(Command[Grant]):
     max_sequence: int | None = None
     due_by: int | None = None  # only messages that were due at this time; None for now
     batch: StreamBatch | None = None  # the batch of a stream that the lease is for
+    intervals: Sequence[Interval] | None = None  # only these messages, sorted; None for any
 
     name = "lease"
     priority = Priority.LEASE
@@ -78,6 +81,9 @@ class Acquire(Command[Grant]):
 
     @property
     def needs(self) -> Needs:
+        if self.intervals is not None:
+            last = max((last for _, last in self.intervals), default=TRACKED)
+            return Needs(last, damaged=True, horizon="if lost", new_id=True)
         if self.batch is None:
             return Needs(None, self.max_messages, damaged=True, horizon="if lost", new_id=True)
         return Needs(None, damaged=True, horizon="if lost", apps=self.batch.apps)
@@ -134,6 +140,7 @@ class Acquire(Command[Grant]):
             max_sequence=self.max_sequence,
             due_by=self.due_by,
             sink_write=next_write(view.ledger, view.now) if view.settings.sink else None,
+            intervals=self.intervals,
         )
 
 
@@ -370,6 +377,9 @@ def _acquire_by_count(
         # In an ordered group a blocked message stops only its lane.
         request, blocked = _limit_to_unblocked(ledger, request)
     split = split_due(ledger, index, now, request.cutoff(now))
+    if request.intervals is not None:
+        full = is_full(split, now, rules)
+        split = set_apart(split, index, now, request, full=full)
     selector = LaneSelector(split, index, now, rules, request)
     if selector.limit < 1:
         if not selector.has_due():
@@ -378,6 +388,8 @@ def _acquire_by_count(
     if (found := selector.acquire()) is None:
         return ledger, selector.nothing(blocked)
     after, grant = found
+    if request.intervals is not None:
+        after = join_again(after, request.intervals)
     if trials:
         on_trial = breaker.with_trial(grant.ranges[0].first, now, rules)
         after = after.replaced(replace(after.head, breaker=on_trial), after.events)

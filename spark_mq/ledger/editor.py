@@ -116,11 +116,11 @@ class LedgerEditor:
     def record_event(self, event: str, r: Range) -> None:
         self._events.append((event, r))
 
-    def build(self) -> Ledger:
-        """Return the next ledger, sorted and with equal neighbours joined."""
+    def build(self, *, join: bool = True) -> Ledger:
+        """Return the next ledger, sorted. Equal neighbours are joined, unless for a while."""
         if not self.changed:
             return self.ledger
-        merged = self._merge()
+        merged = self._merge() if join else sorted(self._added, key=_first_of)
         ended = self._ended()
         head = self._raise_start(self.head.counted(ended) if ended else self.head, merged)
         ranges = self._table(merged) if self.ledger.rows is None else self._list(merged)

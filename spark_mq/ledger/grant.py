@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Final
@@ -34,7 +34,9 @@ __all__ = [
     "Grant",
     "blocked_by",
     "grant_pieces",
+    "join_again",
     "leased",
+    "set_apart",
 ]
 
 MAX_IN_FLIGHT: Final = "max_in_flight"
@@ -57,6 +59,7 @@ class AcquireRequest:
     max_sequence: int | None = None
     due_by: int | None = None  # only messages that were due at this time; None for now
     sink_write: SinkWrite | None = None  # in a group with a sink
+    intervals: Sequence[Interval] | None = None  # only these messages; None for any
 
     def cutoff(self, now: int) -> int:
         """Return until when a message must be due."""
@@ -158,6 +161,35 @@ def leased(r: Range, now: int, request: AcquireRequest, size: int) -> Range:
     )
 
 
+def set_apart(
+    ledger: Ledger, index: MessageIndex, now: int, request: AcquireRequest, *, full: bool
+) -> Ledger:
+    """Return the ledger with the named messages in ranges without others, for :func:`join_again`.
+
+    Unread messages up to the last named one are tracked first, unless the ledger is full.
+    """
+    wanted, editor = request.intervals or (), LedgerEditor(ledger)
+    end = index.last_sequence if request.max_sequence is None else request.max_sequence
+    unread = range_between(index, ledger.end_sequence + 1, end, UNREAD)
+    named = unread.within(wanted, index) if unread and not full else []
+    if named:
+        _add_skipped(editor, index, (now, request.cutoff(now)), [], named[-1].last)
+    editor = LedgerEditor(editor.build())
+    for piece in editor.cut(wanted, index, (AVAILABLE,)):
+        editor.add(piece, piece)
+    return editor.build(join=False)
+
+
+def join_again(ledger: Ledger, wanted: Iterable[Interval]) -> Ledger:
+    """Join the named messages that were not leased with equal neighbours."""
+    editor = LedgerEditor(ledger)
+    rows = sorted({row for first, last in wanted for row in ledger.overlapping(first, last)})
+    rows = [row for row in rows if ledger.state_at(row) == AVAILABLE]
+    for r in editor.remove(rows):
+        editor.add(r, r)
+    return editor.build()
+
+
 def _add_skipped(
     editor: LedgerEditor,
     index: MessageIndex,
@@ -167,7 +199,7 @@ def _add_skipped(
 ) -> None:
     """Add the unread messages before others that the lease took, and those up to `reach`."""
     # The times are the instant of the lease, and until when a message must be due.
-    begin, end = editor.ledger.end_sequence + 1, max(reach, *(last for _, last in taken))
+    begin, end = editor.ledger.end_sequence + 1, max([reach, *(last for _, last in taken)])
     timed = index.has_times(begin, end)
     for first, last in subtract([(begin, end)], taken):
         skipped = range_between(index, first, last, UNREAD)

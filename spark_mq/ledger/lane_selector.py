@@ -23,6 +23,7 @@ from spark_mq.ledger.grant import (
     blocked_by,
     grant_pieces,
 )
+from spark_mq.ledger.intervals import Interval, intersect
 from spark_mq.ledger.key_order import held_lanes, is_ordered, leases_held
 from spark_mq.ledger.lane_shares import LaneShares, divides_lanes
 from spark_mq.ledger.lane_walk import LaneWalk
@@ -37,6 +38,7 @@ __all__ = [
     "DueRanges",
     "Head",
     "LaneSelector",
+    "is_full",
     "isolation_size",
 ]
 
@@ -77,7 +79,8 @@ class DueRanges:
 
     `attempts` is the delivery on which a failing message must be alone, or None. `available` holds
     the rows that a lease may begin with. None stands for all of them. With a `sink`, the messages
-    of a lease have the same earlier writes, so that the sink has all of them or none.
+    of a lease have the same earlier writes, so that the sink has all of them or none. Only ranges
+    that begin in `wanted` count, if it is given.
     """
 
     def __init__(
@@ -88,14 +91,23 @@ class DueRanges:
         attempts: int | None,
         *,
         sink: bool = False,
+        wanted: Sequence[Interval] | None = None,
     ) -> None:
-        self.ledger, self.attempts = ledger, attempts
+        self.ledger, self.attempts, self._wanted = ledger, attempts, wanted
         end = () if max_sequence is None else (("first", "<=", max_sequence),)
         self._due: tuple[Condition, ...] = (("available_at", "<=", cutoff), *end)
-        self._rows = _due_rows(ledger, self._due, attempts)
+        found = _due_rows(ledger, self._due, attempts)
+        self._rows = {kind: self._only_wanted(rows) for kind, rows in found.items()}
         # Whether the sink may have some of the messages.
         named = ("sink_writes", "is set", True)
         self.written = sink and ledger.minimum("first", (AVAILABLE,), named) is not None
+
+    def _only_wanted(self, rows: list[int]) -> list[int]:
+        if self._wanted is None or not rows:
+            return rows
+        firsts, begins = self.ledger.first_sequences, [first for first, _ in self._wanted]
+        near = [(row, bisect_right(begins, firsts[row]) - 1) for row in rows]
+        return [row for row, at in near if at >= 0 and firsts[row] <= self._wanted[at][1]]
 
     @property
     def count(self) -> int:
@@ -110,7 +122,7 @@ class DueRanges:
         """Return the due rows of messages that were never delivered, in order."""
         due = (*self._due, ("delivery_count", "=", 0))
         written = (("sink_writes", "is null", None),) if self.written else ()
-        return self.ledger.find((AVAILABLE,), *due, *written)
+        return self._only_wanted(self.ledger.find((AVAILABLE,), *due, *written))
 
     def _available(self, kind: AcquireKind, available: Set[int] | None) -> list[int]:
         rows = self._rows[kind]
@@ -264,10 +276,14 @@ class LaneSelector:
         if request.max_sequence is not None:
             end = min(end, request.max_sequence)
         self._due = DueRanges(
-            ledger, cutoff, request.max_sequence, self._attempts, sink=rules.sink is not None
-        )
-        self._may_read = index.count(ledger.end_sequence + 1, end) > 0
-        self._full = _is_full(ledger, now, rules)
+            ledger, cutoff, request.max_sequence, self._attempts, sink=rules.sink is not None,
+            wanted=request.intervals,
+        )  # fmt: skip
+        start, named = ledger.end_sequence + 1, request.intervals
+        unread = [(start, end)] if named is None else intersect(named, [(start, end)])
+        # Named unread messages are tracked already, unless the ledger is full.
+        self._may_read = any(index.count(*interval) > 0 for interval in unread)
+        self._full = is_full(ledger, now, rules)
         self._priorities = index.priorities_after(ledger.head.start_sequence)
         self._ordered = rules.order == "key" and is_ordered(index, rules)
         divides = not self._ordered and divides_lanes(index, rules)
@@ -275,7 +291,7 @@ class LaneSelector:
         self._is_open, shares = 1 if plain else index.layout.everything, 1
         if self._ordered:
             self._is_open &= ~index.layout.of_lanes(held_lanes(ledger, index))
-            shares = leases_held(ledger) + 2
+            shares = leases_held(ledger) + 2 if named is None else 1
         lane_shares = LaneShares(ledger, index, rules) if divides else None
         if lane_shares is not None:
             self._is_open &= ~index.layout.of_lanes(lane_shares.full_lanes)
@@ -409,7 +425,7 @@ class LaneSelector:
         walk.limit = 0
 
 
-def _is_full(ledger: Ledger, now: int, rules: GroupSettings) -> bool:
+def is_full(ledger: Ledger, now: int, rules: GroupSettings) -> bool:
     """Return whether the ledger may take no more unread messages."""
     # Delayed ranges do not count, and neither do ranges that wait for the sweep or the owner.
     if ledger.size < rules.max_tracked_ranges:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from spark_mq.errors import GroupBlocked
+from spark_mq.errors import GroupBlocked, InvalidOption
 from spark_mq.ledger.acquire import UNREADABLE, Acquire, Grant
-from spark_mq.ledger.intervals import subtract
+from spark_mq.ledger.intervals import Interval, from_sequences, subtract
+from spark_mq.ledger.lane_walk import MAX_PIECES
 from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.schedule import next_due_at
 from spark_mq.ledger.settle import REJECT, RELEASE, SettlePart
@@ -21,12 +22,33 @@ from spark_mq.util.advice import RAISE_CAP, UNBLOCK_GROUP
 from spark_mq.util.clock import SECOND
 from spark_mq.util.notifier import subscribed
 
-__all__ = ["Damage", "find_damage", "raise_if_blocked", "reject_damaged", "wait_for_lease"]
+__all__ = [
+    "Damage",
+    "find_damage",
+    "named_messages",
+    "raise_if_blocked",
+    "reject_damaged",
+    "wait_for_lease",
+]
 
 _log = logging.getLogger(__name__)
 
+MAX_MESSAGES: Final = 2**31 - 1  # that an option of a lease may give
 RATE_PAUSE: Final = 5.0
 """Seconds until a wait for a rate limit looks if the limit has changed."""
+
+
+def named_messages(sequences: Iterable[int]) -> tuple[list[Interval], int]:
+    """Return the intervals of the messages that a lease names, and their most messages."""
+    intervals = from_sequences(sequences)
+    if len(intervals) > MAX_PIECES:
+        raise InvalidOption(
+            f"sequences names {len(intervals):,} separate runs of messages, and one lease may name "
+            f"{MAX_PIECES:,}. Name them in several leases, or give a range",
+            option="sequences",
+            value=len(intervals),
+        )
+    return intervals, min(MAX_MESSAGES, sum(last - first + 1 for first, last in intervals))
 
 
 def wait_for_lease(

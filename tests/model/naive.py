@@ -592,6 +592,12 @@ class Naive:
             m for m in self.by_state("available") if m.info["available_at"] <= by and m.seq <= upto
         ]
         unread = [m for m in self.by_state("unread") if m.seq <= upto]
+        passed = list(unread)
+        if wanted.intervals is not None:
+            due, unread = (
+                [m for m in some if any(a <= m.seq <= b for a, b in wanted.intervals)]
+                for some in (due, unread)
+            )
         # Ranges that count against the cap: not dead, transferring or delayed ones.
         counted = [
             r[0] for r in self.runs() if r[0].state not in ("dead", "blocked", "transferring")
@@ -614,6 +620,9 @@ class Naive:
         asked = wanted.max_messages if self.opened is None else 1
         limit = min(asked, room, 1 if attempts == 1 else room)
         reads = [] if full else unread
+        if wanted.intervals is not None:  # those that are unread wait then, as do all before
+            passed = [m for m in passed if reads and m.seq <= reads[-1].seq]
+            due, reads = [*due, *reads], []
         if not taken:
             assert limit < 1 or not (due or reads), (
                 "something is due and no cap is reached, yet nothing was granted"
@@ -638,6 +647,9 @@ class Naive:
             self.leases_without_fresh = 0
         elif reads and self._isolates(expected[0], attempts):
             self.leases_without_fresh = min(3, self.leases_without_fresh + 1)
+        if wanted.intervals is not None:
+            for m in passed:
+                m.become("available", available_at=0)
         if self.opened is not None:
             self.trial, self.trial_from = taken[0], now + self.wait_for_trial()
 

@@ -24,6 +24,7 @@ from spark_mq.ledger.acquire import (
     settle_lost,
 )
 from spark_mq.ledger.editor import end_reason_of
+from spark_mq.ledger.intervals import normalise
 from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW, intervene
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import LIST_LIMIT, Ledger, LedgerHeader, Range
@@ -184,6 +185,19 @@ class LedgerMachine(RuleBasedStateMachine):
             max_sequence=max_sequence,
             due_by=None if back is None else self.now - back * SECOND,
         )
+
+    @rule(
+        limit=sizes,
+        runs=st.lists(
+            st.tuples(numbers, st.sampled_from([0, 0, 1, 7, 100])), min_size=1, max_size=6
+        ),
+    )
+    def lease_named(self, limit, runs):
+        """Runs of sequences from anywhere."""
+        pool = self.pool()
+        named = [(pool[at % len(pool)], length) for at, length in runs]
+        named = normalise((first, first + length) for first, length in named)
+        self.take(limit, 60, 0, False, intervals=named)
 
     def take(self, limit, timeout, reserved_attempts, stream, **less):
         self.expire_leases()

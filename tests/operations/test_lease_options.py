@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -104,3 +105,51 @@ def test_a_limit_of_bytes_takes_the_highest_priority_first(
     taken = queue.group().lease("w", max_messages=10, max_bytes=1)
     assert taken is not None
     assert [message.text for message in taken.messages] == ["first"]
+
+
+def test_a_lease_of_named_messages_holds_these_and_no_others(make: Callable[..., Queue]) -> None:
+    queue = make(visibility_timeout="1m")
+    sequences = queue.publish([str(number) for number in range(5)]).sequences
+    assert _leased(queue, sequences=[sequences[3], sequences[1]], max_messages=None) == [
+        sequences[1], sequences[3],
+    ]  # fmt: skip
+    assert _leased(queue, sequences=[sequences[1]]) == [], "another lease holds it"
+    assert _leased(queue, sequences=[]) == []
+    assert _leased(queue, sequences=range(sequences[0], sequences[4]), max_messages=1) == [
+        sequences[0]
+    ]
+    assert _leased(queue) == [sequences[2], sequences[4]]
+    assert queue.group().stats().leased == 5
+
+
+def test_retry_now_makes_delayed_messages_due_for_a_named_lease(queue: Queue) -> None:
+    sequences = queue.publish([Message("later", deliver_at="1h"), "now"]).sequences
+    group = queue.group()
+    assert _leased(queue, sequences=sequences[:1]) == []
+    group.ensure()
+    assert group.retry_now(sequences[0]) == 1
+    assert _leased(queue, sequences=sequences[:1]) == list(sequences[:1])
+
+
+def test_a_wait_for_named_messages_ends_when_they_are_published(queue: Queue) -> None:
+    first, _ = queue.publish(["a", "b"]).sequences
+    wanted, group = range(first + (1 << 32), first + (1 << 33)), queue.group()
+    group.ensure()
+    publish = threading.Thread(target=queue.publish, args=(["c"],))
+    publish.start()
+    lease = group.lease(sequences=wanted, wait="1m")
+    publish.join()
+    assert lease is not None
+    assert [message.text for message in lease.messages] == ["c"]
+
+
+def test_too_many_or_no_sequences_are_refused(queue: Queue) -> None:
+    group = queue.group()
+    with pytest.raises(InvalidOption, match="several leases, or give a range") as refused:
+        group.lease(sequences=range(0, 4000, 2))
+    assert refused.value.data["option"] == "sequences"
+    wrong: list[Any] = [5, "5", [-1], ["1"], [True]]
+    for sequences in wrong:
+        with pytest.raises(InvalidOption, match="sequence"):
+            group.lease(sequences=sequences)
+    assert not group.exists()

@@ -654,3 +654,13 @@ def test_writers_that_meet_share_commits_and_lose_nothing(queue: Queue) -> None:
     assert (stats.ready, stats.leased) == (0, 0)
     assert ledgers_of(queue).version() > before
     assert deleted(queue)
+
+
+def test_a_commit_of_another_writer_leases_only_the_named_messages(queue: Queue) -> None:
+    first = min(sequences(leased(queue, 1)))
+    delegated = Acquire("delegated", 5, intervals=[(first + 7, first + 7), (first + 9, first + 10)])
+    turn = delegate(again(queue), delegated)
+    assert leased(queue, 1)
+    (result,) = outcome(turn)
+    theirs = decode_result(delegated, result)
+    assert sequences(theirs) == {first + 7, first + 9, first + 10}

@@ -6,6 +6,7 @@ import pytest
 from support.ledger_group import SECOND, TIMEOUT, Group, freeze, limits
 
 from spark_mq.ledger.acquire import Grant, isolation_size
+from spark_mq.ledger.intervals import normalise
 from spark_mq.ledger.message_index import DataFile, sequence
 from spark_mq.ledger.ranges import LEASED, Range
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
@@ -319,3 +320,74 @@ def test_bytes_and_messages_in_flight_and_rates_hold_together():
     assert group.ask("c", 100).blocked_because == "max_in_flight"
     group.settle(ACK, "a", [0, 1])
     assert group.lease("d", 100) == [4, 5]
+
+
+# -- named messages
+
+
+def named(*sequences: int) -> list[tuple[int, int]]:
+    return normalise((one, one) for one in sequences)
+
+
+def test_a_lease_takes_only_the_messages_that_it_names():
+    group = Group()
+    assert group.lease("a", 100, intervals=named(3, 5, 6)) == [3, 5, 6]
+    assert group.states() == "AAALALLUUU"
+    assert group.lease("b", 100) == [0, 1, 2, 4, 7, 8, 9]
+
+
+def test_named_messages_that_are_not_leased_are_no_ranges_of_their_own():
+    group = Group()
+    assert group.lease("a", 1, intervals=named(3, 5, 7)) == [3]
+    assert [(r.first, r.last, r.state) for r in group.ledger] == [
+        (0, 2, "available"), (3, 3, "leased"), (4, 7, "available"),
+    ]  # fmt: skip
+
+
+def test_named_messages_that_are_settled_held_delayed_or_missing_are_left_out():
+    group = Group()
+    group.lease("a", 3)
+    group.settle(ACK, "a", [0])
+    group.settle(NACK, "a", [1], delay=SECOND)
+    before = group.ledger
+    assert group.ask("b", 100, intervals=named(0, 1, 2, 50)) == Grant()
+    assert group.ledger is before
+    assert group.lease("b", 100, intervals=named(0, 1, 2, 9, 50)) == [9]
+    group.now += SECOND
+    assert group.lease("c", 100, intervals=named(1)) == [1]
+    assert group.at(1).delivery_count == 2
+
+
+def test_no_named_messages_are_no_lease():
+    assert Group().ask("a", 100, intervals=[]) == Grant()
+
+
+def test_a_full_ledger_leases_named_messages_that_it_tracks_and_no_others():
+    group = Group(rules=limits(max_tracked_ranges=2))
+    group.lease("a", 3)
+    group.settle(RELEASE, "a", [1])
+    assert group.lease("b", 100, intervals=named(1, 5)) == [1]
+    assert group.ask("c", 100, intervals=named(5)).blocked_because == "max_tracked_ranges"
+    assert group.ask("c", 100, intervals=named(50)) == Grant()
+
+
+def test_breaker_pause_cap_and_rate_hold_for_named_messages():
+    group = Group(rules=limits(max_in_flight=2))
+    assert group.lease("a", 100, intervals=named(4, 6, 8)) == [4, 6]
+    assert group.ask("b", 1, intervals=named(8)).blocked_because == "max_in_flight"
+    group = Group(rules=limits(rate_limit=[3, SECOND]))
+    assert group.lease("a", 2, intervals=named(4, 6)) == [4, 6]
+    assert group.ask("b", 2, intervals=named(8, 9)).wait_until is not None
+    group = Group(rules=limits(breaker_threshold=1))
+    group.lease("a")
+    group.settle(NACK, "a")
+    assert group.ask("b", 1, intervals=named(8)).breaker_stops
+
+
+def test_a_blocked_message_stops_named_messages_after_it():
+    group = Group(rules=limits(max_delivery_attempts=1, on_max_deliveries="block"))
+    group.lease("a", 1, intervals=named(4))
+    group.settle(NACK, "a", delay=0)
+    assert group.state(4) == "blocked"
+    assert group.ask("b", 1, intervals=named(8)).blocked_because.startswith("message 4 ")
+    assert group.lease("b", 1, intervals=named(2, 8)) == [2]

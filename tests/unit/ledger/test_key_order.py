@@ -13,7 +13,7 @@ from spark_mq.ledger.interventions import RETRY_NOW, intervene
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.ledger.settings import new_settings
-from spark_mq.ledger.settle import NACK
+from spark_mq.ledger.settle import ACK, NACK
 from spark_mq.ledger.slots import SlotLayout, encode_slots
 from spark_mq.ledger.stream_batch import replay_batch
 
@@ -342,3 +342,22 @@ def test_a_lease_of_one_message_takes_the_oldest_also_of_a_hot_lane() -> None:
         group.lease(f"{number}", 1)
         assert rows_of(group, f"{number}") == [(1, number)]
         group.settle("ack", f"{number}")
+
+
+def test_a_named_message_waits_for_an_earlier_one_of_its_key() -> None:
+    group = ordered(file_of(1, (0, 0, 2), (0, 1, 2), (0, 2, 2)))
+    first = sequence(1, 0)
+    second = [(first + 1, first + 1)]
+    assert group.lease("a", 10, intervals=second) == []
+    assert group.lease("a", 10, intervals=[(first + 1, first + 2)]) == [first + 2]
+    assert group.lease("b", 10, intervals=[(first, first)]) == [first]
+    assert group.lease("c", 10, intervals=second) == [], "a lease holds its lane"
+    group.settle(ACK, "b")
+    assert group.lease("c", 10, intervals=second) == [first + 1]
+
+
+def test_a_lease_of_named_messages_takes_all_lanes() -> None:
+    group = ordered(file_of(1, *((0, lane, 2) for lane in range(LANES))))
+    group.lease("a", 1)
+    rest = [(sequence(1, 2), sequence(1, 2 * LANES - 1))]
+    assert len(group.lease("b", 2 * LANES, intervals=rest)) == 2 * LANES - 2
