@@ -275,7 +275,7 @@ class ConsumerGroup(GroupViews):
     def expire(self) -> int:
         """Fold expired leases now instead of with the next operation.
 
-        It also settles messages past their own expires_at and sets delayed ones aside. Returns the
+        It also ends messages past their own expires_at and sets delayed ones aside. Returns the
         number of messages that the leases held. Raises GroupNotFound.
         """
         self._ledger.require_group()

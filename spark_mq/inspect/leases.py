@@ -200,7 +200,7 @@ def _position(group: GroupLedger, index: MessageIndex, sequence: int) -> Message
         if not piece.first <= sequence <= piece.last:
             return None
         shown = shown_range(piece.state, range_of(piece, ledger, index))
-        outcome = "expired" if piece.expired else None
+        outcome = "expired" if piece.expired and piece.state == SETTLED else None
         return MessagePosition(sequence, group.name, **shown, outcome=outcome)
     return None
 

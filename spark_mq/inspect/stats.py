@@ -210,7 +210,7 @@ def _stats_of(digest: _Digest, index: MessageIndex, now: int) -> GroupStats | No
         return None
     if not _is_of_log(digest, index):
         return None
-    sums = with_unread(digest.sums, digest.start_sequence, index, now)
+    sums = with_unread(digest.sums, digest.start_sequence, index, now, digest.settings)
     if (late := sums.pop(LATE, None)) is not None:
         sums[READY] = late.joined(sums.get(READY, StateSum()))
     return GroupStats.of(GroupFacts(sums, digest.counters, digest.start_sequence, index, now))

@@ -244,7 +244,9 @@ def _find_readable(view: View, ledger: Ledger, request: AcquireRequest) -> _Foun
             if (reason := files.damaged.get(one.path)) is None:
                 out_of_reach, error = out_of_reach + 1, error or files.out_of_reach[one.path]
                 until = view.now + POSTPONE
-                later = postpone_due(later, index, interval, now=view.now, until=until)
+                later = postpone_due(
+                    later, index, interval, now=view.now, rules=view.settings, until=until
+                )
                 continue
             same = later is found.ledger
             found.ledger, dead = _reject(view, found.ledger, interval, reason)
@@ -273,18 +275,24 @@ def reject_unreadable(
     def dead(r: Range) -> Range:
         return rejected(r, rules, UNREADABLE, error)
 
-    return _replace_due(ledger, index, interval, now, dead, event="rejected")
+    return _replace_due(ledger, index, interval, now, dead, rules=rules, event="rejected")
 
 
 def postpone_due(
-    ledger: Ledger, index: MessageIndex, interval: Interval, *, now: int, until: int
+    ledger: Ledger,
+    index: MessageIndex,
+    interval: Interval,
+    *,
+    now: int,
+    rules: GroupSettings,
+    until: int,
 ) -> Ledger:
     """Let the due messages of a file wait until a time, with their counts and claims."""
 
     def later(r: Range) -> Range:
         return r._replace(state=AVAILABLE, available_at=until)
 
-    return _replace_due(ledger, index, interval, now, later)[0]
+    return _replace_due(ledger, index, interval, now, later, rules=rules)[0]
 
 
 def _replace_due(
@@ -294,6 +302,7 @@ def _replace_due(
     now: int,
     become: Callable[[Range], Range],
     *,
+    rules: GroupSettings,
     event: str = "",
 ) -> tuple[Ledger, int]:
     """Replace the due messages of an interval, and count them."""
@@ -304,7 +313,7 @@ def _replace_due(
             continue
         parts = split_by_time(piece, index, now, now)
         for part in (*parts.later, *parts.expired):
-            add_scheduled(editor, part, piece)
+            add_scheduled(editor, part, piece, rules)
         for part in parts.due:
             editor.add(become(part), part, event)
             total += part.message_count
@@ -376,10 +385,10 @@ def _acquire_by_count(
     if rules.order != "key" or not is_ordered(index, rules):
         # In an ordered group a blocked message stops only its lane.
         request, blocked = _limit_to_unblocked(ledger, request)
-    split = split_due(ledger, index, now, request.cutoff(now))
+    split = split_due(ledger, index, now, request.cutoff(now), rules)
     if request.intervals is not None:
         full = is_full(split, now, rules)
-        split = set_apart(split, index, now, request, full=full)
+        split = set_apart(split, index, now, rules, request, full=full)
     selector = LaneSelector(split, index, now, rules, request)
     if selector.limit < 1:
         if not selector.has_due():

@@ -23,6 +23,7 @@ from spark_mq.ledger.ranges import (
     range_between,
 )
 from spark_mq.ledger.schedule import add_scheduled, split_by_time
+from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.sink_writes import SinkWrite, with_write
 
 __all__ = [
@@ -107,6 +108,7 @@ def grant_pieces(
     request: AcquireRequest,
     walk: LaneWalk,
     *,
+    rules: GroupSettings,
     passes_over: bool,
 ) -> tuple[Ledger, Grant]:
     """Lease the pieces that a walk has taken, as far as `max_bytes` allows."""
@@ -125,7 +127,7 @@ def grant_pieces(
         by_row.setdefault(piece.row, []).append((r.first, r.last))
     unread = by_row.pop(None, [])
     if unread and walk.skips:
-        _add_skipped(editor, index, (now, request.cutoff(now)), unread, reach)
+        _add_skipped(editor, index, (now, request.cutoff(now)), unread, reach, rules=rules)
     for row, r in ranges.items():
         left = r._replace(lease_id=None) if row in lost else r
         for first, last in subtract([(r.first, r.last)], by_row.get(row, ())):
@@ -162,7 +164,13 @@ def leased(r: Range, now: int, request: AcquireRequest, size: int) -> Range:
 
 
 def set_apart(
-    ledger: Ledger, index: MessageIndex, now: int, request: AcquireRequest, *, full: bool
+    ledger: Ledger,
+    index: MessageIndex,
+    now: int,
+    rules: GroupSettings,
+    request: AcquireRequest,
+    *,
+    full: bool,
 ) -> Ledger:
     """Return the ledger with the named messages in ranges without others, for :func:`join_again`.
 
@@ -173,7 +181,7 @@ def set_apart(
     unread = range_between(index, ledger.end_sequence + 1, end, UNREAD)
     named = unread.within(wanted, index) if unread and not full else []
     if named:
-        _add_skipped(editor, index, (now, request.cutoff(now)), [], named[-1].last)
+        _add_skipped(editor, index, (now, request.cutoff(now)), [], named[-1].last, rules=rules)
     editor = LedgerEditor(editor.build())
     for piece in editor.cut(wanted, index, (AVAILABLE,)):
         editor.add(piece, piece)
@@ -196,6 +204,8 @@ def _add_skipped(
     times: tuple[int, int],
     taken: list[Interval],
     reach: int,
+    *,
+    rules: GroupSettings,
 ) -> None:
     """Add the unread messages before others that the lease took, and those up to `reach`."""
     # The times are the instant of the lease, and until when a message must be due.
@@ -206,7 +216,7 @@ def _add_skipped(
         if skipped is None:
             continue
         for piece in _scheduled(skipped, index, *times) if timed else (_as_skipped(skipped),):
-            add_scheduled(editor, piece, skipped)
+            add_scheduled(editor, piece, skipped, rules)
 
 
 def _scheduled(r: Range, index: MessageIndex, now: int, cutoff: int) -> Iterable[Range]:

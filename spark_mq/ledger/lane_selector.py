@@ -268,6 +268,7 @@ class LaneSelector:
         request: AcquireRequest,
     ) -> None:
         self._ledger, self._index, self._now, self._request = ledger, index, now, request
+        self._rules = rules
         self._attempts = rules.attempts_before_isolation(request.reserved_attempts)
         self.limit = 1 if self._attempts == 1 else request.max_messages
         if rules.max_in_flight is not None:
@@ -352,6 +353,7 @@ class LaneSelector:
             self._now,
             self._request,
             self._walk,
+            rules=self._rules,
             passes_over=passes_over,
         )
 

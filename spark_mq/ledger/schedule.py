@@ -1,8 +1,8 @@
 """Apply the times ``deliver_at`` and ``expires_at`` of messages.
 
 Files without such times cost nothing. A run of delayed messages in one file is one range. It is due
-at the least of their times, and the next operation then splits it. Expired messages are settled
-when a lease would take them.
+at the least of their times, and the next operation then splits it. Expired messages are settled or
+dead when a lease would take them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from spark_mq.ledger.intervals import subtract
 from spark_mq.ledger.message_index import DeliveryTimes, MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, LEASED, SETTLED, UNREAD, Ledger, Range, range_between
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.ledger.transitions import expired, is_late, record_expired_leases
+from spark_mq.ledger.transitions import expire, expired, is_late, record_expired_leases
 from spark_mq.util.clock import MICROSECOND
 
 __all__ = [
@@ -36,7 +36,7 @@ class TimeSplit:
 
     due: list[Range] = field(default_factory=list)  # as in the range, unread or available
     later: list[Range] = field(default_factory=list)  # available at their time
-    expired: list[Range] = field(default_factory=list)  # settled
+    expired: list[Range] = field(default_factory=list)  # settled, for :func:`add_scheduled`
 
 
 def unread_range(ledger: Ledger, index: MessageIndex) -> Range | None:
@@ -112,9 +112,12 @@ def _spans(part: Range, index: MessageIndex, now: int, cutoff: int) -> list[_Tim
     return spans
 
 
-def add_scheduled(editor: LedgerEditor, piece: Range, before: Range) -> None:
-    """Add a piece that is not due now. An expired one gets an event."""
-    editor.add(piece, before, "expired" if piece.state == SETTLED else "")
+def add_scheduled(editor: LedgerEditor, piece: Range, before: Range, rules: GroupSettings) -> None:
+    """Add a piece of a :class:`TimeSplit`. An expired one ends by the rules, with an event."""
+    if piece.state == SETTLED:
+        editor.add(expire(piece, rules), before, "expired")
+    else:
+        editor.add(piece, before)
 
 
 def _append(pieces: list[Range], piece: Range, index: MessageIndex) -> None:
@@ -131,7 +134,9 @@ def _append(pieces: list[Range], piece: Range, index: MessageIndex) -> None:
     pieces.append(piece)
 
 
-def split_due(ledger: Ledger, index: MessageIndex, now: int, cutoff: int) -> Ledger:
+def split_due(
+    ledger: Ledger, index: MessageIndex, now: int, cutoff: int, rules: GroupSettings
+) -> Ledger:
     """Split the available ranges that are due by their least time, up to `cutoff`."""
     if not index.has_times_after(ledger.head.start_sequence):
         return ledger
@@ -145,7 +150,7 @@ def split_due(ledger: Ledger, index: MessageIndex, now: int, cutoff: int) -> Led
         if pieces.later or pieces.expired:
             editor.remove([row])
             for piece in (*pieces.due, *pieces.later, *pieces.expired):
-                add_scheduled(editor, piece, r)
+                add_scheduled(editor, piece, r, rules)
     return editor.build()
 
 
@@ -159,9 +164,11 @@ def _rows_with_times(ledger: Ledger, index: MessageIndex, rows: list[int]) -> li
     return [row for row in rows if index.has_times(firsts[row], lasts[row])]
 
 
-def settle_expired_unread(ledger: Ledger, index: MessageIndex, now: int) -> Ledger:
-    """Settle expired unread messages up to the first due one, for groups without leases."""
-    editor = LedgerEditor(split_due(ledger, index, now, now))
+def settle_expired_unread(
+    ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings
+) -> Ledger:
+    """End expired unread messages up to the first due one, for groups without leases."""
+    editor = LedgerEditor(split_due(ledger, index, now, now, rules))
     first = index.first_at_or_after(ledger.end_sequence + 1)
     while first is not None and index.has_times(first, first):
         last = index.file_at(first).last
@@ -169,7 +176,7 @@ def settle_expired_unread(ledger: Ledger, index: MessageIndex, now: int) -> Ledg
         found = split_by_time(unread, index, now, now)
         for r in (*found.later, *found.expired):
             if not found.due or r.last < found.due[0].first:
-                add_scheduled(editor, r, unread)
+                add_scheduled(editor, r, unread, rules)
         first = None if found.due else index.first_at_or_after(last + 1)
     return editor.build()
 
@@ -177,7 +184,7 @@ def settle_expired_unread(ledger: Ledger, index: MessageIndex, now: int) -> Ledg
 def settle_expired_held(
     ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, lease_id: str
 ) -> Ledger:
-    """Settle the expired messages of a lease whose deadline has passed."""
+    """End the expired messages of a lease whose deadline has passed."""
     if not index.has_times_after(ledger.head.start_sequence):
         return ledger
     editor, late = LedgerEditor(ledger), list[Range]()
@@ -194,7 +201,7 @@ def settle_expired_held(
         editor.mark_removed(row)
         late += [r] if r.state == LEASED else []
         for piece in ended:
-            add_scheduled(editor, piece, r)
+            add_scheduled(editor, piece, r, rules)
         for first, last in subtract([(r.first, r.last)], [(one.first, one.last) for one in ended]):
             editor.add(r.slice(first, last, index), r)
     record_expired_leases(editor, late, rules)

@@ -18,6 +18,7 @@ class GroupOptions(TypedDict, total=False):
     max_delivery_attempts: int | None
     on_max_deliveries: str
     on_reject: str
+    on_expired: str
     retry: str | Sequence[Duration]
     retry_delay: Duration
     max_retry_delay: Duration

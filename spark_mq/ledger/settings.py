@@ -53,6 +53,12 @@ class GroupSettings(Settings):
         "dead_letter",
         'The end of a rejected message. "drop" settles it.',
     )
+    on_expired: str = setting(
+        kinds.Choice(("drop", "dead_letter")),
+        "drop",
+        'The end of a message that is not leased before its `expires_at`. "dead_letter" makes it '
+        "dead, with the reason `expired`.",
+    )
     retry: str | tuple[timedelta, ...] = setting(
         kinds.Growth(("exponential", "linear", "constant", "none")),
         "exponential",

@@ -98,14 +98,14 @@ class GroupFacts:
 
 
 def with_unread(
-    sums: Mapping[str, StateSum], start: int, index: MessageIndex, now: int
+    sums: Mapping[str, StateSum], start: int, index: MessageIndex, now: int, rules: GroupSettings
 ) -> dict[str, StateSum]:
     """Return the sums of a ledger together with the unread messages that follow it."""
     found = dict(sums)
     reach = max([start, *(one.last for one in sums.values() if one.last is not None)])
-    for piece in walk_unread(index, reach + 1, now):
+    for piece in walk_unread(index, reach + 1, now, rules):
         count = index.count(piece.first, piece.last)
-        state = EXPIRED if piece.expired else piece.state
+        state = EXPIRED if piece.expired and piece.state != DEAD else piece.state
         for name in (READY, UNREAD) if state == READY else (state,):
             own = found.get(name, _NOTHING)
             found[name] = own._replace(messages=own.messages + count)
@@ -286,12 +286,12 @@ class GroupStats(Record):
 
 def facts_of(ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: int) -> GroupFacts:
     """Return what figures are made of. The caller has expired leases already."""
-    ledger = split_due(ledger, index, now, now)
+    ledger = split_due(ledger, index, now, now, rules)
     _, grant = acquire(ledger, index, now, rules, AcquireRequest("stats", "stats", 1, now))
     head = ledger.head
     sums = sum_states(ledger.ranges, now).get(0, {})
     return GroupFacts(
-        with_unread(sums, head.start_sequence, index, now),
+        with_unread(sums, head.start_sequence, index, now, rules),
         head.counters,
         head.start_sequence,
         index,

@@ -14,11 +14,13 @@ from spark_mq.util.clock import MICROSECOND
 __all__ = [
     "AGE_LIMIT",
     "ATTEMPT_LIMIT",
+    "EXPIRED",
     "FAILURE_LIMIT",
     "REQUESTED",
     "counted_from_zero",
     "exhaust",
     "exhausted_limit",
+    "expire",
     "expire_leases",
     "expired",
     "is_late",
@@ -33,6 +35,8 @@ __all__ = [
 ATTEMPT_LIMIT: Final = "max_delivery_attempts"
 FAILURE_LIMIT: Final = "max_failures"
 AGE_LIMIT: Final = "max_retry_age"
+EXPIRED: Final = "expired"
+"""The reason of messages that are dead because they were not leased before their ``expires_at``."""
 REQUESTED: Final = "requested"
 """The reason of messages that the owner made dead, or due before their time."""
 
@@ -199,6 +203,11 @@ def exhaust(r: Range, rules: GroupSettings, reason: str, error: str | None) -> R
     """Return a range past a limit as dead, settled or blocked, by ``on_max_deliveries``."""
     state = {"drop": SETTLED, "block": BLOCKED}.get(rules.on_max_deliveries, DEAD)
     return to_dead(r, reason, error)._replace(state=state)
+
+
+def expire(r: Range, rules: GroupSettings) -> Range:
+    """Return messages past their ``expires_at`` as dead or settled, by ``on_expired``."""
+    return to_dead(r, EXPIRED, r.error) if rules.on_expired == "dead_letter" else r.as_settled()
 
 
 def rejected(r: Range, rules: GroupSettings, reason: str, error: str | None) -> Range:

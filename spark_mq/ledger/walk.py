@@ -12,7 +12,9 @@ import pyarrow.compute as pc
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, SETTLED, UNREAD, Ledger, Range, range_between
 from spark_mq.ledger.schedule import split_by_time
-from spark_mq.ledger.states import DELAYED, LEASED, READY, STATES, UNSETTLED
+from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.states import DEAD, DELAYED, LEASED, READY, STATES, UNSETTLED
+from spark_mq.ledger.transitions import EXPIRED, expire, to_dead
 
 __all__ = [
     "LATE",
@@ -38,7 +40,7 @@ class Piece(NamedTuple):
 
     @property
     def unread(self) -> bool:
-        return self.row is None and self.state != SETTLED
+        return self.row is None and not self.expired and self.state != SETTLED
 
     def has_state(self, state: str | None) -> bool:
         """Return whether the messages are in a state of STATE_NAMES. None matches all."""
@@ -53,6 +55,7 @@ def walk(ledger: Ledger, index: MessageIndex, now: int, first: int = 0) -> Itera
     if settled := range_between(index, first, start, SETTLED):
         yield Piece(SETTLED, settled.first, settled.last, None)
     timed = index.has_times_after(start)
+    rules = GroupSettings.decoded(ledger.head.settings) if timed else GroupSettings()
     states, firsts, lasts = _states(ledger, now), ledger.first_sequences, ledger.last_sequences
     for row in range(bisect_left(lasts, first), len(ledger)):
         state, low, high = states[row], firsts[row], lasts[row]
@@ -61,17 +64,18 @@ def walk(ledger: Ledger, index: MessageIndex, now: int, first: int = 0) -> Itera
         if low > high:
             continue
         if timed and state == READY and index.has_times(low, high):
-            yield from _split(ledger.range_at(row).slice(low, high, index), index, now, row)
+            r = ledger.range_at(row).slice(low, high, index)
+            yield from _split(r, index, now, row, rules)
         else:
             yield Piece(state, low, high, row)
-    yield from walk_unread(index, max(first, ledger.end_sequence + 1), now)
+    yield from walk_unread(index, max(first, ledger.end_sequence + 1), now, rules)
 
 
-def walk_unread(index: MessageIndex, first: int, now: int) -> Iterator[Piece]:
+def walk_unread(index: MessageIndex, first: int, now: int, rules: GroupSettings) -> Iterator[Piece]:
     """Yield the messages from a sequence on, none of which a group has leased, in order."""
     unread = range_between(index, first, index.last_sequence, UNREAD)
     if unread and index.has_times_after(first - 1):
-        yield from _split(unread, index, now, None)
+        yield from _split(unread, index, now, None, rules)
     elif unread:
         yield Piece(READY, unread.first, unread.last, None)
 
@@ -89,12 +93,15 @@ def _states(ledger: Ledger, now: int) -> list[str]:
     return states
 
 
-def _split(r: Range, index: MessageIndex, now: int, row: int | None) -> Iterator[Piece]:
+def _split(
+    r: Range, index: MessageIndex, now: int, row: int | None, rules: GroupSettings
+) -> Iterator[Piece]:
     """Split a range that is unread or due, by the times of its messages."""
     found = split_by_time(r, index, now, now)
     pieces = [Piece(READY, one.first, one.last, row) for one in found.due]
     pieces += [Piece(DELAYED, one.first, one.last, row, one.available_at) for one in found.later]
-    pieces += [Piece(SETTLED, one.first, one.last, row, expired=True) for one in found.expired]
+    ended = str(expire(r, rules).state)
+    pieces += [Piece(ended, one.first, one.last, row, expired=True) for one in found.expired]
     yield from sorted(pieces, key=lambda one: one.first)
 
 
@@ -102,9 +109,12 @@ def range_of(piece: Piece, ledger: Ledger, index: MessageIndex) -> Range:
     """Return the messages of a piece as a range with all that the ledger knows about them."""
     count = index.count(piece.first, piece.last)
     if piece.row is None:
-        state = UNREAD if piece.unread else SETTLED
-        return Range(piece.first, piece.last, state, count, available_at=piece.due_at)
+        state = UNREAD if piece.unread or piece.state == DEAD else SETTLED
+        r = Range(piece.first, piece.last, state, count, available_at=piece.due_at)
+        return to_dead(r, EXPIRED, None) if piece.state == DEAD else r
     r = ledger.range_at(piece.row)._replace(first=piece.first, last=piece.last, message_count=count)
+    if piece.expired and piece.state == DEAD:
+        return to_dead(r, EXPIRED, r.error)
     return r if piece.due_at is None else r._replace(available_at=piece.due_at)
 
 

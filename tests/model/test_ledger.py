@@ -454,7 +454,12 @@ class LedgerMachine(RuleBasedStateMachine):
         self.expire_leases()
         file, until = self.some_file(which), self.now + delay * SECOND
         self.ledger = postpone_due(
-            self.ledger, self.index, (file.first, file.last), now=self.now, until=until
+            self.ledger,
+            self.index,
+            (file.first, file.last),
+            now=self.now,
+            rules=self.rules,
+            until=until,
         )
         self.naive.postpone_file(file.first, file.last, self.now, until)
 

@@ -366,7 +366,12 @@ class Order(RuleBasedStateMachine):
             )
         else:
             self.ledger = postpone_due(
-                self.ledger, self.index, interval, now=self.now, until=self.now + 10 * SECOND
+                self.ledger,
+                self.index,
+                interval,
+                now=self.now,
+                rules=self.rules,
+                until=self.now + 10 * SECOND,
             )
 
     @rule(at=st.integers(0, 200))

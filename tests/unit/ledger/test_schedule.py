@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 from support.drivers import grant
+from support.ledger_group import Group, limits
 from support.tables import ledgers_of, messages_of
 
 from spark_mq import Message, Queue
-from spark_mq.errors import InvalidOption
-from spark_mq.ledger.acquire import AcquireRequest
+from spark_mq.errors import InvalidOption, LeaseLost
+from spark_mq.ledger.acquire import AcquireRequest, postpone_due, reject_unreadable
 from spark_mq.ledger.message_index import DataFile, DeliveryTimes, MessageIndex, sequence
 from spark_mq.ledger.ranges import AVAILABLE, Ledger, Range
 from spark_mq.ledger.schedule import split_by_time
@@ -281,3 +282,134 @@ def test_the_sweep_settles_what_expired_unread_and_sets_aside_what_is_delayed(
     assert values(queue, auto_ack=True) == ["now"]
     clock.advance(60)
     assert values(queue, auto_ack=True) == ["later", "last"]
+
+
+@pytest.fixture
+def burying(clock: ManualClock) -> Queue:
+    """A queue whose expired messages become dead letters."""
+    queue = memory_queue(clock, clock_skew=0, retry_delay=0, on_expired="dead_letter")
+    queue.group().ensure()
+    return queue
+
+
+def counted(queue: Queue) -> tuple[int, int, int]:
+    """Return how many messages are dead, expired and ready."""
+    stats = queue.group().stats()
+    return stats.dead, stats.expired, stats.ready
+
+
+def _before(queue: Queue) -> None:
+    """Look at messages that no commit has noticed yet."""
+
+
+def _lease(queue: Queue) -> None:
+    assert values(queue) == ["b"]
+    queue.group().release(queue.group().leases()[0].lease_id)
+
+
+def _named(queue: Queue) -> None:
+    (_, last) = queue.peek()
+    assert values(queue, sequences=[last.sequence]) == ["b"]
+    queue.group().release(queue.group().leases()[0].lease_id)
+
+
+def _expire(queue: Queue) -> None:
+    queue.group().expire()
+
+
+NOTICED = pytest.mark.parametrize("notice", [_before, _lease, _named, _expire])
+
+
+@NOTICED
+def test_expired_unread_messages_are_dead_if_the_group_says_so(
+    burying: Queue, clock: ManualClock, notice: Any
+) -> None:
+    first, _ = burying.publish([Message("a", expires_at="5s"), "b"]).sequences
+    clock.advance(5)
+    notice(burying)
+    assert counted(burying) == (1, 0, 1)
+    (dead,) = burying.group().peek(state="dead")
+    assert (dead.sequence, dead.reason, dead.delivery_count) == (first, "expired", 0)
+    (place,) = burying.locate(first)
+    assert (place.state, place.reason, place.outcome) == ("dead", "expired", None)
+
+
+@NOTICED
+def test_expired_messages_that_failed_before_are_dead_with_their_error(
+    burying: Queue, clock: ManualClock, notice: Any
+) -> None:
+    burying.publish([Message("a", expires_at="5s")])
+    lease = burying.group().lease("w")
+    assert lease is not None
+    lease.nack(error="no")
+    burying.publish(["b"])
+    clock.advance(5)
+    notice(burying)
+    assert counted(burying) == (1, 0, 1)
+    (dead,) = burying.group().peek(state="dead")
+    assert (dead.reason, dead.error, dead.delivery_count) == ("expired", "no", 1)
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "release", "extend"])
+def test_an_expired_message_of_a_late_lease_is_dead_and_no_settle_counts(
+    burying: Queue, clock: ManualClock, verb: str
+) -> None:
+    burying.publish([Message("a", expires_at="5s")])
+    lease = burying.group().lease("w", visibility_timeout="5s")
+    assert lease is not None
+    clock.advance(6)
+    with pytest.raises(LeaseLost):
+        getattr(lease, verb)(sequences=[lease.messages[0].sequence])
+    burying.sweep()
+    (letter,) = burying.redrive(dry_run=True).table.to_pylist()
+    assert (letter["reason"], letter["delivery_count"]) == ("expired", 1)
+    assert letter["error"].endswith("expired")
+
+
+def test_an_expired_message_is_routed_by_the_sweep_and_comes_back_without_its_time(
+    burying: Queue, clock: ManualClock
+) -> None:
+    first, second = burying.publish(
+        [Message("a", expires_at="5s"), Message("b", expires_at="1h")]
+    ).sequences
+    clock.advance(5)
+    assert burying.sweep().routed == 1
+    (letter,) = burying.redrive(dry_run=True).table.to_pylist()
+    assert (letter["sequence"], letter["reason"], letter["error"]) == (first, "expired", None)
+    assert [one.outcome for one in burying.locate(first)] == ["dead_lettered"]
+    assert burying.redrive().messages == 1
+    clock.advance("2h")
+    assert values(burying) == ["a"]
+    assert [one.reason for one in burying.locate(second)] == ["expired"]
+
+
+def test_by_default_and_once_switched_back_expired_messages_are_settled(
+    burying: Queue, clock: ManualClock
+) -> None:
+    assert memory_queue(clock).group().settings.on_expired == "drop"
+    burying.group().configure(on_expired="drop")
+    burying.publish([Message("a", expires_at="5s"), "b"])
+    clock.advance(5)
+    assert counted(burying) == (0, 1, 1)
+    assert values(burying) == ["b"]
+    assert counted(burying) == (0, 1, 0)
+
+
+@pytest.mark.parametrize("damaged", [True, False])
+def test_expired_messages_of_a_file_that_cannot_be_read_are_dead_as_expired(
+    damaged: bool,
+) -> None:
+    rules = limits(on_expired="dead_letter")
+    times = DeliveryTimes.of([(2, None, 5), (2, None, None)])
+    group = Group(rules=rules, files=[DataFile(0, 4, "a", 40, 0, times)])
+    given: dict[str, Any] = {"now": group.now, "rules": rules}
+    if damaged:
+        after, dead = reject_unreadable(group.ledger, group.index, (0, 3), error="x", **given)
+        assert dead == 2
+    else:
+        after = postpone_due(group.ledger, group.index, (0, 3), until=group.now + 1, **given)
+    reasons = [(r.first, r.last, r.state, r.reason) for r in after]
+    assert reasons == [
+        (0, 1, "dead", "expired"),
+        (2, 3, "dead", "payload unreadable") if damaged else (2, 3, "available", None),
+    ]
