@@ -429,12 +429,13 @@ class Queue(QueueViews):
         limit: int | None = None,
         dry_run: bool = False,
         rate: float | None = None,
+        to: Queue | Path | None = None,
     ) -> RedriveResult:
         """Publish dead letters of this queue again, each once.
 
         That holds also after crashes. All groups see them as new messages, which keep their id,
-        key, value and own headers. The header ``spark_mq.group`` names the group in which they
-        died.
+        key, priority, value and own headers. The header ``spark_mq.group`` names the group in which
+        they died.
 
         Parameters
         ----------
@@ -448,13 +449,22 @@ class Queue(QueueViews):
             Only return which. They are all in memory, so set a limit for large backlogs.
         rate
             The most messages a second. Default: no limit.
+        to
+            Another queue to publish them to, or its path. The storage options of this queue must
+            reach it. Default: this queue.
 
         Raises
         ------
         InvalidOption
-            The condition cannot be run. Nothing was redriven, unless it computed for too long.
+            The condition cannot be run. Nothing was redriven, unless it computed for too long. Or
+            `to` is a dead-letter queue.
+        QueueNotFound
+            There is no queue at `to`.
         """
-        return redrive(self._context, where, limit, dry_run, rate)
+        path = None
+        if to is not None:
+            path = to._context.path if isinstance(to, Queue) else absolute_path(to, "to")
+        return redrive(self._context, where, limit, dry_run, rate, to=path)
 
     def rehome(self, *, copy: bool, dead_letter_path: Path | None = None) -> Queue:
         """Accept the place of a queue that was moved or copied. Return it, opened again.

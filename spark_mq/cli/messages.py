@@ -345,6 +345,7 @@ def redrive(
     where: _Where = None,
     limit: Annotated[int | None, option("The most letters. Default: all.", "-n", min=1)] = None,
     rate: Annotated[float | None, option("The most messages a second.")] = None,
+    to: Annotated[str | None, option("Another queue, as its path. Default: their own.")] = None,
     dry_run: Annotated[bool, option("Only list which.")] = False,
 ) -> Rows | Mapping[str, Any]:
     """Publish dead letters into their queue again, each once, for all groups. Asks first."""
@@ -352,12 +353,12 @@ def redrive(
     if dry_run:
         return _letters(on, where, limit)
     which = f"that meet {where}" if where else "of this queue"
-    on.confirm(f"Redrive the dead letters {which}?")
+    on.confirm(f"Redrive the dead letters {which}{f' to {to}' if to else ''}?")
     redriven = 0
     with track("redriven", limit) as progress:
         while limit is None or redriven < limit:
             chunk = _REDRIVEN if limit is None else min(_REDRIVEN, limit - redriven)
-            found = queue.redrive(where=where, limit=chunk, rate=rate).messages
+            found = queue.redrive(where=where, limit=chunk, rate=rate, to=to).messages
             redriven += found
             progress(redriven)
             if found < chunk:

@@ -57,6 +57,7 @@ class Freeze(Command[int]):
 
     transfer_id: str
     intervals: Sequence[Interval]
+    reason: str | None = None  # the place of another queue that they go to
 
     name = "freeze redrive"
     priority = Priority.LEASE
@@ -65,7 +66,9 @@ class Freeze(Command[int]):
     needs = Needs(None, horizon="always")  # a new group begins above the horizon
 
     def apply(self, view: View) -> Change[int]:
-        after, messages = freeze(view.ledger, view.log, self.transfer_id, self.intervals)
+        after, messages = freeze(
+            view.ledger, view.log, self.transfer_id, self.intervals, self.reason
+        )
         return counted_change(self.name, after, messages, lease_id=self.transfer_id)
 
 
@@ -126,12 +129,18 @@ def freeze_dead(
 
 
 def freeze(
-    ledger: Ledger, index: MessageIndex, transfer_id: str, intervals: Sequence[Interval]
+    ledger: Ledger,
+    index: MessageIndex,
+    transfer_id: str,
+    intervals: Sequence[Interval],
+    reason: str | None = None,
 ) -> tuple[Ledger, int]:
     """Freeze available and unread messages of intervals under a transfer id, and count them."""
     editor, total = LedgerEditor(ledger), 0
     for piece in editor.cut(intervals, index, (AVAILABLE, UNREAD)):
-        frozen = piece._replace(state=TRANSFERRING, lease_id=transfer_id, available_at=None)
+        frozen = piece._replace(
+            state=TRANSFERRING, lease_id=transfer_id, available_at=None, reason=reason
+        )
         editor.add(frozen, piece, "set_aside")
         total += piece.message_count
     return (editor.build(), total) if total else (ledger, 0)

@@ -84,8 +84,13 @@ class Transfer(ABC):
         """Finish the transfers that were begun. Return the number of messages."""
         ledger = self.source.ledger_in(self.source.snapshot())
         rows = ledger.ranges_at(ledger.find((TRANSFERRING,)))
-        found = sorted({r.lease_id for r in rows if r.lease_id})
-        return sum(self.finish(transfer_id) for transfer_id in found)
+        begun = {r.lease_id: r for r in rows if r.lease_id}
+        found = ((transfer_id, self.begun(begun[transfer_id])) for transfer_id in sorted(begun))
+        return sum(one.finish(transfer_id) for transfer_id, one in found if one)
+
+    def begun(self, r: Range) -> Transfer | None:
+        """Return the transfer that can finish one which was begun, or None if none can now."""
+        return self
 
     def freeze(self) -> str | None:
         """Freeze messages under a new id. Return the id, or None without messages."""

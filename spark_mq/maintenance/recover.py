@@ -261,7 +261,7 @@ def _lost_routings(context: QueueContext, dead: QueueContext | None) -> Iterator
 def _lost_redrives(context: QueueContext) -> Iterator[_Lost]:
     dead = context.existing_dead_letters()
     if dead is not None and (group := dead.group(REDRIVE)).exists():
-        yield from _lost(dead, group, Redrive(context), "redriven")
+        yield from _lost(dead, group, Redrive(context), "redriven", to_others=False)
 
 
 def _lost(
@@ -271,9 +271,12 @@ def _lost(
     event: str,
     *,
     all_lost: bool = False,
+    to_others: bool = True,
 ) -> Iterator[_Lost]:
     rows = _events(source, group.name)
     done = rows.filter(pc.equal(rows["event"], event))
+    if not to_others:  # a redrive to another queue has a reason, which names it
+        done = done.filter(pc.is_null(done["reason"]))
     ids = [one for one in pc.unique(done["lease_id"]).to_pylist() if one is not None]
     lost = [one for one in ids if all_lost or transfer.target.last_number(one) is None]
     index = source.messages.plan_recovery().index if lost else None

@@ -1,7 +1,8 @@
-"""Publish dead letters into their queue again, each once.
+"""Publish dead letters into their queue again, or into another one, each once.
 
 A redrive is a transfer, as routing is. A reserved group of the dead-letter queue holds the redriven
-letters in its ledger.
+letters in its ledger. While they are in transfer, their reason names the other queue, so that
+another process can finish it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.errors import SparkMQError
+from spark_mq.delta.object_store import canonical_uri
+from spark_mq.errors import InvalidOption, NotAQueue, QueueNotFound, SparkMQError
 from spark_mq.ledger.intervals import Interval, from_sequences, subtract
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.owner_commands import unsettled_ranges
@@ -30,6 +32,7 @@ from spark_mq.maintenance.dead_letters import (
     letter_tables,
 )
 from spark_mq.operations.context import GroupLedger, QueueContext
+from spark_mq.operations.create import open_context
 from spark_mq.operations.history import HEADER_PREFIX, REDRIVEN_FROM
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile, discard_files, write_file
@@ -58,6 +61,8 @@ REDRIVE: Final = f"{RESERVED_PREFIX}redrive"
 """The reserved group of a dead-letter queue with the redriven letters in its ledger."""
 
 _SEQUENCE: Final = "dead_letter_sequence"
+_TO: Final = "to "  # what the reason begins with that names another queue
+_LETTER: Final = HEADER_PREFIX + "dead_letter"  # in a message of another queue: its dead letter
 _MAX_NAMED: Final = 10  # groups that a warning names
 
 CHUNK: Final = 10_000  # messages looked at, and redriven, by one round of commits
@@ -86,11 +91,19 @@ class RedriveResult(Record):
 
 
 def redrive(
-    context: QueueContext, where: str | None, limit: int | None, dry_run: bool, rate: float | None
+    context: QueueContext,
+    where: str | None,
+    limit: int | None,
+    dry_run: bool,
+    rate: float | None,
+    *,
+    to: str | None = None,
 ) -> RedriveResult:
+    """Redrive as :meth:`spark_mq.Queue.redrive`. `to` is the path of another queue."""
     left = None if limit is None else validate_count("limit", limit, most=2**63 - 1)
     chunk = CHUNK if rate is None else max(1, min(CHUNK, int(validate_rate("rate", rate))))
     condition = None if where is None else Condition(where)
+    to = None if to is None else _other_queue(context, to)
     _warn_unrouted(context)
     if condition is not None and condition.may_fail and not dry_run:
         _try_condition(context, condition, left)
@@ -108,7 +121,7 @@ def redrive(
         elif table.num_rows:
             time.sleep(pause)
             chosen = from_sequences(table[_SEQUENCE].to_pylist())
-            total += _redrive(context, chosen, where)
+            total += _redrive(context, chosen, where, to)
             pause = 0.0 if rate is None else table.num_rows / rate
         if left == 0:
             break
@@ -116,8 +129,25 @@ def redrive(
     return RedriveResult(total, pa.concat_tables([empty, *found]) if dry_run else None)
 
 
-def _redrive(context: QueueContext, intervals: Sequence[Interval], where: str | None) -> int:
-    transfer = Redrive(context, intervals, where)
+def _other_queue(context: QueueContext, path: str) -> str | None:
+    """Return the path of another queue, or None for the queue itself. Raise InvalidOption."""
+    options = context.storage_options
+    if canonical_uri(path, options) == canonical_uri(context.path, options):
+        return None
+    if open_context(path, options, context.clock).settings.is_dead_letter_queue:
+        raise InvalidOption(
+            f"to={path!r} is a dead-letter queue, and its letters are of other queues. Redrive to "
+            "a queue whose groups process the messages",
+            option="to",
+            value=path,
+        )
+    return path
+
+
+def _redrive(
+    context: QueueContext, intervals: Sequence[Interval], where: str | None, to: str | None
+) -> int:
+    transfer = Redrive(context, intervals, where, to)
     transfer_id = transfer.freeze()
     return 0 if transfer_id is None else transfer.finish(transfer_id)
 
@@ -206,15 +236,31 @@ class Redrive(Transfer):
         context: QueueContext,
         intervals: Sequence[Interval] = (),
         where: str | None = None,
+        to: str | None = None,
     ) -> None:
-        super().__init__(context.dead_letters().group(REDRIVE), context.messages)
-        self.detail = where and truncate_error(where)
+        target = context if to is None else open_context(to, context.storage_options, context.clock)
+        super().__init__(context.dead_letters().group(REDRIVE), target.messages)
+        self._to = to
+        asked = " ".join(filter(None, (where, to and _TO + to)))
+        self.detail = truncate_error(asked) if asked else None
         self._context = context
         self._intervals = intervals
         self._messages = 0
 
     def freezing(self, transfer_id: str) -> Freeze:
-        return Freeze(transfer_id, self._intervals)
+        return Freeze(transfer_id, self._intervals, self._to and _TO + self._to)
+
+    def begun(self, r: Range) -> Transfer | None:
+        to = (r.reason or "").removeprefix(_TO) or None
+        try:
+            return self if to == self._to else Redrive(self._context, to=to)
+        except (QueueNotFound, NotAQueue) as error:
+            _log.error(
+                "dead letters stay in transfer to %s: %s. Once the queue is there again, the next "
+                "redrive of %s finishes it",
+                to, error, self._context.path,
+            )  # fmt: skip
+            return None
 
     def write(self, ranges: Sequence[Range]) -> list[WrittenFile] | None:
         trimmed = [(0, self.source.queue.horizon())]  # a purge may have dropped some of them
@@ -237,15 +283,23 @@ class Redrive(Transfer):
             if not pc.all(_is_own(self._context, table), min_count=0).as_py():
                 return False
             files.append(
-                write_file(self.target.files, _as_messages(table), lanes=self.target.lanes)
+                write_file(self.target.files, self._as_messages(table), lanes=self.target.lanes)
             )
         return True
+
+    def _as_messages(self, table: pa.Table) -> pa.Table:
+        # In another queue the number of a letter would name one of its own letters.
+        if self._to is None:
+            return _as_messages(table, REDRIVEN_FROM)
+        return _as_messages(table, _LETTER, [(HEADER_PREFIX + "queue", self._context.path)])
 
     def commit_info(self) -> Mapping[str, Any]:
         return {"messages": self._messages}
 
 
-def _as_messages(table: pa.Table) -> pa.Table:
+def _as_messages(
+    table: pa.Table, letter_header: str, more: Sequence[tuple[str, str]] = ()
+) -> pa.Table:
     """Return dead letters as first published, with headers of their origin."""
     rows = zip(
         table["headers"].to_pylist(),
@@ -256,7 +310,8 @@ def _as_messages(table: pa.Table) -> pa.Table:
     headers = [
         [
             *(own or ()),
-            (REDRIVEN_FROM, str(seq)),
+            (letter_header, str(seq)),
+            *more,
             *([(HEADER_PREFIX + "group", group)] if group else []),
         ]
         for own, group, seq in rows

@@ -799,3 +799,13 @@ def test_an_envelope_may_have_a_priority(run: Run, queue: Queue) -> None:
     assert "from 0 to 9" in bad.err
     assert run("publish", "-q", queue.path, "--raw", "--priority", "2", stdin="x").code == 0
     assert {one.value: one.priority for one in queue.peek(20)}[b"x"] == 2
+
+
+def test_dead_letters_are_redriven_to_another_queue(run: Run, queue: Queue, tmp_path: Path) -> None:
+    here, other = ("-q", queue.path), Queue.create(tmp_path / "repairs")
+    queue.sweep()
+    done = run("dlq", "redrive", *here, "--to", other.path, "--yes", "-o", "json")
+    assert done.row["redriven"] == 1
+    assert [one.message_id for one in other.peek()] == ["id-bad"]
+    letters = queue.dead_letters.path
+    assert "dead-letter queue" in run("dlq", "redrive", *here, "--to", letters, "-y", expect=2).err

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -18,10 +19,11 @@ from support.arrow_memory import at_most
 from support.handles import Killed, again, die, lease, on_commit, once
 from support.having import having
 from support.limits import Limits
-from support.tables import messages_of, on_publish
+from support.tables import context_of, messages_of, on_publish
 
 from spark_mq import Message, Queue
-from spark_mq.errors import InvalidOption
+from spark_mq.delta.memory_files import is_in_memory
+from spark_mq.errors import InvalidOption, QueueNotFound
 from spark_mq.maintenance import dead_letters, redrive
 from spark_mq.testing import ManualClock, memory_queue
 
@@ -363,3 +365,111 @@ def test_a_large_value_is_held_no_more_often_while_it_is_redriven(
     assert queue.sweep().routed == 1
     with at_most(3.5 * size):
         assert queue.redrive(where=where).messages == 1
+
+
+# -- to another queue
+
+
+def beside(queue: Queue, **settings: Any) -> Queue:
+    """Another queue in the same store."""
+    context = context_of(queue)
+    if is_in_memory(queue.path):
+        return memory_queue(context.clock, **settings)
+    options = context.storage_options
+    path = f"{queue.path}-other"
+    return Queue.create(path, clock=context.clock, storage_options=options, **settings)
+
+
+def test_letters_go_to_another_queue_with_headers_of_their_origin(queue: Queue) -> None:
+    with_dead(queue, ["a", "b"])
+    (letter, _) = queue.redrive(dry_run=True).table["dead_letter_sequence"].to_pylist()
+    other = beside(queue, lanes=4)
+    assert queue.redrive(to=other, where="error = 'a'").messages == 1
+    place = other if is_in_memory(other.path) else other.path
+    assert queue.redrive(to=place, limit=5).messages == 1
+    assert queue.redrive(to=other).messages == queue.redrive().messages == 0
+    assert back(queue) == []
+    first, _ = lease(other, 5).messages
+    assert first == having(message_id="id-0", key="k0", value=b"0", delivery_count=1)
+    assert first.headers == {
+        "own": "1",
+        "spark_mq.dead_letter": str(letter),
+        "spark_mq.queue": queue.path,
+        "spark_mq.group": "default",
+    }
+    assert other.trace(first.sequence).earlier is None
+    (change,) = [one for one in queue.changes() if one.detail and one.detail.startswith("error =")]
+    assert change.detail == f"error = 'a' to {other.path}"
+
+
+def test_a_redrive_to_the_queue_itself_is_one_without_another_queue(queue: Queue) -> None:
+    with_dead(queue, ["a"])
+    assert queue.redrive(to=again(queue)).messages == 1
+    (message,) = lease(queue).messages
+    assert "spark_mq.redriven_from" in message.headers
+
+
+def test_a_place_that_is_no_queue_for_the_messages_is_refused(queue: Queue) -> None:
+    with_dead(queue, ["a"])
+    with pytest.raises(InvalidOption, match="is a dead-letter queue") as refused:
+        queue.redrive(to=queue.dead_letters)
+    assert refused.value.data["option"] == "to"
+    with pytest.raises((QueueNotFound, InvalidOption), match=f"{queue.path}-missing"):
+        queue.redrive(to=f"{queue.path}-missing")
+    assert queue.redrive(dry_run=True).messages == 1
+
+
+@pytest.mark.parametrize("step", range(1, 7))
+@pytest.mark.parametrize("next_to", [True, False])
+def test_killed_at_any_step_each_goes_to_the_other_queue_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch, step: int, next_to: bool
+) -> None:
+    """Before and after each of the three commits. The next redrive may be to the queue itself."""
+    queue = with_dead(make(), ["a", "b", "c"])
+    other = beside(queue)
+    kind, place = divmod(step - 1, 2)
+    with monkeypatch.context() as patch, contextlib.suppress(Killed):
+        dies: dict[str, Any] = {"after" if place else "before": die}
+        if kind == 1:
+            on_commit(patch, f"{other.path.rpartition('/')[2]}/messages", **dies)
+        else:
+            on_commit(patch, "dead_letters/leases", at=1 + kind // 2, **dies)
+        queue.redrive(to=other)
+        pytest.fail("it was to be killed")
+    again(queue).redrive(to=other if next_to else None)
+    begun = next_to or step > 1
+    assert (back(other), back(queue)) == ((["0", "1", "2"], []) if begun else ([], ["0", "1", "2"]))
+    assert again(queue).redrive().messages == 0
+
+
+def test_letters_for_a_queue_that_is_gone_wait_in_transfer_and_stop_no_others(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    queue = with_dead(Queue.create(tmp_path / "queue", clock=clock), ["a", "b"])
+    other = beside(queue)
+    with monkeypatch.context() as patch:
+        patch.setattr(dead_letters.Transfer, "_publish", die)
+        with pytest.raises(Killed):
+            queue.redrive(to=other, limit=1)
+    shutil.rmtree(other.path)
+    assert queue.redrive().messages == 1
+    assert f"stay in transfer to {other.path}" in caplog.text
+    assert back(queue) == ["1"]
+    other = beside(queue)
+    assert again(queue).redrive().messages == 1
+    assert back(other) == ["0"]
+
+
+def test_a_recovery_does_not_publish_what_went_to_another_queue(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    queue = with_dead(Queue.create(tmp_path / "queue", clock=clock), ["a", "b"])
+    shutil.copytree(tmp_path / "queue" / "messages", tmp_path / "old")
+    assert queue.redrive(to=beside(queue), limit=1).messages == 1
+    assert queue.redrive().messages == 1
+    shutil.rmtree(tmp_path / "queue" / "messages")
+    shutil.copytree(tmp_path / "old", tmp_path / "queue" / "messages")
+    restored = Queue.open(queue.path, clock=clock)
+    assert restored.recover().redriven == 1
+    assert back(restored) == ["1"]
