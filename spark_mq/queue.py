@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, TypeAlias, Unpack
@@ -430,6 +431,7 @@ class Queue(QueueViews):
         dry_run: bool = False,
         rate: float | None = None,
         to: Queue | Path | None = None,
+        stop: threading.Event | None = None,
     ) -> RedriveResult:
         """Publish dead letters of this queue again, each once.
 
@@ -452,6 +454,9 @@ class Queue(QueueViews):
         to
             Another queue to publish them to, or its path. The storage options of this queue must
             reach it. Default: this queue.
+        stop
+            Ends the redrive after its current round once it is set, of at most 10,000 letters. The
+            result has the number until then.
 
         Raises
         ------
@@ -464,7 +469,7 @@ class Queue(QueueViews):
         path = None
         if to is not None:
             path = to._context.path if isinstance(to, Queue) else absolute_path(to, "to")
-        return redrive(self._context, where, limit, dry_run, rate, to=path)
+        return redrive(self._context, where, limit, dry_run, rate, to=path, stop=stop)
 
     def rehome(self, *, copy: bool, dead_letter_path: Path | None = None) -> Queue:
         """Accept the place of a queue that was moved or copied. Return it, opened again.

@@ -6,17 +6,21 @@ Dead letters are shown and redriven with ``spark-mq dlq``.
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextvars import copy_context
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from itertools import islice
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
 from spark_mq.cli.command import GROUP, QUEUE, Given, argument, command, option, parse_sequence
-from spark_mq.cli.output import NOT_FOUND, Column, Pages, Rows, complain, track
+from spark_mq.cli.output import INTERRUPTED, NOT_FOUND, Column, Pages, Rows, complain, track
 from spark_mq.errors import InvalidOption
 from spark_mq.queue import Queue
 from spark_mq.util.clock import SECOND
@@ -59,6 +63,7 @@ _LETTER_COLUMNS: Final[list[Column]] = [
     ("ERROR", "error"), ("KEY", "key"), ("VALUE", "value"),
 ]  # fmt: skip
 _TAILED: Final = 100  # messages that one look of a tail reads
+T = TypeVar("T")
 _REDRIVEN: Final = 10_000  # letters that one call redrives
 
 _Newest = Annotated[int, option("The most messages with the id, newest first.", "-n", min=1)]
@@ -348,19 +353,45 @@ def redrive(
     to: Annotated[str | None, option("Another queue, as its path. Default: their own.")] = None,
     dry_run: Annotated[bool, option("Only list which.")] = False,
 ) -> Rows | Mapping[str, Any]:
-    """Publish dead letters into their queue again, each once, for all groups. Asks first."""
+    """Publish dead letters into their queue again, each once, for all groups. Asks first.
+
+    Ctrl-C ends it after the letters in hand, 10,000 or those of a second at most.
+    """
     queue = on.queue
     if dry_run:
         return _letters(on, where, limit)
     which = f"that meet {where}" if where else "of this queue"
     on.confirm(f"Redrive the dead letters {which}{f' to {to}' if to else ''}?")
-    redriven = 0
+    redriven, stop = 0, threading.Event()
     with track("redriven", limit) as progress:
         while limit is None or redriven < limit:
             chunk = _REDRIVEN if limit is None else min(_REDRIVEN, limit - redriven)
-            found = queue.redrive(where=where, limit=chunk, rate=rate, to=to).messages
+            call = partial(queue.redrive, where=where, limit=chunk, rate=rate, to=to, stop=stop)
+            found = _until_interrupted(call, stop).messages
             redriven += found
             progress(redriven)
+            if stop.is_set():
+                complain(f"interrupted. Redriven: {redriven}. Run it again for the rest")
+                raise typer.Exit(INTERRUPTED)
             if found < chunk:
                 break
     return {"queue": queue.path, "redriven": redriven}
+
+
+def _until_interrupted(call: Callable[[], T], stop: threading.Event) -> T:
+    """Return the result of a call. Ctrl-C sets `stop`, and a second one leaves at once."""
+    # In a thread of its own, because Ctrl-C interrupts the main thread at any line.
+    future, context = Future[T](), copy_context()
+
+    def run() -> None:
+        try:
+            future.set_result(context.run(call))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="spark_mq redrive", daemon=True).start()
+    try:
+        return future.result()
+    except KeyboardInterrupt:
+        stop.set()
+        return future.result()

@@ -8,6 +8,7 @@ another process can finish it.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -98,6 +99,7 @@ def redrive(
     rate: float | None,
     *,
     to: str | None = None,
+    stop: threading.Event | None = None,
 ) -> RedriveResult:
     """Redrive as :meth:`spark_mq.Queue.redrive`. `to` is the path of another queue."""
     left = None if limit is None else validate_count("limit", limit, most=2**63 - 1)
@@ -119,7 +121,10 @@ def redrive(
             found.append(table)
             total += table.num_rows
         elif table.num_rows:
-            time.sleep(pause)
+            if stop is None:
+                time.sleep(pause)
+            elif stop.wait(pause):
+                break
             chosen = from_sequences(table[_SEQUENCE].to_pylist())
             total += _redrive(context, chosen, where, to)
             pause = 0.0 if rate is None else table.num_rows / rate

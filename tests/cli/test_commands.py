@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -809,3 +811,20 @@ def test_dead_letters_are_redriven_to_another_queue(run: Run, queue: Queue, tmp_
     assert [one.message_id for one in other.peek()] == ["id-bad"]
     letters = queue.dead_letters.path
     assert "dead-letter queue" in run("dlq", "redrive", *here, "--to", letters, "-y", expect=2).err
+
+
+def test_ctrl_c_ends_a_redrive_after_the_letters_in_hand(
+    run: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.sweep()
+    real = Queue.redrive
+
+    def interrupted(self: Queue, *, stop: threading.Event, **given: Any) -> Any:
+        found = real(self, stop=stop, **given)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.wait(30)
+        return found
+
+    monkeypatch.setattr(Queue, "redrive", interrupted)
+    ended = run("dlq", "redrive", "-q", queue.path, "--yes", expect=130)
+    assert "interrupted. Redriven: 1. Run it again for the rest" in ended.err

@@ -8,6 +8,7 @@ import contextlib
 import os
 import re
 import shutil
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -367,7 +368,7 @@ def test_a_large_value_is_held_no_more_often_while_it_is_redriven(
         assert queue.redrive(where=where).messages == 1
 
 
-# -- to another queue
+# -- to another queue, and until it is stopped
 
 
 def beside(queue: Queue, **settings: Any) -> Queue:
@@ -473,3 +474,22 @@ def test_a_recovery_does_not_publish_what_went_to_another_queue(
     restored = Queue.open(queue.path, clock=clock)
     assert restored.recover().redriven == 1
     assert back(restored) == ["1"]
+
+
+def test_a_stop_ends_a_redrive_after_the_round_in_hand(
+    queue: Queue, limits: Limits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_dead(queue, ["a"] * 5)
+    limits(redrive_chunk=2)
+    stop, real = threading.Event(), redrive._redrive
+
+    def one_round(*given: Any) -> int:
+        stop.set()
+        return real(*given)
+
+    monkeypatch.setattr(redrive, "_redrive", one_round)
+    assert queue.redrive(stop=stop).messages == 2
+    assert queue.redrive(stop=stop).messages == 0
+    monkeypatch.undo()
+    assert queue.redrive(stop=threading.Event()).messages == 3
+    assert back(queue) == ["0", "1", "2", "3", "4"]
