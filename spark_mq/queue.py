@@ -466,9 +466,7 @@ class Queue(QueueViews):
         QueueNotFound
             There is no queue at `to`.
         """
-        path = None
-        if to is not None:
-            path = to._context.path if isinstance(to, Queue) else absolute_path(to, "to")
+        path = None if to is None else _place_of(to)
         return redrive(self._context, where, limit, dry_run, rate, to=path, stop=stop)
 
     def rehome(self, *, copy: bool, dead_letter_path: Path | None = None) -> Queue:
@@ -618,3 +616,14 @@ def _new_settings(root: str, given: CreateOptions, options: Mapping[str, str]) -
         return new_settings(given)
     path = relative_place(root, absolute_path(place, "dead_letter_path"), options)
     return new_settings({**given, "dead_letter_path": path})
+
+
+def _place_of(to: Queue | Path) -> str:
+    """Return the path of another queue. Raise InvalidOption."""
+    if isinstance(to, Queue):
+        return to._context.path
+    if not isinstance(to, str | os.PathLike) or not os.fspath(to):
+        raise InvalidOption(
+            f"to={short_repr(to)} is no queue: give a queue, or its path", option="to", value=to
+        )
+    return absolute_path(to, "to")

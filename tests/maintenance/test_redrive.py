@@ -415,6 +415,10 @@ def test_a_place_that_is_no_queue_for_the_messages_is_refused(queue: Queue) -> N
     with pytest.raises(InvalidOption, match="is a dead-letter queue") as refused:
         queue.redrive(to=queue.dead_letters)
     assert refused.value.data["option"] == "to"
+    wrong: list[Any] = ["", 5, queue.group()]
+    for to in wrong:
+        with pytest.raises(InvalidOption, match=r"to=.* is no queue: give a queue, or its path"):
+            queue.redrive(to=to)
     with pytest.raises((QueueNotFound, InvalidOption), match=f"{queue.path}-missing"):
         queue.redrive(to=f"{queue.path}-missing")
     assert queue.redrive(dry_run=True).messages == 1
