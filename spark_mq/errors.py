@@ -19,6 +19,7 @@ __all__ = [
     "DuplicatePublish",
     "GroupBlocked",
     "GroupNotFound",
+    "HandlerTimeout",
     "IllegalTransition",
     "InvalidHandlerResult",
     "InvalidOption",
@@ -298,6 +299,15 @@ class ContentionTimeout(SparkMQError, TimeoutError):
     ----------
     group : str
     attempts : int
+    """
+
+
+class HandlerTimeout(SparkMQError, TimeoutError):
+    """The failure of messages whose handler ran for longer than the worker's ``timeout``.
+
+    Attributes
+    ----------
+    timeout : datetime.timedelta
     """
 
 

@@ -389,6 +389,7 @@ class ConsumerGroup(GroupViews):
         max_messages: int | None = None,
         visibility_timeout: Duration | None = None,
         max_lease_duration: Duration = "30m",
+        timeout: Duration | None = None,
         on_error: str = "nack",
         ack: str = "on_success",
         shutdown_timeout: Duration = "30s",
@@ -441,6 +442,10 @@ class ConsumerGroup(GroupViews):
         max_lease_duration
             A lease ends after this time: a coroutine is cancelled, and what a handler decides
             later is refused. The delivery counts. Default: 30 minutes.
+        timeout
+            How long one call of the handler may take. After that its messages fail with
+            HandlerTimeout, and what it decides later is refused. A coroutine is cancelled. Python
+            cannot end a thread, so it is missing until the handler returns. Default: no limit.
         on_error
             What an exception or a returned failure does. "nack" (default): retry after the group's
             backoff. "reject": to the dead letters. "ack": drop the messages, so the error is only
@@ -494,6 +499,7 @@ class ConsumerGroup(GroupViews):
             max_messages=max_messages,
             visibility_timeout=visibility_timeout,
             max_lease_duration=max_lease_duration,
+            timeout=timeout,
             on_error=on_error,
             ack=ack,
             shutdown_timeout=shutdown_timeout,

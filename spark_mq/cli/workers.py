@@ -95,6 +95,9 @@ def work(
     max_lease_duration: Annotated[
         str, option("A lease ends after this time, and later verdicts of its handler are refused.")
     ] = "30m",
+    timeout: Annotated[
+        str | None, option("How long one call may take. Its messages fail then. Default: no limit.")
+    ] = None,
     on_error: Annotated[str, option("nack, reject, ack or raise.")] = "nack",
     ack: Annotated[str, option("on_success, on_receive or manual.")] = "on_success",
     shutdown_timeout: Annotated[
@@ -127,6 +130,7 @@ def work(
             max_messages=max_messages,
             visibility_timeout=visibility_timeout,
             max_lease_duration=max_lease_duration,
+            timeout=timeout,
             on_error=on_error,
             ack=ack,
             shutdown_timeout=shutdown_timeout,

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from spark_mq.errors import SparkMQError
+from spark_mq.errors import HandlerTimeout, SparkMQError
 from spark_mq.lease import Lease
 from spark_mq.ledger.acquire import Acquire, Grant
 from spark_mq.ledger.settle import NACK, RELEASE, SettleOutcome, SettlePart
@@ -16,12 +16,14 @@ from spark_mq.operations.acquire import wait_for_lease
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.outages import OUTAGES
 from spark_mq.operations.pauses import default_poll
+from spark_mq.util.show import show_duration
 from spark_mq.worker.decisions import Verdict
 from spark_mq.worker.leases import FeedCommits, HeldLeases, More, returned_places
 from spark_mq.worker.open_tasks import Demand, OpenTasks
 from spark_mq.worker.pools import Pool
 from spark_mq.worker.state import WorkState, has_ended
 from spark_mq.worker.tasks import Done, Task, TaskOptions, Tasks, Verdicts
+from spark_mq.worker.time_limit import TimeLimit
 
 __all__ = ["GroupFeed"]
 
@@ -52,6 +54,9 @@ class GroupFeed:
         self._open = OpenTasks(pool, self._demand, options.linger)
         self._idle = False  # no feed had anything to do at the last look
         self._seen = 0
+        self._time_limit: TimeLimit | None = None
+        if options.timeout is not None:
+            self._time_limit = TimeLimit(options.timeout, self._oldest, self._end_late, state.fail)
         state.add(self._open.changed)
 
     # -- in the feed's thread
@@ -59,17 +64,23 @@ class GroupFeed:
     def run(self) -> None:
         """Lease and settle until the work ends."""
         try:
+            if self._time_limit is not None:
+                self._time_limit.start()
             while not self._state.stop.is_set():
                 if self._must_settle():
                     self._settle(self._open.take_done(), more=True)
                 elif self._open.wanted():
                     self._lease()
                 else:
+                    if not self._pool.concurrency and self._time_left() == 0.0:
+                        self._state.finish()  # all handlers hang, and nothing is left for them
                     self._wait()
             self._finish()
         except BaseException as error:
             self._state.fail(error)
         finally:
+            if self._time_limit is not None:
+                self._time_limit.stop()
             self._held.stop()
             self._commits.flush_log()
 
@@ -202,6 +213,32 @@ class GroupFeed:
             text += "run. Their verdicts are refused, and their messages expire"
             _log.warning(text, self.ledger.name, lease.lease_id, len(running))
 
+    # -- in the thread of the time limit
+
+    def _oldest(self) -> Task | None:
+        """Return the running task that began first, or None."""
+        with self._open.lock:
+            return next(iter(self._open.running), None)
+
+    def _end_late(self, task: Task, error: HandlerTimeout) -> None:
+        """Let a task fail that exceeds the time limit, and refuse what its handler returns."""
+        with self._open.lock:
+            if task not in self._open.running:
+                return
+            del self._open.running[task]  # before its coroutine ends as one that was cancelled
+            self._open.settling += 1
+            self._pool.give_up(task)
+            busy = self._pool.concurrency
+        if not busy:
+            text = "group %s: all handlers have exceeded their time limit of %s and still run. "
+            text += "Nothing is leased until one of them returns"
+            _log.warning(text, self.ledger.name, show_duration(error.data["timeout"]))
+        verdict, _ = self._verdict_of(task, None, error)
+        with self._open.lock:
+            self._open.settling -= 1
+            self._note_end(task, verdict)
+            self._open.add_done(task, verdict)  # the feed's thread settles it
+
     # -- in the pool's threads
 
     def claim(self, task: Task) -> bool:
@@ -221,32 +258,42 @@ class GroupFeed:
         return True
 
     def finish(self, task: Task, result: Any, error: BaseException | None) -> float:
-        seconds, pause = time.monotonic() - task.started, 0.0
         if not self._acks_first and task.lease._has_ended():
             self._end_lease(task.lease)
         with self._open.lock:  # or the pool would count it as given up after it has returned
             if task not in self._open.running:
                 return 0.0  # its lease has ended, or it was given back after a second Ctrl-C
-        try:
-            verdict, pause = self._verdicts.of(task, result, error)
-        except BaseException as wrong:
-            self._state.fail(wrong)
-            verdict = Verdict(None)
+        verdict, pause = self._verdict_of(task, result, error)
         with self._open.lock:
             if task not in self._open.running:
                 return 0.0
             del self._open.running[task]
-            self._demand.note_end(seconds, failed=verdict.verb == NACK or verdict.handler_failed)
-            if verdict.verb in (NACK, RELEASE):
-                self._open.chains.pause(task)
-            else:
-                self._open.advance_lane(task)
+            self._note_end(task, verdict)
             if not self._tasks.settles_alone or self._state.over.is_set():
                 self._open.add_done(task, verdict)
                 return pause
             self._open.settling += 1
         self._settle_alone(task, verdict, pause)
         return 0.0
+
+    def _verdict_of(
+        self, task: Task, result: Any, error: BaseException | None
+    ) -> tuple[Verdict, float]:
+        """Return the verdict of a task, and the seconds to pause. End the work if it must end."""
+        try:
+            return self._verdicts.of(task, result, error)
+        except BaseException as wrong:
+            self._state.fail(wrong)
+            return Verdict(None), 0.0
+
+    def _note_end(self, task: Task, verdict: Verdict) -> None:
+        """Note how a task ended. Its lane goes on, or waits for the settle. The caller locks."""
+        seconds = time.monotonic() - task.started
+        self._demand.note_end(seconds, failed=verdict.verb == NACK or verdict.handler_failed)
+        if verdict.verb in (NACK, RELEASE):
+            self._open.chains.pause(task)
+        else:
+            self._open.advance_lane(task)
 
     def _settle_alone(self, task: Task, verdict: Verdict, pause: float) -> None:
         """Settle a task in the thread of its handler, and lease the next one."""

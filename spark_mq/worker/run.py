@@ -205,6 +205,7 @@ class WorkOptions:
     max_messages: int | None
     visibility_timeout: Duration | None
     max_lease_duration: Duration
+    timeout: Duration | None
     on_error: str
     ack: str
     shutdown_timeout: Duration
@@ -237,7 +238,22 @@ class WorkOptions:
         policy = HandlerPolicy.validated(self.on_error, self.ack)
         until = None if self.until is None else validate_choice("until", self.until, UNTIL)
         poll = None if self.poll_interval is None else self.seconds("poll_interval")
-        return TaskOptions(lease, policy, limit, poll, linger, until)
+        return TaskOptions(lease, policy, limit, poll, linger, until, self._time_limit(limit))
+
+    def _time_limit(self, lease_limit: int) -> float | None:
+        """Return the seconds that a call of a handler may take, or None."""
+        if self.timeout is None:
+            return None
+        microseconds = validate_duration("timeout", self.timeout)
+        if microseconds >= lease_limit:
+            raise InvalidOption(
+                f"timeout={self.timeout!r} is not below max_lease_duration="
+                f"{self.max_lease_duration!r}, which would end the lease first. Use a shorter "
+                "timeout, or a longer max_lease_duration",
+                option="timeout",
+                value=self.timeout,
+            )
+        return microseconds / SECOND
 
     def seconds(self, option: str, *, zero: bool = False) -> float:
         return validate_duration(option, getattr(self, option), zero=zero) / SECOND

@@ -43,6 +43,7 @@ class TaskOptions:
     poll: float | None  # None for the default of the group's store
     linger: float  # how long a finished task may wait for others before its settle
     until: str | None = None  # None, "empty" or "settled"
+    timeout: float | None = None  # how long one call of a handler may take
 
 
 class _Runner(Protocol):

@@ -1,0 +1,178 @@
+"""The time limit of a handler: its messages fail, and what it decides later is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.handles import again, until
+
+from spark_mq import Lease, Message, Queue, ReceivedMessage, WorkSummary
+from spark_mq.errors import HandlerTimeout, InvalidOption
+
+LIMIT = "150ms"
+
+
+@contextlib.contextmanager
+def hanging() -> Iterator[threading.Event]:
+    """An event that hung handlers wait for, which the end of the block sets."""
+    released = threading.Event()
+    try:
+        yield released
+    finally:
+        released.set()
+
+
+def work(queue: Queue, handler: Any, **options: Any) -> WorkSummary:
+    given = {"mode": "message", "until": "settled", "timeout": LIMIT, **options}
+    return queue.group().work(handler, **given)
+
+
+def trace(queue: Queue, sequence: int) -> list[tuple[str, str | None]]:
+    return [(event.event, event.error) for event in queue.trace(sequence).events]
+
+
+@pytest.mark.parametrize("mode", ["message", "batch"])
+def test_a_thread_that_hangs_fails_alone_and_is_refused_later(queue: Queue, mode: str) -> None:
+    queue.group().configure(max_delivery_attempts=2, retry_delay=0, breaker_threshold=None)
+    slow, *others = queue.publish(["slow", *map(str, range(9))]).sequences
+    late = list[int]()
+
+    def handle(given: Lease | ReceivedMessage) -> None:
+        messages = given.messages if isinstance(given, Lease) else [given]
+        if messages[0].text == "slow":
+            released.wait(30)
+            if isinstance(given, Lease):
+                late.append(given.ack().settled)
+            ended.release()
+
+    ended = threading.Semaphore(0)
+    with hanging() as released:
+        summary = work(queue, handle, mode=mode, threads=3)
+    for _ in range(2):
+        assert ended.acquire(timeout=30)
+    assert (summary.acked, summary.nacked, summary.failed) == (9, 2, 2)
+    stats = again(queue).group().stats()
+    assert (stats.acked, stats.dead) == (len(others), 1)
+    assert late == ([0, 0] if mode == "batch" else [])
+    found = trace(queue, slow)
+    assert [event for event, _ in found][:4] == ["leased", "nacked", "leased", "nacked"]
+    assert "exceeded its time limit of 0.15s" in str(found[1][1])
+    assert "HandlerTimeout" in str(found[1][1])
+
+
+@pytest.mark.parametrize("swallows", [False, True])
+def test_a_coroutine_is_cancelled(queue: Queue, swallows: bool) -> None:
+    queue.group().configure(retry_delay=0)
+    (slow, *_) = queue.publish(["slow", *map(str, range(9))]).sequences
+    cancelled = list[int]()
+
+    async def handle(message: ReceivedMessage) -> None:
+        if message.text != "slow" or message.delivery_count > 1:
+            return
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(message.sequence)
+            if not swallows:
+                raise
+
+    summary = work(queue, handle, concurrency=1)
+    assert (summary.acked, summary.nacked, cancelled) == (10, 1, [slow])
+    assert "exceeded its time limit" in str(trace(queue, slow)[1][1])
+
+
+def test_a_handler_within_its_limit_is_left_alone(queue: Queue) -> None:
+    queue.publish(map(str, range(50)))
+    assert work(queue, lambda message: None, timeout="1m", threads=4).acked == 50
+
+
+def test_if_all_threads_hang_a_warning_says_so(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.group().configure(retry_delay=0)
+    queue.publish(["slow", "next"])
+    seen = list[str]()
+
+    def handle(message: ReceivedMessage) -> None:
+        seen.append(message.text)
+        if len(seen) == 1:
+            released.wait(30)
+
+    def release() -> None:
+        until(lambda: "all handlers have exceeded their time limit of 0.15s" in caplog.text)
+        assert seen == ["slow"], "it has no thread for the next one"
+        released.set()
+
+    with hanging() as released:
+        watcher = threading.Thread(target=release)
+        watcher.start()
+        summary = work(queue, handle)
+        watcher.join(30)
+    assert (summary.acked, summary.nacked) == (2, 1)
+    assert seen[0] == "slow"
+    assert sorted(seen[1:]) == ["next", "slow"]
+
+
+def test_in_an_ordered_group_later_messages_of_the_key_come_back(tmp_path: Any) -> None:
+    queue = Queue.create(tmp_path / "queue", lanes=4, order="key", retry_delay=0)
+    first, *_ = queue.publish([Message(str(n), key="a") for n in range(4)]).sequences
+    done = list[int]()
+
+    async def handle(message: ReceivedMessage) -> None:
+        if message.sequence == first and message.delivery_count == 1:
+            await asyncio.Event().wait()
+        done.append(message.sequence)
+
+    summary = work(queue, handle)
+    assert done == sorted(done)
+    assert (summary.acked, summary.nacked, summary.released) == (4, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("on_error", "outcome"), [("reject", "dead"), ("ack", "acked"), ("raise", "leased")]
+)
+def test_on_error_decides_about_it(queue: Queue, on_error: str, outcome: str) -> None:
+    queue.publish(["slow"])
+
+    def handle(message: ReceivedMessage) -> None:
+        released.wait(30)
+
+    with hanging() as released:
+        raises = on_error == "raise"
+        with pytest.raises(HandlerTimeout) if raises else contextlib.nullcontext():
+            work(queue, handle, on_error=on_error)
+    assert getattr(again(queue).group().stats(), outcome) == 1
+
+
+def test_it_counts_for_the_breaker(queue: Queue) -> None:
+    queue.group().configure(breaker_threshold=3, retry_delay="1h")
+    queue.publish(map(str, range(20)))
+
+    async def handle(message: ReceivedMessage) -> None:
+        await asyncio.Event().wait()
+
+    summary = work(queue, handle, until="empty", concurrency=1, timeout="10ms", max_messages=1)
+    assert "breaker" in summary.blocked_because
+    assert summary.nacked >= 3
+
+
+def test_with_an_ack_first_the_message_stays_acked(queue: Queue) -> None:
+    queue.publish(["slow"])
+
+    async def handle(message: ReceivedMessage) -> None:
+        await asyncio.Event().wait()
+
+    summary = work(queue, handle, ack="on_receive")
+    assert (summary.acked, summary.failed) == (1, 1)
+
+
+@pytest.mark.parametrize("timeout", ["30m", "1h", 0, -1, "x"])
+def test_a_limit_that_never_holds_is_refused(queue: Queue, timeout: Any) -> None:
+    with pytest.raises(InvalidOption, match="timeout") as caught:
+        work(queue, print, timeout=timeout)
+    assert caught.value.option == "timeout"
