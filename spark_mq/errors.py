@@ -32,6 +32,7 @@ __all__ = [
     "PublisherClosed",
     "QueueExists",
     "QueueNotFound",
+    "ScheduleNotFound",
     "SparkMQError",
     "StorageError",
     "StreamFenced",
@@ -234,6 +235,15 @@ class GroupNotFound(SparkMQError, LookupError):
     Attributes
     ----------
     group : str
+    """
+
+
+class ScheduleNotFound(SparkMQError, LookupError):
+    """Raised if the schedule does not exist.
+
+    Attributes
+    ----------
+    schedule : str
     """
 
 
