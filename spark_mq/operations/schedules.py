@@ -11,10 +11,11 @@ import base64
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any, Final
 
 from spark_mq.delta.state import TableState
-from spark_mq.errors import InvalidOption, ScheduleNotFound
+from spark_mq.errors import InvalidOption, ScheduleNotFound, UnsupportedTable
 from spark_mq.ledger.recurrence import (
     CATCH_UP,
     Recurrence,
@@ -50,6 +51,7 @@ from spark_mq.util.validation import (
 __all__ = [
     "ScheduleInfo",
     "list_schedules",
+    "oldest_due",
     "pause_schedule",
     "remove_schedule",
     "resume_schedule",
@@ -255,7 +257,7 @@ def resume_schedule(context: QueueContext, name: str) -> ScheduleInfo:
     def changed(old: Schedule, now: int) -> tuple[Schedule, str]:
         if old.paused_at is None:
             return old, ""
-        since = max(old.since, now)
+        since = max(old.since, old.paused_at, now)
         return replace(old, since=since, paused_at=None, pause_reason=None), "resumed"
 
     return _change(context, name, changed)
@@ -325,6 +327,22 @@ def list_schedules(context: QueueContext) -> list[ScheduleInfo]:
     """Return the schedules of a queue by name, as of now."""
     state = context.messages.look()
     return [_info(context, state, name) for name in schedule_names(state)]
+
+
+def oldest_due(context: QueueContext) -> int | None:
+    """Return the oldest instant that waits for a sweep, as of the last look, or None."""
+    state, now, found = context.messages.log.state, context.now(), list[int]()
+    for name in schedule_names(state):
+        try:
+            schedule = schedule_in(state, name, context.path)
+        except UnsupportedTable:  # a sweep names it
+            continue
+        # With "none" a missed instant is skipped, so it waits for nothing.
+        if schedule is None or schedule.paused_at is not None or schedule.catch_up == "none":
+            continue
+        done = schedule.done(state.txns.get(schedule_txn(name)))
+        found += [at for at in islice(schedule.rule.after(done), 1) if at <= now]
+    return min(found, default=None)
 
 
 def _info(context: QueueContext, state: TableState, name: str) -> ScheduleInfo:

@@ -429,7 +429,46 @@ def test_changes_are_noted_with_the_person(make: Make) -> None:
     ]
 
 
+def test_a_clock_behind_that_resumes_publishes_nothing_of_before_the_pause(
+    make: Make, clock: ManualClock
+) -> None:
+    queue = make()
+    queue.schedule("s", every="1h", message="x", catch_up="all")
+    clock.advance("150m")
+    queue.pause_schedule("s")
+    again(queue, ManualClock(NOON)).resume_schedule("s")
+    assert queue.sweep().scheduled == 0
+
+
 # -- the queue around it
+
+
+@pytest.mark.parametrize("catch_up", ["latest", "all"])
+def test_a_schedule_that_waits_for_a_sweep_is_a_problem(
+    make: Make, clock: ManualClock, catch_up: str
+) -> None:
+    queue = make()
+    queue.schedule("s", every="15m", message="x", catch_up=catch_up)
+    queue.sweep()
+    clock.advance("75m")
+    assert queue.health().healthy
+    clock.advance("1m")
+    (problem,) = queue.health().problems
+    assert (problem.check, "a schedule is due" in problem.text) == ("not_swept", True)
+    queue.sweep()
+    assert queue.health().healthy
+    queue.pause_schedule("s")
+    queue.sweep()
+    clock.advance("5h")
+    assert queue.health().healthy
+
+
+def test_what_is_not_caught_up_with_waits_for_no_sweep(make: Make, clock: ManualClock) -> None:
+    queue = make()
+    queue.schedule("s", every="1h", message="x", catch_up="none")
+    queue.sweep()
+    clock.advance("5h")
+    assert queue.health().healthy
 
 
 def test_schedules_stay_with_configure_purge_and_a_checkpoint(
