@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from spark_mq.maintenance.retention import PurgeResult
     from spark_mq.maintenance.sweep import SweepReport
     from spark_mq.message import Message, ReceivedMessage
+    from spark_mq.operations.schedules import ScheduleInfo
     from spark_mq.operations.settle import SettleResult
     from spark_mq.operations.trace import MessageOutcome, Trace, TraceEvent
     from spark_mq.publisher import BufferedPublisher, PendingMessage
@@ -49,6 +50,7 @@ __all__ = [
     "RedriveResult",
     "Reject",
     "Retry",
+    "ScheduleInfo",
     "SettleResult",
     "Snooze",
     "SweepReport",
@@ -79,6 +81,7 @@ _MODULES = {
     "RedriveResult": "maintenance.redrive",
     "Reject": "worker.decisions",
     "Retry": "worker.decisions",
+    "ScheduleInfo": "operations.schedules",
     "SettleResult": "operations.settle",
     "Snooze": "worker.decisions",
     "SweepReport": "maintenance.sweep",

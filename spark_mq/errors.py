@@ -33,6 +33,7 @@ __all__ = [
     "PublisherClosed",
     "QueueExists",
     "QueueNotFound",
+    "ScheduleNotFound",
     "SparkMQError",
     "StorageError",
     "StreamFenced",
@@ -235,6 +236,15 @@ class GroupNotFound(SparkMQError, LookupError):
     Attributes
     ----------
     group : str
+    """
+
+
+class ScheduleNotFound(SparkMQError, LookupError):
+    """Raised if the schedule does not exist.
+
+    Attributes
+    ----------
+    schedule : str
     """
 
 

@@ -35,10 +35,19 @@ from spark_mq.operations.create import (
     relative_place,
 )
 from spark_mq.operations.publish import publish_messages
+from spark_mq.operations.schedules import (
+    ScheduleInfo,
+    list_schedules,
+    pause_schedule,
+    remove_schedule,
+    resume_schedule,
+    set_schedule,
+)
 from spark_mq.operations.trace import Trace, finished, trace
 from spark_mq.publisher import BufferedPublisher
 from spark_mq.storage.publishes import PublishReceipt, producer_txn
 from spark_mq.util.clock import Clock, Duration
+from spark_mq.util.records import Records
 from spark_mq.util.user import acting_by_default
 from spark_mq.util.validation import short_repr, validate_name
 
@@ -358,6 +367,101 @@ class Queue(QueueViews):
         """
         self._context.group(validate_name("group", name)).run(Drop())
 
+    # -- schedules
+
+    @acting_by_default
+    def schedule(
+        self,
+        name: str,
+        *,
+        message: bytes | str | Message,
+        cron: str | None = None,
+        every: Duration | None = None,
+        timezone: str | None = None,
+        catch_up: str = "latest",
+        jitter: Duration = 0,
+        starts_at: datetime | None = None,
+    ) -> ScheduleInfo:
+        """Publish a message periodically. A call with the same name changes the schedule.
+
+        Each sweep publishes what is due, so a message is as late as the next sweep. Each instant is
+        published once, also by several sweeps at once. The headers ``spark_mq.schedule`` and
+        ``spark_mq.scheduled_at`` have the name and the instant, and the id of the message has both.
+
+        A call with the same definition changes nothing. Instants before a change of the rule, the
+        zone or ``catch_up`` are not published. A paused schedule stays paused.
+
+        Parameters
+        ----------
+        name
+            The name of the schedule.
+        message
+            bytes, str or :class:`Message`, without an id or a dedup_id. Its times are durations
+            from the instant.
+        cron, every
+            One of them: a cron expression of five fields, such as "0 2 * * *", or a period of at
+            least a second. A period counts from `starts_at`, or else from midnight of 1970-01-01
+            UTC.
+        timezone
+            The zone of `cron`, such as "Europe/Berlin". Default: UTC. A time that the clocks skip
+            is published right after the gap. A time that comes twice is published the first time,
+            unless minute or hour begin with ``*``.
+        catch_up
+            What to publish if several instants are due. "latest" (default): the last one. "all":
+            each of them, up to 1,000 in one sweep. "none": those that are at most 15 minutes late.
+        jitter
+            Delay each message by a part of this duration, which follows from name and instant.
+            Default: 0. At most the period and a day.
+        starts_at
+            No instant is earlier. An aware datetime. Default: now.
+
+        Raises
+        ------
+        InvalidOption
+            An argument is invalid, or the schedule is larger than 64 KiB. Nothing has changed.
+        """
+        return set_schedule(
+            self._context,
+            name,
+            message,
+            cron=cron,
+            every=every,
+            timezone=timezone,
+            catch_up=catch_up,
+            jitter=jitter,
+            starts_at=starts_at,
+        )
+
+    def schedules(self) -> Records[ScheduleInfo]:
+        """Return the schedules by name, with their next and last instants."""
+        return Records(list_schedules(self._context))
+
+    @acting_by_default
+    def pause_schedule(self, name: str, reason: str | None = None) -> ScheduleInfo:
+        """Publish no message of a schedule until it is resumed.
+
+        Instants that no sweep has published before the pause, and those within it, are skipped.
+        Raises ScheduleNotFound.
+
+        Parameters
+        ----------
+        name
+            The name of the schedule.
+        reason
+            Why, for people.
+        """
+        return pause_schedule(self._context, name, reason)
+
+    @acting_by_default
+    def resume_schedule(self, name: str) -> ScheduleInfo:
+        """Publish messages of a paused schedule again, from now on. Raises ScheduleNotFound."""
+        return resume_schedule(self._context, name)
+
+    @acting_by_default
+    def remove_schedule(self, name: str) -> None:
+        """Remove a schedule. Messages that it has published stay. Raises ScheduleNotFound."""
+        remove_schedule(self._context, name)
+
     # -- look after it
 
     def drop(self, name: str) -> int:
@@ -408,11 +512,11 @@ class Queue(QueueViews):
     def sweep(self, copy: Copy | None = None) -> SweepReport:
         """Run the chores that keep the queue small, once. Delivery does not depend on them.
 
-        The sweep expires leases, moves dead messages to the dead-letter queue, and trims messages
-        that every group has settled. It archives commits and history, and cleans the tables' logs.
-        Run it every few minutes (``jobs/sweep.py`` is a job for it). It is safe to kill, to repeat,
-        and to run twice at once. A failed chore does not stop the others, and the first error is
-        raised at the end.
+        The sweep publishes what is due of schedules, expires leases, moves dead messages to the
+        dead-letter queue, and trims messages that every group has settled. It archives commits and
+        history, and cleans the tables' logs. Run it every few minutes (``jobs/sweep.py`` is a job
+        for it). It is safe to kill, to repeat, and to run twice at once. A failed chore does not
+        stop the others, and the first error is raised at the end.
 
         Parameters
         ----------

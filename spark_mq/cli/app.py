@@ -29,10 +29,20 @@ from spark_mq.util.show import printable
 __all__ = ["app", "run"]
 
 # Each module enters its commands in the table, in the order of the help.
-_MODULES: Final = ("publish", "messages", "workers", "watch", "servers", "queues", "groups")
+_MODULES: Final = (
+    "publish",
+    "messages",
+    "workers",
+    "watch",
+    "servers",
+    "queues",
+    "groups",
+    "schedules",
+)
 _GROUPS: Final = {
     "queue": "List, create, describe, configure, purge and drop queues.",
     "group": "Look at groups, configure and move them.",
+    "schedule": "List, make, pause, resume and remove schedules.",
     "dlq": "Look at dead letters and redrive them.",
 }
 

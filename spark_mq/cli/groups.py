@@ -7,7 +7,15 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Final
 
-from spark_mq.cli.command import GROUP_ARGUMENT, Given, argument, command, option, settings
+from spark_mq.cli.command import (
+    GROUP_ARGUMENT,
+    Given,
+    argument,
+    command,
+    option,
+    parse_instant,
+    settings,
+)
 from spark_mq.cli.messages import lane_rows, priority_rows
 from spark_mq.cli.output import Pages, Part, Rows
 from spark_mq.cli.queues import group_columns, group_rows, shown_settings
@@ -101,7 +109,7 @@ def pause(
     ] = None,
 ) -> Mapping[str, Any]:
     """Stop new leases of a group until `group resume`, or a time. Live leases can be settled."""
-    end = None if until is None else _instant("--until", until) if ":" in until else until
+    end = None if until is None else parse_instant("--until", until) if ":" in until else until
     on.group.pause(reason, until=end)
     return {"group": on.group.name, "blocked_because": on.group.stats().blocked_because}
 
@@ -195,7 +203,7 @@ def seek(
     given: list[str | int | datetime] = []
     given += ["earliest"] if to_earliest else []
     given += ["latest"] if to_latest else []
-    given += [] if to_datetime is None else [_instant("--to-datetime", to_datetime)]
+    given += [] if to_datetime is None else [parse_instant("--to-datetime", to_datetime)]
     given += [] if to_sequence is None else [to_sequence]
     if len(given) != 1:
         raise InvalidOption(
@@ -208,20 +216,6 @@ def seek(
     if execute:
         on.group.seek(given[0])
     return {**asdict(preview), "executed": execute}
-
-
-def _instant(name: str, text: str) -> datetime:
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        found = None
-    if found is None or found.tzinfo is None:
-        raise InvalidOption(
-            f"{name} {text} is not an instant: give one with a zone, as 2026-01-31T12:00:00Z",
-            option=name,
-            value=text,
-        )
-    return found
 
 
 @command("group drop", GROUP_ARGUMENT, asks=True)

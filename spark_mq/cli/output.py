@@ -32,6 +32,7 @@ from spark_mq.errors import (
     InvalidSchema,
     NotAQueue,
     QueueNotFound,
+    ScheduleNotFound,
     SparkMQError,
     StorageError,
     UnsupportedTable,
@@ -62,11 +63,11 @@ __all__ = [
 OK: Final = 0
 FAILED: Final = 1  # the command failed, or `check` found a problem
 USAGE: Final = 2  # an argument is wrong
-NOT_FOUND: Final = 3  # there is no such queue, group or message
+NOT_FOUND: Final = 3  # there is no such queue, group, schedule or message
 STORE: Final = 4  # the store failed, or a table is damaged
 INTERRUPTED: Final = 130  # Ctrl-C, or no to a question
 
-_NOT_FOUND: Final = (QueueNotFound, GroupNotFound)
+_NOT_FOUND: Final = (QueueNotFound, GroupNotFound, ScheduleNotFound)
 _USAGE: Final = (InvalidOption, InvalidSchema)
 _STORE: Final = (StorageError, CorruptLog, NotAQueue, UnsupportedTable, ContentionTimeout)
 

@@ -187,7 +187,8 @@ def _sweep_problems(overview: QueueOverview, now: datetime, limit: int | None) -
         return []
     commits = overview.sweeps.unarchived_commits
     seconds = waited.total_seconds()
-    text = f"the queue was not swept for {seconds:.0f} s: {commits} commits wait. Run a sweep."
+    waits = f"{commits} commits wait" if commits else "a schedule is due"
+    text = f"the queue was not swept for {seconds:.0f} s: {waits}. Run a sweep."
     return [Problem("not_swept", None, text)]
 
 

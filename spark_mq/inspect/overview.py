@@ -19,6 +19,7 @@ from spark_mq.ledger.settings import QueueSettings
 from spark_mq.ledger.stats import GroupStats, figures_of
 from spark_mq.maintenance.redrive import REDRIVE
 from spark_mq.operations.context import GroupLedger, QueueContext
+from spark_mq.operations.schedules import oldest_due
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.records import Record, object_html, rows_html
 from spark_mq.util.show import show_age, show_time
@@ -49,9 +50,11 @@ class SweepState(Record):
     ----------
     last_change_at
         When a sweep last changed ``history/`` or ``commits/``. None before the first one.
-    waiting_since, unarchived_commits
-        The time of the oldest commit of ``leases/`` that no sweep has archived, and the number of
-        these commits. The time is None without one.
+    waiting_since
+        Since when work waits: the time of the oldest commit of ``leases/`` that no sweep has
+        archived, or an earlier instant of a schedule that is due. None if nothing waits.
+    unarchived_commits
+        The number of these commits.
     unindexed_commits
         Commits of ``messages/`` that no sweep has written down.
     """
@@ -69,11 +72,13 @@ def sweep_state(context: QueueContext) -> SweepState:
     # The first commit makes the table. No sweep archives it.
     first, latest = max(1, archived + 1), context.ledgers.version()
     oldest = context.ledgers.commit_time(first) if first <= latest else None
+    version = context.messages.index().version
+    waiting = [at for at in (oldest, oldest_due(context)) if at is not None]
     return SweepState(
         to_datetime(max(times)) if times else None,
-        None if oldest is None else to_datetime(oldest),
+        to_datetime(min(waiting)) if waiting else None,
         max(0, latest - first + 1),
-        max(0, context.messages.index().version - max(0, indexed)),
+        max(0, version - max(0, indexed)),
     )
 
 

@@ -54,7 +54,7 @@ _QUEUE_GAUGES: Final[Mapping[str, tuple[str, Callable[[QueueOverview], float | N
         lambda overview: _timestamp(overview.sweeps.last_change_at),
     ),
     "spark_mq_sweep_waiting_since_timestamp_seconds": (
-        "When the oldest commit that waits for a sweep was made.",
+        "Since when a commit or a schedule waits for a sweep.",
         lambda overview: _timestamp(overview.sweeps.waiting_since),
     ),
 }

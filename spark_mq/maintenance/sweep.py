@@ -16,6 +16,7 @@ from spark_mq.errors import GroupNotFound
 from spark_mq.ledger.owner_commands import Expire
 from spark_mq.maintenance.dead_letters import Copy, route_dead_letters
 from spark_mq.maintenance.retention import Trimmed, trim
+from spark_mq.maintenance.schedules import names_of_schedules, publish_due
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.storage.history_table import Archived
 from spark_mq.util.clock import MICROSECOND
@@ -33,7 +34,7 @@ __all__ = [
 
 T = TypeVar("T")
 D = TypeVar("D")
-_CHORES = 5
+_CHORES = 6
 _log = logging.getLogger(__name__)
 
 
@@ -55,6 +56,8 @@ class SweepReport(Record):
         Commits of ``messages/`` written down in ``commits/``.
     archived_commits
         Commits of ``leases/`` archived in ``history/``.
+    scheduled
+        Messages of schedules that were due, and were published.
     trim_blocked_by
         The groups whose first unsettled message keeps messages that are old enough to go.
     """
@@ -65,6 +68,7 @@ class SweepReport(Record):
     cleaned_files: int = 0
     indexed_commits: int = 0
     archived_commits: int = 0
+    scheduled: int = 0
     trim_blocked_by: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -81,15 +85,16 @@ def run_sweep(context: QueueContext, copy: Copy | None = None) -> SweepReport:
     chores = _ChoreRunner(context)
     step(f"chore 1 of {_CHORES}: index commits")
     indexed = chores.run(index_commits, context, default=0)  # makes later looks at the log cheaper
+    scheduled = _publish_schedules(chores, context)
     groups = chores.run(context.groups, default=[])
     expired = routed = 0
     # One after the other, so that each ledger is read once.
-    for group in counted(f"chore 2 of {_CHORES}: groups", groups):
+    for group in counted(f"chore 3 of {_CHORES}: groups", groups):
         expired += chores.run(_expire, group, default=0)
         routed += chores.run(route_dead_letters, context, group, copy, default=0)
-    step(f"chore 3 of {_CHORES}: trim")
+    step(f"chore 4 of {_CHORES}: trim")
     trimmed = chores.run(trim, context, default=Trimmed(0, ()))
-    step(f"chore 4 of {_CHORES}: archive and clean")
+    step(f"chore 5 of {_CHORES}: archive and clean")
     cleaned, commits = _archive_and_clean(chores, context)
     step(f"chore {_CHORES} of {_CHORES}: the dead-letter queue")
     dead = chores.run(context.dead_letters, default=context)
@@ -97,8 +102,15 @@ def run_sweep(context: QueueContext, copy: Copy | None = None) -> SweepReport:
         _sweep_dead_letters(chores, dead)
     chores.raise_first_error()
     return SweepReport(
-        expired, routed, trimmed.files, cleaned, indexed, commits, trimmed.blocked_by
+        expired, routed, trimmed.files, cleaned, indexed, commits, scheduled, trimmed.blocked_by
     )
+
+
+def _publish_schedules(chores: _ChoreRunner, context: QueueContext) -> int:
+    step(f"chore 2 of {_CHORES}: publish schedules")
+    names = chores.run(names_of_schedules, context, default=[])
+    # One after the other, so that one that cannot be read does not stop the others.
+    return sum(chores.run(publish_due, context, name, default=0) for name in names)
 
 
 def _expire(group: GroupLedger) -> int:

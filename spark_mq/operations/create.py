@@ -41,6 +41,7 @@ __all__ = [
     "create_queue_tables",
     "is_delta_table",
     "is_own_place",
+    "note_change",
     "open_context",
     "relative_place",
 ]
@@ -368,11 +369,11 @@ def configure_queue(context: QueueContext, changes: Mapping[str, Any]) -> QueueS
 
     context.messages.describe(described, "configure")
     if seen[0] != seen[1]:
-        _note(context, seen[0].changes(seen[1]))
+        note_change(context, seen[0].changes(seen[1]))
     return context.settings
 
 
-def _note(context: QueueContext, detail: str) -> None:
+def note_change(context: QueueContext, detail: str) -> None:
     """Note a change of the queue in ``leases/``, from which ``history/`` gets it."""
     context.group(HORIZON).run(NoteChange(detail))
 

@@ -244,6 +244,8 @@ def _piece(r: Range, first: int, last: int, index: MessageIndex) -> Iterator[Ran
 
 HEADER_PREFIX: Final = "spark_mq."  # of the headers that spark_mq writes
 REDRIVEN_FROM: Final = HEADER_PREFIX + "redriven_from"  # in a redriven message: its dead letter
+SCHEDULE: Final = HEADER_PREFIX + "schedule"  # in a message of a schedule: its name
+SCHEDULED_AT: Final = HEADER_PREFIX + "scheduled_at"  # and its instant
 _SEQUENCE: Final = HEADER_PREFIX + "sequence"  # in a dead letter: the message in its queue
 _GROUP: Final = HEADER_PREFIX + "group"  # in a redriven message: where it died
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from spark_mq.delta.state import TableState
 from spark_mq.errors import (
     DuplicatePublish,
     InvalidOption,
@@ -46,6 +47,7 @@ __all__ = [
     "pending_of_files",
     "publish_messages",
     "publish_pending",
+    "publish_scheduled",
     "publish_table",
     "report_files",
     "report_send",
@@ -86,6 +88,23 @@ def _sending(
     destination = Destination.of(context.path)
     with reporter.sending(destination, messages, message_id=message_id, created=created) as report:
         yield report
+
+
+def publish_scheduled(
+    context: QueueContext,
+    table: pa.Table,
+    *,
+    txn: tuple[str, int],
+    after: int,
+    note: Mapping[str, Any],
+    check: Callable[[TableState], None],
+) -> None:
+    """Publish the messages of a schedule as one commit. Raise as :meth:`MessageTable.commit`."""
+    with _sending(context, table.num_rows) as report:
+        if report.headers:
+            table = _with_headers(table, report.headers)
+        pending = pending_of(context, table)
+        publish_pending(context.messages, pending, txn=txn, after=after, note=note, check=check)
 
 
 def _publish_nothing(context: QueueContext, txn: tuple[str, int] | None) -> PublishReceipt:
@@ -187,10 +206,11 @@ def publish_pending(
     txn: tuple[str, int] | None = None,
     after: int | None = None,
     note: Mapping[str, Any] | None = None,
+    check: Callable[[TableState], None] | None = None,
 ) -> PublishReceipt:
     """Publish pending messages as one commit. Raise as :meth:`MessageTable.commit`."""
     try:
-        receipt = messages.commit(pending, txn=txn, after=after, note=note)
+        receipt = messages.commit(pending, txn=txn, after=after, note=note, check=check)
     except (DuplicatePublish, ProducerFenced):
         pending.discard()
         raise

@@ -250,6 +250,11 @@ class MessageLog:
 
     # -- one commit, and the messages
 
+    def look(self) -> TableState:
+        """Return the table at its latest version."""
+        with wrap_store_errors(self.path, "reading"):
+            return self.log.refresh()
+
     def last_number(self, app: str) -> int | None:
         """Return the number last committed for `app`, or None."""
         with wrap_store_errors(self.path, "reading"):

@@ -56,6 +56,29 @@ class MessageTable(MessageLog):
         with wrap_store_errors(self.path, "writing to"):
             self.log.transact(compute)
 
+    def change_property(
+        self, key: str, value: Callable[[TableState], str | None], operation: str
+    ) -> TableState:
+        """Change an entry of the table configuration in one commit. Return the state after it.
+
+        The function returns the new text, or None to remove the entry. It may run again.
+        """
+
+        def compute(state: TableState) -> tuple[Change | None, None]:
+            given = dict(state.metadata.get("configuration") or {})
+            text = value(state)
+            wanted = {**given, key: text}
+            if text is None:
+                del wanted[key]
+            if wanted == given:
+                return None, None
+            metadata = {**state.metadata, "configuration": wanted}
+            return Change(uuid.uuid4().hex, {"operation": operation}, metadata=metadata), None
+
+        with wrap_store_errors(self.path, "writing to"):
+            self.log.transact(compute)
+            return self.log.state
+
     # -- publishing
 
     def commit(
@@ -65,14 +88,16 @@ class MessageTable(MessageLog):
         txn: tuple[str, int] | None = None,
         after: int | None = None,
         note: Mapping[str, Any] | None = None,
+        check: Callable[[TableState], None] | None = None,
     ) -> PublishReceipt:
         """Publish the pending messages that are no duplicates as one durable commit.
 
         `txn` is a producer id and a number. Raise DuplicatePublish if it has published that number
         or a higher one. Raise ProducerFenced if its last number is not `after`, which is 0 for
-        none. `note` is the commit's account of itself.
+        none. `note` is the commit's account of itself. `check` may raise for the state before the
+        commit, in the same transaction.
         """
-        publish = _Publish(self, pending, txn, after, note)
+        publish = _Publish(self, pending, txn=txn, after=after, note=note, check=check)
         with wrap_store_errors(self.path, "publishing to"):
             receipt = publish.run()
         self.notifier.notify()
@@ -160,12 +185,14 @@ class _Publish:
         self,
         table: MessageTable,
         pending: PendingPublish,
+        *,
         txn: tuple[str, int] | None,
         after: int | None,
         note: Mapping[str, Any] | None,
+        check: Callable[[TableState], None] | None,
     ) -> None:
         self._table, self._pending = table, pending
-        self._txn, self._after, self._note = txn, after, note
+        self._txn, self._after, self._note, self._check = txn, after, note, check
         self._window: IdWindow | None = None  # written by the last try
 
     def run(self) -> PublishReceipt:
@@ -188,6 +215,8 @@ class _Publish:
         if (landed := self._landed()) is not None:
             return None, landed  # the reply was lost
         self._forget_try()
+        if self._check is not None:
+            self._check(state)
         if self._txn is not None:
             check_txn(state.txns.get(self._txn[0]), self._txn, self._after)
         window = self._load(state) if pending.ids else NO_IDS

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 __all__ = [
+    "ADD_SCHEDULE",
     "CONFIGURE_GROUP",
     "CONFIGURE_QUEUE",
     "CREATE_QUEUE",
@@ -56,6 +57,7 @@ CONFIGURE_GROUP: Final = Advice("group.configure", "`spark-mq group configure`")
 SET_DEDUP_WINDOW: Final = Advice(
     "queue.configure(dedup_window='1h')", "`spark-mq queue configure --set dedup_window=1h`"
 )
+ADD_SCHEDULE: Final = Advice("queue.schedule(...)", "`spark-mq schedule add`")
 ENSURE_GROUP: Final = Advice(
     "The first lease, or ensure(), creates a group",
     "`spark-mq group create` creates a group, and so does the first lease",

@@ -25,7 +25,13 @@ from starlette.responses import (
 )
 from starlette.routing import Route
 
-from spark_mq.errors import GroupNotFound, InvalidOption, QueueNotFound, SparkMQError
+from spark_mq.errors import (
+    GroupNotFound,
+    InvalidOption,
+    QueueNotFound,
+    ScheduleNotFound,
+    SparkMQError,
+)
 from spark_mq.inspect.prometheus import CONTENT_TYPE, exposition
 from spark_mq.web.changes import change, confirmation
 from spark_mq.web.message_pages import (
@@ -41,6 +47,7 @@ from spark_mq.web.queue_pages import (
     health_of,
     home,
     queue_page,
+    schedules_page,
     sweeps_page,
 )
 from spark_mq.web.render import render
@@ -70,6 +77,7 @@ _PAGES: Final[Mapping[str, Callable[[View], str]]] = {
     "messages": messages_page,
     "message": message_page,
     "letters": letters_page,
+    "schedules": schedules_page,
     "sweeps": sweeps_page,
     "changes": changes_page,
     "change": confirmation,
@@ -80,8 +88,8 @@ _FORMS: Final[Mapping[Callable[[View], str], tuple[str, Callable[[View], dict[st
     messages_page: ("messages_form.html", messages_form),
 }
 _STATUS: Final = (
-    (Forbidden, 403), (QueueNotFound, 404), (GroupNotFound, 404), (InvalidOption, 400),
-    (SparkMQError, 503), (OSError, 503),
+    (Forbidden, 403), (QueueNotFound, 404), (GroupNotFound, 404), (ScheduleNotFound, 404),
+    (InvalidOption, 400), (SparkMQError, 503), (OSError, 503),
 )  # fmt: skip
 
 

@@ -21,7 +21,11 @@ __all__ = ["change", "confirmation"]
 
 _log = logging.getLogger(__name__)
 _SETTINGS: Final = settings_of(GroupSettings)
-_PLACES: Final = {"redrive": "letters", "sweep": "sweeps"}  # pages that offer a change of no group
+# The pages that offer a change of no group.
+_PLACES: Final = {
+    "redrive": "letters", "sweep": "sweeps", "pause-schedule": "schedules",
+    "resume-schedule": "schedules", "remove-schedule": "schedules",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +39,10 @@ class _Action:
     then: str = "changes"  # the page that shows the change
 
     def ask(self, view: View) -> str:
-        """Return the question. Raises GroupNotFound if it is about a group that is not there."""
+        """Return the question. Raises an error if its group or schedule is not there."""
         group = view.group()[0].name if "{group}" in self.question else ""
-        return self.question.format(group=group, queue=view.name)
+        schedule = view.schedule().name if "{schedule}" in self.question else ""
+        return self.question.format(group=group, schedule=schedule, queue=view.name)
 
 
 def _seek(view: View) -> None:
@@ -127,6 +132,21 @@ _ACTIONS: Final[Mapping[str, _Action]] = {
         "Drop the messages that block group {group}? They are lost.",
         lambda view: view.group()[0].unblock("drop"),
     ),
+    "pause-schedule": _Action(
+        "Publish no message of schedule {schedule} until it is resumed? Its instants are skipped.",
+        lambda view: view.queue.pause_schedule(view.schedule().name, view.text("reason")),
+        then="schedules",
+    ),
+    "resume-schedule": _Action(
+        "Publish messages of schedule {schedule} again, from now on?",
+        lambda view: view.queue.resume_schedule(view.schedule().name),
+        then="schedules",
+    ),
+    "remove-schedule": _Action(
+        "Remove schedule {schedule}? Messages that it has published stay.",
+        lambda view: view.queue.remove_schedule(view.schedule().name),
+        then="schedules",
+    ),
     "redrive": _Action("Publish these dead letters of {queue} again?", _redrive, _redrive_preview),
     "sweep": _Action(
         "Sweep {queue} now?", lambda view: {"routed": view.queue.sweep().routed}, then="sweeps"
@@ -169,7 +189,7 @@ def change(view: View) -> str:
     """Make a change, and return the address of the page that shows it."""
     do, action = _action(view)
     view.check_form()
-    action.ask(view)  # refuses a group that does not exist
+    action.ask(view)  # refuses a group or schedule that does not exist
     made = act_as(view.user, lambda: action.run(view))
     view.overviews.forget(view.name)
     _log.info("user %r: %s in %s", view.user, do, view.name)

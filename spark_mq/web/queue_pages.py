@@ -24,6 +24,7 @@ __all__ = [
     "health_of",
     "home",
     "queue_page",
+    "schedules_page",
     "state_bar",
     "sweeps_page",
 ]
@@ -195,6 +196,17 @@ def _past(view: View) -> str:
     rows = view.queue.throughput(since="1h", every="1m").to_pylist()
     return render(
         "queue_past.html", view, sums={name: sum(row[name] for row in rows) for name in _PAST}
+    )
+
+
+def schedules_page(view: View) -> str:
+    """Show the schedules with their next and last instants."""
+    return render(
+        "schedules.html",
+        view,
+        title="Schedules",
+        tab="schedules",
+        schedules=view.queue.schedules(),
     )
 
 

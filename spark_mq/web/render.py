@@ -32,6 +32,7 @@ TABS: Final = (
     ("queue", "Queue"),
     ("messages", "Messages"),
     ("letters", "Dead letters"),
+    ("schedules", "Schedules"),
     ("sweeps", "Sweeps and health"),
     ("changes", "Changes"),
 )

@@ -10,10 +10,17 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from spark_mq.delta.object_store import absolute_path
-from spark_mq.errors import GroupNotFound, InvalidOption, QueueNotFound, SparkMQError
+from spark_mq.errors import (
+    GroupNotFound,
+    InvalidOption,
+    QueueNotFound,
+    ScheduleNotFound,
+    SparkMQError,
+)
 from spark_mq.group import ConsumerGroup
 from spark_mq.inspect import QueueOverview
 from spark_mq.ledger.stats import GroupStats
+from spark_mq.operations.schedules import ScheduleInfo
 from spark_mq.queue import Queue
 from spark_mq.util.clock import Duration
 
@@ -216,6 +223,14 @@ class View:
         if where is not None:  # another site must not start a search of all letters
             self.check_form()
         return where
+
+    def schedule(self) -> ScheduleInfo:
+        """Return the schedule that the parameters name. Raise ScheduleNotFound."""
+        name = self.text("schedule") or ""
+        for one in self.queue.schedules():
+            if one.name == name:
+                return one
+        raise ScheduleNotFound(f"there is no schedule {name!r} in {self.name}", schedule=name)
 
     def group(self) -> tuple[ConsumerGroup, GroupStats]:
         """Return the group that the parameters name, with its stats."""

@@ -221,6 +221,40 @@ def test_a_group_is_paused_and_resumed(run: Run, queue: Queue) -> None:
     assert "no consumer group" in run("group", "pause", "none", "-q", queue.path, expect=3).err
 
 
+def test_a_schedule_is_made_listed_paused_resumed_and_removed(run: Run, queue: Queue) -> None:
+    here = ("-q", queue.path, "-o", "json")
+    rule = ("--cron", "0 2 * * *", "--timezone", "Europe/Berlin", "--jitter", "5m")
+    more = ("--key", "k", "--header", "a=b", "--priority", "2", "--catch-up", "all")
+    made = run("schedule", "add", "nightly", "run", *rule, *more, *here).row
+    assert made["rule"] == "0 2 * * * in Europe/Berlin"
+    assert made["next_at"] is not None
+    (one,) = queue.schedules()
+    assert (one.value, one.key, one.headers, one.priority) == (b"run", "k", {"a": "b"}, 2)
+    assert (one.catch_up, one.jitter) == ("all", timedelta(minutes=5))
+    starts = ("--starts-at", "2030-01-01T00:00:00Z")
+    run("schedule", "add", "often", "-", "--every", "15m", *starts, *here, stdin="\xff from stdin")
+    listed = run("schedule", "list", *here).rows
+    assert [row["name"] for row in listed] == ["nightly", "often"]
+    assert listed[1]["value"] == "\xff from stdin"
+    assert listed[1]["next_at"].startswith("2030-01-01T00:00:00")
+    assert "every 15m" in run("schedule", "list", "-q", queue.path).out
+    paused = run("schedule", "pause", "nightly", *here, "--reason", "repairs").row
+    assert (paused["pause_reason"], paused["next_at"]) == ("repairs", None)
+    assert "repairs" in run("schedule", "list", "-q", queue.path).out
+    assert run("schedule", "resume", "nightly", *here).row["paused_at"] is None
+    assert "--yes" in run("schedule", "remove", "nightly", *here, expect=2).err
+    assert run("schedule", "remove", "nightly", "--yes", *here).row["removed"] == "nightly"
+    missing = run("schedule", "pause", "oftn", *here, expect=3).err
+    assert "Did you mean 'often'?" in missing
+    assert "`spark-mq schedule add`" in missing
+    wrong = run("schedule", "add", "x", "y", "--cron", "61 * * * *", *here, expect=2).err
+    assert "cron='61 * * * *' is invalid" in wrong
+    wrong = run(
+        "schedule", "add", "x", "y", "--every", "1h", "--starts-at", "2030", *here, expect=2
+    )
+    assert "--starts-at" in wrong.err
+
+
 def test_a_blocked_group_is_unblocked(run: Run, tmp_path: Path) -> None:
     queue = Queue.create(tmp_path / "q", durable=False)
     group = queue.group("g")

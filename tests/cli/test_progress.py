@@ -59,12 +59,13 @@ def test_a_sweep_and_a_purge_say_which_step_they_have_reached() -> None:
     for name in ("one", "two"):
         queue.group(name).ensure()
     assert steps_of(queue.sweep) == [
-        "chore 1 of 5: index commits",
-        "chore 2 of 5: groups, 0 of 2 done",
-        "chore 2 of 5: groups, 1 of 2 done",
-        "chore 3 of 5: trim",
-        "chore 4 of 5: archive and clean",
-        "chore 5 of 5: the dead-letter queue",
+        "chore 1 of 6: index commits",
+        "chore 2 of 6: publish schedules",
+        "chore 3 of 6: groups, 0 of 2 done",
+        "chore 3 of 6: groups, 1 of 2 done",
+        "chore 4 of 6: trim",
+        "chore 5 of 6: archive and clean",
+        "chore 6 of 6: the dead-letter queue",
     ]
     assert steps_of(lambda: queue.purge(queue.name)) == [
         "groups, 0 of 2 done",
@@ -76,11 +77,11 @@ def test_a_sweep_and_a_purge_say_which_step_they_have_reached() -> None:
 def test_the_step_is_shown() -> None:
     stream, terminal = Heard(), Terminal()
     with busy("sweeping", stream, pause=0.001):
-        step("chore 1 of 5: index commits")
+        step("chore 1 of 6: index commits")
         until(lambda: "commits: 0 s" in stream.getvalue())
     with busy("purging", terminal):
         step("groups, 0 of 2 done")
-    assert "sweeping: chore 1 of 5: index commits: 0 s\n" in stream.getvalue()
+    assert "sweeping: chore 1 of 6: index commits: 0 s\n" in stream.getvalue()
     assert "purging: groups, 0 of 2 done" in terminal.getvalue()
 
 

@@ -15,6 +15,11 @@ PLAIN = {
     "python_worker": ["acked 1, nacked 1, rejected 1", "routed: 1"],
     "publish_once": ["day-0.txt: published", "day-2.txt: published"],
     "call_api": ["acked 396, refused 0"],
+    "nightly_schedule": [
+        "report for 2027-03-27T01:30:00+00:00\n",
+        "report for 2027-03-28T01:00:00+00:00\n",  # 03:00 in Berlin, after the clocks have changed
+        "nightly: 30 2 * * * in Europe/Berlin, next at 2027-03-30 00:30:00+00:00",
+    ],
     "outbox": ["published 2\n", "published 0 in a second run"],
 }
 SPARK = {

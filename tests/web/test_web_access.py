@@ -312,8 +312,9 @@ def test_elsewhere_a_password_is_required(tmp_path: Any) -> None:
 def test_a_page_that_only_looks_offers_and_makes_no_change(visit: Visit, queue: Queue) -> None:
     queue.sweep()
     client = visit()
+    queue.schedule("nightly", cron="0 2 * * *", message="x")
     for address in ("/queue/orders", "/group/orders?group=billing", "/sweeps/orders",
-                    "/letters/orders"):  # fmt: skip
+                    "/letters/orders", "/schedules/orders"):  # fmt: skip
         text = client.get(address).text
         assert "/change/" not in text
     trial = client.get("/letters/orders", params=with_token(client, where="true"))
@@ -340,6 +341,35 @@ def test_a_change_asks_first_and_names_the_user(visit: Visit, queue: Queue) -> N
     client.post("/change/orders", data=form_of(client, do="resume", group="billing"))
     assert queue.group("billing").blocked_because == ""
     assert ("resume", "alice") in who(queue)
+
+
+def test_a_schedule_is_paused_resumed_and_removed(visit: Visit, queue: Queue) -> None:
+    queue.schedule("nightly", cron="0 2 * * *", timezone="Europe/Berlin", message="<b>run</b>")
+    client = visit(allow_changes=True)
+    page = client.get("/schedules/orders").text
+    assert "0 2 * * * in Europe/Berlin" in page
+    assert "&lt;b&gt;run" in page
+    form = form_of(client, do="pause-schedule", schedule="nightly")
+    assert queue.schedules()[0].paused_at is None
+    done = client.post("/change/orders", data={**form, "reason": "repairs"})
+    assert (done.status_code, done.headers["location"]) == (303, "/schedules/orders?done=1")
+    shown = client.get(done.headers["location"]).text
+    assert "repairs" in shown
+    assert "do=resume-schedule" in shown
+    client.post("/change/orders", data=form_of(client, do="resume-schedule", schedule="nightly"))
+    assert queue.schedules()[0].paused_at is None
+    stranger = {**form_of(client, do="remove-schedule", schedule="nightly"), "csrf": ""}
+    assert client.post("/change/orders", data=stranger).status_code == 403
+    client.post("/change/orders", data=form_of(client, do="remove-schedule", schedule="nightly"))
+    assert queue.schedules() == []
+    notes = {(one.user, one.detail) for one in queue.changes()}
+    assert {
+        ("alice", "schedule nightly paused: repairs"),
+        ("alice", "schedule nightly removed"),
+    } <= notes
+    gone = client.get("/change/orders", params={"do": "pause-schedule", "schedule": "nightly"})
+    assert gone.status_code == 404
+    assert "/schedules/orders" in client.get("/queue/orders").text
 
 
 def test_the_name_of_the_password_is_recorded(visit: Visit, queue: Queue) -> None:

@@ -86,7 +86,7 @@ def test_an_empty_queue_has_a_page(visit: Visit, tmp_path: Path) -> None:
     client = visit(allow_changes=True)
     assert "No message waits." in get(client, "/queue/empty").text
     assert "-1" not in get(client, "/sweeps/empty").texts
-    for page in ("messages", "letters", "sweeps", "changes"):
+    for page in ("messages", "letters", "schedules", "sweeps", "changes"):
         assert get(client, f"/{page}/empty")
     for part in ("work", "past", "live"):
         assert get(client, "/queue/empty", part=part)
@@ -441,7 +441,7 @@ def test_looking_changes_no_file(visit: Visit, queue: Queue) -> None:
 
     before, client = files(), visit(allow_changes=True)
     for address in ("/", "/metrics", "/healthz", *(f"/{page}/orders" for page in (
-        "queue", "messages", "letters", "sweeps", "changes"))):  # fmt: skip
+        "queue", "messages", "letters", "schedules", "sweeps", "changes"))):  # fmt: skip
         assert client.get(address).status_code == 200
     get(client, "/letters/orders", **with_token(client, where="true"))
     get(client, "/change/orders", do="sweep")

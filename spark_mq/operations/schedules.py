@@ -1,0 +1,378 @@
+"""Define, list, pause, resume and remove the schedules of a queue.
+
+One commit of ``messages/`` changes a schedule for all processes, and a publish that began before
+that commit is computed again. A commit of ``leases/`` then notes the change. A kill between both
+leaves a change that is made, but not noted.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any, Final
+
+from spark_mq.delta.state import TableState
+from spark_mq.errors import InvalidOption, ScheduleNotFound, UnsupportedTable
+from spark_mq.ledger.recurrence import (
+    CATCH_UP,
+    Recurrence,
+    validate_cron,
+    validate_every,
+    validate_jitter,
+    validate_timezone,
+)
+from spark_mq.message import Message, to_row
+from spark_mq.operations.context import QueueContext
+from spark_mq.operations.create import note_change
+from spark_mq.storage.stored_schedules import (
+    Schedule,
+    entry_of,
+    schedule_in,
+    schedule_names,
+    schedule_txn,
+    schedules_size,
+)
+from spark_mq.util.advice import ADD_SCHEDULE
+from spark_mq.util.clock import MICROSECOND, Duration, to_datetime, to_micros
+from spark_mq.util.records import Record
+from spark_mq.util.show import show_duration, show_some
+from spark_mq.util.validation import (
+    invalid,
+    suggest,
+    truncate_error,
+    validate_choice,
+    validate_error,
+    validate_name,
+)
+
+__all__ = [
+    "ScheduleInfo",
+    "list_schedules",
+    "oldest_due",
+    "pause_schedule",
+    "remove_schedule",
+    "resume_schedule",
+    "set_schedule",
+]
+
+_MAX_BYTES: Final = 64 * 2**10  # of one entry
+_MAX_ALL_BYTES: Final = 2**20  # of all entries, because each change writes them all
+_MAX_NAMED: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleInfo(Record):
+    """A schedule of a queue.
+
+    Attributes
+    ----------
+    name
+        The name.
+    cron, every, timezone, starts_at, catch_up, jitter
+        The definition, as :meth:`spark_mq.Queue.schedule` gets it.
+    value, key, headers, priority
+        The message.
+    next_at
+        The instant of the next message, which waits for a sweep if it is over. None if the
+        schedule is paused, or no instant follows.
+    last_at
+        The instant of the last message, or None before the first.
+    paused_at, pause_reason
+        Since when and why it is paused, or None.
+    """
+
+    name: str
+    cron: str | None
+    every: timedelta | None
+    timezone: str
+    starts_at: datetime | None
+    catch_up: str
+    jitter: timedelta
+    value: bytes
+    key: str | None
+    headers: Mapping[str, str]
+    priority: int
+    next_at: datetime | None
+    last_at: datetime | None
+    paused_at: datetime | None
+    pause_reason: str | None
+
+    @property
+    def rule(self) -> str:
+        """Return the rule for people, such as "every 15m" or "0 2 * * * in UTC"."""
+        return _show_rule(self.cron, self.every, self.timezone)
+
+
+def _show_rule(cron: str | None, every: timedelta | None, timezone: str) -> str:
+    return f"{cron} in {timezone}" if every is None else f"every {show_duration(every)}"
+
+
+# -- changes
+
+
+def set_schedule(
+    context: QueueContext,
+    name: str,
+    message: Any,
+    *,
+    cron: str | None,
+    every: Duration | None,
+    timezone: str | None,
+    catch_up: str,
+    jitter: Duration,
+    starts_at: datetime | None,
+) -> ScheduleInfo:
+    """Make or change a schedule, as :meth:`spark_mq.Queue.schedule` describes."""
+    validate_name("name", name)
+    if context.settings.is_dead_letter_queue:
+        raise InvalidOption(
+            f"{context.path} is a dead-letter queue, whose sweep publishes no schedule: make the "
+            "schedule in another queue",
+            option="name",
+            value=name,
+        )
+    rule = _rule(cron, every, timezone, starts_at)
+    wanted = replace(
+        _message(message),
+        cron=rule.cron,
+        every=rule.every,
+        timezone=rule.timezone,
+        starts_at=rule.starts_at,
+        catch_up=validate_choice("catch_up", catch_up, CATCH_UP),
+        jitter=validate_jitter(jitter, rule.every),
+    )
+    if len(wanted.encode().encode()) > _MAX_BYTES:
+        raise invalid(
+            "message",
+            type(message).__name__,
+            f"makes the schedule larger than {_MAX_BYTES:,} bytes: publish a reference to the data",
+        )
+
+    period = None if wanted.every is None else wanted.every * MICROSECOND
+    shown = _show_rule(wanted.cron, period, wanted.timezone)
+
+    def changed(old: Schedule | None, now: int) -> tuple[Schedule, str]:
+        if old is None:
+            return replace(wanted, created_at=now, since=now), f"added: {shown}"
+        # Instants before a change of the timing are not published. After another change they are.
+        since = old.since if old.timing == wanted.timing else max(old.since, now)
+        same = replace(
+            wanted,
+            created_at=old.created_at,
+            since=old.since,
+            paused_at=old.paused_at,
+            pause_reason=old.pause_reason,
+        )
+        new = same if same == old else replace(same, since=since)
+        return new, f"changed: {shown}"
+
+    return _change(context, name, changed, makes=True)
+
+
+def _rule(
+    cron: str | None, every: Duration | None, timezone: str | None, starts_at: datetime | None
+) -> Recurrence:
+    if (cron is None) == (every is None):
+        raise InvalidOption(
+            "a schedule has one rule: give cron, such as '0 2 * * *', or every, such as '15m'",
+            option="cron",
+            value=cron,
+        )
+    if every is not None and timezone is not None:
+        raise invalid("timezone", timezone, "goes with cron: leave it out, or give cron")
+    if starts_at is not None and not isinstance(starts_at, datetime):
+        raise invalid("starts_at", starts_at, "is no instant: give an aware datetime")
+    if starts_at is not None and starts_at.tzinfo is None:
+        raise invalid("starts_at", starts_at, "has no time zone: give an aware datetime")
+    return Recurrence(
+        None if cron is None else validate_cron(cron),
+        None if every is None else validate_every(every),
+        "UTC" if timezone is None else validate_timezone(timezone),
+        None if starts_at is None else to_micros(starts_at),
+    )
+
+
+def _message(message: Any) -> Schedule:
+    """Return a schedule with the message alone. Raise InvalidOption."""
+    given = message if isinstance(message, Message) else Message(message)
+    try:
+        row = to_row(given, "the message", lambda: 0)
+    except InvalidOption as error:
+        kind = type(message).__name__
+        raise InvalidOption(str(error), option="message", value=kind) from None
+    refused = {
+        "message_id": "each message gets an id of its own, from the name and the instant",
+        "dedup_id": "each instant is published once without it",
+    }
+    for name, why in refused.items():
+        if (value := getattr(given, name)) is not None:
+            raise invalid(name, value, f"is not for a schedule: leave it out, {why}")
+    times = {}
+    for name in ("deliver_at", "expires_at"):
+        if isinstance(getattr(given, name), datetime):
+            why = "would be the same for each message: give a duration from the instant"
+            raise invalid(name, getattr(given, name), why)
+        times[name] = None if row[name] is None else to_micros(row[name])
+    text = _text(row["value"])
+    return Schedule(
+        0,
+        0,
+        text=text,
+        data=None if text is not None else base64.b64encode(row["value"]).decode(),
+        key=given.key,
+        headers=dict(given.headers),
+        priority=given.priority,
+        deliver_after=times["deliver_at"],
+        expires_after=times["expires_at"],
+    )
+
+
+def _text(value: bytes) -> str | None:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def pause_schedule(context: QueueContext, name: str, reason: str | None) -> ScheduleInfo:
+    """Pause a schedule. Raise ScheduleNotFound."""
+    given = validate_error(reason, "reason")
+    text = None if given is None else truncate_error(given)
+
+    def changed(old: Schedule, now: int) -> tuple[Schedule, str]:
+        since = now if old.paused_at is None else old.paused_at
+        kept = old.pause_reason if text is None else text
+        what = "paused" if kept is None else f"paused: {kept}"
+        return replace(old, paused_at=since, pause_reason=kept), what
+
+    return _change(context, name, changed)
+
+
+def resume_schedule(context: QueueContext, name: str) -> ScheduleInfo:
+    """End a pause, whose instants are skipped. Raise ScheduleNotFound."""
+
+    def changed(old: Schedule, now: int) -> tuple[Schedule, str]:
+        if old.paused_at is None:
+            return old, ""
+        since = max(old.since, old.paused_at, now)
+        return replace(old, since=since, paused_at=None, pause_reason=None), "resumed"
+
+    return _change(context, name, changed)
+
+
+def remove_schedule(context: QueueContext, name: str) -> None:
+    """Remove a schedule, also one that cannot be read. Raise ScheduleNotFound."""
+    validate_name("name", name)
+
+    def removed(state: TableState) -> None:
+        if name not in schedule_names(state):
+            raise _not_found(context, state, name)
+
+    context.messages.change_property(entry_of(name), removed, "remove schedule")
+    note_change(context, f"schedule {name} removed")
+
+
+def _change(
+    context: QueueContext,
+    name: str,
+    changed: Callable[[Any, int], tuple[Schedule, str]],
+    *,
+    makes: bool = False,
+) -> ScheduleInfo:
+    """Change a schedule in one commit, and note it in ``leases/``."""
+    validate_name("name", name)
+    notes: list[str] = []  # of the last try
+
+    def text(state: TableState) -> str:
+        old = schedule_in(state, name, context.path)
+        if old is None and not makes:
+            raise _not_found(context, state, name)
+        new, what = changed(old, context.now())
+        notes[:] = [] if new == old else [f"schedule {name} {what}"]
+        found = new.encode()
+        if schedules_size(state, name, found) > _MAX_ALL_BYTES:
+            raise invalid(
+                "name",
+                name,
+                f"makes the schedules larger than {_MAX_ALL_BYTES:,} bytes together: remove some, "
+                "or publish references to the data",
+            )
+        return found
+
+    state = context.messages.change_property(entry_of(name), text, "configure schedule")
+    for note in notes:
+        note_change(context, note)
+    return _info(context, state, name)
+
+
+def _not_found(context: QueueContext, state: TableState, name: str) -> ScheduleNotFound:
+    known = schedule_names(state)
+    nearest = suggest(name, known)
+    there = f"The queue has {show_some(known, _MAX_NAMED)}. " if known else ""
+    hint = f"Did you mean {nearest!r}? " if nearest else there
+    return ScheduleNotFound(
+        f"there is no schedule {name!r} in {context.path}. {hint}{ADD_SCHEDULE} makes one",
+        advice=[ADD_SCHEDULE],
+        schedule=name,
+    )
+
+
+# -- looks
+
+
+def list_schedules(context: QueueContext) -> list[ScheduleInfo]:
+    """Return the schedules of a queue by name, as of now."""
+    state = context.messages.look()
+    return [_info(context, state, name) for name in schedule_names(state)]
+
+
+def oldest_due(context: QueueContext) -> int | None:
+    """Return the oldest instant that waits for a sweep, as of the last look, or None."""
+    state, now, found = context.messages.log.state, context.now(), list[int]()
+    for name in schedule_names(state):
+        try:
+            schedule = schedule_in(state, name, context.path)
+        except UnsupportedTable:  # a sweep names it
+            continue
+        # With "none" a missed instant is skipped, so it waits for nothing.
+        if schedule is None or schedule.paused_at is not None or schedule.catch_up == "none":
+            continue
+        done = schedule.done(state.txns.get(schedule_txn(name)))
+        found += [at for at in islice(schedule.rule.after(done), 1) if at <= now]
+    return min(found, default=None)
+
+
+def _info(context: QueueContext, state: TableState, name: str) -> ScheduleInfo:
+    found = schedule_in(state, name, context.path)
+    if found is None:  # it was removed at this moment
+        raise _not_found(context, state, name)
+    last, now = state.txns.get(schedule_txn(name)), context.now()
+    due = found.due(last, now, 1)
+    following = None
+    if found.paused_at is None:
+        following = due[0] if due else next(found.rule.after(max(found.done(last), now)), None)
+    return ScheduleInfo(
+        name,
+        found.cron,
+        None if found.every is None else found.every * MICROSECOND,
+        found.timezone,
+        _instant(found.starts_at),
+        found.catch_up,
+        found.jitter * MICROSECOND,
+        found.value,
+        found.key,
+        found.headers,
+        found.priority,
+        _instant(following),
+        # The number may be of a schedule of the same name that was removed.
+        _instant(last if last is not None and last > found.created_at else None),
+        _instant(found.paused_at),
+        found.pause_reason,
+    )
+
+
+def _instant(at: int | None) -> datetime | None:
+    return None if at is None else to_datetime(at)

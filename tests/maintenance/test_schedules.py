@@ -1,0 +1,608 @@
+"""Schedules of a queue: each instant is published once, whichever sweep runs, and however often.
+
+Sweeps race, die at each step, and run with clocks that differ.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from deltalake import DeltaTable
+from support.handles import Killed, again, die, housekeep, on_commit, once
+from support.having import having
+from support.tables import context_of, messages_of, on_publish
+
+from spark_mq import InvalidOption, Message, Queue, ScheduleNotFound, UnsupportedTable
+from spark_mq.maintenance import schedules as chore
+from spark_mq.testing import ManualClock
+from spark_mq.util.user import act_as
+
+Make = Callable[..., Queue]
+BERLIN = ZoneInfo("Europe/Berlin")
+NOON = datetime(2027, 1, 15, 12, tzinfo=UTC)
+
+
+@pytest.fixture(autouse=True)
+def _noon(clock: ManualClock) -> None:
+    clock.set(NOON)
+
+
+def instants(queue: Queue, name: str = "s", zone: ZoneInfo | None = None) -> list[str]:
+    """The instants of the schedule's messages in the queue, in order of sequence."""
+    found = [
+        datetime.fromisoformat(one.headers["spark_mq.scheduled_at"]).astimezone(zone or UTC)
+        for one in queue.peek(10_000)
+        if one.headers.get("spark_mq.schedule") == name
+    ]
+    return [f"{one:%d %H:%M}" for one in found]
+
+
+def entries(queue: Queue) -> dict[str, str]:
+    found = messages_of(queue).log.refresh().metadata["configuration"]
+    return {name: text for name, text in found.items() if name.startswith("spark_mq.")}
+
+
+# -- publishing
+
+
+def test_a_sweep_publishes_what_is_due_once(make: Make, clock: ManualClock) -> None:
+    queue = make()
+    message = Message("run", key="k", headers={"own": "1"}, priority=3, expires_at="1h")
+    made = queue.schedule("s", every="15m", message=message)
+    assert made == having(name="s", next_at=NOON + timedelta(minutes=15), last_at=None)
+    assert queue.sweep().scheduled == 0
+    clock.advance("16m")
+    assert [queue.sweep().scheduled for _ in range(2)] == [1, 0]
+    (found,) = queue.peek()
+    assert found == having(key="k", value=b"run", message_id="s/2027-01-15T12:15:00+00:00")
+    assert found.headers == {
+        "own": "1",
+        "spark_mq.schedule": "s",
+        "spark_mq.scheduled_at": "2027-01-15T12:15:00+00:00",
+    }
+    (listed,) = queue.schedules()
+    assert listed == having(
+        last_at=NOON + timedelta(minutes=15), next_at=NOON + timedelta(minutes=30), value=b"run"
+    )
+
+
+def test_an_instant_that_waits_for_a_sweep_is_the_next_one(make: Make, clock: ManualClock) -> None:
+    queue = make()
+    queue.schedule("s", every="1h", message="x", catch_up="all")
+    clock.advance("150m")
+    assert queue.schedules()[0].next_at == NOON + timedelta(hours=1)
+
+
+@pytest.mark.parametrize(
+    ("catch_up", "expected"),
+    [("latest", ["15 14:00"]), ("all", ["15 13:00", "15 14:00"]), ("none", ["15 14:00"])],
+)
+def test_after_a_time_without_sweeps_the_rule_decides(
+    make: Make, clock: ManualClock, catch_up: str, expected: list[str]
+) -> None:
+    queue = make()
+    queue.schedule("s", every="1h", message="x", catch_up=catch_up)
+    clock.advance("130m")
+    assert queue.sweep().scheduled == len(expected)
+    assert instants(queue) == expected
+
+
+def test_without_catching_up_a_late_instant_is_left_out(make: Make, clock: ManualClock) -> None:
+    queue = make()
+    queue.schedule("s", every="1h", message="x", catch_up="none")
+    clock.advance("76m")
+    assert queue.sweep().scheduled == 0
+    clock.advance("50m")
+    queue.sweep()
+    assert instants(queue) == ["15 14:00"]
+
+
+def test_many_missed_instants_are_published_in_several_sweeps(
+    make: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chore, "MAX_INSTANTS", 4)
+    queue = make()
+    queue.schedule("s", every="1h", message="x", catch_up="all")
+    clock.advance("10h")
+    assert [queue.sweep().scheduled for _ in range(4)] == [4, 4, 2, 0]
+    assert instants(queue) == [f"15 {hour}:00" for hour in range(13, 23)]
+
+
+def test_large_messages_are_fewer_to_a_sweep(
+    make: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chore, "MAX_BYTES", 2_500)
+    queue = make()
+    queue.schedule("s", every="1h", message=b"\xff" * 1_000, catch_up="all")
+    clock.advance("3h")
+    assert [queue.sweep().scheduled for _ in range(3)] == [2, 1, 0]
+    assert {one.value for one in queue.peek()} == {b"\xff" * 1_000}
+
+
+@pytest.mark.parametrize(
+    ("day", "expected"),
+    [
+        (datetime(2027, 3, 27, 12, tzinfo=UTC), ["28 03:00", "29 02:30"]),
+        (datetime(2027, 10, 30, 12, tzinfo=UTC), ["31 02:30", "01 02:30"]),
+    ],
+    ids=["gap", "twice"],
+)
+def test_each_night_in_berlin_has_one_message_also_if_the_clocks_change(
+    make: Make, clock: ManualClock, day: datetime, expected: list[str]
+) -> None:
+    queue = make()
+    clock.set(day)
+    queue.schedule("s", cron="30 2 * * *", timezone="Europe/Berlin", message="x")
+    for _ in range(2 * 24 * 2):
+        clock.advance("30m")
+        queue.sweep()
+    assert instants(queue, zone=BERLIN) == expected
+
+
+def test_jitter_delays_each_message_by_its_own_part(make: Make, clock: ManualClock) -> None:
+    queue = make(delivery_delay="10m")
+    queue.schedule("plain", every="1h", message="x")
+    queue.schedule("s", every="1h", message="y", jitter="30m", catch_up="all")
+    queue.schedule("own", every="1h", message=Message("z", deliver_at="2h"), jitter="1s")
+    clock.advance("1h")
+    assert queue.sweep().scheduled == 3
+    group = queue.group()
+    group.ensure()
+    assert group.stats() == having(delayed=3, ready=0)
+    clock.advance("10m")
+    assert _taken(queue) == [b"x"]
+    clock.advance("30m")
+    assert _taken(queue) == [b"y"]
+    clock.advance("79m")
+    assert _taken(queue) == []
+    clock.advance("2m")
+    assert _taken(queue) == [b"z"]
+
+
+def _taken(queue: Queue) -> list[bytes]:
+    """The values of the messages that a worker leases now, and acks."""
+    found = queue.group().lease("w", max_messages=10)
+    if found is None:
+        return []
+    found.ack()
+    return [one.value for one in found.messages]
+
+
+def test_each_message_expires_by_its_instant(make: Make, clock: ManualClock) -> None:
+    queue = make()
+    queue.schedule("s", every="1h", message=Message("x", expires_at="20m"))
+    clock.advance("90m")
+    queue.sweep()
+    assert _taken(queue) == []
+
+
+def test_schedules_and_producers_of_the_same_name_do_not_meet(
+    make: Make, clock: ManualClock
+) -> None:
+    queue = make()
+    queue.schedule("s", every="1h", message="x")
+    queue.publish("own", producer_id="s", producer_sequence=2**62)
+    clock.advance("1h")
+    assert queue.sweep().scheduled == 1
+    with pytest.raises(InvalidOption):
+        queue.publish("own", producer_id="schedule:s", producer_sequence=1)
+
+
+# -- races and crashes
+
+
+@pytest.mark.parametrize("catch_up", ["latest", "all", "none"])
+def test_two_sweeps_at_once_publish_each_instant_once(
+    make: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, catch_up: str
+) -> None:
+    queue = make()
+    queue.schedule("s", every="5m", message="x", catch_up=catch_up)
+    clock.advance("11m")
+    other = again(queue)
+    on_publish(monkeypatch, queue, once(before=other.sweep))
+    assert queue.sweep().scheduled == 0
+    assert instants(queue) == (["15 12:10"] if catch_up == "latest" else ["15 12:05", "15 12:10"])
+
+
+def test_a_sweep_whose_clock_is_ahead_publishes_no_instant_again(
+    make: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make()
+    queue.schedule("s", every="5m", message="x", catch_up="all")
+    clock.advance("11m")
+    other = again(queue)
+    ahead = ManualClock(clock())
+    ahead.advance("5m")
+    late = again(queue, ahead)
+    # One has planned two instants. Meanwhile another publishes these, or these and one more.
+    on_publish(monkeypatch, queue, once(before=late.sweep))
+    on_publish(monkeypatch, late, once(before=other.sweep))
+    queue.sweep()
+    assert instants(queue) == ["15 12:05", "15 12:10", "15 12:15"]
+    clock.advance("5m")
+    assert queue.sweep().scheduled == 0
+
+
+def test_many_sweeps_in_threads_publish_each_instant_once(make: Make, clock: ManualClock) -> None:
+    queue = make()
+    queue.schedule("s", every="1h", message="x", catch_up="all")
+    handles = [again(queue) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            clock.advance("2h")
+            list(pool.map(lambda one: chore.publish_due(context_of(one), "s"), handles))
+    assert instants(queue) == [f"15 {hour}:00" for hour in range(13, 19)]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_sweep_killed_at_its_commit_and_repeated_publishes_once(
+    make: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    queue = make()
+    queue.schedule("s", every="1h", message="x", catch_up="all")
+    clock.advance("2h")
+    with monkeypatch.context() as patch:
+        on_commit(patch, "messages", **{when: die})
+        with pytest.raises(Killed):
+            queue.sweep()
+    assert len(instants(again(queue))) == (2 if when == "after" else 0)
+    again(queue).sweep()
+    again(queue).sweep()
+    assert instants(queue) == ["15 13:00", "15 14:00"]
+
+
+def test_a_lost_reply_publishes_once(
+    make: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make()
+    queue.schedule("s", every="1h", message="x")
+    clock.advance("1h")
+    on_commit(monkeypatch, "messages", fail=TimeoutError("the reply is lost"))
+    assert queue.sweep().scheduled == 1
+    assert again(queue).sweep().scheduled == 0
+    assert instants(queue) == ["15 13:00"]
+
+
+@pytest.mark.parametrize("change", ["pause", "remove", "rule", "message"])
+def test_a_change_while_a_sweep_publishes_is_obeyed(
+    make: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    queue = make()
+    queue.schedule("s", every="1h", message="old")
+    clock.advance("1h")
+    other = again(queue)
+    changes: dict[str, Callable[[], Any]] = {
+        "pause": lambda: other.pause_schedule("s"),
+        "remove": lambda: other.remove_schedule("s"),
+        "rule": lambda: other.schedule("s", every="30m", message="old"),
+        "message": lambda: other.schedule("s", every="1h", message="new"),
+    }
+    on_publish(monkeypatch, queue, once(before=changes[change]))
+    assert queue.sweep().scheduled == (change == "message")
+    assert [one.value for one in queue.peek()] == ([b"new"] if change == "message" else [])
+
+
+@pytest.mark.parametrize("table", ["messages", "leases"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_definition_killed_at_any_commit_is_whole_or_missing(
+    make: Make, monkeypatch: pytest.MonkeyPatch, table: str, when: str
+) -> None:
+    queue = make()
+    with monkeypatch.context() as patch:
+        on_commit(patch, table, **{when: die})
+        with pytest.raises(Killed):
+            queue.schedule("s", every="1h", message="x")
+    there = (table, when) != ("messages", "before")
+    assert len(again(queue).schedules()) == there
+    again(queue).schedule("s", every="1h", message="x")
+    assert [one.name for one in queue.schedules()] == ["s"]
+
+
+def test_a_clock_that_went_back_publishes_nothing_again(make: Make, clock: ManualClock) -> None:
+    queue = make()
+    queue.schedule("s", every="1h", message="x", catch_up="all")
+    clock.advance("3h")
+    queue.sweep()
+    back = ManualClock(NOON)
+    behind = again(queue, back)
+    assert behind.sweep().scheduled == 0
+    behind.remove_schedule("s")
+    behind.schedule("s", every="1h", message="x", catch_up="all")
+    back.advance("3h")
+    assert behind.sweep().scheduled == 0
+    back.advance("1h")
+    behind.sweep()
+    assert instants(queue) == ["15 13:00", "15 14:00", "15 15:00", "15 16:00"]
+
+
+# -- changes
+
+
+def test_the_same_definition_makes_no_commit(make: Make, clock: ManualClock) -> None:
+    queue = make()
+    queue.schedule("s", cron="0 2 * * *", timezone="Europe/Berlin", message="x")
+    version = messages_of(queue).look().version
+    clock.advance("1h")
+    queue.schedule("s", cron=" 0 2  * * *", timezone="Europe/Berlin", message=b"x")
+    assert messages_of(queue).look().version == version
+
+
+def test_a_new_rule_publishes_no_instant_before_the_change(make: Make, clock: ManualClock) -> None:
+    queue = make()
+    queue.schedule("s", every="1h", message="x", catch_up="all")
+    clock.advance("150m")
+    queue.schedule("s", every="20m", message="x", catch_up="all")
+    assert queue.sweep().scheduled == 0
+    clock.advance("10m")
+    queue.sweep()
+    assert instants(queue) == ["15 14:40"]
+
+
+def test_a_new_message_loses_no_instant_that_is_due(make: Make, clock: ManualClock) -> None:
+    queue = make()
+    queue.schedule("s", every="1h", message="old")
+    clock.advance("61m")
+    queue.schedule("s", every="1h", message="new")
+    queue.sweep()
+    assert [one.value for one in queue.peek()] == [b"new"]
+
+
+def test_catching_up_begins_when_it_is_asked_for(make: Make, clock: ManualClock) -> None:
+    queue = make()
+    queue.schedule("s", every="1h", message="x", catch_up="none")
+    clock.advance("5h")
+    clock.advance("30m")
+    queue.schedule("s", every="1h", message="x", catch_up="all")
+    clock.advance("1h")
+    queue.sweep()
+    assert instants(queue) == ["15 18:00"]
+
+
+def test_a_pause_skips_the_instants_within_it(make: Make, clock: ManualClock) -> None:
+    queue = make()
+    queue.schedule("s", every="1h", message="x", catch_up="all")
+    clock.advance("1h")
+    queue.sweep()
+    paused = queue.pause_schedule("s", "upgrade")
+    assert paused == having(paused_at=clock(), pause_reason="upgrade", next_at=None)
+    clock.advance("2h")
+    assert queue.sweep().scheduled == 0
+    assert queue.pause_schedule("s") == paused
+    changed = queue.schedule("s", every="1h", message="y", catch_up="all")
+    assert changed.pause_reason == "upgrade"
+    resumed = queue.resume_schedule("s")
+    assert resumed == having(paused_at=None, pause_reason=None)
+    assert resumed == queue.resume_schedule("s")
+    assert queue.sweep().scheduled == 0
+    clock.advance("1h")
+    queue.sweep()
+    assert instants(queue) == ["15 13:00", "15 16:00"]
+
+
+def test_a_schedule_made_again_starts_at_its_creation(make: Make, clock: ManualClock) -> None:
+    queue = make()
+    queue.schedule("s", every="1h", message="x", catch_up="all")
+    clock.advance("1h")
+    queue.sweep()
+    clock.advance("3h")
+    queue.remove_schedule("s")
+    assert (queue.schedules(), queue.sweep().scheduled) == ([], 0)
+    clock.advance("3h")
+    assert queue.schedule("s", every="1h", message="x", catch_up="all").last_at is None
+    assert queue.sweep().scheduled == 0
+    clock.advance("1h")
+    queue.sweep()
+    assert instants(queue) == ["15 13:00", "15 20:00"]
+
+
+def test_a_start_in_the_future_is_the_first_instant(make: Make, clock: ManualClock) -> None:
+    queue = make()
+    start = NOON + timedelta(minutes=100)
+    made = queue.schedule("s", every="1h", message="x", starts_at=start, catch_up="all")
+    assert (made.starts_at, made.next_at) == (start, start)
+    clock.advance("4h")
+    queue.sweep()
+    assert instants(queue) == ["15 13:40", "15 14:40", "15 15:40"]
+
+
+def test_changes_are_noted_with_the_person(make: Make) -> None:
+    queue = make()
+    act_as("alice", lambda: queue.schedule("s", cron="0 2 * * *", message="x"))
+    act_as("bob", lambda: queue.pause_schedule("s", "upgrade"))
+    queue.pause_schedule("s", "upgrade")
+    act_as("carol", lambda: queue.resume_schedule("s"))
+    act_as("dave", lambda: queue.remove_schedule("s"))
+    found = sorted((one.user, one.detail) for one in queue.changes(since="3000d"))
+    assert found == [
+        ("alice", "schedule s added: 0 2 * * * in UTC"),
+        ("bob", "schedule s paused: upgrade"),
+        ("carol", "schedule s resumed"),
+        ("dave", "schedule s removed"),
+    ]
+
+
+def test_a_clock_behind_that_resumes_publishes_nothing_of_before_the_pause(
+    make: Make, clock: ManualClock
+) -> None:
+    queue = make()
+    queue.schedule("s", every="1h", message="x", catch_up="all")
+    clock.advance("150m")
+    queue.pause_schedule("s")
+    again(queue, ManualClock(NOON)).resume_schedule("s")
+    assert queue.sweep().scheduled == 0
+
+
+# -- the queue around it
+
+
+@pytest.mark.parametrize("catch_up", ["latest", "all"])
+def test_a_schedule_that_waits_for_a_sweep_is_a_problem(
+    make: Make, clock: ManualClock, catch_up: str
+) -> None:
+    queue = make()
+    queue.schedule("s", every="15m", message="x", catch_up=catch_up)
+    queue.sweep()
+    clock.advance("75m")
+    assert queue.health().healthy
+    clock.advance("1m")
+    (problem,) = queue.health().problems
+    assert (problem.check, "a schedule is due" in problem.text) == ("not_swept", True)
+    queue.sweep()
+    assert queue.health().healthy
+    queue.pause_schedule("s")
+    queue.sweep()
+    clock.advance("5h")
+    assert queue.health().healthy
+
+
+def test_what_is_not_caught_up_with_waits_for_no_sweep(make: Make, clock: ManualClock) -> None:
+    queue = make()
+    queue.schedule("s", every="1h", message="x", catch_up="none")
+    queue.sweep()
+    clock.advance("5h")
+    assert queue.health().healthy
+
+
+def test_schedules_stay_with_configure_purge_and_a_checkpoint(
+    make: Make, clock: ManualClock
+) -> None:
+    queue = make()
+    queue.schedule("s", every="1h", message="x")
+    queue.schedule("other", cron="* * * * *", message=b"\xff")
+    before = entries(queue)
+    queue.configure(retention="1d")
+    queue.purge(queue.name)
+    for _ in range(120):
+        queue.publish("x")
+    queue.sweep()
+    housekeep(queue, keep_versions=0, keep_seconds=0)
+    assert entries(again(queue)) == before
+    assert [one.value for one in again(queue).schedules()] == [b"\xff", b"x"]
+    clock.advance("1h")
+    assert again(queue).sweep().scheduled == 2
+
+
+def test_a_copy_has_the_schedules_and_continues_where_the_copy_was_made(
+    delta_queue: Make, clock: ManualClock, tmp_path: Path
+) -> None:
+    queue = delta_queue()
+    queue.schedule("s", every="1h", message="x")
+    clock.advance("1h")
+    queue.sweep()
+    shutil.copytree(queue.path, tmp_path / "copy")
+    copy = Queue.open(tmp_path / "copy", clock=clock).rehome(copy=True)
+    assert [one.name for one in copy.schedules()] == ["s"]
+    assert copy.sweep().scheduled == 0
+    clock.advance("1h")
+    assert (copy.sweep().scheduled, queue.sweep().scheduled) == (1, 1)
+
+
+def test_other_engines_read_the_table_and_its_schedules(delta_queue: Make) -> None:
+    queue = delta_queue()
+    queue.schedule("s", every="1h", message="x")
+    found = DeltaTable(f"{queue.path}/messages").metadata().configuration
+    entry = json.loads(found["spark_mq.schedule.s"])
+    assert (entry["every"], entry["text"], entry["format"]) == (3_600_000_000, "x", 1)
+
+
+def test_a_dead_letter_queue_has_no_schedules(make: Make) -> None:
+    with pytest.raises(InvalidOption, match="is a dead-letter queue"):
+        make().dead_letters.schedule("s", every="1h", message="x")
+
+
+def test_a_schedule_that_cannot_be_read_does_not_stop_the_others(
+    make: Make, clock: ManualClock
+) -> None:
+    queue = make()
+    queue.schedule("a", every="1h", message="x")
+    queue.schedule("s", every="1h", message="x")
+    messages_of(queue).change_property("spark_mq.schedule.a", lambda _: '{"format": 2}', "test")
+    clock.advance("1h")
+    with pytest.raises(UnsupportedTable, match="'a'"):
+        queue.sweep()
+    assert instants(queue) == ["15 13:00"]
+    with pytest.raises(UnsupportedTable, match="'a'"):
+        queue.schedules()
+    queue.remove_schedule("a")
+    assert [one.name for one in queue.schedules()] == ["s"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "7", "{", '{"format": 1}', '{"format": 1, "created_at": 1, "since": 1}',
+     '{"format": 1, "created_at": 1, "since": 1, "every": "x"}',
+     '{"format": 1, "created_at": 1, "since": 1, "every": 1000000, "data": "?"}',
+     '{"format": 1, "created_at": 1, "since": 1, "every": 1000000, "catch_up": "x"}',
+     '{"format": 1, "created_at": 1, "since": 1, "every": 1000000, "new_field": 1}'],
+)  # fmt: skip
+def test_an_entry_of_another_version_is_named(make: Make, text: str) -> None:
+    queue = make()
+    messages_of(queue).change_property("spark_mq.schedule.s", lambda _: text, "test")
+    with pytest.raises(UnsupportedTable, match="schedule 's' of"):
+        queue.schedules()
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    ("option", "given"),
+    [
+        ("name", {"name": "a b"}),
+        ("name", {"name": "__s"}),
+        ("cron", {"every": None}),
+        ("cron", {"cron": "0 2 * * *"}),
+        ("cron", {"every": None, "cron": "0 2 * *"}),
+        ("every", {"every": "10ms"}),
+        ("timezone", {"timezone": "Europe/Berlin"}),
+        ("timezone", {"every": None, "cron": "0 2 * * *", "timezone": "Berlin"}),
+        ("catch_up", {"catch_up": "some"}),
+        ("jitter", {"jitter": "2h"}),
+        ("starts_at", {"starts_at": datetime(2027, 1, 1)}),
+        ("starts_at", {"starts_at": "2027-01-01"}),
+        ("message", {"message": 5}),
+        ("message", {"message": Message("x", key=5)}),  # type: ignore[arg-type]
+        ("message", {"message": "x" * 70_000}),
+        ("message", {"message": Message("x", headers={"a": "x" * 70_000})}),
+        ("message_id", {"message": Message("x", message_id="1")}),
+        ("dedup_id", {"message": Message("x", dedup_id="1")}),
+        ("deliver_at", {"message": Message("x", deliver_at=NOON)}),
+        ("expires_at", {"message": Message("x", expires_at=NOON)}),
+    ],
+)
+def test_a_bad_definition_is_refused_and_changes_nothing(
+    make: Make, option: str, given: dict[str, Any]
+) -> None:
+    queue = make()
+    version = messages_of(queue).look().version
+    wanted: dict[str, Any] = {"name": "s", "every": "1h", "message": "x", **given}
+    with pytest.raises(InvalidOption) as refused:
+        queue.schedule(wanted.pop("name"), **wanted)
+    assert refused.value.option == option
+    assert messages_of(queue).look().version == version
+
+
+def test_all_schedules_together_have_a_limit(make: Make) -> None:
+    queue = make()
+    for number in range(17):
+        queue.schedule(f"s{number}", every="1h", message="x" * 60_000)
+    with pytest.raises(InvalidOption, match="remove some"):
+        queue.schedule("more", every="1h", message="x" * 60_000)
+    assert len(queue.schedules()) == 17
+
+
+@pytest.mark.parametrize("call", ["pause_schedule", "resume_schedule", "remove_schedule"])
+def test_a_schedule_that_is_missing_is_named(make: Make, call: str) -> None:
+    queue = make()
+    queue.schedule("nightly", every="1h", message="x")
+    with pytest.raises(ScheduleNotFound, match="Did you mean 'nightly'") as refused:
+        getattr(queue, call)("nihgtly")
+    assert refused.value.schedule == "nihgtly"
