@@ -24,6 +24,7 @@ from spark_mq.errors import (
 )
 from spark_mq.message import check_time, to_publish
 from spark_mq.operations.context import QueueContext
+from spark_mq.parquet.lease_columns import sort_by_slot
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.message_table import MessageTable
@@ -229,10 +230,28 @@ def publish_messages(
         # Only the latest number has a receipt: older ones need a look at the whole log.
         first = None
         if txn is not None and error.data["last_sequence"] == txn[1]:
-            first = context.messages.receipt(*txn)
+            first = _of_first_call(context, table, context.messages.receipt(*txn))
         if on_duplicate == "skip":
             return replace(first or PublishReceipt(None, range(0)), duplicate=True)
         raise DuplicatePublish(str(error), **{**error.data, "receipt": first}) from None
+
+
+def _of_first_call(
+    context: QueueContext, table: pa.Table, first: PublishReceipt | None
+) -> PublishReceipt | None:
+    """Return the receipt of a commit with the positions of its messages, if they are the same."""
+    if first is None:
+        return None
+    messages, duplicates, found = context.messages, dict[int, int](), set[int]()
+    if _DEDUP_ID in table.schema.names:
+        for at, met in messages.known_ids(hashed_ids(table[_DEDUP_ID])).items():
+            if met in found or met not in first.sequences:
+                duplicates[at] = met
+            found.add(met)
+    fresh = table.filter(pa.array([at not in duplicates for at in range(table.num_rows)]))
+    if fresh.num_rows != len(first.sequences):
+        return first  # other messages, or their ids have expired
+    return first.sorted_by(sort_by_slot(fresh, messages.lanes).places).with_duplicates(duplicates)
 
 
 def _publish_txn(

@@ -13,7 +13,15 @@ from spark_mq.delta.tables import KEPT_BY_THE_SWEEP, create_table
 from spark_mq.errors import CorruptLog
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile
-from spark_mq.storage.id_files import DEDUP_APP, NO_IDS, IdWindow, block_path, new_name
+from spark_mq.storage.id_files import (
+    DEDUP_APP,
+    DEDUP_VERSION_APP,
+    NO_IDS,
+    IdWindow,
+    block_path,
+    head_of,
+    new_name,
+)
 from spark_mq.storage.log_recovery import LogPlan, plan_recovery
 from spark_mq.storage.message_log import MessageLog
 from spark_mq.storage.publishes import PendingPublish, PublishReceipt, check_txn, fence_of
@@ -89,6 +97,31 @@ class MessageTable(MessageLog):
 
         with wrap_store_errors(self.path, "fencing a publish to"):
             return self.log.transact(compute)[1]
+
+    def load_ids(self, state: TableState) -> IdWindow:
+        """Return the window of a state, or a later one if that is gone."""
+        head = head_of(state.txns)
+        try:
+            return self.ids.load(head)
+        except FileNotFoundError:
+            # A later publish may have taken the block over. The commit is then a conflict.
+            latest = head_of(self.log.refresh().txns)
+        try:
+            return self.ids.load(latest)
+        except FileNotFoundError as error:
+            path = f"{self.path}/{block_path(latest.name if latest else 0)}"
+            raise CorruptLog(
+                f"the dedup ids of the last publishes cannot be read: {path}, or a file that it "
+                f"names, is missing ({error}). Restore it from a backup. Without one, put an empty "
+                f"file in its place: the ids are then forgotten",
+                path=self.path,
+                version=None,
+            ) from error
+
+    def known_ids(self, ids: Sequence[bytes | None]) -> dict[int, int]:
+        """Return the latest sequence of each known id by position. Some may have expired."""
+        with wrap_store_errors(self.path, "reading"):
+            return self.load_ids(self.log.refresh()).latest(ids)
 
     def clean_ids(self) -> int:
         """Delete the files of ids that no publish needs. Return their number."""
@@ -179,7 +212,7 @@ class _Publish:
         files, duplicates = pending.tried[-1]
         pending.landed = files
         if self._window is not None:
-            table.ids.landed(self._window)
+            table.ids.landed(self._window, version)
         return PublishReceipt.of_files(version, files, duplicates)
 
     def _compute(self, state: TableState) -> tuple[Change | None, PublishReceipt | None]:
@@ -190,11 +223,11 @@ class _Publish:
         self._forget_try()
         if self._txn is not None:
             check_txn(state.txns.get(self._txn[0]), self._txn, self._after)
-        window = self._load(state) if pending.ids else NO_IDS
+        window = self._table.load_ids(state) if pending.ids else NO_IDS
         duplicates = window.duplicates(pending.ids, pending.since)
         files = pending.files(duplicates)
         if not files:
-            receipt = PublishReceipt(None, range(0), True, duplicates)
+            receipt = PublishReceipt.of_duplicates(duplicates)
             return (self._change(()) if self._txn else None), receipt
         fresh = pending.fresh(duplicates)
         if fresh:  # else only messages without an id are left
@@ -216,27 +249,8 @@ class _Publish:
             txns=txns,
             unsynced=not all(file.synced for file in files),
             companions=companions,
+            version_app=None if self._window is None else DEDUP_VERSION_APP,
         )
-
-    def _load(self, state: TableState) -> IdWindow:
-        """Return the window of a state, or a later one if that is gone."""
-        table, head = self._table, state.txns.get(DEDUP_APP)
-        try:
-            return table.ids.load(head)
-        except FileNotFoundError:
-            # A later publish may have taken the block over. The commit is then a conflict.
-            latest = table.log.refresh().txns.get(DEDUP_APP)
-        try:
-            return table.ids.load(latest)
-        except FileNotFoundError as error:
-            path = f"{table.path}/{block_path(latest or 0)}"
-            raise CorruptLog(
-                f"the dedup ids of the last publishes cannot be read: {path}, or a file that it "
-                f"names, is missing ({error}). Restore it from a backup. Without one, put an empty "
-                f"file in its place: the ids are then forgotten",
-                path=table.path,
-                version=None,
-            ) from error
 
     def _landed(self) -> PublishReceipt | None:
         """Return the receipt of an earlier try that has landed."""
