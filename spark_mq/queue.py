@@ -253,7 +253,7 @@ class Queue(QueueViews):
         -------
         PublishReceipt
             The version of ``messages/`` and the sequences. ``duplicates`` are the positions of
-            messages whose ``dedup_id`` was published within the ``dedup_window``, and
+            messages whose ``dedup_id`` counts, by the ``dedup_window`` and ``dedup_until``, and
             ``duplicate_of`` has the sequences of the messages that they met.
 
         Raises

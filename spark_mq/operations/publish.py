@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 import pyarrow as pa
@@ -22,6 +22,7 @@ from spark_mq.errors import (
     StorageError,
     TablesDisagree,
 )
+from spark_mq.ledger.settings import UNTIL_WINDOW, QueueSettings
 from spark_mq.message import check_time, to_publish
 from spark_mq.operations.context import QueueContext
 from spark_mq.parquet.lease_columns import sort_by_slot
@@ -139,17 +140,16 @@ def report_files(context: QueueContext, messages: int, publish: Callable[[], obj
 _DEDUP_ID: Final = "dedup_id"
 
 
-def check_dedup(window: timedelta | None) -> int:
-    """Return the ``dedup_window`` of a queue in microseconds, or raise InvalidOption."""
-    if window is None:
+def check_dedup(settings: QueueSettings) -> None:
+    """Raise InvalidOption if a queue accepts no dedup ids."""
+    if settings.dedup_window is None and settings.dedup_until == UNTIL_WINDOW:
         raise InvalidOption(
             "a message has a dedup_id, and the queue has no dedup_window. Set one, as by "
-            f"{SET_DEDUP_WINDOW}, or leave the dedup_id out",
+            f"{SET_DEDUP_WINDOW}, or a dedup_until, or leave the dedup_id out",
             advice=[SET_DEDUP_WINDOW],
             option=_DEDUP_ID,
             value=None,
         )
-    return window // MICROSECOND
 
 
 def store_table(
@@ -177,8 +177,17 @@ def pending_of_files(
     store = context.messages
     if not any(ids):
         return PendingPublish(store.files, given, lanes=store.lanes)
-    window = check_dedup(context.settings.dedup_window)
-    return PendingPublish(store.files, given, ids, context.now(), window, lanes=store.lanes)
+    settings = context.settings
+    check_dedup(settings)
+    return PendingPublish(
+        store.files,
+        given,
+        ids,
+        context.now(),
+        None if settings.dedup_window is None else settings.dedup_window // MICROSECOND,
+        ask=None if settings.dedup_until == UNTIL_WINDOW else context.held_ids,
+        lanes=store.lanes,
+    )
 
 
 def publish_pending(

@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple
 from spark_mq.delta.file_info import FileInfos
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import CorruptLog
+from spark_mq.ledger.held_ids import AskHeld, Held
 from spark_mq.ledger.message_index import ORDINAL_BITS, sequence
 
 __all__ = [
@@ -48,7 +49,9 @@ DEDUP_VERSION_APP: Final = "spark_mq.dedup_version"
 ID_BYTES: Final = 16  # of the hash of an id
 _FOLDER: Final = "_dedup"  # Delta's VACUUM leaves folders with an underscore alone.
 _FORMAT: Final = 2
-_ROW_BYTES: Final = 4
+# A block of so many ids leaves out those that no message holds any longer. That needs a look at the
+# ledgers. So one publish in so many has it.
+ASK_IDS: Final = 256
 _ORDINALS: Final = (1 << ORDINAL_BITS) - 1
 
 
@@ -73,7 +76,12 @@ class BlockRef:
     name: int
     count: int
     newest: int  # when its latest id was published, in microseconds since 1970
-    version: int  # of its commit. 0 until that has landed
+    last: int  # the highest sequence of its ids, which is of its commit
+
+    @property
+    def version(self) -> int:
+        """Return the version of its commit, or 0 until that has landed."""
+        return self.last >> ORDINAL_BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +94,8 @@ class IdBlock:
     @classmethod
     def of(cls, name: int, ids: Mapping[bytes, Published], version: int = 0) -> IdBlock:
         newest = max((one.at for one in ids.values()), default=0)
-        return cls(BlockRef(name, len(ids), newest, version), ids)
+        last = max((one.sequence for one in ids.values()), default=sequence(version, 0))
+        return cls(BlockRef(name, len(ids), newest, last), ids)
 
     def landed(self, version: int) -> IdBlock:
         """Return the block with the version of its commit."""
@@ -104,20 +113,27 @@ class IdWindow:
 
     blocks: tuple[IdBlock, ...] = ()
 
-    def duplicates(self, ids: Sequence[bytes | None], since: int) -> dict[int, int]:
-        """Return the positions of ids that come again, or were published after `since`.
+    def duplicates(
+        self, ids: Sequence[bytes | None], since: int, ask: AskHeld | None = None
+    ) -> dict[int, int]:
+        """Return the positions of ids that come again, or count still.
 
-        With each stands the sequence of the message that it met. For one of the same publish that
-        is not known yet, so ``~position`` stands for it.
+        An id counts if it was published after `since`, or if its message holds it by `ask`. With
+        each stands the sequence of the message that it met. For one of the same publish that is not
+        known yet, so ``~position`` stands for it.
         """
+        known = {one: met for one in ids if one is not None and (met := self._find(one))}
+        expired = {met.sequence for met in known.values() if met.at <= since}
+        held = ask(expired).sequences if ask is not None and expired else set[int]()
         found: dict[int, int] = {}
         seen: dict[bytes, int] = {}
         for at, one in enumerate(ids):
             if one is None:
                 continue
             if one not in seen:
-                met = self._find(one)
-                seen[one] = ~at if met is None or met.at <= since else met.sequence
+                met = known.get(one)
+                counts = met is not None and (met.at > since or met.sequence in held)
+                seen[one] = met.sequence if met is not None and counts else ~at
             if seen[one] != ~at:
                 found[at] = seen[one]
         return found
@@ -131,16 +147,33 @@ class IdWindow:
         # The newest block knows the latest publish.
         return next((block.ids[one] for block in self.blocks if one in block.ids), None)
 
-    def with_ids(self, name: int, fresh: Mapping[bytes, int], now: int, since: int) -> IdWindow:
+    def with_ids(
+        self,
+        name: int,
+        fresh: Mapping[bytes, int],
+        now: int,
+        since: int,
+        ask: AskHeld | None = None,
+    ) -> IdWindow:
         """Return the window with a new block, without blocks that end at `since` or before.
 
-        `fresh` has the row of each id in the commit.
+        `fresh` has the row of each id in the commit. With `ask`, what has ended stays until a block
+        is large enough to ask which messages hold their id.
         """
         own = {one: Published(now, row) for one, row in fresh.items()}
-        older = [block for block in self.blocks if block.ref.newest > since]
+        older = [block for block in self.blocks if ask is not None or block.ref.newest > since]
         while older and older[0].ref.count <= len(own):
             taken = older.pop(0).ids
-            own = {one: place for one, place in taken.items() if place.at > since} | own
+            if ask is None:
+                taken = {one: place for one, place in taken.items() if place.at > since}
+            own = {**taken, **own}
+        if ask is not None and len(own) >= ASK_IDS:
+            known = {place.sequence for place in own.values() if place.at <= since}
+            expired = {one for one in known if one > _ORDINALS}
+            held = ask(expired) if expired else Held(-1, expired)
+            ended = expired - held.sequences
+            own = {one: place for one, place in own.items() if place.sequence not in ended}
+            older = [b for b in older if b.ref.newest > since or b.ref.last > held.up_to]
         return IdWindow((IdBlock.of(name, own), *older))
 
     def landed(self, version: int) -> IdWindow:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from spark_mq.delta.actions import AddFile, Change
 from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.delta.tables import KEPT_BY_THE_SWEEP, create_table
-from spark_mq.errors import CorruptLog
+from spark_mq.errors import CorruptLog, TablesDisagree
+from spark_mq.ledger.held_ids import AskHeld, Held
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.id_files import (
@@ -28,6 +30,8 @@ from spark_mq.storage.publishes import PendingPublish, PublishReceipt, check_txn
 from spark_mq.storage.table_cleanup import clean_ids, clean_message_tables, drop_files
 
 __all__ = ["MessageTable"]
+
+_log = logging.getLogger(__name__)
 
 _COMMIT_TIMEOUT_SECONDS: Final = 60.0
 # Fewer commits than this, none of which publishes, are not worth a commit of ``commits/``.
@@ -224,17 +228,34 @@ class _Publish:
         if self._txn is not None:
             check_txn(state.txns.get(self._txn[0]), self._txn, self._after)
         window = self._table.load_ids(state) if pending.ids else NO_IDS
-        duplicates = window.duplicates(pending.ids, pending.since)
+        duplicates = window.duplicates(pending.ids, pending.since, pending.ask)
         files = pending.files(duplicates)
         if not files:
             receipt = PublishReceipt.of_duplicates(duplicates)
             return (self._change(()) if self._txn else None), receipt
         fresh = pending.fresh(duplicates)
         if fresh:  # else only messages without an id are left
-            self._window = window.with_ids(new_name(), fresh, pending.now, pending.since)
+            self._window = window.with_ids(
+                new_name(), fresh, pending.now, pending.since, self._asker()
+            )
         change = self._change(files)
         pending.tried.append((files, duplicates))
         return change, None
+
+    def _asker(self) -> AskHeld | None:
+        """Return what says which older ids to keep: all, if a ledger cannot be read."""
+        ask = self._pending.ask
+        if ask is None:
+            return None
+
+        def ask_or_keep(sequences: Collection[int]) -> Held:
+            try:
+                return ask(sequences)
+            except (CorruptLog, TablesDisagree) as error:
+                _log.debug("no ids of %s were forgotten: %s", self._table.path, error)
+                return Held(-1, set(sequences))
+
+        return ask_or_keep
 
     def _change(self, files: Sequence[WrittenFile]) -> Change:
         """Return the commit that publishes files. It syncs the new ids before."""

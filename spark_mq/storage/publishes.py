@@ -9,13 +9,14 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import overload
+from typing import Final, overload
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import DuplicatePublish, ProducerFenced
+from spark_mq.ledger.held_ids import AskHeld
 from spark_mq.ledger.intervals import SequenceRange
 from spark_mq.ledger.message_index import sequence
 from spark_mq.parquet.writer import WrittenFile, discard_files, write_file
@@ -33,6 +34,9 @@ __all__ = [
 ]
 
 
+_NEVER: Final = 2**63 - 1  # nothing was published since
+
+
 def hashed_ids(ids: pa.ChunkedArray) -> list[bytes | None]:
     """Return a hash of 128 bits for each id. Null stays None."""
     return [
@@ -45,7 +49,7 @@ class PendingPublish:
     """Messages to publish, in tables or in files that are written already.
 
     With `ids`, one hash or None for each message, each id is published once within `window`
-    microseconds before `now`.
+    microseconds before `now`, and as long as a message holds it by `ask`.
     """
 
     def __init__(
@@ -54,13 +58,15 @@ class PendingPublish:
         given: Sequence[pa.Table | WrittenFile],
         ids: Sequence[bytes | None] = (),
         now: int = 0,
-        window: int = 0,
+        window: int | None = None,
         *,
+        ask: AskHeld | None = None,
         lanes: int = 0,
     ) -> None:
         self.ids = ids
         self.now = now
-        self.since = now - window
+        self.since = _NEVER if window is None else now - window
+        self.ask = ask
         # The files of each commit that was tried, and the duplicates that they leave out, as
         # ``IdWindow.duplicates`` returns them.
         self.tried: list[tuple[list[WrittenFile], Mapping[int, int]]] = []

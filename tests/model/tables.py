@@ -89,7 +89,7 @@ class MemoryMessages(MessageTable):
                     return PublishReceipt.of_files(version, files, duplicates)
             if txn is not None:
                 check_txn(self.last_number(txn[0]), txn, after)
-            duplicates = self._ids.duplicates(pending.ids, pending.since)
+            duplicates = self._ids.duplicates(pending.ids, pending.since, pending.ask)
             written = pending.files(duplicates)
             if not written:
                 receipt = PublishReceipt.of_duplicates(duplicates)
@@ -98,7 +98,9 @@ class MemoryMessages(MessageTable):
                 receipt = self._publish(written, duplicates)
                 fresh = pending.fresh(duplicates)
                 if fresh:
-                    window = self._ids.with_ids(new_name(), fresh, pending.now, pending.since)
+                    window = self._ids.with_ids(
+                        new_name(), fresh, pending.now, pending.since, pending.ask
+                    )
                     self._ids = window.landed(self.held_index.version)
                 pending.landed = written
             if txn is not None:
