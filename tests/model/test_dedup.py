@@ -54,13 +54,16 @@ class State:
     publishers: tuple[Publisher, ...] = tuple(Publisher() for _ in CALLS)
 
     def key(self) -> Any:
-        """Equal for states with the same future: names of blocks, and files of the dead, do not
-        count.
+        """Equal for states with the same future: names of blocks, sequences, and files of the dead,
+        do not count.
         """
         blocks = window_in(self.head, self.files).blocks
-        known = tuple(tuple(sorted(block.ids.items())) for block in blocks)
+        known = tuple(
+            tuple(sorted((one, place.at) for one, place in block.ids.items())) for block in blocks
+        )
+        log = tuple(sorted((one, place.at) for one, place in self.log))
         procs = tuple((p.step, p.began, p.read == self.head, p.duplicates) for p in self.publishers)
-        return known, tuple(sorted(self.log)), self.now, self.crashes, procs
+        return known, log, self.now, self.crashes, procs
 
 
 def ids_in(files: Files) -> tuple[IdFiles, ObjectStore]:
