@@ -257,7 +257,8 @@ def _of_first_call(
             if met in found or met not in first.sequences:
                 duplicates[at] = met
             found.add(met)
-    fresh = table.filter(pa.array([at not in duplicates for at in range(table.num_rows)]))
+    left = [at not in duplicates for at in range(table.num_rows)]
+    fresh = table.filter(pa.array(left, pa.bool_()))
     if fresh.num_rows != len(first.sequences):
         return first  # other messages, or their ids have expired
     return first.sorted_by(sort_by_slot(fresh, messages.lanes).places).with_duplicates(duplicates)
