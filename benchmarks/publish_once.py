@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from spark_mq import Message, Queue
-from spark_mq.storage.id_files import block_path
+from spark_mq.storage.id_files import block_path, head_of
 
 MESSAGES = 20_000
 SINGLES = 300
@@ -135,7 +135,7 @@ def window(folder: Path, ids: int) -> None:
     fresh.publish(Message("x", dedup_id="first of a process"))
     opened = time.perf_counter() - started
     store = fresh._context.messages
-    blocks = store.ids.load(store.log.state.txns["spark_mq.dedup"]).blocks
+    blocks = store.ids.load(head_of(store.log.state.txns)).blocks
     stored = sum(len(store.files.read(block_path(block.ref.name))) for block in blocks)
     medians = {name: statistics.median(took) * 1e3 for name, took in times.items()}
     print(

@@ -73,8 +73,8 @@ class Message:
     expires_at
         No worker leases the message from then on. As `deliver_at`. Default: never.
     dedup_id
-        Any text. A second message with it, within the queue's ``dedup_window``, is not published.
-        Default: none.
+        Any text. A second message with it, within the queue's ``dedup_window`` or as its
+        ``dedup_until`` says, is not published. Default: none.
     priority
         0 to 9. A higher priority is leased first. Default: 0.
 

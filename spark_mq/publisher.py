@@ -90,6 +90,14 @@ class PendingMessage:
             raise error
         return self._batch.sequences.result().sequence_of(self._at)
 
+    def duplicate_of(self, timeout: float | None = None) -> int | None:
+        """Return the sequence of the message that a repeated dedup id met, or None for a new one.
+
+        Waits and raises as :meth:`result`.
+        """
+        self.result(timeout)
+        return self._batch.sequences.result().duplicate_of.get(self._at)
+
     def add_done_callback(self, callback: Callable[[PendingMessage], object]) -> None:
         """Call a function with this object once the message is durable or has failed.
 
@@ -189,7 +197,7 @@ class BufferedPublisher:
         self._process.check()
         row = with_own_context(to_row(message, "the message", self._context.now))
         if "dedup_id" in row:
-            check_dedup(self._context.settings.dedup_window)
+            check_dedup(self._context.settings)
         size = len(row["value"])
         if len(row) > 1:
             texts = [row.get("key") or "", *chain(*(row.get("headers") or ()))]

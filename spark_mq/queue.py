@@ -263,7 +263,8 @@ class Queue(QueueViews):
         -------
         PublishReceipt
             The version of ``messages/`` and the sequences. ``duplicates`` are the positions of
-            messages whose ``dedup_id`` was published within the ``dedup_window``.
+            messages whose ``dedup_id`` counts, by the ``dedup_window`` and ``dedup_until``, and
+            ``duplicate_of`` has the sequences of the messages that they met.
 
         Raises
         ------

@@ -32,6 +32,7 @@ class _Format:
     envelope: bool = False
     key_field: str | None = None
     id_field: str | None = None
+    dedup_field: str | None = None
     priority: int = 0
 
 
@@ -46,11 +47,15 @@ def publish(
     envelope: Annotated[
         bool,
         option(
-            "Lines are objects: value, key, headers, message_id, priority, as peek prints them."
+            "Lines are objects: value, key, headers, message_id, priority, as peek prints them. "
+            "They may have a dedup_id."
         ),
     ] = False,
     key_field: Annotated[str | None, option("The field of the object that is the key.")] = None,
     id_field: Annotated[str | None, option("The field of the object that is the id.")] = None,
+    dedup_field: Annotated[
+        str | None, option("The field of the object that is the dedup id.")
+    ] = None,
     priority: Annotated[
         int,
         option("A higher one is leased first. That of an envelope comes before it.", min=0, max=9),
@@ -65,10 +70,11 @@ def publish(
     Blank lines are left out. Up to 10,000 lines are one commit. With --producer-id a call that was
     killed can be repeated with the same input, because it continues after the last line published.
     """
-    lines = _Format(raw, envelope, key_field, id_field, priority)
-    if raw and (envelope or key_field or id_field):
+    lines = _Format(raw, envelope, key_field, id_field, dedup_field, priority)
+    if raw and (envelope or key_field or id_field or dedup_field):
         raise InvalidOption(
-            "--raw lines have no fields: leave out --envelope, --key-field and --id-field",
+            "--raw lines have no fields: leave out --envelope, --key-field, --id-field and "
+            "--dedup-field",
             option="--raw",
             value=True,
         )
@@ -77,19 +83,25 @@ def publish(
     else:
         queue = on.queue
     done = 0 if producer_id is None else queue.last_producer_sequence(producer_id) or 0
-    published = 0
+    published = duplicates = 0
     with _inputs(files or ["-"]) as inputs, track("published") as progress:
         try:
             for chunk, at in _chunks(inputs, lines, done):
                 numbered: dict[str, Any] = {}
                 if producer_id is not None:
                     numbered = {"producer_id": producer_id, "producer_sequence": at}
-                queue.publish(chunk, **numbered)
-                published += len(chunk)
+                receipt = queue.publish(chunk, **numbered)
+                published += receipt.published
+                duplicates += len(receipt.duplicates)
                 progress(published)
         except SparkMQError as error:
             raise _stopped(error, published, producer_id) from error
-    return {"queue": queue.path, "published": published, "skipped_lines": done}
+    return {
+        "queue": queue.path,
+        "published": published,
+        "duplicates": duplicates,
+        "skipped_lines": done,
+    }
 
 
 def _stopped(error: SparkMQError, published: int, producer_id: str | None) -> SparkMQError:
@@ -153,12 +165,14 @@ def _message(line: bytes, where: str, lines: _Format) -> Any:
         raise _bad_line(where, "is not JSON: repair it, or give --raw for any text") from None
     if lines.envelope:
         return _from_envelope(data, where, lines.priority)
-    if lines.key_field is None and lines.id_field is None and not lines.priority:
+    fields = (lines.key_field, lines.id_field, lines.dedup_field)
+    if fields == (None, None, None) and not lines.priority:
         return line
     return Message(
         line,
         key=_field(data, lines.key_field, where),
         message_id=_field(data, lines.id_field, where),
+        dedup_id=_field(data, lines.dedup_field, where),
         priority=lines.priority,
     )
 
@@ -176,6 +190,7 @@ def _from_envelope(data: Any, where: str, priority: int) -> Any:
         key=data.get("key"),
         headers=dict(data.get("headers") or {}),
         message_id=data.get("message_id"),
+        dedup_id=data.get("dedup_id"),
         priority=priority if (own := data.get("priority")) is None else own,
     )
 

@@ -151,7 +151,7 @@ def encode(change: Change, commit: Commit, previous_id: str | None) -> bytes:
     actions: list[dict[str, Any]] = [{"commitInfo": info}]
     actions += [
         {"txn": {"appId": app, "version": number, "lastUpdated": now}}
-        for app, number in change.txns
+        for app, number in commit.txns.items()
     ]
     if change.metadata is not None:
         actions.append({"metaData": dict(change.metadata)})

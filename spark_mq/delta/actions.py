@@ -131,6 +131,7 @@ class Change:
     metadata: Mapping[str, Any] | None = None  # the table's new metadata, if it changes
     unsynced: bool = False  # the added files were not synced, so the commit syncs them first
     companions: Sequence[str] = ()  # paths of other files that the commit syncs first
+    version_app: str | None = None  # an app whose transaction gets the commit's version as number
 
 
 @dataclass(slots=True)
@@ -161,7 +162,7 @@ class Commit:
             },
             [replace(f, modified=f.modified or now, data_change=changed) for f in change.adds],
             [RemovedFile(f.path, f.partition, changed) for f in change.removes],
-            dict(change.txns),
+            _txns(version, change),
             None if change.metadata is None else dict(change.metadata),
         )
 
@@ -222,6 +223,11 @@ class Commit:
         if self.has_vectors:
             vectors = ["deletionVectors"]
             check_protocol(path, Protocol(3, 7, vectors, vectors), self.version)
+
+
+def _txns(version: int, change: Change) -> dict[str, int]:
+    own = {} if change.version_app is None else {change.version_app: version}
+    return {**dict(change.txns), **own}
 
 
 def check_protocol(path: str, protocol: Protocol, since: int | None = None) -> None:

@@ -51,6 +51,7 @@ class QueueOptions(TypedDict, total=False):
     delivery_delay: Duration | None
     message_ttl: Duration | None
     dedup_window: Duration | None
+    dedup_until: str
     group_expiry: Duration | None
 
 

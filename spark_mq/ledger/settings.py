@@ -20,9 +20,19 @@ from spark_mq.util.setting_fields import Rate, Settings, documented, setting, se
 from spark_mq.util.show import show_duration
 from spark_mq.util.validation import invalid, suggest
 
-__all__ = ["ITSELF", "GroupSettings", "QueueSettings", "new_settings"]
+__all__ = [
+    "ITSELF",
+    "UNTIL_LEASED",
+    "UNTIL_SETTLED",
+    "UNTIL_WINDOW",
+    "GroupSettings",
+    "QueueSettings",
+    "new_settings",
+]
 
 ITSELF: Final = "."  # the ``dead_letter_path`` of a dead-letter queue
+UNTIL_WINDOW, UNTIL_SETTLED, UNTIL_LEASED = "window", "settled", "leased"
+"""How long a message holds its dedup id."""
 
 
 @documented
@@ -276,7 +286,14 @@ class QueueSettings(Settings):
     dedup_window: timedelta | None = setting(
         kinds.Duration(),
         None,
-        "How long a `dedup_id` counts after its publish. With None, a message with one is refused.",
+        "How long a `dedup_id` counts after its publish. With None, and without a `dedup_until`, a "
+        "message with one is refused.",
+    )
+    dedup_until: str = setting(
+        kinds.Choice((UNTIL_WINDOW, UNTIL_SETTLED, UNTIL_LEASED)),
+        UNTIL_WINDOW,
+        'How long a `dedup_id` counts at least. "settled" is until all groups have settled its '
+        'message, "leased" until the first group has leased it, "window" for the `dedup_window`.',
     )
     group_expiry: timedelta | None = setting(
         kinds.Duration(), None, "How long a group without a commit holds back the trim, or None."

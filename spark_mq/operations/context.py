@@ -6,13 +6,14 @@ import logging
 import re
 import threading
 import uuid
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import CorruptLog, GroupNotFound, SparkMQError, TablesDisagree
 from spark_mq.ledger.commands import KNOWN, Command, Needs, View
+from spark_mq.ledger.held_ids import Held, held_ids
 from spark_mq.ledger.log_fingerprints import agreed_up_to
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.owner_commands import Create, StartPosition
@@ -131,9 +132,20 @@ class QueueContext:
         """Return the clock's time in microseconds."""
         return to_micros(self.clock())
 
-    def horizon(self) -> int:
+    def horizon(self, *, refresh: bool = True) -> int:
         """Return the trim horizon. An older ``leases/`` may not know it, but ``messages/`` does."""
-        return max(_read_horizon(self.ledgers), self.messages.trimmed)
+        return max(_read_horizon(self.ledgers, refresh=refresh), self.messages.trimmed)
+
+    def held_ids(self, sequences: Collection[int]) -> Held:
+        """Return which messages hold their dedup id. Looks once at ``leases/``."""
+        groups, until = self.groups(), self.settings.dedup_until
+        horizon, reach = self.horizon(refresh=False), max(sequences)
+        found = []
+        for group in groups:
+            ledger = self.ledgers.read(group.name, refresh=False).ledger
+            if ledger is not None:
+                found.append((ledger, group.index_for(ledger, reach)))
+        return held_ids(found, sequences, horizon=horizon, now=self.now(), until=until)
 
     def group(
         self, name: str, start: StartPosition = "earliest", *, create: bool = True
@@ -413,9 +425,9 @@ class GroupLedger:
             raise tables_disagree(messages.path, reason)
 
 
-def _read_horizon(ledgers: LedgerTable) -> int:
+def _read_horizon(ledgers: LedgerTable, *, refresh: bool = True) -> int:
     """Return the trim horizon: messages up to it may be gone. -1 before the first trim."""
-    ledger = ledgers.read(HORIZON).ledger
+    ledger = ledgers.read(HORIZON, refresh=refresh).ledger
     return -1 if ledger is None else ledger.head.start_sequence
 
 

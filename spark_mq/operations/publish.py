@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 import pyarrow as pa
@@ -23,8 +23,10 @@ from spark_mq.errors import (
     StorageError,
     TablesDisagree,
 )
+from spark_mq.ledger.settings import UNTIL_WINDOW, QueueSettings
 from spark_mq.message import check_time, to_publish
 from spark_mq.operations.context import QueueContext
+from spark_mq.parquet.lease_columns import sort_by_slot
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.message_table import MessageTable
@@ -157,17 +159,16 @@ def report_files(context: QueueContext, messages: int, publish: Callable[[], obj
 _DEDUP_ID: Final = "dedup_id"
 
 
-def check_dedup(window: timedelta | None) -> int:
-    """Return the ``dedup_window`` of a queue in microseconds, or raise InvalidOption."""
-    if window is None:
+def check_dedup(settings: QueueSettings) -> None:
+    """Raise InvalidOption if a queue accepts no dedup ids."""
+    if settings.dedup_window is None and settings.dedup_until == UNTIL_WINDOW:
         raise InvalidOption(
             "a message has a dedup_id, and the queue has no dedup_window. Set one, as by "
-            f"{SET_DEDUP_WINDOW}, or leave the dedup_id out",
+            f"{SET_DEDUP_WINDOW}, or a dedup_until, or leave the dedup_id out",
             advice=[SET_DEDUP_WINDOW],
             option=_DEDUP_ID,
             value=None,
         )
-    return window // MICROSECOND
 
 
 def store_table(
@@ -195,8 +196,17 @@ def pending_of_files(
     store = context.messages
     if not any(ids):
         return PendingPublish(store.files, given, lanes=store.lanes)
-    window = check_dedup(context.settings.dedup_window)
-    return PendingPublish(store.files, given, ids, context.now(), window, lanes=store.lanes)
+    settings = context.settings
+    check_dedup(settings)
+    return PendingPublish(
+        store.files,
+        given,
+        ids,
+        context.now(),
+        None if settings.dedup_window is None else settings.dedup_window // MICROSECOND,
+        ask=None if settings.dedup_until == UNTIL_WINDOW else context.held_ids,
+        lanes=store.lanes,
+    )
 
 
 def publish_pending(
@@ -249,10 +259,29 @@ def publish_messages(
         # Only the latest number has a receipt: older ones need a look at the whole log.
         first = None
         if txn is not None and error.data["last_sequence"] == txn[1]:
-            first = context.messages.receipt(*txn)
+            first = _of_first_call(context, table, context.messages.receipt(*txn))
         if on_duplicate == "skip":
             return replace(first or PublishReceipt(None, range(0)), duplicate=True)
         raise DuplicatePublish(str(error), **{**error.data, "receipt": first}) from None
+
+
+def _of_first_call(
+    context: QueueContext, table: pa.Table, first: PublishReceipt | None
+) -> PublishReceipt | None:
+    """Return the receipt of a commit with the positions of its messages, if they are the same."""
+    if first is None:
+        return None
+    messages, duplicates, found = context.messages, dict[int, int](), set[int]()
+    if _DEDUP_ID in table.schema.names:
+        for at, met in messages.known_ids(hashed_ids(table[_DEDUP_ID])).items():
+            if met in found or met not in first.sequences:
+                duplicates[at] = met
+            found.add(met)
+    left = [at not in duplicates for at in range(table.num_rows)]
+    fresh = table.filter(pa.array(left, pa.bool_()))
+    if fresh.num_rows != len(first.sequences):
+        return first  # other messages, or their ids have expired
+    return first.sorted_by(sort_by_slot(fresh, messages.lanes).places).with_duplicates(duplicates)
 
 
 def _publish_txn(

@@ -51,7 +51,7 @@ def check_dataframe(schema: StructType, overwrite: bool, options: WriteOptions) 
         )
     check_publishable({f.name: f.dataType.simpleString() for f in schema})
     if "dedup_id" in schema.names:
-        check_dedup(options.open().settings.dedup_window)
+        check_dedup(options.open().settings)
 
 
 def write_files(

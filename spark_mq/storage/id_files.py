@@ -4,39 +4,69 @@ Each commit with ids has a block of them, and names it by the number of a txn. S
 ids conflict, and the second one is computed again. That makes the check and the publish one commit.
 The file of a block names the blocks before it. A block also takes over those of them that are no
 larger, without expired ids. So there are few blocks, and each id is written a few times only.
+
+A block is written before its commit, whose version is not known yet. So its own ids have their rows
+only. A second txn has the version, and the blocks after it write it down.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
+import struct
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any, Final, NamedTuple
 
 from spark_mq.delta.file_info import FileInfos
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import CorruptLog
+from spark_mq.ledger.held_ids import AskHeld, Held
+from spark_mq.ledger.message_index import ORDINAL_BITS, sequence
 
 __all__ = [
     "DEDUP_APP",
+    "DEDUP_VERSION_APP",
     "NO_IDS",
     "BlockRef",
+    "Head",
     "IdBlock",
     "IdFiles",
     "IdWindow",
+    "Published",
     "block_path",
+    "head_of",
     "new_name",
 ]
 
 # The txn of each commit with ids. Its number is the name of the newest block.
 DEDUP_APP: Final = "spark_mq.dedup"
+# The txn whose number is the version of that commit.
+DEDUP_VERSION_APP: Final = "spark_mq.dedup_version"
 ID_BYTES: Final = 16  # of the hash of an id
 _FOLDER: Final = "_dedup"  # Delta's VACUUM leaves folders with an underscore alone.
-_FORMAT: Final = 1
+_FORMAT: Final = 2
+# A block of so many ids leaves out those that no message holds any longer. That needs a look at the
+# ledgers. So one publish in so many has it.
+ASK_IDS: Final = 256
+_ORDINALS: Final = (1 << ORDINAL_BITS) - 1
+
+
+class Published(NamedTuple):
+    """Where and when an id was published."""
+
+    at: int  # in microseconds since 1970
+    sequence: int  # of version 0 until the version of its commit is known
+
+
+class Head(NamedTuple):
+    """The newest block, and the version of the commit that names it."""
+
+    name: int
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +76,12 @@ class BlockRef:
     name: int
     count: int
     newest: int  # when its latest id was published, in microseconds since 1970
+    last: int  # the highest sequence of its ids, which is of its commit
+
+    @property
+    def version(self) -> int:
+        """Return the version of its commit, or 0 until that has landed."""
+        return self.last >> ORDINAL_BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +89,22 @@ class IdBlock:
     """The ids that one commit has written down."""
 
     ref: BlockRef
-    ids: Mapping[bytes, int]  # when each id was published, in microseconds since 1970
+    ids: Mapping[bytes, Published]
 
     @classmethod
-    def of(cls, name: int, ids: Mapping[bytes, int]) -> IdBlock:
-        return cls(BlockRef(name, len(ids), max(ids.values(), default=0)), ids)
+    def of(cls, name: int, ids: Mapping[bytes, Published], version: int = 0) -> IdBlock:
+        newest = max((one.at for one in ids.values()), default=0)
+        last = max((one.sequence for one in ids.values()), default=sequence(version, 0))
+        return cls(BlockRef(name, len(ids), newest, last), ids)
+
+    def landed(self, version: int) -> IdBlock:
+        """Return the block with the version of its commit."""
+        own = sequence(version, 0)
+        ids = {
+            one: place if place.sequence > _ORDINALS else Published(place.at, own + place.sequence)
+            for one, place in self.ids.items()
+        }
+        return IdBlock.of(self.ref.name, ids, version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,33 +113,72 @@ class IdWindow:
 
     blocks: tuple[IdBlock, ...] = ()
 
-    def duplicates(self, ids: Sequence[bytes | None], since: int) -> tuple[int, ...]:
-        """Return the positions of ids that come again, or were published after `since`."""
-        found: list[int] = []
-        seen: set[bytes] = set()
+    def duplicates(
+        self, ids: Sequence[bytes | None], since: int, ask: AskHeld | None = None
+    ) -> dict[int, int]:
+        """Return the positions of ids that come again, or count still.
+
+        An id counts if it was published after `since`, or if its message holds it by `ask`. With
+        each stands the sequence of the message that it met. For one of the same publish that is not
+        known yet, so ``~position`` stands for it.
+        """
+        known = {one: met for one in ids if one is not None and (met := self._find(one))}
+        expired = {met.sequence for met in known.values() if met.at <= since}
+        held = ask(expired).sequences if ask is not None and expired else set[int]()
+        found: dict[int, int] = {}
+        seen: dict[bytes, int] = {}
         for at, one in enumerate(ids):
             if one is None:
                 continue
-            if one in seen or self._has(one, since):
-                found.append(at)
-            seen.add(one)
-        return tuple(found)
+            if one not in seen:
+                met = known.get(one)
+                counts = met is not None and (met.at > since or met.sequence in held)
+                seen[one] = met.sequence if met is not None and counts else ~at
+            if seen[one] != ~at:
+                found[at] = seen[one]
+        return found
 
-    def _has(self, one: bytes, since: int) -> bool:
-        for block in self.blocks:
-            published = block.ids.get(one)
-            if published is not None:
-                return published > since  # The newest block knows the latest time.
-        return False
+    def latest(self, ids: Sequence[bytes | None]) -> dict[int, int]:
+        """Return the latest sequence of each known id by position, also of expired ones."""
+        places = {at: self._find(one) for at, one in enumerate(ids) if one is not None}
+        return {at: place.sequence for at, place in places.items() if place is not None}
 
-    def with_ids(self, name: int, fresh: Iterable[bytes], now: int, since: int) -> IdWindow:
-        """Return the window with a new block, without blocks that end at `since` or before."""
-        own = dict.fromkeys(fresh, now)
-        older = [block for block in self.blocks if block.ref.newest > since]
+    def _find(self, one: bytes) -> Published | None:
+        # The newest block knows the latest publish.
+        return next((block.ids[one] for block in self.blocks if one in block.ids), None)
+
+    def with_ids(
+        self,
+        name: int,
+        fresh: Mapping[bytes, int],
+        now: int,
+        since: int,
+        ask: AskHeld | None = None,
+    ) -> IdWindow:
+        """Return the window with a new block, without blocks that end at `since` or before.
+
+        `fresh` has the row of each id in the commit. With `ask`, what has ended stays until a block
+        is large enough to ask which messages hold their id.
+        """
+        own = {one: Published(now, row) for one, row in fresh.items()}
+        older = [block for block in self.blocks if ask is not None or block.ref.newest > since]
         while older and older[0].ref.count <= len(own):
             taken = older.pop(0).ids
-            own = {one: at for one, at in taken.items() if at > since} | own
+            if ask is None:
+                taken = {one: place for one, place in taken.items() if place.at > since}
+            own = {**taken, **own}
+        if ask is not None and len(own) >= ASK_IDS:
+            known = {place.sequence for place in own.values() if place.at <= since}
+            expired = {one for one in known if one > _ORDINALS}
+            held = ask(expired) if expired else Held(-1, expired)
+            ended = expired - held.sequences
+            own = {one: place for one, place in own.items() if place.sequence not in ended}
+            older = [b for b in older if b.ref.newest > since or b.ref.last > held.up_to]
         return IdWindow((IdBlock.of(name, own), *older))
+
+    def landed(self, version: int) -> IdWindow:
+        """Return the window with the version of the commit that names its newest block."""
+        return IdWindow((self.blocks[0].landed(version), *self.blocks[1:]))
 
 
 NO_IDS: Final = IdWindow()
@@ -101,6 +187,12 @@ NO_IDS: Final = IdWindow()
 def block_path(name: int) -> str:
     """Return the path of a block's file, relative to ``messages/``."""
     return f"{_FOLDER}/{name:016x}.ids"
+
+
+def head_of(txns: Mapping[str, int]) -> Head | None:
+    """Return the newest block as the txns of ``messages/`` name it, or None without one."""
+    name = txns.get(DEDUP_APP)
+    return None if name is None else Head(name, txns[DEDUP_VERSION_APP])
 
 
 def new_name() -> int:
@@ -115,17 +207,19 @@ class IdFiles:
         self._files = files
         self._lock = threading.Lock()
         self._blocks: dict[int, IdBlock] = {}
-        self._head: int | None = None
+        self._head: Head | None = None
 
-    def load(self, head: int | None) -> IdWindow:
+    def load(self, head: Head | None) -> IdWindow:
         """Return the newest block's window, or none. Raise FileNotFoundError or CorruptLog."""
         if head is None:
             return NO_IDS
         with self._lock:
             known = self._blocks
             if self._head != head:
-                block, older = self._read(head)
-                found = [known.get(ref.name) or self._read(ref.name)[0] for ref in older]
+                block, older = self._read(*head)
+                found = [
+                    known.get(ref.name) or self._read(ref.name, ref.version)[0] for ref in older
+                ]
                 known = {one.ref.name: one for one in (block, *found)}
                 self._blocks, self._head = known, head
             return IdWindow(tuple(known.values()))
@@ -136,11 +230,12 @@ class IdFiles:
         self._files.write(path, _encoded(window), sync=False)
         return path
 
-    def landed(self, window: IdWindow) -> None:
+    def landed(self, window: IdWindow, version: int) -> None:
         """Keep the window of an own commit."""
+        window = window.landed(version)
         with self._lock:
             self._blocks = {block.ref.name: block for block in window.blocks}
-            self._head = window.blocks[0].ref.name
+            self._head = Head(window.blocks[0].ref.name, version)
 
     def delete(self, window: IdWindow) -> None:
         """Delete the newest block's file after its commit lost a race."""
@@ -149,17 +244,18 @@ class IdFiles:
     def listed(self) -> FileInfos:
         return self._files.list(_FOLDER)
 
-    def named(self, head: int | None) -> set[str]:
+    def named(self, head: Head | None) -> set[str]:
         """Return the paths of the blocks that the newest one names, with its own."""
         return {block_path(block.ref.name) for block in self.load(head).blocks}
 
-    def _read(self, name: int) -> tuple[IdBlock, list[BlockRef]]:
+    def _read(self, name: int, version: int) -> tuple[IdBlock, list[BlockRef]]:
         path = block_path(name)
         data = self._files.read(path)
         if not data:  # Its owner has given the ids up.
-            return IdBlock.of(name, {}), []
+            return IdBlock.of(name, {}, version), []
         try:
-            return _decoded(name, data)
+            block, older = _decoded(name, data)
+            return block.landed(version), older
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptLog(
                 f"{self._files.root}/{path} cannot be read: {error}. Restore it from a backup. "
@@ -171,29 +267,39 @@ class IdFiles:
 
 def _encoded(window: IdWindow) -> bytes:
     block, *older = window.blocks
-    by_time: list[bytes] = sorted(block.ids, key=lambda one: block.ids[one])
-    ids = b"".join(by_time)
+    listed = sorted((*_commit_of(place), place.sequence, one) for one, place in block.ids.items())
+    rows = struct.pack(f"<{len(listed)}I", *(place & _ORDINALS for _, _, place, _ in listed))
+    body = b"".join(one for *_, one in listed) + rows
+    commits = Counter(map(_commit_of, block.ids.values()))
     header = {
         "format": _FORMAT,
-        "older": [[one.ref.name, one.ref.count, one.ref.newest] for one in older],
-        "times": sorted(Counter(block.ids.values()).items()),
-        "crc": zlib.crc32(ids),
+        "older": [astuple(one.ref) for one in older],
+        "commits": [(*commit, count) for commit, count in sorted(commits.items())],
+        "crc": zlib.crc32(body),
     }
-    return json.dumps(header, separators=(",", ":")).encode() + b"\n" + ids
+    return json.dumps(header, separators=(",", ":")).encode() + b"\n" + body
+
+
+def _commit_of(place: Published) -> tuple[int, int]:
+    """Return the version and the time of a publish."""
+    return place.sequence >> ORDINAL_BITS, place.at
 
 
 def _decoded(name: int, data: bytes) -> tuple[IdBlock, list[BlockRef]]:
     start = data.index(b"\n") + 1
     header: Mapping[str, Any] = json.loads(data[:start])
-    ids = data[start:]
+    body = data[start:]
     if header["format"] != _FORMAT:
         raise ValueError(f"format {header['format']!r}, not {_FORMAT}")
-    if zlib.crc32(ids) != header["crc"]:
+    if zlib.crc32(body) != header["crc"]:
         raise ValueError("its bytes have changed")
-    found: dict[bytes, int] = {}
-    at = 0
-    for time, count in header["times"]:
-        end = at + count * ID_BYTES
-        found.update((ids[one : one + ID_BYTES], time) for one in range(at, end, ID_BYTES))
-        at = end
+    total = sum(count for _, _, count in header["commits"])
+    rows = struct.unpack(f"<{total}I", body[total * ID_BYTES :])
+    found: dict[bytes, Published] = {}
+    first = 0
+    for version, time, count in header["commits"]:
+        for at in range(first, first + count):
+            one = body[at * ID_BYTES : (at + 1) * ID_BYTES]
+            found[one] = Published(time, sequence(version, rows[at]))
+        first += count
     return IdBlock.of(name, found), [BlockRef(*ref) for ref in header["older"]]

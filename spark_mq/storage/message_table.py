@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from spark_mq.delta.actions import AddFile, Change
 from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.delta.tables import KEPT_BY_THE_SWEEP, create_table
-from spark_mq.errors import CorruptLog
+from spark_mq.errors import CorruptLog, TablesDisagree
+from spark_mq.ledger.held_ids import AskHeld, Held
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile
-from spark_mq.storage.id_files import DEDUP_APP, NO_IDS, IdWindow, block_path, new_name
+from spark_mq.storage.id_files import (
+    DEDUP_APP,
+    DEDUP_VERSION_APP,
+    NO_IDS,
+    IdWindow,
+    block_path,
+    head_of,
+    new_name,
+)
 from spark_mq.storage.log_recovery import LogPlan, plan_recovery
 from spark_mq.storage.message_log import MessageLog
 from spark_mq.storage.publishes import PendingPublish, PublishReceipt, check_txn, fence_of
 from spark_mq.storage.table_cleanup import clean_ids, clean_message_tables, drop_files
 
 __all__ = ["MessageTable"]
+
+_log = logging.getLogger(__name__)
 
 _COMMIT_TIMEOUT_SECONDS: Final = 60.0
 # Fewer commits than this, none of which publishes, are not worth a commit of ``commits/``.
@@ -115,6 +127,31 @@ class MessageTable(MessageLog):
         with wrap_store_errors(self.path, "fencing a publish to"):
             return self.log.transact(compute)[1]
 
+    def load_ids(self, state: TableState) -> IdWindow:
+        """Return the window of a state, or a later one if that is gone."""
+        head = head_of(state.txns)
+        try:
+            return self.ids.load(head)
+        except FileNotFoundError:
+            # A later publish may have taken the block over. The commit is then a conflict.
+            latest = head_of(self.log.refresh().txns)
+        try:
+            return self.ids.load(latest)
+        except FileNotFoundError as error:
+            path = f"{self.path}/{block_path(latest.name if latest else 0)}"
+            raise CorruptLog(
+                f"the dedup ids of the last publishes cannot be read: {path}, or a file that it "
+                f"names, is missing ({error}). Restore it from a backup. Without one, put an empty "
+                f"file in its place: the ids are then forgotten",
+                path=self.path,
+                version=None,
+            ) from error
+
+    def known_ids(self, ids: Sequence[bytes | None]) -> dict[int, int]:
+        """Return the latest sequence of each known id by position. Some may have expired."""
+        with wrap_store_errors(self.path, "reading"):
+            return self.load_ids(self.log.refresh()).latest(ids)
+
     def clean_ids(self) -> int:
         """Delete the files of ids that no publish needs. Return their number."""
         with wrap_store_errors(self.path, "cleaning"):
@@ -206,7 +243,7 @@ class _Publish:
         files, duplicates = pending.tried[-1]
         pending.landed = files
         if self._window is not None:
-            table.ids.landed(self._window)
+            table.ids.landed(self._window, version)
         return PublishReceipt.of_files(version, files, duplicates)
 
     def _compute(self, state: TableState) -> tuple[Change | None, PublishReceipt | None]:
@@ -219,18 +256,35 @@ class _Publish:
             self._check(state)
         if self._txn is not None:
             check_txn(state.txns.get(self._txn[0]), self._txn, self._after)
-        window = self._load(state) if pending.ids else NO_IDS
-        duplicates = window.duplicates(pending.ids, pending.since)
+        window = self._table.load_ids(state) if pending.ids else NO_IDS
+        duplicates = window.duplicates(pending.ids, pending.since, pending.ask)
         files = pending.files(duplicates)
         if not files:
-            receipt = PublishReceipt(None, range(0), True, duplicates)
+            receipt = PublishReceipt.of_duplicates(duplicates)
             return (self._change(()) if self._txn else None), receipt
         fresh = pending.fresh(duplicates)
         if fresh:  # else only messages without an id are left
-            self._window = window.with_ids(new_name(), fresh, pending.now, pending.since)
+            self._window = window.with_ids(
+                new_name(), fresh, pending.now, pending.since, self._asker()
+            )
         change = self._change(files)
         pending.tried.append((files, duplicates))
         return change, None
+
+    def _asker(self) -> AskHeld | None:
+        """Return what says which older ids to keep: all, if a ledger cannot be read."""
+        ask = self._pending.ask
+        if ask is None:
+            return None
+
+        def ask_or_keep(sequences: Collection[int]) -> Held:
+            try:
+                return ask(sequences)
+            except (CorruptLog, TablesDisagree) as error:
+                _log.debug("no ids of %s were forgotten: %s", self._table.path, error)
+                return Held(-1, set(sequences))
+
+        return ask_or_keep
 
     def _change(self, files: Sequence[WrittenFile]) -> Change:
         """Return the commit that publishes files. It syncs the new ids before."""
@@ -245,27 +299,8 @@ class _Publish:
             txns=txns,
             unsynced=not all(file.synced for file in files),
             companions=companions,
+            version_app=None if self._window is None else DEDUP_VERSION_APP,
         )
-
-    def _load(self, state: TableState) -> IdWindow:
-        """Return the window of a state, or a later one if that is gone."""
-        table, head = self._table, state.txns.get(DEDUP_APP)
-        try:
-            return table.ids.load(head)
-        except FileNotFoundError:
-            # A later publish may have taken the block over. The commit is then a conflict.
-            latest = table.log.refresh().txns.get(DEDUP_APP)
-        try:
-            return table.ids.load(latest)
-        except FileNotFoundError as error:
-            path = f"{table.path}/{block_path(latest or 0)}"
-            raise CorruptLog(
-                f"the dedup ids of the last publishes cannot be read: {path}, or a file that it "
-                f"names, is missing ({error}). Restore it from a backup. Without one, put an empty "
-                f"file in its place: the ids are then forgotten",
-                path=table.path,
-                version=None,
-            ) from error
 
     def _landed(self) -> PublishReceipt | None:
         """Return the receipt of an earlier try that has landed."""

@@ -6,16 +6,17 @@ Some messages may have dedup ids, and some of these may be duplicates.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import overload
+from typing import Final, overload
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import DuplicatePublish, ProducerFenced
+from spark_mq.ledger.held_ids import AskHeld
 from spark_mq.ledger.intervals import SequenceRange
 from spark_mq.ledger.message_index import sequence
 from spark_mq.parquet.writer import WrittenFile, discard_files, write_file
@@ -33,6 +34,9 @@ __all__ = [
 ]
 
 
+_NEVER: Final = 2**63 - 1  # nothing was published since
+
+
 def hashed_ids(ids: pa.ChunkedArray) -> list[bytes | None]:
     """Return a hash of 128 bits for each id. Null stays None."""
     return [
@@ -45,7 +49,7 @@ class PendingPublish:
     """Messages to publish, in tables or in files that are written already.
 
     With `ids`, one hash or None for each message, each id is published once within `window`
-    microseconds before `now`.
+    microseconds before `now`, and as long as a message holds it by `ask`.
     """
 
     def __init__(
@@ -54,18 +58,21 @@ class PendingPublish:
         given: Sequence[pa.Table | WrittenFile],
         ids: Sequence[bytes | None] = (),
         now: int = 0,
-        window: int = 0,
+        window: int | None = None,
         *,
+        ask: AskHeld | None = None,
         lanes: int = 0,
     ) -> None:
         self.ids = ids
         self.now = now
-        self.since = now - window
-        # The files of each commit that was tried, and the duplicates that they leave out.
-        self.tried: list[tuple[list[WrittenFile], tuple[int, ...]]] = []
+        self.since = _NEVER if window is None else now - window
+        self.ask = ask
+        # The files of each commit that was tried, and the duplicates that they leave out, as
+        # ``IdWindow.duplicates`` returns them.
+        self.tried: list[tuple[list[WrittenFile], Mapping[int, int]]] = []
         self.landed: Sequence[WrittenFile] = ()  # the files that the commit published
         self._store, self._given, self._lanes = store, given, lanes
-        self._last: tuple[tuple[int, ...], list[WrittenFile]] | None = None
+        self._last: tuple[set[int], list[WrittenFile]] | None = None
         # Given files stay after an error, unless their duplicates are written again.
         self._written = [one for one in given if ids and isinstance(one, WrittenFile)]
 
@@ -74,16 +81,20 @@ class PendingPublish:
         """Return the number of messages, with duplicates."""
         return sum(map(_count, self._given))
 
-    def files(self, duplicates: tuple[int, ...] = ()) -> list[WrittenFile]:
+    def files(self, duplicates: Collection[int] = ()) -> list[WrittenFile]:
         """Return the files of all messages but the duplicates. They are written when asked for."""
-        if self._last is None or self._last[0] != duplicates:
-            self._last = (duplicates, list(self._make(set(duplicates))))
+        left_out = set(duplicates)
+        if self._last is None or self._last[0] != left_out:
+            self._last = (left_out, list(self._make(left_out)))
         return self._last[1]
 
-    def fresh(self, duplicates: tuple[int, ...]) -> list[bytes]:
-        """Return the ids of all messages but the duplicates."""
-        left_out = set(duplicates)
-        return [one for at, one in enumerate(self.ids) if one is not None and at not in left_out]
+    def fresh(self, duplicates: Collection[int]) -> dict[bytes, int]:
+        """Return the id of each message but the duplicates, with its row in the commit."""
+        if not self.ids:
+            return {}
+        left = (one for at, one in enumerate(self.ids) if at not in duplicates)
+        rows = _rows(self.files(duplicates))
+        return {one: row for one, row in zip(left, rows, strict=True) if one is not None}
 
     def discard(self, keep: Sequence[WrittenFile] = ()) -> None:
         """Delete the files that no commit will ever name."""
@@ -113,6 +124,15 @@ class PendingPublish:
             return pq.ParquetFile(source).read(use_threads=False)
 
 
+def _rows(files: Iterable[WrittenFile]) -> Iterator[int]:
+    """Yield the row in the commit of each given message."""
+    first = 0
+    for file in files:
+        places = range(file.rows) if file.places is None else file.places.to_pylist()
+        yield from (first + place for place in places)
+        first += file.rows
+
+
 def _count(one: pa.Table | WrittenFile) -> int:
     return int(one.rows if isinstance(one, WrittenFile) else one.num_rows)
 
@@ -136,23 +156,44 @@ class PublishReceipt:
     duplicate: bool = False
     duplicates: tuple[int, ...] = ()
     """Positions of the given messages that had been published before. They have no sequence."""
+    duplicate_of: Mapping[int, int] = field(default_factory=dict, hash=False)
+    """The sequence of the message that each of the ``duplicates`` met, by position."""
 
     @classmethod
-    def of_commit(cls, version: int, rows: int, duplicates: tuple[int, ...] = ()) -> PublishReceipt:
+    def of_commit(cls, version: int, rows: int) -> PublishReceipt:
         """Return the receipt of a commit that published `rows` messages."""
-        sequences = range(sequence(version, 0), sequence(version, rows))
-        return cls(version, sequences, duplicates=duplicates)
+        return cls(version, range(sequence(version, 0), sequence(version, rows)))
 
     @classmethod
     def of_files(
-        cls, version: int, files: Sequence[WrittenFile], duplicates: tuple[int, ...] = ()
+        cls, version: int, files: Sequence[WrittenFile], duplicates: Mapping[int, int]
     ) -> PublishReceipt:
-        """Return the receipt of files, for one file in the order in which its messages came."""
-        receipt = cls.of_commit(version, sum(file.rows for file in files), duplicates)
+        """Return the receipt of files, for one file in the order in which its messages came.
+
+        `duplicates` are as :meth:`IdWindow.duplicates` returns them.
+        """
+        receipt = cls.of_commit(version, sum(file.rows for file in files))
         places = files[0].places if len(files) == 1 else None
+        return receipt.sorted_by(places).with_duplicates(duplicates)
+
+    @classmethod
+    def of_duplicates(cls, duplicates: Mapping[int, int]) -> PublishReceipt:
+        """Return the receipt of a publish of duplicates only."""
+        return cls(None, range(0), duplicate=True).with_duplicates(duplicates)
+
+    def sorted_by(self, places: pa.Array | None) -> PublishReceipt:
+        """Return the receipt with sorted messages. `places` has the row of each, or None."""
         if places is None:
-            return receipt
-        return replace(receipt, sequences=PermutedSequences(receipt.sequences[0], places))
+            return self
+        return replace(self, sequences=PermutedSequences(self.sequences[0], places))
+
+    def with_duplicates(self, duplicates: Mapping[int, int]) -> PublishReceipt:
+        """Return the receipt with what :meth:`IdWindow.duplicates` returns."""
+        if not duplicates:
+            return self
+        found = replace(self, duplicates=tuple(duplicates))
+        met = {at: one if one >= 0 else found._fresh(~one) for at, one in duplicates.items()}
+        return replace(found, duplicate_of=met)
 
     @property
     def published(self) -> int:
@@ -165,6 +206,9 @@ class PublishReceipt:
         if self.duplicates[before : before + 1] == (position,):
             return None
         return self.sequences[position - before]
+
+    def _fresh(self, position: int) -> int:
+        return self.sequences[position - bisect_left(self.duplicates, position)]
 
     def __post_init__(self) -> None:
         if isinstance(self.sequences, range):

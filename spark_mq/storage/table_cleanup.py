@@ -15,7 +15,7 @@ from spark_mq.delta.state import TableState
 from spark_mq.delta.tables import checkpoint_if_due, write_checkpoint
 from spark_mq.ledger.data_files import FileList
 from spark_mq.storage.commits_table import CommitsTable
-from spark_mq.storage.id_files import DEDUP_APP, IdFiles
+from spark_mq.storage.id_files import DEDUP_APP, IdFiles, head_of
 
 __all__ = [
     "TRIMMED",
@@ -56,7 +56,7 @@ def clean_ids(log: DeltaLog, ids: IdFiles) -> int:
     """Delete the files of ids that no publish needs. Return their number."""
     stale = {info.path for info in ids.listed() if is_stale(log.store, info)}
     # The look comes after the listing, because a commit may have landed meanwhile.
-    head = log.refresh().txns.get(DEDUP_APP) if stale else None
+    head = head_of(log.refresh().txns) if stale else None
     if head is None:
         return 0
     return delete_orphans(log, stale - ids.named(head), _conflict_with_ids)

@@ -274,7 +274,7 @@ def test_lines_are_published_from_files_and_stdin(run: Run, tmp_path: Path) -> N
     (tmp_path / "lines.jsonl").write_text('{"id": "1", "n": 1}\n\n{"id": "2"}\n')
     done = run("publish", "-q", path, "--create", "--key-field", "id", "lines.jsonl", "-",
                stdin='{"id": 3}', SPARK_MQ_OUTPUT="json")  # fmt: skip
-    assert done.row == {"queue": str(path), "published": 3, "skipped_lines": 0}
+    assert done.row == {"queue": str(path), "published": 3, "duplicates": 0, "skipped_lines": 0}
     queue = Queue.open(path)
     found = [(one.key, one.value) for one in queue.peek()]
     assert found == [("1", b'{"id": "1", "n": 1}'), ("2", b'{"id": "2"}'), ("3", b'{"id": 3}')]
@@ -741,6 +741,24 @@ def test_a_missing_extra_is_named_in_one_line() -> None:
     done = run_program(program)
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "pip install 'spark-mq[cli]'" in done.err
+
+
+def test_lines_have_dedup_ids_in_a_field_or_an_envelope(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "q"
+    run("queue", "create", path, "--set", "dedup_until=settled")
+    lines = '{"job": "a"}\n{"job": 2}\n{"job": null}\n{"job": "a"}\n'
+    done = run("publish", "-q", path, "--dedup-field", "job", "-o", "json", stdin=lines)
+    assert (done.row["published"], done.row["duplicates"]) == (3, 1)
+    again = '{"value": "x", "dedup_id": "2"}\n{"value": "y", "dedup_id": "b"}\n'
+    done = run("publish", "-q", path, "--envelope", "-o", "json", stdin=again)
+    assert (done.row["published"], done.row["duplicates"]) == (1, 1)
+    assert [one.value for one in Queue.open(path).peek()][-1] == b"y"
+    refused = run("publish", "-q", path, "--raw", "--dedup-field", "job", stdin="x", expect=2)
+    assert "--dedup-field" in refused.err
+    plain = tmp_path / "plain"
+    run("queue", "create", plain)
+    refused = run("publish", "-q", plain, "--dedup-field", "job", stdin=lines, expect=2)
+    assert "dedup_until" in refused.err
 
 
 def keyed(run: Run, path: Path) -> Queue:

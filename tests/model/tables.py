@@ -89,16 +89,19 @@ class MemoryMessages(MessageTable):
                     return PublishReceipt.of_files(version, files, duplicates)
             if txn is not None:
                 check_txn(self.last_number(txn[0]), txn, after)
-            duplicates = self._ids.duplicates(pending.ids, pending.since)
+            duplicates = self._ids.duplicates(pending.ids, pending.since, pending.ask)
             written = pending.files(duplicates)
             if not written:
-                receipt = PublishReceipt(None, range(0), True, duplicates)
+                receipt = PublishReceipt.of_duplicates(duplicates)
             else:
                 pending.tried.append((written, duplicates))
                 receipt = self._publish(written, duplicates)
                 fresh = pending.fresh(duplicates)
                 if fresh:
-                    self._ids = self._ids.with_ids(new_name(), fresh, pending.now, pending.since)
+                    window = self._ids.with_ids(
+                        new_name(), fresh, pending.now, pending.since, pending.ask
+                    )
+                    self._ids = window.landed(self.held_index.version)
                 pending.landed = written
             if txn is not None:
                 self.numbers[txn[0]] = (txn[1], receipt)
@@ -106,7 +109,7 @@ class MemoryMessages(MessageTable):
         return receipt
 
     def _publish(
-        self, written: Sequence[WrittenFile], duplicates: tuple[int, ...]
+        self, written: Sequence[WrittenFile], duplicates: Mapping[int, int]
     ) -> PublishReceipt:
         # An interrupted publish may have added a file and not the version.
         last = max(self.held_index.version, self.held_index.last_sequence >> ORDINAL_BITS)
@@ -120,6 +123,9 @@ class MemoryMessages(MessageTable):
         self.held_index.extend(files, version)
         self.active.update(file.path for file in files)
         return PublishReceipt.of_files(version, written, duplicates)
+
+    def known_ids(self, ids: Sequence[bytes | None]) -> dict[int, int]:
+        return self._ids.latest(ids)
 
     def clean_ids(self) -> int:
         return 0

@@ -14,7 +14,8 @@ from support.handles import memory_store
 from support.rule_variants import gets, instead, then
 
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.storage.id_files import IdBlock, IdFiles, IdWindow, block_path
+from spark_mq.ledger.message_index import ORDINAL_BITS, sequence
+from spark_mq.storage.id_files import Head, IdBlock, IdFiles, IdWindow, Published, block_path
 
 from .explorer import Violation
 from .mutants import Mutant
@@ -36,30 +37,33 @@ class Publisher:
 
     step: str = IDLE
     began: int = 0
-    read: int | None = None
+    read: Head | None = None
     window: IdWindow | None = None
     duplicates: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class State:
-    head: int | None = None
+    head: Head | None = None
     files: Files = ()
-    log: tuple[tuple[bytes, int], ...] = ()
-    """Each id that was published, and when."""
+    log: tuple[tuple[bytes, Published], ...] = ()
+    """Each id that was published, when, and with which sequence."""
     now: int = 10
     names: int = 0
     crashes: int = 0
     publishers: tuple[Publisher, ...] = tuple(Publisher() for _ in CALLS)
 
     def key(self) -> Any:
-        """Equal for states with the same future: names of blocks, and files of the dead, do not
-        count.
+        """Equal for states with the same future: names of blocks, sequences, and files of the dead,
+        do not count.
         """
         blocks = window_in(self.head, self.files).blocks
-        known = tuple(tuple(sorted(block.ids.items())) for block in blocks)
+        known = tuple(
+            tuple(sorted((one, place.at) for one, place in block.ids.items())) for block in blocks
+        )
+        log = tuple(sorted((one, place.at) for one, place in self.log))
         procs = tuple((p.step, p.began, p.read == self.head, p.duplicates) for p in self.publishers)
-        return known, tuple(sorted(self.log)), self.now, self.crashes, procs
+        return known, log, self.now, self.crashes, procs
 
 
 def ids_in(files: Files) -> tuple[IdFiles, ObjectStore]:
@@ -71,7 +75,7 @@ def ids_in(files: Files) -> tuple[IdFiles, ObjectStore]:
 
 
 @functools.cache
-def window_in(head: int | None, files: Files) -> IdWindow:
+def window_in(head: Head | None, files: Files) -> IdWindow:
     return ids_in(files)[0].load(head)
 
 
@@ -82,15 +86,17 @@ def step(state: State, who: int) -> State:
         window = window_in(state.head, state.files)
         began = own.began or state.now
         duplicates = window.duplicates(call, began - WINDOW)
-        for at in duplicates:
-            recent = [t for one, t in state.log if one == call[at] and t > began - WINDOW]
-            if not recent and call[at] not in call[:at]:
-                raise Violation(f"{call[at]!r} counts as a duplicate, and was not published")
+        for at, met in duplicates.items():
+            there = [place for one, place in state.log if one == call[at]]
+            recent = [place.sequence for place in there if place.at > began - WINDOW]
+            if met not in recent and (recent or met != ~call.index(call[at])):
+                raise Violation(f"{call[at]!r} counts as a duplicate of {met}, not of {recent}")
         done = len(duplicates) == len(call)
-        own = Publisher(DONE if done else CHECKED, began, state.head, window, duplicates)
+        own = Publisher(DONE if done else CHECKED, began, state.head, window, tuple(duplicates))
     elif own.step == CHECKED:
         assert own.window is not None
-        fresh = [one for at, one in enumerate(call) if at not in own.duplicates]
+        left = [one for at, one in enumerate(call) if at not in own.duplicates]
+        fresh = {one: row for row, one in enumerate(left)}
         window = own.window.with_ids(state.names + 1, fresh, own.began, own.began - WINDOW)
         files, store = ids_in(state.files)
         files.write(window)
@@ -102,14 +108,17 @@ def step(state: State, who: int) -> State:
     else:
         fresh = [one for at, one in enumerate(call) if at not in own.duplicates]
         for at, one in enumerate(fresh):
-            before = [t for other, t in state.log if other == one and t > state.now - WINDOW]
+            oldest = state.now - WINDOW
+            before = [place for other, place in state.log if other == one and place.at > oldest]
             if before or one in fresh[:at]:
                 raise Violation(f"{one!r} is published twice within its window")
         assert own.window is not None
+        version = len({place.sequence >> ORDINAL_BITS for _, place in state.log}) + 1
+        places = [Published(own.began, sequence(version, row)) for row in range(len(fresh))]
         state = replace(
             state,
-            head=own.window.blocks[0].ref.name,
-            log=(*state.log, *((one, own.began) for one in fresh)),
+            head=Head(own.window.blocks[0].ref.name, version),
+            log=(*state.log, *zip(fresh, places, strict=True)),
         )
         own = Publisher(DONE)
     return with_publisher(state, who, own)
@@ -152,6 +161,7 @@ def next_states(state: State) -> Iterator[tuple[str, State]]:
 
 def explore() -> int:
     """Looks at every state. Raises Violation."""
+    window_in.cache_clear()  # a mutant reads files differently
     first = State()
     seen, todo = {first.key()}, [first]
     while todo:
@@ -175,7 +185,7 @@ def test_no_interleaving_publishes_an_id_twice_or_loses_one() -> None:
     assert explore() > 1_000
 
 
-def with_newest(window: IdWindow, ids: Mapping[bytes, int]) -> IdWindow:
+def with_newest(window: IdWindow, ids: Mapping[bytes, Published]) -> IdWindow:
     """The window with other ids in its newest block."""
     newest, *older = window.blocks
     return IdWindow((IdBlock.of(newest.ref.name, ids), *older))
@@ -183,25 +193,32 @@ def with_newest(window: IdWindow, ids: Mapping[bytes, int]) -> IdWindow:
 
 MUTANTS = [
     Mutant("an id of the same call is a duplicate", "", "IdWindow.duplicates",
-           instead(lambda right, a: tuple(
-               at for at, one in enumerate(a.ids) if right(a.self, [one], a.since)))),
+           instead(lambda right, a: {
+               at: met for at, one in enumerate(a.ids)
+               for met in right(a.self, [one], a.since).values()})),
+    Mutant("a duplicate is one of the message of its id", "", "IdWindow.duplicates",
+           then(lambda found, a: {at: met + 1 for at, met in found.items()})),
+    Mutant("a row is one of the commit of its block", "", "IdBlock.landed",
+           gets(version=lambda a: a.version + 1)),
     Mutant("an id that was published is a duplicate", "", "IdWindow.duplicates",
            gets(self=IdWindow())),
     Mutant("an id counts until its window ends", "", "IdWindow.duplicates",
            gets(since=lambda a: a.since + 1)),
     Mutant("and no longer", "", "IdWindow.duplicates", gets(since=0)),
     Mutant("a block takes over what it replaces", "", "IdWindow.with_ids",
-           then(lambda window, a: with_newest(window, dict.fromkeys(a.fresh, a.now)))),
+           then(lambda window, a: with_newest(window, {
+               one: Published(a.now, row) for one, row in a.fresh.items()}))),
     Mutant("it takes over what has not expired", "", "IdWindow.with_ids",
            then(lambda window, a: with_newest(window, {
-               one: at for one, at in window.blocks[0].ids.items() if at > a.since + 1}))),
+               one: place for one, place in window.blocks[0].ids.items()
+               if place.at > a.since + 1}))),
     Mutant("larger blocks stay", "", "IdWindow.with_ids",
            then(lambda window, a: IdWindow(window.blocks[:1]))),
     Mutant("a block stays until its newest id has expired", "", "IdWindow.with_ids",
            gets(self=lambda a: IdWindow(tuple(
                block for block in a.self.blocks if block.ref.newest > a.since + 1)))),
     Mutant("a sweep keeps every block that the newest one names", "", "IdFiles.named",
-           then(lambda paths, a: {block_path(a.head)})),
+           then(lambda paths, a: {block_path(a.head.name)})),
 ]  # fmt: skip
 
 

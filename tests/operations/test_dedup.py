@@ -39,6 +39,10 @@ def published(queue: Queue) -> list[str]:
     return [value.decode() for table in tables for value in table["value"].to_pylist()]
 
 
+def by_sequence(queue: Queue) -> dict[int, str]:
+    return {one.sequence: one.text for one in lease(queue, 1_000).messages}
+
+
 def make_old(queue: Queue) -> None:
     """Let the files of ids seem years old, as a clock that steps does."""
     for path in id_paths(queue):
@@ -58,11 +62,12 @@ def test_a_second_publish_of_an_id_publishes_nothing_and_says_so(queue: Queue) -
     second = again(queue).publish([message("a", "3"), message("b", "4")])
     assert (second.duplicate, second.duplicates) == (True, (0, 1))
     assert (second.version, list(second.sequences)) == (None, [])
+    assert second.duplicate_of == {0: first.sequences[0], 1: first.sequences[1]}
     assert published(queue) == ["1", "2"]
 
 
 def test_only_the_duplicates_of_a_publish_are_left_out(queue: Queue) -> None:
-    queue.publish(message("a"))
+    a = queue.publish(message("a")).sequences[0]
     batch = ["no id", message("a"), message("b"), message("c"), message("b"), "no id"]
     receipt = queue.publish(batch)
     assert (receipt.duplicate, receipt.duplicates) == (False, (1, 4))
@@ -70,6 +75,7 @@ def test_only_the_duplicates_of_a_publish_are_left_out(queue: Queue) -> None:
     places = [receipt.sequence_of(at) for at in range(6)]
     first = receipt.sequences[0]
     assert places == [first, None, first + 1, first + 2, None, first + 3]
+    assert receipt.duplicate_of == {1: a, 4: first + 1}
     assert lease(queue, 10).messages[1].sequence == first
 
 
@@ -130,12 +136,13 @@ def test_it_works_with_the_numbers_of_a_producer(queue: Queue) -> None:
 
 @pytest.mark.parametrize("producer", [None, "p"])
 def test_a_publisher_leaves_duplicates_out(queue: Queue, producer: str | None) -> None:
-    queue.publish(message("a"))
+    a = queue.publish(message("a")).sequences[0]
     with queue.publisher(linger="1d", producer_id=producer) as publisher:
         pending = [publisher.publish(message(one)) for one in ("b", "a", "c")]
         publisher.flush()
         only = publisher.publish(message("a"))
     assert [one.result() is None for one in [*pending, only]] == [False, True, False, True]
+    assert [one.duplicate_of() for one in [*pending, only]] == [None, a, None, a]
     assert lease(queue, 10).messages[1].sequence == pending[0].result()
     assert published(queue) == ["value of a", "value of b", "value of c"]
     assert publisher.last_number == (4 if producer else None)
@@ -159,6 +166,7 @@ def test_a_rival_that_comes_between_check_and_commit_is_seen(
     on_commit(monkeypatch, "messages", before=race)
     receipt = queue.publish([message("a"), message("b")])
     assert receipt.duplicates == (0,)
+    assert by_sequence(queue)[receipt.duplicate_of[0]] == "rival"
     assert sorted(published(queue)).count("rival") == 1
     assert "value of a" not in published(queue)
     assert receipt.sequence_of(1) == receipt.sequences[0]
@@ -228,6 +236,61 @@ def test_a_publisher_names_the_sequence_of_each_message_also_in_lanes(delta_queu
     assert list(found.values()) != list(sent), "they were sorted"
 
 
+@pytest.mark.parametrize("lanes", [0, 8])
+def test_a_duplicate_names_the_message_that_it_met(make: Make, lanes: int) -> None:
+    """Blocks of ids take each other over, files are sorted by lane, others publish meanwhile."""
+    queue, rival = make(dedup_window="1h", lanes=lanes), None
+    for n in range(9):
+        queue.publish(f"plain {n}")
+        ids = [f"{n}-{at}" for at in range(n % 4 + 1)]
+        queue.publish([Message(one, key=one, dedup_id=one) for one in ids])
+        rival = again(queue)
+        rival.publish([Message(f"own {n}", key=f"own {n}"), message(f"own {n}", f"own {n}")])
+    found = by_sequence(queue)
+    wanted = [value for value in found.values() if "-" in value]
+    for handle in (queue, rival, again(queue)):
+        assert handle is not None
+        receipt = handle.publish([message(one) for one in wanted])
+        assert receipt.duplicate
+        assert [found[receipt.duplicate_of[at]] for at in range(len(wanted))] == wanted
+
+
+def test_a_commit_that_lands_later_than_its_version_was_known_names_its_messages(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A publish without ids comes first and takes the next version. The ids are written then."""
+    queue = delta_queue(dedup_window="1h")
+    rival = again(queue)
+    on_commit(monkeypatch, "messages", before=lambda: rival.publish("plain"))
+    receipt = queue.publish(message("a"))
+    for handle in (queue, rival, again(queue)):
+        assert handle.publish(message("a")).duplicate_of == {0: receipt.sequences[0]}
+    assert by_sequence(queue)[receipt.sequences[0]] == "value of a"
+
+
+@pytest.mark.parametrize("lanes", [0, 8])
+@pytest.mark.parametrize("numbered", [False, True])
+def test_a_publish_whose_reply_was_lost_names_its_messages_when_it_is_repeated(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch, lanes: int, numbered: bool
+) -> None:
+    queue = delta_queue(dedup_window="1h", lanes=lanes)
+    old = queue.publish(Message("old", dedup_id="old")).sequences[0]
+    values = ["a", "b", "old", "c", "a", "d", "e"]
+    batch = [Message(value, key=f"key of {value}", dedup_id=value) for value in values]
+    number: dict[str, Any] = {"producer_id": "p", "producer_sequence": 1} if numbered else {}
+    skip = {"on_duplicate": "skip"} if numbered else {}
+    on_publish(monkeypatch, queue, once(fail=KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        queue.publish(batch, **number)
+    receipt = again(queue).publish(batch, **number, **skip)
+    assert receipt.duplicate
+    found = by_sequence(queue)
+    places = [receipt.duplicate_of.get(at, receipt.sequence_of(at)) for at in range(len(batch))]
+    assert [found[place] for place in places if place is not None] == values
+    assert places[2] == old
+    assert receipt.duplicates == ((2, 4) if numbered else tuple(range(len(batch))))
+
+
 def test_a_crash_before_the_commit_leaves_the_id_free(
     delta_queue: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,7 +331,7 @@ def test_the_files_of_ids_are_bounded(delta_queue: Make, clock: ManualClock) -> 
         clock.advance(1)
         queue.publish(message(str(n)))
     head = messages_of(queue).ids.load(  # type: ignore[attr-defined]
-        messages_of(queue).log.state.txns[id_files.DEDUP_APP]  # type: ignore[attr-defined]
+        id_files.head_of(messages_of(queue).log.state.txns)  # type: ignore[attr-defined]
     )
     assert sum(block.ref.count for block in head.blocks) <= 2 * 100 + 1
     assert len(head.blocks) <= 8
@@ -323,7 +386,7 @@ def test_a_damaged_file_is_named_and_an_empty_one_gives_its_ids_up(
     queue.publish(message("c"))
     queue.publish("no id")
     ids, state = messages_of(queue).ids, messages_of(queue).log.state  # type: ignore[attr-defined]
-    blocks = ids.load(state.txns[id_files.DEDUP_APP]).blocks
+    blocks = ids.load(id_files.head_of(state.txns)).blocks
     (new, old) = [
         Path(queue.path, "messages", id_files.block_path(block.ref.name)) for block in blocks
     ]

@@ -18,6 +18,7 @@ PLACES = {
     "archive_file_bytes": "storage.archive_table.LARGE_FILE_BYTES",
     "archive_seconds": "storage.archive_table.KEEP_SECONDS",
     "archive_versions": "storage.archive_table.KEEP_VERSIONS",
+    "ask_ids": "storage.id_files.ASK_IDS",
     "check_seconds": "operations.committer.CHECK_SECONDS",
     "checkpoint_interval": "delta.log.CHECKPOINT_INTERVAL",
     "commit_seconds": "storage.optimistic_commit.TIMEOUT_SECONDS",

@@ -1,0 +1,346 @@
+"""Ids that count until their message is settled or leased, not only for a window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from support.byte_store import ByteStore
+from support.handles import again, lease, on_commit, once
+from support.limits import Limits
+from support.tables import messages_of, on_publish
+
+from spark_mq import Message, PublishReceipt, Queue
+from spark_mq.errors import CorruptLog, InvalidOption
+from spark_mq.storage.id_files import IdWindow, head_of
+from spark_mq.testing import ManualClock
+
+Make = Callable[..., Queue]
+
+
+@pytest.fixture
+def queue(make: Make) -> Queue:
+    return make(dedup_until="settled", retention="0s")
+
+
+def publish(queue: Queue, *ids: str, **options: Any) -> PublishReceipt:
+    return queue.publish([Message(f"value of {one}", dedup_id=one, **options) for one in ids])
+
+
+def holds(queue: Queue, one: str = "a") -> bool:
+    """Publish the id, and return whether the receipt names another message."""
+    receipt = publish(again(queue), one)
+    assert len(receipt.duplicate_of) == receipt.duplicate
+    return receipt.duplicate
+
+
+def window_of(queue: Queue) -> IdWindow:
+    messages = messages_of(queue)
+    return messages.ids.load(head_of(messages.log.refresh().txns))
+
+
+# -- until it is settled
+
+
+@pytest.mark.parametrize("state", ["ready", "delayed", "leased", "nacked", "expired lease"])
+def test_an_id_counts_while_its_message_is_not_settled(
+    queue: Queue, clock: ManualClock, state: str
+) -> None:
+    queue.group().ensure()
+    first = publish(queue, "a", deliver_at="1h" if state == "delayed" else None)
+    clock.advance("1d" if state == "ready" else 0)
+    if state in ("leased", "nacked", "expired lease"):
+        held = lease(queue)
+        if state == "nacked":
+            held.nack()
+        elif state == "expired lease":
+            clock.advance("5m")
+    receipt = publish(again(queue), "a", "b")
+    assert receipt.duplicate_of == {0: first.sequences[0]}
+    assert receipt.published == 1
+
+
+def test_an_id_is_free_once_its_message_is_settled(queue: Queue) -> None:
+    for _ in range(3):
+        assert not holds(queue)
+        assert holds(queue)
+        lease(queue).ack()
+
+
+@pytest.mark.parametrize("end", ["rejected", "routed", "discarded", "expired", "skipped"])
+def test_an_id_is_free_once_its_message_is_not_delivered_any_more(
+    queue: Queue, clock: ManualClock, end: str
+) -> None:
+    group = queue.group().ensure()
+    first = publish(queue, "a", expires_at="1h" if end == "expired" else None)
+    if end in ("rejected", "routed"):
+        lease(queue).reject()
+        if end == "routed":
+            queue.sweep()
+    elif end == "discarded":
+        group.discard(first.sequences[0])
+    elif end == "expired":
+        clock.advance("2h")
+    else:
+        group.seek("latest")
+    assert not holds(queue)
+
+
+def test_a_message_that_blocks_its_group_keeps_its_id_until_the_owner_decides(
+    queue: Queue,
+) -> None:
+    group = queue.group().ensure()
+    group.configure(on_max_deliveries="block", max_delivery_attempts=1, breaker_threshold=None)
+    publish(queue, "a")
+    lease(queue).nack()
+    assert group.stats().blocked == 1
+    assert holds(queue)
+    group.unblock("drop")
+    assert not holds(queue)
+
+
+def test_all_groups_must_have_settled_it(queue: Queue) -> None:
+    for name in ("default", "other"):
+        queue.group(name).ensure()
+    publish(queue, "a")
+    lease(queue).ack()
+    assert holds(queue)
+    lease(queue, group="other").ack()
+    assert not holds(queue)
+
+
+def test_a_group_that_is_dropped_holds_no_id(queue: Queue) -> None:
+    for name in ("default", "other"):
+        queue.group(name).ensure()
+    publish(queue, "a")
+    lease(queue).ack()
+    queue.drop_group("other")
+    assert not holds(queue)
+
+
+def test_without_a_group_an_id_counts_until_its_message_is_dropped(queue: Queue) -> None:
+    publish(queue, "a")
+    assert holds(queue)
+    queue.purge(queue.name)
+    assert not holds(queue)
+
+
+def test_a_window_counts_beside_it(make: Make, clock: ManualClock) -> None:
+    """So a publish that is repeated after its message was settled finds it."""
+    queue = make(dedup_until="settled", dedup_window="1h")
+    queue.group().ensure()
+    publish(queue, "a")
+    lease(queue).ack()
+    assert holds(queue)
+    publish(queue, "b")
+    clock.advance("2h")
+    assert not holds(queue)
+    assert holds(queue, "b")
+
+
+def test_tables_and_publishers_obey_too(queue: Queue) -> None:
+    queue.group().ensure()
+    first = queue.publish(pa.table({"value": ["x"], "dedup_id": ["a"]})).sequences[0]
+    assert queue.publish(pa.table({"value": ["y"], "dedup_id": ["a"]})).duplicate_of == {0: first}
+    with queue.publisher() as publisher:
+        pending = publisher.publish(Message("z", dedup_id="a"))
+    assert (pending.result(), pending.duplicate_of()) == (None, first)
+    lease(queue).ack()
+    with queue.publisher() as publisher:
+        pending = publisher.publish(Message("z", dedup_id="a"))
+    assert pending.result() == lease(queue).messages[0].sequence
+
+
+def test_a_seek_back_makes_ids_count_again_unless_they_were_published_since(make: Make) -> None:
+    queue = make(dedup_until="settled")
+    group = queue.group().ensure()
+    publish(queue, "a", "b")
+    lease(queue).ack()
+    second = publish(queue, "a").sequences[0]
+    group.seek("earliest")
+    receipt = publish(queue, "a", "b")
+    assert receipt.duplicate_of[0] == second
+    assert len(lease(queue, 10).messages) == 3 + receipt.published
+
+
+# -- until it is leased
+
+
+def test_until_leased_an_id_is_free_while_its_message_is_processed(make: Make) -> None:
+    queue = make(dedup_until="leased")
+    queue.group().ensure()
+    publish(queue, "a")
+    assert holds(queue)
+    held = lease(queue)
+    assert not holds(queue)
+    held.ack()
+    assert holds(queue), "the second one was not leased yet"
+
+
+def test_a_message_that_failed_was_leased(make: Make) -> None:
+    queue = make(dedup_until="leased")
+    queue.group().ensure()
+    publish(queue, "a")
+    lease(queue).nack(delay="1h")
+    assert not holds(queue)
+
+
+def test_a_lease_that_was_released_is_none(make: Make) -> None:
+    queue = make(dedup_until="leased")
+    queue.group().ensure()
+    publish(queue, "a")
+    lease(queue).release()
+    assert holds(queue)
+
+
+def test_the_first_group_that_leases_a_message_frees_its_id(make: Make) -> None:
+    """The work of that group may have read what the second message is about to change."""
+    queue = make(dedup_until="leased")
+    for name in ("default", "other"):
+        queue.group(name).ensure()
+    publish(queue, "a")
+    lease(queue, group="other")
+    assert not holds(queue)
+
+
+# -- races and crashes
+
+
+def test_a_rival_between_the_look_and_the_commit_is_met(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = delta_queue(dedup_until="settled")
+    queue.group().ensure()
+    publish(queue, "a")
+    lease(queue).ack()
+    rival = again(queue)
+    receipts: list[PublishReceipt] = []
+    on_commit(monkeypatch, "messages", before=lambda: receipts.append(publish(rival, "a")))
+    receipt = publish(queue, "a")
+    assert receipt.duplicate_of == {0: receipts[0].sequences[0]}
+    assert len(lease(queue, 10).messages) == 1
+
+
+def test_a_settle_between_the_look_and_the_commit_changes_nothing(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = delta_queue(dedup_until="settled")
+    queue.group().ensure()
+    publish(queue, "a")
+    on_commit(monkeypatch, "messages", before=lambda: lease(queue).ack())
+    receipt = publish(queue, "a", "b")
+    assert receipt.duplicates == (0,)
+    assert not holds(queue)
+
+
+def test_a_publish_whose_reply_was_lost_is_met_when_it_is_repeated(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = delta_queue(dedup_until="settled")
+    on_publish(monkeypatch, queue, once(fail=KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        publish(queue, "a", "b")
+    receipt = publish(again(queue), "a", "b")
+    assert list(receipt.duplicate_of.values()) == [
+        one.sequence for one in lease(queue, 10).messages
+    ]
+
+
+def test_a_crash_before_the_commit_holds_no_id(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = delta_queue(dedup_until="settled")
+
+    def crash() -> None:
+        raise KeyboardInterrupt
+
+    on_commit(monkeypatch, "messages", before=crash)
+    with pytest.raises(KeyboardInterrupt):
+        publish(queue, "a")
+    assert not holds(queue)
+
+
+# -- what it costs
+
+
+def test_a_publish_that_meets_no_id_reads_no_ledger(
+    delta_queue: Make, byte_store: ByteStore
+) -> None:
+    queue = delta_queue(dedup_until="settled")
+    queue.group().ensure()
+    publish(queue, "a")
+    calls = byte_store.paths("read", "open", "exists", "list", "stat", of="leases")
+    queue.publish("no id")
+    publish(queue, "b")
+    assert calls == []
+    publish(queue, "a")
+    assert calls
+
+
+def test_ids_are_kept_as_long_as_they_are_held_and_no_longer(make: Make, limits: Limits) -> None:
+    limits(ask_ids=8)
+    queue = make(dedup_until="settled")
+    queue.group().ensure()
+    publish(queue, "first")
+    for n in range(60):
+        publish(queue, f"{n}")
+        if n >= 30:
+            lease(queue, 1).ack()  # so 31 messages are left
+    assert 31 <= sum(block.ref.count for block in window_of(queue).blocks) <= 2 * 31 + 8
+    lease(queue, 100).ack()
+    for n in range(16):
+        publish(queue, f"new {n}")
+    assert sum(block.ref.count for block in window_of(queue).blocks) <= 16
+    assert not holds(queue, "first")
+    assert all(holds(queue, f"new {n}") for n in range(16))
+
+
+def test_one_message_that_stays_keeps_only_its_own_id(make: Make, limits: Limits) -> None:
+    limits(ask_ids=8)
+    queue = make(dedup_until="settled")
+    group = queue.group().ensure()
+    group.configure(breaker_threshold=None)
+    publish(queue, "stays", deliver_at="7d")
+    for n in range(60):
+        publish(queue, f"{n}")
+        lease(queue).ack()
+    assert sum(block.ref.count for block in window_of(queue).blocks) <= 20
+    assert holds(queue, "stays")
+
+
+# -- what is refused
+
+
+def test_a_broken_ledger_stops_a_publish_that_meets_an_id_and_no_other(
+    delta_queue: Make, limits: Limits
+) -> None:
+    """Nobody knows whether its message is settled."""
+    limits(ask_ids=1)
+    queue = delta_queue(dedup_until="settled")
+    queue.group().ensure()
+    publish(queue, "a")
+    for path in Path(queue.path, "leases").rglob("*.parquet"):
+        if "_delta_log" not in path.parts:
+            path.write_bytes(b"broken")
+    with pytest.raises(CorruptLog, match="default"):
+        publish(again(queue), "a")
+    assert not publish(again(queue), "b", "c").duplicate
+
+
+def test_another_word_is_refused(make: Make) -> None:
+    with pytest.raises(InvalidOption, match="dedup_until"):
+        make(dedup_until="done")
+
+
+def test_it_can_be_set_later_and_holds_for_known_ids(make: Make, clock: ManualClock) -> None:
+    queue = make(dedup_window="1h")
+    queue.group().ensure()
+    publish(queue, "a")
+    queue.configure(dedup_until="settled", dedup_window=None)
+    clock.advance("2h")
+    assert holds(queue)
+    queue.configure(dedup_until="window", dedup_window="1h")
+    assert not holds(queue)
