@@ -12,9 +12,10 @@ from datetime import timedelta
 from typing import Any, ClassVar, Final, Self
 
 from spark_mq.errors import InvalidOption, UnsupportedTable
+from spark_mq.ledger.key_settings import check_keys, check_lanes
 from spark_mq.ledger.slots import MAX_LANES
 from spark_mq.util import setting_fields as kinds
-from spark_mq.util.advice import CONFIGURE_QUEUE, CREATE_WITH_LANES
+from spark_mq.util.advice import CONFIGURE_QUEUE
 from spark_mq.util.clock import MICROSECOND
 from spark_mq.util.setting_fields import Rate, Settings, documented, setting, settings_of
 from spark_mq.util.show import show_duration
@@ -178,26 +179,12 @@ class GroupSettings(Settings):
     owner: ClassVar[str] = "a group"
 
     def check_order(self, lanes: int) -> None:
-        """Raise InvalidOption if settings of keys need lanes, and the queue has none."""
-        options = {"order": self.order, "max_in_flight_per_key": self.max_in_flight_per_key}
-        for name, value in options.items() if not lanes else ():
-            if value not in ("none", None):
-                raise InvalidOption(
-                    f"{name}={value!r} needs lanes: the queue has none. {CREATE_WITH_LANES} and "
-                    "publish the messages there.",
-                    advice=[CREATE_WITH_LANES],
-                    option=name,
-                    value=value,
-                )
+        """Raise InvalidOption if a setting needs lanes, and the queue has none."""
+        check_lanes(lanes, self.order, self.max_in_flight_per_key)
 
     def check_keys(self) -> None:
         """Raise InvalidOption if settings of keys do not go together."""
-        limit = self.max_in_flight_per_key
-        if self.weights is not None and self.order != "fair":
-            raise invalid("weights", dict(self.weights), "needs order='fair': set it too, or None")
-        if limit is not None and self.order == "key":
-            why = "does not go with order='key', where one lease at a time has a key: use None"
-            raise invalid("max_in_flight_per_key", limit, why)
+        check_keys(self.order, self.max_in_flight_per_key, self.weights)
 
     def delay(self, failures: int, jitter: float = 0.0) -> int:
         """Return the delay after a nack, which `failures` includes, in microseconds.
@@ -362,22 +349,16 @@ class QueueSettings(Settings):
         after = Settings.changed(self, **given)
         delay, ttl = after.delivery_delay, after.message_ttl
         if delay is not None and ttl is not None and ttl <= delay:
-            raise InvalidOption(
-                f"message_ttl={show_duration(ttl)!r} ends before "
-                f"delivery_delay={show_duration(delay)!r}: every message would expire unread. Use "
-                "a longer message_ttl.",
-                option="message_ttl",
-                value=given.get("message_ttl", ttl),
-            )
+            why = f"ends before delivery_delay={show_duration(delay)!r}, so every message would "
+            why += "expire unread: use a longer message_ttl"
+            raise invalid("message_ttl", given.get("message_ttl", show_duration(ttl)), why)
         after.group.check_order(after.lanes)
         after.group.check_keys()
         if after.group.sink is not None:
-            raise InvalidOption(
-                "sink is no default for new groups, because each group has one of its own. Use "
-                "group.configure(sink=...)",
-                option="sink",
-                value=after.group.sink,
+            why = (
+                "is no default for new groups, which have their own: use group.configure(sink=...)"
             )
+            raise invalid("sink", after.group.sink, why)
         return after
 
     def default_times(self, now: int) -> dict[str, int]:

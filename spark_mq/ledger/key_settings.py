@@ -1,0 +1,34 @@
+"""Check the settings of a group that concern keys: its order, weights and limit by key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from spark_mq.errors import InvalidOption
+from spark_mq.util.advice import CREATE_WITH_LANES
+from spark_mq.util.validation import invalid
+
+__all__ = ["check_keys", "check_lanes"]
+
+
+def check_lanes(lanes: int, order: str, limit: int | None) -> None:
+    """Raise InvalidOption if a setting needs lanes, and the queue has none."""
+    needs = {"order": None if order == "none" else order, "max_in_flight_per_key": limit}
+    for name, value in needs.items():
+        if value is not None and not lanes:
+            raise InvalidOption(
+                f"{name}={value!r} needs lanes: the queue has none. {CREATE_WITH_LANES} and "
+                "publish the messages there.",
+                advice=[CREATE_WITH_LANES],
+                option=name,
+                value=value,
+            )
+
+
+def check_keys(order: str, limit: int | None, weights: Mapping[str, float] | None) -> None:
+    """Raise InvalidOption if the settings do not go together."""
+    if weights is not None and order != "fair":
+        raise invalid("weights", dict(weights), "needs order='fair': set it too, or None")
+    if limit is not None and order == "key":
+        why = "does not go with order='key', where one lease at a time has a key: use None"
+        raise invalid("max_in_flight_per_key", limit, why)
