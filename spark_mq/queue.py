@@ -400,13 +400,13 @@ class Queue(QueueViews):
             bytes, str or :class:`Message`, without an id or a dedup_id. Its times are durations
             from the instant.
         cron, every
-            One of them: a cron expression of five fields, such as "0 2 * * *", or a period of at
+            One of them: a cron expression of five fields, such as ``0 2 * * *``, or a period of at
             least a second. A period counts from `starts_at`, or else from midnight of 1970-01-01
             UTC.
         timezone
             The zone of `cron`, such as "Europe/Berlin". Default: UTC. A time that the clocks skip
             is published right after the gap. A time that comes twice is published the first time,
-            unless minute or hour begin with ``*``.
+            unless minute or hour begin with a star.
         catch_up
             What to publish if several instants are due. "latest" (default): the last one. "all":
             each of them, up to 1,000 in one sweep. "none": those that are at most 15 minutes late.
