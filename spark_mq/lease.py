@@ -17,6 +17,8 @@ import pyarrow as pa
 from spark_mq.errors import CorruptLog, LeaseLost, StorageError
 from spark_mq.ledger.acquire import Grant
 from spark_mq.ledger.intervals import from_sequences, subtract
+from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettlePart
 from spark_mq.message import ReceivedMessage, to_received
 from spark_mq.operations.acquire import find_damage, reject_damaged
@@ -87,10 +89,15 @@ class Lease:
     def messages(self) -> list[ReceivedMessage]:
         """Return the messages in order of sequence. Raises as :meth:`table`."""
         try:
-            return to_received(self.table())
+            return self._received()
         except UnicodeDecodeError:
             self._reject_damaged()
-            return to_received(self.table())
+            return self._received()
+
+    def _received(self) -> list[ReceivedMessage]:
+        table = self.table()  # which may give up damaged messages
+        index = self._ledger.messages.index(max((r.last for r in self._ranges), default=-1))
+        return to_received(table, _details(sorted(self._ranges, key=attrgetter("first")), index))
 
     def table(self) -> pa.Table:
         """Return the messages as an Arrow table, in order of sequence.
@@ -393,3 +400,37 @@ class Lease:
             if count := sum(index.count(first, last) for first, last in parts):
                 counts[r.delivery_count] = counts.get(r.delivery_count, 0) + count
         return counts
+
+
+def _details(ranges: Sequence[Range], index: MessageIndex) -> list[list[Any]]:
+    """Return what the ledger and the index know of leased messages, as :func:`to_received` needs.
+
+    These are failure_count, first_leased_at, priority, deliver_at and expires_at.
+    """
+    failures, since, priorities = list[int](), list[datetime | None](), list[int]()
+    due, ends = list[datetime | None](), list[datetime | None]()
+    for r in ranges:
+        failures += [r.failure_count] * r.message_count
+        since += [_optional(r.first_leased_at)] * r.message_count
+        if index.files.with_slots:
+            for slot, first, last in index.slot_runs(r.first, r.last):
+                priorities += [index.layout.priority(slot)] * (last - first + 1)
+        if not index.has_times(r.first, r.last):
+            due += [None] * r.message_count
+            ends += [None] * r.message_count
+            continue
+        for piece in index.slices(r.first, r.last):
+            times = index.file_at(piece.first).times
+            runs = (
+                ((0, piece.rows - 1, None, None),)
+                if times is None
+                else times.between(piece.offset, piece.offset + piece.rows - 1)
+            )
+            for first, last, deliver_at, expires_at in runs:
+                due += [_optional(deliver_at)] * (last - first + 1)
+                ends += [_optional(expires_at)] * (last - first + 1)
+    return [failures, since, priorities or [0] * len(failures), due, ends]
+
+
+def _optional(instant: int | None) -> datetime | None:
+    return None if instant is None else to_datetime(instant)

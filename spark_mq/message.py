@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, TypedDict, Unpack
@@ -151,6 +151,15 @@ class ReceivedMessage:
         An aware datetime in UTC.
     delivery_count
         Number of deliveries, this one included.
+    failure_count
+        Number of failures until this delivery.
+    first_leased_at
+        When the group leased the message for the first time, as an aware datetime in UTC. For a
+        first delivery that is the instant of this lease.
+    priority
+        The publisher's priority, 0 to 9.
+    deliver_at, expires_at
+        The times of the message, as aware datetimes in UTC, or None.
     data
         The decoded payload, if the worker was given a format. Otherwise None.
     """
@@ -162,6 +171,11 @@ class ReceivedMessage:
     headers: dict[str, str]
     published_at: datetime
     delivery_count: int
+    failure_count: int = 0
+    first_leased_at: datetime | None = None
+    priority: int = 0
+    deliver_at: datetime | None = None
+    expires_at: datetime | None = None
     data: Any = field(default=None, repr=False, compare=False)
 
     @property
@@ -356,8 +370,11 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def to_received(table: pa.Table) -> list[ReceivedMessage]:
-    """Return the rows of a table of DELIVERY_SCHEMA as messages. Raises UnicodeDecodeError."""
+def to_received(table: pa.Table, more: Sequence[Sequence[Any]] = ()) -> list[ReceivedMessage]:
+    """Return the rows of a table of DELIVERY_SCHEMA as messages. Raises UnicodeDecodeError.
+
+    `more` are the columns of the fields after ``delivery_count``, without ``data``.
+    """
     instants = table["published_at"].cast(pa.int64()).to_pylist()
     known = {instant: to_datetime(instant) for instant in set(instants)}
     headers = table["headers"]
@@ -370,6 +387,7 @@ def to_received(table: pa.Table) -> list[ReceivedMessage]:
         [dict(pairs or ()) for pairs in given],
         [known[instant] for instant in instants],
         table["delivery_count"].to_pylist(),
+        *more,
     ]
     return list(map(ReceivedMessage, *columns))
 

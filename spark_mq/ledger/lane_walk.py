@@ -119,8 +119,9 @@ class LaneWalk:
             start = self._ledger.end_sequence + 1
             due = reduce(or_, (found for *_, found in self._index.blocks(start, self._end)), due)
         due &= slots & self._is_open
-        # Otherwise the pieces of one lane could use up those of the lease.
-        self._most_pieces = max(1, MAX_PIECES // max(1, due.bit_count()))
+        # Otherwise the pieces of one lane could use up those of a fair lease.
+        lanes = 1 if shares.fair_time is None else max(1, due.bit_count())
+        self._most_pieces = max(1, MAX_PIECES // lanes)
         self._goes_on.clear()
         self._pieces.clear()
         for wanted in shares.rounds(due, self.limit, fair=fair):

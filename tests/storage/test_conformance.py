@@ -75,11 +75,45 @@ def test_what_is_published_is_delivered(queue: Queue, clock: ManualClock) -> Non
     first, second, third = take(queue).messages
     receipt_at = sequence(1, 0)
     assert first == ReceivedMessage(
-        receipt_at, "id-1", "k", "größe".encode(), {"a": "1", "b": ""}, clock(), 1
-    )
+        receipt_at, "id-1", "k", "größe".encode(), {"a": "1", "b": ""}, clock(), 1,
+        first_leased_at=clock(),
+    )  # fmt: skip
     assert (second.key, second.value, second.headers) == (None, b"\x00\xff", {})
     assert third.value == b""
     assert len({first.message_id, second.message_id, third.message_id}) == 3
+
+
+def test_a_message_has_what_its_ledger_knows(make: Make, clock: ManualClock) -> None:
+    queue = make(lanes=4, retry_delay=0)
+    begun = clock()
+    due = begun.replace(microsecond=0) + timedelta(seconds=1)  # a publish rounds it up to that
+    timed = {"deliver_at": due, "expires_at": begun + timedelta(hours=1)}
+    given = [Message("a", priority=9, key="k"), Message("b", key="l"), Message("c", **timed)]
+    queue.publish([*given, Message("d", priority=3, expires_at="2h")])
+    queue.publish(["e"])
+    clock.advance("2s")
+    leased_at = clock()
+    lease = take(queue, 100)
+    assert {message.failure_count for message in lease.messages} == {0}
+    lease.nack([lease.messages[0].sequence])
+    lease.release()
+    clock.advance("2s")
+    found = {message.text: message for message in take(queue, 100).messages}
+    named = lease.messages[0].text
+    assert {text: one.priority for text, one in found.items()} == {
+        "a": 9, "b": 0, "c": 0, "d": 3, "e": 0,
+    }  # fmt: skip
+    assert {text: one.failure_count for text, one in found.items()} == {
+        text: int(text == named) for text in found
+    }
+    assert {text for text, one in found.items() if one.first_leased_at == leased_at} == {named}
+    assert (found["c"].deliver_at, found["c"].expires_at) == (
+        timed["deliver_at"],
+        timed["expires_at"],
+    )
+    assert found["d"].deliver_at is None
+    assert found["d"].expires_at == begun + timedelta(hours=2)
+    assert (found["e"].deliver_at, found["e"].expires_at) == (None, None)
 
 
 def test_a_table_keeps_its_ids_and_times_and_gets_those_it_lacks(
