@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
-from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, Any, Final, TypeVar, get_args
@@ -42,7 +41,6 @@ __all__ = [
     "argument",
     "command",
     "option",
-    "parse_instant",
     "parse_pairs",
     "parse_sequence",
     "settings",
@@ -71,21 +69,6 @@ def parse_pairs(name: str, pairs: Sequence[str] | None) -> dict[str, str]:
                 f"{name} {key!r} has no value: give NAME=VALUE", option=name, value=key
             )
         found[key] = value
-    return found
-
-
-def parse_instant(name: str, text: str) -> datetime:
-    """Return an instant with a zone, or raise InvalidOption."""
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        found = None
-    if found is None or found.tzinfo is None:
-        raise InvalidOption(
-            f"{name} {text} is not an instant: give one with a zone, as 2026-01-31T12:00:00Z",
-            option=name,
-            value=text,
-        )
     return found
 
 

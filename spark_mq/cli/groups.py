@@ -13,13 +13,13 @@ from spark_mq.cli.command import (
     argument,
     command,
     option,
-    parse_instant,
     settings,
 )
 from spark_mq.cli.messages import lane_rows, priority_rows
 from spark_mq.cli.output import Pages, Part, Rows
 from spark_mq.cli.queues import group_columns, group_rows, shown_settings
 from spark_mq.errors import InvalidOption
+from spark_mq.util.validation import parse_instant, parse_until
 
 __all__: list[str] = []
 
@@ -109,8 +109,7 @@ def pause(
     ] = None,
 ) -> Mapping[str, Any]:
     """Stop new leases of a group until `group resume`, or a time. Live leases can be settled."""
-    end = None if until is None else parse_instant("--until", until) if ":" in until else until
-    on.group.pause(reason, until=end)
+    on.group.pause(reason, until=parse_until("--until", until))
     return {"group": on.group.name, "blocked_because": on.group.stats().blocked_because}
 
 

@@ -11,12 +11,12 @@ from spark_mq.cli.command import (
     argument,
     command,
     option,
-    parse_instant,
     parse_pairs,
 )
 from spark_mq.cli.output import Column, Rows
 from spark_mq.message import Message
 from spark_mq.operations.schedules import ScheduleInfo
+from spark_mq.util.validation import parse_instant
 
 __all__: list[str] = []
 

@@ -19,6 +19,8 @@ from spark_mq.util.clock import SECOND, to_micros
 __all__ = [
     "RESERVED_PREFIX",
     "invalid",
+    "parse_instant",
+    "parse_until",
     "short_repr",
     "suggest",
     "truncate_error",
@@ -269,3 +271,23 @@ def suggest(word: str, known: Iterable[str]) -> str | None:
     by_lower = {name.lower(): name for name in known}
     found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
     return by_lower[found[0]] if found else None
+
+
+def parse_instant(name: str, text: str) -> datetime:
+    """Return an instant with a zone, or raise InvalidOption."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None:
+        raise InvalidOption(
+            f"{name} {text} is not an instant: give one with a zone, as 2026-01-31T12:00:00Z",
+            option=name,
+            value=text,
+        )
+    return found
+
+
+def parse_until(name: str, text: str | None) -> datetime | str | None:
+    """Return what a person typed as the end of a pause: an instant, or a duration as text."""
+    return parse_instant(name, text) if text is not None and ":" in text else text

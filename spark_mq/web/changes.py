@@ -12,7 +12,7 @@ from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.setting_fields import settings_of
 from spark_mq.util.show import show_some
 from spark_mq.util.user import act_as
-from spark_mq.util.validation import validate_choice, validate_position
+from spark_mq.util.validation import parse_until, validate_choice, validate_position
 from spark_mq.web.message_pages import limit_of, trial
 from spark_mq.web.render import href, render
 from spark_mq.web.view import Forbidden, View
@@ -102,7 +102,9 @@ def _required(view: View, name: str, hint: str) -> str:
 _ACTIONS: Final[Mapping[str, _Action]] = {
     "pause": _Action(
         "Stop new leases of group {group}? Live leases can be settled.",
-        lambda view: view.group()[0].pause(view.text("reason")),
+        lambda view: view.group()[0].pause(
+            view.text("reason"), until=parse_until("until", view.text("until"))
+        ),
     ),
     "resume": _Action(
         "Allow new leases of group {group}? This closes its breaker, too.",

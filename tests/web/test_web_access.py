@@ -343,6 +343,18 @@ def test_a_change_asks_first_and_names_the_user(visit: Visit, queue: Queue) -> N
     assert ("resume", "alice") in who(queue)
 
 
+def test_a_pause_may_have_an_end(visit: Visit, queue: Queue) -> None:
+    client = visit(allow_changes=True)
+    form = form_of(client, do="pause", group="billing")
+    wrong = client.post("/change/orders", data={**form, "until": "2026-01-31T12:00:00"})
+    assert wrong.status_code == 400
+    assert "give one with a zone" in wrong.text
+    assert queue.group("billing").blocked_because == ""
+    for end in ("30m", "2999-01-31T12:00:00Z"):
+        client.post("/change/orders", data={**form, "until": end})
+        assert "until" in queue.group("billing").blocked_because
+
+
 def test_a_schedule_is_paused_resumed_and_removed(visit: Visit, queue: Queue) -> None:
     queue.schedule("nightly", cron="0 2 * * *", timezone="Europe/Berlin", message="<b>run</b>")
     client = visit(allow_changes=True)
