@@ -62,12 +62,13 @@ class KeepAlive:
         with self._lock:
             self._kept.pop(lease_id, None)
 
-    def remove_limit(self, lease_ids: Iterable[str]) -> None:
-        """Extend some leases without a limit from now on, because done work waits for a settle."""
+    def set_limit(self, lease_ids: Iterable[str], limit: int | None) -> None:
+        """Extend some leases for `limit` microseconds from now, or with None without a limit."""
+        end = float("inf") if limit is None else time.monotonic() + limit / SECOND
         with self._lock:
             for lease_id in lease_ids:
                 if (kept := self._kept.get(lease_id)) is not None:
-                    kept.end = float("inf")
+                    kept.end = end
 
     def stop(self) -> None:
         """Stop. No extension starts after this returns."""

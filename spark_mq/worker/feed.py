@@ -68,7 +68,8 @@ class GroupFeed:
                 self._time_limit.start()
             while not self._state.stop.is_set():
                 if self._must_settle():
-                    self._settle(self._open.take_done(), more=True)
+                    # A settle of this thread leases nothing for a thread that still has a lease.
+                    self._settle(self._open.take_done(), more=not self._tasks.settles_alone)
                 elif self._open.wanted():
                     self._lease()
                 else:
@@ -328,6 +329,8 @@ class GroupFeed:
             granted = self._lease_now()
         self._state.note_activity()
         self._drop([task for task, _ in done])
+        if parts and committed:
+            self._held.restore_limits()
         return self._take(granted)
 
     def _wait_for_store(self, leases: Sequence[Lease]) -> None:

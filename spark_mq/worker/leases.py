@@ -41,6 +41,7 @@ class HeldLeases:
         self._lock = threading.Lock()
         self._leases: dict[str, Lease] = {}
         self._open: Counter[str] = Counter()  # tasks of each lease that are not settled yet
+        self._unlimited: dict[str, Lease] = {}  # extended without a limit, in an outage
 
     def add(self, lease: Lease) -> None:
         with self._lock:
@@ -75,10 +76,22 @@ class HeldLeases:
 
     def remove_limit(self, leases: Iterable[Lease]) -> None:
         """Extend leases without a limit, because finished tasks wait for a failing store."""
-        kept = list(leases)
-        for lease in kept:
+        kept = {lease.lease_id: lease for lease in leases}
+        with self._lock:
+            self._unlimited.update(kept)
+        for lease in kept.values():
             lease._held.ends_at = None
-        self._keep_alive.remove_limit([lease.lease_id for lease in kept])
+        self._keep_alive.set_limit(kept, None)
+
+    def restore_limits(self) -> None:
+        """Limit the leases that an outage has left, each for the whole duration from now."""
+        if not self._unlimited:
+            return
+        with self._lock:
+            leases, self._unlimited = self._unlimited, {}
+        for lease in leases.values():
+            lease._start_limit(self._limit)
+        self._keep_alive.set_limit(leases, self._limit)
 
     def stop(self) -> None:
         """Stop. No extension starts after this returns."""

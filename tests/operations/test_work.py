@@ -383,6 +383,43 @@ def test_after_max_lease_duration_a_settle_of_several_leases_settles_the_others(
     assert counts(queue) == {"acked": 2, "ready": 1}
 
 
+def test_a_thread_that_outlasts_max_lease_duration_keeps_no_other_lease(
+    queue: Queue, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A settle of the ended lease must lease nothing, because no thread is free for it."""
+    hung, go_on, stop, seen = threading.Event(), threading.Event(), threading.Event(), list[int]()
+    done, moment = list[WorkSummary](), timedelta(microseconds=1)
+    group = queue.group().ensure()
+
+    def handle(taken: Lease) -> None:
+        seen.append(taken.messages[0].sequence)
+        if len(seen) == 1:
+            clock.advance("500ms")  # others wait for the clock skew
+            hung.set()
+            assert go_on.wait(60)
+
+    def run() -> None:
+        given = {"max_lease_duration": moment, "poll_interval": "10ms", "stop": stop}
+        done.append(group.work(handle, **given))  # type: ignore[arg-type]
+
+    queue.publish(["hung", "next"])
+    worker = threading.Thread(target=run)
+    worker.start()
+    try:
+        assert hung.wait(60)
+        until(lambda: clock.advance(moment) or "reached max_lease_duration" in caplog.text)
+        until(lambda: clock.advance(moment) or counts(queue) == {"leased": 1, "ready": 1})
+        clock.advance("2s")
+        taken = lease(again(queue), 2)
+        assert sorted(m.delivery_count for m in taken.messages) == [1, 2]
+        taken.ack()
+    finally:
+        stop.set()
+        go_on.set()
+        worker.join(60)
+    assert (len(seen), done[0].leases) == (1, 1)
+
+
 def test_an_own_extension_outlasts_max_lease_duration(queue: Queue, clock: ManualClock) -> None:
     queue.publish("a")
     taken = lease(queue)

@@ -723,10 +723,10 @@ def test_in_an_outage_max_lease_duration_ends_no_handler(
 ) -> None:
     """A settle of the same lease fails, so its deadline may pass."""
     queue.publish(["quick", "slow"])
-    failed, seen = threading.Event(), list[int]()
+    failed, passed, seen = threading.Event(), threading.Event(), list[int]()
 
     def contended(run: Callable[[], Any], commands: Any) -> Any:
-        if commands[0].lease_ids and not failed.is_set():
+        if commands[0].lease_ids and not passed.is_set():
             failed.set()
             raise errors.ContentionTimeout("lost", group="default", attempts=9)
         return run()
@@ -737,12 +737,44 @@ def test_in_an_outage_max_lease_duration_ends_no_handler(
         seen.append(message.delivery_count)
         if message.value == b"slow":
             assert failed.wait(60)
-            until(lambda: counts(queue).get("acked") == 1)
             again(queue).group().pause()  # so that nobody leases it again
             clock.advance("31m")
+            passed.set()
 
     assert drain(queue, handle, threads=2, settle_linger=0).acked == 2
     assert seen == [1, 1]
+
+
+def test_after_an_outage_max_lease_duration_ends_a_handler_again(
+    queue: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.publish(["quick", "slow"])
+    failed, restored, seen = threading.Event(), threading.Event(), list[int]()
+    restore_limits = HeldLeases.restore_limits
+
+    def contended(run: Callable[[], Any], commands: Any) -> Any:
+        if commands[0].lease_ids and not failed.is_set():
+            failed.set()
+            raise errors.ContentionTimeout("lost", group="default", attempts=9)
+        return run()
+
+    def noted(held: HeldLeases) -> None:
+        restore_limits(held)
+        if failed.is_set():
+            restored.set()
+
+    on_commands(monkeypatch, contended)
+    monkeypatch.setattr(HeldLeases, "restore_limits", noted)
+
+    def handle(message: ReceivedMessage) -> None:
+        if message.value == b"slow":
+            seen.append(message.delivery_count)
+            assert restored.wait(60)
+            if message.delivery_count == 1:
+                clock.advance("31m")
+
+    assert drain(queue, handle, threads=2, settle_linger=0).acked == 2
+    assert seen == [1, 2]
 
 
 def test_a_settle_waits_out_contention(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

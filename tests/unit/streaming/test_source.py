@@ -868,7 +868,7 @@ def test_a_limit_removed_while_it_is_reached_is_removed() -> None:
     extended = threading.Event()
 
     def on_limit(lease_id: str) -> bool:
-        alive.remove_limit([lease_id])
+        alive.set_limit([lease_id], None)
         return False
 
     alive = KeepAlive(lambda *_: extended.set(), on_limit)
