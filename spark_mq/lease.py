@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from spark_mq.errors import CorruptLog, LeaseLost, StorageError
+from spark_mq.errors import CorruptLog, HandlerTimeout, LeaseLost, StorageError
 from spark_mq.ledger.acquire import Grant
 from spark_mq.ledger.intervals import from_sequences, subtract
 from spark_mq.ledger.message_index import MessageIndex
@@ -328,7 +328,7 @@ class Lease:
         """Return whether a handler failed because the queue's store does."""
         # Its error alone is no proof, because it may be one of another store, for ever.
         return self._outage is not None or (
-            is_outage(error)
+            (is_outage(error) or isinstance(error, HandlerTimeout))
             and (self._store_failed or find_store_failure(self._ledger, self.lease_id) is not None)
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from spark_mq.errors import InvalidHandlerResult
+from spark_mq.errors import HandlerTimeout, InvalidHandlerResult
 from spark_mq.handler import HandlerPolicy, describe_held, parse_result, parts_for
 from spark_mq.lease import Lease
 from spark_mq.ledger.acquire import Acquire
@@ -263,7 +263,8 @@ class Verdicts:
 
     def _verdict(self, task: Task, result: Any, error: Exception | None) -> Verdict:
         outage = task.lease._outage
-        if outage is not None or (is_outage(error) and not isinstance(error, Decision)):
+        in_doubt = is_outage(error) or isinstance(error, HandlerTimeout)  # it may hang in the store
+        if outage is not None or (in_doubt and not isinstance(error, Decision)):
             return Verdict(RELEASE, doubt=error or outage)
         if error is not None:
             return verdict_of_error(error, self._policy)

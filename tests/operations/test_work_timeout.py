@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from support.handles import again, until
+from support.limits import Limits
+from support.outage import Outage
 
 from spark_mq import Lease, Message, Queue, ReceivedMessage, WorkSummary
 from spark_mq.errors import HandlerTimeout, InvalidOption
@@ -147,6 +149,34 @@ def test_on_error_decides_about_it(queue: Queue, on_error: str, outcome: str) ->
         with pytest.raises(HandlerTimeout) if raises else contextlib.nullcontext():
             work(queue, handle, on_error=on_error)
     assert getattr(again(queue).group().stats(), outcome) == 1
+
+
+@pytest.mark.parametrize("mode", ["message", "batch"])
+def test_a_handler_that_hangs_in_a_failing_store_is_not_the_messages_failure(
+    make: Any, monkeypatch: pytest.MonkeyPatch, limits: Limits, mode: str
+) -> None:
+    limits(outage_pause=0.0)
+    queue, outage, seen = make(), Outage(monkeypatch), list[int]()
+    (sequence,) = queue.publish(["slow"]).sequences
+
+    def handle(given: Lease | ReceivedMessage) -> None:
+        message = given.messages[0] if isinstance(given, Lease) else given
+        seen.append(message.delivery_count)
+        if len(seen) == 1:
+            outage.begin()
+            released.wait(30)
+
+    def end_outage() -> None:
+        until(lambda: "released" in [event for event, _ in trace(again(queue), sequence)])
+        outage.on = False
+
+    with hanging() as released:
+        watcher = threading.Thread(target=end_outage)
+        watcher.start()
+        summary = work(queue, handle, mode=mode, threads=2)
+        watcher.join(30)
+    assert seen == [1, 1]
+    assert (summary.acked, summary.nacked, summary.failed) == (1, 0, 0)
 
 
 def test_it_counts_for_the_breaker(queue: Queue) -> None:
