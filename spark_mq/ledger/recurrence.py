@@ -86,8 +86,8 @@ class Recurrence:
         if self.every is not None:
             return until - self.every
         # Where clocks go back, a walk backwards may miss instants, so it only gives the start.
-        found = next(_walk(self._simulation(until + SECOND, reverse=True)), None)
-        return -1 if found is None else min(found, until) - 1
+        earlier = _walk(self._simulation(until + SECOND, reverse=True))
+        return next((found - 1 for found in earlier if found <= until), -1)
 
     def _simulation(self, start: int, *, reverse: bool = False) -> CronSim:
         from cronsim import CronSim

@@ -79,7 +79,9 @@ class MemoryMessages(MessageTable):
         txn: tuple[str, int] | None = None,
         after: int | None = None,
         note: Mapping[str, Any] | None = None,
+        check: None = None,
     ) -> PublishReceipt:
+        assert check is None, "the twin has no schedules"
         with self._lock:
             for files, duplicates in pending.tried:  # an interrupted call may have published
                 place = self.held_index.files.find(files[0].path)

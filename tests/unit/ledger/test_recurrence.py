@@ -7,7 +7,7 @@ from itertools import islice, pairwise, takewhile
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spark_mq.errors import InvalidOption
@@ -100,6 +100,9 @@ def test_from_any_start_near_a_change_of_the_clocks_the_instants_are_the_same(
     start=st.integers(at("2019-01-01"), at("2032-01-01")),
     span=st.integers(0, 3 * 24 * HOUR),
 )
+@example(
+    cron="* * * * *", zone="UTC", start=MINUTE - SECOND, span=MINUTE + 1
+)  # ends 1 s before one
 def test_instants_rise_and_the_latest_is_the_last_of_them(
     cron: str, zone: str, start: int, span: int
 ) -> None:
