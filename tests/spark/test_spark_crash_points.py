@@ -267,7 +267,7 @@ def test_killed_at_any_point_a_batch_lands_once_in_a_delta_table(
 
 
 @pytest.mark.delta
-@pytest.mark.parametrize("side", ["driver", "runner"])
+@pytest.mark.parametrize("side", [pytest.param("driver", marks=IN_FAULT), "runner"])
 @pytest.mark.parametrize("run", ["into_table", pytest.param("into_queue", marks=IN_FAULT)])
 def test_killed_three_times_in_a_row_a_batch_lands_once_in_the_sink_of_its_group(
     watched_spark: Any, tmp_path: Path, run: str, side: str
