@@ -72,7 +72,9 @@ def _description(described: Mapping[str, Any]) -> Iterator[Part]:
         yield ""
         yield lane_rows(parts["lanes"])
     for one in parts["blockers"]:
-        yield f"{one.because} blocks {one.blocks}: messages {one.first} to {one.last}"
+        which = f"messages {one.first} to {one.last}"
+        which = f"{one.messages} messages wait" if one.first is None else which
+        yield f"{one.because} blocks {one.blocks}: {which}"
 
 
 @command("group create", GROUP_ARGUMENT)

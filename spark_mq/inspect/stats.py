@@ -154,11 +154,16 @@ class _Digest:
     def may_need_rules(self) -> bool:
         """Return whether a limit, a cap or the breaker may have changed the group."""
         settings, leased = self.settings, self._sum(LEASED).messages
+        by_lease = (
+            settings.rate_limit, settings.byte_rate_limit, settings.max_in_flight_bytes,
+            settings.max_in_flight_per_key,
+        )  # fmt: skip
         attempts = settings.max_delivery_attempts or _MAX_INT32
         limited = settings.failure_limit(own=True) is not None or settings.max_retry_age is not None
         back = [self.sums[state] for state in (LATE, DELAYED, READY) if state in self.sums]
         return (
             self.needs_rules
+            or any(limit is not None for limit in by_lease)
             or BLOCKED in self.sums
             or any(limited or one.delivery_count >= attempts for one in back)
             or self._sum(LATE).delivery_count > 1  # its expiry may open the breaker

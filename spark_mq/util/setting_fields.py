@@ -329,16 +329,19 @@ class Weights(Kind):
     def check(self, name: str, value: Any) -> dict[str, float]:
         if isinstance(value, str):
             value = dict(one.strip().rpartition("=")[::2] for one in value.split(","))
-        if not isinstance(value, Mapping) or not 0 < len(value) <= self.most:
+        named = isinstance(value, Mapping) and "" not in value
+        if not named or not 0 < len(value) <= self.most:
             raise invalid(name, value, f"is not valid: use {self.values}".replace("`", "'"))
-        return {validate_text(name, key): self._weight(name, one) for key, one in value.items()}
+        return {
+            validate_text(name, key): self._weight(name, key, one) for key, one in value.items()
+        }
 
-    def _weight(self, name: str, value: Any) -> float:
+    def _weight(self, name: str, key: str, value: Any) -> float:
         weight = parse_number(value.strip()) if isinstance(value, str) else value
         if isinstance(weight, bool) or not isinstance(weight, int | float):
             weight = 0
         if not 0.01 <= weight <= 100:
-            raise invalid(name, value, "is not a weight: use a number from 0.01 to 100")
+            raise invalid(name, {key: value}, "is no weight: use a number from 0.01 to 100")
         return weight
 
     def show(self, value: Mapping[str, float]) -> str:

@@ -73,8 +73,8 @@ class GroupFeed:
                 elif self._open.wanted():
                     self._lease()
                 else:
-                    if not self._pool.concurrency and self._time_left() == 0.0:
-                        self._state.finish()  # all handlers hang, and nothing is left for them
+                    if not self._pool.concurrency and self._is_nothing_left():
+                        self._state.finish()  # all handlers hang, and need not return
                     self._wait()
             self._finish()
         except BaseException as error:
@@ -132,6 +132,10 @@ class GroupFeed:
         self._idle = ended and self._state.all_idle(self._open.changed, seen)
         self._seen = self._state.activity()
         return 0.0 if self._idle else float("inf")
+
+    def _is_nothing_left(self) -> bool:
+        """Return whether the work ends by its option ``until``, without a try to lease."""
+        return self._time_left() == 0.0 and not self.ledger.stats().ready
 
     def _finish(self) -> None:
         """Release unclaimed tasks, and settle those that finish in time."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.tables import context_of, group_ledger_of
 
-from spark_mq import ConsumerGroup, Lease, Queue, ReceivedMessage
+from spark_mq import ConsumerGroup, Lease, Message, Queue, ReceivedMessage
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger.acquire import Acquire
 from spark_mq.operations.acquire import wait_for_lease
@@ -52,6 +53,24 @@ def test_a_busy_group_is_no_problem_of_health(group: ConsumerGroup) -> None:
     take(group)
     queue = Queue.open(context_of(group).path)
     assert [one for one in queue.health().problems if one.kind == "blocked"] == []
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [{"rate_limit": "1/h"}, {"byte_rate_limit": "1/h"}, {"max_in_flight": 1},
+     {"max_in_flight_bytes": 1}, {"max_in_flight_per_key": 1}],
+    ids=str,
+)  # fmt: skip
+def test_the_overview_of_all_groups_shows_a_limit(
+    tmp_path: Path, clock: ManualClock, limit: dict[str, Any]
+) -> None:
+    queue = Queue.create(tmp_path / "queue", clock=clock, lanes=4, **limit)
+    group = queue.group("g")
+    queue.publish([Message(str(n), key="a") for n in range(9)])
+    assert take(group) == 1
+    shown = queue.describe().groups["g"].blocked_because
+    assert shown == group.blocked_because
+    assert shown.startswith(("rate_limit: 1/h", *limit))
 
 
 def test_who_waits_sleeps_until_the_limit_lets_it(group: ConsumerGroup, clock: ManualClock) -> None:

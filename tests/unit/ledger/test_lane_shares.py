@@ -316,7 +316,7 @@ def test_weights_are_a_mapping_or_text(given: Any, weights: dict[str, float]):
 
 @pytest.mark.parametrize(
     "given", [{}, "", "gold", {"a": 0}, {"a": 101}, {"a": "x"}, {"a": True}, {3: 1}, 5,
-              {"a": float("nan")}, {str(n): 1 for n in range(101)}]
+              {"": 2}, "=2", {"a": float("nan")}, {str(n): 1 for n in range(101)}]
 )  # fmt: skip
 def test_what_are_no_weights_is_refused(given: Any):
     with pytest.raises(InvalidOption, match="weights=") as caught:
