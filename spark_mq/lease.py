@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from spark_mq.errors import CorruptLog, HandlerTimeout, LeaseLost, StorageError
+from spark_mq.errors import CorruptLog, LeaseLost, StorageError
 from spark_mq.ledger.acquire import Grant
 from spark_mq.ledger.intervals import from_sequences, subtract
 from spark_mq.ledger.message_index import MessageIndex
@@ -24,12 +24,12 @@ from spark_mq.message import ReceivedMessage, to_received
 from spark_mq.operations.acquire import find_damage, reject_damaged
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.keep_alive import KeepAlive
-from spark_mq.operations.outages import OUTAGES, find_store_failure, is_outage
+from spark_mq.operations.outages import OUTAGES, find_store_failure, may_be_outage
 from spark_mq.operations.settle import HeldLease, SettleResult, extend, settle
 from spark_mq.operations.sinks import AppendGuard, check_schema_mode, sink_of_lease
 from spark_mq.parquet.reader import MessageReader, to_delivery_table
 from spark_mq.parquet.schema import DELIVERED_COLUMNS, DELIVERY_SCHEMA
-from spark_mq.util.clock import SECOND, Duration, to_datetime
+from spark_mq.util.clock import SECOND, Duration, optional_datetime, to_datetime
 from spark_mq.util.records import object_html, rows_html
 from spark_mq.util.validation import validate_duration, validate_error
 
@@ -328,7 +328,7 @@ class Lease:
         """Return whether a handler failed because the queue's store does."""
         # Its error alone is no proof, because it may be one of another store, for ever.
         return self._outage is not None or (
-            (is_outage(error) or isinstance(error, HandlerTimeout))
+            may_be_outage(error)
             and (self._store_failed or find_store_failure(self._ledger, self.lease_id) is not None)
         )
 
@@ -411,7 +411,7 @@ def _details(ranges: Sequence[Range], index: MessageIndex) -> list[list[Any]]:
     due, ends = list[datetime | None](), list[datetime | None]()
     for r in ranges:
         failures += [r.failure_count] * r.message_count
-        since += [_optional(r.first_leased_at)] * r.message_count
+        since += [optional_datetime(r.first_leased_at)] * r.message_count
         if index.files.with_slots:
             for slot, first, last in index.slot_runs(r.first, r.last):
                 priorities += [index.layout.priority(slot)] * (last - first + 1)
@@ -427,10 +427,6 @@ def _details(ranges: Sequence[Range], index: MessageIndex) -> list[list[Any]]:
                 else times.between(piece.offset, piece.offset + piece.rows - 1)
             )
             for first, last, deliver_at, expires_at in runs:
-                due += [_optional(deliver_at)] * (last - first + 1)
-                ends += [_optional(expires_at)] * (last - first + 1)
+                due += [optional_datetime(deliver_at)] * (last - first + 1)
+                ends += [optional_datetime(expires_at)] * (last - first + 1)
     return [failures, since, priorities or [0] * len(failures), due, ends]
-
-
-def _optional(instant: int | None) -> datetime | None:
-    return None if instant is None else to_datetime(instant)

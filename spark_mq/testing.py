@@ -37,7 +37,7 @@ from spark_mq.operations.settle import SettleResult, summarize
 from spark_mq.operations.sinks import refuse_publish
 from spark_mq.queue import Queue
 from spark_mq.storage.publishes import PublishReceipt
-from spark_mq.util.clock import Clock, Duration, system_clock, to_datetime, to_micros
+from spark_mq.util.clock import Clock, Duration, optional_datetime, system_clock, to_micros
 from spark_mq.util.notifier import Notifier
 from spark_mq.util.validation import validate_duration
 
@@ -144,7 +144,7 @@ def next_due(group: ConsumerGroup) -> datetime | None:
     ledger = group._ledger
     index = ledger.messages.index()
     at = next_due_at(ledger.current(), index, ledger.settings(), ledger.now())
-    return None if at is None else to_datetime(at)
+    return optional_datetime(at)
 
 
 class FakeBatchLease:

@@ -7,14 +7,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Final
 
-from spark_mq.cli.command import (
-    GROUP_ARGUMENT,
-    Given,
-    argument,
-    command,
-    option,
-    settings,
-)
+from spark_mq.cli.command import GROUP_ARGUMENT, Given, argument, command, option, settings
 from spark_mq.cli.messages import lane_rows, priority_rows
 from spark_mq.cli.output import Pages, Part, Rows
 from spark_mq.cli.queues import group_columns, group_rows, shown_settings
@@ -73,7 +66,8 @@ def _description(described: Mapping[str, Any]) -> Iterator[Part]:
         yield lane_rows(parts["lanes"])
     for one in parts["blockers"]:
         which = f"messages {one.first} to {one.last}"
-        which = f"{one.messages} messages wait" if one.first is None else which
+        if one.first is None:  # a limit blocks
+            which = f"{one.messages} messages wait"
         yield f"{one.because} blocks {one.blocks}: {which}"
 
 

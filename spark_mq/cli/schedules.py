@@ -6,13 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
-from spark_mq.cli.command import (
-    Given,
-    argument,
-    command,
-    option,
-    parse_pairs,
-)
+from spark_mq.cli.command import Given, argument, command, option, parse_pairs
 from spark_mq.cli.output import Column, Rows
 from spark_mq.message import Message
 from spark_mq.operations.schedules import ScheduleInfo

@@ -26,7 +26,7 @@ from spark_mq.ledger.walk import walk
 from spark_mq.operations.context import GroupLedger
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.util.advice import LIST_LANES
-from spark_mq.util.clock import to_datetime
+from spark_mq.util.clock import optional_datetime
 from spark_mq.util.records import Record
 from spark_mq.util.show import show_time
 from spark_mq.util.validation import validate_choice, validate_count
@@ -227,7 +227,7 @@ def list_lanes(group: GroupLedger, top: int | None, by: str) -> list[LaneInfo]:
 
 def _lane(look: _Look, one: LaneStats, total: int) -> LaneInfo:
     counts = {name: n for name, n in one.counts.items() if name != TRANSFERRING}
-    until = None if one.until is None else to_datetime(one.until)
+    until = optional_datetime(one.until)
     r = one.held_by
     leased = r is not None and one.holder == Holder.LEASE
     return LaneInfo(

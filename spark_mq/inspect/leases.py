@@ -19,7 +19,7 @@ from spark_mq.ledger.walk import range_of, walk
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.history import find_outcomes
 from spark_mq.operations.life import MessageOutcome
-from spark_mq.util.clock import MICROSECOND, to_datetime
+from spark_mq.util.clock import MICROSECOND, optional_datetime, to_datetime
 from spark_mq.util.records import Record
 from spark_mq.util.validation import short_repr, validate_count
 
@@ -279,7 +279,7 @@ def last_errors(group: GroupLedger, n: int) -> list[LastError]:
             str(ranges[0].state),
             sum(r.message_count for r in ranges),
             ranges[0].first,
-            None if at is None else to_datetime(at),
+            optional_datetime(at),
         )
         for at, ranges in found[:n]
     ]

@@ -18,7 +18,7 @@ from spark_mq.ledger.states import DELAYED, STATE_NAMES
 from spark_mq.ledger.walk import range_of, walk
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.parquet.reader import MessageReader
-from spark_mq.util.clock import to_datetime
+from spark_mq.util.clock import optional_datetime
 from spark_mq.util.records import Record
 from spark_mq.util.validation import validate_choice, validate_count, validate_text
 
@@ -240,15 +240,11 @@ def shown_range(state: str, r: Range) -> dict[str, Any]:
         "failure_count": r.failure_count,
         "lease_id": r.lease_id if leased else None,
         "worker_id": r.worker_id if leased else None,
-        "leased_until": _instant(r.expires_at) if leased else None,
-        "available_at": _instant(r.available_at) if state == DELAYED else None,
+        "leased_until": optional_datetime(r.expires_at) if leased else None,
+        "available_at": optional_datetime(r.available_at) if state == DELAYED else None,
         "reason": r.reason,
         "error": r.error,
     }
-
-
-def _instant(at: int | None) -> datetime | None:
-    return None if at is None else to_datetime(at)
 
 
 def _parts(piece: FileSlice, rows: int) -> Iterator[FileSlice]:

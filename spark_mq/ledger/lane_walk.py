@@ -309,10 +309,12 @@ class LaneWalk:
             self._take_range(None, start, end, is_open)
             return
         self.skips = True
-        priority = 0 if self.plain else index.layout.priorities_in(slots).bit_length() - 1
-        files: Iterable[Sequence[int]] = index.files_with(priority, start, end)
+        files: Iterable[Sequence[int]]
         if self.lane_shares is not None:
             files = (block for block in index.blocks(start, end) if block[2] & slots)
+        else:
+            priority = 0 if self.plain else index.layout.priorities_in(slots).bit_length() - 1
+            files = index.files_with(priority, start, end)
         for first, last, *_ in files:
             if self.full or not is_open:
                 return

@@ -35,9 +35,7 @@ __all__ = [
 ]
 
 CATCH_UP: Final = ("latest", "all", "none")
-GRACE: Final = (
-    15 * 60 * SECOND
-)  # with catch_up="none", an instant that is later than that is missed
+GRACE: Final = 15 * 60 * SECOND  # with catch_up="none", what is later than that is missed
 MAX_JITTER: Final = 24 * 3600 * SECOND
 _LEAST_EVERY: Final = SECOND
 _FIELDS: Final = 5  # of a cron expression

@@ -6,10 +6,10 @@ import logging
 from typing import Final
 
 from spark_mq.delta.store_errors import STORE_ERRORS
-from spark_mq.errors import ContentionTimeout, SparkMQError, StorageError
+from spark_mq.errors import ContentionTimeout, HandlerTimeout, SparkMQError, StorageError
 from spark_mq.operations.context import GroupLedger
 
-__all__ = ["OUTAGES", "find_store_failure", "is_outage", "outage_pause"]
+__all__ = ["OUTAGES", "find_store_failure", "is_outage", "may_be_outage", "outage_pause"]
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +32,11 @@ def is_outage(error: BaseException | None) -> bool:
         seen.add(id(error))
         error = error.__cause__ or error.__context__
     return False
+
+
+def may_be_outage(error: BaseException | None) -> bool:
+    """Return whether a handler's error may be an outage, or a call that hung in one."""
+    return is_outage(error) or isinstance(error, HandlerTimeout)
 
 
 def find_store_failure(ledger: GroupLedger, lease_id: str) -> Exception | None:

@@ -36,7 +36,7 @@ from spark_mq.storage.stored_schedules import (
     schedules_size,
 )
 from spark_mq.util.advice import ADD_SCHEDULE
-from spark_mq.util.clock import MICROSECOND, Duration, to_datetime, to_micros
+from spark_mq.util.clock import MICROSECOND, Duration, optional_datetime, to_micros
 from spark_mq.util.records import Record
 from spark_mq.util.show import show_duration, show_some
 from spark_mq.util.validation import (
@@ -359,20 +359,16 @@ def _info(context: QueueContext, state: TableState, name: str) -> ScheduleInfo:
         found.cron,
         None if found.every is None else found.every * MICROSECOND,
         found.timezone,
-        _instant(found.starts_at),
+        optional_datetime(found.starts_at),
         found.catch_up,
         found.jitter * MICROSECOND,
         found.value,
         found.key,
         found.headers,
         found.priority,
-        _instant(following),
+        optional_datetime(following),
         # The number may be of a schedule of the same name that was removed.
-        _instant(last if last is not None and last > found.created_at else None),
-        _instant(found.paused_at),
+        optional_datetime(last if last is not None and last > found.created_at else None),
+        optional_datetime(found.paused_at),
         found.pause_reason,
     )
-
-
-def _instant(at: int | None) -> datetime | None:
-    return None if at is None else to_datetime(at)

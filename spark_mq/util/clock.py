@@ -21,6 +21,7 @@ __all__ = [
     "Duration",
     "ElapsedClock",
     "Instant",
+    "optional_datetime",
     "system_clock",
     "to_datetime",
     "to_micros",
@@ -70,6 +71,10 @@ def to_micros(instant: datetime) -> int:
 def to_datetime(instant: int) -> datetime:
     """Convert microseconds since 1970 to an aware UTC datetime."""
     return _EPOCH + timedelta(microseconds=instant)
+
+
+def optional_datetime(instant: int | None) -> datetime | None:
+    return None if instant is None else to_datetime(instant)
 
 
 def to_seconds(duration: timedelta | None) -> float | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from spark_mq.errors import HandlerTimeout, InvalidHandlerResult
+from spark_mq.errors import InvalidHandlerResult
 from spark_mq.handler import HandlerPolicy, describe_held, parse_result, parts_for
 from spark_mq.lease import Lease
 from spark_mq.ledger.acquire import Acquire
@@ -16,7 +16,7 @@ from spark_mq.ledger.settle import RELEASE, SettlePart
 from spark_mq.ledger.slots import SlotLayout
 from spark_mq.message import ReceivedMessage
 from spark_mq.operations.context import GroupLedger
-from spark_mq.operations.outages import is_outage, outage_pause
+from spark_mq.operations.outages import may_be_outage, outage_pause
 from spark_mq.operations.work_report import reported_work
 from spark_mq.worker.decisions import (
     Decision,
@@ -263,8 +263,7 @@ class Verdicts:
 
     def _verdict(self, task: Task, result: Any, error: Exception | None) -> Verdict:
         outage = task.lease._outage
-        in_doubt = is_outage(error) or isinstance(error, HandlerTimeout)  # it may hang in the store
-        if outage is not None or (in_doubt and not isinstance(error, Decision)):
+        if outage is not None or (may_be_outage(error) and not isinstance(error, Decision)):
             return Verdict(RELEASE, doubt=error or outage)
         if error is not None:
             return verdict_of_error(error, self._policy)
