@@ -14,6 +14,8 @@ __all__ = ["FIGURES", "Results"]
 OWN = "spark_mq"
 POSTGRES, PGMQ = "PostgreSQL", "PostgreSQL, pgmq's way"
 VALKEY, UPDATE = "Valkey, appendfsync everysec", "row a message, delta-rs UPDATE"
+DRAIN = "drain, {}"
+PLAIN_DELTA, KAFKA = "plain Delta stream, no leases", "Kafka, one node, by Spark's own source"
 MERGE = "row a message, delta-spark MERGE"
 VECTORS = f"{MERGE}, deletion vectors"
 
@@ -222,8 +224,7 @@ def publishing(found: Results) -> str:
 
 
 def drains(found: Results) -> str:
-    sides = (f"{OWN}, through Python", "plain Delta stream, no leases",
-             "Kafka, one node, by Spark's own source", POSTGRES, PGMQ, VALKEY)  # fmt: skip
+    sides = (f"{OWN}, through Python", PLAIN_DELTA, KAFKA, POSTGRES, PGMQ, VALKEY)
     columns = [f"{kind}, {how}" for kind in KINDS for how in ("steady state", "with start-up")]
     own = (whole(found.values[f"drain, {column}: {OWN}"]) for column in columns)
     lines: list[Iterable[str]] = [("side", *columns), (OWN, *own)]
@@ -325,6 +326,19 @@ def longest_commit(many: int) -> Figure:
     return figure
 
 
+def beside_peer(what: str, peer: str) -> Figure:
+    """Return how many times as fast as a peer spark_mq is, for messages of each kind."""
+
+    def figure(found: Results) -> str:
+        names = [what.format(kind) for kind in KINDS]
+        return " and ".join(
+            times(found.values[f"{name}: {OWN}"] / found.values[f"{name}: {peer}"])
+            for name in names
+        )
+
+    return figure
+
+
 FIGURES: dict[str, Figure] = {
     "run": lambda found: found.run,
     "targets": lambda found: "\n".join(["", *rows(found.values), ""]),
@@ -347,5 +361,11 @@ FIGURES: dict[str, Figure] = {
     "local-rate-8": plain("{}", "8 workers on 1 group: operations/s", rough),
     "s3-rate-1": plain("{}", f"{at_s3(1, 1)}operations/s", rough),
     "s3-rate-8": plain("{}", f"{at_s3(8, 1)}operations/s", rough),
+    "beside-kafka": beside_peer(f"{DRAIN}, steady state", KAFKA),
+    "beside-kafka-start": beside_peer(f"{DRAIN}, with start-up", KAFKA),
+    "beside-delta": beside_peer(f"{DRAIN}, steady state", PLAIN_DELTA),
+    "beside-delta-start": beside_peer(f"{DRAIN}, with start-up", PLAIN_DELTA),
+    "beside-pgmq": beside_peer("Python, lease + read + ack of 1,000, {}", PGMQ),
+    "beside-pgmq-100": beside_peer("Python, lease + read + ack of 100, {}", PGMQ),
     "latency": plain("{} ms", "publish to acked, default trigger, idle queue, p95", rough),
 }

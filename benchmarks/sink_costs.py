@@ -83,17 +83,17 @@ def main() -> None:
 
 
 def compare_streams(batches: int, messages: int) -> None:
-    from pyspark.sql import SparkSession
+    from spark_mq.spark import for_each_batch, session
 
-    from spark_mq.spark import SparkMQDataSource, for_each_batch, with_delta
-
-    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    builder = builder.config("spark.ui.showConsoleProgress", "false")
-    # Else Delta's writer works in 50 partitions on what fits into one.
-    builder = builder.config("spark.databricks.delta.snapshotPartitions", "1")
-    builder = builder.config("spark.sql.shuffle.partitions", "2")
-    spark = with_delta(builder).getOrCreate()
-    spark.dataSource.register(SparkMQDataSource)
+    settings = {
+        "spark.master": "local[2]",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        # Else Delta's writer works in 50 partitions on what fits into one.
+        "spark.databricks.delta.snapshotPartitions": "1",
+        "spark.sql.shuffle.partitions": "2",
+    }
+    spark = session("sink costs", settings, delta=True)
     spark.sparkContext.setLogLevel("OFF")
     times: dict[str, list[float]] = {"plain": [], "sink": []}
     with tempfile.TemporaryDirectory() as folder:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from pyspark.sql import SparkSession
-
 from spark_mq import Queue
+from spark_mq.spark import session
 
 
 def main(folder: str) -> None:
-    spark = SparkSession.builder.getOrCreate()
+    spark = session("stream_to_delta")
     queue = Queue.create(f"{folder}/orders", exist_ok=True)
     queue.publish([f"order {n}" for n in range(10)])
     source = spark.readStream.format("spark_mq").option("consumerGroup", "archive")

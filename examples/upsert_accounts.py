@@ -6,11 +6,10 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from spark_mq import Message, Queue
-from spark_mq.spark import for_each_batch
+from spark_mq.spark import for_each_batch, session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -38,7 +37,7 @@ def latest(changes: DataFrame) -> DataFrame:
 
 
 def main(folder: str) -> None:
-    spark = SparkSession.builder.getOrCreate()
+    spark = session("upsert_accounts")
     queue = Queue.create(f"{folder}/changes", lanes=64, exist_ok=True)
     group = queue.group("accounts")
     group.configure(order="key")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from pyspark.sql import SparkSession
-
 from spark_mq import Queue
-from spark_mq.spark import for_each_batch
+from spark_mq.spark import for_each_batch, session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -19,7 +17,7 @@ ORDER = "id STRING NOT NULL, amount DOUBLE"
 
 
 def main(folder: str) -> None:
-    spark = SparkSession.builder.getOrCreate()
+    spark = session("validate_orders")
     queue = Queue.create(f"{folder}/orders", exist_ok=True)
     queue.publish(['{"id": "1", "amount": 5}', '{"id": "2", "amount": -1}', "no JSON"])
 

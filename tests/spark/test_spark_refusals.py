@@ -10,15 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, TableFeatures, write_deltalake
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from support.harness import Stream, make_queue, numbered, versions
-from support.marks import without_delta
 from support.tables import context_of, messages_of
 
 from spark_mq import Queue
 from spark_mq.errors import InvalidOption
-from spark_mq.spark import check_interpreter, with_delta
+from spark_mq.spark import check_interpreter
 
 # Spark hands the names of options over in lower case.
 OPTIONS = {
@@ -261,9 +259,3 @@ def test_an_interpreter_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 def test_the_interpreter_of_this_session_is_fine(spark: Any) -> None:
     check_interpreter(spark)
-
-
-@pytest.mark.skipif(without_delta() is None, reason="this Spark has Delta")
-def test_a_session_with_delta_is_refused_on_a_spark_that_delta_has_no_jar_for() -> None:
-    with pytest.raises(InvalidOption, match=r"no JAR for Spark 4\.3.*pip install '.*delta.*'"):
-        with_delta(SparkSession.builder)

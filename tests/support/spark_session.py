@@ -5,15 +5,13 @@ It has Delta, unless its Spark is one that Delta has no JAR for (``make test-spa
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from spark_mq.spark import with_delta
+from spark_mq.spark import session
 from support.marks import without_delta
 from support.processes import SPAWN
 from support.stores import STORES
@@ -74,10 +72,8 @@ def _stop_session(folder: Path, settings: Mapping[str, str]) -> None:
 
 def new_session(warehouse: Path, own: Mapping[str, str] | None = None) -> Any:
     """Start a session with settings of its own, or with Delta if its Spark has it."""
-    from pyspark.sql import SparkSession
-
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings = {
+        "spark.master": "local[2]",
         # The session lives for minutes: compiling better code takes longer than it saves.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.ui.enabled": "false",
@@ -103,14 +99,10 @@ def new_session(warehouse: Path, own: Mapping[str, str] | None = None) -> Any:
         + ",software.amazon.awssdk:bundle",
         **(own or {}),
     }
-    builder = SparkSession.builder.master("local[2]").appName("spark_mq tests")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    if own is None and without_delta() is None:
-        builder = with_delta(builder)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("OFF")  # the deaths that the tests arrange would fill pages
-    return session
+    delta = own is None and without_delta() is None
+    started = session("spark_mq tests", settings, delta=delta, quiet=True)
+    started.sparkContext.setLogLevel("OFF")  # the deaths that the tests arrange would fill pages
+    return started
 
 
 @pytest.fixture(scope="session")

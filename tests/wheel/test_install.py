@@ -71,6 +71,22 @@ def test_the_sdist_installs_and_a_queue_works(sdist: Path, tmp_path: Path) -> No
     run_a_queue(install(tmp_path / "venv", sdist, None), tmp_path)
 
 
+@pytest.mark.slow  # Spark is a large download
+def test_the_code_of_the_readme_runs_as_pasted_in_a_fresh_environment(
+    wheel: Path, tmp_path: Path
+) -> None:
+    python = install(tmp_path / "venv", wheel, "spark,delta")
+    readme = (ROOT / "README.md").read_text()
+    code = "".join(re.findall(r"^```python[^\n]*\n(.*?)^```", readme, re.M | re.S))
+    out = run(python, "-c", code.replace("/tmp/", f"{tmp_path}/"))
+    assert "not an order" in out
+    count = (
+        "from spark_mq.spark import session; spark = session(quiet=True); "
+        f"print(spark.read.format('delta').load('{tmp_path}/tables/billed-1').count())"
+    )
+    assert run(python, "-c", count).strip().endswith("1")  # the others were settled or rejected
+
+
 def run_a_queue(python: Path, tmp_path: Path) -> None:
     program = (
         "from spark_mq import Queue; queue = Queue.create({path!r}); queue.publish('a'); "

@@ -1,0 +1,221 @@
+"""Start a Spark session that can read and write queues, with Delta Lake if it is installed."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from spark_mq.errors import InvalidOption
+from spark_mq.spark.python_check import check_interpreter, worker_python
+from spark_mq.spark.source import SparkMQDataSource
+from spark_mq.spark.tables import register_tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["delta_settings", "register", "session"]
+
+_INSTALL: Final = "Run: pip install 'spark-mq[spark,delta]'"
+_SUPPORTED: Final = "4.2"  # the version of Spark for which delta-spark 4.4.0 has a JAR
+_PACKAGES: Final = "spark.jars.packages"
+_EXCLUDES: Final = "spark.jars.excludes"
+_EXTENSIONS: Final = "spark.sql.extensions"
+_DELTA_EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
+_CATALOG: Final = "spark.sql.catalog.spark_catalog"
+_DELTA_CATALOG: Final = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+# Delta asks for these, in older versions than Spark's own. They are half of the download.
+_IN_SPARK: Final = (
+    "org.apache.hadoop:hadoop-client-api",
+    "org.apache.hadoop:hadoop-client-runtime",
+    "org.apache.logging.log4j:log4j-api",
+    "org.apache.logging.log4j:log4j-core",
+    "org.apache.logging.log4j:log4j-slf4j2-impl",
+    "org.slf4j:slf4j-api",
+)
+
+
+def session(
+    name: str = "spark_mq",
+    settings: Mapping[str, str] | None = None,
+    *,
+    delta: bool | None = None,
+    quiet: bool = False,
+) -> SparkSession:
+    """Start a Spark session for queues, or prepare the one that runs.
+
+    Spark's workers get the Python of this program unless ``PYSPARK_PYTHON`` names another one.
+    ``format("spark_mq")`` and the table functions are registered (see `register`). A new session
+    gets Delta Lake for SQL, time travel and sinks, whose JARs it downloads from Maven at its first
+    start. Streams, sinks and batch reads of queues need no Delta.
+
+    Parameters
+    ----------
+    name : str, default "spark_mq"
+        The name of the application, if a session starts.
+    settings : mapping of str to str, optional
+        More settings of Spark, such as ``{"spark.master": "local[2]"}``. They go before those of
+        this function.
+    delta : bool, optional
+        Whether the session must have Delta Lake. By default it has it if delta-spark is installed
+        and has a JAR for this version of Spark.
+    quiet : bool, default False
+        Do not print the line about the session to stderr.
+
+    Returns
+    -------
+    SparkSession
+        The session. One that runs is used as it is, as by ``SparkSession.builder.getOrCreate()``:
+        its packages and its Python can no longer change.
+
+    Raises
+    ------
+    InvalidOption
+        ``delta=True``, but Delta has no JAR for this version of Spark, delta-spark is not
+        installed, or the session that runs has no Delta. Or the Python of Spark's workers cannot
+        load spark_mq. The error names the fix.
+
+    Examples
+    --------
+    >>> spark = session("billing")  # doctest: +SKIP
+    """
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    own = dict(settings or {})
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    runs = SparkSession.getActiveSession() is not None
+    # Packages are read when Java starts. Spark Connect has them at the server.
+    can_add = not (
+        runs
+        or SparkContext._gateway is not None
+        or "PYSPARK_GATEWAY_PORT" in os.environ
+        or "spark.remote" in own
+        or "SPARK_REMOTE" in os.environ
+    )
+    if can_add and delta is not False:
+        problem = _why_no_delta()
+        if problem is None:
+            own = delta_settings(own, _defaults())
+        elif delta:
+            raise problem
+    builder = SparkSession.builder
+    if not runs:
+        builder = builder.appName(name)
+    for key, value in own.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    has_delta = "delta" in (spark.conf.get(_CATALOG, "") or "").lower()
+    if delta and not has_delta:
+        raise _why_no_delta() or InvalidOption(
+            "the session that runs has no Delta Lake, and it can no longer be added. Call "
+            "session() before the program starts Spark in another way. With spark-submit, give it "
+            "--properties-file with conf/spark-defaults.conf",
+            option="delta",
+            value=delta,
+        )
+    register(spark)
+    if not quiet:
+        print(_describe(spark, has_delta=has_delta, started=not runs), file=sys.stderr)
+    return spark
+
+
+def register(spark: SparkSession) -> None:
+    """Register ``format("spark_mq")`` and the table functions with a session.
+
+    The functions are ``spark_mq_stats(path)``, ``spark_mq_leases(path)``,
+    ``spark_mq_trace(path, sequence)`` and ``spark_mq_history(path)``.
+
+    If spark_mq is installed for the driver's Python, Spark finds the source by itself, as
+    ``pyspark_mq``. It does not find the table functions.
+
+    Parameters
+    ----------
+    spark
+        The session.
+
+    Raises
+    ------
+    InvalidOption
+        The Python of the session's workers cannot load spark_mq. This is checked first.
+
+    Examples
+    --------
+    >>> register(spark)  # doctest: +SKIP
+    """
+    check_interpreter(spark)
+    spark.dataSource.register(SparkMQDataSource)
+    register_tables(spark)
+
+
+def _why_no_delta() -> InvalidOption | None:
+    """Return the reason why a session cannot have Delta, or None if it can."""
+    from pyspark import __version__ as spark_version
+
+    try:
+        installed = version("delta-spark")
+    except PackageNotFoundError:
+        return InvalidOption(
+            f"Delta in Spark needs delta-spark, which is not installed. {_INSTALL}",
+            option="delta",
+            value=True,
+        )
+    if not spark_version.startswith(_SUPPORTED + "."):
+        return InvalidOption(
+            f"Delta Lake {installed} has no JAR for Spark {spark_version}, only for {_SUPPORTED}. "
+            f"{_INSTALL}, which brings pyspark {_SUPPORTED}. Or leave Delta out: only SQL on a "
+            "queue's tables and Delta sinks need it",
+            option="delta",
+            value=True,
+        )
+    return None
+
+
+def delta_settings(settings: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
+    """Return settings with Delta's, beside the packages and extensions that Spark gets anyhow."""
+    usual = {**defaults, **settings}
+    package = f"io.delta:delta-spark_{_SUPPORTED}_2.13:{version('delta-spark')}"
+    added = {_PACKAGES: _joined(usual.get(_PACKAGES), package, has="io.delta:delta-spark")}
+    added[_EXTENSIONS] = _joined(usual.get(_EXTENSIONS), _DELTA_EXTENSION)
+    added[_EXCLUDES] = usual.get(_EXCLUDES, "")
+    for excluded in _IN_SPARK:
+        added[_EXCLUDES] = _joined(added[_EXCLUDES], excluded)
+    added[_CATALOG] = usual.get(_CATALOG, _DELTA_CATALOG)
+    return {**settings, **added}
+
+
+def _joined(items: str | None, item: str, *, has: str | None = None) -> str:
+    """Return a list in Spark's form with one more item, unless ``has`` or the item is in it."""
+    if not items:
+        return item
+    return items if (has or item) in items else f"{items},{item}"
+
+
+def _defaults() -> dict[str, str]:
+    """Read spark-defaults.conf, because settings of a session replace those of the file."""
+    home = os.environ.get("SPARK_HOME")
+    folder = os.environ.get("SPARK_CONF_DIR") or (home and Path(home, "conf"))
+    try:
+        text = Path(folder, "spark-defaults.conf").read_text("utf-8") if folder else ""
+    except OSError:
+        return {}
+    lines = (line.strip() for line in text.splitlines())
+    pairs = (re.split(r"[\s=:]+", line, maxsplit=1) for line in lines if line and line[0] != "#")
+    return {pair[0]: pair[-1] for pair in pairs}
+
+
+def _describe(spark: SparkSession, *, has_delta: bool, started: bool) -> str:
+    delta = "without Delta Lake"
+    if has_delta:
+        delta = "with Delta Lake"
+    elif started and (problem := _why_no_delta()) is not None:
+        delta += f" ({str(problem).partition('. ')[0]})"
+    verb = "started" if started else "uses"
+    return (
+        f"spark_mq {verb} Spark {spark.version} {delta}. Its workers run {worker_python(spark)}. "
+        'format("spark_mq") is registered.'
+    )
