@@ -28,7 +28,6 @@ __all__ = [
     "run_batch",
 ]
 
-_MAX_ROUNDS = 1_000
 _LEFT = ("ready", "delayed", "leased", "blocked", "transferring")
 
 
@@ -58,33 +57,23 @@ def mq_queue(mq_clock: ManualClock, mq_settings: Mapping[str, Any]) -> Queue:
 def drain(mq_queue: Queue, mq_clock: ManualClock) -> Callable[..., list[ReceivedMessage]]:
     """Return a function that handles all messages and returns them.
 
-    ``drain(handler=None, group="default", max_messages=100, wait=True)``: without a handler it acks
-    all messages. With `wait` it moves the clock to the times of delayed messages and retries.
+    ``drain(handler=None, group="default", wait=True, **options)``: without a handler it acks all
+    messages. With `wait` it moves the clock to the times of delayed messages and retries. The
+    options are those of :meth:`spark_mq.ConsumerGroup.work`, such as ``mode="message"``, and a
+    handler may be ``async`` as there. An error of the handler is raised here, unless `on_error`
+    says what becomes of it.
     """
 
     def run(
         handler: Callable[[Any], Any] | None = None,
         group: str = "default",
         *,
-        max_messages: int = 100,
         wait: bool = True,
+        **options: Any,
     ) -> list[ReceivedMessage]:
-        from spark_mq.testing import next_due
+        from spark_mq.testing import drain_group
 
-        delivered: list[ReceivedMessage] = []
-
-        def handle(lease: Any) -> Any:
-            delivered.extend(lease.messages)
-            return None if handler is None else handler(lease)
-
-        own = mq_queue.group(group)
-        for _ in range(_MAX_ROUNDS):
-            own.work(handle, worker_id="drain", max_messages=max_messages, until="empty")
-            due = next_due(own) if wait else None
-            if due is None:
-                return delivered
-            mq_clock.set(due)
-        raise AssertionError(f"group {group!r} is not empty after {_MAX_ROUNDS} rounds")
+        return drain_group(mq_queue.group(group), mq_clock if wait else None, handler, **options)
 
     return run
 

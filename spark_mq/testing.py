@@ -18,20 +18,21 @@ exists in one process, so it cannot be pickled, and a Spark stream cannot read i
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Unpack
 
 import pyarrow as pa
 
 from spark_mq.delta.memory_files import MemoryFiles
-from spark_mq.errors import InvalidOption, InvalidSchema
+from spark_mq.errors import InvalidHandlerResult, InvalidOption, InvalidSchema
 from spark_mq.group import ConsumerGroup
 from spark_mq.handler import HandlerPolicy, is_settle_result, parse_result, parts_for
 from spark_mq.lease import Lease
 from spark_mq.ledger.schedule import next_due_at
 from spark_mq.ledger.setting_options import CreateOptions
 from spark_mq.ledger.settings import new_settings
+from spark_mq.message import ReceivedMessage
 from spark_mq.operations.create import create_queue_tables, open_context
 from spark_mq.operations.settle import SettleResult, summarize
 from spark_mq.operations.sinks import refuse_publish
@@ -40,14 +41,19 @@ from spark_mq.storage.publishes import PublishReceipt
 from spark_mq.util.clock import Clock, Duration, optional_datetime, system_clock, to_micros
 from spark_mq.util.notifier import Notifier
 from spark_mq.util.validation import validate_duration
+from spark_mq.worker.pools import is_async
 
 __all__ = [
     "FakeBatchLease",
     "ManualClock",
+    "drain_group",
     "memory_queue",
     "next_due",
     "run_batch",
 ]
+
+
+_MAX_ROUNDS = 1_000
 
 
 class ManualClock:
@@ -147,6 +153,76 @@ def next_due(group: ConsumerGroup) -> datetime | None:
     return optional_datetime(at)
 
 
+def drain_group(
+    group: ConsumerGroup,
+    clock: ManualClock | None,
+    handler: Callable[[Any], Any] | None = None,
+    **options: Any,
+) -> list[ReceivedMessage]:
+    """Work until a group is empty. Return what was delivered, in order.
+
+    It is the fixture ``drain`` for queues of your own.
+
+    Parameters
+    ----------
+    group
+        A group of a queue in memory.
+    clock
+        The queue's clock, which is moved to the times of delayed messages and retries. None works
+        only on what is due now.
+    handler
+        As for :meth:`spark_mq.ConsumerGroup.work`, also ``async``. Default: all messages are acked.
+    **options
+        As for :meth:`spark_mq.ConsumerGroup.work`. The defaults are those there, but
+        ``on_error="raise"`` and ``max_messages=100``.
+
+    Raises
+    ------
+    AssertionError
+        The group is not empty after 1,000 rounds.
+    Exception
+        An error of the handler, unless `on_error` says what becomes of it.
+
+    Examples
+    --------
+    >>> queue = memory_queue(clock := ManualClock())
+    >>> receipt = queue.publish(["a", "b"])
+    >>> [message.value for message in drain_group(queue.group(), clock)]
+    [b'a', b'b']
+    """
+    delivered: list[ReceivedMessage] = []
+    watched = _watched(handler, delivered)
+    given = {"worker_id": "drain", "max_messages": 100, "on_error": "raise", **options}
+    for _ in range(_MAX_ROUNDS):
+        group.work(watched, until="empty", **given)
+        due = next_due(group) if clock is not None else None
+        if due is None or clock is None:
+            return delivered
+        clock.set(due)
+    raise AssertionError(f"group {group.name!r} is not empty after {_MAX_ROUNDS} rounds")
+
+
+def _watched(handler: Callable[[Any], Any] | None, delivered: list[ReceivedMessage]) -> Any:
+    """Return a handler that notes its messages before it calls another one."""
+
+    def note(work: Lease | ReceivedMessage) -> None:
+        delivered.extend(work.messages if isinstance(work, Lease) else [work])
+
+    if handler is not None and is_async(handler):
+
+        async def handle_async(work: Any) -> Any:
+            note(work)
+            return await handler(work)
+
+        return handle_async
+
+    def handle(work: Any) -> Any:
+        note(work)
+        return None if handler is None else handler(work)
+
+    return handle
+
+
 class FakeBatchLease:
     """A :class:`~spark_mq.spark.BatchLease` in memory, for ``process(batch, lease)``.
 
@@ -197,15 +273,22 @@ class FakeBatchLease:
         return {"producerId": f"test-{self.lease_id}", "producerSequence": "0"}
 
     def publish(self, queue: Any, messages: Any, *, part: str | None = None) -> PublishReceipt:
-        """Publish messages, once for each queue and part. A repeat raises DuplicatePublish.
+        """Publish messages, once for each queue and part. A repeat raises InvalidOption.
 
         The parameters are those of :meth:`spark_mq.spark.BatchLease.publish`.
         """
         refuse_publish(self._lease._ledger, queue.path)
         producer = f"test-{self.lease_id}" + ("" if part is None else f".{part}")
         receipt: PublishReceipt = queue.publish(
-            messages, producer_id=producer, producer_sequence=0, on_duplicate="raise"
+            messages, producer_id=producer, producer_sequence=0, on_duplicate="skip"
         )
+        if receipt.duplicate:
+            raise InvalidOption(
+                f"this batch has published to {queue.path} already. Give part= a name, another one "
+                "for each call",
+                option="part",
+                value=part,
+            )
         return receipt
 
     def read(self) -> Any:
@@ -330,6 +413,13 @@ _VERDICT = ("sequence", "outcome", "delay", "error")
 
 def _verdict_rows(returned: Any) -> list[dict[str, Any]]:
     """Return the failed rows of a function, without the other columns of the batch."""
+    if not isinstance(returned, pa.Table | list | tuple) and not hasattr(returned, "columns"):
+        raise InvalidHandlerResult(
+            f"process returned {type(returned).__name__}: it must return None, or the rows that "
+            "failed",
+            option="process",
+            value=type(returned).__name__,
+        )
     return [{name: row[name] for name in _VERDICT if name in row} for row in _rows(returned)]
 
 
@@ -341,17 +431,20 @@ def _rows(rows: Any) -> list[dict[str, Any]]:
         found = [row.asDict() for row in rows.collect()]
     elif hasattr(rows, "to_dict"):  # pandas
         found = rows.to_dict("records")
+    elif isinstance(rows, list | tuple | range | set):
+        found = [_row(row) for row in rows]
     else:
-        found = [_row(row) for row in _listed(rows)]
+        raise InvalidOption(
+            f"the rows cannot be settled: they are a {type(rows).__name__}. Give rows of the batch "
+            "with their column sequence, or a list of sequences",
+            option="df",
+            value=type(rows).__name__,
+        )
     if any(row.get("sequence") is None for row in found):
         raise InvalidSchema(
             "a row has no sequence: give rows of the batch with that column", column="sequence"
         )
     return list(found)
-
-
-def _listed(rows: Any) -> Iterable[Any]:
-    return rows if isinstance(rows, Iterable) else [rows]
 
 
 def _row(row: Any) -> dict[str, Any]:

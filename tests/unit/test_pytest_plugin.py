@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from spark_mq import InvalidSchema
+from spark_mq import InvalidHandlerResult, InvalidOption, InvalidSchema
 from spark_mq.testing import ManualClock, memory_queue, run_batch
 
 ROOT = Path(__file__).parents[2]
@@ -41,10 +41,24 @@ def test_retries_need_no_sleep(mq_queue, mq_clock, drain, assert_settled):
         seen.append(lease.messages[0].delivery_count)
         if len(seen) < 3:
             raise ValueError("not yet")
-    drain(flaky)
+    drain(flaky, on_error="nack")
     assert seen == [1, 2, 3]
     assert (mq_clock() - start).total_seconds() == 20
     assert_settled(acked=1)
+
+def test_handlers_of_messages(mq_queue, drain, assert_settled):
+    from spark_mq import Retry
+    mq_queue.publish(["1", "2", "3"])
+    seen = []
+    async def handle(message):
+        seen.append((message.value, message.delivery_count))
+        early = message.value == b"2" and message.delivery_count == 1
+        return Retry(error="later") if early else None
+    assert len(drain(handle, mode="message", concurrency=2)) == 4
+    assert sorted(seen) == [(b"1", 1), (b"2", 1), (b"2", 2), (b"3", 1)]
+    mq_queue.publish("4")
+    assert [m.value for m in drain(lambda message: None, mode="message")] == [b"4"]
+    assert_settled(acked=4)
 
 def test_publishing(mq_queue, assert_published):
     mq_queue.publish([Message("a", key="k", headers={"x": "1", "y": "2"}), "b"])
@@ -91,6 +105,18 @@ def test_wrong_count(mq_queue, drain, assert_settled):
     drain()
     assert_settled(acked=2)
 
+def test_a_handler_with_a_bug(mq_queue, drain):
+    mq_queue.publish("a")
+    def handle(lease):
+        return lease.mesages  # a misspelling
+    drain(handle)
+
+def test_a_bug_in_a_coroutine(mq_queue, drain):
+    mq_queue.publish("a")
+    async def handle(message):
+        assert message.value == b"b", "in a coroutine"
+    drain(handle, mode="message")
+
 def test_raises(mq_queue, run_batch):
     mq_queue.publish("a")
     def process(batch, lease):
@@ -114,17 +140,18 @@ def run(folder: Path, text: str) -> tuple[int, str]:
 def test_the_fixtures_serve_a_users_tests(tmp_path: Path) -> None:
     code, output = run(tmp_path, PASSING)
     assert code == 0, output
-    assert "4 passed" in output
+    assert "5 passed" in output
 
 
 def test_the_assertions_fail_if_they_do_not_hold(tmp_path: Path) -> None:
     code, output = run(tmp_path, FAILING)
     assert code == 1
-    assert "6 failed" in output
+    assert "8 failed" in output
     for text in ("0 messages match, not one at least", "2 messages match, not 1",
                  "b'a' key='k' headers={'x': '1'} message_id='i'",
                  "has messages left: {'ready': 1}", "has {'acked': 1}, not {'acked': 2}",
-                 "seen by the test"):  # fmt: skip
+                 "seen by the test", "lease.mesages  # a misspelling",
+                 "in a coroutine"):  # fmt: skip
         assert text in output
 
 
@@ -180,3 +207,14 @@ def test_a_batch_may_return_what_its_own_settles_return() -> None:
     lease = run_batch(lambda batch, lease: lease.ack(batch), queue.group(), on_error="raise")
     assert lease.settled == 2
     assert queue.group().stats().acked == 2
+
+
+@pytest.mark.parametrize("returned", [7, "text", True, object()])
+def test_a_batch_refuses_what_a_stream_refuses(returned: object) -> None:
+    queue = memory_queue(ManualClock())
+    queue.publish("a")
+    with pytest.raises(InvalidHandlerResult, match=r"process returned .*: it must return None"):
+        run_batch(lambda batch, lease: returned, queue.group())
+    (other,) = (queue.publish("b"), queue.group("other"))[1:]
+    with pytest.raises(InvalidOption, match="the rows cannot be settled: they are a"):
+        run_batch(lambda batch, lease: lease.ack(returned), other)

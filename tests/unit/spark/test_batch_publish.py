@@ -9,7 +9,7 @@ import pytest
 from support.tables import messages_of
 
 from spark_mq import Queue
-from spark_mq.errors import DuplicatePublish, InvalidOption
+from spark_mq.errors import InvalidOption
 from spark_mq.spark.batch_publish import BatchPublisher, SinkProducer
 from spark_mq.spark.options import WriteOptions
 from spark_mq.spark.sink import QueueStreamWriter
@@ -71,6 +71,6 @@ def test_a_fake_lease_publishes_each_part_once() -> None:
     assert set(fake.publish_options) == {"producerId", "producerSequence"}
     fake.publish(target, ["one"])
     fake.publish(target, ["two"], part="two")
-    with pytest.raises(DuplicatePublish):
+    with pytest.raises(InvalidOption, match="Give part= a name"):
         fake.publish(target, ["three"])
     assert target.group("look").ensure().stats().ready == 2
