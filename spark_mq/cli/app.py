@@ -33,6 +33,7 @@ _MODULES: Final = (
     "publish",
     "messages",
     "workers",
+    "top",
     "watch",
     "servers",
     "queues",

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, Final, TextIO
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -52,10 +53,15 @@ __all__ = [
     "Part",
     "Rows",
     "busy",
+    "column_widths",
+    "columns_left_out",
     "complain",
     "exit_code_of",
+    "fit_columns",
+    "is_number",
     "make_table",
     "show",
+    "style_of",
     "text_for_commands",
     "track",
 ]
@@ -74,6 +80,13 @@ _STORE: Final = (StorageError, CorruptLog, NotAQueue, UnsupportedTable, Contenti
 Column = tuple[str, str]  # the heading, and the name of the value in a row
 
 _NUMBERS: Final = (int, float)
+_EMPTY: Final = (None, "", 0, (), "-")
+_GAP: Final = 2  # between columns
+_PROSE: Final = 24  # the least width of a column of sentences
+_STYLES: Final[Mapping[str, str]] = {
+    "dead": "red", "dead_letters": "red", "dead_per_second": "red", "error": "red",
+    "blocked": "yellow", "blocked_because": "yellow", "problem": "yellow", "because": "yellow",
+}  # fmt: skip
 
 _PAUSE: Final = 3.0  # seconds between lines of progress, if stderr is no terminal
 
@@ -137,12 +150,16 @@ def _mapping(row: Any) -> dict[str, Any]:
 def _print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> None:
     """Print a table, with rich on a terminal, otherwise as plain lines that no width cuts."""
     if sys.stdout.isatty():
-        Console().print(make_table(rows, columns))
+        console = Console()
+        fitting = fit_columns(rows, columns, console.width)
+        console.print(make_table(rows, fitting))
+        if left_out := columns_left_out(columns, fitting):
+            console.print(Text(left_out, style="dim"))
         return
     lines = [[heading for heading, _ in columns]]
     lines += [[show_cell(row.get(name)) for _, name in columns] for row in rows]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-    right = [_is_number(rows, name) for _, name in columns]
+    right = [is_number(rows, name) for _, name in columns]
     for cells in lines:
         padded = [
             cell.rjust(width) if number else cell.ljust(width)
@@ -152,17 +169,83 @@ def _print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -
 
 
 def make_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> Table:
-    """Return a table for a terminal, which never reads values as markup."""
+    """Return a table for a terminal, which never reads values as markup. Only prose is wrapped."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading, name in columns:
-        right = _is_number(rows, name)
-        table.add_column(heading, justify="right" if right else "left", overflow="fold")
+        right, prose = is_number(rows, name), _is_prose(rows, name)
+        table.add_column(
+            heading, justify="right" if right else "left", overflow="fold", no_wrap=not prose
+        )
     for row in rows:
-        table.add_row(*(Text(show_cell(row.get(name))) for _, name in columns))
+        table.add_row(*(Text(show_cell(row.get(name)), style_of(row, name)) for _, name in columns))
     return table
 
 
-def _is_number(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+def fit_columns(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], width: int
+) -> list[Column]:
+    """Return the columns that fit into a width without breaking a number or a name.
+
+    Columns without a value go first, then the others from the right, prose and the first one last.
+    """
+    kept = list(columns)
+    needed = {column: _least_width(rows, column) + _GAP for column in kept}
+
+    def importance(column: Column) -> tuple[bool, bool, bool, int]:
+        name = column[1]
+        empty = all(row.get(name) in _EMPTY for row in rows)
+        return column == columns[0], not empty, _is_prose(rows, name), -columns.index(column)
+
+    for column in sorted(columns, key=importance):
+        if len(kept) == 1 or sum(needed[one] for one in kept) - _GAP <= width:
+            break
+        kept.remove(column)
+    return kept
+
+
+def column_widths(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], width: int
+) -> list[int]:
+    """Return the widths of columns that fit. Prose shares what the others leave."""
+    widths = [_least_width(rows, column) for column in columns]
+    left = width - sum(widths) - _GAP * (len(columns) - 1)
+    for place, (_, name) in enumerate(columns):
+        if left > 0 and _is_prose(rows, name):
+            widest = max(cell_len(show_cell(row.get(name))) for row in rows)
+            more = min(left, max(0, widest - widths[place]))
+            widths[place] += more
+            left -= more
+    return widths
+
+
+def columns_left_out(columns: Sequence[Column], kept: Sequence[Column]) -> str:
+    """Return a line that names the columns that are not shown, or "" if all are."""
+    names = [heading for heading, name in columns if (heading, name) not in kept]
+    if not names:
+        return ""
+    return f"without {', '.join(names)}: a wider terminal or -o json has them"
+
+
+def _least_width(rows: Sequence[Mapping[str, Any]], column: Column) -> int:
+    heading, name = column
+    texts = [show_cell(row.get(name)) for row in rows]
+    widest = max(map(cell_len, texts), default=0)
+    if _is_prose(rows, name):
+        widest = min(widest, max([_PROSE, *(cell_len(w) for text in texts for w in text.split())]))
+    return max(cell_len(heading), widest)
+
+
+def _is_prose(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+    """Return whether a column has sentences, which may be wrapped."""
+    return any(show_cell(row.get(name)).count(" ") > 1 for row in rows)
+
+
+def style_of(row: Mapping[str, Any], name: str) -> str:
+    """Return the style of a cell: red for what is lost without help, yellow for what waits."""
+    return "" if row.get(name) in _EMPTY else _STYLES.get(name, "")
+
+
+def is_number(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
     values = [row.get(name) for row in rows if row.get(name) is not None]
     return bool(values) and all(
         isinstance(value, _NUMBERS) and not isinstance(value, bool) for value in values

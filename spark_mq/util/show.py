@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, is_dataclass
@@ -16,6 +17,7 @@ __all__ = [
     "json_line",
     "printable",
     "show_age",
+    "show_bars",
     "show_cell",
     "show_duration",
     "show_moment",
@@ -32,6 +34,7 @@ __all__ = [
 _Show = Callable[[str], None]
 _listener: Final[ContextVar[_Show | None]] = ContextVar("spark_mq_steps", default=None)
 T = TypeVar("T")
+_BARS: Final = "▁▂▃▄▅▆▇█"
 
 
 def show_time(at: datetime | None) -> str:
@@ -81,6 +84,14 @@ def show_duration(duration: timedelta | None) -> str:
     shown = [f"{number}{unit}" for number, unit in parts if number]
     shown += [f"{seconds.total_seconds():.9g}s"] if seconds or not shown else []
     return " ".join(shown)
+
+
+def show_bars(values: Iterable[float]) -> str:
+    """Return a line of bars, one for each value. The greatest one is full."""
+    given = list(values)
+    most = max(given, default=0)
+    steps = len(_BARS) - 1
+    return "".join(_BARS[math.ceil(steps * max(0, one) / most) if most > 0 else 0] for one in given)
 
 
 def show_value(value: bytes | None, limit: int = 60) -> str:
