@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from spark_mq.errors import DataLossError
 from spark_mq.ledger.commands import TRACKED, Change, Command, Needs, Priority, View, join_notes
 from spark_mq.ledger.data_files import DataFile
 from spark_mq.ledger.editor import LedgerEditor
@@ -22,8 +21,9 @@ from spark_mq.ledger.grant import (
 from spark_mq.ledger.intervals import Interval, format_intervals
 from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.lane_selector import LaneSelector, is_full, isolation_size
+from spark_mq.ledger.lost import without_lost
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, UNREAD, Ledger, Range
+from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, LEASED, UNREAD, Ledger, Range
 from spark_mq.ledger.rate_limit import RateLimits, count_bytes
 from spark_mq.ledger.schedule import add_scheduled, split_by_time, split_due
 from spark_mq.ledger.settings import GroupSettings
@@ -38,12 +38,10 @@ __all__ = [
     "Acquire",
     "AcquireRequest",
     "Grant",
-    "SettleLost",
     "acquire",
     "isolation_size",
     "postpone_due",
     "reject_unreadable",
-    "settle_lost",
 ]
 
 UNREADABLE: Final = "payload unreadable"
@@ -152,60 +150,6 @@ def _lease_note(request: AcquireRequest, grant: Grant) -> dict[str, Any]:
         "messages": sum(r.message_count for r in grant.ranges),
         "ranges": format_intervals([(r.first, r.last) for r in grant.ranges]),
     }
-
-
-def without_lost(view: View, ledger: Ledger, fail: bool) -> tuple[Ledger, str]:
-    """Settle dropped unread messages as lost, with a text for the log. Raise DataLossError."""
-    if view.horizon <= ledger.head.start_sequence:
-        return ledger, ""
-    after, lost = settle_lost(ledger, view.log, view.horizon)
-    if not lost:
-        return ledger, ""
-    if fail:
-        raise DataLossError(
-            f"group {view.group!r}: {lost} messages up to {view.horizon} were dropped by the "
-            "queue's hard limit, or its group_expiry, before it had settled them. Accept the loss "
-            "with fail_on_data_loss=False (failOnDataLoss in a stream), or seek('earliest')",
-            group=view.group, lost=lost, horizon=view.horizon,
-        )  # fmt: skip
-    return after, (
-        f"{lost} messages up to {view.horizon} are lost, dropped by the queue's hard limit, or its "
-        "group_expiry"
-    )
-
-
-def settle_lost(
-    ledger: Ledger,
-    index: MessageIndex,
-    horizon: int,
-    event: str = "lost",
-    states: Collection[str] = (AVAILABLE, DEAD, BLOCKED, UNREAD),
-) -> tuple[Ledger, int]:
-    """Settle messages up to a trim horizon as lost, if in some states, and count them.
-
-    Leased ones are left out by default, because a holder may have read its messages.
-    """
-    if horizon <= ledger.head.start_sequence:
-        return ledger, 0
-    editor, total = LedgerEditor(ledger), 0
-    for piece in editor.cut([(0, horizon)], index, states):
-        editor.add(piece.as_settled(), piece, event)
-        total += piece.message_count
-    return editor.build(), total
-
-
-@dataclass(frozen=True, slots=True)
-class SettleLost(Command[None]):
-    """Settle messages that a trim dropped unread, or raise DataLossError with `fail`."""
-
-    fail: bool
-
-    name = "data_loss"
-    needs = Needs(horizon="if lost")
-
-    def apply(self, view: View) -> Change[None]:
-        after, lost = without_lost(view, view.ledger, self.fail)
-        return Change(after, None, {"operation": self.name}, alarm=lost)
 
 
 @dataclass(slots=True)

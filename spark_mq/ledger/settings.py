@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar, Final, Self
 
-from spark_mq.errors import InvalidOption, UnsupportedTable
+from spark_mq.errors import InvalidOption
 from spark_mq.ledger.key_settings import check_keys, check_lanes
 from spark_mq.ledger.slots import MAX_LANES
+from spark_mq.ledger.table_format import wrong_format
 from spark_mq.util import setting_fields as kinds
 from spark_mq.util.advice import CONFIGURE_QUEUE
 from spark_mq.util.clock import MICROSECOND
@@ -383,7 +384,7 @@ class QueueSettings(Settings):
         if not isinstance(data, dict) or data.get("format") != cls.FORMAT:
             return None
         if data.get("format_version") != cls.VERSION:
-            raise _wrong_format(data.get("format_version"), cls.VERSION, path)
+            raise wrong_format(data.get("format_version"), cls.VERSION, path)
         own = {k: v for k, v in data.items() if k not in ("format", "format_version")}
         return cls.decoded(own, path)
 
@@ -394,19 +395,3 @@ def new_settings(given: Mapping[str, Any]) -> QueueSettings:
     own = {name: given[name] for name in given if name in known and known[name].argument}
     group = GroupSettings().changed(**{n: given[n] for n in given if n not in own})
     return QueueSettings(group).changed(**own)
-
-
-def _wrong_format(found: Any, known: int, path: str | None) -> UnsupportedTable:
-    older = isinstance(found, int) and found < known
-    fix = (
-        "create a new queue with this version and publish its messages there; read the old queue "
-        "with the version that created it"
-        if older
-        else "update spark_mq"
-    )
-    place = f"the queue at {path}" if path else "the queue"
-    return UnsupportedTable(
-        f"{place} has format {found!r}, and this version of spark_mq reads {known}: {fix}",
-        path=path,
-        features=[],
-    )

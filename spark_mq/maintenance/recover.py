@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.ledger.acquire import settle_lost
 from spark_mq.ledger.commands import Change, Command, View
 from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.log_fingerprints import (
@@ -24,6 +23,7 @@ from spark_mq.ledger.log_fingerprints import (
     forget,
     with_fingerprint,
 )
+from spark_mq.ledger.lost import settle_lost
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import RANGE_SCHEMA, TRANSFERRING, Ledger, LedgerHeader, Range
 from spark_mq.ledger.states import CHANGEABLE

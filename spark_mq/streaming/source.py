@@ -17,8 +17,9 @@ from datetime import timedelta
 from typing import Any
 
 from spark_mq.errors import CommitConflict, GroupNotFound, InvalidOption, StorageError
-from spark_mq.ledger.acquire import Acquire, Grant, SettleLost
+from spark_mq.ledger.acquire import Acquire, Grant
 from spark_mq.ledger.commands import View
+from spark_mq.ledger.lost import SettleLost
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.ledger.ranges import SETTLED, Ledger, Range
 from spark_mq.ledger.schedule import next_due_at

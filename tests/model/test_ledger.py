@@ -21,11 +21,11 @@ from spark_mq.ledger.acquire import (
     acquire,
     postpone_due,
     reject_unreadable,
-    settle_lost,
 )
 from spark_mq.ledger.editor import end_reason_of
 from spark_mq.ledger.intervals import normalise
 from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW, intervene
+from spark_mq.ledger.lost import settle_lost
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import LIST_LIMIT, Ledger, LedgerHeader, Range
 from spark_mq.ledger.settle import extend
