@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Final
 
 from spark_mq.ledger.commands import TRACKED, Change, Command, Needs, Priority, View, join_notes
@@ -38,6 +39,7 @@ __all__ = [
     "Acquire",
     "AcquireRequest",
     "Grant",
+    "SkipFiltered",
     "acquire",
     "isolation_size",
     "postpone_due",
@@ -49,6 +51,7 @@ UNREADABLE: Final = "payload unreadable"
 
 POSTPONE: Final = 10 * SECOND  # for messages of a file out of reach, if others can be delivered
 MAX_OUT_OF_REACH: Final = 100  # files; the store is out of reach then, and a lease gives up
+MAX_AHEAD: Final = 100  # files that a filtered lease checks before it needs them
 _NOTHING: Final = Grant()
 _TRIES: Final = 3  # until a fair lease is made much smaller, so that it fits
 RESERVED_ATTEMPTS: Final = 1  # that the lease of a batch keeps back for a replay
@@ -59,7 +62,8 @@ class Acquire(Command[Grant]):
     """Lease due messages whose payload files are readable.
 
     Messages of damaged files become dead. Those of files out of reach are due again later if others
-    can be delivered. If none can, nothing is granted, and nothing is postponed.
+    can be delivered. If none can, nothing is granted, and nothing is postponed. Messages that the
+    group's filter does not match are settled as skipped, as far as the lease looks.
     """
 
     worker_id: str
@@ -104,9 +108,10 @@ class Acquire(Command[Grant]):
         )
         if found.dead and not view.looked:
             return Change(None, grant)  # a trim may have dropped them
-        if self.batch is None and view.damage is not None and not grant.ranges:
+        if self.batch is None and view.damage is not None and not (grant.ranges or grant.skipped):
             raise view.damage
         notes += [found.note()] if found.dead else []
+        notes += [_filter_note(grant)] if grant.skipped else []
         if grant.ranges:
             notes.append(_lease_note(request, grant))
             txn = None if self.batch is None else self.batch.txn(1)
@@ -139,7 +144,37 @@ class Acquire(Command[Grant]):
             due_by=self.due_by,
             sink_write=next_write(view.ledger, view.now) if view.settings.sink else None,
             intervals=self.intervals,
+            matches=view.files.matches,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SkipFiltered(Command[Grant]):
+    """Skip what the group's filter does not match, if a lease would get nothing before it.
+
+    The grant has the messages that the lease would get, and is never leased.
+    """
+
+    lease: Acquire
+
+    name = "filter"
+    priority = Priority.LEASE
+    of_worker = True
+
+    @property
+    def needs(self) -> Needs:
+        return self.lease.needs
+
+    def apply(self, view: View) -> Change[Grant]:
+        ledger = expire_leases(view.ledger, view.now, view.settings)
+        found = _find_readable(view, ledger, self.lease._request(view))
+        if found.grant.ranges or found.dead or not found.grant.skipped:
+            return Change(None, found.grant, unchecked=found.unchecked)
+        return Change(found.ledger, found.grant, _filter_note(found.grant))
+
+
+def _filter_note(grant: Grant) -> dict[str, Any]:
+    return {"operation": SkipFiltered.name, "messages": grant.skipped}
 
 
 def _lease_note(request: AcquireRequest, grant: Grant) -> dict[str, Any]:
@@ -176,12 +211,16 @@ def _find_readable(view: View, ledger: Ledger, request: AcquireRequest) -> _Foun
         after, grant = acquire(later, index, view.now, view.settings, request)
         unsure = files.unsure(index, grant.ranges)
         bad = [one for one in unsure if any(one.path in paths for paths in problems)]
-        if grant.ranges and not bad:
-            found.ledger, found.grant, found.unchecked = after, grant, tuple(unsure)
+        if not bad and (grant.ranges or (grant.skipped and later is found.ledger)):
+            found.ledger, found.unchecked = after, tuple(unsure)
+            if grant.skipped and unsure and grant.skipped >= grant.message_count:
+                found.unchecked += tuple(_files_ahead(view, ledger, grant))
+            # More may match after the messages that were skipped.
+            found.grant = grant if grant.ranges else replace(grant, unfinished=True)
             return found
         unfinished = any(one.path in files.unfinished for one in bad)
         if unfinished or not bad or out_of_reach >= MAX_OUT_OF_REACH:
-            found.grant = replace(grant, ranges=(), error=error, unfinished=unfinished)
+            found.grant = replace(grant, ranges=(), skipped=0, error=error, unfinished=unfinished)
             return found
         for one in bad:
             interval = (one.first, one.last)
@@ -197,6 +236,15 @@ def _find_readable(view: View, ledger: Ledger, request: AcquireRequest) -> _Foun
             later = found.ledger if same else _reject(view, later, interval, reason)[0]
             found.rejected += (interval,)
             found.dead += dead
+
+
+def _files_ahead(view: View, before: Ledger, grant: Grant) -> Iterator[DataFile]:
+    """Yield files to check now, as many as the filter has passed, because few messages match."""
+    index, last = view.log, grant.ranges[-1].last
+    passed = sum(1 for _ in islice(index.paths_in(before.end_sequence + 1, last), MAX_AHEAD))
+    for path, first in islice(index.paths_in(last + 1, index.last_sequence), passed):
+        if view.files.has_no_check(path):
+            yield index.file_at(first)
 
 
 def _reject(view: View, ledger: Ledger, interval: Interval, reason: str) -> tuple[Ledger, int]:
@@ -343,7 +391,7 @@ def _acquire_by_count(
     after, grant = found
     if request.intervals is not None:
         after = join_again(after, request.intervals)
-    if trials:
+    if trials and grant.ranges:
         on_trial = breaker.with_trial(grant.ranges[0].first, now, rules)
         after = after.replaced(replace(after.head, breaker=on_trial), after.events)
     return after, grant

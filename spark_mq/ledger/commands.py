@@ -18,6 +18,7 @@ from spark_mq.ledger.data_files import DataFile
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.walk_filter import RowRuns
 
 __all__ = [
     "DROP_GROUP",
@@ -71,21 +72,31 @@ class Needs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FileProblems:
-    """What is known about the payload files of a queue, by path."""
+    """What is known about the payload files of a queue, by path, also for a group's filter."""
 
     readable: Collection[str] = ()
     damaged: Mapping[str, str] = field(default_factory=dict)  # and why
     out_of_reach: Mapping[str, SparkMQError] = field(default_factory=dict)
     unfinished: Collection[str] = ()  # no check has ended yet
+    matches: Mapping[str, RowRuns] | None = None  # of the group's filter. None without one
 
     def unsure(self, index: MessageIndex, ranges: Sequence[Range]) -> list[DataFile]:
-        """Return the files of some messages that no check found readable."""
+        """Return the files of some messages that no check found readable, or has filtered."""
         found = dict[str, int]()
         for r in ranges:
             for path, first in index.paths_in(r.first, r.last):
-                if path not in self.readable:
+                if not self.knows(path):
                     found[path] = first
         return [index.file_at(first) for first in found.values()]
+
+    def knows(self, path: str) -> bool:
+        """Return whether a lease needs no further check of a file."""
+        return path in self.readable and (self.matches is None or path in self.matches)
+
+    def has_no_check(self, path: str) -> bool:
+        """Return whether nothing is known about a file."""
+        problems = (self.damaged, self.out_of_reach, self.unfinished)
+        return not self.knows(path) and not any(path in paths for paths in problems)
 
 
 _NOTHING: Final = Needs()

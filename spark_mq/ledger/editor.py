@@ -30,7 +30,10 @@ from spark_mq.util.columns import sort_rows
 __all__ = ["END_REASONS", "LedgerEditor", "end_reason_of"]
 
 _OWN_NAMES: Final = ("acked", "skipped", "expired", "lost", "redriven")
-END_REASONS: Final = {name: name for name in _OWN_NAMES} | {"routed": "dead_lettered"}
+END_REASONS: Final = {name: name for name in _OWN_NAMES} | {
+    "routed": "dead_lettered",
+    "filtered": "skipped",
+}
 """The outcome of messages, by the event that settled them. Any other event dropped them."""
 
 _MANY: Final = 8  # for so many added ranges, one look at all their neighbours is faster

@@ -11,7 +11,7 @@ from spark_mq.errors import SparkMQError
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval, subtract
 from spark_mq.ledger.key_order import claims_on_lanes
-from spark_mq.ledger.lane_walk import LaneWalk, Taken
+from spark_mq.ledger.lane_walk import LaneWalk
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import (
     AVAILABLE,
@@ -25,6 +25,7 @@ from spark_mq.ledger.ranges import (
 from spark_mq.ledger.schedule import add_scheduled, split_by_time
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.sink_writes import SinkWrite, with_write
+from spark_mq.ledger.walk_filter import RowRuns, Taken
 
 __all__ = [
     "MAX_IN_FLIGHT",
@@ -61,6 +62,7 @@ class AcquireRequest:
     due_by: int | None = None  # only messages that were due at this time; None for now
     sink_write: SinkWrite | None = None  # in a group with a sink
     intervals: Sequence[Interval] | None = None  # only these messages; None for any
+    matches: Mapping[str, RowRuns] | None = None  # of the group's filter, by path of the file
 
     def cutoff(self, now: int) -> int:
         """Return until when a message must be due."""
@@ -81,6 +83,7 @@ class Grant:
     unfinished: bool = False  # files must be checked before the next try
     acked: int = 0  # messages of earlier batches of a stream
     cut: bool = field(default=False, compare=False)  # max_bytes ended it
+    skipped: int = field(default=0, compare=False)  # messages that the group's filter skipped
     sink_key: str | None = field(default=None, compare=False)  # the group's, at the time
     wait_until: int | None = field(default=None, compare=False)  # by the rate limit
 
@@ -113,18 +116,25 @@ def grant_pieces(
 ) -> tuple[Ledger, Grant]:
     """Lease the pieces that a walk has taken, as far as `max_bytes` allows."""
     editor, pieces, reach = LedgerEditor(ledger), walk.taken, walk.reach
+    passed = [] if walk.filter is None else walk.filter.skipped
     lost = set(claims_on_lanes(ledger, index, walk.lanes)) if walk.lanes else set[int]()
-    rows = sorted({*lost, *(piece.row for piece in pieces if piece.row is not None)})
+    rows = sorted({*lost, *(one.row for one in (*pieces, *passed) if one.row is not None)})
     ranges = dict(zip(rows, editor.remove(rows), strict=True)) if rows else {}
     taken = [_range_of(piece, ranges) for piece in pieces]
     cut = False
     if request.max_bytes is not None:
         taken = _fitting_bytes(taken, index, request.max_bytes)
         cut = sum(r.message_count for r in taken) < sum(piece.messages for piece in pieces)
-        reach = -1 if cut else reach
+        if cut:
+            reach, end = -1, max(r.last for r in taken)
+            passed = [] if walk.filter is None else walk.filter.skipped_before(end)
     by_row: dict[int | None, list[Interval]] = {}
     for piece, r in zip(pieces, taken, strict=False):  # without those that do not fit
         by_row.setdefault(piece.row, []).append((r.first, r.last))
+    for piece in passed:
+        by_row.setdefault(piece.row, []).append((piece.first, piece.last))
+        before = _range_of(piece, ranges)
+        editor.add(before.as_settled(), before, "filtered")
     unread = by_row.pop(None, [])
     if unread and walk.skips:
         _add_skipped(editor, index, (now, request.cutoff(now)), unread, reach, rules=rules)
@@ -133,17 +143,19 @@ def grant_pieces(
         for first, last in subtract([(r.first, r.last)], by_row.get(row, ())):
             editor.add(left.slice(first, last, index), r)
     taken.sort(key=attrgetter("first"))
-    fresh = any(r.state == UNREAD if walk.plain else not r.delivery_count for r in taken)
-    editor.head = _with_leases_without_fresh(ledger.head, passes_over, fresh=fresh)
+    if taken:
+        fresh = any(r.state == UNREAD if walk.plain else not r.delivery_count for r in taken)
+        editor.head = _with_leases_without_fresh(ledger.head, passes_over, fresh=fresh)
     if walk.lane_shares is not None and walk.lane_shares.fair_time is not None:
         editor.head = replace(editor.head, fair_time=walk.lane_shares.fair_time)
-    if request.sink_write is not None:
+    if request.sink_write is not None and taken:
         editor.head = replace(editor.head, last_sink_write=request.sink_write.number)
     size = sum(r.message_count for r in taken)
     granted = tuple(leased(r, now, request, size) for r in taken)
     for before, r in zip(taken, granted, strict=True):
         editor.add(r, before, "leased")
-    return editor.build(), Grant(granted, cut=cut)
+    skipped = sum(piece.messages for piece in passed)
+    return editor.build(), Grant(granted, cut=cut, skipped=skipped)
 
 
 def leased(r: Range, now: int, request: AcquireRequest, size: int) -> Range:

@@ -30,6 +30,7 @@ from spark_mq.ledger.lane_walk import LaneWalk
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, TRANSFERRING, Condition, Ledger
 from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.walk_filter import WalkFilter
 
 __all__ = [
     "ASSUMED_ATTEMPTS",
@@ -296,6 +297,10 @@ class LaneSelector:
         lane_shares = LaneShares(ledger, index, rules) if divides else None
         if lane_shares is not None:
             self._is_open &= ~index.layout.of_lanes(lane_shares.full_lanes)
+        row_filter = None
+        if request.matches is not None:
+            room = rules.max_tracked_ranges - ledger.size
+            row_filter = WalkFilter(request.matches, ledger, index, room)
         self._walk = LaneWalk(
             ledger,
             index,
@@ -308,6 +313,7 @@ class LaneSelector:
             plain=plain,
             shares=shares,
             lane_shares=lane_shares,
+            filter=row_filter,
         )
 
     @property
@@ -332,7 +338,7 @@ class LaneSelector:
         return Grant(blocked_because="max_tracked_ranges" if full else blocked)
 
     def acquire(self) -> tuple[Ledger, Grant] | None:
-        """Lease the messages whose turn it is, or return None."""
+        """Lease the messages whose turn it is, and skip filtered ones. Return None if none are."""
         available = None if self._walk.plain else self._find_available()
         passes_over, above = False, None
         for priority in range(self._priorities.bit_length() - 1, -1, -1):
@@ -345,7 +351,8 @@ class LaneSelector:
                 break
             passes_over |= self._take(level)
             above = level
-        if not self._walk.taken:
+        filtered = self._walk.filter is not None and self._walk.filter.skipped
+        if not (self._walk.taken or filtered):
             return None
         return grant_pieces(
             self._ledger,

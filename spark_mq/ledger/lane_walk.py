@@ -11,7 +11,7 @@ from copy import copy
 from functools import reduce
 from itertools import repeat
 from operator import attrgetter, itemgetter, or_
-from typing import Final, NamedTuple
+from typing import Final
 
 from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.lane_shares import LaneShares
@@ -19,21 +19,13 @@ from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, UNREAD, Ledger, Range
 from spark_mq.ledger.schedule import split_by_time
 from spark_mq.ledger.slots import FileSlots, lowest_of
+from spark_mq.ledger.walk_filter import Taken, WalkFilter, add_joined
 
-__all__ = ["MAX_PIECES", "LaneWalk", "Taken"]
+__all__ = ["MAX_PIECES", "LaneWalk"]
 
 MAX_PIECES: Final = 1_000  # more pieces in one lease would make its commit large
 _CHUNK: Final = 500
 _first_of: Final = attrgetter("first")
-
-
-class Taken(NamedTuple):
-    """Messages that a lease takes."""
-
-    row: int | None  # of the ledger; None for unread messages
-    first: int
-    last: int
-    messages: int
 
 
 class LaneWalk:
@@ -42,7 +34,7 @@ class LaneWalk:
     In an `ordered` walk, a message that is not taken closes its slot. The lanes are divided into
     `shares` blocks of neighbouring lanes, of which a lease takes one. In a `plain` walk all
     messages are of one slot. With `lane_shares`, which an ordered walk has not, each lane has a
-    limit. Instants are microseconds.
+    limit. What the `filter` does not match is skipped. Instants are microseconds.
     """
 
     def __init__(
@@ -59,6 +51,7 @@ class LaneWalk:
         plain: bool,
         shares: int,
         lane_shares: LaneShares | None = None,
+        filter: WalkFilter | None = None,
     ) -> None:
         self._ledger, self._index, self._now, self._cutoff = ledger, index, now, cutoff
         self._end, self.limit, self._is_open = end, limit, is_open
@@ -73,7 +66,7 @@ class LaneWalk:
         self._skewed: dict[int, int] = {}  # what was taken of skewed slots
         self._deferred: dict[int, int] = {}  # where skewed slots go on, by slot
         self._from = 0  # the first sequence of the walk
-        self.lane_shares = lane_shares
+        self.lane_shares, self.filter = lane_shares, filter
         self._goes_on: dict[int, int] = {}  # where a slot with a share goes on, by slot
         self._most_pieces = MAX_PIECES  # of a slot with a share
         self._pieces: dict[int, int] = {}  # of slots with a share
@@ -84,6 +77,8 @@ class LaneWalk:
 
     @property
     def full(self) -> bool:
+        if self.filter is not None and self.filter.is_full(len(self.taken)):
+            return True
         return self.limit < 1 or (len(self.taken) >= MAX_PIECES and not self.plain)
 
     def take(self, slots: int, rows: Sequence[int], *, reads: bool, all_lanes: bool) -> None:
@@ -131,6 +126,7 @@ class LaneWalk:
         """Return whether messages are due in lanes that the last :meth:`take` left to others."""
         rest = copy(self)
         rest.taken, rest.limit = [], 1
+        rest.filter = None if self.filter is None else self.filter.without_skipped()
         own = self._index.layout.of_lanes(self.lanes) | self._no_lane
         rest.take(slots & ~own, rows, reads=reads, all_lanes=True)
         return bool(rest.taken)
@@ -203,22 +199,44 @@ class LaneWalk:
                     if self.full or not is_open:
                         return 0
                     first = max(begins + run_low, self._goes_on.get(slot, 0))
-                    most = min(shares.left(slot), self.limit)
-                    last = min(begins + run_high, first + most - 1)
-                    if first > last:
+                    if first > begins + run_high:
                         continue
-                    before = len(self.taken)
-                    self._add(row, begins, first, last)
+                    before, most = len(self.taken), min(shares.left(slot), self.limit)
+                    taken, last = self._take_run(row, begins, (first, begins + run_high), most)
                     pieces = self._pieces.get(slot, 0) + len(self.taken) - before
                     self._pieces[slot], self._goes_on[slot] = pieces, last + 1
-                    shares.take(slot, last - first + 1)
+                    shares.take(slot, taken)
                     if not shares.left(slot) or pieces >= self._most_pieces:
                         is_open &= ~(1 << slot)
         return is_open
 
+    def _take_run(self, row: int | None, begins: int, run: Interval, most: int) -> tuple[int, int]:
+        """Take from a run of one file. Return how many messages, and the last one looked at."""
+        if self.filter is None:
+            last = min(run[1], run[0] + most - 1)
+            self._add(row, begins, run[0], last)
+            return last - run[0] + 1, last
+        taken, at = 0, run[0] - 1
+        for matches, first, last in self.filter.runs(row, *run):
+            if taken >= most or self.full:
+                break
+            at = last
+            if matches:
+                at = min(last, first + most - taken - 1)
+                self._add(row, begins, first, at)
+                taken += at - first + 1
+            else:
+                self.filter.skip(row, begins, first, last)
+        return taken, at
+
     def _take_plain(self, row: int | None, first: int, last: int) -> None:
         index = self._index
-        if count := min(self.limit, index.count(first, last)):
+        if self.filter is not None:
+            for begins, _, low, high in index.pieces_with_slots(first, last):
+                if self.full:
+                    return
+                self._take_run(row, begins, (begins + low, begins + high), self.limit)
+        elif count := min(self.limit, index.count(first, last)):
             begins = index.first_at_or_after(first) or first
             self.limit -= count
             self.taken.append(Taken(row, begins, index.nth_from(begins, count), count))
@@ -239,8 +257,7 @@ class LaneWalk:
             for low, high in slots.stretches(*rows, wanted):
                 if self.full:
                     return is_open
-                last = begins + min(high, low + self.limit - 1)
-                self._add(row, begins, begins + low, last)
+                self._take_run(row, begins, (begins + low, begins + high), self.limit)
         return self._closed(is_open, found & ~wanted) & self._allowed
 
     def _over_quota(self, skewed: int, begins: int, slots: FileSlots, rows: Interval) -> int:
@@ -281,23 +298,15 @@ class LaneWalk:
             if admitted & ~self._own and self._ordered:
                 admitted = self._admitted(bit, slots)
             if admitted:
-                last = min(begins + high, begins + low + self.limit - 1)
-                self._add(row, begins, begins + low, last)
+                self._take_run(row, begins, (begins + low, begins + high), self.limit)
             else:
                 is_open = self._closed(is_open, bit)
         return is_open
 
     def _add(self, row: int | None, begins: int, first: int, last: int) -> None:
         """Add a run of a file from `begins` on. Join it with the last piece if they touch."""
-        count = last - first + 1
-        self.limit -= count
-        if self.taken and self.taken[-1].row == row:
-            before = self.taken[-1]
-            near = before.last + 1 == first or first == begins
-            if near and before.last < first and not self._index.count(before.last + 1, first - 1):
-                first, count = before.first, before.messages + count
-                self.taken.pop()
-        self.taken.append(Taken(row, first, last, count))
+        self.limit -= last - first + 1
+        add_joined(self.taken, self._index, row, begins, (first, last))
 
     def _visit_unread(self, is_open: int, slots: int) -> None:
         """Take from the unread messages of the one priority that some slots have."""

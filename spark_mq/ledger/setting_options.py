@@ -38,6 +38,7 @@ class GroupOptions(TypedDict, total=False):
     order: str
     weights: Mapping[str, float] | str | None
     max_in_flight_per_key: int | None
+    filter: Mapping[str, object] | str | None
     sink: str | os.PathLike[str] | None
     sink_key: str | None
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final, Self
 
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger.key_settings import check_keys, check_lanes
+from spark_mq.ledger.message_filter import Filters
 from spark_mq.ledger.slots import MAX_LANES
 from spark_mq.ledger.table_format import wrong_format
 from spark_mq.util import setting_fields as kinds
@@ -163,6 +164,12 @@ class GroupSettings(Settings):
         None,
         "The most messages of a key under lease. Keys of one lane share it. Messages without a key "
         "have no limit. None for no limit.",
+    )
+    filter: Mapping[str, Any] | None = setting(
+        Filters(),
+        None,
+        "Which messages the group gets. A lease skips the others. The key must begin with a "
+        "`key_prefix`, and each named header must have one of its values. None for all messages.",
     )
     sink: str | None = setting(
         kinds.Path(),

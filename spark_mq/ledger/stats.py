@@ -209,7 +209,9 @@ class GroupStats(Record):
     dropped: int = _ended(
         "dropped", "Dropped since the group began, at a limit, by a reject or by the owner."
     )
-    skipped: int = _ended("skipped", "Skipped by seeks since the group began.")
+    skipped: int = _ended(
+        "skipped", "Skipped by seeks, purges and the filter since the group began."
+    )
     expired: int = figure(
         lambda facts: facts.counters.get("expired", 0) + facts.sum(EXPIRED).messages,
         "Past their ``expires_at`` since the group began.",

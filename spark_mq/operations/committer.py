@@ -187,9 +187,10 @@ class _Batch:
                     change = command.apply(view)
                     while change.unchecked:
                         unit.checks = unit.checks or FileChecks(self._group.payloads)
-                        if unit.checks.all_readable(change.unchecked, end):
+                        wanted = view.settings.filter
+                        if unit.checks.all_readable(change.unchecked, end, wanted):
                             break
-                        change = command.apply(view._replace(files=unit.checks.problems()))
+                        change = command.apply(view._replace(files=unit.checks.problems(wanted)))
                 except CommitConflict:
                     raise
                 except Exception as error:

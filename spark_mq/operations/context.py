@@ -74,9 +74,7 @@ class QueueContext:
         self._settings = settings
         self._described: str | None = None
         self._process = ForkGuard(f"queue {path}")
-        self._messages = messages
-        self._ledgers = ledgers
-        self.history = history
+        self._messages, self._ledgers, self.history = messages, ledgers, history
         self.clock = clock or system_clock
         self.storage_options = dict(storage_options or {})
         self.payloads = PayloadFiles(messages)
@@ -297,9 +295,12 @@ class GroupLedger:
         if ledger is None:
             ledger = Ledger(LedgerHeader(start_sequence=horizon))
         index, damage = self._index_for(needs, ledger, horizon)
+        settings, files = self.settings_in(snapshot), self.payloads.known
+        if checks is not None or settings.filter is not None:
+            files = (checks or self.payloads).problems(settings.filter)
         return View(
             ledger,
-            self.settings_in(snapshot),
+            settings,
             self.now(),
             index,
             self.name,
@@ -310,7 +311,7 @@ class GroupLedger:
             exists,
             snapshot.looked,
             uuid.uuid4().hex if needs.new_id else "",
-            self.payloads.known if checks is None else checks.problems(),
+            files,
         )
 
     def _horizon_for(self, needs: Needs, ledger: Ledger | None) -> int:

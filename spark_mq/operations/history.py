@@ -117,7 +117,7 @@ def _matching(
     return rows if group is None else rows.filter(pc.equal(rows["consumer_group"], group))
 
 
-OUTCOMES: Final = (*END_REASONS.values(), "dropped")
+OUTCOMES: Final = (*dict.fromkeys(END_REASONS.values()), "dropped")
 _UNDOING: Final = ("seek", REWOUND)  # events that make messages unread again
 # Columns of an end that a read shows. Holder and deadlines ended with it.
 _KEPT: Final = ("delivery_count", "failure_count", "reason", "error")

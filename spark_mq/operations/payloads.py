@@ -2,7 +2,7 @@
 
 A data file never changes, so a process checks it once. A damaged file makes its messages dead. A
 file out of reach only postpones them, because it may be sound and no outage of the store may cost
-a message a delivery.
+a message a delivery. For a group with a filter, a check also finds the rows that match it.
 """
 
 from __future__ import annotations
@@ -10,31 +10,40 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections import ChainMap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from spark_mq.delta.store_errors import to_storage_error, wrap_store_errors
 from spark_mq.errors import SparkMQError, StorageError
 from spark_mq.ledger.commands import FileProblems
+from spark_mq.ledger.message_filter import filter_id
 from spark_mq.ledger.message_index import DataFile, FileSlice, MessageIndex
 from spark_mq.ledger.ranges import Range
+from spark_mq.ledger.walk_filter import RowRuns
 from spark_mq.parquet.reader import verify_slice
+from spark_mq.parquet.row_filter import match_rows
 from spark_mq.storage.message_table import MessageTable
-from spark_mq.util.recent import RecentSet
+from spark_mq.util.recent import RecentDict, RecentSet
 
 __all__ = ["FileChecks", "PayloadFiles", "read_whole"]
 
 _log = logging.getLogger(__name__)
 
 _REMEMBERED_FILES: Final = 10_000  # others are checked again
+_REMEMBERED_RUNS: Final = 4_000_000  # of rows that match a filter, in 8 bytes each
+_FILE_WEIGHT: Final = 50  # of a file, in runs
 REACH_SECONDS: Final = 10.0  # for the check of a failed batch's files
 
 
 class FileCheck:
-    """The check of one file."""
+    """The check of one file, also for a filter if it is given."""
 
-    def __init__(self, messages: MessageTable, file: DataFile) -> None:
-        self.file = file
+    def __init__(
+        self, messages: MessageTable, file: DataFile, wanted: Mapping[str, Any] | None
+    ) -> None:
+        self.file, self.wanted = file, wanted
+        self.matches: RowRuns | None = None  # of the filter
         self.reason: str | None = None  # why it is damaged
         self.error: SparkMQError | None = None  # why it is out of reach
         self._messages = messages
@@ -45,13 +54,20 @@ class FileCheck:
     def readable(self) -> bool:
         return self._ended.is_set() and self.reason is None and self.error is None
 
+    @property
+    def delivers_all(self) -> bool:
+        """Return whether a lease may deliver all messages of the file."""
+        return self.readable and (self.matches is None or self.matches.all_match)
+
     def run(self) -> None:
-        """Check the file's footer."""
+        """Check the file's footer, and find the rows that match."""
         self.started = True
         store, file = self._messages.files, self.file
         piece = FileSlice(file.path, 0, file.rows, file.first, file.committed_at, file.size)
         try:
             self.reason = next(why for _, why in verify_slice(store, piece, file.rows))
+            if self.reason is None and self.wanted is not None:
+                self.matches = match_rows(store, piece, self.wanted)
         except Exception as error:  # Also errors that no store should raise. The file may be sound.
             self.error = to_storage_error(store.root, error, "reading messages of")
         finally:
@@ -83,13 +99,51 @@ def is_remote(messages: MessageTable) -> bool:
     return not messages.files.is_local
 
 
+class FilteredFiles(Mapping[str, RowRuns]):
+    """The rows of data files that match one filter, by path, as of the first look at each file.
+
+    What another thread finds meanwhile would otherwise be known after a lease has taken a file's
+    messages, as if the lease had known it.
+    """
+
+    def __init__(self, known: Mapping[tuple[str, str], RowRuns], name: str) -> None:
+        self._known, self._name = known, name
+        self._seen: dict[str, RowRuns | None] = {}
+
+    def __getitem__(self, path: str) -> RowRuns:
+        if path not in self._seen:
+            self._seen[path] = self._known.get((self._name, path))
+        if (found := self._seen[path]) is None:
+            raise KeyError(path)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return (path for path in [path for _, path in list(self._known)] if path in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 class PayloadFiles:
     """The payload files of one queue that this process has checked. Thread-safe."""
 
     def __init__(self, messages: MessageTable) -> None:
         self.readable: set[str] = RecentSet(_REMEMBERED_FILES)  # paths
         self.known = FileProblems(self.readable)
+        # By filter and path.
+        self.matches: RecentDict[tuple[str, str], RowRuns] = RecentDict(
+            _REMEMBERED_RUNS, lambda runs: len(runs.ends) + _FILE_WEIGHT
+        )
         self.messages = messages
+
+    def problems(self, wanted: Mapping[str, Any] | None) -> FileProblems:
+        """Return what is known by now about the files of a group with a filter, or without one."""
+        if wanted is None:
+            return self.known
+        return FileProblems(self.readable, matches=self.filtered(wanted))
+
+    def filtered(self, wanted: Mapping[str, Any]) -> Mapping[str, RowRuns]:
+        return FilteredFiles(self.matches, filter_id(wanted))
 
     def require_reachable(self, index: MessageIndex, ranges: Sequence[Range]) -> None:
         """Raise StorageError if a file of some messages is out of reach. Takes seconds at most."""
@@ -114,34 +168,56 @@ class FileChecks:
         self._payloads = payloads
         self._checks: dict[str, FileCheck] = {}
 
-    def problems(self) -> FileProblems:
-        """Return what is known by now."""
+    def problems(self, wanted: Mapping[str, Any] | None = None) -> FileProblems:
+        """Return what is known by now, also for a group's filter."""
         known = self._payloads.readable
-        if not self._checks:
-            return self._payloads.known
-        ended = {path: check for path, check in self._checks.items() if check.has_ended(0.0)}
+        checks = {path: one for path, one in self._checks.items() if one.wanted == wanted}
+        if not checks:
+            return self._payloads.problems(wanted)
+        ended = {path: check for path, check in checks.items() if check.has_ended(0.0)}
+        found = dict[str, RowRuns]()
         for path in (path for path, check in ended.items() if check.readable):
             known.add(path)
+            if (matches := ended[path].matches) is not None:
+                found[path] = matches
         return FileProblems(
             known,
             {path: one.reason for path, one in ended.items() if one.reason is not None},
             {path: one.error for path, one in ended.items() if one.error is not None},
-            self._checks.keys() - ended.keys(),
+            checks.keys() - ended.keys(),
+            None if wanted is None else _joined(found, self._payloads.filtered(wanted)),
         )
 
-    def all_readable(self, files: Iterable[DataFile], end: float) -> bool:
-        """Check files until `end` in ``time.monotonic()``. The others stay unfinished."""
-        messages = self._payloads.messages
-        checks = [self._checks.setdefault(f.path, FileCheck(messages, f)) for f in files]
+    def all_readable(
+        self, files: Iterable[DataFile], end: float, wanted: Mapping[str, Any] | None = None
+    ) -> bool:
+        """Check files until `end` in ``time.monotonic()``. The others stay unfinished.
+
+        Return whether a group with this filter may get all of their messages.
+        """
+        checks = [self._check_of(file, wanted) for file in files]
         for check in checks:
-            if not check.started and is_remote(messages):
+            if not check.started and is_remote(self._payloads.messages):
                 check.start()
             elif not check.started and time.monotonic() < end:
                 check.run()
         for check in checks:
             if check.started and check.has_ended(end) and check.readable:
-                self._payloads.readable.add(check.file.path)
-        return all(check.readable for check in checks)
+                self._remember(check)
+        return all(check.delivers_all for check in checks)
+
+    def _check_of(self, file: DataFile, wanted: Mapping[str, Any] | None) -> FileCheck:
+        check = self._checks.get(file.path)
+        if check is None or check.wanted != wanted:
+            check = self._checks[file.path] = FileCheck(self._payloads.messages, file, wanted)
+        return check
+
+    def _remember(self, check: FileCheck) -> None:
+        self._payloads.readable.add(check.file.path)
+        if check.wanted is not None and check.matches is not None:
+            key = (filter_id(check.wanted), check.file.path)
+            if key not in self._payloads.matches:
+                self._payloads.matches[key] = check.matches
 
     def runs_on(self) -> bool:
         """Return whether a check that was started has not ended."""
@@ -151,6 +227,13 @@ class FileChecks:
         """Wait for the ends of all checks."""
         for check in self._checks.values():
             check.finish()
+            if check.readable:
+                self._remember(check)
+
+
+def _joined(found: dict[str, RowRuns], known: Mapping[str, RowRuns]) -> Mapping[str, RowRuns]:
+    """Return both. What this lease has found stays, even if the process forgets it."""
+    return ChainMap(found, known)  # type: ignore[arg-type]
 
 
 def read_whole(

@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Any
 
 from spark_mq.errors import CommitConflict, GroupNotFound, InvalidOption, StorageError
-from spark_mq.ledger.acquire import Acquire, Grant
+from spark_mq.ledger.acquire import Acquire, Grant, SkipFiltered
 from spark_mq.ledger.commands import View
 from spark_mq.ledger.lost import SettleLost
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
@@ -203,6 +203,9 @@ class StreamSource:
         if view.horizon > view.ledger.head.start_sequence:
             self.ledger.run(SettleLost(self.options.fail_on_data_loss))
             view = self._view(command)
+        if view.settings.filter is not None:
+            self._skip_filtered(command)
+            view = self._view(command)
         # Only the rules of leasing themselves know: caps, isolation and delayed messages all count.
         ledger, grant = command.preview(view)
         self._looked = (ledger, view.log, view.settings, view.now)
@@ -211,6 +214,12 @@ class StreamSource:
         self.available_count = grant.message_count
         self._wait_until = grant.wait_until
         return bool(grant.ranges)
+
+    def _skip_filtered(self, command: Acquire) -> None:
+        """Skip messages that do not match, because a batch of them alone would be empty."""
+        skip, checks = SkipFiltered(command), FileChecks(self.ledger.payloads)
+        while self.ledger.run(skip, checks).unfinished:
+            checks.finish()
 
     def _view(self, command: Acquire) -> View:
         while True:

@@ -167,6 +167,28 @@ def test_files_out_of_reach_are_passed_over_one_by_one(
     assert drained(queue)[0] == (b"0", 1)
 
 
+def test_a_group_with_a_filter_skips_nothing_that_is_out_of_reach(
+    make: Make, clock: ManualClock, outage: Outage
+) -> None:
+    queue = make()
+    group = queue.group()
+    group.configure(filter="key_prefix=eu")
+    for key in ("us", "eu", "us"):
+        queue.publish([Message(key, key=key)])
+    first, *_ = paths(queue)
+    with outage(first):
+        assert [m.value for m in lease(queue, 1).messages] == [b"eu"]
+        assert group.stats().skipped == 0
+    with outage():
+        clock.advance("1h")
+        with pytest.raises(errors.StorageError, match="out of reach"):
+            again(queue).group().lease("w", max_messages=10)
+        assert group.stats().skipped == 0
+    clock.advance("1h")
+    assert drained(queue) == [(b"eu", 2)]
+    assert group.stats().skipped == 2
+
+
 def test_a_lease_whose_messages_cannot_be_read_any_more_is_released_uncounted(
     make: Make, clock: ManualClock, outage: Outage
 ) -> None:

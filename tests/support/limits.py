@@ -26,6 +26,8 @@ PLACES = {
     "condition_seconds": "maintenance.condition.SECONDS",
     "copy_slices": "spark.dead_letter_copy.CHUNK_SLICES",
     "forget_files": "storage.message_log.FORGET_FILES",
+    "filtered_files": "ledger.walk_filter.MAX_FILTERED_FILES",
+    "filtered_pieces": "ledger.walk_filter.MAX_FILTERED_PIECES",
     "gap_check_seconds": "delta.follower.GAP_CHECK_SECONDS",
     "history_batch": "storage.history_table.BATCH",
     "history_files": "storage.history_table.HistoryTable.small_files",

@@ -26,7 +26,7 @@ from support.handles import again, notes
 from support.having import having
 from support.tables import context_of, group_ledger_of, ledgers_of, messages_of
 
-from spark_mq import Queue
+from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption, LeaseLost, StreamFenced
 from spark_mq.ledger.ranges import AVAILABLE, LEASED
 from spark_mq.ledger.settle import ACK, SettlePart
@@ -55,6 +55,31 @@ def test_an_offer_makes_the_group_and_leases_nothing(queue: Queue) -> None:
     assert queue.group("g").stats().ready == 2
     assert [o["batch"] for o in runner.checkpoint.offsets] == [0, 1]
     assert len({o["stream"] for o in runner.checkpoint.offsets}) == 1
+
+
+def test_a_batch_of_a_filtered_group_has_only_what_matches(queue: Queue) -> None:
+    group = queue.group("g")
+    group.configure(filter="key_prefix=eu-")
+    queue.publish([Message(key, key=key) for key in ("us-1", "eu-1", "us-2", "eu-2", "us-3")])
+    plan = Runner(queue).begun()
+    assert [state for state, *_ in states(queue)] == ["leased", "settled"] * 2
+    assert len(sequences(plan)) == 2
+    assert group.stats().skipped == 3
+
+
+def test_messages_that_do_not_match_begin_no_batch(queue: Queue) -> None:
+    group = queue.group("g")
+    group.configure(filter="key_prefix=eu-")
+    runner = Runner(queue)
+    for n in range(3):
+        queue.publish([Message(f"us-{n}", key=f"us-{n}")])
+    assert not runner.offer()
+    stats = group.stats()
+    assert (stats.skipped, stats.ready) == (3, 0)
+    assert stats.start_sequence == stats.latest_sequence, "nothing holds back the trim"
+    queue.publish([Message("eu", key="eu-1")])
+    assert runner.offer()
+    assert group.stats().leased == 0
 
 
 def test_a_group_starts_where_its_first_stream_says(queue: Queue) -> None:

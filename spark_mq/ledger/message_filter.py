@@ -1,0 +1,110 @@
+"""Define which messages a group wants, by key and headers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from spark_mq.util.setting_fields import Kind
+from spark_mq.util.validation import invalid
+
+__all__ = ["HEADER", "KEY_PREFIX", "Filters", "filter_id"]
+
+KEY_PREFIX: Final = "key_prefix"
+HEADER: Final = "header"
+_HEADER_DOT: Final = f"{HEADER}."
+
+
+@dataclass(frozen=True)
+class Filters(Kind):
+    """Conditions on key and headers, which a person types as ``key_prefix=eu-, header.a=b``."""
+
+    most: int = 100  # values, because each commit of a ledger has the settings
+    longest: int = 1_000  # characters of a value
+    accepts = "Mapping[str, object] | str"
+    holds = "Mapping[str, Any]"
+    values = (
+        "conditions, such as `key_prefix=eu-, header.region=eu`, with up to 100 values of up to "
+        "1,000 characters"
+    )
+
+    def check(self, name: str, value: Any) -> dict[str, Any]:
+        given = self._from_text(name, value) if isinstance(value, str) else value
+        if not isinstance(given, Mapping) or not given:
+            raise self._invalid(name, value)
+        found = dict[str, Any]()
+        for one in given:
+            if one == KEY_PREFIX:
+                found[one] = self._texts(name, value, given[one])
+            elif one == HEADER and isinstance(given[one], Mapping) and given[one]:
+                texts = {key: self._texts(name, value, given[one][key]) for key in given[one]}
+                if not all(key and self._is_text(key) for key in texts):
+                    raise self._invalid(name, value)
+                found[one] = dict(sorted(texts.items()))
+            else:
+                raise self._invalid(name, value)
+        if "" in found.get(KEY_PREFIX, ()):
+            raise invalid(name, value, "has an empty key_prefix: leave it out")
+        headers = found.get(HEADER, {})
+        if len(found.get(KEY_PREFIX, ())) + sum(map(len, headers.values())) > self.most:
+            raise self._invalid(name, value)
+        return dict(sorted(found.items()))
+
+    def _texts(self, name: str, value: Any, given: Any) -> list[str]:
+        texts = [given] if isinstance(given, str) else given
+        valid = isinstance(texts, list | tuple | set | frozenset) and 0 < len(texts) <= self.most
+        if not valid or not all(map(self._is_text, texts)):
+            raise self._invalid(name, value)
+        return sorted(set(texts))
+
+    def _is_text(self, one: Any) -> bool:
+        """Return whether a value is a text that a message could have."""
+        if not isinstance(one, str) or len(one) > self.longest:
+            return False
+        return not any("\ud800" <= char <= "\udfff" for char in one)  # no UTF-8 has these
+
+    def _from_text(self, name: str, text: str) -> Any:
+        """Return the conditions that a person typed, also as JSON."""
+        if text.lstrip().startswith("{"):
+            try:
+                return json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise self._invalid(name, text) from error
+        prefixes, headers = list[str](), dict[str, list[str]]()
+        for part in text.split(","):
+            condition, given, wanted = part.strip().partition("=")
+            if given and condition == KEY_PREFIX:
+                prefixes.append(wanted)
+            elif given and condition.startswith(_HEADER_DOT):
+                headers.setdefault(condition.removeprefix(_HEADER_DOT), []).append(wanted)
+            else:
+                raise self._invalid(name, text)
+        both = ((KEY_PREFIX, prefixes), (HEADER, headers))
+        return {condition: wanted for condition, wanted in both if wanted}
+
+    def _invalid(self, name: str, value: Any) -> Exception:
+        return invalid(
+            name,
+            value,
+            "is no filter: use conditions such as {'key_prefix': 'eu-'} or {'header': {'region': "
+            "['eu', 'uk']}}, as text 'key_prefix=eu-' or 'header.region=eu, header.region=uk', "
+            f"of up to {self.most} values of up to {self.longest:,} characters. None is no filter",
+        )
+
+    def show(self, value: Mapping[str, Any]) -> str:
+        """Return the conditions as a person would type them."""
+        pairs = [(KEY_PREFIX, one) for one in value.get(KEY_PREFIX, ())]
+        for header, wanted in value.get(HEADER, {}).items():
+            pairs += [(f"{HEADER}.{header}", one) for one in wanted]
+        text = ", ".join(f"{condition}={wanted}" for condition, wanted in pairs)
+        plain = not any("=" in one or one != one.strip() for one, _ in pairs) and not any(
+            "," in text or text != text.strip() for pair in pairs for text in pair
+        )
+        return text if plain else json.dumps(dict(value))
+
+
+def filter_id(wanted: Mapping[str, Any]) -> str:
+    """Return a text that only equal filters share."""
+    return json.dumps(wanted, sort_keys=True)

@@ -1,0 +1,92 @@
+"""Filters as a person gives them."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_mq import GroupSettings
+from spark_mq.errors import InvalidOption
+from spark_mq.ledger.message_filter import Filters, filter_id
+from spark_mq.ledger.walk_filter import RowRuns
+
+KIND = Filters()
+
+
+@pytest.mark.parametrize(
+    ("given", "text", "meant"),
+    [
+        ({"key_prefix": "eu-"}, "key_prefix=eu-", {"key_prefix": ["eu-"]}),
+        ({"key_prefix": ("uk-", "eu-", "eu-")}, "key_prefix=uk-, key_prefix=eu-",
+         {"key_prefix": ["eu-", "uk-"]}),
+        ({"header": {"region": "eu"}}, "header.region=eu", {"header": {"region": ["eu"]}}),
+        ({"header": {"b": ["2", "1"], "a": ""}, "key_prefix": "x"},
+         "key_prefix=x,header.b=2,header.b=1,header.a=",
+         {"header": {"a": [""], "b": ["1", "2"]}, "key_prefix": ["x"]}),
+        ({"header": {"a.b": "c=d"}}, "header.a.b=c=d", {"header": {"a.b": ["c=d"]}}),
+        ({"key_prefix": "a,b"}, '{"key_prefix": "a,b"}', {"key_prefix": ["a,b"]}),
+    ],
+)  # fmt: skip
+def test_python_and_text_mean_the_same(given: Any, text: str, meant: dict[str, Any]) -> None:
+    assert KIND.check("filter", given) == KIND.check("filter", text) == meant
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {}, "", "eu-", "key=eu-", "key_prefix", {"key": "a"}, {"key_prefix": []}, "header.=x",
+        {"key_prefix": [1]}, {"key_prefix": ""}, {"key_prefix": None}, {"header": {}}, "{]",
+        {"header": "region"}, {"header": {"": "a"}}, {"header": {1: "a"}}, ["key_prefix"], 3,
+        {"key_prefix": "x" * 1_001}, {"key_prefix": [str(n) for n in range(101)]}, "header.a",
+        {"header": {str(n): "a" for n in range(101)}}, {"key_prefix": "\ud800"}, "key_prefix=",
+        {"header": {"a": ["b", None]}}, "[]", "{}", "{\"a\": 1}", {"header": {"a": {"b": "c"}}},
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_anything_else_is_refused_with_the_fix(wrong: Any) -> None:
+    with pytest.raises(InvalidOption, match="key_prefix") as caught:
+        GroupSettings().changed(filter=wrong)
+    assert caught.value.option == "filter"
+
+
+texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=4)
+names = texts.filter(bool)
+filters = st.fixed_dictionaries(
+    {},
+    optional={
+        "key_prefix": st.lists(names, min_size=1, max_size=3),
+        "header": st.dictionaries(
+            names, st.lists(texts, min_size=1, max_size=3), min_size=1, max_size=3
+        ),
+    },
+).filter(bool)
+
+
+@given(filters)
+def test_what_is_shown_and_stored_can_be_given_again(one: dict[str, Any]) -> None:
+    clean = KIND.check("filter", one)
+    assert KIND.check("filter", KIND.show(clean)) == clean
+    settings = GroupSettings().changed(filter=one)
+    stored = json.loads(json.dumps(settings.encoded()))
+    assert GroupSettings.decoded(stored) == settings
+    assert filter_id(GroupSettings.decoded(stored).filter or {}) == filter_id(clean)
+
+
+def test_a_ledger_without_the_setting_has_no_filter() -> None:
+    stored = {name: one for name, one in GroupSettings().encoded().items() if name != "filter"}
+    assert GroupSettings.decoded(stored).filter is None
+
+
+def test_runs_are_clipped_to_the_rows_asked_for() -> None:
+    runs = RowRuns(array("q", [2, 3, 7]), False)
+    assert list(runs.between(0, 6)) == [(False, 0, 1), (True, 2, 2), (False, 3, 6)]
+    assert list(runs.between(1, 4)) == [(False, 1, 1), (True, 2, 2), (False, 3, 4)]
+    assert list(runs.between(2, 2)) == [(True, 2, 2)]
+    assert not runs.all_match
+    assert RowRuns(array("q", [7]), True).all_match
+    assert not RowRuns(array("q", [7]), False).all_match
