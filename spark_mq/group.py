@@ -461,7 +461,8 @@ class ConsumerGroup(GroupViews):
             How long running handlers have at the end. Default: 30 seconds. A second Ctrl-C ends
             the wait, and releases what they hold.
         stop
-            Ends the loop once it is set.
+            Ends the loop once it is set. Several workers may share it: the loop itself sets it only
+            after a signal.
         poll_interval
             How soon the loop notices other processes. Default: 500 ms on a disk, and 2 s in an
             object store, where a look costs two requests. All groups of a queue share it.

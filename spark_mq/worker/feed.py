@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from spark_mq.errors import HandlerTimeout, SparkMQError
@@ -105,9 +106,9 @@ class GroupFeed:
         self._seen = self._state.activity()
         command = self._tasks.lease_command(self._open.wanted())
         try:
-            grant = wait_for_lease(
-                self.ledger, command, self._time_left, self._poll, self._open.changed
-            )
+            wake = self._open.changed
+            note = partial(self._state.note_look, wake)
+            grant = wait_for_lease(self.ledger, command, self._time_left, self._poll, wake, note)
         except OUTAGES as error:
             _log.warning("could not lease, trying again: %s", error)
             self._state.stop.wait(self._verdicts.count_outage())

@@ -77,7 +77,12 @@ class ThreadWatch:
         self._signals: SimpleQueue[int] = SimpleQueue()
         self._ended = 0
         self._interrupts = 0
-        self._reported = False
+        self._signalled = self._reported = False
+
+    @property
+    def signalled(self) -> bool:
+        """Return whether a signal has set the event."""
+        return self._signalled
 
     @property
     def interrupted(self) -> bool:
@@ -164,6 +169,7 @@ class ThreadWatch:
             number = self._signals.get(timeout=seconds)
             self._ended += number == 0
         if number:
+            self._signalled = True
             self._stop.set()
         if number == signal.SIGINT and not self._reported:
             self._reported = True
@@ -281,14 +287,14 @@ def run_worker(served: Served, options: WorkOptions) -> WorkSummary:
     kind = LeaseTasks if batches else MessageTasks
     rules = options.task_options(batches)
     shutdown_timeout = options.seconds("shutdown_timeout", zero=True)
-    state = WorkState(options.stop or threading.Event())
+    state = WorkState(options.stop)
     if options.format is not None:
         served = _decoding(served, options, batches, state)
     pool = _pool([handler for _, handler in served], options, state)
     feeds = [
         GroupFeed(ledger, kind(handler, rules), rules, pool, state) for ledger, handler in served
     ]
-    return _run(feeds, pool, state, shutdown_timeout)
+    return _run(feeds, pool, state, shutdown_timeout, options.stop)
 
 
 def _refuse_sinks(served: Served) -> None:
@@ -303,7 +309,13 @@ def _refuse_sinks(served: Served) -> None:
             )
 
 
-def _run(feeds: Sequence[GroupFeed], pool: Pool, state: WorkState, grace: float) -> WorkSummary:
+def _run(
+    feeds: Sequence[GroupFeed],
+    pool: Pool,
+    state: WorkState,
+    grace: float,
+    given: threading.Event | None,
+) -> WorkSummary:
     """Work until the end, and then give running handlers `grace` seconds."""
 
     def report_wait() -> None:
@@ -311,6 +323,8 @@ def _run(feeds: Sequence[GroupFeed], pool: Pool, state: WorkState, grace: float)
             _log.warning("%s", describe_wait(running, grace))
 
     def finish() -> None:
+        if watch.signalled and given is not None:
+            given.set()  # the signal is for the whole program, so for all workers of the event
         state.end()
         watch.wait_for_end(grace)
         state.hurried = watch.hurried

@@ -55,11 +55,29 @@ class WorkSummary(Record):
     blocked_because: str = ""
 
 
+class _Stop(threading.Event):
+    """The end of one worker. It is also set if the event of its caller is set.
+
+    The caller's event may stop several workers, so the end of one worker must not set it.
+    """
+
+    def __init__(self, given: threading.Event | None) -> None:
+        super().__init__()
+        self._given = given
+
+    def is_set(self) -> bool:
+        return super().is_set() or (self._given is not None and self._given.is_set())
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the worker's own end, which follows the caller's event within a poll."""
+        return self.is_set() or super().wait(timeout)
+
+
 class WorkState:
     """The shared state of the feeds of one worker. Thread-safe."""
 
-    def __init__(self, stop: threading.Event) -> None:
-        self.stop = stop
+    def __init__(self, given: threading.Event | None) -> None:
+        self.stop = _Stop(given)
         self.over = threading.Event()  # set after shutdown_timeout; nothing is settled later
         self.hurried = False  # set before `over`: feeds give back the tasks of running handlers
         self.finished = False  # the work ended by itself, by the option ``until``
@@ -72,6 +90,11 @@ class WorkState:
     def add(self, wake: threading.Event) -> None:
         """Add a feed, named by the event that wakes it."""
         self._idle[wake] = None
+
+    def note_look(self, wake: threading.Event) -> None:
+        """Note that a feed looks again, and may lease something before the others notice."""
+        with self._lock:
+            self._idle[wake] = None
 
     def note_activity(self) -> None:
         """Note a lease or a settle, so that idle feeds look again."""

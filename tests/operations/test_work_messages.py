@@ -29,6 +29,8 @@ from spark_mq import (
     errors,
 )
 from spark_mq.errors import InvalidHandlerResult, InvalidOption
+from spark_mq.ledger.acquire import Acquire
+from spark_mq.operations.committer import GroupCommitter
 from spark_mq.operations.keep_alive import KeepAlive
 from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.util.clock import SECOND
@@ -423,7 +425,57 @@ def test_it_ends_only_when_no_group_has_anything_left(queue: Queue, clock: Manua
     assert sorted(seen) == [b"0", b"1", b"2", b"3", b"4"]
 
 
+def test_it_does_not_end_while_one_of_its_groups_leases(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group that was empty leases again, while the worker finds that the others are empty."""
+    queue.publish(["held", "due"])
+    limited, other = queue.group("limited"), queue.group("other", start="latest").ensure()
+    limited.configure(max_in_flight=1)
+    held = lease(queue, 1, "limited")
+    looks, leased, seen = Counter[str](), threading.Event(), list[bytes]()
+    real = GroupCommitter.run
+
+    def run(committer: GroupCommitter, commands: Sequence[Any], checks: Any = None) -> list[Any]:
+        name, is_look = committer._group.name, isinstance(commands[0], Acquire)
+        looks[name] += is_look
+        if is_look and name == "other":
+            leased.wait(30)
+        if not is_look or name != "limited" or looks[name] != 2:
+            return real(committer, commands, checks)
+        held.ack()
+        found = real(committer, commands, checks)
+        leased.set()
+        feeds = [one for one in threading.enumerate() if one.name == "spark_mq feed"]
+        until(lambda: looks["other"] > 1 or not all(one.is_alive() for one in feeds))
+        return found
+
+    monkeypatch.setattr(GroupCommitter, "run", run)
+    summary = limited.work(
+        lambda message: seen.append(message.value), mode="message", more_groups=[other],
+        until="empty", poll_interval="10ms",
+    )  # fmt: skip
+    assert (seen, summary.released) == ([b"due"], 0)
+
+
 # -- the end
+
+
+def test_workers_share_an_event_and_the_end_of_one_stops_no_others(queue: Queue) -> None:
+    """One finds the limit of its group reached and ends. The other one still holds a message."""
+    queue.publish([str(n) for n in range(5)])
+    group, stop, ended = queue.group(), threading.Event(), threading.Event()
+    group.configure(max_in_flight=1)
+    seen: list[int] = []
+
+    def handle(message: ReceivedMessage) -> None:
+        if not seen:
+            assert drain(queue, lambda _: pytest.fail("never"), stop=stop).leases == 0
+            ended.set()
+        seen.append(message.sequence)
+
+    summary = drain(queue, handle, stop=stop)
+    assert (len(seen), summary.acked, ended.is_set(), stop.is_set()) == (5, 5, True, False)
 
 
 @pytest.mark.parametrize("mode", ["message", "batch"])
@@ -493,10 +545,12 @@ def test_sigterm_ends_it_after_the_running_handlers(queue: Queue) -> None:
         if len(seen) == 5:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    queue.group().work(handle, mode="message")
+    stop = threading.Event()
+    queue.group().work(handle, mode="message", stop=stop)
     assert len(seen) >= 5
     assert counts(queue).get("acked", 0) == len(seen)
     assert counts(queue).get("leased", 0) == 0
+    assert stop.is_set(), "for all workers that share the event"
 
 
 # -- leases and outages
