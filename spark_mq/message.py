@@ -23,6 +23,7 @@ __all__ = [
     "ReceivedMessage",
     "check_format",
     "check_time",
+    "expires_too_early",
     "from_rows",
     "to_publish",
     "to_received",
@@ -281,13 +282,16 @@ def to_row(message: Any, which: str, now: Callable[[], int]) -> dict[str, Any]:
     problem = _problem(m)
     if problem is not None:
         raise InvalidOption(f"{which} has {problem}", option="messages", value=which)
+    deliver_at, expires_at = _times(m, now)
+    if deliver_at is not None and expires_at is not None and expires_at <= deliver_at:
+        raise expires_too_early(which, m.expires_at, m.deliver_at)
     return {
         "message_id": m.message_id,
         "key": m.key,
         "value": m.value.encode() if isinstance(m.value, str) else m.value,
         "headers": list(m.headers.items()) or None,  # Null, as other writers leave it.
-        "deliver_at": _at(m.deliver_at, now),
-        "expires_at": _at(m.expires_at, now),
+        "deliver_at": deliver_at,
+        "expires_at": expires_at,
         "priority": m.priority or None,
         **({} if m.dedup_id is None else {"dedup_id": m.dedup_id}),
     }
@@ -338,10 +342,28 @@ def check_time(option: str, at: Any, now: int, *, later: bool = False) -> int:
     raise InvalidOption(f"{option}={short_repr(at)} is {problem}", option=option, value=at)
 
 
-def _at(given: datetime | Duration | None, now: Callable[[], int]) -> datetime | None:
+def expires_too_early(which: str, expires_at: Any, deliver_at: Any) -> InvalidOption:
+    """Return the error for a message that no worker could ever lease."""
+    text = f"{which} has expires_at={_show_time(expires_at)}, which is not later than its "
+    text += f"deliver_at={_show_time(deliver_at)}, so no worker could lease it. Give a later "
+    return InvalidOption(f"{text}expires_at", option="expires_at", value=expires_at)
+
+
+def _show_time(at: Any) -> str:
+    return at.isoformat() if isinstance(at, datetime) else short_repr(at)
+
+
+def _times(m: Message, now: Callable[[], int]) -> tuple[datetime | None, datetime | None]:
+    """Return deliver_at and expires_at, both from one instant."""
+    given = m.deliver_at, m.expires_at
+    start = 0 if all(at is None or isinstance(at, datetime) for at in given) else now()
+    return _at(m.deliver_at, start), _at(m.expires_at, start)
+
+
+def _at(given: datetime | Duration | None, start: int) -> datetime | None:
     if given is None or isinstance(given, datetime):
         return given
-    return to_datetime(now() + validate_duration("time", given, zero=True))
+    return to_datetime(start + validate_duration("time", given, zero=True))
 
 
 def _time_problem(at: Any) -> str:

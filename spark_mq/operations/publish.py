@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_mq.delta.state import TableState
 from spark_mq.errors import (
@@ -24,7 +25,7 @@ from spark_mq.errors import (
     TablesDisagree,
 )
 from spark_mq.ledger.settings import UNTIL_WINDOW, QueueSettings
-from spark_mq.message import check_time, to_publish
+from spark_mq.message import check_time, expires_too_early, to_publish
 from spark_mq.operations.context import QueueContext
 from spark_mq.parquet.lease_columns import sort_by_slot
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
@@ -253,6 +254,7 @@ def publish_messages(
     if deliver_at is not None:
         times = {**times, "deliver_at": check_time("deliver_at", deliver_at, now)}
     table = to_publish(messages, now, times)
+    _check_lifetimes(table)
     try:
         return publish_table(context, table, txn)
     except DuplicatePublish as error:
@@ -263,6 +265,17 @@ def publish_messages(
         if on_duplicate == "skip":
             return replace(first or PublishReceipt(None, range(0)), duplicate=True)
         raise DuplicatePublish(str(error), **{**error.data, "receipt": first}) from None
+
+
+def _check_lifetimes(table: pa.Table) -> None:
+    """Raise InvalidOption for a message that expires before it is due."""
+    if not {"deliver_at", "expires_at"} <= set(table.schema.names):
+        return
+    never = pc.less_equal(table["expires_at"], table["deliver_at"]).fill_null(False)
+    if (at := pc.index(never, True).as_py()) >= 0:
+        raise expires_too_early(
+            f"message {at}", table["expires_at"][at].as_py(), table["deliver_at"][at].as_py()
+        )
 
 
 def _of_first_call(

@@ -144,6 +144,7 @@ def set_schedule(
         catch_up=validate_choice("catch_up", catch_up, CATCH_UP),
         jitter=validate_jitter(jitter, rule.every),
     )
+    _check_lifetime(wanted, context.settings.delivery_delay)
     if len(wanted.encode().encode()) > _MAX_BYTES:
         raise invalid(
             "message",
@@ -201,6 +202,8 @@ def _message(message: Any) -> Schedule:
     try:
         row = to_row(given, "the message", lambda: 0)
     except InvalidOption as error:
+        if error.data["option"] == "expires_at":
+            raise
         kind = type(message).__name__
         raise InvalidOption(str(error), option="message", value=kind) from None
     refused = {
@@ -227,6 +230,23 @@ def _message(message: Any) -> Schedule:
         priority=given.priority,
         deliver_after=times["deliver_at"],
         expires_after=times["expires_at"],
+    )
+
+
+def _check_lifetime(wanted: Schedule, usual: timedelta | None) -> None:
+    """Raise InvalidOption if messages may expire before they are due. `usual` is their delay."""
+    delay = wanted.deliver_after
+    if delay is None:
+        delay = 0 if usual is None else usual // MICROSECOND
+    latest = delay + wanted.jitter
+    if wanted.expires_after is None or wanted.expires_after > latest:
+        return
+    shown, least = (show_duration(one * MICROSECOND) for one in (wanted.expires_after, latest))
+    raise InvalidOption(
+        f"expires_at={shown} is not later than deliver_at and jitter, which are {least} after the "
+        f"instant together, so some messages could not be leased. Give more than {least}",
+        option="expires_at",
+        value=wanted.expires_after * MICROSECOND,
     )
 
 

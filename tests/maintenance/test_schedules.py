@@ -576,6 +576,13 @@ def test_an_entry_of_another_version_is_named(make: Make, text: str) -> None:
         ("dedup_id", {"message": Message("x", dedup_id="1")}),
         ("deliver_at", {"message": Message("x", deliver_at=NOON)}),
         ("expires_at", {"message": Message("x", expires_at=NOON)}),
+        ("expires_at", {"message": Message("x", expires_at=0)}),
+        ("expires_at", {"message": Message("x", deliver_at="10m", expires_at="10m")}),
+        ("expires_at", {"message": Message("x", expires_at="15m"), "jitter": "15m"}),
+        (
+            "expires_at",
+            {"message": Message("x", deliver_at="5m", expires_at="15m"), "jitter": "10m"},
+        ),
     ],
 )
 def test_a_bad_definition_is_refused_and_changes_nothing(
@@ -588,6 +595,17 @@ def test_a_bad_definition_is_refused_and_changes_nothing(
         queue.schedule(wanted.pop("name"), **wanted)
     assert refused.value.option == option
     assert messages_of(queue).look().version == version
+
+
+def test_messages_of_a_schedule_outlive_the_delay_of_their_queue(make: Make) -> None:
+    queue = make(delivery_delay="1h")
+    with pytest.raises(InvalidOption, match="Give more than 1h") as refused:
+        queue.schedule("s", every="1h", message=Message("x", expires_at="30m"))
+    assert refused.value.option == "expires_at"
+    found = queue.schedule(
+        "s", every="1h", jitter="30m", message=Message("x", deliver_at=0, expires_at="31m")
+    )
+    assert found.jitter == timedelta(minutes=30)
 
 
 def test_all_schedules_together_have_a_limit(make: Make) -> None:

@@ -525,6 +525,35 @@ def test_bad_messages(refused: Refused, queue: Queue, messages: Any, reported: l
     assert error.option == "messages"
 
 
+@pytest.mark.parametrize(
+    ("messages", "options", "which"),
+    [
+        (["a", Message("b", deliver_at="10m", expires_at="5m")], {}, "message 1"),
+        (Message("a", deliver_at="5m", expires_at="5m"), {}, "message 0"),
+        (Message("a", deliver_at=AWARE, expires_at=AWARE), {}, "message 0"),
+        (["a", Message("b", expires_at="5m")], {"deliver_at": "10m"}, "message 1"),
+        (
+            pa.table({"value": ["a"], "deliver_at": [AWARE], "expires_at": [AWARE]}),
+            {},
+            "message 0",
+        ),
+    ],
+    ids=repr,
+)
+def test_a_message_that_expires_before_it_is_due(
+    refused: Refused, queue: Queue, messages: Any, options: dict[str, Any], which: str
+) -> None:
+    words = (which, "expires_at", "deliver_at", "Give a later expires_at")
+    error = refused(errors.InvalidOption, lambda: queue.publish(messages, **options), *words)
+    assert error.option == "expires_at"
+    assert error.value is not None
+
+
+def test_a_buffered_message_that_expires_before_it_is_due(queue: Queue) -> None:
+    with queue.publisher() as publisher, pytest.raises(errors.InvalidOption, match="expires_at"):
+        publisher.publish(Message("a", deliver_at="10m", expires_at="5m"))
+
+
 INSTANTS = pa.array([AWARE], pa.timestamp("us", "UTC"))
 
 
