@@ -197,7 +197,7 @@ class BufferedPublisher:
         self._process.check()
         row = with_own_context(to_row(message, "the message", self._context.now))
         if "dedup_id" in row:
-            check_dedup(self._context.settings)
+            check_dedup(self._context.settings, self._context.path)
         size = len(row["value"])
         if len(row) > 1:
             texts = [row.get("key") or "", *chain(*(row.get("headers") or ()))]

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import base64
 import json
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
 from spark_mq.cli.command import Given, argument, command, option
 from spark_mq.cli.output import track
-from spark_mq.errors import InvalidOption, SparkMQError
-from spark_mq.message import Message
+from spark_mq.errors import InvalidOption, QueueNotFound, SparkMQError
+from spark_mq.message import Message, to_publish
 from spark_mq.queue import Queue
+from spark_mq.util.clock import system_clock, to_micros
 
 __all__ = ["publish"]
+
+_Chunk = tuple[list[Any], int]  # the messages of a commit, and the number of lines read so far
 
 # A commit ends with either.
 _CHUNK_LINES = 10_000
@@ -78,15 +83,16 @@ def publish(
             option="--raw",
             value=True,
         )
-    if create:
-        queue = Queue.create(str(on.path), exist_ok=True, storage_options=on.storage_options)
-    else:
-        queue = on.queue
-    done = 0 if producer_id is None else queue.last_producer_sequence(producer_id) or 0
-    published = duplicates = 0
+    queue = _queue(on, create)
+    done = published = duplicates = 0
+    if queue is not None and producer_id is not None:
+        done = queue.last_producer_sequence(producer_id) or 0
     with _inputs(files or ["-"]) as inputs, track("published") as progress:
+        chunks = _chunks(inputs, lines, done)
+        if queue is None:
+            queue, chunks = _create(on, chunks)
         try:
-            for chunk, at in _chunks(inputs, lines, done):
+            for chunk, at in chunks:
                 numbered: dict[str, Any] = {}
                 if producer_id is not None:
                     numbered = {"producer_id": producer_id, "producer_sequence": at}
@@ -102,6 +108,33 @@ def publish(
         "duplicates": duplicates,
         "skipped_lines": done,
     }
+
+
+def _queue(on: Given, create: bool) -> Queue | None:
+    """Return the queue, or None if it has to be created."""
+    try:
+        return on.queue
+    except QueueNotFound:
+        if create:
+            return None
+        raise
+
+
+def _create(on: Given, chunks: Iterator[_Chunk]) -> tuple[Queue, Iterator[_Chunk]]:
+    """Create the queue once its first messages are checked. Return it and all chunks."""
+    path, first = str(on.path), list(islice(chunks, 1))
+    for messages, _ in first:
+        table = to_publish(messages, to_micros(system_clock()))
+        if "dedup_id" in table.schema.names:
+            raise InvalidOption(
+                "a message has a dedup_id, and --create makes a queue without a dedup_window. Make "
+                f"one by `spark-mq queue create {shlex.quote(path)} --set dedup_window=1h`, or "
+                "leave the dedup_id out",
+                option="--create",
+                value=True,
+            )
+    queue = Queue.create(path, exist_ok=True, storage_options=on.storage_options)
+    return queue, chain(first, chunks)
 
 
 def _stopped(error: SparkMQError, published: int, producer_id: str | None) -> SparkMQError:
@@ -137,8 +170,7 @@ def _inputs(names: list[str]) -> Iterator[Iterable[tuple[str, BinaryIO]]]:
 
 def _chunks(
     inputs: Iterable[tuple[str, BinaryIO]], lines: _Format, skip: int
-) -> Iterator[tuple[list[Any], int]]:
-    """Yield the messages of each commit, with the number of lines read so far."""
+) -> Iterator[_Chunk]:
     chunk: list[Any] = []
     size = number = 0
     for name, file in inputs:

@@ -39,7 +39,7 @@ from spark_mq.storage.publishes import (
     producer_txn,
 )
 from spark_mq.telemetry import Destination, SendReport, add_headers, current_reporter, trace_headers
-from spark_mq.util.advice import SET_DEDUP_WINDOW
+from spark_mq.util.advice import set_dedup_window
 from spark_mq.util.clock import MICROSECOND, Duration
 from spark_mq.util.validation import validate_choice, validate_count
 
@@ -160,13 +160,14 @@ def report_files(context: QueueContext, messages: int, publish: Callable[[], obj
 _DEDUP_ID: Final = "dedup_id"
 
 
-def check_dedup(settings: QueueSettings) -> None:
+def check_dedup(settings: QueueSettings, path: str) -> None:
     """Raise InvalidOption if a queue accepts no dedup ids."""
     if settings.dedup_window is None and settings.dedup_until == UNTIL_WINDOW:
+        advice = set_dedup_window(path)
         raise InvalidOption(
             "a message has a dedup_id, and the queue has no dedup_window. Set one, as by "
-            f"{SET_DEDUP_WINDOW}, or a dedup_until, or leave the dedup_id out",
-            advice=[SET_DEDUP_WINDOW],
+            f"{advice}, or a dedup_until, or leave the dedup_id out",
+            advice=[advice],
             option=_DEDUP_ID,
             value=None,
         )
@@ -198,7 +199,7 @@ def pending_of_files(
     if not any(ids):
         return PendingPublish(store.files, given, lanes=store.lanes)
     settings = context.settings
-    check_dedup(settings)
+    check_dedup(settings, context.path)
     return PendingPublish(
         store.files,
         given,

@@ -51,7 +51,8 @@ def check_dataframe(schema: StructType, overwrite: bool, options: WriteOptions) 
         )
     check_publishable({f.name: f.dataType.simpleString() for f in schema})
     if "dedup_id" in schema.names:
-        check_dedup(options.open().settings)
+        queue = options.open()
+        check_dedup(queue.settings, queue.path)
 
 
 def write_files(

@@ -6,6 +6,7 @@ and the log record has it as an argument, so the command line can show the comma
 
 from __future__ import annotations
 
+import shlex
 from typing import Final, NamedTuple
 
 __all__ = [
@@ -21,12 +22,12 @@ __all__ = [
     "OPEN_QUEUE",
     "RAISE_CAP",
     "RESUME_GROUP",
-    "SET_DEDUP_WINDOW",
     "SWEEP",
     "UNBLOCK_GROUP",
     "USE_AS_IT_IS",
     "Advice",
     "drop_group",
+    "set_dedup_window",
 ]
 
 
@@ -54,9 +55,6 @@ CREATE_WITH_LANES: Final = Advice(
 LIST_LANES: Final = Advice("group.lanes() lists", "`spark-mq lanes` lists")
 CONFIGURE_QUEUE: Final = Advice("queue.configure", "`spark-mq queue configure`")
 CONFIGURE_GROUP: Final = Advice("group.configure", "`spark-mq group configure`")
-SET_DEDUP_WINDOW: Final = Advice(
-    "queue.configure(dedup_window='1h')", "`spark-mq queue configure --set dedup_window=1h`"
-)
 ADD_SCHEDULE: Final = Advice("queue.schedule(...)", "`spark-mq schedule add`")
 ENSURE_GROUP: Final = Advice(
     "The first lease, or ensure(), creates a group",
@@ -72,3 +70,8 @@ NAME_MESSAGES: Final = Advice("sequences, message_id or key", "SEQUENCES, --mess
 
 def drop_group(name: str) -> Advice:
     return Advice(f"Queue.drop_group({name!r})", f"`spark-mq group drop {name}`")
+
+
+def set_dedup_window(path: str) -> Advice:
+    command = f"`spark-mq queue configure {shlex.quote(path)} --set dedup_window=1h`"
+    return Advice("queue.configure(dedup_window='1h')", command)

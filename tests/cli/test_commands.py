@@ -758,7 +758,29 @@ def test_lines_have_dedup_ids_in_a_field_or_an_envelope(run: Run, tmp_path: Path
     plain = tmp_path / "plain"
     run("queue", "create", plain)
     refused = run("publish", "-q", plain, "--dedup-field", "job", stdin=lines, expect=2)
-    assert "dedup_until" in refused.err
+    assert f"`spark-mq queue configure {plain} --set dedup_window=1h`" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("given", "line", "named"),
+    [
+        (["--dedup-field", "job"], '{"job": "a"}', "queue create {} --set dedup_window=1h"),
+        (["--envelope"], '{"value": "a", "dedup_id": "b"}', "--create"),
+        (["--dedup-field", "job"], '{"order": 1}', "has no field 'job'"),
+        ([], "no json", "is not JSON"),
+        (["--envelope"], '{"value": "a", "priority": 12}', "priority"),
+        (["missing.jsonl"], "", "cannot be read"),
+    ],
+)  # fmt: skip
+def test_a_publish_that_is_refused_creates_no_queue(
+    run: Run, tmp_path: Path, given: list[str], line: str, named: str
+) -> None:
+    path = tmp_path / "none"
+    refused = run("publish", "-q", path, "--create", *given, stdin=line, expect=2)
+    assert named.format(path) in " ".join(refused.err.split())
+    assert not path.exists()
+    run("publish", "-q", path, "--create", stdin='{"job": "a"}')
+    assert [one.value for one in Queue.open(path).peek()] == [b'{"job": "a"}']
 
 
 def keyed(run: Run, path: Path) -> Queue:
