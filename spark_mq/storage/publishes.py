@@ -21,7 +21,8 @@ from spark_mq.ledger.intervals import SequenceRange
 from spark_mq.ledger.message_index import sequence
 from spark_mq.parquet.writer import WrittenFile, discard_files, write_file
 from spark_mq.storage.id_files import ID_BYTES
-from spark_mq.util.validation import validate_name
+from spark_mq.util.show import show_count
+from spark_mq.util.validation import invalid, validate_name
 
 __all__ = [
     "PendingPublish",
@@ -201,7 +202,16 @@ class PublishReceipt:
         return 0 if self.duplicate else len(self.sequences)
 
     def sequence_of(self, position: int) -> int | None:
-        """Return the sequence of the message at a position, or None if it is a duplicate."""
+        """Return the sequence of the message at a position, or None if it is a duplicate.
+
+        Raises InvalidOption for a position that is not one of the given messages, from 0.
+        """
+        count = len(self.sequences) + len(self.duplicates)
+        known = isinstance(position, int) and not isinstance(position, bool)
+        if not known or not 0 <= position < count:
+            has = show_count(count, "message")
+            fix = f": give a whole number from 0 to {count - 1}" if count else ""
+            raise invalid("position", position, f"is not in this receipt, which has {has}{fix}")
         before = bisect_left(self.duplicates, position)
         if self.duplicates[before : before + 1] == (position,):
             return None

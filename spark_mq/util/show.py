@@ -19,6 +19,7 @@ __all__ = [
     "show_age",
     "show_bars",
     "show_cell",
+    "show_count",
     "show_duration",
     "show_moment",
     "show_name",
@@ -111,6 +112,11 @@ def show_name(name: str) -> str:
 def printable(text: str) -> str:
     """Return a text without control characters, which could steer a terminal."""
     return "".join(one if one.isprintable() else "�" if one != "\n" else " " for one in text)
+
+
+def show_count(count: int, what: str) -> str:
+    """Return a number of things, such as 1 message or 2,000 messages. `what` is one of them."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def show_some(texts: Sequence[str], most: int, separator: str = ", ") -> str:

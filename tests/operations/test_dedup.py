@@ -56,6 +56,18 @@ def id_paths(queue: Queue) -> list[Path]:
 # -- what a publish does
 
 
+@pytest.mark.parametrize("position", [-1, 3, 9, True, "0"])
+def test_a_position_that_no_given_message_has_is_refused(queue: Queue, position: Any) -> None:
+    queue.publish(message("a"))
+    receipt = queue.publish([message("a"), message("b"), message("c")])
+    assert [receipt.sequence_of(at) for at in range(3)] == [None, *receipt.sequences]
+    with pytest.raises(InvalidOption, match="3 messages: give a whole number from 0 to 2") as found:
+        receipt.sequence_of(position)
+    assert (found.value.option, found.value.value) == ("position", position)
+    with pytest.raises(InvalidOption, match="position=0 is not in this receipt.*0 messages"):
+        queue.publish([]).sequence_of(0)
+
+
 def test_a_second_publish_of_an_id_publishes_nothing_and_says_so(queue: Queue) -> None:
     first = queue.publish([message("a", "1"), message("b", "2")])
     assert (first.duplicate, first.duplicates, len(first.sequences)) == (False, (), 2)
