@@ -381,7 +381,7 @@ class Queue(QueueViews):
         timezone: str | None = None,
         catch_up: str = "latest",
         jitter: Duration = 0,
-        starts_at: datetime | None = None,
+        starts_at: datetime | str | None = None,
     ) -> ScheduleInfo:
         """Publish a message periodically. A call with the same name changes the schedule.
 
@@ -414,7 +414,8 @@ class Queue(QueueViews):
             Delay each message by a part of this duration, which follows from name and instant.
             Default: 0. At most the period and a day.
         starts_at
-            No instant is earlier. An aware datetime. Default: now.
+            No instant is earlier. An aware datetime, or text such as "2026-01-31T12:00:00Z".
+            Default: now.
 
         Raises
         ------

@@ -10,6 +10,7 @@ from spark_mq.cli.command import Given, argument, command, option, parse_pairs
 from spark_mq.cli.output import Column, Rows
 from spark_mq.message import Message
 from spark_mq.operations.schedules import ScheduleInfo
+from spark_mq.util.show import show_duration
 from spark_mq.util.validation import parse_instant
 
 __all__: list[str] = []
@@ -98,6 +99,9 @@ def _brief(one: ScheduleInfo) -> Mapping[str, Any]:
     return {
         "schedule": one.name,
         "rule": one.rule,
+        "starts_at": one.starts_at,
+        "catch_up": one.catch_up,
+        "jitter": show_duration(one.jitter),
         "next_at": one.next_at,
         "last_at": one.last_at,
         "paused_at": one.paused_at,

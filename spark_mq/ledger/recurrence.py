@@ -16,7 +16,8 @@ from zoneinfo import ZoneInfo
 
 from spark_mq.errors import InvalidOption
 from spark_mq.util.clock import LATEST, SECOND, to_datetime, to_micros
-from spark_mq.util.validation import invalid, suggest, validate_duration
+from spark_mq.util.show import show_count
+from spark_mq.util.validation import invalid, short_repr, suggest, validate_duration
 
 if TYPE_CHECKING:
     from cronsim import CronSim
@@ -38,10 +39,17 @@ CATCH_UP: Final = ("latest", "all", "none")
 GRACE: Final = 15 * 60 * SECOND  # with catch_up="none", what is later than that is missed
 MAX_JITTER: Final = 24 * 3600 * SECOND
 _LEAST_EVERY: Final = SECOND
-_FIELDS: Final = 5  # of a cron expression
+_SOME_DAY: Final = datetime(2000, 1, 1)
 _CRON_HELP: Final = (
     "give five fields (minute, hour, day of month, month, day of week), such as '0 2 * * *'"
 )
+_CRON_FIELDS: Final = {
+    "minute": "0 to 59, such as 30 or */15",
+    "hour": "0 to 23, such as 2 or 9-17",
+    "day of month": "1 to 31, such as 1 or 1,15, or L for the last",
+    "month": "1 to 12 or JAN to DEC, such as */3",
+    "day of week": "0 to 7 or SUN to SAT, such as MON-FRI, where 0 and 7 are Sunday",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +140,23 @@ def validate_cron(value: Any) -> str:
     if not isinstance(value, str) or not value.isascii():
         raise invalid("cron", value, f"is no cron expression: {_CRON_HELP}")
     text = " ".join(value.split())
-    if len(text.split()) != _FIELDS:
-        raise invalid("cron", value, f"has not five fields: {_CRON_HELP}")
+    fields = text.split()
+    if (count := len(fields)) != len(_CRON_FIELDS):
+        raise invalid("cron", value, f"has {show_count(count, 'field')}: {_CRON_HELP}")
+    wrong = CronSimError, ValueError, AssertionError, RecursionError
+    for at, (name, valid) in enumerate(_CRON_FIELDS.items()):
+        alone = ["*"] * at + [fields[at]] + ["*"] * (len(fields) - at - 1)
+        try:
+            CronSim(" ".join(alone), _SOME_DAY)
+        except wrong:
+            raise invalid(
+                "cron", value, f"has the {name} {short_repr(fields[at])}: give {valid}"
+            ) from None
     try:
-        next(CronSim(text, datetime(2000, 1, 1)))  # within 50 years
-    except CronSimError as error:
-        problem = str(error)
-        raise invalid("cron", value, f"is invalid ({problem}): {_CRON_HELP}") from None
-    except (StopIteration, ValueError, AssertionError, RecursionError):
-        raise invalid("cron", value, f"matches no date: {_CRON_HELP}") from None
+        next(CronSim(text, _SOME_DAY))  # within 50 years
+    except (StopIteration, *wrong):
+        text = "matches no date, such as 30 February: give a day that its month has"
+        raise invalid("cron", value, text) from None
     return text
 
 

@@ -41,6 +41,7 @@ from spark_mq.util.records import Record
 from spark_mq.util.show import show_duration, show_some
 from spark_mq.util.validation import (
     invalid,
+    parse_instant,
     suggest,
     truncate_error,
     validate_choice,
@@ -61,6 +62,7 @@ __all__ = [
 _MAX_BYTES: Final = 64 * 2**10  # of one entry
 _MAX_ALL_BYTES: Final = 2**20  # of all entries, because each change writes them all
 _MAX_NAMED: Final = 10
+_GIVE_INSTANT: Final = "give an aware datetime, or text with a zone, as 2026-01-31T12:00:00Z"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ def set_schedule(
     timezone: str | None,
     catch_up: str,
     jitter: Duration,
-    starts_at: datetime | None,
+    starts_at: datetime | str | None,
 ) -> ScheduleInfo:
     """Make or change a schedule, as :meth:`spark_mq.Queue.schedule` describes."""
     validate_name("name", name)
@@ -174,7 +176,10 @@ def set_schedule(
 
 
 def _rule(
-    cron: str | None, every: Duration | None, timezone: str | None, starts_at: datetime | None
+    cron: str | None,
+    every: Duration | None,
+    timezone: str | None,
+    starts_at: datetime | str | None,
 ) -> Recurrence:
     if (cron is None) == (every is None):
         raise InvalidOption(
@@ -184,10 +189,13 @@ def _rule(
         )
     if every is not None and timezone is not None:
         raise invalid("timezone", timezone, "goes with cron: leave it out, or give cron")
+    if isinstance(starts_at, str):
+        starts_at = parse_instant("starts_at", starts_at)
     if starts_at is not None and not isinstance(starts_at, datetime):
-        raise invalid("starts_at", starts_at, "is no instant: give an aware datetime")
+        # A time from now would be another one each time that the schedule is defined.
+        raise invalid("starts_at", starts_at, f"is no instant: {_GIVE_INSTANT}")
     if starts_at is not None and starts_at.tzinfo is None:
-        raise invalid("starts_at", starts_at, "has no time zone: give an aware datetime")
+        raise invalid("starts_at", starts_at, f"has no time zone: {_GIVE_INSTANT}")
     return Recurrence(
         None if cron is None else validate_cron(cron),
         None if every is None else validate_every(every),

@@ -228,6 +228,7 @@ def test_a_schedule_is_made_listed_paused_resumed_and_removed(run: Run, queue: Q
     made = run("schedule", "add", "nightly", "run", *rule, *more, *here).row
     assert made["rule"] == "0 2 * * * in Europe/Berlin"
     assert made["next_at"] is not None
+    assert (made["catch_up"], made["jitter"], made["starts_at"]) == ("all", "5m", None)
     (one,) = queue.schedules()
     assert (one.value, one.key, one.headers, one.priority) == (b"run", "k", {"a": "b"}, 2)
     assert (one.catch_up, one.jitter) == ("all", timedelta(minutes=5))
@@ -248,7 +249,7 @@ def test_a_schedule_is_made_listed_paused_resumed_and_removed(run: Run, queue: Q
     assert "Did you mean 'often'?" in missing
     assert "`spark-mq schedule add`" in missing
     wrong = run("schedule", "add", "x", "y", "--cron", "61 * * * *", *here, expect=2).err
-    assert "cron='61 * * * *' is invalid" in wrong
+    assert "cron='61 * * * *' has the minute '61': give 0 to 59" in wrong
     wrong = run(
         "schedule", "add", "x", "y", "--every", "1h", "--starts-at", "2030", *here, expect=2
     )

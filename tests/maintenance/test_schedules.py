@@ -568,6 +568,8 @@ def test_an_entry_of_another_version_is_named(make: Make, text: str) -> None:
         ("jitter", {"jitter": "2h"}),
         ("starts_at", {"starts_at": datetime(2027, 1, 1)}),
         ("starts_at", {"starts_at": "2027-01-01"}),
+        ("starts_at", {"starts_at": "5m"}),
+        ("starts_at", {"starts_at": 5}),
         ("message", {"message": 5}),
         ("message", {"message": Message("x", key=5)}),  # type: ignore[arg-type]
         ("message", {"message": "x" * 70_000}),
@@ -595,6 +597,12 @@ def test_a_bad_definition_is_refused_and_changes_nothing(
         queue.schedule(wanted.pop("name"), **wanted)
     assert refused.value.option == option
     assert messages_of(queue).look().version == version
+
+
+def test_a_start_may_be_text(make: Make) -> None:
+    queue = make()
+    found = queue.schedule("s", every="1h", message="x", starts_at="2030-01-01T13:00:00+01:00")
+    assert found.starts_at == found.next_at == datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 
 def test_messages_of_a_schedule_outlive_the_delay_of_their_queue(make: Make) -> None:

@@ -219,13 +219,28 @@ def test_jitter_follows_from_name_and_instant() -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    ["", "@daily", "0 2 * *", "0 0 2 * * *", "60 2 * * *", "0 2 31 2 *", "0 2 * * MOON", 5, None,
-     "0 0 LW/2,3 * *,", "\u0660 2 * * *"],
-)  # fmt: skip
-def test_a_bad_cron_expression_is_refused(value: object) -> None:
-    with pytest.raises(InvalidOption, match="five fields") as refused:
+    ("value", "reported"),
+    [
+        ("", "has 0 fields: give five fields"),
+        ("@daily", "has 1 field: give five fields"),
+        ("0 2 * *", "has 4 fields: give five fields"),
+        ("0 0 2 * * *", "has 6 fields: give five fields"),
+        (5, "is no cron expression: give five fields"),
+        (None, "is no cron expression: give five fields"),
+        ("\u0660 2 * * *", "is no cron expression: give five fields"),
+        ("60 2 * * *", "has the minute '60': give 0 to 59, such as 30 or */15"),
+        ("0 25 * * *", "has the hour '25': give 0 to 23"),
+        ("0 2 32 * *", "has the day of month '32': give 1 to 31"),
+        ("0 0 LW/2,3 * *,", "has the day of week '*,': give 0 to 7 or SUN to SAT"),
+        ("0 2 * JUNE *", "has the month 'JUNE': give 1 to 12 or JAN to DEC"),
+        ("0 2 * * MOON", "has the day of week 'MOON': give 0 to 7 or SUN to SAT"),
+        ("0 2 31 2 *", "matches no date, such as 30 February"),
+    ],
+)
+def test_a_bad_cron_expression_is_refused(value: object, reported: str) -> None:
+    with pytest.raises(InvalidOption) as refused:
         validate_cron(value)
+    assert f"cron={value!r} {reported}" in str(refused.value)
     assert (refused.value.option, refused.value.value) == ("cron", value)
 
 
