@@ -17,7 +17,12 @@ from spark_mq.operations.history import read_history
 from spark_mq.storage.history_table import FAILURES
 from spark_mq.util.clock import SECOND, Duration, to_datetime
 from spark_mq.util.records import Record
-from spark_mq.util.validation import validate_choice, validate_count, validate_duration
+from spark_mq.util.validation import (
+    RESERVED_PREFIX,
+    validate_choice,
+    validate_count,
+    validate_duration,
+)
 
 __all__ = [
     "THROUGHPUT_SCHEMA",
@@ -243,7 +248,7 @@ class ChangeRecord(Record):
     at
         The time of the commit (aware, UTC).
     group
-        The group, or a reserved name.
+        The group, or None for a change of the queue itself or a redrive.
     operation
         The operation, such as "pause".
     user
@@ -288,9 +293,10 @@ def _changes(
     rows = rows.filter(pc.invert(pc.fill_null(step, False)))
     sums: pa.Table = rows.group_by(_KEYS, use_threads=False).aggregate([("message_count", "sum")])
     for row in sums.to_pylist():
+        name = row["consumer_group"]
         yield ChangeRecord(
             row["committed_at"],
-            row["consumer_group"],
+            None if name is None or name.startswith(RESERVED_PREFIX) else name,
             row["operation"] or "",
             row["user"],
             row["message_count_sum"] or 0,

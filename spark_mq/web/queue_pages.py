@@ -13,7 +13,6 @@ from spark_mq.inspect import STATE_NAMES, ChangeRecord, Health, LaneInfo, QueueO
 from spark_mq.inspect.health import check_health
 from spark_mq.ledger.stats import GroupStats, figures_of, state_figures
 from spark_mq.util.show import show_age
-from spark_mq.util.validation import RESERVED_PREFIX
 from spark_mq.web.render import render
 from spark_mq.web.view import View
 
@@ -235,7 +234,7 @@ def changes_page(view: View) -> str:
         view,
         title="Changes",
         tab="changes",
-        changes=[(one, _words(one), _group(one)) for one in changes],
+        changes=[(one, _words(one), one.group or "") for one in changes],
         since=since,
         periods=PERIODS,
         redriven=view.number("redriven"),
@@ -246,12 +245,6 @@ def _words(change: ChangeRecord) -> str:
     """Return a change in the glossary's words. A commit may hold several operations."""
     names = change.operation.split("+")
     return ", ".join(_CHANGES.get(one, one.replace("_", " ")) for one in names)
-
-
-def _group(change: ChangeRecord) -> str:
-    """Return the group of a change, but not the reserved one of all redrives."""
-    name = change.group or ""
-    return "" if name.startswith(RESERVED_PREFIX) else name
 
 
 class LaneCell(NamedTuple):

@@ -175,5 +175,6 @@ def test_each_change_names_the_user_of_this_process(queue: Queue) -> None:
     created = {one.group: one.user for one in queue.changes() if one.operation == "create group"}
     leased = {"billing": None, "audit": None}
     assert created == {**leased, "old": own_user()}
+    assert not [one for one in queue.changes() if (one.group or "").startswith("__")]
     wanted = ("configure", "pause", "resume", "seek", "redriven", "drop group", "trim")
     assert {name: made[name] for name in wanted} == dict.fromkeys(wanted, own_user())
