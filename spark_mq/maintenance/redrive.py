@@ -17,6 +17,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.delta.object_store import canonical_uri
 from spark_mq.errors import InvalidOption, NotAQueue, QueueNotFound, SparkMQError
 from spark_mq.ledger.intervals import Interval, from_sequences, subtract
@@ -139,6 +140,13 @@ def _other_queue(context: QueueContext, path: str) -> str | None:
     options = context.storage_options
     if canonical_uri(path, options) == canonical_uri(context.path, options):
         return None
+    if is_in_memory(path) and not is_in_memory(context.path):
+        raise InvalidOption(
+            f"to={path!r} is kept in memory, so the letters would be lost with this process. "
+            "Redrive to a queue in a store",
+            option="to",
+            value=path,
+        )
     if open_context(path, options, context.clock).settings.is_dead_letter_queue:
         raise InvalidOption(
             f"to={path!r} is a dead-letter queue, and its letters are of other queues. Redrive to "
@@ -309,6 +317,7 @@ def _as_messages(
     rows = zip(
         table["headers"].to_pylist(),
         table["consumer_group"].to_pylist(),
+        table["reason"].to_pylist(),
         table[_SEQUENCE].to_pylist(),
         strict=True,
     )
@@ -318,8 +327,10 @@ def _as_messages(
             (letter_header, str(seq)),
             *more,
             *([(HEADER_PREFIX + "group", group)] if group else []),
+            # In its own queue, the trace of a message says why it died.
+            *([(HEADER_PREFIX + "reason", reason)] if more and reason else []),
         ]
-        for own, group, seq in rows
+        for own, group, reason, seq in rows
     ]
     renewed = pa.array(headers, FILE_SCHEMA.field("headers").type)
     names = [f.name for f in FILE_SCHEMA if f.name in table.schema.names]

@@ -397,6 +397,7 @@ def test_letters_go_to_another_queue_with_headers_of_their_origin(queue: Queue) 
         "spark_mq.dead_letter": str(letter),
         "spark_mq.queue": queue.path,
         "spark_mq.group": "default",
+        "spark_mq.reason": "rejected",
     }
     assert other.trace(first.sequence).earlier is None
     (change,) = [one for one in queue.changes() if one.detail and one.detail.startswith("error =")]
@@ -421,6 +422,9 @@ def test_a_place_that_is_no_queue_for_the_messages_is_refused(queue: Queue) -> N
             queue.redrive(to=to)
     with pytest.raises((QueueNotFound, InvalidOption), match=f"{queue.path}-missing"):
         queue.redrive(to=f"{queue.path}-missing")
+    if not is_in_memory(queue.path):
+        with pytest.raises(InvalidOption, match="is kept in memory"):
+            queue.redrive(to=memory_queue(context_of(queue).clock))
     assert queue.redrive(dry_run=True).messages == 1
 
 
