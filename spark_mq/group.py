@@ -206,7 +206,8 @@ class ConsumerGroup(GroupViews):
         Delayed ones keep their counts. Dead and blocked ones start with counts from zero, and so do
         those that `force` takes from the lease of their last attempt. Returns the number of
         messages, without those that were due or settled already. The parameters and errors are
-        those of :meth:`discard`.
+        those of :meth:`discard`. Also raises InvalidOption if a message is past its ``expires_at``.
+        Nothing has changed then.
         """
         found = find_messages(self._ledger, sequences, message_id, key)
         return change_messages(self._ledger, RETRY_NOW, found, force=force, by=by)

@@ -48,6 +48,8 @@ class Intervention:
     ranges: list[Interval] = field(default_factory=list)  # their sequences
     held: list[tuple[int, int, str]] = field(default_factory=list)
     """``(first, last, who)`` of messages that must not change. With any, nothing was changed."""
+    expired: list[Interval] = field(default_factory=list)
+    """Messages to retry that no worker may lease. With any, nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +97,16 @@ def intervene(
 ) -> tuple[Ledger, Intervention]:
     """Change the unsettled messages of some intervals, leased ones too.
 
-    Nothing changes if a lease holds any of them, unless `force` takes them from it, or if any is in
-    transfer. RETRY_NOW makes messages due now. Those that are dead, blocked or leased for the last
+    Nothing changes if a lease holds any of them, unless `force` takes them from it, if any is in
+    transfer, or if any that has expired is to be retried. RETRY_NOW makes messages due now. Those that are dead, blocked or leased for the last
     of their `attempts` count from zero. In an `ordered` group, a lease then also loses the messages
     after one that is due again.
     """
     wanted = normalise(intervals)
     if held := list(_held(ledger, index, wanted, force)):
         return ledger, Intervention(held=held)
+    if how == RETRY_NOW and (expired := list(_expired(ledger, index, wanted, now))):
+        return ledger, Intervention(expired=expired)
     change = _Change(ledger, index, now, how, error=error, attempts=attempts)
     for piece in change.editor.cut(wanted, index, _TRACKED):
         change.apply(piece)
@@ -128,6 +132,16 @@ def _held(
         if piece.state == TRANSFERRING:
             who = "a sweep or redrive copies it"
         yield piece.first, piece.last, who
+
+
+def _expired(
+    ledger: Ledger, index: MessageIndex, wanted: Sequence[Interval], now: int
+) -> Iterator[Interval]:
+    """Yield the messages that are not due, and that would expire again at once."""
+    for piece in LedgerEditor(ledger).cut(wanted, index, _TRACKED):
+        if piece.state != AVAILABLE or (piece.available_at or 0) > now:
+            for part in split_by_time(piece, index, now, now).expired:
+                yield part.first, part.last
 
 
 def _delayed_unread(

@@ -294,13 +294,18 @@ def change_messages(
     force: bool = False,
     by: str | None = None,
 ) -> int:
-    """Change messages, and count them. Raise GroupNotFound, or MessagesHeld unless `force`."""
+    """Change messages, and count them.
+
+    Raise GroupNotFound, MessagesHeld unless `force`, or InvalidOption for expired ones.
+    """
     if not intervals:
         return 0
     command = Intervene(how, intervals, reason, force)
     done = act_as(by or None, lambda: ledger.run(command))
     if done.held:
         raise _held(ledger.name, how, done)
+    if done.expired:
+        raise _expired(ledger.name, how, done)
     return done.changed
 
 
@@ -312,4 +317,15 @@ def _held(group: str, how: str, done: Intervention) -> MessagesHeld:
         advice=[FORCE],
         group=group,
         held=list(done.held),
+    )
+
+
+def _expired(group: str, how: str, done: Intervention) -> InvalidOption:
+    shown = show_some([f"{first}..{last}" for first, last in done.expired], 5)
+    return InvalidOption(
+        f"{how} in group {group!r} changed nothing: the expires_at of messages {shown} is over, so "
+        "no worker could lease them. Leave them out. For dead ones, redrive their dead letters "
+        "after a sweep, because these do not expire",
+        option="sequences",
+        value=list(done.expired),
     )

@@ -56,6 +56,28 @@ def test_messages_are_named_by_id_or_key(queue: Queue) -> None:
     assert errors == {"wrong customer"}
 
 
+@pytest.mark.parametrize("state", ["dead", "delayed"])
+def test_a_message_past_its_own_time_is_not_retried(
+    queue: Queue, clock: ManualClock, state: str
+) -> None:
+    """It would expire again before any worker gets it."""
+    group = queue.group()
+    group.configure(on_expired="dead_letter", retry_delay="10m")
+    s = queue.publish([Message("short", expires_at="5m"), Message("long")]).sequences
+    if state == "dead":
+        group.dead_letter(s[0])
+    else:
+        lease(queue, 1).nack()
+    clock.advance("6m")
+    before = states(queue)
+    with pytest.raises(InvalidOption, match=f"changed nothing: .* {s[0]}..{s[0]} is over") as found:
+        group.retry_now(list(s))
+    assert (found.value.option, found.value.value) == ("sequences", [(s[0], s[0])])
+    assert states(queue) == before
+    assert group.retry_now(s[1]) == 0, "it is due already"
+    assert group.discard(s[0]) == 1
+
+
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("floor", ["below it", "at it"])
 def test_a_change_of_a_settled_message_changes_nothing_however_it_is_named(
