@@ -15,7 +15,7 @@ from spark_mq.cli.queues import group_rows
 from spark_mq.delta.object_store import absolute_path
 from spark_mq.errors import SparkMQError
 from spark_mq.inspect.overview import QueueOverview
-from spark_mq.ledger.rate_limit import is_stopped
+from spark_mq.ledger.limits import is_stopped
 from spark_mq.queue import Queue
 from spark_mq.util.show import show_age, show_bars, show_time
 

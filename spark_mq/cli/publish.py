@@ -168,9 +168,7 @@ def _inputs(names: list[str]) -> Iterator[Iterable[tuple[str, BinaryIO]]]:
         yield opened
 
 
-def _chunks(
-    inputs: Iterable[tuple[str, BinaryIO]], lines: _Format, skip: int
-) -> Iterator[_Chunk]:
+def _chunks(inputs: Iterable[tuple[str, BinaryIO]], lines: _Format, skip: int) -> Iterator[_Chunk]:
     chunk: list[Any] = []
     size = number = 0
     for name, file in inputs:

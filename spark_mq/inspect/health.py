@@ -9,10 +9,9 @@ from itertools import islice
 from typing import Final
 
 from spark_mq.inspect.overview import QueueOverview
-from spark_mq.ledger.grant import MAX_IN_FLIGHT
+from spark_mq.ledger.limits import limit_in
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import BLOCKED, LEASED, SETTLED, Range
-from spark_mq.ledger.rate_limit import is_stopped
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.ledger.walk import range_of, walk
 from spark_mq.maintenance.retention import find_held_back
@@ -195,7 +194,7 @@ def _sweep_problems(overview: QueueOverview, now: datetime, limit: int | None) -
 def _group_problems(name: str, stats: GroupStats, limit: int | None) -> list[Problem]:
     found = []
     # A busy group reaches its caps, too, which is no problem.
-    if is_stopped(why := stats.blocked_because) and not why.startswith(MAX_IN_FLIGHT):
+    if (why := stats.blocked_because) and not limit_in(why):
         text = f"group {name!r} leases nothing: {why}"
         found.append(Problem("blocked", name, text))
     age = stats.oldest_unsettled_age

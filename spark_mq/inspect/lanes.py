@@ -18,8 +18,9 @@ from spark_mq.ledger.lane_backlog import (
     PriorityStats,
     count_lanes,
 )
+from spark_mq.ledger.limits import MAX_IN_FLIGHT_PER_KEY
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
-from spark_mq.ledger.ranges import DEAD, SETTLED, TRANSFERRING, Ledger, Range
+from spark_mq.ledger.ranges import DEAD, LEASED, SETTLED, TRANSFERRING, Ledger, Range
 from spark_mq.ledger.stats import age_at
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.ledger.walk import walk
@@ -28,7 +29,7 @@ from spark_mq.parquet.reader import MessageReader
 from spark_mq.util.advice import LIST_LANES
 from spark_mq.util.clock import optional_datetime
 from spark_mq.util.records import Record
-from spark_mq.util.show import show_time
+from spark_mq.util.show import show_count, show_time
 from spark_mq.util.validation import validate_choice, validate_count
 
 __all__ = [
@@ -89,10 +90,11 @@ class LaneInfo(Record):
     head, head_age
         The first message that is not dead, and the time since its publish. None without one.
     held_back
-        Due messages that wait for an earlier one of their lane.
+        Due messages that wait for an earlier one of their lane, or for its limit.
     held_by
         "lease", "retry" (a message has failed), "delay" (``deliver_at``), "postponed" (released
-        with a delay, or its file is out of reach), or "blocked". Empty if nothing holds the lane.
+        with a delay, or its file is out of reach), "blocked", or "limit"
+        (``max_in_flight_per_key``). Empty if nothing holds the lane.
     because
         The same for people.
     sequence
@@ -177,6 +179,7 @@ class _Look:
     index: MessageIndex
     now: int
     order: str
+    limit: int | None  # of each key
     backlog: LaneBacklog
 
 
@@ -185,7 +188,8 @@ def _look(group: GroupLedger) -> _Look:
     settings = group.settings_in(snapshot)
     ledger = expire_leases(group.ledger_in(snapshot), now, settings)
     index = group.index_for(ledger)
-    return _Look(ledger, index, now, settings.order, count_lanes(ledger, index, settings, now))
+    backlog = count_lanes(ledger, index, settings, now)
+    return _Look(ledger, index, now, settings.order, settings.max_in_flight_per_key, backlog)
 
 
 def list_priorities(group: GroupLedger) -> list[PriorityInfo]:
@@ -230,6 +234,7 @@ def _lane(look: _Look, one: LaneStats, total: int) -> LaneInfo:
     until = optional_datetime(one.until)
     r = one.held_by
     leased = r is not None and one.holder == Holder.LEASE
+    full = one.holder == Holder.LIMIT
     return LaneInfo(
         lane=one.lane,
         messages=one.messages,
@@ -239,7 +244,7 @@ def _lane(look: _Look, one: LaneStats, total: int) -> LaneInfo:
         head_age=_age(look, one.head),
         held_back=one.held_back,
         held_by=str(one.holder),
-        because=_because(one, r, until),
+        because=_at_limit(one, look.limit) if full else _because(one, r, until),
         sequence=one.sequence,
         until=until,
         lease_id=r.lease_id if r is not None and leased else None,
@@ -263,11 +268,18 @@ def _because(one: LaneStats, r: Range | None, until: datetime | None) -> str:
     return ""
 
 
+def _at_limit(one: LaneStats, limit: int | None) -> str:
+    leased = show_count(one.counts[LEASED], "message")
+    verb = "is" if one.counts[LEASED] == 1 else "are"
+    return f"{leased} {verb} leased: {MAX_IN_FLIGHT_PER_KEY}={limit}"
+
+
 def summarize_lanes(group: GroupLedger) -> LaneSummary:
     look = _look(group)
     lanes = [one for one in look.backlog.lanes() if one.lane is not None]
     leased = [one for one in lanes if one.holder == Holder.LEASE]
-    held = [one for one in lanes if one.held_back and one.holder != Holder.LEASE]
+    by_itself = (Holder.LEASE, Holder.LIMIT)  # ends with the next settles
+    held = [one for one in lanes if one.held_back and one.holder not in by_itself]
     # Not by the least sequence, because clocks of publishers differ.
     ages = (_age(look, one.head) for one in lanes)
     return LaneSummary(

@@ -11,8 +11,6 @@ from spark_mq.ledger.commands import TRACKED, Change, Command, Needs, Priority, 
 from spark_mq.ledger.data_files import DataFile
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.grant import (
-    MAX_IN_FLIGHT,
-    MAX_IN_FLIGHT_BYTES,
     AcquireRequest,
     Grant,
     blocked_by,
@@ -22,6 +20,7 @@ from spark_mq.ledger.grant import (
 from spark_mq.ledger.intervals import Interval, format_intervals
 from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.lane_selector import LaneSelector, is_full, isolation_size
+from spark_mq.ledger.limits import MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, limit_in
 from spark_mq.ledger.lost import without_lost
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, LEASED, UNREAD, Ledger, Range
@@ -337,7 +336,7 @@ def _acquire_at_rate(
     messages, size = limits.limit(request.max_messages, request.max_bytes)
     limited = replace(request, max_messages=messages, max_bytes=size)
     after, grant = _acquire(ledger, index, now, rules, limited)
-    if not grant.ranges and (messages > 0 or grant.blocked_because != MAX_IN_FLIGHT):
+    if not grant.ranges and (messages > 0 or limit_in(grant.blocked_because) != MAX_IN_FLIGHT):
         return after, grant
     taken = grant.message_count
     size = count_bytes(grant.ranges, index) if limits.bytes else 0

@@ -12,6 +12,7 @@ from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval, subtract
 from spark_mq.ledger.key_order import claims_on_lanes
 from spark_mq.ledger.lane_walk import LaneWalk
+from spark_mq.ledger.limits import limit_in
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import (
     AVAILABLE,
@@ -28,9 +29,6 @@ from spark_mq.ledger.sink_writes import SinkWrite, with_write
 from spark_mq.ledger.walk_filter import RowRuns, Taken
 
 __all__ = [
-    "MAX_IN_FLIGHT",
-    "MAX_IN_FLIGHT_BYTES",
-    "MAX_IN_FLIGHT_PER_KEY",
     "MAX_LEASES_WITHOUT_FRESH",
     "AcquireRequest",
     "Grant",
@@ -41,9 +39,6 @@ __all__ = [
     "set_apart",
 ]
 
-MAX_IN_FLIGHT: Final = "max_in_flight"
-MAX_IN_FLIGHT_BYTES: Final = "max_in_flight_bytes"
-MAX_IN_FLIGHT_PER_KEY: Final = "max_in_flight_per_key"
 MAX_LEASES_WITHOUT_FRESH: Final = 3
 """Leases in a row that may isolate suspects while unread messages are due."""
 
@@ -94,9 +89,7 @@ class Grant:
     @property
     def breaker_stops(self) -> bool:
         """Return whether a pause or the breaker is the reason."""
-        limits = (MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, MAX_IN_FLIGHT_PER_KEY)
-        is_limit = self.blocked_because in limits
-        return self.blocked_for_now and not is_limit and self.wait_until is None
+        return self.blocked_for_now and not limit_in(self.blocked_because)
 
 
 def blocked_by(r: Range) -> str:

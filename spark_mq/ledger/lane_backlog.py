@@ -52,6 +52,8 @@ class Holder(StrEnum):
     POSTPONED = "postponed"
     #: A message is past a limit, and the group blocks.
     BLOCKED = "blocked"
+    #: So many messages of the lane are leased that its limit is reached.
+    LIMIT = "limit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class LaneStats:
     counts: dict[str, int]  # messages by state, see STATES
     head: int  # the first that is not dead or in transfer, or -1
     held_back: int = 0
-    """Due messages that wait for an earlier message of their key, or for a lease."""
+    """Due messages that wait for an earlier message of their key, for a lease or for a limit."""
     holder: Holder = Holder.NOTHING
     sequence: int | None = None  # the message that holds the lane back
     until: int | None = None  # microseconds; None if the owner must act
@@ -87,9 +89,15 @@ class LaneBacklog:
     """The unsettled messages of a group by slot, and the first piece of each slot."""
 
     def __init__(
-        self, ledger: Ledger, index: MessageIndex, *, ordered: bool, max_runs: int = MAX_RUNS
+        self,
+        ledger: Ledger,
+        index: MessageIndex,
+        *,
+        ordered: bool,
+        limit: int | None = None,
+        max_runs: int = MAX_RUNS,
     ) -> None:
-        self.ledger, self.index, self.ordered = ledger, index, ordered
+        self.ledger, self.index, self.ordered, self._limit = ledger, index, ordered, limit
         self.layout = index.layout
         slots = self.layout.width * (MAX_PRIORITY + 1)
         self.counts = {state: [0] * slots for state in STATES}  # by state, then by slot
@@ -150,7 +158,9 @@ class LaneBacklog:
         heads = [(n, self._heads[n]) for n in numbers if n in self._heads]
         head = min((one.first for _, one in heads), default=-1)
         if lane is None or not self.ordered:
-            return LaneStats(lane, counts, head)
+            full = lane is not None and self._limit is not None and counts[LEASED] >= self._limit
+            later = counts[READY] if full else 0
+            return LaneStats(lane, counts, head, later, Holder.LIMIT if later else Holder.NOTHING)
         if at in self._leased:
             return self._held(lane, counts, head, counts[READY], self._leased[at])
         closed = [(n, one) for n, one in heads if one.state != READY]
@@ -196,7 +206,8 @@ def count_lanes(
 ) -> LaneBacklog:
     """Count the unsettled messages of a group by priority and lane, up to `max_runs` runs."""
     ordered = is_ordered(index, rules)
-    backlog = LaneBacklog(ledger, index, ordered=ordered, max_runs=max_runs)
+    limit = rules.max_in_flight_per_key
+    backlog = LaneBacklog(ledger, index, ordered=ordered, limit=limit, max_runs=max_runs)
     for piece in walk(ledger, index, now, ledger.head.start_sequence + 1):
         if piece.state != SETTLED and not backlog.add(piece):
             return backlog

@@ -16,7 +16,6 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from spark_mq.ledger.grant import (
-    MAX_IN_FLIGHT_PER_KEY,
     MAX_LEASES_WITHOUT_FRESH,
     AcquireRequest,
     Grant,
@@ -334,7 +333,7 @@ class LaneSelector:
         full = self._full and self._may_read
         shares = self._walk.lane_shares
         if not (blocked or full) and shares is not None and shares.full_lanes and self.has_due():
-            return Grant((), MAX_IN_FLIGHT_PER_KEY, blocked_for_now=True)
+            return Grant((), shares.why_full(), blocked_for_now=True)
         return Grant(blocked_because="max_tracked_ranges" if full else blocked)
 
     def acquire(self) -> tuple[Ledger, Grant] | None:

@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from heapq import merge
 from typing import Final
 
+from spark_mq.ledger.limits import MAX_IN_FLIGHT_PER_KEY
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import LEASED, Ledger
 from spark_mq.ledger.settings import GroupSettings
+from spark_mq.util.show import show_some
 
 __all__ = ["BURSTS", "LaneShares", "divides_lanes"]
 
@@ -24,6 +26,7 @@ BURSTS: Final = 16
 MAX_ROUNDS: Final = 4
 """Lanes with too few messages leave some to others so often. Then the oldest messages go first."""
 _ALL: Final = 1 << 62
+_SHOWN: Final = 3  # lanes that a reason names
 _UNIT: Final = 1 << 20  # of virtual time: the distance of single messages of weight 1
 
 
@@ -68,6 +71,12 @@ class LaneShares:
             return 0
         lanes = (lane for lane, held in self._held.items() if held >= limit)
         return sum(1 << lane for lane in lanes if lane != self._layout.lanes)
+
+    def why_full(self) -> str:
+        """Return the reason why the group leases nothing if its due lanes are at their limit."""
+        lanes = [f"lane {lane}" for lane in _numbers(self.full_lanes)]
+        shown = show_some(lanes, _SHOWN)
+        return f"{MAX_IN_FLIGHT_PER_KEY}: {self._limit} leased of each key in {shown}"
 
     def left(self, slot: int) -> int:
         """Return how many more messages of a slot the lease may have."""

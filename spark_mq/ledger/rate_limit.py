@@ -14,15 +14,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from spark_mq.ledger.limits import RATE_LIMIT
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import LedgerHeader, Range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.clock import MICROSECOND, to_datetime
 from spark_mq.util.setting_fields import Rate
 
-__all__ = ["RATE_LIMIT", "RateLimits", "count_bytes", "is_stopped"]
+__all__ = ["RATE_LIMIT", "RateLimits", "count_bytes"]
 
-RATE_LIMIT: Final = "rate_limit"
 SHARE: Final = 4
 """A lease waits for the 1/SHARE of a burst, so that a busy group makes few small leases."""
 
@@ -136,8 +136,3 @@ class RateLimits(NamedTuple):
 def count_bytes(ranges: Iterable[Range], index: MessageIndex) -> int:
     """Return the estimated bytes of ranges in the data files."""
     return sum(piece.size for r in ranges for piece in index.slices(r.first, r.last))
-
-
-def is_stopped(why: str) -> bool:
-    """Return whether a reason for no lease stops a group. A rate limit only slows it down."""
-    return bool(why) and not why.startswith(RATE_LIMIT)

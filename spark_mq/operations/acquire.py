@@ -57,12 +57,14 @@ def wait_for_lease(
     time_left: Callable[[], float],
     poll: float,
     wake: threading.Event | None = None,
+    *,
     on_try: Callable[[], None] = lambda: None,
 ) -> Grant:
     """Acquire a lease as soon as messages are due. It has no ranges if the time is up.
 
     `poll` is seconds between looks at other processes' commits. Setting `wake` causes a look, which
-    clears it. `on_try` is called before each look. Raise StorageError or ContentionTimeout if the last try in time failed with it.
+    clears it. `on_try` is called before each look. Raise StorageError or ContentionTimeout if the
+    last try in time failed with it.
     """
     failures, known = 0, ""
     checks = FileChecks(ledger.payloads)

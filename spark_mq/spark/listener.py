@@ -17,7 +17,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from spark_mq.ledger.rate_limit import is_stopped
+from spark_mq.ledger.limits import is_stopped
 from spark_mq.ledger.stats import GroupStats, figures_of, state_figures
 from spark_mq.telemetry import Destination, report_gauges
 

@@ -347,7 +347,7 @@ def _strip(numbered: list[LaneInfo]) -> list[LaneCell]:
 
 
 def _kind(one: LaneInfo) -> str:
-    if one.held_by == "lease":
+    if one.held_by in ("lease", "limit"):
         return "leased"
     return "held back" if one.held_back else "free"
 

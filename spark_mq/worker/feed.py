@@ -108,7 +108,9 @@ class GroupFeed:
         try:
             wake = self._open.changed
             note = partial(self._state.note_look, wake)
-            grant = wait_for_lease(self.ledger, command, self._time_left, self._poll, wake, note)
+            grant = wait_for_lease(
+                self.ledger, command, self._time_left, self._poll, wake, on_try=note
+            )
         except OUTAGES as error:
             _log.warning("could not lease, trying again: %s", error)
             self._state.stop.wait(self._verdicts.count_outage())

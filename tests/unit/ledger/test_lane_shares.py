@@ -149,7 +149,8 @@ def test_a_key_over_its_limit_delays_no_other(order: str):
     first = group.lease("a", 1_000)
     assert Counter(lanes_of(group, first)) == {0: 3, 2: 3}
     grant = group.ask("b", 1_000)
-    assert (grant.ranges, grant.blocked_because) == ((), "max_in_flight_per_key")
+    why = "max_in_flight_per_key: 3 leased of each key in lane 0, lane 2"
+    assert (grant.ranges, grant.blocked_because) == ((), why)
     assert grant.blocked_for_now
     assert not grant.breaker_stops
     group.settle(ACK, "a", first[-2:])

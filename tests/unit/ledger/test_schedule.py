@@ -75,7 +75,11 @@ def test_a_delay_is_rounded_up_to_a_second_never_down(queue: Queue, clock: Manua
 def test_a_time_may_be_reported_from_now(queue: Queue, clock: ManualClock) -> None:
     in_5, in_10 = timedelta(seconds=5), timedelta(seconds=10)
     queue.publish(
-        [Message("a", deliver_at=in_5), Message("short", expires_at=in_5), Message("b")],
+        [
+            Message("a", deliver_at=in_5),
+            Message("short", deliver_at=0, expires_at=in_5),
+            Message("b"),
+        ],
         deliver_at=in_10,
     )
     with queue.publisher(linger="1h") as publisher:

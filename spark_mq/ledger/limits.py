@@ -1,0 +1,31 @@
+"""Name the limits of a group, which are reasons for no lease that end by themselves."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = [
+    "MAX_IN_FLIGHT",
+    "MAX_IN_FLIGHT_BYTES",
+    "MAX_IN_FLIGHT_PER_KEY",
+    "RATE_LIMIT",
+    "is_stopped",
+    "limit_in",
+]
+
+MAX_IN_FLIGHT: Final = "max_in_flight"
+MAX_IN_FLIGHT_BYTES: Final = "max_in_flight_bytes"
+MAX_IN_FLIGHT_PER_KEY: Final = "max_in_flight_per_key"
+RATE_LIMIT: Final = "rate_limit"
+_LIMITS: Final = (MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, MAX_IN_FLIGHT_PER_KEY, RATE_LIMIT)
+
+
+def limit_in(why: str) -> str:
+    """Return the limit that is a reason for no lease, such as "max_in_flight", or no text."""
+    name = why.partition(":")[0]
+    return name if name in _LIMITS else ""
+
+
+def is_stopped(why: str) -> bool:
+    """Return whether a reason for no lease stops a group. A rate limit only slows it down."""
+    return bool(why) and limit_in(why) != RATE_LIMIT
