@@ -99,8 +99,8 @@ def intervene(
 
     Nothing changes if a lease holds any of them, unless `force` takes them from it, if any is in
     transfer, or if any that has expired is to be retried. RETRY_NOW makes messages due now. Those
-    that are dead, blocked or leased for the last of their `attempts` count from zero. In an `ordered` group, a lease then also loses the messages
-    after one that is due again.
+    that are dead, blocked or leased for the last of their `attempts` count from zero. In an
+    `ordered` group, a lease then also loses the messages after one that is due again.
     """
     wanted = normalise(intervals)
     if held := list(_held(ledger, index, wanted, force)):
