@@ -36,6 +36,7 @@ from spark_mq.storage.publishes import PendingPublish, PublishReceipt
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.notifier import call_when_done, wait_in_loop
 from spark_mq.util.process import ForkGuard
+from spark_mq.util.show import show_count
 from spark_mq.util.validation import validate_count, validate_duration, validate_size
 
 __all__ = ["BufferedPublisher", "PendingMessage"]
@@ -261,7 +262,7 @@ class BufferedPublisher:
         if unreported:
             error, messages = unreported[0][0], sum(count for _, count in unreported)
             raise PublishFailed(
-                f"{messages} messages were not published: {error}", messages=messages
+                f"not published: {show_count(messages, 'message')}: {error}", messages=messages
             ) from error
 
     def _is_full(self) -> bool:

@@ -12,6 +12,7 @@ from spark_mq.cli.messages import lane_rows, priority_rows
 from spark_mq.cli.output import Pages, Part, Rows
 from spark_mq.cli.queues import group_columns, group_rows, shown_settings
 from spark_mq.errors import InvalidOption
+from spark_mq.util.show import show_count
 from spark_mq.util.validation import parse_instant, parse_until
 
 __all__: list[str] = []
@@ -67,7 +68,7 @@ def _description(described: Mapping[str, Any]) -> Iterator[Part]:
     for one in parts["blockers"]:
         which = f"messages {one.first} to {one.last}"
         if one.first is None:  # a limit blocks
-            which = f"{one.messages} messages wait"
+            which = f"waiting: {show_count(one.messages, 'message')}"
         yield f"{one.because} blocks {one.blocks}: {which}"
 
 

@@ -17,7 +17,7 @@ from spark_mq.errors import SparkMQError
 from spark_mq.inspect.overview import QueueOverview
 from spark_mq.ledger.limits import is_stopped
 from spark_mq.queue import Queue
-from spark_mq.util.show import show_age, show_bars, show_time
+from spark_mq.util.show import show_age, show_bars, show_count, show_time
 
 __all__ = ["Looks", "QueueLooks", "QueuesLooks"]
 
@@ -141,7 +141,7 @@ class QueueLooks:
             f"published {frame['published']:,}{speed}  dead letters "
             f"{'unknown' if letters is None else f'{letters:,}'}  groups {frame['group_count']}  "
             f"last sweep {show_time(frame['last_sweep'])}, "
-            f"{frame['commits_waiting']:,} commits wait"
+            f"{show_count(frame['commits_waiting'], 'commit')} waiting"
         )
         for name, why in frame["damaged"].items():
             yield f"group {name} is damaged: {why}"

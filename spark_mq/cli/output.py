@@ -39,7 +39,7 @@ from spark_mq.errors import (
     UnsupportedTable,
 )
 from spark_mq.util.advice import Advice
-from spark_mq.util.show import json_line, printable, show_cell, showing_steps
+from spark_mq.util.show import json_line, printable, show_cell, show_count, showing_steps
 
 __all__ = [
     "FAILED",
@@ -312,17 +312,22 @@ def track(
 ) -> Iterator[Callable[[int], object]]:
     """Show progress, and yield a function that takes the messages done so far."""
     stream = stream or sys.stderr
+
+    def most(done: int) -> int | None:
+        """Return the total, which more messages may exceed: new ones, or deliveries again."""
+        return None if total is None else max(total, done)
+
     if stream.isatty():
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
             TaskProgressColumn(show_speed=True),
-            TextColumn("{task.completed:,.0f} messages"),
+            TextColumn("messages: {task.completed:,.0f}"),
             TimeRemainingColumn(),
         )
         with Progress(*columns, console=Console(file=stream), transient=True) as bar:
             task = bar.add_task(what, total=total)
-            yield lambda done: bar.update(task, completed=done)
+            yield lambda done: bar.update(task, completed=done, total=most(done))
         return
     shown = clock()
 
@@ -330,8 +335,9 @@ def track(
         nonlocal shown
         if clock() - shown >= pause:
             shown = clock()
-            of = "" if total is None else f" of {total:,}"
-            _write_line(f"{what}: {done:,}{of} messages", stream)
+            all = most(done)
+            of = f"{done:,} of {show_count(all, 'message')}" if all else show_count(done, "message")
+            _write_line(f"{what}: {of}", stream)
 
     yield update
 

@@ -19,6 +19,7 @@ from spark_mq.errors import InvalidOption, QueueNotFound, SparkMQError
 from spark_mq.message import Message, to_publish
 from spark_mq.queue import Queue
 from spark_mq.util.clock import system_clock, to_micros
+from spark_mq.util.show import show_count
 
 __all__ = ["publish"]
 
@@ -139,12 +140,10 @@ def _create(on: Given, chunks: Iterator[_Chunk]) -> tuple[Queue, Iterator[_Chunk
 
 def _stopped(error: SparkMQError, published: int, producer_id: str | None) -> SparkMQError:
     """Return the error of a publish, with the number of messages published before it."""
-    if published and producer_id is None:
-        text = f"{error}. {published} messages were published before: publish the rest only"
-    elif published:
-        text = f"{error}. {published} messages were published before: run the same command again"
-    else:
-        text = str(error)
+    text = str(error)
+    if published:
+        rest = "Publish the rest only" if producer_id is None else "Run the same command again"
+        text += f". Published before: {show_count(published, 'message')}. {rest}"
     return type(error)(text, **error.data)
 
 

@@ -22,7 +22,7 @@ from spark_mq.inspect.overview import QueueOverview
 from spark_mq.ledger.settings import GroupSettings, QueueSettings
 from spark_mq.ledger.stats import Figure, GroupStats, figures_of
 from spark_mq.queue import Queue
-from spark_mq.util.show import show_age, show_cell, show_time
+from spark_mq.util.show import show_age, show_cell, show_count, show_time
 
 __all__ = ["group_columns", "group_rows", "shown_settings"]
 
@@ -93,14 +93,15 @@ def _description(overview: QueueOverview, groups: int) -> Iterator[Part]:
     sweeps = overview.sweeps
     yield {
         "queue": overview.path,
-        "published": f"{overview.published:,} messages, the last one "
+        "published": f"{show_count(overview.published, 'message')}, the last one "
         f"{show_time(overview.last_published_at)}",
-        "retained": f"{overview.retained:,} messages, {overview.retained_bytes:,} bytes",
+        "retained": f"{show_count(overview.retained, 'message')}, "
+        f"{overview.retained_bytes:,} bytes",
         "latest sequence": overview.latest_sequence,
         "horizon": overview.horizon,
         "dead letters": overview.dead_letters,
         "last sweep": f"{show_time(sweeps.last_change_at)}, "
-        f"{sweeps.unarchived_commits} commits wait",
+        f"{show_count(sweeps.unarchived_commits, 'commit')} waiting",
         "groups": len(overview.groups) + len(overview.damaged),
         "lanes": overview.settings.lanes or "none",
     }
@@ -184,7 +185,7 @@ def purge(on: Given) -> Mapping[str, Any]:
     """Drop every message published up to now, for all groups. Asks first."""
     queue = on.queue
     messages = queue.describe().retained
-    on.confirm(f"Purge {queue.path}: drop {messages:,} messages for all groups?")
+    on.confirm(f"Purge {queue.path}: drop {show_count(messages, 'message')} for all groups?")
     with busy("purging"):
         dropped = queue.purge(queue.name)
     row = {"messages_dropped": dropped.messages, "files_dropped": dropped.files}

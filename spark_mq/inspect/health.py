@@ -18,6 +18,7 @@ from spark_mq.maintenance.retention import find_held_back
 from spark_mq.operations.context import QueueContext
 from spark_mq.util.clock import Duration, to_datetime
 from spark_mq.util.records import Record
+from spark_mq.util.show import show_count
 from spark_mq.util.validation import validate_count, validate_duration
 
 __all__ = ["Blocker", "Health", "Problem", "check_health", "find_blockers"]
@@ -186,7 +187,7 @@ def _sweep_problems(overview: QueueOverview, now: datetime, limit: int | None) -
         return []
     commits = overview.sweeps.unarchived_commits
     seconds = waited.total_seconds()
-    waits = f"{commits} commits wait" if commits else "a schedule is due"
+    waits = f"waiting: {show_count(commits, 'commit')}" if commits else "a schedule is due"
     text = f"the queue was not swept for {seconds:.0f} s: {waits}. Run a sweep."
     return [Problem("not_swept", None, text)]
 
@@ -213,4 +214,5 @@ def _dead_problems(overview: QueueOverview, limit: int | None) -> list[Problem]:
     dead = overview.dead_letters + sum(stats.dead for stats in overview.groups.values())
     if dead <= limit:
         return []
-    return [Problem("too_many_dead", None, f"{dead} messages are dead, more than {limit}")]
+    text = f"{show_count(dead, 'dead message')}, more than {limit}"
+    return [Problem("too_many_dead", None, text)]

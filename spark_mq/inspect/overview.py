@@ -22,7 +22,7 @@ from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.schedules import oldest_due
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.records import Record, object_html, rows_html
-from spark_mq.util.show import show_age, show_time
+from spark_mq.util.show import show_age, show_count, show_time
 
 __all__ = [
     "NOTEBOOK_ERRORS",
@@ -146,7 +146,7 @@ def _overview_lines(overview: QueueOverview) -> Iterator[str]:
         f"{overview.name}: {overview.published:,} published, {overview.retained:,} retained, "
         f"{'unknown' if letters is None else f'{letters:,}'} dead letters, "
         f"last sweep {show_time(sweeps.last_change_at)}, "
-        f"{sweeps.unarchived_commits:,} commits wait for a sweep"
+        f"{show_count(sweeps.unarchived_commits, 'commit')} waiting for a sweep"
     )
     for name, stats in islice(overview.groups.items(), MAX_LINES):
         counts = ", ".join(f"{count} {getattr(stats, count):,}" for count in _COUNTS)

@@ -23,14 +23,14 @@ def without_lost(view: View, ledger: Ledger, fail: bool) -> tuple[Ledger, str]:
         return ledger, ""
     if fail:
         raise DataLossError(
-            f"group {view.group!r}: {lost} messages up to {view.horizon} were dropped by the "
+            f"group {view.group!r} lost {show_count(lost, 'message')} up to {view.horizon} to the "
             "queue's hard limit, or its group_expiry, before it had settled them. Accept the loss "
             "with fail_on_data_loss=False (failOnDataLoss in a stream), or seek('earliest')",
             group=view.group, lost=lost, horizon=view.horizon,
         )  # fmt: skip
     return after, (
-        f"{lost} messages up to {view.horizon} are lost, dropped by the queue's hard limit, or its "
-        "group_expiry"
+        f"lost {show_count(lost, 'message')} up to {view.horizon}, dropped by the queue's hard "
+        "limit, or its group_expiry"
     )
 
 

@@ -40,6 +40,7 @@ from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile, discard_files, write_file
 from spark_mq.util.advice import SWEEP
 from spark_mq.util.records import MAX_ROWS, Record, object_html, rows_html
+from spark_mq.util.show import show_count
 from spark_mq.util.validation import (
     RESERVED_PREFIX,
     truncate_error,
@@ -86,7 +87,8 @@ class RedriveResult(Record):
         return pa.table({"messages": [self.messages]}) if self.table is None else self.table
 
     def _repr_html_(self) -> str:
-        title = f"{self.messages} messages " + ("redriven" if self.table is None else "to redrive")
+        what = "redriven" if self.table is None else "to redrive"
+        title = f"{show_count(self.messages, 'message')} {what}"
         if self.table is None:
             return object_html({"messages": self.messages}, title)
         return rows_html(self.table.slice(0, MAX_ROWS + 1).to_pylist(), title=title)
@@ -169,9 +171,8 @@ def _warn_unrouted(context: QueueContext) -> None:
     unrouted = {group.name: dead for group in context.groups() if (dead := _unrouted(group))}
     if unrouted:
         _log.warning(
-            "%d dead messages of %s are not in the dead-letter queue yet, so they are not "
-            "redriven: sweep first (%s)",
-            sum(unrouted.values()),
+            "%s of %s not in the dead-letter queue yet, so not redriven: sweep first (%s)",
+            show_count(sum(unrouted.values()), "dead message"),
             _named(list(unrouted)),
             SWEEP,
         )

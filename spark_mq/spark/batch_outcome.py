@@ -157,7 +157,7 @@ def leave_unsettled(groups: Iterable[ConsumerGroup], found: BatchLeases) -> None
         for stream, n in sorted(batches | several):
             if left := leave_batch(group._ledger, stream, n):
                 _log.info(
-                    "group %s: batch %d left %d messages unsettled; they are delivered "
+                    "group %s: batch %d left %d unsettled messages; they are delivered "
                     "again when their lease expires",
                     group.name,
                     n,

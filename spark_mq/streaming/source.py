@@ -42,6 +42,7 @@ from spark_mq.operations.settle import extend
 from spark_mq.streaming.lanes import LaneRuns, lane_runs
 from spark_mq.streaming.offset import parse_offset
 from spark_mq.util.clock import MICROSECOND, SECOND
+from spark_mq.util.show import show_count
 
 __all__ = [
     "BatchPlan",
@@ -269,7 +270,10 @@ class StreamSource:
             )
         )
         _log.warning(
-            "stream %s: batch %d runs again with %d messages", stream, n, grant.message_count
+            "stream %s: batch %d runs again with %s",
+            stream,
+            n,
+            show_count(grant.message_count, "message"),
         )
         if self._bound is not None:  # what the replay gave back was there at the start, and due
             self._bound = (self._bound[0], self.ledger.now())

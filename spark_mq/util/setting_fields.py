@@ -305,6 +305,8 @@ class Rates(Kind):
             raise invalid(name, value, f"is not a rate: use text like {shown}")
         try:
             units = validate_size(name, amount) if self.of_bytes else int(amount)
+            if period[-1:].isdigit():  # of what unit
+                raise ValueError(period)
             text = f"1{period}" if period in _PERIODS.values() else period
             per = validate_duration(name, text)
         except (InvalidOption, ValueError):

@@ -14,6 +14,7 @@ from spark_mq.formats.base import Format
 from spark_mq.lease import Lease
 from spark_mq.ledger.settle import REJECT
 from spark_mq.message import ReceivedMessage
+from spark_mq.util.show import show_count
 from spark_mq.worker.decisions import Reject
 from spark_mq.worker.pools import is_async
 
@@ -63,10 +64,9 @@ def decoding_leases(handler: Handler, format: Format, count: Callable[[str, int]
         rejected = lease._keep(good, reasons)
         if rejected:
             count(REJECT, rejected)
-            text = (
-                "group %s: %d messages cannot be decoded and are rejected, such as: %s (lease %s)"
-            )
-            _log.warning(text, lease._ledger.name, rejected, next(iter(reasons)), lease.lease_id)
+            text = "group %s: rejects what cannot be decoded, %s, such as: %s (lease %s)"
+            shown, why = show_count(rejected, "message"), next(iter(reasons))
+            _log.warning(text, lease._ledger.name, shown, why, lease.lease_id)
         return handler(lease) if good else None
 
     return call

@@ -17,7 +17,7 @@ from spark_mq.operations.acquire import wait_for_lease
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.outages import OUTAGES
 from spark_mq.operations.pauses import default_poll
-from spark_mq.util.show import show_duration
+from spark_mq.util.show import show_count, show_duration
 from spark_mq.worker.decisions import Verdict
 from spark_mq.worker.leases import FeedCommits, HeldLeases, More, returned_places
 from spark_mq.worker.open_tasks import Demand, OpenTasks
@@ -161,7 +161,8 @@ class GroupFeed:
             while self._open.settling:
                 self._wait()
         elif running := len(self._open.running):
-            _log.warning("%d handlers still run: their messages are left to expire", running)
+            text = "running after shutdown_timeout: %s. The messages are left to expire"
+            _log.warning(text, show_count(running, "handler"))
 
     # -- leases
 
@@ -217,9 +218,11 @@ class GroupFeed:
             for task in running:
                 self._pool.give_up(task)
         if running:
-            text = "group %s: lease %s reached max_lease_duration, and %d handlers of it still "
-            text += "run. Their verdicts are refused, and their messages expire"
-            _log.warning(text, self.ledger.name, lease.lease_id, len(running))
+            text = "group %s: lease %s reached max_lease_duration during %s. The verdicts are "
+            text += "refused, and the messages expire"
+            _log.warning(
+                text, self.ledger.name, lease.lease_id, show_count(len(running), "handler")
+            )
 
     # -- in the thread of the time limit
 

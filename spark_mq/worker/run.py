@@ -21,6 +21,7 @@ from spark_mq.message import check_format
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.pauses import LOCAL_POLL
 from spark_mq.util.clock import SECOND, Duration
+from spark_mq.util.show import show_count
 from spark_mq.util.user import worker_name
 from spark_mq.util.validation import (
     validate_callable,
@@ -193,7 +194,7 @@ def describe_wait(running: Sequence[tuple[str, float]], seconds: float) -> str:
     now = time.monotonic()
     shown = [f"{work} (running for {now - since:.1f} s)" for work, since in running[:_SHOWN]]
     more = [f"{len(running) - _SHOWN} more"] if len(running) > _SHOWN else []
-    handlers = "1 handler" if len(running) == 1 else f"{len(running)} handlers"
+    handlers = show_count(len(running), "handler")
     return (
         f"Ctrl-C: waiting up to {seconds:g} s for {handlers}: {', '.join(shown + more)}. "
         "Press Ctrl-C again to end at once and give their messages back"

@@ -12,6 +12,7 @@ from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.outages import OUTAGES
 from spark_mq.operations.work_report import PAST
 from spark_mq.util.records import Record
+from spark_mq.util.show import show_count
 
 __all__ = ["WorkState", "WorkSummary", "has_ended", "why_left"]
 
@@ -159,7 +160,7 @@ def why_left(ledgers: Sequence[GroupLedger]) -> str:
             _log.warning("group %s: its counts cannot be read at the end: %s", ledger.name, error)
             continue
         if (why := stats.blocked_because) and (stats.ready or stats.blocked):
-            text = "group %s leases nothing, so the work ends: %s. Ready: %d messages, blocked: %d"
-            _log.warning(text, ledger.name, why, stats.ready, stats.blocked)
+            text = "group %s leases nothing, so the work ends: %s. Ready: %s, blocked: %d"
+            _log.warning(text, ledger.name, why, show_count(stats.ready, "message"), stats.blocked)
             found.append(why if len(ledgers) == 1 else f"group {ledger.name}: {why}")
     return "; ".join(found)

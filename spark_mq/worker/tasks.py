@@ -18,6 +18,7 @@ from spark_mq.message import ReceivedMessage
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.outages import may_be_outage, outage_pause
 from spark_mq.operations.work_report import reported_work
+from spark_mq.util.show import show_count
 from spark_mq.worker.decisions import (
     Decision,
     Verdict,
@@ -70,7 +71,8 @@ class Task:
         group = self.lease._ledger.name
         if self.message is not None:
             return f"message {self.message.sequence} of group {group}"
-        return f"lease {self.lease.lease_id} of group {group} with {len(self.lease):,} messages"
+        size = show_count(len(self.lease), "message")
+        return f"lease {self.lease.lease_id} of group {group} with {size}"
 
     def describe(self, limit: int | None) -> str:
         """Describe for a log what a handler failed with. `limit` is that of the deliveries."""

@@ -111,6 +111,21 @@ def test_lines_are_not_printed_more_often_than_every_few_seconds() -> None:
     ]
 
 
+def test_a_total_grows_with_what_is_done_and_one_message_is_one() -> None:
+    """Messages may be published meanwhile, or delivered again."""
+    stream = io.StringIO()
+    with track("worked", 3, stream, pause=0) as show:
+        for done in (1, 3, 4):
+            show(done)
+    for total in (None, 1):
+        with track("published", total, stream, pause=0) as show:
+            show(1)
+    assert stream.getvalue().splitlines() == [
+        "worked: 1 of 3 messages", "worked: 3 of 3 messages", "worked: 4 of 4 messages",
+        "published: 1 message", "published: 1 of 1 message",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_worker_that_ends_counts_its_messages(ends: bool) -> None:
     queue, stream = memory_queue(), io.StringIO()

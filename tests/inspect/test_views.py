@@ -381,7 +381,7 @@ def test_an_overview_and_a_health_print_as_text(queue: Queue, clock: ManualClock
     head, audit, billing = str(queue.describe()).splitlines()
     assert head == (
         f"{queue.name}: 3 published, 3 retained, 0 dead letters, last sweep -, "
-        f"{queue.sweep_state().unarchived_commits} commits wait for a sweep"
+        f"{queue.sweep_state().unarchived_commits} commits waiting for a sweep"
     )
     assert audit.startswith(
         "  audit: ready 3, delayed 0, leased 0, dead 0, blocked 0, acked 0, dead_lettered 0, "

@@ -64,9 +64,7 @@ def test_a_position_that_no_given_message_has_is_refused(queue: Queue, position:
     with pytest.raises(InvalidOption, match="3 messages: give a whole number from 0 to 2") as found:
         receipt.sequence_of(position)
     assert (found.value.option, found.value.value) == ("position", position)
-    with pytest.raises(
-        InvalidOption, match="position=0 is not in this receipt"
-    ):
+    with pytest.raises(InvalidOption, match="position=0 is not in this receipt"):
         queue.publish([]).sequence_of(0)
 
 

@@ -335,7 +335,7 @@ def test_flush_raises_what_nobody_asked_for_once(
         for n in range(3):
             publisher.publish(str(n))
         with pytest.raises(
-            errors.PublishFailed, match="3 messages were not published: disk full"
+            errors.PublishFailed, match="not published: 3 messages: disk full"
         ) as caught:
             publisher.flush()
         assert caught.value.messages == 3

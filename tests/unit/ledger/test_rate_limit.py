@@ -210,7 +210,10 @@ def test_a_rate_is_text(given: str, rate: tuple[int, int], shown: str):
     assert GroupSettings.decoded(rules.encoded()) == rules
 
 
-@pytest.mark.parametrize("given", [100, "100", "fast", "0/s", "-1/s", "1.5/s", "10/x", "10/0s", ""])
+@pytest.mark.parametrize(
+    "given",
+    [100, "100", "fast", "0/s", "-1/s", "1.5/s", "10/x", "10/0s", "", "100/10", "10/0.5", "10m/s"],
+)
 def test_what_is_no_rate_is_refused(given: Any):
     with pytest.raises(InvalidOption, match=r"rate_limit=.*is not a rate: use") as caught:
         GroupSettings().changed(rate_limit=given)
