@@ -138,7 +138,7 @@ class Configure(Command[GroupSettings]):
 
     def apply(self, view: View) -> Change[GroupSettings]:
         before, after = view.settings, view.settings.changed(**self.changes)
-        after.check_keys()
+        after.check_together()
         stored = after.encoded()
         if stored == before.encoded():
             return Change(None, after)

@@ -85,7 +85,9 @@ class GroupSettings(Settings):
         "The delay after the first nack. Expired messages are due without a delay.",
     )
     max_retry_delay: timedelta = setting(
-        kinds.Duration(zero=True), "15m", "The longest delay before jitter."
+        kinds.Duration(zero=True),
+        "15m",
+        "The longest delay before jitter. It is at least `retry_delay`.",
     )
     retry_jitter: float = setting(
         kinds.Fraction(),
@@ -190,9 +192,13 @@ class GroupSettings(Settings):
         """Raise InvalidOption if a setting needs lanes, and the queue has none."""
         check_lanes(lanes, self.order, self.max_in_flight_per_key)
 
-    def check_keys(self) -> None:
-        """Raise InvalidOption if settings of keys do not go together."""
+    def check_together(self) -> None:
+        """Raise InvalidOption if settings do not go together."""
         check_keys(self.order, self.max_in_flight_per_key, self.weights)
+        if not isinstance(self.retry, tuple) and self.retry_delay > self.max_retry_delay:
+            delay, most = show_duration(self.retry_delay), show_duration(self.max_retry_delay)
+            why = f"is longer than max_retry_delay={most!r}, which would cut it: use a longer "
+            raise invalid("retry_delay", delay, f"{why}max_retry_delay, or a shorter retry_delay")
 
     def delay(self, failures: int, jitter: float = 0.0) -> int:
         """Return the delay after a nack, which `failures` includes, in microseconds.
@@ -361,7 +367,7 @@ class QueueSettings(Settings):
             why += "expire unread: use a longer message_ttl"
             raise invalid("message_ttl", given.get("message_ttl", show_duration(ttl)), why)
         after.group.check_order(after.lanes)
-        after.group.check_keys()
+        after.group.check_together()
         if after.group.sink is not None:
             why = (
                 "is no default for new groups, which have their own: use group.configure(sink=...)"

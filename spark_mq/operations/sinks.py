@@ -43,6 +43,11 @@ Sink: TypeAlias = DeltaSink | QueueSink
 
 _TABLE: Final = "table"
 _QUEUE: Final = "queue"
+# Settings that others of the group must go with.
+_JOINT: Final = {
+    *("order", "weights", "max_in_flight_per_key"),
+    *("retry", "retry_delay", "max_retry_delay"),
+}
 
 
 class _SinkKey(NamedTuple):
@@ -79,8 +84,8 @@ def configure_command(ledger: GroupLedger, given: Mapping[str, Any]) -> Configur
     """Return the command that changes settings of a group, and its sink. Raise InvalidOption."""
     settings = _clean(given)
     GroupSettings().changed(**settings).check_order(ledger.messages.lanes)
-    if not settings.keys().isdisjoint(("order", "weights", "max_in_flight_per_key")):
-        ledger.settings().changed(**settings).check_keys()  # before the group is created
+    if not settings.keys().isdisjoint(_JOINT):
+        ledger.settings().changed(**settings).check_together()  # before the group is created
     if "sink" not in settings:
         return Configure(settings)
     rules, queue, sink = ledger.settings(), ledger.queue, settings["sink"]

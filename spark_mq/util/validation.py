@@ -48,7 +48,7 @@ _MAX_SHOWN: Final = 200  # characters of a value that an error message shows
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _DURATION = re.compile(
     r"\s*(\d+(?:\.\d+)?)\s*"
-    r"(us|ms|s|m|h|d|seconds?|minutes?|hours?|days?|milliseconds?)?\s*",
+    r"(us|ms|s|m|h|d|secs?|seconds?|mins?|minutes?|hrs?|hours?|days?|milliseconds?)?\s*",
     re.IGNORECASE,
 )
 _UNITS: Final = {

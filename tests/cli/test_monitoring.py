@@ -138,7 +138,7 @@ def test_the_text_is_what_prometheus_client_makes_of_the_collector(tmp_path: Pat
 
 
 def test_a_lane_is_no_label_and_unordered_groups_have_no_lanes(tmp_path: Path) -> None:
-    queue = Queue.create(tmp_path / "q", durable=False, lanes=8, retry_delay="1h")
+    queue = Queue.create(tmp_path / "q", durable=False, lanes=8, retry_delay="15m")
     queue.publish([Message("a", key=f"k{n % 20}", priority=n % 2) for n in range(100)])
     queue.group("plain").ensure()
     group = queue.group("keyed")

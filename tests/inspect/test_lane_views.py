@@ -74,7 +74,7 @@ def test_the_oldest_lanes_come_first_by_age(make: Callable[..., Queue]) -> None:
 def test_a_failed_a_released_a_delayed_and_a_blocked_message_are_named(
     make: Callable[..., Queue],
 ) -> None:
-    queue = ordered(make, max_delivery_attempts=2, on_max_deliveries="block", retry_delay="1h")
+    queue = ordered(make, max_delivery_attempts=2, on_max_deliveries="block", retry_delay="15m")
     for number in range(3):
         queue.publish([Message("x", key=key_in(number)), Message("y", key=key_in(number))])
     queue.publish(Message("z", key=key_in(7), deliver_at="2h"))
@@ -173,7 +173,7 @@ def test_files_of_foreign_writers_are_counted(tmp_path: Path) -> None:
 def test_an_overview_sums_up_lanes_and_priorities_if_asked(
     make: Callable[..., Queue], clock: ManualClock
 ) -> None:
-    queue = ordered(make, retry_delay="1h")
+    queue = ordered(make, retry_delay="15m")
     keys = [key_in(n) for n in (1, 2, 3)]
     queue.publish([Message("x", key=key) for key in keys * 2])
     group = queue.group("g")

@@ -282,7 +282,7 @@ def test_jitter_lengthens_a_wait_by_its_share_at_most(make: Make, clock: ManualC
 def test_a_delay_given_to_nack_overrides_the_policy_zero_too(
     make: Make, clock: ManualClock
 ) -> None:
-    queue = make(retry="constant", retry_delay="1h")
+    queue = make(retry="constant", retry_delay="1h", max_retry_delay="1h")
     receipt = queue.publish(["a"])
     lease(queue).nack(receipt.sequences, delay=0)
     lease(queue).nack(receipt.sequences, delay="3s")
@@ -290,6 +290,24 @@ def test_a_delay_given_to_nack_overrides_the_policy_zero_too(
     assert held(queue) == []
     clock.advance("0.1s")
     assert held(queue) == [b"a"]
+
+
+@pytest.mark.parametrize(
+    "given", [{"retry_delay": "1h"}, {"max_retry_delay": "5s"},
+              {"retry": "constant", "retry_delay": "2m", "max_retry_delay": "1m"}],
+)  # fmt: skip
+def test_a_delay_that_would_be_cut_is_refused(make: Make, given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOption, match="is longer than max_retry_delay=") as refused:
+        make(**given)
+    assert refused.value.data["option"] == "retry_delay"
+    group = make().group()
+    with pytest.raises(InvalidOption, match="is longer than max_retry_delay="):
+        group.configure(**given)
+    assert not group.exists()
+    group.configure(retry_delay="1h", max_retry_delay="1h")
+    group.configure(retry=["1m", "2h"], max_retry_delay="30m")  # the list has its own delays
+    with pytest.raises(InvalidOption, match="is longer than max_retry_delay='30m'"):
+        group.configure(retry="linear")
 
 
 def test_without_retries_the_first_failure_is_final(make: Make) -> None:

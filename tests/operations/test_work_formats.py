@@ -120,7 +120,7 @@ def test_a_lease_without_a_valid_message_calls_no_handler(queue: Queue) -> None:
 def test_a_failing_handler_keeps_the_rejected_ones_dead(queue: Queue) -> None:
     queue.publish([BAD, Message.json(1), Message.json(2)])
     group = queue.group()
-    group.configure(retry_delay="1h")
+    group.configure(retry_delay="15m")
 
     def handle(lease: Lease) -> None:
         raise RuntimeError(f"no luck with {len(lease)}")
@@ -147,7 +147,7 @@ def test_a_schema_that_is_not_known_yet_is_a_failure_and_no_dead_letter(
     known = {8: ORDER}
     queue.publish(Message.encode(ORDER_VALUE, Confluent(Avro(ORDER), 9)))
     group = queue.group()
-    group.configure(retry_delay="1h")
+    group.configure(retry_delay="15m")
     done = group.work(
         lambda given: None, mode=mode, format=Confluent(Avro(ORDER), schemas=known), until="empty"
     )

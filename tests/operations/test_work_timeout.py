@@ -201,7 +201,7 @@ def test_a_handler_that_hangs_in_a_failing_store_is_not_the_messages_failure(
 
 
 def test_it_counts_for_the_breaker(queue: Queue) -> None:
-    queue.group().configure(breaker_threshold=3, retry_delay="1h")
+    queue.group().configure(breaker_threshold=3, retry_delay="15m")
     queue.publish(map(str, range(20)))
 
     async def handle(message: ReceivedMessage) -> None:

@@ -29,7 +29,7 @@ from spark_mq.testing import ManualClock
 @pytest.fixture
 def busy(tmp_path: Path) -> Queue:
     """Five files of two messages. Of the first one was rejected, and one is acked."""
-    queue = make_queue(tmp_path / "orders", retry_delay="1h")
+    queue = make_queue(tmp_path / "orders", retry_delay="15m")
     for n in range(5):
         queue.publish([f"{n}a", f"{n}b"])
     group = queue.group("billing")

@@ -488,7 +488,7 @@ def test_a_queue_that_was_made_again_is_opened_again(visit: Visit, queue: Queue)
 def keyed(tmp_path: Path) -> Queue:
     """Group `billing` in order: lanes that are leased, held back by a retry, and free."""
     queue = Queue.create(
-        tmp_path / "queues" / "keyed", durable=False, lanes=8, order="key", retry_delay="1h"
+        tmp_path / "queues" / "keyed", durable=False, lanes=8, order="key", retry_delay="15m"
     )
     for key in ("a", "b", "c"):
         queue.publish([Message(f"{key}{n}", key=key, priority=9 * (n < 2)) for n in range(4)])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from spark_mq import GroupSettings, QueueSettings
 from spark_mq.errors import InvalidOption, SparkMQError
+from spark_mq.message import check_time
 from spark_mq.util.clock import SECOND, to_datetime, to_micros
 from spark_mq.util.columns import to_array
 from spark_mq.util.setting_fields import parse_number, parse_settings
@@ -276,3 +277,21 @@ def test_errors_are_of_their_builtin_kind_too():
     with pytest.raises(ValueError, match="not a valid name"):
         validate_name("group", "")
     assert issubclass(InvalidOption, SparkMQError)
+
+
+@pytest.mark.parametrize(
+    ("texts", "seconds"),
+    [
+        (("10s", "10 sec", "10 secs", "10 second", "10 SECONDS", "10"), 10),
+        (("5m", "5 min", "5 mins", "5 minute", "5 minutes"), 300),
+        (("2h", "2 hr", "2 hrs", "2 hour", "2 hours"), 7_200),
+    ],
+)
+def test_a_duration_has_one_rule_in_options_times_and_settings(
+    texts: tuple[str, ...], seconds: int
+) -> None:
+    for text in texts:
+        assert validate_duration("delay", text) == seconds * 1_000_000
+        assert check_time("deliver_at", text, 0) == seconds * 1_000_000
+        changed = GroupSettings().changed(retry_delay=text, max_retry_delay="3h")
+        assert changed.retry_delay == timedelta(seconds=seconds)
