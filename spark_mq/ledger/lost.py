@@ -10,6 +10,7 @@ from spark_mq.ledger.commands import Change, Command, Needs, View
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, UNREAD, Ledger
+from spark_mq.util.show import show_count
 
 __all__ = ["SettleLost", "settle_lost", "without_lost"]
 
