@@ -162,6 +162,9 @@ class GroupViews:
     ) -> Records[PeekedMessage]:
         """Return messages with their state in the group, without a lease.
 
+        In a group with a ``filter``, messages that no lease has examined are ready or unread, also
+        if they do not match.
+
         Parameters
         ----------
         state

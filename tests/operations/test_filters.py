@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.handles import again, history
+from support.marks import slow
 from support.tables import as_in_a_store
 
 from spark_mq import ConsumerGroup, Message, Queue
@@ -251,6 +253,33 @@ def test_over_a_store_files_are_checked_in_threads(delta_queue: Make) -> None:
     assert group.stats().skipped == 61
 
 
+@pytest.mark.parametrize("mode", [slow("message"), "batch"])
+def test_eight_workers_with_slow_checks_and_little_memory_get_what_matches(
+    delta_queue: Make, limits: Callable[..., None], mode: str
+) -> None:
+    limits(check_seconds=0.0, filtered_pieces=20, filtered_runs=1)
+    queue = delta_queue()
+    queue.group("g").configure(filter=EU, max_in_flight=60)
+    for at in range(5):
+        publish(queue, *(f"{'eu' if n % 3 else 'us'}-{at}-{n}" for n in range(30)))
+    seen: list[str] = []
+
+    def handle(given: Any) -> None:
+        seen.extend(one.text for one in (given.messages if mode == "batch" else [given]))
+
+    def run() -> None:
+        again(queue).group("g").work(handle, mode=mode, until="settled", max_messages=40)
+
+    workers = [threading.Thread(target=run) for _ in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert sorted(seen) == sorted(f"eu-{at}-{n}" for at in range(5) for n in range(30) if n % 3)
+    stats = queue.group("g").stats()
+    assert (stats.acked, stats.skipped, stats.ledger_ranges) == (100, 50, 0)
+
+
 def test_what_another_thread_finds_meanwhile_is_not_taken_for_known(
     queue: Queue, group: ConsumerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,10 +312,11 @@ def test_two_groups_of_one_process_have_their_own_filters(
 
 def test_workers_get_what_matches(queue: Queue, group: ConsumerGroup) -> None:
     publish(queue, *(f"{'eu' if n % 3 else 'us'}-{n}" for n in range(90)))
-    for mode in ("message", "batch"):
+    for mode, until in (("message", "empty"), ("batch", "settled")):
         seen: list[Any] = []
-        group.work(seen.append, mode=mode, until="empty")
+        group.work(seen.append, mode=mode, until=until)
         assert seen
+        assert group.stats().ready == 0
         publish(queue, *(f"{'eu' if n % 3 else 'us'}-{n}" for n in range(90)))
     stats = group.stats()
     assert (stats.acked, stats.skipped) == (120, 60)

@@ -28,6 +28,7 @@ PLACES = {
     "forget_files": "storage.message_log.FORGET_FILES",
     "filtered_files": "ledger.walk_filter.MAX_FILTERED_FILES",
     "filtered_pieces": "ledger.walk_filter.MAX_FILTERED_PIECES",
+    "filtered_runs": "operations.payloads._REMEMBERED_RUNS",
     "gap_check_seconds": "delta.follower.GAP_CHECK_SECONDS",
     "history_batch": "storage.history_table.BATCH",
     "history_files": "storage.history_table.HistoryTable.small_files",
