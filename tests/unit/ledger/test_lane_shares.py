@@ -332,7 +332,7 @@ def test_what_are_no_weights_is_refused(given: Any):
 )  # fmt: skip
 def test_settings_that_do_not_go_together_are_refused(settings: dict[str, Any], option: str):
     with pytest.raises(InvalidOption) as caught:
-        GroupSettings().changed(**settings).check_keys()
+        GroupSettings().changed(**settings).check_together()
     assert caught.value.option == option
     with pytest.raises(InvalidOption, match="needs lanes"):
         GroupSettings().changed(order="fair").check_order(0)
