@@ -138,6 +138,7 @@ class _Digest:
     mark: tuple[int, str] | None  # first sequence and path of the newest data file that it reached
     needs_rules: bool  # only the ledger's own rules give the counts, as after a breaker opened
     sums: dict[str, StateSum] = field(default_factory=dict)
+    happened: Mapping[str, int] = field(default_factory=dict)
 
     def holds(self, now: int) -> bool:
         """Return whether time has not changed the digest of an unchanged ledger."""
@@ -206,6 +207,7 @@ def _digest(start: int, text: str) -> _Digest:
         start,
         (int(fingerprints[-1][0]), str(fingerprints[-1][1])) if fingerprints else None,
         bool(detail.get("breaker")),
+        happened=detail.get("happened", {}),
     )
 
 
@@ -215,10 +217,12 @@ def _stats_of(digest: _Digest, index: MessageIndex, now: int) -> GroupStats | No
         return None
     if not _is_of_log(digest, index):
         return None
-    sums = with_unread(digest.sums, digest.start_sequence, index, now, digest.settings)
+    start, happened = digest.start_sequence, dict(digest.happened)
+    sums = with_unread(digest.sums, start, index, now, digest.settings)
     if (late := sums.pop(LATE, None)) is not None:
         sums[READY] = late.joined(sums.get(READY, StateSum()))
-    return GroupStats.of(GroupFacts(sums, digest.counters, digest.start_sequence, index, now))
+        happened["lease_expired"] = happened.get("lease_expired", 0) + late.messages
+    return GroupStats.of(GroupFacts(sums, digest.counters, start, index, now, happened=happened))
 
 
 def _is_of_log(digest: _Digest, index: MessageIndex) -> bool:

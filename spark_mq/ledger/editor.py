@@ -27,7 +27,7 @@ from spark_mq.ledger.ranges import (
 from spark_mq.ledger.states import LEGAL_TRANSITIONS, illegal_transition
 from spark_mq.util.columns import sort_rows
 
-__all__ = ["END_REASONS", "LedgerEditor", "end_reason_of"]
+__all__ = ["COUNTED", "END_REASONS", "LedgerEditor", "end_reason_of"]
 
 _OWN_NAMES: Final = ("acked", "skipped", "expired", "lost", "redriven")
 END_REASONS: Final = {name: name for name in _OWN_NAMES} | {
@@ -35,6 +35,9 @@ END_REASONS: Final = {name: name for name in _OWN_NAMES} | {
     "filtered": "skipped",
 }
 """The outcome of messages, by the event that settled them. Any other event dropped them."""
+
+COUNTED: Final = ("leased", "replayed", "nacked", "rejected", "lease_expired", "released")
+"""The events whose messages the header counts, for rates of deliveries and failures."""
 
 _MANY: Final = 8  # for so many added ranges, one look at all their neighbours is faster
 
@@ -124,18 +127,28 @@ class LedgerEditor:
         if not self.changed:
             return self.ledger
         merged = self._merge() if join else sorted(self._added, key=_first_of)
-        ended = self._ended()
-        head = self._raise_start(self.head.counted(ended) if ended else self.head, merged)
+        head = self._raise_start(self._counted(), merged)
         ranges = self._table(merged) if self.ledger.rows is None else self._list(merged)
         return Ledger(head, ranges, [*self.ledger.events, *self._events])
 
-    def _ended(self) -> Counter[str]:
-        """Count the messages that the events settled, by outcome."""
+    def _counted(self) -> LedgerHeader:
+        """Return the header with the messages of the events, by outcome and by COUNTED event."""
         ended: Counter[str] = Counter()
+        happened: Counter[str] = Counter()
         for event, r in self._events:
             if r.state == SETTLED:
                 ended[end_reason_of(event)] += r.message_count
-        return ended
+            if event in COUNTED:
+                happened[event] += r.message_count
+        if "leased" in happened:
+            happened["leases"] = 1  # no build makes two
+        if not happened and not ended:
+            return self.head
+        return replace(
+            self.head,
+            counters=dict(Counter(self.head.counters) + ended),
+            happened=dict(Counter(self.head.happened) + happened),
+        )
 
     def _raise_start(self, head: LedgerHeader, merged: list[Range]) -> LedgerHeader:
         """Drop a settled first range by raising the start."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import operator
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, cast
@@ -200,12 +200,8 @@ class LedgerHeader:
     byte_rate_full_at: int = 0
     rate_noted_at: int = 0  # when the last lease took from them
     fair_time: int = 0  # how far a fair group has shared leases between lanes
-
-    def counted(self, outcomes: Mapping[str, int]) -> LedgerHeader:
-        if not outcomes:
-            return self
-        added = {name: self.counters.get(name, 0) + n for name, n in outcomes.items()}
-        return replace(self, counters={**self.counters, **added})
+    happened: dict[str, int] = field(default_factory=dict)
+    """Leases, and messages by what happened to them. No rule reads it."""
 
     def to_json(self) -> str:
         """Return the fields without a column of their own as JSON."""
@@ -221,6 +217,7 @@ class LedgerHeader:
             "byte_rate_full_at": self.byte_rate_full_at,
             "rate_noted_at": self.rate_noted_at,
             "fair_time": self.fair_time,
+            "happened": self.happened,
         }
         return json.dumps(data, sort_keys=True)
 

@@ -50,6 +50,7 @@ class Metric(NamedTuple):
 
 MESSAGES: Final = Metric("spark_mq_messages", "gauge", "Messages of a group by state.", "state")
 _OUTCOMES: Final = Metric("spark_mq_settled", "counter", "Messages settled by outcome.", "outcome")
+_FAILURES: Final = Metric("spark_mq_failures", "counter", "Failed deliveries by reason.", "reason")
 
 _OLDEST_UNSETTLED: Final = Metric(
     "spark_mq_oldest_unsettled_age_seconds",
@@ -81,6 +82,7 @@ class GroupFacts:
     now: int
     blocked_because: str = ""
     breaker: str = CLOSED
+    happened: Mapping[str, int] = field(default_factory=dict)
 
     def sum(self, state: str) -> StateSum:
         return self.sums.get(state, _NOTHING)
@@ -144,6 +146,12 @@ def _in_state(state: str, doc: str, **more: Any) -> Any:
 def _ended(counter: str, doc: str, **more: Any) -> Any:
     return figure(
         lambda facts: facts.counters.get(counter, 0), doc, metric=_OUTCOMES, label=counter, **more
+    )
+
+
+def _happened(metric: Metric, doc: str, *names: str, **more: Any) -> Any:
+    return figure(
+        lambda facts: sum(facts.happened.get(name, 0) for name in names), doc, metric=metric, **more
     )
 
 
@@ -219,6 +227,36 @@ class GroupStats(Record):
         label="expired",
     )
     lost: int = _ended("lost", "Trimmed before the group settled them, since the group began.")
+    leases: int = _happened(
+        Metric("spark_mq_leases", "counter", "Leases granted."),
+        "Leases granted since the group began.",
+        "leases",
+    )
+    deliveries: int = _happened(
+        Metric("spark_mq_deliveries", "counter", "Messages handed over by leases and replays."),
+        "Messages handed over by leases, and again by replays of a stream, since the group began.",
+        "leased", "replayed",
+    )  # fmt: skip
+    nacked: int = _happened(
+        _FAILURES, "Messages that failed by a nack since the group began.", "nacked", label="nack"
+    )
+    rejected: int = _happened(
+        _FAILURES,
+        "Messages that failed by a reject since the group began, also unreadable ones.",
+        "rejected",
+        label="reject",
+    )
+    lease_expired: int = _happened(
+        _FAILURES,
+        "Messages whose lease expired since the group began.",
+        "lease_expired",
+        label="lease_expired",
+    )
+    released: int = _happened(
+        Metric("spark_mq_released", "counter", "Messages given back uncounted."),
+        "Messages given back since the group began. Their deliveries do not count as attempts.",
+        "released",
+    )
     start_sequence: int = figure(
         lambda facts: facts.start_sequence,
         "All messages up to this sequence are settled.",
@@ -300,6 +338,7 @@ def facts_of(ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: int
         now,
         grant.blocked_because,
         head.breaker.state(rules, now),
+        head.happened,
     )
 
 

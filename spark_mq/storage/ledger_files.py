@@ -218,7 +218,8 @@ def _head(header: Mapping[str, Any]) -> LedgerHeader:
         tuple(LogFingerprint(int(first), str(path)) for first, path in detail["log_fingerprints"]),
         Breaker.from_stored(detail.get("breaker", {})),
         detail["last_sink_write"],
-        *(detail.get(name, 0) for name in _ADDED),  # of 0.1.0 there are none
+        **{name: detail.get(name, 0) for name in _ADDED},  # of 0.1.0 there are none
+        happened=detail.get("happened", {}),
     )
     if (
         None in (head.start_sequence, head.settled_count, head.revision)
@@ -227,9 +228,8 @@ def _head(header: Mapping[str, Any]) -> LedgerHeader:
         or not all(isinstance(getattr(head, name), int) for name in _ADDED)
     ):
         raise ValueError("a number is missing")
-    if not isinstance(head.settings, dict) or not all(
-        isinstance(count, int) for count in head.counters.values()
-    ):
+    counts = [*head.counters.values(), *head.happened.values()]
+    if not isinstance(head.settings, dict) or not all(isinstance(one, int) for one in counts):
         raise TypeError("settings or counters have the wrong type")
     return head
 

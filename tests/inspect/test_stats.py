@@ -16,6 +16,7 @@ from support.handles import again
 from support.tables import context_of
 
 from spark_mq import Message, Queue, SparkMQError
+from spark_mq.inspect.prometheus import exposition
 from spark_mq.inspect.stats import StatsReader
 from spark_mq.ledger import stats as stats_module
 from spark_mq.testing import ManualClock, memory_queue
@@ -131,3 +132,33 @@ def test_a_damaged_group_does_not_hide_the_others(delta_queue: Callable[..., Que
     assert "torn" in overview.damaged["torn"]
     health = Queue.open(queue.path).health()
     assert [one.check for one in health.problems] == ["unreadable"]
+
+
+def test_deliveries_and_failures_are_counted_by_reason() -> None:
+    clock = ManualClock()
+    queue = memory_queue(clock, visibility_timeout="30s", clock_skew="0s")
+    queue.publish([str(n) for n in range(10)])
+    group = queue.group("g")
+    lease = group.lease("w", max_messages=10)
+    sequences = [message.sequence for message in lease.messages]
+    lease.nack(sequences[:2], delay="1h")
+    lease.reject(sequences[2:3])
+    lease.ack(sequences[3:6])
+    lease.release(sequences[6:7], delay="1h")
+    clock.advance("31s")
+
+    def counts() -> tuple[int, ...]:
+        stats = group.stats()
+        failures = (stats.nacked, stats.rejected, stats.lease_expired)
+        return (stats.leases, stats.deliveries, *failures, stats.released)
+
+    assert counts() == (1, 10, 2, 1, 3, 1), "also before a commit has expired the lease"
+    assert counts() == tuple(
+        getattr(queue.describe().groups["g"], name)
+        for name in ("leases", "deliveries", "nacked", "rejected", "lease_expired", "released")
+    )
+    group.lease("w", max_messages=10).ack()
+    assert counts() == (2, 13, 2, 1, 3, 1)
+    text = exposition({queue.path: queue.describe()}).decode()
+    assert re.search(r'spark_mq_failures_total\{.*reason="lease_expired"\} 3\n', text)
+    assert re.search(r"spark_mq_deliveries_total\{.*\} 13\n", text)

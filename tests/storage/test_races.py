@@ -38,6 +38,10 @@ def queue(delta_queue: Make) -> Queue:
     return delta_queue()
 
 
+def _stepped(head: LedgerHeader, name: str) -> LedgerHeader:
+    return replace(head, counters={**head.counters, name: head.counters.get(name, 0) + 1})
+
+
 def commits(path: str) -> list[dict[str, Any]]:
     """What spark_mq reported of each commit of a table (its userMetadata), oldest first."""
     logs = sorted(Path(path, "_delta_log").glob("*.json"))
@@ -151,7 +155,7 @@ def test_contention_ends_with_its_data_and_no_change(queue: Queue, limits: Limit
     def bump(of: Queue, note: str, before: Callable[[], None] = lambda: None) -> None:
         def step(view: View) -> Change[None]:
             before()
-            ledger = Ledger(view.ledger.head.counted({note: 1}))
+            ledger = Ledger(_stepped(view.ledger.head, note))
             return Change(ledger, None, {"operation": note})
 
         group_ledger_of(of.group()).run(Step(step))
@@ -516,7 +520,7 @@ def _plod(path: str, name: str, times: int, stop: Any, ready: Any = None) -> flo
     def step(view: View) -> Change[None]:
         time.sleep(0.1)  # the work of a slow worker
         ledger = view.ledger
-        after = Ledger(replace(ledger.head.counted({"steps": 1})), ledger.ranges)
+        after = Ledger(_stepped(ledger.head, "steps"), ledger.ranges)
         return Change(after, None, {"operation": "step"})
 
     try:

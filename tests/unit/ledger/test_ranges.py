@@ -176,17 +176,6 @@ def test_routing_gives_no_hold():
     assert ledger.rows_held("a") == []
 
 
-# -- header
-def test_counting_nothing_is_no_change():
-    head = LedgerHeader()
-    assert head.counted({}) is head
-    assert head.counted({"acked": 2}).counted({"acked": 3, "skipped": 1}).counters == {
-        "acked": 5,
-        "skipped": 1,
-    }
-    assert head.counters == {}
-
-
 # -- stored rows
 
 
@@ -199,6 +188,7 @@ def test_a_ledger_comes_back_from_its_rows(kinds):
         leases_without_fresh=2,
         breaker=Breaker(failed=(3, 5), cause="boom", opened_at=7, next_trial_at=9, trial=5),
         counters={"acked": 3},
+        happened={"leased": 4, "leases": 2},
         settings={"max_delivery_attempts": None},
     )
     stored = Ledger(head, ledger.ranges)
