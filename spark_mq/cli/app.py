@@ -25,6 +25,7 @@ from spark_mq.cli.output import (
     text_for_commands,
 )
 from spark_mq.util.show import printable
+from spark_mq.util.validation import short_repr
 
 __all__ = ["app", "run"]
 
@@ -141,7 +142,7 @@ def run(arguments: Sequence[str]) -> int:
 def _failed(error: Exception, arguments: Sequence[str]) -> int:
     """Print an error and return its exit code."""
     if isinstance(error, TyperException):
-        text = error.format_message()
+        text = _wrong_value(error, arguments) or error.format_message()
         if text.startswith("Usage:"):  # a command without a subcommand
             print(text, file=sys.stderr)
         else:
@@ -152,6 +153,25 @@ def _failed(error: Exception, arguments: Sequence[str]) -> int:
         print("\n".join(map(printable, text.splitlines())), file=sys.stderr)
     complain(text_for_commands(error))
     return exit_code_of(error)
+
+
+def _wrong_value(error: Exception, arguments: Sequence[str]) -> str:
+    """Return the error for a value of an option that is no number, or out of range, or no text."""
+    option, found = getattr(error, "param", None), getattr(error.__cause__, "errors", list)()
+    kind = found[0]["type"] if found else ""
+    is_range = kind.startswith(("greater_than", "less_than"))
+    if option is None or not (is_range or kind in ("int_parsing", "float_parsing")):
+        return ""
+    least, most, value = option.min, option.max, str(found[0]["input"])
+    is_whole = kind != "float_parsing" and not isinstance(least, float)
+    fix = "a whole number" if is_whole else "a number"
+    fix += "" if least is None else f" from {least:,} on" if most is None else f" from {least:,}"
+    fix += "" if most is None else f" to {most:,}"
+    names = [name for name in option.opts if name.startswith("--")] or [option.name.upper()]
+    from_environment = os.environ.get(option.envvar or "") == value
+    if from_environment and not any(one.partition("=")[0] in option.opts for one in arguments):
+        names = [option.envvar]
+    return f"{names[0]}={short_repr(value)} is not valid: give {fix}"
 
 
 def _end_of_pipe() -> int:

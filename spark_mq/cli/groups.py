@@ -193,7 +193,9 @@ def seek(
     to_latest: Annotated[bool, option("After the last message.")] = False,
     to_datetime: Annotated[str | None, option("An instant, as 2026-01-31T12:00:00Z.")] = None,
     to_sequence: Annotated[int | None, option("A sequence.")] = None,
-    execute: Annotated[bool, option("Do it. Without this option nothing changes.")] = False,
+    execute: Annotated[
+        bool, option("Do it. Without this option nothing changes.", "--execute", "--yes", "-y")
+    ] = False,
 ) -> Mapping[str, Any]:
     """Move a group. Without --execute it only shows the effects."""
     given: list[str | int | datetime] = []

@@ -19,6 +19,7 @@ from spark_mq.errors import InvalidOption, SparkMQError
 from spark_mq.inspect.overview import QueueOverview
 from spark_mq.inspect.prometheus import CONTENT_TYPE, exposition
 from spark_mq.util.listening import host_of, listen
+from spark_mq.util.validation import validate_duration
 
 __all__: list[str] = []
 
@@ -126,6 +127,15 @@ def web(
         user=user or _login(),
     )
     unswept = parse_limit(max_unswept)
+    for name, limit in (("--max-unswept", unswept), ("--max-age", max_age)):
+        if limit is not None:
+            validate_duration(name, limit)
+    if "://" not in path and not os.path.exists(path):
+        raise InvalidOption(
+            f"PATH={path!r} is not there: give a queue, or a folder in which to look for queues",
+            option="PATH",
+            value=path,
+        )
     overviews = OverviewCache(path, on.storage_options, max_depth=max_depth)
     with stopping():  # the server sends itself the signal again once it has ended
         serve(

@@ -199,7 +199,7 @@ def test_a_seek_changes_nothing_without_execute(run: Run, queue: Queue) -> None:
     assert (row["position"], row["executed"], row["fenced_leases"]) == (target, False, 1)
     assert (row["skipped"], row["delivered_again"]) == (1, 2)
     assert queue.group("billing").stats().leased == before.leased
-    done = run("group", "seek", "billing", "--to-sequence", target, "--execute", *here).row
+    done = run("group", "seek", "billing", "--to-sequence", target, "-y", *here).row
     assert done == {**row, "executed": True}
     assert queue.group("billing").stats().ready == 3
     earliest = run("group", "seek", "billing", "--to-earliest", *here).row
@@ -782,6 +782,37 @@ def test_a_publish_that_is_refused_creates_no_queue(
     assert not path.exists()
     run("publish", "-q", path, "--create", stdin='{"job": "a"}')
     assert [one.value for one in Queue.open(path).peek()] == [b'{"job": "a"}']
+
+
+@pytest.mark.parametrize(
+    ("given", "reported"),
+    [
+        (["work", "--threads", "0", "--", "true"],
+         "--threads='0' is not valid: give a whole number from 1 on"),
+        (["dlq", "redrive", "--rate", "fast"], "--rate='fast' is not valid: give a number"),
+        (["web", "--port", "99999"],
+         "--port='99999' is not valid: give a whole number from 0 to 65,535"),
+        (["publish", "--priority", "x"],
+         "--priority='x' is not valid: give a whole number from 0 to 9"),
+        (["group", "discard", "g", "x"], "SEQUENCES='x' is not valid: give a whole number"),
+        (["web", "missing/folder"], "PATH='missing/folder' is not there: give a queue"),
+        (["web", ".", "--max-unswept", "soon"], "--max-unswept='soon' is not a duration"),
+        (["web", ".", "--max-age", "old"], "--max-age='old' is not a duration"),
+    ],
+)  # fmt: skip
+def test_a_value_that_is_wrong_is_refused_in_one_form(
+    run: Run, given: list[str], reported: str
+) -> None:
+    place = [] if given[0] == "web" else ["-q", "none"]
+    words = given[:2] if given[0] in ("dlq", "group") else given[:1]
+    refused = run(*words, *place, *given[len(words) :], expect=2)
+    assert f"spark-mq: error: {reported}" in refused.err
+    assert refused.out == ""
+
+
+def test_a_wrong_value_of_the_environment_names_its_variable(run: Run) -> None:
+    refused = run("web", ".", SPARK_MQ_PORT="99999", expect=2)
+    assert "SPARK_MQ_PORT='99999' is not valid" in refused.err
 
 
 def keyed(run: Run, path: Path) -> Queue:
