@@ -157,7 +157,8 @@ def _failed(error: Exception, arguments: Sequence[str]) -> int:
 
 def _wrong_value(error: Exception, arguments: Sequence[str]) -> str:
     """Return the error for a value of an option that is no number, or out of range, or no text."""
-    option, found = getattr(error, "param", None), getattr(error.__cause__, "errors", list)()
+    option: Any = getattr(error, "param", None)
+    found: list[Any] = getattr(error.__cause__, "errors", list)()
     kind = found[0]["type"] if found else ""
     is_range = kind.startswith(("greater_than", "less_than"))
     if option is None or not (is_range or kind in ("int_parsing", "float_parsing")):

@@ -88,7 +88,7 @@ class Confluent:
                 "a stream needs a format of Avro or Protobuf, and the schemas as a mapping "
                 "{id: schema}: its tasks have no function and no client",
                 option="valueFormat",
-                value=None,
+                value=type(self.format).__name__,
             )
         schemas = {str(number): _text_of(one) for number, one in (self.schemas or {}).items()}
         framing = {"schema_id": self.schema_id, "schemas": schemas}

@@ -6,7 +6,7 @@ import logging
 import re
 import threading
 import uuid
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from spark_mq.delta.memory_files import is_in_memory
@@ -261,12 +261,9 @@ class GroupLedger:
 
     def _warn_similar_name(self) -> None:
         """Log the new group. Warn if its name looks misspelt."""
-        # Numbered names are alike on purpose. Nobody types the names of very many groups.
-        stem = _without_digits(self.name)
+        # Nobody types the names of very many groups.
         many = self.ledgers.group_count() > MAX_COMPARED_GROUPS
-        names = () if many else self.ledgers.groups()
-        others = (name for name in names if _without_digits(name) != stem)
-        if alike := suggest(self.name, others):
+        if alike := _misspelt(self.name, () if many else self.ledgers.groups()):
             _log.warning(
                 "group %r is created in %s, at %s. Its name is like that of group %r. If it is "
                 "misspelt, remove it by %s",
@@ -432,6 +429,12 @@ def _read_horizon(ledgers: LedgerTable, *, refresh: bool = True) -> int:
     return -1 if ledger is None else ledger.head.start_sequence
 
 
+def _misspelt(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that was perhaps meant. Numbered names are alike on purpose."""
+    stem = _without_digits(name)
+    return suggest(name, (one for one in known if _without_digits(one) != stem))
+
+
 def _without_digits(name: str) -> str:
     return re.sub(r"\d+", "0", name)
 
@@ -441,7 +444,7 @@ def group_not_found(queue: QueueContext, name: str) -> GroupNotFound:
     few = queue.ledgers.group_count() <= MAX_COMPARED_GROUPS
     known = queue.ledgers.groups() if few else []
     there = f"The queue has {show_some(known, _MAX_NAMED)}"
-    nearest = suggest(name, known)
+    nearest = _misspelt(name, known)
     return GroupNotFound(
         f"there is no consumer group {name!r} in {queue.path}. "
         + (f"Did you mean {nearest!r}? " if nearest else "")

@@ -77,7 +77,7 @@ def find_messages(
             f"{' and '.join(named) or 'no message'} given: name messages by one of {NAME_MESSAGES}",
             advice=[NAME_MESSAGES],
             option=named[0] if named else "sequences",
-            value=None,
+            value=given[named[0]] if named else None,
         )
     if sequences is not None:
         several = [sequences] if isinstance(sequences, int | str | bytes) else sequences

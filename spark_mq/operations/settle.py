@@ -193,7 +193,7 @@ def _resolve(
             "sequences name messages of one lease: give {lease_id: sequences} for several "
             "leases, and either sequences or message_ids",
             option="sequences",
-            value=None,
+            value=sequences,
         )
     return (selected, []) if message_ids is None else _by_message_id(ledger, selected, message_ids)
 

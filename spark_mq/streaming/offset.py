@@ -55,7 +55,7 @@ def check_offset(offset: Any) -> tuple[str, int]:
 def parse_offset(offset: Any, *, several: bool = False) -> tuple[str, int]:
     """Return (stream, batch) of an offset over one queue or `several`. Raise InvalidOption."""
     if isinstance(offset, Mapping) and "batch" in offset and (QUEUES in offset) is not several:
-        raise InvalidOption(_OTHER_PATH[several], option="path", value=None)
+        raise InvalidOption(_OTHER_PATH[several], option="path", value=dict(offset))
     return check_offset(offset)
 
 

@@ -359,18 +359,19 @@ def _decoding(served: Served, options: WorkOptions, batches: bool, state: WorkSt
 
 
 def _refuse_message_options(served: Served, options: WorkOptions) -> None:
-    for option, given in (
-        ("more_groups", len(served) > 1),
-        ("concurrency", options.concurrency is not None),
-        ("settle_linger", options.settle_linger is not None),
-        ("an async handler", is_async(served[0][1])),
+    others, handler = [ledger.name for ledger, _ in served[1:]], served[0][1]
+    for option, value in (
+        ("more_groups", others or None),
+        ("concurrency", options.concurrency),
+        ("settle_linger", options.settle_linger),
+        ("an async handler", handler if is_async(handler) else None),
     ):
-        if given:
+        if value is not None:
             raise InvalidOption(
                 f"{option} needs mode='message': a handler of leases is called in threads, for one "
                 "group. Use mode='message', or call work for each group in a thread of its own.",
                 option=option.split()[-1],
-                value=None,
+                value=value,
             )
 
 
@@ -380,7 +381,7 @@ def _pool(handlers: Sequence[Callable[[Any], Any]], options: WorkOptions, state:
         raise InvalidOption(
             "some handlers are async and some are not: call work once for each kind",
             option="handler",
-            value=None,
+            value=list(handlers),
         )
     threads = validate_count("threads", options.threads, most=1_000)
     if kinds == {False}:

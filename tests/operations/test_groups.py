@@ -310,6 +310,17 @@ def test_a_delay_that_would_be_cut_is_refused(make: Make, given: dict[str, Any])
         group.configure(retry="linear")
 
 
+def test_a_numbered_name_is_no_misspelling_of_another_number(make: Make) -> None:
+    queue = make()
+    for name in ("worker-1", "worker-2", "audit"):
+        queue.group(name).ensure()
+    with pytest.raises(GroupNotFound, match="The queue has audit, worker-1") as missing:
+        queue.group("worker-3", create=False).stats()
+    assert "Did you mean" not in str(missing.value)
+    with pytest.raises(GroupNotFound, match="Did you mean 'audit'"):
+        queue.group("adit", create=False).stats()
+
+
 def test_without_retries_the_first_failure_is_final(make: Make) -> None:
     queue = make(retry="none")
     receipt = queue.publish(["a", "b"])

@@ -899,6 +899,7 @@ def test_wrong_options_are_refused_before_anything_is_leased(
     with pytest.raises(InvalidOption) as wrong:
         drain(queue, lambda _: None, **options)
     assert wrong.value.data["option"] == named
+    assert wrong.value.data["value"] is not None
     assert counts(queue) == {"ready": 1}
 
 
@@ -907,10 +908,15 @@ def test_options_of_the_other_kind_of_handler_are_refused(queue: Queue) -> None:
         pass
 
     group = queue.group()
-    with pytest.raises(InvalidOption, match="mode='message'"):
+    with pytest.raises(InvalidOption, match="mode='message'") as refused:
         group.work(handle)
-    with pytest.raises(InvalidOption, match="mode='message'"):
+    assert refused.value.data["value"] is handle
+    with pytest.raises(InvalidOption, match="mode='message'") as refused:
         group.work(print, more_groups=[queue.group("audit")])
+    assert refused.value.data["value"] == ["audit"]
+    with pytest.raises(InvalidOption, match="name messages by one") as refused:
+        group.retry_now(7, key="k")
+    assert (refused.value.data["option"], refused.value.data["value"]) == ("sequences", 7)
     with pytest.raises(InvalidOption, match="concurrency"):
         group.work(handle, mode="message", threads=4)
     with pytest.raises(InvalidOption, match="once for each kind"):
