@@ -1,14 +1,16 @@
-"""Check the settings of a group that concern keys: its order, weights and limit by key."""
+"""Check the settings of a group that must go together: those of keys, and the delays."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 
 from spark_mq.errors import InvalidOption
 from spark_mq.util.advice import CREATE_WITH_LANES
+from spark_mq.util.show import show_duration
 from spark_mq.util.validation import invalid
 
-__all__ = ["check_keys", "check_lanes"]
+__all__ = ["check_delays", "check_keys", "check_lanes"]
 
 
 def check_lanes(lanes: int, order: str, limit: int | None) -> None:
@@ -32,3 +34,11 @@ def check_keys(order: str, limit: int | None, weights: Mapping[str, float] | Non
     if limit is not None and order == "key":
         why = "does not go with order='key', where one lease at a time has a key: use None"
         raise invalid("max_in_flight_per_key", limit, why)
+
+
+def check_delays(delay: timedelta, most: timedelta) -> None:
+    """Raise InvalidOption if the first delay of a retry is longer than the longest."""
+    if delay > most:
+        why = f"is longer than max_retry_delay={show_duration(most)!r}, which would cut it: use a "
+        why += "longer max_retry_delay, or a shorter retry_delay"
+        raise invalid("retry_delay", show_duration(delay), why)

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any, ClassVar, Final, Self
 
 from spark_mq.errors import InvalidOption
-from spark_mq.ledger.key_settings import check_keys, check_lanes
+from spark_mq.ledger.key_settings import check_delays, check_keys, check_lanes
 from spark_mq.ledger.message_filter import Filters
 from spark_mq.ledger.slots import MAX_LANES
 from spark_mq.ledger.table_format import wrong_format
@@ -85,9 +85,7 @@ class GroupSettings(Settings):
         "The delay after the first nack. Expired messages are due without a delay.",
     )
     max_retry_delay: timedelta = setting(
-        kinds.Duration(zero=True),
-        "15m",
-        "The longest delay before jitter. It is at least `retry_delay`.",
+        kinds.Duration(zero=True), "15m", "The longest delay before jitter, from `retry_delay` on."
     )
     retry_jitter: float = setting(
         kinds.Fraction(),
@@ -195,10 +193,8 @@ class GroupSettings(Settings):
     def check_together(self) -> None:
         """Raise InvalidOption if settings do not go together."""
         check_keys(self.order, self.max_in_flight_per_key, self.weights)
-        if not isinstance(self.retry, tuple) and self.retry_delay > self.max_retry_delay:
-            delay, most = show_duration(self.retry_delay), show_duration(self.max_retry_delay)
-            why = f"is longer than max_retry_delay={most!r}, which would cut it: use a longer "
-            raise invalid("retry_delay", delay, f"{why}max_retry_delay, or a shorter retry_delay")
+        if not isinstance(self.retry, tuple):
+            check_delays(self.retry_delay, self.max_retry_delay)
 
     def delay(self, failures: int, jitter: float = 0.0) -> int:
         """Return the delay after a nack, which `failures` includes, in microseconds.
