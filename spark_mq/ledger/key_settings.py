@@ -36,9 +36,9 @@ def check_keys(order: str, limit: int | None, weights: Mapping[str, float] | Non
         raise invalid("max_in_flight_per_key", limit, why)
 
 
-def check_delays(delay: timedelta, most: timedelta) -> None:
-    """Raise InvalidOption if the first delay of a retry is longer than the longest."""
-    if delay > most:
+def check_delays(retry: object, delay: timedelta, most: timedelta) -> None:
+    """Raise InvalidOption if the first delay is longer than the longest. A list has its own."""
+    if delay > most and not isinstance(retry, tuple):
         why = f"is longer than max_retry_delay={show_duration(most)!r}, which would cut it: use a "
         why += "longer max_retry_delay, or a shorter retry_delay"
         raise invalid("retry_delay", show_duration(delay), why)

@@ -193,8 +193,7 @@ class GroupSettings(Settings):
     def check_together(self) -> None:
         """Raise InvalidOption if settings do not go together."""
         check_keys(self.order, self.max_in_flight_per_key, self.weights)
-        if not isinstance(self.retry, tuple):
-            check_delays(self.retry_delay, self.max_retry_delay)
+        check_delays(self.retry, self.retry_delay, self.max_retry_delay)
 
     def delay(self, failures: int, jitter: float = 0.0) -> int:
         """Return the delay after a nack, which `failures` includes, in microseconds.
