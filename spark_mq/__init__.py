@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from spark_mq.maintenance.retention import PurgeResult
     from spark_mq.maintenance.sweep import SweepReport
     from spark_mq.message import Message, ReceivedMessage
+    from spark_mq.operations.batches import BatchInfo
     from spark_mq.operations.schedules import ScheduleInfo
     from spark_mq.operations.settle import SettleResult
     from spark_mq.operations.trace import MessageOutcome, Trace, TraceEvent
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from spark_mq.worker.state import WorkSummary
 
 __all__ = [
+    "BatchInfo",
     "BufferedPublisher",
     "ConsumerGroup",
     "GroupSettings",
@@ -64,6 +66,7 @@ __all__ += errors.__all__
 __version__ = "0.2.0"
 
 _MODULES = {
+    "BatchInfo": "operations.batches",
     "BufferedPublisher": "publisher",
     "ConsumerGroup": "group",
     "GroupSettings": "ledger.settings",

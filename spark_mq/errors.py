@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 __all__ = [
+    "BatchClosed",
     "CommitConflict",
     "ContentionTimeout",
     "CopiedQueue",
@@ -236,6 +237,17 @@ class GroupNotFound(SparkMQError, LookupError):
     Attributes
     ----------
     group : str
+    """
+
+
+class BatchClosed(SparkMQError):
+    """Raised if a message batch is closed, or is closed in another way.
+
+    Nothing was published or changed.
+
+    Attributes
+    ----------
+    batch_id : str
     """
 
 

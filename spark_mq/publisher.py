@@ -37,7 +37,7 @@ from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.notifier import call_when_done, wait_in_loop
 from spark_mq.util.process import ForkGuard
 from spark_mq.util.show import show_count
-from spark_mq.util.validation import validate_count, validate_duration, validate_size
+from spark_mq.util.validation import validate_count, validate_duration, validate_name, validate_size
 
 __all__ = ["BufferedPublisher", "PendingMessage"]
 
@@ -134,8 +134,10 @@ class BufferedPublisher:
         linger: Duration,
         retry_timeout: Duration,
         producer_id: str | None = None,
+        batch_id: str | None = None,
     ) -> None:
         self._context = context
+        self._batch_id = None if batch_id is None else validate_name("batch_id", batch_id)
         self._process = ForkGuard(f"a publisher of {context.path}")
         self._max_messages = validate_count("max_messages", max_messages)
         self._max_bytes = validate_size("max_bytes", max_bytes)
@@ -325,7 +327,7 @@ class BufferedPublisher:
                     now = self._context.now()
                     times = self._context.settings.default_times(now)
                     table = to_publish(from_rows(batch.rows), now, times)
-                    pending = pending_of(self._context, table)
+                    pending = pending_of(self._context, table, self._batch_id)
                 return self._producer.commit(pending)
             except Exception as error:
                 lasting = isinstance(error, SparkMQError) and not isinstance(

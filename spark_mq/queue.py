@@ -25,6 +25,7 @@ from spark_mq.maintenance.redrive import RedriveResult, redrive
 from spark_mq.maintenance.retention import PurgeResult, drop_queue, find_held_back, purge
 from spark_mq.maintenance.sweep import SweepReport, run_sweep
 from spark_mq.message import Message
+from spark_mq.operations.batches import BatchInfo, close_batch, list_batches
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.create import (
     configure_queue,
@@ -241,6 +242,7 @@ class Queue(QueueViews):
         producer_sequence: int | None = None,
         on_duplicate: str = "raise",
         deliver_at: datetime | Duration | None = None,
+        batch_id: str | None = None,
     ) -> PublishReceipt:
         """Publish messages as one commit: all or nothing.
 
@@ -258,6 +260,9 @@ class Queue(QueueViews):
         deliver_at
             When messages without their own deliver_at may be leased first: an aware datetime, or a
             duration from now. 0: at once. Default: the queue's ``delivery_delay``.
+        batch_id
+            The message batch of the messages, see :meth:`close_batch`. Its first publish begins
+            it. Default: none.
 
         Returns
         -------
@@ -268,6 +273,8 @@ class Queue(QueueViews):
 
         Raises
         ------
+        BatchClosed
+            The batch is closed. Nothing was published.
         DuplicatePublish
             The producer has published this number or a higher one.
         InvalidSchema
@@ -282,6 +289,7 @@ class Queue(QueueViews):
             producer_sequence=producer_sequence,
             on_duplicate=on_duplicate,
             deliver_at=deliver_at,
+            batch_id=batch_id,
         )
 
     def publisher(
@@ -292,6 +300,7 @@ class Queue(QueueViews):
         linger: Duration = "100ms",
         retry_timeout: Duration = "30s",
         producer_id: str | None = None,
+        batch_id: str | None = None,
     ) -> BufferedPublisher:
         """Return a publisher of single messages, many to a commit. Close it after use.
 
@@ -309,6 +318,8 @@ class Queue(QueueViews):
             Number the messages under this name, from 1. ``publisher.last_number`` is the number of
             the last durable message. After a crash, a new publisher continues after it. Default:
             none.
+        batch_id
+            The message batch of all messages, see :meth:`close_batch`. Default: none.
 
         Examples
         --------
@@ -324,6 +335,7 @@ class Queue(QueueViews):
             linger=linger,
             retry_timeout=retry_timeout,
             producer_id=producer_id,
+            batch_id=batch_id,
         )
 
     def last_producer_sequence(self, producer_id: str) -> int | None:
@@ -367,6 +379,51 @@ class Queue(QueueViews):
         Its leases are lost, and it no longer holds back trims.
         """
         self._context.group(validate_name("group", name)).run(Drop())
+
+    # -- message batches
+
+    @acting_by_default
+    def close_batch(
+        self, batch_id: str, *, to: Queue | Path, groups: Iterable[str] | None = None
+    ) -> BatchInfo:
+        """Close a message batch. Once it is settled, a sweep publishes one completion message.
+
+        Messages that were published with the same ``batch_id`` are the batch. Nothing more can be
+        published to it. The completion message is JSON with the number of messages and, for each
+        group, how many ended in each outcome. It is published once, also by several sweeps at once
+        and after crashes. A second close in the same way changes nothing.
+
+        Parameters
+        ----------
+        batch_id
+            The batch. One without messages is complete at once.
+        to
+            The queue of the completion message, or its path. The storage options of this queue must
+            open it, also in sweeps.
+        groups
+            The groups that must settle the batch, which exist already. Default: all groups that
+            exist now.
+
+        Raises
+        ------
+        BatchClosed
+            The batch was closed with another `to`, or with other `groups`.
+        GroupNotFound
+            A group does not exist.
+        QueueNotFound
+            There is no queue at `to`.
+        InvalidOption
+            An argument is invalid, `to` is a dead-letter queue, or there is no group.
+        """
+        return close_batch(self._context, batch_id, _place_of(to), groups)
+
+    def batches(self) -> Records[BatchInfo]:
+        """Return the message batches by name, with how much of them is settled.
+
+        A complete batch is listed until its messages are trimmed and the queue's
+        ``history_retention`` is over.
+        """
+        return Records(list_batches(self._context))
 
     # -- schedules
 

@@ -40,11 +40,13 @@ _MODULES: Final = (
     "queues",
     "groups",
     "schedules",
+    "batches",
 )
 _GROUPS: Final = {
     "queue": "List, create, describe, configure, purge and drop queues.",
     "group": "Look at groups, configure and move them.",
     "schedule": "List, make, pause, resume and remove schedules.",
+    "batch": "List and close message batches.",
     "dlq": "Look at dead letters and redrive them.",
 }
 

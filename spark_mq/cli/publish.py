@@ -70,6 +70,9 @@ def publish(
         str | None,
         option("A name for this input. A repeated call continues after the last line published."),
     ] = None,
+    batch_id: Annotated[
+        str | None, option("The message batch of the lines, which `batch close` closes.")
+    ] = None,
 ) -> Mapping[str, Any]:
     """Publish JSON lines of files or stdin, one message a line.
 
@@ -97,7 +100,7 @@ def publish(
                 numbered: dict[str, Any] = {}
                 if producer_id is not None:
                     numbered = {"producer_id": producer_id, "producer_sequence": at}
-                receipt = queue.publish(chunk, **numbered)
+                receipt = queue.publish(chunk, batch_id=batch_id, **numbered)
                 published += receipt.published
                 duplicates += len(receipt.duplicates)
                 progress(published)

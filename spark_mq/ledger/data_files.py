@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from array import array
 from bisect import bisect_left, bisect_right
@@ -36,6 +37,7 @@ class DataFile:
     committed_at: int  # microseconds since 1970
     times: DeliveryTimes | None = None  # None if no message has a deliver_at or expires_at
     slots: str = ""  # see ``slots.encode_slots``; empty if all rows are in the last slot
+    batch: str = ""  # the id of its message batch, or empty
 
     @property
     def last(self) -> int:
@@ -151,6 +153,8 @@ class FileList(Sequence[DataFile]):
         self._slots = PathColumn()
         self.prioritised = array("q")  # the first sequences of the files with a priority above 0
         self.priorities = array("H")  # the set of the priorities of each of them
+        self.batched = array("q")  # the first sequences of the files of message batches
+        self._batches: list[str] = []  # the batch of each of them
 
     def last_at(self, at: int) -> int:
         return self.firsts[at] + self.rows[at] - 1
@@ -180,6 +184,7 @@ class FileList(Sequence[DataFile]):
             self.committed_at[at],
             self.times_of(first),
             self.slots_of(first),
+            self.batch_of(first),
         )
 
     def __iter__(self) -> Iterator[DataFile]:
@@ -205,6 +210,16 @@ class FileList(Sequence[DataFile]):
         known = at < len(self.with_slots) and self.with_slots[at] == first
         return self._slots[at] if known else ""
 
+    def batch_of(self, first: int) -> str:
+        """Return the batch of the file with a first sequence, or an empty text."""
+        at = bisect_left(self.batched, first)
+        known = at < len(self.batched) and self.batched[at] == first
+        return self._batches[at] if known else ""
+
+    def batches(self) -> Iterator[tuple[int, str]]:
+        """Yield the first sequence and the batch of each file of a batch, in order."""
+        return zip(self.batched, self._batches, strict=False)  # another thread may add one
+
     def extend(self, files: Sequence[DataFile]) -> None:
         """Add files that follow all others, all or none."""
         self._drop_partial()
@@ -221,6 +236,8 @@ class FileList(Sequence[DataFile]):
                 self.timed.append(file.first)
             if file.slots:
                 self._add_slots(file.first, file.slots)
+            if file.batch:
+                self._add_batch(file.first, file.batch)
         self.firsts.extend(array("q", (file.first for file in files)))
         self.total = total
 
@@ -238,6 +255,8 @@ class FileList(Sequence[DataFile]):
             self.timed.append(columns.firsts[at])
         for at, slots in columns.slots:
             self._add_slots(columns.firsts[at], slots)
+        for at, batch in columns.batches:
+            self._add_batch(columns.firsts[at], batch)
         self.firsts.extend(columns.firsts)
         self.total = total
 
@@ -256,6 +275,8 @@ class FileList(Sequence[DataFile]):
             self._slots.truncate(kept)
             prioritised = bisect_right(self.prioritised, self.firsts[-1]) if count else 0
             del self.prioritised[prioritised:], self.priorities[prioritised:]
+            batched = bisect_right(self.batched, self.firsts[-1]) if count else 0
+            del self.batched[batched:], self._batches[batched:]
         self.total = self.before[-1] + self.rows[-1] if count else self._before_all
 
     def tail(self, start: int) -> FileList:
@@ -270,6 +291,8 @@ class FileList(Sequence[DataFile]):
         prioritised = bisect_left(self.prioritised, first)
         kept.prioritised = self.prioritised[prioritised:]
         kept.priorities = self.priorities[prioritised:]
+        batched = bisect_left(self.batched, first)
+        kept.batched, kept._batches = self.batched[batched:], self._batches[batched:]
         kept.rows, kept.sizes = self.rows[start:], self.sizes[start:]
         kept.committed_at, kept.before = self.committed_at[start:], self.before[start:]
         # A copy, because a slice would keep all paths in memory.
@@ -284,6 +307,10 @@ class FileList(Sequence[DataFile]):
             self.prioritised.append(first)
         self.with_slots.append(first)
 
+    def _add_batch(self, first: int, batch: str) -> None:
+        self._batches.append(sys.intern(batch))  # the files of a batch share its name
+        self.batched.append(first)
+
 
 @dataclass(frozen=True, slots=True)
 class FileColumns:
@@ -296,3 +323,4 @@ class FileColumns:
     paths: pa.Array | pa.ChunkedArray
     times: Iterable[tuple[int, Iterable[TimedRun]]] = ()  # the places and runs of files with times
     slots: Iterable[tuple[int, str]] = ()  # the places and slots of files with slots
+    batches: Iterable[tuple[int, str]] = ()  # the places and batches of files of a batch

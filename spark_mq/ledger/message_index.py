@@ -82,6 +82,8 @@ class MessageIndex:
         self._decoded: dict[int, FileSlots] = {}  # by the first sequence of a file
         self._sets: dict[Interval, int] = {}  # of slots, by the messages of a range
         self._blocks: dict[int, int] = {}  # sets of slots, by the number of a whole block
+        # The number of files of batches, and the messages of each batch.
+        self._batches: tuple[int, dict[str, list[Interval]]] = (0, {})
         self.version = version
         self.forgotten_to = forgotten_to
         self.forgotten = forgotten
@@ -248,6 +250,29 @@ class MessageIndex:
         if file is None:
             return first <= self.forgotten_to
         return file.first == first and file.path == path
+
+    def batches(self) -> dict[str, list[Interval]]:
+        """Return the messages of each message batch as intervals, neighbouring files as one.
+
+        Callers share the result, so they do not change it.
+        """
+        count = len(self.files.batched)
+        if self._batches[0] == count:
+            return self._batches[1]
+        found: dict[str, list[Interval]] = {}
+        before: dict[str, int] = {}  # the place of the last file of each
+        for first, name in self.files.batches():
+            at = bisect_left(self.files.firsts, first)
+            if at == len(self.files.firsts):
+                return found  # another thread is about to add it
+            intervals, last = found.setdefault(name, []), self._last_at(at)
+            if before.get(name) == at - 1:
+                intervals[-1] = (intervals[-1][0], last)
+            else:
+                intervals.append((first, last))
+            before[name] = at
+        self._batches = count, found
+        return found
 
     def size(self, first: int, last: int) -> int:
         """Estimate the bytes of the messages in ``first..last`` in their files."""

@@ -18,6 +18,7 @@ from spark_mq.ledger.owner_commands import Seek
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
 from spark_mq.ledger.settings import QueueSettings
 from spark_mq.maintenance.redrive import REDRIVE
+from spark_mq.operations.batches import uncounted_start
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.create import DROP_MARK
 from spark_mq.storage.ledger_table import HORIZON
@@ -109,7 +110,8 @@ def trim(context: QueueContext) -> Trimmed:
         nonlocal needed, counting, old
         index, settings = context.messages.index(), context.settings
         starts = read_starts(context)
-        needed = min([*starts.values(), *_redrive_start(context)], default=MAX_SEQUENCE)
+        kept = [*_redrive_start(context), *uncounted_start(context)]
+        needed = min([*starts.values(), *kept], default=MAX_SEQUENCE)
         old = index.last_of_older(context.now() - settings.retention // MICROSECOND)
         counting = groups_that_count(context, index, starts)
         found = min(lowest_start(counting), old)

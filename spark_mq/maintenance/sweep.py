@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.errors import GroupNotFound
 from spark_mq.ledger.owner_commands import Expire
+from spark_mq.maintenance.batches import complete_batch, names_of_closed_batches
 from spark_mq.maintenance.dead_letters import Copy, route_dead_letters
 from spark_mq.maintenance.retention import Trimmed, trim
 from spark_mq.maintenance.schedules import names_of_schedules, publish_due
@@ -34,7 +35,7 @@ __all__ = [
 
 T = TypeVar("T")
 D = TypeVar("D")
-_CHORES = 6
+_CHORES = 7
 _log = logging.getLogger(__name__)
 
 
@@ -58,6 +59,8 @@ class SweepReport(Record):
         Commits of ``leases/`` archived in ``history/``.
     scheduled
         Messages of schedules that were due, and were published.
+    completed_batches
+        Message batches whose completion message was published.
     trim_blocked_by
         The groups whose first unsettled message keeps messages that are old enough to go.
     """
@@ -69,6 +72,7 @@ class SweepReport(Record):
     indexed_commits: int = 0
     archived_commits: int = 0
     scheduled: int = 0
+    completed_batches: int = 0
     trim_blocked_by: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -92,9 +96,10 @@ def run_sweep(context: QueueContext, copy: Copy | None = None) -> SweepReport:
     for group in counted(f"chore 3 of {_CHORES}: groups", groups):
         expired += chores.run(_expire, group, default=0)
         routed += chores.run(route_dead_letters, context, group, copy, default=0)
-    step(f"chore 4 of {_CHORES}: trim")
+    completed = _complete_batches(chores, context)
+    step(f"chore 5 of {_CHORES}: trim")
     trimmed = chores.run(trim, context, default=Trimmed(0, ()))
-    step(f"chore 5 of {_CHORES}: archive and clean")
+    step(f"chore 6 of {_CHORES}: archive and clean")
     cleaned, commits = _archive_and_clean(chores, context)
     step(f"chore {_CHORES} of {_CHORES}: the dead-letter queue")
     dead = chores.run(context.dead_letters, default=context)
@@ -102,7 +107,15 @@ def run_sweep(context: QueueContext, copy: Copy | None = None) -> SweepReport:
         _sweep_dead_letters(chores, dead)
     chores.raise_first_error()
     return SweepReport(
-        expired, routed, trimmed.files, cleaned, indexed, commits, scheduled, trimmed.blocked_by
+        expired,
+        routed,
+        trimmed.files,
+        cleaned,
+        indexed,
+        commits,
+        scheduled,
+        completed,
+        trimmed.blocked_by,
     )
 
 
@@ -111,6 +124,12 @@ def _publish_schedules(chores: _ChoreRunner, context: QueueContext) -> int:
     names = chores.run(names_of_schedules, context, default=[])
     # One after the other, so that one that cannot be read does not stop the others.
     return sum(chores.run(publish_due, context, name, default=0) for name in names)
+
+
+def _complete_batches(chores: _ChoreRunner, context: QueueContext) -> int:
+    step(f"chore 4 of {_CHORES}: complete batches")
+    names = chores.run(names_of_closed_batches, context, default=[])
+    return sum(chores.run(complete_batch, context, name, default=0) for name in names)
 
 
 def _expire(group: GroupLedger) -> int:

@@ -62,11 +62,14 @@ def read_history(
     group: str | None = None,
     since: int | None = None,
     columns: Sequence[str] | None = None,
+    within: Interval | None = None,
 ) -> pa.Table:
     """Return the events of a queue, in order. `since` is in microseconds since 1970."""
     filters: list[tuple[str, str, Any]] = []
     if sequence is not None:
-        filters += [("first", "<=", sequence), ("last", ">=", sequence)]
+        within = (sequence, sequence)
+    if within is not None:
+        filters += [("first", "<=", within[1]), ("last", ">=", within[0])]
     if group is not None:
         filters.append(("consumer_group", "=", group))
     if since is not None:
@@ -78,18 +81,23 @@ def read_history(
         reason = f"history/ has commits of leases/ up to version {up_to}, which it lacks"
         raise tables_disagree(context.path, reason)
     recent = [
-        _matching(rows, sequence, group, since).select(needed)
+        _matching(rows, within, group, since).select(needed)
         for rows in commits_after(context.ledgers, up_to)
     ]
     rows = pa.concat_tables([archived, *recent])
     return sort_rows(rows, "version", "ordinal").select(names)
 
 
-def read_group_history(group: GroupLedger, columns: Sequence[str]) -> pa.Table:
+def read_group_history(
+    group: GroupLedger, columns: Sequence[str], within: Interval | None = None
+) -> pa.Table:
     """Return columns of a group's events since its creation, in order."""
     names = {*columns, "version", "operation"}
-    rows = read_history(group.queue, group=group.name, columns=list(names))
-    created = rows.filter(pc.equal(rows["operation"], CREATE_GROUP))["version"]
+    rows = read_history(group.queue, group=group.name, columns=list(names), within=within)
+    whole = rows
+    if within is not None:  # the creation is no event of a message
+        whole = read_history(group.queue, group=group.name, columns=["version", "operation"])
+    created = whole.filter(pc.equal(whole["operation"], CREATE_GROUP))["version"]
     # A group that was dropped may have had the same name.
     first = pc.max(created).as_py()
     if first is not None:
@@ -105,13 +113,13 @@ def commits_after(ledgers: LedgerTable, version: int) -> Iterator[pa.Table]:
 
 
 def _matching(
-    rows: pa.Table, sequence: int | None, group: str | None, since: int | None
+    rows: pa.Table, within: Interval | None, group: str | None, since: int | None
 ) -> pa.Table:
     if since is not None:
         rows = rows.filter(pc.greater_equal(rows["committed_at"].cast(pa.int64()), since))
-    if sequence is not None:
+    if within is not None:
         inside = pc.and_(
-            pc.less_equal(rows["first"], sequence), pc.greater_equal(rows["last"], sequence)
+            pc.less_equal(rows["first"], within[1]), pc.greater_equal(rows["last"], within[0])
         )
         rows = rows.filter(inside)
     return rows if group is None else rows.filter(pc.equal(rows["consumer_group"], group))

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from spark_mq.delta.state import TableState
 from spark_mq.errors import (
+    BatchClosed,
     DuplicatePublish,
     InvalidOption,
     ProducerFenced,
@@ -38,10 +39,11 @@ from spark_mq.storage.publishes import (
     hashed_ids,
     producer_txn,
 )
+from spark_mq.storage.stored_batches import check_open
 from spark_mq.telemetry import Destination, SendReport, add_headers, current_reporter, trace_headers
 from spark_mq.util.advice import set_dedup_window
 from spark_mq.util.clock import MICROSECOND, Duration
-from spark_mq.util.validation import validate_choice, validate_count
+from spark_mq.util.validation import validate_choice, validate_count, validate_name
 
 __all__ = [
     "Producer",
@@ -49,8 +51,8 @@ __all__ = [
     "pending_of",
     "pending_of_files",
     "publish_messages",
+    "publish_once",
     "publish_pending",
-    "publish_scheduled",
     "publish_table",
     "report_files",
     "report_send",
@@ -60,11 +62,14 @@ __all__ = [
 
 
 def publish_table(
-    context: QueueContext, table: pa.Table, txn: tuple[str, int] | None
+    context: QueueContext,
+    table: pa.Table,
+    txn: tuple[str, int] | None,
+    batch: str | None = None,
 ) -> PublishReceipt:
     """Publish a table as one commit. Raise as :meth:`MessageTable.commit`."""
     if table.num_rows == 0:
-        return _publish_nothing(context, txn)
+        return _publish_nothing(context, txn, batch)
     # With the trace's context in the headers of messages that have none.
     alone = table["message_id"][0].as_py() if table.num_rows == 1 else None
     own = table["headers"] if "headers" in table.schema.names else None
@@ -72,7 +77,7 @@ def publish_table(
     with _sending(context, table.num_rows, message_id=alone, created=created) as report:
         if report.headers:
             table = _with_headers(table, report.headers)
-        return store_table(context, table, txn)
+        return store_table(context, table, txn, batch)
 
 
 @contextmanager
@@ -93,16 +98,16 @@ def _sending(
         yield report
 
 
-def publish_scheduled(
+def publish_once(
     context: QueueContext,
     table: pa.Table,
     *,
     txn: tuple[str, int],
-    after: int,
     note: Mapping[str, Any],
-    check: Callable[[TableState], None],
+    after: int | None = None,
+    check: Callable[[TableState], None] | None = None,
 ) -> None:
-    """Publish the messages of a schedule as one commit. Raise as :meth:`MessageTable.commit`."""
+    """Publish messages that spark_mq has made. Raise as :meth:`MessageTable.commit`."""
     with _sending(context, table.num_rows) as report:
         if report.headers:
             table = _with_headers(table, report.headers)
@@ -110,10 +115,14 @@ def publish_scheduled(
         publish_pending(context.messages, pending, txn=txn, after=after, note=note, check=check)
 
 
-def _publish_nothing(context: QueueContext, txn: tuple[str, int] | None) -> PublishReceipt:
-    """Raise DuplicatePublish for a number that has landed, as with messages."""
+def _publish_nothing(
+    context: QueueContext, txn: tuple[str, int] | None, batch: str | None
+) -> PublishReceipt:
+    """Raise DuplicatePublish for a number that has landed, and BatchClosed, as with messages."""
     if txn is not None:
         check_txn(context.messages.last_number(txn[0]), txn)
+    if batch is not None:
+        check_open(context.messages.look(), batch, context.path)
     return PublishReceipt(None, range(0))
 
 
@@ -174,30 +183,34 @@ def check_dedup(settings: QueueSettings, path: str) -> None:
 
 
 def store_table(
-    context: QueueContext, table: pa.Table, txn: tuple[str, int] | None = None
+    context: QueueContext,
+    table: pa.Table,
+    txn: tuple[str, int] | None = None,
+    batch: str | None = None,
 ) -> PublishReceipt:
     """Publish a table of :func:`spark_mq.message.to_publish` as one commit, each id once."""
-    return publish_pending(context.messages, pending_of(context, table), txn=txn)
+    return publish_pending(context.messages, pending_of(context, table, batch), txn=txn)
 
 
-def pending_of(context: QueueContext, table: pa.Table) -> PendingPublish:
+def pending_of(context: QueueContext, table: pa.Table, batch: str | None = None) -> PendingPublish:
     """Return the messages of a table with their dedup ids, if they have some."""
     if _DEDUP_ID not in table.schema.names:
-        return pending_of_files(context, [table])
+        return pending_of_files(context, [table], batch=batch)
     column = table[_DEDUP_ID]
     ids = hashed_ids(column) if column.null_count < len(column) else ()
-    return pending_of_files(context, [table.drop_columns([_DEDUP_ID])], ids)
+    return pending_of_files(context, [table.drop_columns([_DEDUP_ID])], ids, batch)
 
 
 def pending_of_files(
     context: QueueContext,
     given: Sequence[pa.Table | WrittenFile],
     ids: Sequence[bytes | None] = (),
+    batch: str | None = None,
 ) -> PendingPublish:
     """Return messages with their hashed dedup ids, if they have some."""
     store = context.messages
     if not any(ids):
-        return PendingPublish(store.files, given, lanes=store.lanes)
+        return PendingPublish(store.files, given, lanes=store.lanes, batch=batch)
     settings = context.settings
     check_dedup(settings, context.path)
     return PendingPublish(
@@ -208,6 +221,7 @@ def pending_of_files(
         None if settings.dedup_window is None else settings.dedup_window // MICROSECOND,
         ask=None if settings.dedup_until == UNTIL_WINDOW else context.held_ids,
         lanes=store.lanes,
+        batch=batch,
     )
 
 
@@ -223,7 +237,7 @@ def publish_pending(
     """Publish pending messages as one commit. Raise as :meth:`MessageTable.commit`."""
     try:
         receipt = messages.commit(pending, txn=txn, after=after, note=note, check=check)
-    except (DuplicatePublish, ProducerFenced):
+    except (BatchClosed, DuplicatePublish, ProducerFenced):
         pending.discard()
         raise
     except TablesDisagree:
@@ -247,9 +261,11 @@ def publish_messages(
     producer_sequence: int | None,
     on_duplicate: str,
     deliver_at: datetime | Duration | None,
+    batch_id: str | None = None,
 ) -> PublishReceipt:
     """Publish messages as one commit, as :meth:`spark_mq.Queue.publish` describes."""
     txn = _publish_txn(producer_id, producer_sequence, on_duplicate)
+    batch = None if batch_id is None else validate_name("batch_id", batch_id)
     now = context.now()
     times = context.settings.default_times(now)
     if deliver_at is not None:
@@ -257,7 +273,7 @@ def publish_messages(
     table = to_publish(messages, now, times)
     _check_lifetimes(table)
     try:
-        return publish_table(context, table, txn)
+        return publish_table(context, table, txn, batch)
     except DuplicatePublish as error:
         # Only the latest number has a receipt: older ones need a look at the whole log.
         first = None

@@ -54,6 +54,7 @@ COMMITS_SCHEMA: Final = pa.schema(
         pa.field("app", pa.string()),  # of a producer number
         pa.field("number", pa.int64()),  # of a producer number
         pa.field("slots", pa.string()),  # the rows of each slot, if there are slots
+        pa.field("batch", pa.string()),  # the message batch of a file
     ]
 )
 
@@ -75,6 +76,7 @@ def publish_rows(files: FileList, start: int, end: int) -> pa.Table:
             "committed_at": to_arrow(files.committed_at[part]).cast(_INSTANT),
             "times": _times_column(files, start, end),
             "slots": _slots_column(files, start, end),
+            "batch": _batch_column(files, start, end),
         },
     )
 
@@ -117,6 +119,14 @@ def _slots_column(files: FileList, start: int, end: int) -> pa.Array:
     if not files.with_slots:
         return pa.nulls(end - start, pa.string())
     return pa.array([files.slots_of(first) or None for first in files.firsts[start:end]])
+
+
+def _batch_column(files: FileList, start: int, end: int) -> pa.Array:
+    """Return the batch of each file, or null without batches."""
+    if not files.batched:
+        return pa.nulls(end - start, pa.string())
+    found = [files.batch_of(first) or None for first in files.firsts[start:end]]
+    return pa.array(found, pa.string())
 
 
 def _times_column(files: FileList, start: int, end: int) -> pa.Array:
@@ -170,12 +180,13 @@ def file_columns(rows: pa.Table, wanted: pa.ChunkedArray | None = None) -> FileC
         to_array(column("committed_at")),
         column("path"),
         _runs(column("times")),
-        _slots(column("slots")),
+        _texts(column("slots")),
+        _texts(column("batch")),
     )
 
 
-def _slots(column: pa.ChunkedArray) -> Iterator[tuple[int, str]]:
-    """Yield the place and the slots of each file with slots."""
+def _texts(column: pa.ChunkedArray) -> Iterator[tuple[int, str]]:
+    """Yield the place and the text of each file that has one."""
     base = 0
     for chunk in column.chunks:
         for at in pc.indices_nonzero(pc.is_valid(chunk)).to_pylist():

@@ -14,7 +14,7 @@ from spark_mq.delta.tables import KEPT_BY_THE_SWEEP, create_table
 from spark_mq.errors import CorruptLog, TablesDisagree
 from spark_mq.ledger.held_ids import AskHeld, Held
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
-from spark_mq.parquet.writer import WrittenFile
+from spark_mq.parquet.writer import BATCH_TAG, WrittenFile
 from spark_mq.storage.id_files import (
     DEDUP_APP,
     DEDUP_VERSION_APP,
@@ -27,6 +27,7 @@ from spark_mq.storage.id_files import (
 from spark_mq.storage.log_recovery import LogPlan, plan_recovery
 from spark_mq.storage.message_log import MessageLog
 from spark_mq.storage.publishes import PendingPublish, PublishReceipt, check_txn, fence_of
+from spark_mq.storage.stored_batches import check_open
 from spark_mq.storage.table_cleanup import clean_ids, clean_message_tables, drop_files
 
 __all__ = ["MessageTable"]
@@ -79,9 +80,9 @@ class MessageTable(MessageLog):
         def compute(state: TableState) -> tuple[Change | None, None]:
             given = dict(state.metadata.get("configuration") or {})
             text = value(state)
-            wanted = {**given, key: text}
-            if text is None:
-                del wanted[key]
+            wanted = {one: given[one] for one in given if one != key}
+            if text is not None:
+                wanted[key] = text
             if wanted == given:
                 return None, None
             metadata = {**state.metadata, "configuration": wanted}
@@ -256,6 +257,8 @@ class _Publish:
             self._check(state)
         if self._txn is not None:
             check_txn(state.txns.get(self._txn[0]), self._txn, self._after)
+        if pending.batch is not None:
+            check_open(state, pending.batch, self._table.path)
         window = self._table.load_ids(state) if pending.ids else NO_IDS
         duplicates = window.duplicates(pending.ids, pending.since, pending.ask)
         files = pending.files(duplicates)
@@ -292,10 +295,14 @@ class _Publish:
         if self._window is not None:
             companions.append(self._table.ids.write(self._window))
             txns.append((DEDUP_APP, self._window.blocks[0].ref.name))
+        batch = {} if self._pending.batch is None else {BATCH_TAG: self._pending.batch}
         return Change(
             uuid.uuid4().hex,
             self._note or {"operation": "publish"},
-            adds=[AddFile(f.path, f.size, f.rows, stats=f.stats, tags=f.tags) for f in files],
+            adds=[
+                AddFile(f.path, f.size, f.rows, stats=f.stats, tags={**f.tags, **batch})
+                for f in files
+            ],
             txns=txns,
             unsynced=not all(file.synced for file in files),
             companions=companions,

@@ -25,7 +25,7 @@ from spark_mq.ledger.slots import valid_slots
 from spark_mq.parquet.files import unreadable_reason
 from spark_mq.parquet.lease_columns import may_have, read_delivery_times, read_slots
 from spark_mq.parquet.schema import TIME_COLUMNS
-from spark_mq.parquet.writer import SLOTS_TAG
+from spark_mq.parquet.writer import BATCH_TAG, SLOTS_TAG
 from spark_mq.storage.commit_rows import (
     COMMITS_SCHEMA,
     PRODUCER_NUMBER,
@@ -155,8 +155,10 @@ class PublishedFiles:
                 if may_have(stats, *TIME_COLUMNS):
                     times = read_delivery_times(self._files, path)
                 slots = self._slots_of(add, stats, rows)
+                batch = add.tags.get(BATCH_TAG)
                 first = sequence(version, ordinal)
-                files.append(DataFile(first, rows, path, add.size, at, times, slots))
+                batch = batch if isinstance(batch, str) else ""
+                files.append(DataFile(first, rows, path, add.size, at, times, slots, batch))
                 ordinal += rows
         return files
 

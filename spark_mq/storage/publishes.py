@@ -63,8 +63,10 @@ class PendingPublish:
         *,
         ask: AskHeld | None = None,
         lanes: int = 0,
+        batch: str | None = None,
     ) -> None:
         self.ids = ids
+        self.batch = batch  # the message batch, which must be open, or None
         self.now = now
         self.since = _NEVER if window is None else now - window
         self.ask = ask

@@ -256,6 +256,29 @@ def test_a_schedule_is_made_listed_paused_resumed_and_removed(run: Run, queue: Q
     assert "--starts-at" in wrong.err
 
 
+def test_a_batch_is_published_closed_and_listed(run: Run, tmp_path: Path) -> None:
+    queue = Queue.create(tmp_path / "q", durable=False)
+    done = Queue.create(tmp_path / "done", durable=False)
+    queue.group("g").ensure()
+    here = ("-q", queue.path, "-o", "json")
+    publish = ("publish", "--batch-id", "import-7", *here)
+    assert run(*publish, stdin="1\n2\n").row["published"] == 2
+    assert "there is no consumer group 'gg'" in (
+        run("batch", "close", "import-7", "--to", done.path, "--group", "gg", *here, expect=3).err
+    )
+    closed = run("batch", "close", "import-7", "--to", done.path, "--group", "g", *here).row
+    assert (closed["state"], closed["messages"], closed["groups"]) == ("closed", 2, ["g"])
+    assert "is closed" in run(*publish, stdin="3\n", expect=1).err
+    (one,) = run("batch", "list", *here).rows
+    assert (one["name"], one["settled"], one["to"]) == ("import-7", 0, done.path)
+    assert "import-7" in run("batch", "list", "-q", queue.path).out
+    while (lease := queue.group("g").lease("w")) is not None:
+        lease.ack()
+    assert run("sweep", *here).row["completed_batches"] == 1
+    (message,) = done.peek()
+    assert message.headers["spark_mq.batch_id"] == "import-7"
+
+
 def test_a_blocked_group_is_unblocked(run: Run, tmp_path: Path) -> None:
     queue = Queue.create(tmp_path / "q", durable=False)
     group = queue.group("g")

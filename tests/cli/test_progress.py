@@ -59,13 +59,14 @@ def test_a_sweep_and_a_purge_say_which_step_they_have_reached() -> None:
     for name in ("one", "two"):
         queue.group(name).ensure()
     assert steps_of(queue.sweep) == [
-        "chore 1 of 6: index commits",
-        "chore 2 of 6: publish schedules",
-        "chore 3 of 6: groups, 0 of 2 done",
-        "chore 3 of 6: groups, 1 of 2 done",
-        "chore 4 of 6: trim",
-        "chore 5 of 6: archive and clean",
-        "chore 6 of 6: the dead-letter queue",
+        "chore 1 of 7: index commits",
+        "chore 2 of 7: publish schedules",
+        "chore 3 of 7: groups, 0 of 2 done",
+        "chore 3 of 7: groups, 1 of 2 done",
+        "chore 4 of 7: complete batches",
+        "chore 5 of 7: trim",
+        "chore 6 of 7: archive and clean",
+        "chore 7 of 7: the dead-letter queue",
     ]
     assert steps_of(lambda: queue.purge(queue.name)) == [
         "groups, 0 of 2 done",
@@ -77,11 +78,11 @@ def test_a_sweep_and_a_purge_say_which_step_they_have_reached() -> None:
 def test_the_step_is_shown() -> None:
     stream, terminal = Heard(), Terminal()
     with busy("sweeping", stream, pause=0.001):
-        step("chore 1 of 6: index commits")
+        step("chore 1 of 7: index commits")
         until(lambda: "commits: 0 s" in stream.getvalue())
     with busy("purging", terminal):
         step("groups, 0 of 2 done")
-    assert "sweeping: chore 1 of 6: index commits: 0 s\n" in stream.getvalue()
+    assert "sweeping: chore 1 of 7: index commits: 0 s\n" in stream.getvalue()
     assert "purging: groups, 0 of 2 done" in terminal.getvalue()
 
 

@@ -29,13 +29,13 @@ SPARK = {
 }
 
 
-def run(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def run(name: str, folder: Path, capsys: pytest.CaptureFixture[str], *more: int) -> str:
     """Import a recipe, call its main function and return what it prints."""
     spec = importlib.util.spec_from_file_location(f"recipe_{name}", RECIPES / f"{name}.py")
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.main(str(folder))
+    module.main(str(folder), *more)
     return capsys.readouterr().out
 
 
@@ -45,6 +45,16 @@ def test_a_recipe_without_spark_prints_what_it_should(
 ) -> None:
     printed = run(name, tmp_path, capsys)
     assert [line for line in PLAIN[name] if line not in printed] == []
+
+
+@pytest.mark.parametrize("files", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_a_batch_of_files_ends_with_its_final_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], files: int
+) -> None:
+    printed = run("process_files", tmp_path, capsys, files)
+    bad = files // 1_000
+    assert f"import-7: {files - bad} of {files} files are parsed\n" in printed
+    assert f"{bad} files are in the dead-letter queue\n" in printed
 
 
 def test_a_repeated_publish_skips_what_landed(
@@ -67,6 +77,6 @@ def test_a_recipe_with_spark_prints_what_it_should(
 
 def test_every_recipe_is_run_and_listed() -> None:
     files = {path.stem for path in RECIPES.glob("*.py")}
-    assert files == {*PLAIN, *SPARK}
+    assert files == {*PLAIN, *SPARK, "process_files"}
     listed = (RECIPES / "README.md").read_text(encoding="utf-8")
     assert [name for name in files if f"`{name}.py`" not in listed] == []

@@ -934,9 +934,9 @@ def test_the_tables_stay_small(delta_queue: Make, clock: ManualClock) -> None:
 def test_a_sweep_of_an_empty_queue_does_nothing(make: Make) -> None:
     queue = make()
     assert queue.sweep() == SweepReport()
-    assert str(SweepReport(1, 2, 3, 4, 5, 6, 7)) == (
+    assert str(SweepReport(1, 2, 3, 4, 5, 6, 7, 8)) == (
         "expired: 1, routed: 2, trimmed files: 3, cleaned files: 4, indexed commits: 5, archived "
-        "commits: 6, scheduled: 7"
+        "commits: 6, scheduled: 7, completed batches: 8"
     )
     with pytest.raises(errors.GroupNotFound):
         queue.group().ack("nothing")

@@ -33,6 +33,7 @@ def test_a_queue_shows_its_public_members() -> None:
         "changes", "dead_letter_reasons", "list_dead_letters", "locate", "newest_dead_letters",
         "peek", "sweep_state", "throughput",
         "pause_schedule", "remove_schedule", "resume_schedule", "schedule", "schedules",
+        "batches", "close_batch",
     }  # fmt: skip
 
 

@@ -340,3 +340,24 @@ def test_a_file_that_another_thread_is_about_to_add_ends_where_it_begins() -> No
     index = MessageIndex([DataFile(sequence(1, 0), 3, "a", 30, 1)], 1)
     assert index.files.last_of(sequence(1, 0)) == sequence(1, 2)
     assert index.files.last_of(sequence(2, 0)) == sequence(2, 0)
+
+
+def test_the_messages_of_a_batch_are_found_without_those_between() -> None:
+    files = [
+        DataFile(sequence(1, 0), 2, "a", 2, 0, batch="x"),
+        DataFile(sequence(2, 0), 3, "b", 2, 0, batch="x"),
+        DataFile(sequence(2, 3), 1, "c", 2, 0),
+        DataFile(sequence(4, 0), 1, "d", 2, 0, batch="y"),
+        DataFile(sequence(5, 0), 2, "e", 2, 0, batch="x"),
+    ]
+    index = MessageIndex(files, 5)
+    x, y = (sequence(1, 0), sequence(2, 2)), (sequence(4, 0), sequence(4, 0))
+    last = (sequence(5, 0), sequence(5, 1))
+    assert index.batches() == {"x": [x, last], "y": [y]}
+    assert list(index.files) == files
+    assert index.without_settled(sequence(3, 0)).batches() == {"x": [last], "y": [y]}
+    index.files.batched.append(sequence(6, 0))  # an interrupted call was about to add a file
+    index.files._batches.append("z")
+    index.files.before.append(9)
+    index.extend([DataFile(sequence(7, 0), 1, "f", 1, 0, batch="y")], 7)
+    assert index.batches() == {"x": [x, last], "y": [y, (sequence(7, 0), sequence(7, 0))]}

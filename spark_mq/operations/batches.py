@@ -1,0 +1,284 @@
+"""Close and list the message batches of a queue, and count how their messages ended.
+
+One commit of ``messages/`` closes a batch for all publishers. A commit of ``leases/`` then notes
+it. A kill between both leaves a batch that is closed, but not noted.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from spark_mq.delta.object_store import canonical_uri
+from spark_mq.delta.state import TableState
+from spark_mq.errors import BatchClosed, InvalidOption, SparkMQError
+from spark_mq.ledger.batches import count_ends, count_messages, unsettled_members
+from spark_mq.ledger.intervals import Interval, normalise
+from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.operations.context import GroupLedger, QueueContext, group_not_found
+from spark_mq.operations.create import note_change, open_context
+from spark_mq.operations.history import OUTCOMES, last_ends, read_group_history
+from spark_mq.storage.stored_batches import (
+    StoredBatch,
+    batch_in,
+    batches_size,
+    closed_batches,
+    entry_of_batch,
+)
+from spark_mq.util.clock import optional_datetime
+from spark_mq.util.records import Record
+from spark_mq.util.validation import validate_name
+
+__all__ = [
+    "BatchInfo",
+    "close_batch",
+    "count_outcomes",
+    "list_batches",
+    "open_target",
+    "uncounted_start",
+    "validate_batch",
+]
+
+_MAX_ALL_BYTES: Final = 2**20  # of all entries, because each change writes them all
+UNKNOWN: Final = "unknown"  # settled, and no outcome is known
+COUNTED: Final = (*(one for one in OUTCOMES if one != "redriven"), UNKNOWN)
+_OPEN, _CLOSED, _COMPLETE = "open", "closed", "complete"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInfo(Record):
+    """A message batch of a queue.
+
+    Attributes
+    ----------
+    name
+        The ``batch_id``.
+    state
+        "open": messages may be published to it. "closed": its messages are not all settled, or no
+        sweep has looked since. "complete": the counts are fixed, and the completion message is
+        published, or the next sweep publishes it.
+    messages
+        How many messages the queue has of it.
+    settled
+        How many of them each group has settled. For an open batch these are all groups of the
+        queue.
+    groups
+        The groups that must settle it. Empty for an open batch.
+    to
+        The queue of the completion message. None for an open batch.
+    closed_at, completed_at
+        When it was closed, and when a sweep found it complete, or None.
+    counts
+        The messages by group and outcome, as in the completion message. Empty before.
+    """
+
+    name: str
+    state: str
+    messages: int
+    settled: int
+    groups: tuple[str, ...]
+    to: str | None
+    closed_at: datetime | None
+    completed_at: datetime | None
+    counts: Mapping[str, Mapping[str, int]]
+
+
+def validate_batch(name: Any) -> str:
+    """Return a batch_id, or raise InvalidOption."""
+    return validate_name("batch_id", name)
+
+
+def open_target(context: QueueContext, to: str) -> QueueContext:
+    """Return the queue of a completion message. Raise QueueNotFound."""
+    options = context.storage_options
+    if canonical_uri(to, options) == canonical_uri(context.path, options):
+        return context
+    return open_context(to, options, context.clock)
+
+
+# -- closing
+
+
+def close_batch(
+    context: QueueContext, name: str, to: str, groups: Iterable[str] | None
+) -> BatchInfo:
+    """Close a batch, as :meth:`spark_mq.Queue.close_batch` describes."""
+    validate_batch(name)
+    if context.settings.is_dead_letter_queue:
+        raise InvalidOption(
+            f"{context.path} is a dead-letter queue, whose sweep completes no batch: publish the "
+            "batch to another queue",
+            option="batch_id",
+            value=name,
+        )
+    if open_target(context, to).settings.is_dead_letter_queue:
+        raise InvalidOption(
+            f"to={to!r} is a dead-letter queue, which is for dead letters: give a queue whose "
+            "groups process the completion message",
+            option="to",
+            value=to,
+        )
+    wanted = _wanted(context, groups)
+    notes: list[str] = []  # of the last try
+
+    def text(state: TableState) -> str:
+        old = batch_in(state, name, context.path)
+        if old is not None:
+            _check_same(context, name, old, to, None if groups is None else wanted)
+            notes[:] = []
+            return old.encode()
+        found = StoredBatch(uuid.uuid4().hex, to, wanted, context.now()).encode()
+        if batches_size(state, name, found) > _MAX_ALL_BYTES:
+            raise InvalidOption(
+                f"batch_id={name!r} makes the closed batches larger than {_MAX_ALL_BYTES:,} bytes "
+                "together: sweep, which removes those that were complete before the queue's "
+                "history_retention, or use fewer, larger batches",
+                option="batch_id",
+                value=name,
+            )
+        notes[:] = [f"batch {name} closed"]
+        return found
+
+    state = context.messages.change_property(entry_of_batch(name), text, "close batch")
+    for note in notes:
+        note_change(context, note)
+    return _info(context, state, name, context.messages.index())
+
+
+def _wanted(context: QueueContext, groups: Iterable[str] | None) -> tuple[str, ...]:
+    """Return the groups that must settle a batch. Raise InvalidOption or GroupNotFound."""
+    known = context.ledgers.groups()
+    if groups is None:
+        if not known:
+            raise InvalidOption(
+                f"{context.path} has no groups, so nobody settles a batch: create a group before "
+                "the close, as by queue.group(name).ensure()",
+                option="groups",
+                value=None,
+            )
+        return tuple(sorted(known))
+    given = [groups] if isinstance(groups, str) else list(groups)
+    found = tuple(sorted({validate_name("groups", one) for one in given}))
+    if not found:
+        raise InvalidOption(
+            "groups=[] settles nothing: name the groups, or leave groups out for all of them",
+            option="groups",
+            value=given,
+        )
+    for one in found:
+        if one not in known:
+            raise group_not_found(context, one)
+    return found
+
+
+def _check_same(
+    context: QueueContext, name: str, old: StoredBatch, to: str, groups: tuple[str, ...] | None
+) -> None:
+    """Raise BatchClosed if a batch was closed in another way."""
+    options = context.storage_options
+    same_queue = canonical_uri(old.to, options) == canonical_uri(to, options)
+    if same_queue and groups in (None, old.groups):
+        return
+    raise BatchClosed(
+        f"batch {name!r} of {context.path} is closed already, with to={old.to!r} and "
+        f"groups={list(old.groups)}: close it the same way, or use another batch_id",
+        batch_id=name,
+    )
+
+
+# -- looks
+
+
+def list_batches(context: QueueContext) -> list[BatchInfo]:
+    """Return the message batches of a queue by name."""
+    index = context.messages.index()
+    state = context.messages.log.state
+    names = {*index.batches(), *closed_batches(state)}
+    return [_info(context, state, name, index) for name in sorted(names)]
+
+
+def _info(context: QueueContext, state: TableState, name: str, index: MessageIndex) -> BatchInfo:
+    stored = batch_in(state, name, context.path)
+    if stored is not None and stored.completed_at is not None:
+        messages = settled = stored.messages
+    else:
+        members = index.batches().get(name, [])
+        names = context.ledgers.groups() if stored is None else stored.groups
+        messages = count_messages(index, members)
+        settled = messages - _unsettled(context, names, index, members) if names else 0
+    return BatchInfo(
+        name,
+        _state(stored),
+        messages,
+        settled,
+        () if stored is None else stored.groups,
+        None if stored is None else stored.to,
+        optional_datetime(None if stored is None else stored.closed_at),
+        optional_datetime(None if stored is None else stored.completed_at),
+        {} if stored is None else stored.counts,
+    )
+
+
+def _state(stored: StoredBatch | None) -> str:
+    if stored is None:
+        return _OPEN
+    return _CLOSED if stored.completed_at is None else _COMPLETE
+
+
+def _unsettled(
+    context: QueueContext, groups: Iterable[str], index: MessageIndex, members: Sequence[Interval]
+) -> int:
+    """Return how many members some group has not settled."""
+    found: list[Interval] = []
+    for name in groups:
+        ledger = context.ledgers.read(name).ledger
+        if ledger is not None:  # a dropped group settles nothing more
+            found += unsettled_members(ledger, index, members)
+    return count_messages(index, normalise(found))
+
+
+def uncounted_start(context: QueueContext) -> list[int]:
+    """Return the sequence before the first message of a batch that is not counted, if any.
+
+    The index must keep it, because it is what says which messages are of the batch.
+    """
+    index = context.messages.index()
+    state = context.messages.log.state
+    return [
+        intervals[0][0] - 1
+        for name, intervals in index.batches().items()
+        if not _is_counted(state, name, context.path)
+    ]
+
+
+def _is_counted(state: TableState, name: str, path: str) -> bool:
+    try:
+        stored = batch_in(state, name, path)
+    except SparkMQError:
+        return False  # another version may count it
+    return stored is not None and stored.completed_at is not None
+
+
+def count_outcomes(
+    group: GroupLedger, index: MessageIndex, members: Sequence[Interval]
+) -> dict[str, int] | None:
+    """Count members by outcome in a group, or return None if some are not settled.
+
+    A group that was dropped settles nothing more, and its outcomes are unknown.
+    """
+    counts = dict.fromkeys(COUNTED, 0)
+    ledger = group.snapshot().ledger
+    if members and ledger is not None:
+        index = group.index_for(ledger, members[-1][1])  # others may have leased later messages
+        if unsettled_members(ledger, index, members):
+            return None
+        low, high = members[0][0], members[-1][1]
+        names = ("version", "event", "outcome", "first", "last")
+        rows = read_group_history(group, names, within=(low, high))
+        ends = ((end["outcome"], place) for end, place in last_ends(rows, low, high))
+        counts |= count_ends(ends, index, members)
+    counts[UNKNOWN] = count_messages(index, members) - sum(counts.values())
+    return counts

@@ -1,0 +1,564 @@
+"""Message batches: one completion message with the counts, whichever sweep runs and dies.
+
+A batch is published in parts, closed once, and complete when each of its groups has settled it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from support.handles import Killed, again, die, housekeep, lease, on_commit, once
+from support.having import having
+from support.tables import context_of, messages_of, on_publish
+
+from spark_mq import (
+    BatchClosed,
+    GroupNotFound,
+    InvalidOption,
+    Message,
+    Queue,
+    QueueNotFound,
+    UnsupportedTable,
+)
+from spark_mq.delta.memory_files import is_in_memory
+from spark_mq.maintenance import batches as chore
+from spark_mq.maintenance.batches import complete_batch
+from spark_mq.testing import ManualClock, memory_queue
+from spark_mq.util.user import act_as
+
+Make = Callable[..., Queue]
+
+
+@pytest.fixture
+def done(queue: Queue, clock: ManualClock) -> Queue:
+    """The queue of the completion messages, in the same storage."""
+    queue.group().ensure()
+    if is_in_memory(queue.path):
+        return memory_queue(clock)
+    options = context_of(queue).storage_options
+    path = f"{queue.path}-done"
+    return Queue.create(path, storage_options=options, clock=clock, durable=False)
+
+
+def completions(done: Queue) -> list[dict[str, Any]]:
+    """The values of the completion messages, in order of sequence."""
+    return [json.loads(one.value) for one in done.peek(100)]
+
+
+def completed(queue: Queue) -> list[str]:
+    """The batches of the completion messages in a queue with other messages."""
+    found = (one.headers.get("spark_mq.batch_id") for one in queue.peek(100))
+    return [name for name in found if name is not None]
+
+
+def ack_all(queue: Queue, group: str = "default") -> None:
+    while (held := queue.group(group).lease("w")) is not None:
+        held.ack()
+
+
+def counts(**given: int) -> dict[str, int]:
+    names = ("acked", "skipped", "expired", "lost", "dead_lettered", "dropped", "unknown")
+    return {**dict.fromkeys(names, 0), **given}
+
+
+# -- the completion message
+
+
+def test_a_settled_batch_sends_one_message_with_its_counts(queue: Queue, done: Queue) -> None:
+    queue.publish(["other"])
+    queue.publish(["a", "b"], batch_id="import-7")
+    queue.publish(["other"])
+    again(queue).publish(["c"], batch_id="import-7")
+    queue.publish(["other"], batch_id="import-8")
+    closed = queue.close_batch("import-7", to=done)
+    assert closed == having(
+        state="closed", messages=3, settled=0, groups=("default",), to=done.path
+    )
+    held = lease(queue, 3)  # the first three of six: other, a, b
+    assert queue.sweep().completed_batches == 0
+    held.ack()
+    assert queue.batches()[0] == having(name="import-7", settled=2)
+    lease(queue, 2).ack()  # other, c
+    assert [queue.sweep().completed_batches for _ in range(3)] == [1, 0, 0]
+    (message,) = done.peek()
+    assert message.headers == {"spark_mq.batch_id": "import-7", "spark_mq.batch_queue": queue.path}
+    assert message.message_id == "import-7/complete"
+    (value,) = completions(done)
+    assert {name: value[name] for name in ("batch_id", "queue", "messages", "groups")} == {
+        "batch_id": "import-7",
+        "queue": queue.path,
+        "messages": 3,
+        "groups": {"default": counts(acked=3)},
+    }
+    first, second = queue.batches()
+    assert first == having(state="complete", messages=3, settled=3)
+    assert first.counts == value["groups"]
+    assert first.completed_at is not None
+    assert second == having(name="import-8", state="open", messages=1, settled=0, to=None)
+
+
+def test_each_way_to_end_is_counted(queue: Queue, done: Queue, clock: ManualClock) -> None:
+    queue.publish([Message("late", expires_at="1h"), "a", "b", "c", "d"], batch_id="b")
+    queue.publish(["other"])
+    queue.close_batch("b", to=done)
+    clock.advance("2h")
+    queue.sweep()
+    held = lease(queue, 2)
+    first, second = (message.sequence for message in held.messages)
+    held.ack([first])
+    held.reject([second], error="bad")
+    assert queue.batches()[0].settled == 2  # expired and acked; the dead one waits for a sweep
+    queue.sweep()
+    queue.group().seek("latest")  # skips c and d
+    queue.sweep()
+    (value,) = completions(done)
+    assert value["groups"]["default"] == counts(expired=1, acked=1, dead_lettered=1, skipped=2)
+
+
+def test_a_failed_message_holds_the_batch_until_its_retry_is_settled(
+    queue: Queue, done: Queue, clock: ManualClock
+) -> None:
+    queue.publish(["a", "b"], batch_id="b")
+    queue.close_batch("b", to=done)
+    held = lease(queue)
+    first, second = (message.sequence for message in held.messages)
+    held.ack([first])
+    held.nack([second], delay="10m")
+    assert queue.sweep().completed_batches == 0
+    clock.advance("11m")
+    lease(queue)
+    assert queue.sweep().completed_batches == 0
+    clock.advance("1h")  # the lease expires
+    queue.sweep()
+    assert completions(done) == []
+    lease(queue).ack()
+    queue.sweep()
+    assert completions(done)[0]["groups"]["default"] == counts(acked=2)
+
+
+def test_each_group_of_the_batch_must_settle_it(queue: Queue, done: Queue) -> None:
+    queue.group("audit").ensure()
+    queue.group("slow").ensure()
+    queue.publish(["a", "b"], batch_id="b")
+    queue.close_batch("b", to=done, groups=["audit", "default"])
+    ack_all(queue)
+    queue.sweep()
+    assert completions(done) == []
+    assert queue.batches()[0].settled == 0
+    held = lease(queue, group="audit")
+    held.reject([held.messages[0].sequence], error="no")
+    held.ack()
+    queue.sweep()
+    assert completions(done)[0]["groups"] == {
+        "audit": counts(acked=1, dead_lettered=1),
+        "default": counts(acked=2),
+    }
+
+
+def test_a_dropped_group_and_one_that_began_later_have_unknown_outcomes(
+    queue: Queue, done: Queue
+) -> None:
+    queue.publish(["a", "b"], batch_id="b")
+    queue.group("late", start="latest").ensure()
+    queue.group("gone").ensure()
+    queue.close_batch("b", to=done)
+    ack_all(queue)
+    queue.sweep()
+    assert completions(done) == []
+    queue.drop_group("gone")
+    queue.sweep()
+    assert completions(done)[0]["groups"] == {
+        "default": counts(acked=2),
+        "gone": counts(unknown=2),
+        "late": counts(unknown=2),
+    }
+
+
+def test_a_group_made_again_does_not_count_what_its_predecessor_did(
+    queue: Queue, done: Queue
+) -> None:
+    queue.publish(["a", "b"], batch_id="b")
+    ack_all(queue)
+    queue.drop_group("default")
+    queue.group().ensure()
+    queue.close_batch("b", to=done)
+    lease(queue).reject(error="no")
+    queue.sweep()
+    assert completions(done)[0]["groups"]["default"] == counts(dead_lettered=2)
+
+
+def test_a_message_that_ended_twice_counts_once_by_its_last_end(queue: Queue, done: Queue) -> None:
+    queue.publish(["a", "b"], batch_id="b")
+    queue.close_batch("b", to=done)
+    held = lease(queue)
+    held.ack()
+    queue.group().seek("earliest")
+    queue.sweep()
+    assert completions(done) == []
+    lease(queue).reject(error="no")
+    queue.sweep()
+    assert completions(done)[0]["groups"]["default"] == counts(dead_lettered=2)
+
+
+def test_an_empty_batch_is_complete_at_the_next_sweep(queue: Queue, done: Queue) -> None:
+    queue.close_batch("nothing", to=done)
+    queue.sweep()
+    (value,) = completions(done)
+    assert (value["messages"], value["groups"]) == (0, {"default": counts()})
+
+
+def test_redriven_letters_are_no_messages_of_the_batch(queue: Queue, done: Queue) -> None:
+    queue.publish(["a", "b"], batch_id="b")
+    queue.close_batch("b", to=done)
+    held = lease(queue)
+    held.reject([held.messages[0].sequence], error="no")
+    queue.sweep()
+    assert queue.redrive().messages == 1
+    held.ack()
+    queue.sweep()
+    (value,) = completions(done)
+    assert value["groups"]["default"] == counts(acked=1, dead_lettered=1)
+    ack_all(queue)
+    queue.sweep()
+    assert len(completions(done)) == 1
+
+
+def test_duplicates_are_not_of_the_batch(make: Make, clock: ManualClock) -> None:
+    queue = make(dedup_window="1h")
+    queue.publish([Message("a", dedup_id="1")])
+    queue.publish([Message("a", dedup_id="1"), Message("b", dedup_id="2")], batch_id="b")
+    queue.publish([Message("b", dedup_id="2")], batch_id="b")
+    assert queue.batches() == [having(name="b", messages=1)]
+
+
+def test_a_batch_in_a_queue_with_lanes_and_by_a_publisher(make: Make) -> None:
+    queue = make(lanes=8)
+    with queue.publisher(batch_id="b") as publisher:
+        for at in range(20):
+            publisher.publish(Message(str(at), key=str(at), priority=at % 2))
+    queue.publish([Message("x", key="x")])
+    assert again(queue).batches() == [having(name="b", messages=20, state="open")]
+
+
+# -- closing
+
+
+def test_a_closed_batch_refuses_publishes(queue: Queue, done: Queue) -> None:
+    queue.publish(["a"], batch_id="b", producer_id="p", producer_sequence=1)
+    queue.close_batch("b", to=done)
+    version = messages_of(queue).look().version
+    for messages in (["x"], [], [Message("x")]):
+        with pytest.raises(BatchClosed, match=r"batch 'b' of .* is closed"):
+            queue.publish(messages, batch_id="b")
+    with pytest.raises(BatchClosed):
+        queue.publish(["x"], batch_id="b", producer_id="p", producer_sequence=2)
+    # A call that has landed is a duplicate, also after the close.
+    repeated = {"batch_id": "b", "producer_id": "p", "producer_sequence": 1}
+    assert queue.publish(["a"], on_duplicate="skip", **repeated).duplicate
+    publisher = again(queue).publisher(batch_id="b")
+    pending = publisher.publish("x")
+    with pytest.raises(BatchClosed):
+        pending.result(30)
+    publisher.close()
+    assert messages_of(queue).look().version == version
+    assert queue.batches() == [having(messages=1)]
+
+
+def test_a_publish_that_meets_the_close_is_refused_whole(
+    queue: Queue, done: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.publish(["a"], batch_id="b")
+    other = again(queue)
+    # The publish has read the log, and is about to create its entry.
+    on_commit(monkeypatch, "messages", before=lambda: other.close_batch("b", to=done))
+    with pytest.raises(BatchClosed):
+        queue.publish(["late"], batch_id="b")
+    assert [one.value for one in queue.peek()] == [b"a"]
+
+
+def test_closing_again_the_same_way_changes_nothing(queue: Queue, done: Queue) -> None:
+    queue.group("audit").ensure()
+    first = queue.close_batch("b", to=done, groups=["default"])
+    version = messages_of(queue).look().version
+    assert queue.close_batch("b", to=done) == first
+    assert queue.close_batch("b", to=done, groups="default") == first
+    assert messages_of(queue).look().version == version
+    with pytest.raises(BatchClosed, match="is closed already, with"):
+        queue.close_batch("b", to=done, groups=["audit"])
+    with pytest.raises(BatchClosed, match="is closed already, with"):
+        queue.close_batch("b", to=queue)
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"batch_id": "a/b"}, InvalidOption),
+        ({"batch_id": 7}, InvalidOption),
+        ({"groups": []}, InvalidOption),
+        ({"groups": ["defautl"]}, GroupNotFound),
+        ({"to": "/nowhere/at/all"}, QueueNotFound),
+    ],
+)
+def test_a_bad_close_is_refused_and_changes_nothing(
+    queue: Queue, done: Queue, given: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        queue.close_batch(**{"batch_id": "b", "to": done, **given})
+    assert queue.batches() == []
+
+
+def test_a_queue_without_groups_closes_no_batch(make: Make, clock: ManualClock) -> None:
+    queue = make()
+    with pytest.raises(InvalidOption, match="has no groups"):
+        queue.close_batch("b", to=memory_queue(clock))
+
+
+def test_dead_letter_queues_neither_close_a_batch_nor_get_its_message(
+    queue: Queue, done: Queue
+) -> None:
+    letters = queue.dead_letters
+    with pytest.raises(InvalidOption, match="whose sweep completes no batch"):
+        letters.close_batch("b", to=done)
+    with pytest.raises(InvalidOption, match="is a dead-letter queue"):
+        queue.close_batch("b", to=letters)
+
+
+def test_a_close_is_noted_with_the_person(queue: Queue, done: Queue) -> None:
+    act_as("ada", lambda: queue.close_batch("b", to=done))
+    found = [(one.user, one.detail) for one in queue.changes(since="3000d")]
+    assert ("ada", "batch b closed") in found
+
+
+def test_the_completion_message_may_go_to_the_same_queue(queue: Queue, done: Queue) -> None:
+    queue.publish(["a"], batch_id="b")
+    queue.close_batch("b", to=queue)
+    ack_all(queue)
+    assert queue.sweep().completed_batches == 1
+    assert queue.sweep().completed_batches == 0
+    assert completed(queue) == ["b"]
+
+
+# -- once
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_sweep_killed_at_each_commit_completes_the_batch_once(
+    queue: Queue, done: Queue, monkeypatch: pytest.MonkeyPatch, when: str, at: int
+) -> None:
+    queue.publish(["a", "b"], batch_id="b")
+    queue.close_batch("b", to=done)
+    ack_all(queue)
+    with monkeypatch.context() as patch:
+        # The counts, the message in the other queue, and the note.
+        watched = on_commit(patch, "messages", **{when: die}, at=at)
+        with pytest.raises(Killed):
+            complete_batch(context_of(again(queue)), "b")
+    assert watched.calls == at
+    for _ in range(2):
+        again(queue).sweep()
+    (value,) = completions(again(done))
+    assert value["groups"]["default"] == counts(acked=2)
+    assert queue.batches()[0].counts == value["groups"]
+
+
+def test_what_happens_after_a_kill_does_not_change_the_counts(
+    queue: Queue, done: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.publish(["a", "b"], batch_id="b")
+    queue.close_batch("b", to=done)
+    ack_all(queue)
+    with monkeypatch.context() as patch:
+        on_commit(patch, "messages", before=die, at=2)
+        with pytest.raises(Killed):
+            complete_batch(context_of(again(queue)), "b")
+    queue.group().seek("earliest")
+    queue.sweep()
+    assert completions(done)[0]["groups"]["default"] == counts(acked=2)
+
+
+def test_a_lost_reply_completes_the_batch_once(
+    queue: Queue, done: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.publish(["a"], batch_id="b")
+    queue.close_batch("b", to=done)
+    ack_all(queue)
+    for at in (1, 2, 3):
+        with monkeypatch.context() as patch:
+            on_commit(patch, "messages", fail=TimeoutError("the reply is lost"), at=at)
+            again(queue).sweep()
+    assert len(completions(done)) == 1
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_two_sweeps_at_once_complete_the_batch_once(
+    queue: Queue, done: Queue, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    queue.publish(["a"], batch_id="b")
+    queue.close_batch("b", to=done)
+    ack_all(queue)
+    first, other, reports = again(queue), again(queue), list[Any]()
+    on_commit(monkeypatch, "messages", before=lambda: reports.append(other.sweep()), at=at)
+    reports.append(first.sweep())
+    assert sum(one.completed_batches for one in reports) == 1
+    assert len(completions(done)) == 1
+
+
+def test_many_sweeps_in_threads_complete_each_batch_once(queue: Queue, done: Queue) -> None:
+    for name in ("x", "y"):
+        queue.publish(["a"], batch_id=name)
+        queue.close_batch(name, to=done)
+    ack_all(queue)
+    handles = [again(queue) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        for name in ("x", "y"):
+            jobs = [pool.submit(complete_batch, context_of(one), name) for one in handles]
+            assert sum(job.result(60) for job in jobs) == 1
+    assert [one["batch_id"] for one in completions(done)] == ["x", "y"]
+
+
+def test_a_message_published_while_a_sweep_counts_is_not_lost(
+    queue: Queue, done: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An open batch is never counted: whatever lands before the close is in the counts."""
+    queue.publish(["a"], batch_id="b")
+    ack_all(queue)
+    other = again(queue)
+    on_publish(
+        monkeypatch, queue, once(before=lambda: (other.sweep(), other.close_batch("b", to=done)))
+    )
+    with pytest.raises(BatchClosed):
+        queue.publish(["c"], batch_id="b")
+    queue.sweep()
+    assert completions(done)[0]["messages"] == 1
+
+
+def test_a_lease_of_later_messages_while_a_sweep_counts_is_no_damage(
+    queue: Queue, done: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.publish(["a"], batch_id="b")
+    queue.close_batch("b", to=done)
+    ack_all(queue)
+    real, other = chore.count_outcomes, again(queue)
+
+    def count(*args: Any) -> Any:
+        other.publish(["later"])
+        lease(other)
+        return real(*args)
+
+    monkeypatch.setattr(chore, "count_outcomes", count)
+    assert complete_batch(context_of(again(queue)), "b") == 1
+    assert completions(done)[0]["groups"]["default"] == counts(acked=1)
+
+
+# -- time
+
+
+def test_trimmed_messages_of_an_open_batch_are_still_counted(
+    make: Make, clock: ManualClock
+) -> None:
+    queue, done = make(retention="1h"), memory_queue(clock)
+    if not is_in_memory(queue.path):
+        done = Queue.create(f"{queue.path}-done", clock=clock, durable=False)
+    queue.publish(["a", "b"], batch_id="b")
+    ack_all(queue)
+    clock.advance("3h")
+    queue.publish(["c"], batch_id="b")
+    ack_all(queue)
+    assert queue.sweep().trimmed_files > 0
+    clock.advance("3h")
+    queue.publish(["other"])
+    ack_all(queue)
+    queue.sweep()
+    late = again(queue)  # knows the trimmed files only from commits/
+    late.close_batch("b", to=done)
+    late.sweep()
+    assert completions(done)[0]["groups"]["default"] == counts(acked=3)
+
+
+def test_a_batch_older_than_the_history_has_unknown_outcomes(clock: ManualClock) -> None:
+    # On a disk the days of the history are of the machine's clock.
+    queue = memory_queue(clock, retention="1h", history_retention="1d")
+    queue.publish(["a", "b"], batch_id="b")
+    ack_all(queue)
+    queue.sweep()
+    clock.advance("10d")
+    queue.sweep()
+    queue.close_batch("b", to=queue)
+    again(queue).sweep()
+    (found,) = queue.batches()
+    assert (found.state, found.messages) == ("complete", 2)
+    assert found.counts["default"] == counts(unknown=2)
+
+
+def test_an_old_complete_batch_is_removed_with_its_messages(make: Make, clock: ManualClock) -> None:
+    queue = make(retention="1h", history_retention="1d")
+    queue.publish(["a"], batch_id="b")
+    queue.group().ensure()
+    queue.close_batch("b", to=queue)
+    ack_all(queue)
+    queue.sweep()
+    clock.advance("12h")
+    for _ in range(2):
+        queue.publish(["other"])
+        ack_all(queue)
+        queue.sweep()
+        clock.advance("2h")
+    assert queue.batches() == [having(name="b", state="complete")]
+    clock.advance("2d")
+    queue.sweep()
+    assert queue.batches() == []
+    queue.publish(["new"], batch_id="b")
+    queue.close_batch("b", to=queue)
+    ack_all(queue)
+    queue.sweep()
+    assert queue.batches()[0] == having(state="complete", messages=1)
+    assert completed(queue) == ["b"]
+
+
+def test_a_missing_target_fails_the_sweep_and_is_tried_again(
+    queue: Queue, done: Queue, clock: ManualClock
+) -> None:
+    if is_in_memory(queue.path):
+        pytest.skip("a queue in memory is not dropped")
+    queue.publish(["a"], batch_id="b")
+    queue.publish(["x"], batch_id="other")
+    queue.close_batch("b", to=done)
+    queue.close_batch("other", to=queue)
+    ack_all(queue)
+    Queue.drop_at(done.path, done.name)
+    with pytest.raises(QueueNotFound):
+        queue.sweep()
+    assert completed(queue) == ["other"]  # the others continue
+    made = Queue.create(done.path, clock=clock, durable=False)
+    queue.sweep()
+    assert len(completions(made)) == 1
+
+
+def test_an_entry_of_another_version_is_named(queue: Queue, done: Queue) -> None:
+    queue.publish(["a"], batch_id="b")
+    entry = "spark_mq.batch.b"
+    messages_of(queue).change_property(entry, lambda _: '{"format": 99}', "by hand")
+    for call in (queue.batches, queue.sweep, lambda: queue.close_batch("b", to=done)):
+        with pytest.raises(UnsupportedTable, match=r"batch 'b' of .* cannot be read"):
+            call()
+    with pytest.raises(BatchClosed):
+        queue.publish(["c"], batch_id="b")
+
+
+@pytest.mark.slow
+def test_batches_stay_with_configure_and_a_checkpoint(queue: Queue, done: Queue) -> None:
+    queue.publish(["a"], batch_id="b")
+    queue.close_batch("b", to=done)
+    queue.configure(retention="1d")
+    for _ in range(120):
+        queue.publish("x")
+    ack_all(queue)
+    housekeep(queue, keep_versions=0, keep_seconds=0)
+    assert again(queue).batches() == [having(state="closed", messages=1, settled=1)]
+    again(queue).sweep()
+    assert len(completions(done)) == 1
