@@ -42,6 +42,7 @@ from spark_mq.web.message_pages import (
     messages_page,
 )
 from spark_mq.web.queue_pages import (
+    batches_page,
     changes_page,
     group_page,
     health_of,
@@ -78,6 +79,7 @@ _PAGES: Final[Mapping[str, Callable[[View], str]]] = {
     "message": message_page,
     "letters": letters_page,
     "schedules": schedules_page,
+    "batches": batches_page,
     "sweeps": sweeps_page,
     "changes": changes_page,
     "change": confirmation,

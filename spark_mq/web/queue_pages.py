@@ -17,6 +17,7 @@ from spark_mq.web.render import render
 from spark_mq.web.view import View
 
 __all__ = [
+    "batches_page",
     "changes_page",
     "figures",
     "group_page",
@@ -206,6 +207,13 @@ def schedules_page(view: View) -> str:
         title="Schedules",
         tab="schedules",
         schedules=view.queue.schedules(),
+    )
+
+
+def batches_page(view: View) -> str:
+    """Show the message batches with how much of them is settled."""
+    return render(
+        "batches.html", view, title="Batches", tab="batches", batches=view.queue.batches()
     )
 
 

@@ -33,6 +33,7 @@ TABS: Final = (
     ("messages", "Messages"),
     ("letters", "Dead letters"),
     ("schedules", "Schedules"),
+    ("batches", "Batches"),
     ("sweeps", "Sweeps and health"),
     ("changes", "Changes"),
 )

@@ -355,6 +355,21 @@ def test_a_pause_may_have_an_end(visit: Visit, queue: Queue) -> None:
         assert "until" in queue.group("billing").blocked_because
 
 
+def test_batches_are_listed_with_their_progress(visit: Visit, queue: Queue) -> None:
+    assert "There is no message batch" in visit().get("/batches/orders").text
+    queue.publish(["a", "b"], batch_id="import-7")
+    group = queue.group("billing").ensure()
+    queue.close_batch("import-7", to=queue, groups=["billing"])
+    page = visit().get("/batches/orders").text
+    assert "import-7" in page
+    assert "closed" in page
+    assert "billing" in page
+    while (lease := group.lease("w", max_messages=1_000)) is not None:
+        lease.ack()
+    queue.sweep()
+    assert "complete" in visit().get("/batches/orders").text
+
+
 def test_a_schedule_is_paused_resumed_and_removed(visit: Visit, queue: Queue) -> None:
     queue.schedule("nightly", cron="0 2 * * *", timezone="Europe/Berlin", message="<b>run</b>")
     client = visit(allow_changes=True)
