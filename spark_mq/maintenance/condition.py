@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.errors import InvalidOption
-from spark_mq.maintenance.dead_letters import COLUMNS, letter_schema
+from spark_mq.maintenance.dead_letters import letter_schema
 from spark_mq.parquet.schema import INSTANT
 from spark_mq.util.validation import short_repr, suggest, validate_duration
 
@@ -131,12 +131,12 @@ Step: TypeAlias = tuple[Callable[..., Any], int]
 class Parser:
     """Turns a condition into steps of a stack machine. Raises Refused."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, columns: Sequence[str]) -> None:
         if len(where) > _MAX_CHARACTERS:
             raise Refused(f"it has more than {_MAX_CHARACTERS:,} characters")
         if any("\ud800" <= one <= "\udfff" for one in where):
             raise Refused("it is no valid Unicode text")
-        self._tokens = _tokens(where)
+        self._tokens, self._columns = _tokens(where), columns
         self._steps: list[Step] = []
         self._may_fail = False
         self._depth = 0
@@ -255,9 +255,10 @@ class Parser:
             self._column(name)
 
     def _column(self, name: str) -> None:
-        column = name if name in COLUMNS else name.lower()
-        if column not in COLUMNS:
-            hint = suggest(name, COLUMNS)
+        columns = self._columns
+        column = name if name in columns else name.lower()
+        if column not in columns:
+            hint = suggest(name, columns)
             meant = f" (did you mean {hint!r}?)" if hint else ""
             raise Refused(f"there is no column {short_repr(name)}{meant}")
         self._steps.append((lambda letters: letters[column].combine_chunks(), 0))
@@ -342,23 +343,28 @@ def _wrong(rest: str) -> Refused:
 
 
 class Condition:
-    """A condition over the columns of dead letters. Raises InvalidOption when it is made."""
+    """A condition over the columns of dead letters, or of another schema.
 
-    def __init__(self, where: str) -> None:
-        self._where = where
+    Raises InvalidOption when it is made. `example` stands in its errors.
+    """
+
+    def __init__(
+        self, where: str, schema: pa.Schema | None = None, example: str = "reason = 'rejected'"
+    ) -> None:
+        schema = letter_schema() if schema is None else schema
+        self._where, self._columns, self._example = where, schema.names, example
         self._left = SECONDS
         if not (isinstance(where, str) and where.strip()):
             raise InvalidOption(
-                f"where={short_repr(where)} is not a condition: give SQL like "
-                "\"reason = 'rejected'\"",
+                f'where={short_repr(where)} is not a condition: give SQL like "{example}"',
                 option="where",
                 value=where,
             )
         try:
-            self._steps, self.may_fail = Parser(where).parse()
+            self._steps, self.may_fail = Parser(where, self._columns).parse()
         except Refused as error:
             raise self._refusal(str(error)) from None
-        mask = self._mask(letter_schema().empty_table())
+        mask = self._mask(schema.empty_table())
         if not pa.types.is_boolean(mask.type):
             raise self._refusal("it is not true or false for a message")
 
@@ -393,7 +399,7 @@ class Condition:
     def _refusal(self, problem: str) -> InvalidOption:
         return InvalidOption(
             f"where={short_repr(self._where)} cannot be run: {problem}. Give SQL like "
-            f"\"reason = 'rejected'\". The columns are {', '.join(COLUMNS)}",
+            f"\"{self._example}\". The columns are {', '.join(self._columns)}",
             option="where",
             value=self._where,
         )

@@ -225,3 +225,12 @@ def test_a_long_condition_is_stopped_by_the_limit_of_time(
     limits(condition_seconds=0.01)  # less than each takes on any machine
     with pytest.raises(InvalidOption, match="cannot be run"):
         Queue.open(large_letters).list_dead_letters(where=HOSTILE[name])
+
+
+def test_a_condition_may_be_about_other_columns() -> None:
+    schema = pa.schema([("outcome", pa.string()), ("seconds", pa.float64())])
+    rows = pa.table([["acked", "dropped"], [0.5, 2.0]], schema=schema)
+    found = Condition("outcome = 'dropped' AND seconds > 1", schema).select(rows)
+    assert found["outcome"].to_pylist() == ["dropped"]
+    with pytest.raises(InvalidOption, match=r"SQL like \"seconds > 1\". The columns are outcome"):
+        Condition("reason = 'rejected'", schema, "seconds > 1")
