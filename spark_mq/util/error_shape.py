@@ -1,0 +1,98 @@
+"""Reduce the text of an error to what all errors of one cause have in common."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+__all__ = ["MAX_SHAPE", "error_shape"]
+
+MAX_SHAPE: Final = 200
+"""Most characters of a shape."""
+_LOOKED_AT: Final = 2_000  # characters of a text, so that a long one costs no more
+
+# The order counts: what is quoted may have a path inside, and a path a number. Each repetition is
+# possessive or bounded, so a text cannot make a match slow.
+_PARTS: Final[Mapping[str, str]] = {
+    "url": r"\b[a-z][a-z0-9+.-]{1,30}+://[^\s'\"<>)\],;]++",
+    "jdbc": r"\bjdbc:[^\s'\"<>)\],;]++",
+    "email": r"\b[\w.+-]{1,64}+@[\w-]{1,63}+(?:\.[\w-]{1,63}+)+",
+    "uuid": r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b",
+    "date": (
+        r"\b(?=[0-9])(?:[0-9]{4}-[0-9]{2}-[0-9]{2}"
+        r"(?:[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]+)?)?(?:Z|[+-][0-9]{2}:?[0-9]{2})?)?"
+        r"|[0-9]{1,2}/[0-9]{1,2}/[0-9]{2,4}\b|[0-9]{1,2}\.[0-9]{1,2}\.[0-9]{4}\b"
+        r"|[0-9]{1,2}:[0-9]{2}:[0-9]{2}(?:[.,][0-9]+)?)"
+    ),
+    "quoted": (
+        r"(?<!\w)'(?:[^'\\]|\\.|(?<=\w)'(?=\w)){0,1000}+'"
+        r'|"(?:[^"\\]|\\.){0,1000}+"|`[^`]{0,1000}+`'
+    ),
+    "path": r"(?<![\w/<.])(?:[A-Za-z]:\\|~?/|\.{1,2}/)[^\s'\"<>:,;()\[\]]++",
+    "hex": (
+        r"\b(?=[0-9a-f])(?:0x[0-9a-f]++|(?=[a-f]{0,31}[0-9])(?=[0-9]{0,31}[a-f])[0-9a-f]{8,}+\b)"
+        r"|@[0-9a-f]{5,}+\b"
+    ),
+    "n": r"(?<![A-Za-z_])[-+]?[0-9]++(?:[.,_][0-9]++)*+(?:e[+-]?[0-9]++)?",
+}
+_SIGNS: Final[Mapping[str, str]] = {
+    "://": "url",
+    "jdbc:": "jdbc",
+    "@": "email",
+    "'": "quoted",
+    '"': "quoted",
+    "`": "quoted",
+    "/": "path",
+    "\\": "path",
+    "-": "uuid",
+}
+"""What a text must have in it, so that a part can be of a kind. The rest may always be there."""
+_SHOWN: Final = {"jdbc": "url", "quoted": "text"}
+_LIST: Final = re.compile(r"(<\w+>)(?:, ?\1)+")
+
+
+def error_shape(text: str) -> str:
+    """Return the text of an error with placeholders for what differs from message to message.
+
+    These are numbers, dates, ids, paths, addresses and quoted parts. Two errors with one shape
+    probably have one cause. The class of the exception stays.
+
+    Parameters
+    ----------
+    text
+        The text of an error, as a group keeps it. Only its first 2,000 characters count.
+
+    Returns
+    -------
+    str
+        One line of at most 200 characters.
+
+    Examples
+    --------
+    >>> error_shape("KeyError: 'customer_17'")
+    'KeyError: <text>'
+    >>> error_shape("ValueError: amount -12.50 of order 4711 is negative")
+    'ValueError: amount <n> of order <n> is negative'
+    """
+    text = text[:_LOOKED_AT]
+    shape = _pattern(tuple(sign in text for sign in _SIGNS)).sub(_placeholder, text)
+    shape = _LIST.sub(r"\1, …", " ".join(shape.split()))
+    return shape if len(shape) <= MAX_SHAPE else shape[: MAX_SHAPE - 1] + "…"
+
+
+@lru_cache(maxsize=None)
+def _pattern(signs: tuple[bool, ...]) -> re.Pattern[str]:
+    """Return the pattern of the parts that a text with these signs can have."""
+    kinds = {kind for kind, seen in zip(_SIGNS.values(), signs, strict=True) if seen}
+    kinds |= _PARTS.keys() - set(_SIGNS.values())
+    return re.compile(
+        "|".join(f"(?P<{kind}>{part})" for kind, part in _PARTS.items() if kind in kinds),
+        re.IGNORECASE,
+    )
+
+
+def _placeholder(found: re.Match[Any]) -> str:
+    name = found.lastgroup or ""
+    return f"<{_SHOWN.get(name, name)}>"

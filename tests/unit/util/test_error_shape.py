@@ -1,0 +1,124 @@
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_mq.util.error_shape import MAX_SHAPE, error_shape
+
+SHAPES = {
+    "KeyError: 'customer_17'": "KeyError: <text>",
+    "KeyError: 17": "KeyError: <n>",
+    "ValueError: invalid literal for int() with base 10: '12x'": (
+        "ValueError: invalid literal for int() with base <n>: <text>"
+    ),
+    "ValueError: could not convert string to float: '1,5'": (
+        "ValueError: could not convert string to float: <text>"
+    ),
+    "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)": (
+        "json.decoder.JSONDecodeError: Expecting value: line <n> column <n> (char <n>)"
+    ),
+    "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte": (
+        "UnicodeDecodeError: <text> codec can't decode byte <hex> in position <n>: "
+        "invalid start byte"
+    ),
+    "FileNotFoundError: [Errno 2] No such file or directory: '/data/in/4711.csv'": (
+        "FileNotFoundError: [Errno <n>] No such file or directory: <text>"
+    ),
+    "AttributeError: 'NoneType' object has no attribute 'total'": (
+        "AttributeError: <text> object has no attribute <text>"
+    ),
+    "decimal.InvalidOperation: [<class 'decimal.ConversionSyntax'>]": (
+        "decimal.InvalidOperation: [<class <text>>]"
+    ),
+    "requests.exceptions.HTTPError: 503 Server Error: Service Unavailable for url: "
+    "https://api.example.com/v1/orders/4711?page=2": (
+        "requests.exceptions.HTTPError: <n> Server Error: Service Unavailable for url: <url>"
+    ),
+    "ConnectionError: HTTPSConnectionPool(host='api.example.com', port=443): Read timed out. "
+    "(read timeout=5.0)": (
+        "ConnectionError: HTTPSConnectionPool(host=<text>, port=<n>): Read timed out. "
+        "(read timeout=<n>)"
+    ),
+    "org.apache.spark.SparkException: Job aborted due to stage failure: Task 3 in stage 12.0 "
+    "failed 4 times, most recent failure: Lost task 3.3 in stage 12.0 (TID 57) "
+    "(10.0.0.7 executor 2)": (
+        "org.apache.spark.SparkException: Job aborted due to stage failure: Task <n> in stage <n> "
+        "failed <n> times, most recent failure: Lost task <n> in stage <n> (TID <n>) (<n> executor "
+        "<n>)"
+    ),
+    '[CAST_INVALID_INPUT] The value \'abc\' of the type "STRING" cannot be cast to "INT" because '
+    "it is malformed. SQLSTATE: 22018": (
+        "[CAST_INVALID_INPUT] The value <text> of the type <text> cannot be cast to <text> because "
+        "it is malformed. SQLSTATE: <n>"
+    ),
+    'psycopg.errors.UniqueViolation: duplicate key value violates unique constraint "orders_pkey"\n'
+    "DETAIL:  Key (order_id, line)=(4711, 2) already exists.": (
+        "psycopg.errors.UniqueViolation: duplicate key value violates unique constraint <text> "
+        "DETAIL: Key (order_id, line)=(<n>, …) already exists."
+    ),
+    "java.sql.SQLException: Access denied for user 'app'@'10.0.0.7' (using password: YES)": (
+        "java.sql.SQLException: Access denied for user <text>@<text> (using password: YES)"
+    ),
+    "com.mysql.cj.jdbc.exceptions.CommunicationsException: cannot reach "
+    "jdbc:mysql://db-3.internal:3306/shop?useSSL=true within 1,500 ms": (
+        "com.mysql.cj.jdbc.exceptions.CommunicationsException: cannot reach <url> within <n> ms"
+    ),
+    "ORA-00001: unique constraint (SHOP.ORDERS_PK) violated": (
+        "ORA-<n>: unique constraint (SHOP.ORDERS_PK) violated"
+    ),
+    "LookupError: no customer 9f8e7d6c-1111-4222-8333-abcdefabcdef since 2026-03-01T12:00:00Z": (
+        "LookupError: no customer <uuid> since <date>"
+    ),
+    "TypeError: <Order object at 0x7f3a9c1b2d30> is not paid": (
+        "TypeError: <Order object at <hex>> is not paid"
+    ),
+    "PermissionError: cannot open /mnt/lake/2026/03/part-00017.parquet": (
+        "PermissionError: cannot open <path>"
+    ),
+    "OSError: cannot open C:\\data\\orders\\4711.csv": "OSError: cannot open <path>",
+    "MailError: anna.b+shop@mail.example.com bounced at 12:30:05": (
+        "MailError: <email> bounced at <date>"
+    ),
+    "java.lang.IllegalStateException: com.example.Order@1b6d3586 was closed": (
+        "java.lang.IllegalStateException: com.example.Order<hex> was closed"
+    ),
+    "GitError: unknown revision 3f2504e04f8911d39a0c0305e82c3301": (
+        "GitError: unknown revision <hex>"
+    ),
+    "ValueError: ids 1, 2, 3, 4 are unknown": "ValueError: ids <n>, … are unknown",
+    "lease expired": "lease expired",
+    "": "",
+}
+
+
+@pytest.mark.parametrize("text", SHAPES)
+def test_the_shape_of_a_real_error_keeps_its_class_and_its_words(text):
+    assert error_shape(text) == SHAPES[text]
+
+
+def test_errors_of_one_cause_have_one_shape_and_others_have_theirs():
+    amounts = {error_shape(f"ValueError: amount {n / 7} of '{n}' is bad") for n in range(1_000)}
+    assert amounts == {"ValueError: amount <n> of <text> is bad"}
+    assert error_shape("KeyError: 'amount'") != error_shape("TypeError: 'amount'")
+    assert error_shape("utf8 error") != error_shape("utf16 error"), "a number inside a word stays"
+
+
+def test_an_apostrophe_does_not_hide_the_words_after_it():
+    assert error_shape("it can't read 'a' and won't try 'b'") == (
+        "it can't read <text> and won't try <text>"
+    )
+
+
+@given(st.text(max_size=3_000))
+def test_a_shape_is_one_short_line(text):
+    shape = error_shape(text)
+    assert len(shape) <= MAX_SHAPE
+    assert len(shape.splitlines()) <= 1
+
+
+@pytest.mark.parametrize("part", ["'", '"', "\\'", "a@", "0", "0a", "a.", "/", "1,", "x'y", "://"])
+def test_no_text_is_slow(part):
+    started = time.process_time()
+    error_shape(part * 100_000)
+    assert time.process_time() - started < 0.2
