@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from spark_mq.queue import Queue
     from spark_mq.storage.publishes import PublishReceipt
     from spark_mq.worker.decisions import Reject, Retry, Snooze
+    from spark_mq.worker.replay_report import ReplayReport
     from spark_mq.worker.state import WorkSummary
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "RecoveryReport",
     "RedriveResult",
     "Reject",
+    "ReplayReport",
     "Retry",
     "ScheduleInfo",
     "SettleResult",
@@ -83,6 +85,7 @@ _MODULES = {
     "RecoveryReport": "maintenance.recover",
     "RedriveResult": "maintenance.redrive",
     "Reject": "worker.decisions",
+    "ReplayReport": "worker.replay_report",
     "Retry": "worker.decisions",
     "ScheduleInfo": "operations.schedules",
     "SettleResult": "operations.settle",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final, TypedDict, Unpack
 
 import pyarrow as pa
@@ -15,13 +15,14 @@ from spark_mq.formats.json_text import Json
 from spark_mq.ledger.slots import MAX_PRIORITY
 from spark_mq.parquet.publish_table import complete_table
 from spark_mq.parquet.schema import DEDUP_FIELD, MESSAGE_SCHEMA, TIME_COLUMNS
-from spark_mq.util.clock import Duration, to_datetime, to_micros
-from spark_mq.util.validation import short_repr, validate_duration
+from spark_mq.util.clock import EARLIEST, Duration, to_datetime, to_micros
+from spark_mq.util.validation import parse_instant, short_repr, validate_duration
 
 __all__ = [
     "Message",
     "ReceivedMessage",
     "check_format",
+    "check_past",
     "check_time",
     "expires_too_early",
     "from_rows",
@@ -340,6 +341,29 @@ def check_time(option: str, at: Any, now: int, *, later: bool = False) -> int:
             return found
         problem = "over: give a later time"
     raise InvalidOption(f"{option}={short_repr(at)} is {problem}", option=option, value=at)
+
+
+def check_past(option: str, at: Any, now: int) -> int:
+    """Return an instant or a time before now in microseconds since 1970. Raise InvalidOption.
+
+    A duration may have a minus. Text may be an instant with a zone.
+    """
+    back = at.strip().removeprefix("-") if isinstance(at, str) else at
+    try:
+        if isinstance(at, datetime):
+            return to_micros(at)
+        if isinstance(at, str) and ":" in at:
+            return to_micros(parse_instant(option, at))
+        if isinstance(back, int | float | timedelta) and not isinstance(back, bool):
+            back = abs(back)
+        return max(EARLIEST, now - validate_duration(option, back, zero=True))
+    except InvalidOption:
+        raise InvalidOption(
+            f"{option}={short_repr(at)} is no datetime with a time zone, nor a time before now: "
+            "give seconds, a timedelta, or text like '7d' or '2026-01-31T12:00:00Z'",
+            option=option,
+            value=at,
+        ) from None
 
 
 def expires_too_early(which: str, expires_at: Any, deliver_at: Any) -> InvalidOption:

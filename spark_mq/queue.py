@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, TypeAlias, Unpack
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.delta.object_store import absolute_path
 from spark_mq.errors import InvalidOption
+from spark_mq.formats.base import Format
 from spark_mq.group import ConsumerGroup
 from spark_mq.inspect.overview import QueueStats
 from spark_mq.inspect.views import QueueViews, find_queues
@@ -50,7 +51,9 @@ from spark_mq.storage.publishes import PublishReceipt, producer_txn
 from spark_mq.util.clock import Clock, Duration
 from spark_mq.util.records import Records
 from spark_mq.util.user import acting_by_default
-from spark_mq.util.validation import short_repr, validate_name
+from spark_mq.util.validation import short_repr, validate_group, validate_name
+from spark_mq.worker.replay_report import ReplayReport
+from spark_mq.worker.shadow_replay import ReplayOptions, shadow_replay
 
 __all__ = ["Queue"]
 
@@ -631,6 +634,89 @@ class Queue(QueueViews):
         """
         path = None if to is None else _place_of(to)
         return redrive(self._context, where, limit, dry_run, rate, to=path, stop=stop)
+
+    def replay(
+        self,
+        handler: Callable[[Any], Any],
+        group: str = "default",
+        *,
+        since: datetime | Duration | None = None,
+        until: datetime | Duration | None = None,
+        where: str | None = None,
+        limit: int | None = None,
+        mode: str = "batch",
+        format: Format | None = None,
+        threads: int = 1,
+        concurrency: int | None = None,
+        max_messages: int | None = None,
+        timeout: Duration | None = None,
+        on_error: str = "nack",
+        stop: threading.Event | None = None,
+    ) -> ReplayReport:
+        """Run a handler over messages that a group has settled, and compare the outcomes.
+
+        This is a *shadow replay*. It settles nothing, leases nothing and commits nothing, so live
+        workers do not notice it. What the handler itself does, such as a call of a service, does
+        happen: give it a handler for tests.
+
+        The handler gets each message once, in order of sequence, as :meth:`ConsumerGroup.work`
+        would call it. Its result is judged by the same rules. A batch's ``lease.ack()`` and the
+        other settles are only noted, and ``lease.append`` writes nothing. ``delivery_count`` is
+        that of the last delivery.
+
+        Parameters
+        ----------
+        handler, mode, format, threads, concurrency, max_messages, timeout
+            As for :meth:`ConsumerGroup.work`.
+        group
+            The name of the group. Default: "default".
+        since, until
+            Only messages that the group settled from then on, and before then. An aware datetime,
+            or a time before now: seconds, a timedelta, or text such as "7d" or "-7d". Default: all
+            that are retained.
+        where
+            SQL over the columns of ``shadow_replay.SETTLED_SCHEMA``, such as
+            ``"outcome = 'dead_lettered' AND key = 'k'"``, as for :meth:`redrive`. Default: all.
+        limit
+            The most messages: those with the highest sequences. Default: no limit.
+        on_error
+            What an exception means: "nack" (default): failed. "reject": rejected. "ack": acked.
+        stop
+            Ends the replay after the running calls once it is set. The report has what was done.
+
+        Returns
+        -------
+        ReplayReport
+            The counts, a table with a row for each message, and the errors by shape. Print it to
+            read it.
+
+        Raises
+        ------
+        GroupNotFound
+            There is no such group.
+        InvalidOption
+            An option is invalid.
+        InvalidHandlerResult
+            The handler returned something that it must not return: a mistake in the program.
+        StorageError
+            A payload file is out of reach. One that is damaged or missing is counted instead.
+        """
+        options = ReplayOptions(
+            since=since,
+            until=until,
+            where=where,
+            limit=limit,
+            mode=mode,
+            format=format,
+            threads=threads,
+            concurrency=concurrency,
+            max_messages=max_messages,
+            timeout=timeout,
+            on_error=on_error,
+            stop=stop,
+        )
+        name = validate_group("group", group)
+        return shadow_replay(self._context.group(name, create=False), handler, options)
 
     def rehome(self, *, copy: bool, dead_letter_path: Path | None = None) -> Queue:
         """Accept the place of a queue that was moved or copied. Return it, opened again.

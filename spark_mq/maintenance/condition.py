@@ -399,7 +399,7 @@ class Condition:
     def _refusal(self, problem: str) -> InvalidOption:
         return InvalidOption(
             f"where={short_repr(self._where)} cannot be run: {problem}. Give SQL like "
-            f"\"{self._example}\". The columns are {', '.join(self._columns)}",
+            f'"{self._example}". The columns are {", ".join(self._columns)}',
             option="where",
             value=self._where,
         )

@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.message_index import FileSlice
-from spark_mq.ledger.ranges import Range
 from spark_mq.parquet.files import (
     row_count_error,
     unreadable_error,
@@ -324,11 +323,14 @@ def _filled(
 
 def to_delivery_table(
     payload: pa.Table | None,
-    pieces: Sequence[tuple[FileSlice, Range]],
+    pieces: Sequence[tuple[FileSlice, Any]],
     schema: pa.Schema,
     constants: Mapping[str, Any],
 ) -> pa.Table:
-    """Return leased messages in a schema. Instants are in microseconds since 1970."""
+    """Return messages in a schema. What each slice is of has the columns that are not payload.
+
+    Instants are in microseconds since 1970.
+    """
     rows = [piece.rows for piece, _ in pieces]
 
     def column(field: pa.Field) -> Any:

@@ -38,7 +38,10 @@ from spark_mq.worker.tasks import LeaseTasks, MessageTasks, TaskOptions
 __all__ = [
     "ThreadWatch",
     "WorkOptions",
+    "check_handlers",
+    "decoding",
     "describe_wait",
+    "make_pool",
     "run_worker",
 ]
 
@@ -271,12 +274,8 @@ Served = Sequence[tuple[GroupLedger, Callable[[Any], Any]]]
 
 def run_worker(served: Served, options: WorkOptions) -> WorkSummary:
     """Validate the options, and work until the end."""
-    batches = validate_choice("mode", options.mode, MODES) == "batch"
-    for _, handler in served:
-        validate_callable("handler", handler, "lease" if batches else "message")
-    if batches:
-        _refuse_message_options(served, options)
-    else:
+    batches = check_handlers(served, options)
+    if not batches:
         _refuse_sinks(served)
     if not batches and options.ack == "manual":
         raise InvalidOption(
@@ -289,13 +288,22 @@ def run_worker(served: Served, options: WorkOptions) -> WorkSummary:
     rules = options.task_options(batches)
     shutdown_timeout = options.seconds("shutdown_timeout", zero=True)
     state = WorkState(options.stop)
-    if options.format is not None:
-        served = _decoding(served, options, batches, state)
-    pool = _pool([handler for _, handler in served], options, state)
+    served = decoding(served, options, batches, state)
+    pool = make_pool([handler for _, handler in served], options, state)
     feeds = [
         GroupFeed(ledger, kind(handler, rules), rules, pool, state) for ledger, handler in served
     ]
     return _run(feeds, pool, state, shutdown_timeout, options.stop)
+
+
+def check_handlers(served: Served, options: WorkOptions) -> bool:
+    """Return whether handlers take batches. Raise InvalidOption if they do not fit the options."""
+    batches = validate_choice("mode", options.mode, MODES) == "batch"
+    for _, handler in served:
+        validate_callable("handler", handler, "lease" if batches else "message")
+    if batches:
+        _refuse_message_options(served, options)
+    return batches
 
 
 def _refuse_sinks(served: Served) -> None:
@@ -343,8 +351,10 @@ def _run(
     return state.summary
 
 
-def _decoding(served: Served, options: WorkOptions, batches: bool, state: WorkState) -> Served:
-    """Return the groups with handlers that get decoded messages."""
+def decoding(served: Served, options: WorkOptions, batches: bool, state: WorkState) -> Served:
+    """Return the groups with handlers that get decoded messages, if there is a format."""
+    if options.format is None:
+        return served
     format = check_format(options.format)
     if options.ack == "on_receive":
         raise InvalidOption(
@@ -375,7 +385,10 @@ def _refuse_message_options(served: Served, options: WorkOptions) -> None:
             )
 
 
-def _pool(handlers: Sequence[Callable[[Any], Any]], options: WorkOptions, state: WorkState) -> Pool:
+def make_pool(
+    handlers: Sequence[Callable[[Any], Any]], options: WorkOptions, state: WorkState
+) -> Pool:
+    """Return the pool that calls the handlers. Raise InvalidOption."""
     kinds = {is_async(handler) for handler in handlers}
     if len(kinds) > 1:
         raise InvalidOption(
