@@ -35,6 +35,7 @@ _MODULES: Final = (
     "messages",
     "workers",
     "top",
+    "replay",
     "watch",
     "servers",
     "queues",

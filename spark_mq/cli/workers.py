@@ -23,7 +23,7 @@ from spark_mq.util.validation import validate_duration
 from spark_mq.worker.pools import is_async
 from spark_mq.worker.state import WorkSummary
 
-__all__ = ["counting"]
+__all__ = ["counting", "tracking"]
 
 _JOB_COLUMNS: Final[list[Column]] = [("JOB", "job"), ("PATH", "path")]
 
@@ -157,8 +157,21 @@ def counting(
         return
     # If the group is missing, all retained messages are due.
     due = group.stats().ready if group.exists() else queue.describe().retained
+    with tracking(handler, "worked", due, stream, **progress) as called:
+        yield called
+
+
+@contextmanager
+def tracking(
+    handler: Callable[[Any], Any],
+    what: str,
+    total: int | None,
+    stream: TextIO | None = None,
+    **progress: Any,
+) -> Iterator[Callable[[Any], Any]]:
+    """Show the progress of calls, and yield a handler that counts their messages."""
     lock, done = threading.Lock(), 0
-    with track("worked", due, stream, **progress) as show:
+    with track(what, total, stream, **progress) as show:
 
         def count(given: Any) -> None:
             nonlocal done

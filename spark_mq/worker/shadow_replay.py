@@ -117,7 +117,7 @@ def shadow_replay(
     served = [(group, handler)]
     batches = check_handlers(served, options)
     rules = options.task_options(batches)
-    state = WorkState(options.stop or threading.Event())
+    state = WorkState(options.stop)
     since, until = (
         None if at is None else check_past(name, at, now)
         for name, at in (("since", given.since), ("until", given.until))
