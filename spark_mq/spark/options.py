@@ -54,6 +54,7 @@ READ_OPTIONS: Final = (
     "idlePollInterval",
     "valueSchema",
     "valueFormat",
+    "outcomes",
 )
 WRITE_OPTIONS: Final = ("path", *PRODUCER_OPTIONS)
 # Spark passes these options of its own on to a source or sink.
@@ -83,6 +84,7 @@ class ReadOptions:
     idle_poll: int = SECOND // 10
     value_schema: DataType | None = None
     value_format: str | None = None  # and value_schema is its type
+    outcomes: bool = False  # read what the group has settled, a batch only
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
@@ -109,6 +111,7 @@ class ReadOptions:
             idle_poll=idle_poll,
             value_schema=_value_schema(own),
             value_format=own.get("valueformat"),
+            outcomes=_outcomes(own),
         )
 
     def open(self) -> list[GroupLedger]:
@@ -156,6 +159,18 @@ def _value_schema(own: Mapping[str, str]) -> DataType | None:
 
         return FormatParser(own["valueformat"]).kind
     return parse_value_schema(own["valueschema"]) if "valueschema" in own else None
+
+
+def _outcomes(own: Mapping[str, str]) -> bool:
+    """Return whether a read is of settled messages. It needs the name of a group."""
+    wanted = validate_choice("outcomes", own.get("outcomes", "false"), ("true", "false")) == "true"
+    if wanted and "consumergroup" not in own:
+        raise InvalidOption(
+            "outcomes='true' reads what a group has settled: name it by the option consumerGroup",
+            option="outcomes",
+            value=own["outcomes"],
+        )
+    return wanted
 
 
 def _stream_options(own: Mapping[str, str]) -> StreamOptions:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any, Final
+from operator import attrgetter
+from typing import Any, Final, cast
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -27,6 +28,7 @@ from spark_mq.ledger.ranges import SETTLED, Range, range_between
 from spark_mq.ledger.schedule import unread_range
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.history import OUTCOMES, show_outcomes
+from spark_mq.operations.settled import SettledRange, find_settled
 from spark_mq.spark import partitions
 from spark_mq.spark.options import ReadOptions
 from spark_mq.spark.schema import check_projection
@@ -45,6 +47,8 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "available_at": "available_at",
     "reason": "reason",
     "error": "error",
+    "outcome": "outcome",  # with the option outcomes
+    "settled_at": "settled_at",
 }
 # Attributes that an ended message lacks.
 _HELD: Final = ("worker_id", "lease_id", "expires_at", "available_at")
@@ -88,7 +92,7 @@ class PeekFilters:
                 first, last = max(first, low), min(last, high)
         return cls(tuple(conditions), first, last)
 
-    def overlaps(self, r: Range) -> bool:
+    def overlaps(self, r: Range | SettledRange) -> bool:
         """Return whether a range has a sequence that may be wanted."""
         return r.last >= self.first and r.first <= self.last
 
@@ -101,7 +105,7 @@ class PeekFilters:
             for name, compare, wanted in self.conditions
         )
 
-    def keep(self, r: Range) -> bool:
+    def keep(self, r: Range | SettledRange) -> bool:
         """Return whether messages of a range may be wanted. A null meets no condition."""
         return self.overlaps(r) and all(
             (value := getattr(r, name)) is not None and compare(value, wanted)
@@ -130,10 +134,10 @@ def _plain(value: Any) -> Any:
 
 
 class PeekReader(DataSourceReader):
-    """Reads all messages of the log, with their state in the group. It changes nothing."""
+    """Reads all messages of the log, or those settled, as the group sees them. Changes nothing."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        check_projection(schema, options.several, options.value_schema)
+        check_projection(schema, options.several, options.value_schema, outcomes=options.outcomes)
         self.options = options
         self.schema = schema
         self.filters = PeekFilters()
@@ -158,9 +162,9 @@ class PeekReader(DataSourceReader):
         groups = self.options.open()
         for group in groups if self.options.group_named else ():
             group.require_group()
+        find = _settled_pieces if self.options.outcomes else _all_pieces
         plans = [
-            partitions.QueuePlan(group.queue_path, _all_pieces(group, self.filters))
-            for group in groups
+            partitions.QueuePlan(group.queue_path, find(group, self.filters)) for group in groups
         ]
         return partitions.cut_all(plans, self.options.storage_options, self.options.min_partitions)
 
@@ -186,4 +190,18 @@ def _all_pieces(group: GroupLedger, filters: PeekFilters) -> list[partitions.Pie
         for r in ranges
         if r.message_count and filters.keep(r)
         for piece in index.slices(max(r.first, filters.first), min(r.last, filters.last))
+    ]
+
+
+def _settled_pieces(group: GroupLedger, filters: PeekFilters) -> list[partitions.Piece]:
+    """Return the wanted messages that the group has settled, each range with its outcome.
+
+    Those without a known outcome are among them, because nobody should miss them silently.
+    """
+    settled = find_settled(group)
+    return [
+        (piece, cast(Range, r))  # a partition needs only attributes that it also has
+        for r in sorted((*settled.ranges, *settled.unknown), key=attrgetter("first"))
+        if filters.keep(r)
+        for piece in settled.index.slices(max(r.first, filters.first), min(r.last, filters.last))
     ]

@@ -245,13 +245,25 @@ SEVERAL_SCHEMA: Final = t.StructType([*READ_SCHEMA.fields, t.StructField("queue"
 PAYLOAD_COLUMNS: Final = frozenset(FILE_SCHEMA.names)
 
 
+# Columns that the option ``outcomes`` adds to a batch read.
+OUTCOME_FIELDS: Final = (
+    t.StructField("outcome", t.StringType()),
+    t.StructField("settled_at", t.TimestampType()),
+)
+
+
 def read_schema(
-    several: bool, value_schema: t.DataType | None, value_format: str | None = None
+    several: bool,
+    value_schema: t.DataType | None,
+    value_format: str | None = None,
+    *,
+    outcomes: bool = False,
 ) -> t.StructType:
     schema = SEVERAL_SCHEMA if several else READ_SCHEMA
-    if value_schema is None:
-        return schema
-    return t.StructType(schema.fields + data_fields(value_schema, value_format))
+    added = [*OUTCOME_FIELDS] if outcomes else []
+    if value_schema is not None:
+        added += data_fields(value_schema, value_format)
+    return t.StructType([*schema.fields, *added]) if added else schema
 
 
 def arrow_schema(schema: t.StructType) -> pa.Schema:
@@ -259,14 +271,22 @@ def arrow_schema(schema: t.StructType) -> pa.Schema:
 
 
 def check_projection(
-    schema: t.StructType, several: bool, value_schema: t.DataType | None = None
+    schema: t.StructType,
+    several: bool,
+    value_schema: t.DataType | None = None,
+    *,
+    outcomes: bool = False,
 ) -> None:
     """Raise InvalidSchema if ``.schema(...)`` has an unknown column or another type."""
-    known = {f.name: f.dataType for f in read_schema(several, value_schema).fields}
+    columns = read_schema(several, value_schema, outcomes=outcomes).fields
+    known = {f.name: f.dataType for f in columns}
     for wanted in schema.fields:
         if wanted.name not in known:
-            adds = ". The option valueSchema adds it, or valueFormat"
-            fix = adds if wanted.name in DATA_COLUMNS else ""
+            fix = ""
+            if wanted.name in DATA_COLUMNS:
+                fix = ". The option valueSchema adds it, or valueFormat"
+            if wanted.name in (one.name for one in OUTCOME_FIELDS):
+                fix = ". The option outcomes of spark.read adds it"
             raise InvalidSchema(
                 f"there is no column {wanted.name!r} to read. Choose from {', '.join(known)}{fix}",
                 column=wanted.name,

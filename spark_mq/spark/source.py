@@ -52,7 +52,8 @@ class SparkMQDataSource(DataSource):
         -------
         StructType
             Has one more column, ``queue``, if the path is a list, and two more, ``data`` and
-            ``data_error``, with the option ``valueSchema`` or ``valueFormat``.
+            ``data_error``, with the option ``valueSchema`` or ``valueFormat``. The option
+            ``outcomes`` adds ``outcome`` and ``settled_at``.
 
         Raises
         ------
@@ -60,7 +61,12 @@ class SparkMQDataSource(DataSource):
             An option is unknown or invalid.
         """
         options = ReadOptions.parse(self.options)
-        return read_schema(options.several, options.value_schema, options.value_format)
+        return read_schema(
+            options.several,
+            options.value_schema,
+            options.value_format,
+            outcomes=options.outcomes,
+        )
 
     def reader(self, schema: StructType) -> PeekReader:
         """Return the reader of ``spark.read``. Spark calls this once for each plan.

@@ -56,6 +56,12 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from spark_mq.spark.options import ReadOptions
 
         options = ReadOptions.parse(self._given)
+        if options.outcomes:
+            raise InvalidOption(
+                "outcomes='true' is for spark.read: a stream leases messages that are not settled",
+                option="outcomes",
+                value="true",
+            )
         check_projection(self.schema, options.several, options.value_schema)
         return options
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from support.byte_store import ByteStore
 from support.limits import Limits
 from support.tables import context_of, ledgers_of, messages_of
 
@@ -309,18 +310,20 @@ def test_a_replay_beside_a_live_worker_changes_nothing(tmp_path: Path) -> None:
     assert sorted(handled) == ["live:1", "live:2"]
 
 
-def test_settles_of_a_batch_change_nothing_in_any_store(make: Make) -> None:
+def test_settles_of_a_batch_change_nothing_in_any_store(make: Make, byte_store: ByteStore) -> None:
     queue = make()
     settle_as(queue, "ack:a", "ack:b")
     queue.publish("open")
     queue.group("billing").lease("w")
     before, version = queue.stats(), ledgers_of(queue).version()
+    written = byte_store.paths("write", "create", "sync", "delete", "delete_many")
 
     def handler(lease: Lease) -> None:
         with lease.keep_alive():
             lease.nack(error="no")
 
     assert queue.replay(handler, "billing", max_messages=5).summary.failed == 2
+    assert written == []
     assert (queue.stats(), ledgers_of(queue).version()) == (before, version)
     assert context_of(queue).history.progress()[0] <= version
 

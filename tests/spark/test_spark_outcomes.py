@@ -1,0 +1,123 @@
+"""The option ``outcomes``: settled messages as a DataFrame, each with how and when it ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pytest
+from pyspark.sql.datasource import EqualTo, GreaterThan
+from support.harness import make_queue
+
+from spark_mq import InvalidOption, InvalidSchema, Message, Queue
+from spark_mq.spark.options import ReadOptions
+from spark_mq.spark.peek_reader import PeekFilters, PeekReader
+from spark_mq.spark.schema import read_schema
+from spark_mq.util.clock import to_micros
+
+
+@pytest.fixture
+def settled(tmp_path: Path) -> Queue:
+    """Six messages: four acked in two commits, one a dead letter, one unread."""
+    queue = make_queue(tmp_path / "orders")
+    queue.publish([Message(f'{{"n": {n}}}', key=f"k{n}") for n in range(5)])
+    group = queue.group("billing")
+    lease = group.lease("w", max_messages=5)
+    assert lease is not None
+    first = [message.sequence for message in lease.messages]
+    lease.reject(first[1:2], error="no customer")
+    lease.ack(first[:1])
+    lease.ack()
+    queue.sweep()
+    queue.publish("unread")
+    return queue
+
+
+def read(spark: Any, queue: Queue, **options: str) -> Any:
+    given = {"consumerGroup": "billing", "outcomes": "true", **options}
+    return spark.read.format("spark_mq").options(**given).load(queue.path)
+
+
+def test_settled_messages_have_their_outcomes_as_the_python_api_says(
+    spark: Any, settled: Queue
+) -> None:
+    frame = read(spark, settled)
+    found = [row.asDict() for row in frame.orderBy("sequence").collect()]
+    finished = settled.finished("billing")
+    for name in ("sequence", "outcome", "settled_at", "delivery_count", "failure_count", "error"):
+        values = [row[name] for row in found]
+        if name == "settled_at":
+            values = [to_micros(at.astimezone()) for at in values]
+            assert values == pc.cast(finished[name], "int64").to_pylist()
+        else:
+            assert values == finished[name].to_pylist()
+    assert [row["key"] for row in found] == [f"k{n}" for n in range(5)]
+    assert [row["state"] for row in found] == [row["outcome"] for row in found]
+    dead = frame.where("outcome = 'dead_lettered' AND settled_at IS NOT NULL").collect()
+    assert [(row["key"], row["error"]) for row in dead] == [("k1", "no customer")]
+
+
+def test_a_process_for_batches_can_be_tried_on_them(spark: Any, settled: Queue) -> None:
+    def process(batch: Any) -> Any:
+        return batch.selectExpr("sequence", "IF(data.n > 3, 'reject', 'ack') AS outcome")
+
+    frame = read(spark, settled, valueSchema="n INT")
+    now = process(frame).withColumnRenamed("outcome", "now")
+    changed = frame.join(now, "sequence").where("outcome = 'acked' AND now != 'ack'")
+    assert [row["key"] for row in changed.select("key").collect()] == ["k4"]
+
+
+def test_messages_without_a_known_outcome_are_there(spark: Any, settled: Queue) -> None:
+    settled.group("late", start="latest").ensure()
+    found = read(spark, settled, consumerGroup="late").collect()
+    assert [(row["state"], row["outcome"], row["settled_at"]) for row in found] == [
+        ("settled", None, None)
+    ] * 6
+
+
+def test_filters_leave_out_files(settled: Queue) -> None:
+    options = ReadOptions.parse(
+        {"path": settled.path, "consumerGroup": "billing", "outcomes": "true"}
+    )
+    reader = PeekReader(options, read_schema(False, None, outcomes=True))
+
+    def rows(*filters: Any) -> int:
+        reader.filters = PeekFilters.of(filters)
+        return sum(piece.rows for part in reader.partitions() for piece, _ in part.pieces)  # type: ignore[attr-defined]
+
+    assert rows() == 5
+    assert rows(EqualTo(("outcome",), "dead_lettered")) == 1
+    last = max(settled.finished("billing")["settled_at"].to_pylist())
+    assert rows(GreaterThan(("settled_at",), last)) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"outcomes": "yes", "consumerGroup": "g"}, "outcomes='yes' is not valid: use one of true"),
+        ({"outcomes": "true"}, "name it by the option consumerGroup"),
+    ],
+)
+def test_a_wrong_option_is_refused(options: dict[str, str], text: str) -> None:
+    with pytest.raises(InvalidOption, match=text):
+        ReadOptions.parse({"path": "/queue", **options})
+
+
+def test_the_columns_need_the_option(settled: Queue) -> None:
+    options = ReadOptions.parse({"path": settled.path, "consumerGroup": "billing"})
+    with pytest.raises(InvalidSchema, match=r"'outcome' to read.*The option outcomes"):
+        PeekReader(options, read_schema(False, None, outcomes=True))
+
+
+def test_a_stream_refuses_the_option(spark: Any, settled: Queue, tmp_path: Path) -> None:
+    stream = (
+        spark.readStream.format("spark_mq")
+        .options(consumerGroup="billing", outcomes="true")
+        .load(settled.path)
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+    )
+    with pytest.raises(Exception, match=r"outcomes='true' is for spark\.read"):
+        stream.start().awaitTermination(60)
