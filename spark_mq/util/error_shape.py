@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache
 from typing import Any, Final
 
 __all__ = ["MAX_SHAPE", "error_shape"]
@@ -82,7 +82,7 @@ def error_shape(text: str) -> str:
     return shape if len(shape) <= MAX_SHAPE else shape[: MAX_SHAPE - 1] + "…"
 
 
-@lru_cache(maxsize=None)
+@cache
 def _pattern(signs: tuple[bool, ...]) -> re.Pattern[str]:
     """Return the pattern of the parts that a text with these signs can have."""
     kinds = {kind for kind, seen in zip(_SIGNS.values(), signs, strict=True) if seen}
