@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,29 +11,24 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.errors import CorruptLog, HandlerTimeout, InvalidHandlerResult, InvalidOption
+from spark_mq.errors import CorruptLog, InvalidOption
 from spark_mq.formats.base import Format
 from spark_mq.handler import HandlerPolicy
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.maintenance.condition import Condition
 from spark_mq.message import ReceivedMessage, check_past, to_received
 from spark_mq.operations.context import GroupLedger
-from spark_mq.operations.pauses import LOCAL_POLL
 from spark_mq.operations.settled import SettledMessages, SettledRange, find_settled
 from spark_mq.parquet.reader import MessageReader, to_delivery_table
 from spark_mq.parquet.schema import FILE_SCHEMA, INSTANT
-from spark_mq.util.clock import Duration
-from spark_mq.util.show import show_duration
+from spark_mq.util.clock import Duration, optional_datetime
 from spark_mq.util.validation import validate_count
-from spark_mq.worker.decisions import Verdict, verdict_of_error
-from spark_mq.worker.open_tasks import LaneChains
-from spark_mq.worker.pools import Pool
 from spark_mq.worker.replay_report import ReplayReport, ReportBuilder
 from spark_mq.worker.run import WorkOptions, check_handlers, decoding, make_pool
+from spark_mq.worker.shadow_calls import ShadowCalls
 from spark_mq.worker.shadow_lease import ShadowLease
 from spark_mq.worker.state import WorkState
-from spark_mq.worker.tasks import Done, LeaseTasks, MessageTasks, Task, TaskOptions, Tasks
-from spark_mq.worker.time_limit import TimeLimit
+from spark_mq.worker.tasks import Done, LeaseTasks, MessageTasks, Task, Tasks
 
 __all__ = ["SETTLED_SCHEMA", "ReplayOptions", "shadow_replay"]
 
@@ -56,7 +50,6 @@ SETTLED_SCHEMA: Final = pa.schema(
 _EXAMPLE: Final = "outcome = 'acked'"
 ROWS: Final = 5_000  # messages in memory at a time
 _BYTES: Final = 16 * 2**20  # of their files, but one message at least
-PATIENCE_SECONDS: Final = 5.0  # with handlers that all hang
 _ENDLESS: Final = "36500d"  # a replay has no lease that ends
 
 Piece = tuple[FileSlice, SettledRange]
@@ -138,7 +131,7 @@ def shadow_replay(
     settled = find_settled(group, since, until)
     rows = _SettledRows(group, settled, condition)
     tasks = LeaseTasks(called, rules) if batches else MessageTasks(called, rules)
-    calls = _Calls(tasks, rules, pool, state)
+    calls = ShadowCalls(tasks, rules, pool, state)
     report = ReportBuilder(group.name)
     size = rules.lease.max_messages if batches else ROWS
     with calls:
@@ -174,19 +167,34 @@ def _received(table: pa.Table) -> list[ReceivedMessage]:
     at = table.schema.get_field_index("delivery_count")
     counts = pc.max_element_wise(table["delivery_count"], pa.scalar(1, pa.int32()))
     more = [
-        table[name].to_pylist()
-        for name in ("failure_count", "first_leased_at", "priority", "deliver_at", "expires_at")
+        table["failure_count"].to_pylist(),
+        _instants(table["first_leased_at"]),
+        table["priority"].to_pylist(),
+        _instants(table["deliver_at"]),
+        _instants(table["expires_at"]),
     ]
     return to_received(table.set_column(at, SETTLED_SCHEMA.field(at), counts), more)
 
 
-def _tasks_of(tasks: Tasks, calls: _Calls, lease: ShadowLease) -> list[tuple[Task, int | None]]:
+def _instants(column: pa.ChunkedArray) -> list[datetime | None]:
+    """Return a column of instants. Most rows share few, and each is converted once."""
+    values = column.cast(pa.int64()).to_pylist()
+    known = {one: optional_datetime(one) for one in set(values)}
+    return [known[one] for one in values]
+
+
+def _tasks_of(
+    tasks: Tasks, calls: ShadowCalls, lease: ShadowLease
+) -> list[tuple[Task, int | None]]:
     """Return the tasks of a lease, each with its lane."""
     found = tasks.of_lease(calls, lease)
-    return [(_Task(one.feed, one.handler, one.lease, one.message), lane) for one, lane in found]
+    return [
+        (_LeaseTask(one.feed, one.handler, one.lease) if one.message is None else one, lane)
+        for one, lane in found
+    ]
 
 
-class _Task(Task):
+class _LeaseTask(Task):
     """A task that telemetry does not count as the work of a worker."""
 
     __slots__ = ()
@@ -195,7 +203,7 @@ class _Task(Task):
         return self._run(self.call)
 
 
-def _seconds(done: Sequence[Done], calls: _Calls) -> dict[int, float]:
+def _seconds(done: Sequence[Done], calls: ShadowCalls) -> dict[int, float]:
     """Return the time of the call that had each message."""
     found: dict[int, float] = {}
     for task, _ in done:
@@ -288,136 +296,3 @@ def _chunks(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
                 chunk, rows, size = [], 0, 0
     if chunk:
         yield chunk
-
-
-class _Calls:
-    """Calls a handler with tasks by a pool, and notes the verdicts. The feed of its tasks."""
-
-    def __init__(self, tasks: Tasks, rules: TaskOptions, pool: Pool, state: WorkState) -> None:
-        self._tasks, self._policy, self._pool, self._state = tasks, rules.policy, pool, state
-        self._lock, self._changed = threading.Lock(), threading.Event()
-        self._waiting, self._running = dict[Task, None](), dict[Task, None]()
-        self._chains: LaneChains[Task] = LaneChains()
-        self._done: list[Done] = []
-        self.seconds: dict[Task, float] = {}
-        self.stopped_because = ""  # once no handler can be called
-        self._stuck = 0.0, ""  # since when all handlers hang, and their limit
-        self._time_limit = None
-        if rules.timeout is not None:
-            self._time_limit = TimeLimit(rules.timeout, self._oldest, self._end_late, state.fail)
-        state.add(self._changed)
-
-    def __enter__(self) -> _Calls:
-        self._pool.start()
-        if self._time_limit is not None:
-            self._time_limit.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._waiting.clear()
-        if self._time_limit is not None:
-            self._time_limit.stop()
-        self._pool.stop()
-
-    def run(self, tasks: Sequence[tuple[Task, int | None]]) -> list[Done]:
-        """Return the tasks with their verdicts, fewer if the replay must end. Raise its error."""
-        with self._lock:
-            self._waiting.update((task, None) for task, _ in tasks)
-            for task, lane in tasks:
-                if lane is None or self._chains.add(lane, task):
-                    self._pool.submit(task)
-        while not self._is_over():
-            self._changed.wait(LOCAL_POLL)
-            self._changed.clear()  # before the next look, so that no change in between is missed
-        if self._state.error is not None:
-            raise self._state.error
-        with self._lock:
-            done, self._done = self._done, []
-        return done
-
-    def _is_over(self) -> bool:
-        with self._lock:
-            if self._state.error is not None:
-                return True
-            if self._state.stop.is_set():
-                self._waiting.clear()
-            if self._waiting and self._is_stuck():
-                return True
-            return not (self._waiting or self._running)
-
-    def _is_stuck(self) -> bool:
-        """Return whether all handlers hang, so that the replay must end."""
-        # A coroutine that was cancelled needs a moment to end.
-        since, limit = self._stuck
-        if self._pool.concurrency or time.monotonic() < since + PATIENCE_SECONDS:
-            return False
-        self.stopped_because = (
-            f"all handlers have exceeded their time limit of {limit} and still run"
-        )
-        return True
-
-    # -- in the pool's threads
-
-    def claim(self, task: Task) -> bool:
-        with self._lock:
-            if task not in self._waiting or self._state.stop.is_set():
-                return False
-            del self._waiting[task]
-            task.started = time.monotonic()
-            self._running[task] = None
-            return True
-
-    def finish(self, task: Task, result: Any, error: BaseException | None) -> float:
-        with self._lock:  # or the pool would count it as given up after it has returned
-            if task not in self._running:
-                return 0.0
-        self._end(task, result, error)
-        return 0.0
-
-    def _end(self, task: Task, result: Any, error: BaseException | None) -> None:
-        seconds = time.monotonic() - task.started
-        try:
-            verdict = self._verdict(task, result, error)
-        except BaseException as wrong:  # of the program, as in a worker
-            self._state.fail(wrong)
-            return
-        with self._lock:
-            if task not in self._running:
-                return  # it exceeded its time limit meanwhile
-            del self._running[task]
-            self._note(task, verdict, seconds)
-
-    def _note(self, task: Task, verdict: Verdict, seconds: float) -> None:
-        self._done.append((task, verdict))
-        self.seconds[task] = seconds
-        if (following := self._chains.remove(task)) is not None:
-            self._pool.submit(following)
-        if not (self._waiting or self._running):
-            self._changed.set()
-
-    def _verdict(self, task: Task, result: Any, error: BaseException | None) -> Verdict:
-        if error is None:
-            return self._tasks.verdict(task, result)
-        is_mistake = task.message is None and isinstance(error, InvalidHandlerResult)
-        if is_mistake or not isinstance(error, Exception):
-            raise error
-        return verdict_of_error(error, self._policy)
-
-    # -- in the thread of the time limit
-
-    def _oldest(self) -> Task | None:
-        with self._lock:
-            return next(iter(self._running), None)
-
-    def _end_late(self, task: Task, error: HandlerTimeout) -> None:
-        """Let a task fail that exceeds the time limit, and refuse what its handler returns."""
-        seconds = time.monotonic() - task.started
-        with self._lock:
-            if task not in self._running:
-                return
-            del self._running[task]  # before its coroutine ends as one that was cancelled
-            self._pool.give_up(task)
-            if not self._pool.concurrency:
-                self._stuck = time.monotonic(), show_duration(error.data["timeout"])
-            self._note(task, verdict_of_error(error, self._policy), seconds)

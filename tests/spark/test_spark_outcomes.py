@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,25 @@ def test_filters_leave_out_files(settled: Queue) -> None:
     assert rows(EqualTo(("outcome",), "dead_lettered")) == 1
     last = max(settled.finished("billing")["settled_at"].to_pylist())
     assert rows(GreaterThan(("settled_at",), last)) == 0
+
+
+def test_several_queues_are_read_together(settled: Queue, tmp_path: Path) -> None:
+    other = make_queue(tmp_path / "returns")
+    other.publish("a")
+    lease = other.group("billing").lease("w")
+    assert lease is not None
+    lease.ack()
+    paths = json.dumps([settled.path, other.path])
+    options = ReadOptions.parse({"path": paths, "consumerGroup": "billing", "outcomes": "true"})
+    schema = read_schema(True, None, outcomes=True)
+    assert schema.names[-3:] == ["queue", "outcome", "settled_at"]
+    reader = PeekReader(options, schema)
+    found = [batch for part in reader.partitions() for batch in reader.read(part)]
+    rows = [row for batch in found for row in batch.to_pylist()]
+    ends = Counter((Path(row["queue"]).name, row["outcome"]) for row in rows)
+    assert ends == {
+        ("orders", "acked"): 4, ("orders", "dead_lettered"): 1, ("returns", "acked"): 1,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

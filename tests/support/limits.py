@@ -42,7 +42,7 @@ PLACES = {
     "poll_pause": "operations.pauses.FIRST_PAUSE",
     "recent_seconds": "storage.message_log.RECENT_SECONDS",
     "redrive_chunk": "maintenance.redrive.CHUNK",
-    "replay_patience": "worker.shadow_replay.PATIENCE_SECONDS",
+    "replay_patience": "worker.shadow_calls.PATIENCE_SECONDS",
     "replay_rows": "worker.shadow_replay.ROWS",
     "replay_shapes": "worker.replay_report.MAX_SHAPES",
     "route_ranges": "maintenance.dead_letters.ROUTE_RANGES",
