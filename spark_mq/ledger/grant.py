@@ -136,7 +136,7 @@ def grant_pieces(
         for first, last in subtract([(r.first, r.last)], by_row.get(row, ())):
             editor.add(left.slice(first, last, index), r)
     taken.sort(key=attrgetter("first"))
-    if taken:
+    if taken and request.intervals is None:  # else the caller has chosen, and it is nobody's turn
         fresh = any(r.state == UNREAD if walk.plain else not r.delivery_count for r in taken)
         editor.head = _with_leases_without_fresh(ledger.head, passes_over, fresh=fresh)
     if walk.lane_shares is not None and walk.lane_shares.fair_time is not None:

@@ -408,6 +408,7 @@ class LaneSelector:
             self._walk.take(level.slots, [], reads=self._reads, all_lanes=False)
             return False
         isolates, skipped = self._due.is_isolation(level.head), list[int]()
+        isolates = isolates and self._request.intervals is None  # the caller has chosen
         if isolates and not self._walk.plain:  # else no lease skips unread messages
             skipped = self._due.undelivered()
         isolates = isolates and (self._reads or bool(skipped))

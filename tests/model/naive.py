@@ -643,7 +643,9 @@ class Naive:
         assert taken == [m.seq for m in expected], (
             "the lease takes others than those whose turn it is"
         )
-        if any(m.state == "unread" for m in expected):
+        if wanted.intervals is not None:
+            pass  # the caller has chosen, so it was nobody's turn
+        elif any(m.state == "unread" for m in expected):
             self.leases_without_fresh = 0
         elif reads and self._isolates(expected[0], attempts):
             self.leases_without_fresh = min(3, self.leases_without_fresh + 1)
