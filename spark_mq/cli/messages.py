@@ -22,6 +22,7 @@ import typer
 from spark_mq.cli.command import GROUP, QUEUE, Given, argument, command, option, parse_sequence
 from spark_mq.cli.output import INTERRUPTED, NOT_FOUND, Column, Pages, Rows, complain, track
 from spark_mq.errors import InvalidOption
+from spark_mq.inspect import Failure
 from spark_mq.queue import Queue
 from spark_mq.util.clock import SECOND
 from spark_mq.util.show import show_age, show_time, show_value
@@ -57,6 +58,10 @@ _PRIORITY_COLUMNS: Final[list[Column]] = [
     ("LEASED", "leased"), ("DEAD", "dead"), ("BLOCKED", "blocked"), ("OLDEST", "age"),
 ]  # fmt: skip
 _KEY_COLUMNS: Final[list[Column]] = [("KEY", "key"), ("MESSAGES", "messages"), ("SHARE", "share")]
+_FAILURE_COLUMNS: Final[list[Column]] = [
+    ("LETTERS", "messages"), ("GROUP", "group"), ("REASON", "reason"), ("FAILURE", "shape"),
+    ("FIRST", "first_at"), ("LAST", "last_at"), ("KEYS", "keys"), ("SAMPLES", "samples"),
+]  # fmt: skip
 _LETTER_COLUMNS: Final[list[Column]] = [
     ("LETTER", "dead_letter_sequence"), ("SEQUENCE", "sequence"), ("ID", "message_id"),
     ("GROUP", "consumer_group"), ("DELIVERIES", "delivery_count"), ("REASON", "reason"),
@@ -311,6 +316,27 @@ def list_letters(
 
 def _letters(on: Given, where: str | None, limit: int | None) -> Rows:
     return Rows(on.queue.list_dead_letters(where=where, limit=limit).to_pylist(), _LETTER_COLUMNS)
+
+
+@command("dlq failures")
+def list_failures(
+    on: Given,
+    n: Annotated[int, option("The newest letters to look at.", "-n", min=1)] = 100_000,
+) -> Rows:
+    """Group dead letters that were not redriven by group, reason and shape of the error."""
+    found = on.queue.failures(n)
+    if not found.complete:
+        complain(f"these are the newest {found.counted:,} letters. Give -n for more")
+    return Rows([_failure_row(one) for one in found], _FAILURE_COLUMNS, _failure_cells)
+
+
+def _failure_row(one: Failure) -> Mapping[str, Any]:
+    return {**asdict(one), "where": one.where}
+
+
+def _failure_cells(row: Any) -> Mapping[str, Any]:
+    keys = ", ".join(f"{one['key']} ({one['messages']:,})" for one in row["keys"])
+    return {**row, "keys": keys, "samples": ", ".join(map(str, row["samples"]))}
 
 
 @command("dlq show")

@@ -9,7 +9,7 @@ from spark_mq.inspect.group_views import SeekPreview
 from spark_mq.inspect.health import Blocker, Health, Problem
 from spark_mq.inspect.lanes import HotKey, LaneInfo, LaneSummary, PriorityInfo
 from spark_mq.inspect.leases import LastError, LeaseInfo, MessagePosition, WorkerInfo
-from spark_mq.inspect.letters import DeadLetterReason, DeadLetterReasons
+from spark_mq.inspect.letters import Failure, Failures
 from spark_mq.inspect.overview import QueueOverview, SweepState
 from spark_mq.inspect.peek import PeekedMessage
 from spark_mq.inspect.views import find_queues
@@ -20,8 +20,8 @@ __all__ = [
     "THROUGHPUT_SCHEMA",
     "Blocker",
     "ChangeRecord",
-    "DeadLetterReason",
-    "DeadLetterReasons",
+    "Failure",
+    "Failures",
     "Health",
     "HotKey",
     "LaneInfo",

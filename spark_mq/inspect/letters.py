@@ -1,16 +1,20 @@
-"""List the newest dead letters, and count dead letters by reason."""
+"""List the newest dead letters, and group dead letters by failure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from datetime import datetime
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.errors import CorruptLog
+from spark_mq.inspect.lanes import HotKey
 from spark_mq.ledger.message_index import FileSlice
+from spark_mq.maintenance.condition import shapes, try_cast
 from spark_mq.maintenance.dead_letters import (
     is_own_letter,
     letter_schema,
@@ -19,87 +23,124 @@ from spark_mq.maintenance.dead_letters import (
 from spark_mq.maintenance.redrive import find_unredriven
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.history import HEADER_PREFIX
-from spark_mq.parquet.reader import MessageReader
+from spark_mq.parquet.reader import MessageReader, repeat_values, sequences_of
+from spark_mq.parquet.schema import INSTANT
+from spark_mq.util.clock import to_datetime
 from spark_mq.util.columns import sort_rows
 from spark_mq.util.records import Converts, Record, rows_html
 
-__all__ = ["DeadLetterReason", "DeadLetterReasons", "count_reasons", "newest_letters"]
+__all__ = ["Failure", "Failures", "find_failures", "newest_letters"]
 
 _ROWS: Final = 10_000
 """Most letters with headers in memory, and most letters that a list reads."""
-_KEYS: Final = ["reason", "consumer_group"]
+_CAUSE: Final = ["consumer_group", "reason", "shape"]
+_SAMPLES: Final = 3
+_NAMED_KEYS: Final = 3
+_COUNTED_KEYS: Final = 10_000  # of a failure. Above it, the rarer half is forgotten
+_MOST: Final = 1_000  # failures. The letters of all others are counted as one
+_OTHERS: Final = "…"
+_Cause: TypeAlias = tuple[str | None, str | None, str | None]  # group, reason and shape
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetterReason(Record):
-    """Dead letters of one group that died for one reason.
+class Failure(Record):
+    """Dead letters of one group that died for one reason, with errors of one shape.
 
     Attributes
     ----------
-    reason, group
-        Why they died, and the group. None if their headers do not name it.
+    group, reason
+        The group, and why they died. None if their headers do not name it.
+    shape
+        Their errors, with ``<n>``, ``<text>``, ``<date>``, ``<path>`` and others in the place of
+        what differs. None if they have no error. ``…`` counts all failures beyond the first 1,000.
     messages
         Their number.
+    first_at, last_at
+        When the first and the last of them were leased for the last time. For letters that were
+        never leased, when they came into the dead-letter queue.
     newest
         The sequence of the newest in the dead-letter queue.
     error
         The text of the newest one's last failure.
+    samples
+        The sequences of the newest three in the dead-letter queue.
+    keys
+        The three most common keys. With more than 10,000 different keys, the counts may be low.
     """
 
-    reason: str | None
     group: str | None
+    reason: str | None
+    shape: str | None
     messages: int
+    first_at: datetime
+    last_at: datetime
     newest: int
     error: str | None
+    samples: tuple[int, ...]
+    keys: tuple[HotKey, ...]
+
+    @property
+    def where(self) -> str:
+        """Return the condition that selects these letters, for :meth:`spark_mq.Queue.redrive`."""
+        pairs = (
+            ("consumer_group", self.group),
+            ("reason", self.reason),
+            ("error_shape(error)", self.shape),
+        )
+        return " AND ".join(
+            f"{name} IS NULL" if value is None else f"{name} = {_quoted(value)}"
+            for name, value in pairs
+            if value != _OTHERS
+        )
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetterReasons(Converts):
-    """Dead letters by reason.
+class Failures(Converts):
+    """Dead letters by failure.
 
     Attributes
     ----------
     counted, complete
         The letters looked at, from the newest on, and whether these are all.
-    reasons
-        The counts, the largest first.
+    failures
+        The failures, that with the most letters first.
     """
 
     counted: int
     complete: bool
-    reasons: tuple[DeadLetterReason, ...]
+    failures: tuple[Failure, ...]
 
-    def _rows(self) -> Sequence[DeadLetterReason]:
-        return self.reasons
+    def __iter__(self) -> Iterator[Failure]:
+        return iter(self.failures)
+
+    def _rows(self) -> Sequence[Failure]:
+        return self.failures
 
     def _repr_html_(self) -> str:
         which = "" if self.complete else "the newest "
-        return rows_html(self.reasons, title=f"{which}{self.counted:,} dead letters by reason")
+        return rows_html(self.failures, title=f"{which}{self.counted:,} dead letters by failure")
 
 
-def count_reasons(context: QueueContext, n: int | None) -> DeadLetterReasons:
+def find_failures(context: QueueContext, n: int | None) -> Failures:
     dead = context.existing_dead_letters()
     if dead is None:
-        return DeadLetterReasons(0, True, ())
-    reader = MessageReader(dead.messages.files, ["headers"])
-    found: dict[tuple[str | None, str | None], DeadLetterReason] = {}
-    counted, complete = 0, True
-    for piece in _pieces(dead, None, _ROWS):
-        if n is not None and counted >= n:
-            complete = False
-            break
-        wanted = piece.rows if n is None else min(piece.rows, n - counted)
-        part = piece.part(piece.rows - wanted, wanted)
-        complete = part.rows == piece.rows
-        counted += part.rows
-        for one in _reasons_of(context, reader, part):
-            key = (one.reason, one.group)
-            known = found.get(key, replace(one, messages=0))
-            found[key] = replace(known, messages=known.messages + one.messages)
-        if not complete:
-            break
-    order = sorted(found.values(), key=lambda one: (-one.messages, -one.newest))
-    return DeadLetterReasons(counted, complete, tuple(order))
+        return Failures(0, True, ())
+    reader, tally, counted = MessageReader(dead.messages.files, ["key", "headers"]), _Tally(), 0
+    for pieces in _batches(_pieces(dead, None), _ROWS):
+        rows = sum(piece.rows for piece in pieces)
+        left = rows if n is None else min(rows, n - counted)
+        if not left:
+            return Failures(counted, False, tally.failures())
+        for part, table in _readable(reader, _newest(pieces, left)):
+            tally.add(context, part, table)
+        counted += left
+        if left < rows:
+            return Failures(counted, False, tally.failures())
+    return Failures(counted, True, tally.failures())
 
 
 def newest_letters(context: QueueContext, n: int, before: int | None) -> pa.Table:
@@ -108,52 +149,148 @@ def newest_letters(context: QueueContext, n: int, before: int | None) -> pa.Tabl
     if dead is None:
         return found
     looked = 0
-    for piece in _pieces(dead, before, n):
-        interval = (piece.first, piece.first + piece.rows - 1)
-        for table in letter_tables(dead.messages, [interval], piece.rows, skip=True):
+    for pieces in _batches(_pieces(dead, before), min(n, _ROWS)):
+        intervals = [(piece.first, piece.first + piece.rows - 1) for piece in pieces]
+        rows = sum(piece.rows for piece in pieces)
+        tables = list(letter_tables(dead.messages, intervals, rows, skip=True))
+        for table in reversed(tables):
             own = table.filter(is_own_letter(context, table))
             ordered = sort_rows(own, "dead_letter_sequence", descending=True)
             found = pa.concat_tables([found, ordered])
-        looked += piece.rows
+        looked += rows
         if found.num_rows >= n or looked >= _ROWS:
             break
     return found.slice(0, n)
 
 
-def _pieces(dead: QueueContext, before: int | None, rows: int) -> Iterator[FileSlice]:
-    """Yield the letters that were not redriven in small slices, newest first."""
+def _pieces(dead: QueueContext, before: int | None) -> Iterator[FileSlice]:
+    """Yield the letters that were not redriven, newest first."""
     index, intervals = find_unredriven(dead)
     top = index.last_sequence if before is None else min(before - 1, index.last_sequence)
     for first, last in reversed(intervals):
-        for piece in reversed(list(index.slices(first, min(last, top)))):
-            for end in range(piece.rows, 0, -rows):
-                start = max(0, end - rows)
-                yield piece.part(start, end - start)
+        yield from reversed(list(index.slices(first, min(last, top))))
 
 
-def _reasons_of(
-    context: QueueContext, reader: MessageReader, piece: FileSlice
-) -> Iterator[DeadLetterReason]:
+def _batches(pieces: Iterable[FileSlice], most: int) -> Iterator[list[FileSlice]]:
+    """Yield slices from the newest on, `most` rows at once. Each batch is in order."""
+    # A redrive of some letters leaves many slices of few rows, and each read has its price.
+    batch, rows = list[FileSlice](), 0
+    for piece in pieces:
+        end = piece.rows
+        while end:
+            start = max(0, end - (most - rows))
+            batch.append(piece.part(start, end - start))
+            rows, end = rows + end - start, start
+            if rows == most:
+                yield batch[::-1]
+                batch, rows = [], 0
+    if batch:
+        yield batch[::-1]
+
+
+def _newest(pieces: Sequence[FileSlice], rows: int) -> list[FileSlice]:
+    """Return the last rows of slices."""
+    found = list[FileSlice]()
+    for piece in reversed(pieces):
+        wanted = min(piece.rows, rows)
+        if wanted:
+            found.append(piece.part(piece.rows - wanted, wanted))
+        rows -= wanted
+    return found[::-1]
+
+
+def _readable(
+    reader: MessageReader, pieces: Sequence[FileSlice]
+) -> Iterator[tuple[Sequence[FileSlice], pa.Table]]:
     try:
-        headers = reader.read(piece)["headers"].combine_chunks()
-    except CorruptLog:  # the list of letters leaves them out, too
+        yield pieces, reader.read(*pieces)
         return
-    names = ("queue", "queue_id", "reason", "group", "error")
+    except CorruptLog:  # the list of letters leaves them out, too
+        if len(pieces) == 1:
+            return
+    for piece in pieces:
+        yield from _readable(reader, [piece])
+
+
+class _Tally:
+    """Counts letters by failure, from the newest on, in constant memory."""
+
+    def __init__(self) -> None:
+        self._found: dict[_Cause, Failure] = {}
+        self._keys: dict[_Cause, Counter[str]] = {}
+
+    def add(self, context: QueueContext, pieces: Sequence[FileSlice], rows: pa.Table) -> None:
+        letters = _by_headers(pieces, rows)
+        letters = letters.filter(is_own_letter(context, letters))
+        letters = letters.append_column("shape", shapes(letters["error"].combine_chunks()))
+        letters = letters.append_column("row", pa.arange(0, letters.num_rows))
+        sums = letters.group_by(_CAUSE, use_threads=False).aggregate(
+            [("at", "min"), ("at", "max"), ("letter", "list"), ("row", "max")]
+        )
+        for one in sums.to_pylist():
+            self._add(one, letters["error"][one["row_max"]].as_py())
+        counts = letters.group_by([*_CAUSE, "key"], use_threads=False).aggregate(
+            [([], "count_all")]
+        )
+        for one in counts.to_pylist():
+            if one["key"] is not None:
+                self._keys[self._cause(one)][one["key"]] += one["count_all"]
+        for cause, keys in self._keys.items():
+            if len(keys) > _COUNTED_KEYS:
+                self._keys[cause] = Counter(dict(keys.most_common(_COUNTED_KEYS // 2)))
+
+    def failures(self) -> tuple[Failure, ...]:
+        """Return the failures, that with the most letters first."""
+        found = [self._with_keys(cause, one) for cause, one in self._found.items()]
+        return tuple(sorted(found, key=lambda one: (-one.messages, -one.newest)))
+
+    def _cause(self, row: dict[str, Any]) -> _Cause:
+        cause = row["consumer_group"], row["reason"], row["shape"]
+        if cause in self._found or len(self._found) < _MOST:
+            return cause
+        return None, None, _OTHERS
+
+    def _add(self, row: dict[str, Any], error: str | None) -> None:
+        cause = self._cause(row)
+        letters = sorted(row["letter_list"], reverse=True)
+        first, last = to_datetime(row["at_min"]), to_datetime(row["at_max"])
+        samples = tuple(letters[:_SAMPLES])
+        known = self._found.get(cause)
+        if known is None:
+            self._keys[cause] = Counter()
+            group, reason, shape = cause
+            self._found[cause] = Failure(
+                group, reason, shape, len(letters), first, last, letters[0], error, samples, ()
+            )
+            return
+        newest = max(known.newest, letters[0])
+        self._found[cause] = replace(
+            known,
+            messages=known.messages + len(letters),
+            first_at=min(known.first_at, first),
+            last_at=max(known.last_at, last),
+            newest=newest,
+            error=error if newest == letters[0] else known.error,
+            samples=tuple(sorted((*known.samples, *samples), reverse=True)[:_SAMPLES]),
+        )
+
+    def _with_keys(self, cause: _Cause, one: Failure) -> Failure:
+        keys = self._keys[cause].most_common(_NAMED_KEYS)
+        return replace(one, keys=tuple(HotKey(key, n, n / one.messages) for key, n in keys))
+
+
+def _by_headers(pieces: Sequence[FileSlice], rows: pa.Table) -> pa.Table:
+    """Return what the headers of letters say about their failures."""
+    headers = rows["headers"].combine_chunks()
+    names = ("queue", "queue_id", "group", "reason", "error", "last_leased_at")
     columns: dict[str, Any] = {name: _header(headers, HEADER_PREFIX + name) for name in names}
     columns["consumer_group"] = columns.pop("group")
-    columns["row"] = pa.array(range(len(headers)), pa.int64())
-    table = pa.table(columns)
-    table = table.filter(is_own_letter(context, table))
-    sums = table.group_by(_KEYS, use_threads=False).aggregate([("row", "count"), ("row", "max")])
-    for row in sums.to_pylist():
-        at = row["row_max"]
-        yield DeadLetterReason(
-            row["reason"],
-            row["consumer_group"],
-            row["row_count"],
-            piece.first + at,
-            columns["error"][at].as_py(),
-        )
+    leased = try_cast(columns.pop("last_leased_at"), INSTANT).cast(pa.int64())
+    routed = [piece.committed_at for piece in pieces]
+    routed = repeat_values(routed, [piece.rows for piece in pieces], pa.int64())
+    columns["at"] = pc.coalesce(leased, routed)
+    columns["letter"], columns["key"] = sequences_of(pieces), rows["key"]
+    return pa.table(columns)
 
 
 def _header(headers: pa.Array, name: str) -> pa.Array:

@@ -13,7 +13,7 @@ from spark_mq.errors import InvalidOption
 from spark_mq.inspect.activity import ChangeRecord, list_changes, throughput
 from spark_mq.inspect.health import Blocker, Health, check_health, find_blockers
 from spark_mq.inspect.leases import MessagePosition, locate, named_sequences
-from spark_mq.inspect.letters import DeadLetterReasons, count_reasons, newest_letters
+from spark_mq.inspect.letters import Failures, find_failures, newest_letters
 from spark_mq.inspect.overview import (
     NOTEBOOK_ERRORS,
     QueueOverview,
@@ -234,16 +234,24 @@ class QueueViews:
         """
         return newest_letters(self._context, validate_count("n", n), before)
 
-    def dead_letter_reasons(self, n: int | None = 10_000) -> DeadLetterReasons:
-        """Count dead letters that were not redriven by reason and group.
+    def failures(self, n: int | None = 100_000) -> Failures:
+        """Group dead letters that were not redriven by group, reason and shape of the error.
+
+        It makes no commit. Errors have one shape if they differ only in numbers, dates, ids, paths
+        and quoted parts.
 
         Parameters
         ----------
         n
-            How many letters to look at, from the newest on. Default: 10,000. None for all, in
+            How many letters to look at, from the newest on. Default: 100,000. None for all, in
             constant memory.
+
+        Examples
+        --------
+        >>> for failure in queue.failures():  # doctest: +SKIP
+        ...     print(failure.messages, failure.shape, failure.keys)
         """
-        return count_reasons(self._context, None if n is None else validate_count("n", n))
+        return find_failures(self._context, None if n is None else validate_count("n", n))
 
     def changes(
         self, n: int = 100, *, since: Duration = "1d", group: str | None = None

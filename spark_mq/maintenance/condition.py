@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from spark_mq.errors import InvalidOption
 from spark_mq.maintenance.dead_letters import letter_schema
 from spark_mq.parquet.schema import INSTANT
+from spark_mq.util.error_shape import error_shape
 from spark_mq.util.validation import short_repr, suggest, validate_duration
 
 __all__ = ["Condition"]
@@ -94,6 +95,15 @@ def length(of: Any) -> Any:
     return pc.binary_length(of) if pa.types.is_binary(of.type) else pc.utf8_length(of)
 
 
+def shapes(texts: Any) -> Any:
+    """Return the shape of each error. It is computed once for each text."""
+    if isinstance(texts, pa.Scalar):
+        return pa.scalar((texts.is_valid and error_shape(texts.as_py())) or None, pa.string())
+    found = texts.cast(pa.string()).dictionary_encode()
+    made = pa.array([error_shape(one) for one in found.dictionary.to_pylist()], pa.string())
+    return made.take(found.indices)
+
+
 _TOKEN: Final = re.compile(
     r"""(?P<space>\s++|--[^\n]*+|/\*.*?\*/)
     |(?P<text>'[^']*+(?:''[^']*+)*+')
@@ -114,6 +124,7 @@ _BINARY: Final[dict[str, tuple[int, Callable[..., Any]]]] = {
     "%": (_PRODUCT, pc.remainder_checked),
 }  # fmt: skip
 _FUNCTIONS: Final[dict[str, Callable[[Any], Any]]] = {
+    "ERROR_SHAPE": shapes,
     "LENGTH": length,
     "LOWER": pc.utf8_lower,
     "UPPER": pc.utf8_upper,

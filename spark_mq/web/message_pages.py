@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from spark_mq.errors import InvalidOption
-from spark_mq.inspect import STATE_NAMES, DeadLetterReason, PeekedMessage
+from spark_mq.inspect import STATE_NAMES, Failure, PeekedMessage
 from spark_mq.operations.life import TraceEvent
 from spark_mq.web.render import href, render
 from spark_mq.web.view import View
@@ -25,7 +25,8 @@ ROWS: Final = 50
 MAX_EVENTS: Final = 500
 MAX_GROUPS: Final = 200
 MAX_CHOICES: Final = 50  # groups that the form offers. With more, the name is typed
-COUNTED: Final = 10_000  # the newest letters, which the page counts by reason
+COUNTED: Final = 10_000  # the newest letters, which the page groups by failure
+MAX_FAILURES: Final = 100
 MAX_REDRIVE: Final = 10_000  # letters that one redrive from the page publishes
 DEFAULT_REDRIVE: Final = 1_000
 
@@ -164,31 +165,22 @@ def letters_form(view: View, where: str | None = None) -> dict[str, Any]:
 
 
 def _letters(view: View) -> dict[str, Any]:
-    """Return all letters by reason, and the newest."""
-    found = view.queue.dead_letter_reasons(None if view.text("count") == "all" else COUNTED)
+    """Return all letters by failure, and the newest."""
+    found = view.queue.failures(None if view.text("count") == "all" else COUNTED)
     newest = view.queue.newest_dead_letters(ROWS, before=view.number("before")).to_pylist()
     last = newest[-1]["dead_letter_sequence"] if len(newest) >= ROWS else None
     return {
         "total": view.overview.dead_letters,
         "found": found,
-        "reasons": [(one, _of_reason(view, one)) for one in found.reasons],
+        "failures": [(one, _of_failure(view, one)) for one in found.failures[:MAX_FAILURES]],
         "newest": newest,
         "older": last and href("letters", view.name, before=last),
     }
 
 
-def _of_reason(view: View, one: DeadLetterReason) -> str:
-    """Return the address of the letters of a reason and a group."""
-    pairs = (("reason", one.reason), ("consumer_group", one.group))
-    where = " AND ".join(
-        f"{name} IS NULL" if value is None else f"{name} = {_quoted(value)}"
-        for name, value in pairs
-    )
-    return href("letters", view.name, where=where, csrf=view.csrf_token)
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+def _of_failure(view: View, one: Failure) -> str:
+    """Return the address of the letters of a failure."""
+    return href("letters", view.name, where=one.where, csrf=view.csrf_token)
 
 
 def trial(view: View, where: str, limit: int) -> Trial:

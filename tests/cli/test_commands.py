@@ -480,6 +480,12 @@ def test_dead_letters_are_listed_shown_and_redriven(run: Run, queue: Queue) -> N
     assert run("sweep", *here, "-o", "json").row["routed"] == 1
     (letter,) = run("dlq", "list", *here, "-o", "json").rows
     assert (letter["value"], letter["error"], letter["consumer_group"]) == ("bad", "bad", "billing")
+    (failure,) = run("dlq", "failures", *here, "-o", "json").rows
+    assert (failure["shape"], failure["messages"]) == ("bad", 1)
+    assert run("dlq", "list", *here, "--where", failure["where"], "-o", "json").row == letter
+    heads, cells = run("dlq", "failures", *here).out.splitlines()
+    assert heads.split()[:4] == ["LETTERS", "GROUP", "REASON", "FAILURE"]
+    assert "key-bad (1)" in cells
     shown = run("dlq", "show", letter["dead_letter_sequence"], *here)
     assert "key-bad" in shown.out
     assert "no dead letter" in run("dlq", "show", 1, *here, expect=3).err

@@ -1,14 +1,21 @@
-"""Dead letters by reason, and the changes that people made."""
+"""Dead letters by failure, and the changes that people made."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 
+import pyarrow as pa
 import pytest
+from support.limits import Limits
 from support.people import own_user
+from support.tables import context_of
 
 from spark_mq import InvalidOption, Message, Queue
+from spark_mq.ledger.message_index import FileSlice
+from spark_mq.parquet.reader import MessageReader
+from spark_mq.testing import ManualClock, memory_queue
+from spark_mq.util.clock import SECOND, to_datetime
 from spark_mq.util.user import act_as, current_user
 
 
@@ -26,21 +33,101 @@ def with_letters(queue: Queue) -> Queue:
     return queue
 
 
-def test_dead_letters_are_counted_by_reason_and_group(queue: Queue) -> None:
-    assert queue.dead_letter_reasons().reasons == ()
-    found = with_letters(queue).dead_letter_reasons()
+def test_dead_letters_are_grouped_by_group_reason_and_shape(queue: Queue) -> None:
+    assert queue.failures().failures == ()
+    found = with_letters(queue).failures()
     assert (found.counted, found.complete) == (7, True)
-    counts = {(one.reason, one.group): (one.messages, one.error) for one in found.reasons}
+    counts = {(one.reason, one.group): (one.messages, one.error) for one in found}
     assert counts == {
         ("rejected", "billing"): (3, "no customer"),
         ("max_delivery_attempts", "billing"): (2, "timeout"),
         ("rejected", "audit"): (2, "bad"),
     }
-    newest = queue.dead_letter_reasons(4)
+    newest = queue.failures(4)
     assert (newest.counted, newest.complete) == (4, False)
-    assert sum(one.messages for one in newest.reasons) == 4
-    assert {one.error for one in newest.reasons} == {"timeout", "bad"}
-    assert queue.dead_letter_reasons(None) == found
+    assert sum(one.messages for one in newest) == 4
+    assert {one.error for one in newest} == {"timeout", "bad"}
+    assert queue.failures(None) == found
+    assert (queue.failures(7).complete, queue.failures(6).complete) == (True, False)
+
+
+def with_errors(queue: Queue, errors: list[tuple[str | None, str]]) -> Queue:
+    """A letter for each key and error, each a minute after the one before."""
+    clock = context_of(queue).clock
+    assert isinstance(clock, ManualClock)
+    group = queue.group("billing")
+    queue.publish([Message(f"{n}", key=key) for n, (key, _) in enumerate(errors)])
+    for _, error in errors:
+        group.lease("w", max_messages=1).reject(error=error)
+        clock.advance("1m")
+    queue.sweep()
+    return queue
+
+
+def test_errors_that_differ_in_numbers_and_names_are_one_failure(clock: ManualClock) -> None:
+    queue = memory_queue(clock)
+    began = context_of(queue).now()
+    errors: list[tuple[str | None, str]] = [
+        *(("anna", f"ValueError: order {n} of 'x{n}' is bad") for n in range(3)),
+        ("bob", "KeyError: 'a'"),
+        (None, "ValueError: order 7 of '' is bad"),
+    ]
+    with_errors(queue, errors)
+    first, second = queue.failures()
+    assert (first.shape, first.messages) == ("ValueError: order <n> of <text> is bad", 4)
+    assert first.error == "ValueError: order 7 of '' is bad"
+    assert (first.first_at, first.last_at) == (
+        to_datetime(began),
+        to_datetime(began + 4 * 60 * SECOND),
+    )
+    assert [(key.key, key.messages, key.share) for key in first.keys] == [("anna", 3, 0.75)]
+    letters = queue.list_dead_letters()
+    newest = letters["dead_letter_sequence"].to_pylist()[::-1]
+    assert first.samples == (newest[0], newest[2], newest[3])
+    assert (second.shape, second.first_at, second.last_at) == (
+        "KeyError: <text>", *[to_datetime(began + 3 * 60 * SECOND)] * 2,
+    )  # fmt: skip
+    assert queue.list_dead_letters(where=second.where)["key"].to_pylist() == ["bob"]
+    assert queue.list_dead_letters(where=first.where).num_rows == 4
+    assert queue.redrive(where=first.where).messages == 4
+    assert [one.shape for one in queue.failures()] == ["KeyError: <text>"]
+
+
+def test_letters_between_redriven_ones_are_read_at_once(
+    delta_queue: Callable[..., Queue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = delta_queue()
+    queue.publish([f"{n}" for n in range(100)])
+    queue.group("g").lease("w", max_messages=100).reject(error="bad")
+    queue.sweep()
+    queue.redrive(where="dead_letter_sequence % 2 = 1")
+    reads: list[int] = []
+    real = MessageReader.read
+
+    def read(self: MessageReader, *given: FileSlice) -> pa.Table:
+        reads.append(len(given))
+        return real(self, *given)
+
+    monkeypatch.setattr(MessageReader, "read", read)
+    (failure,) = queue.failures()
+    assert (failure.messages, len(reads)) == (50, 1), reads
+    assert queue.newest_dead_letters(20).num_rows == 20
+    assert len(reads) == 2
+    assert [len(one.samples) for one in queue.failures(2)] == [2]
+
+
+def test_a_flood_of_failures_is_counted_as_one(queue: Queue, limits: Limits) -> None:
+    limits(failures=2, failure_keys=2)
+    names = ["apple", "pear", "plum", "fig", "pear"]
+    queue.publish([Message(name, key=f"{name}-{n}") for n, name in enumerate(names)])
+    group = queue.group("g")
+    for name in names:
+        group.lease("w", max_messages=1).reject(error=f"no {name}")
+    queue.sweep()
+    counts = {one.shape: one.messages for one in queue.failures()}
+    assert sum(counts.values()) == 5
+    assert len(counts) == 3
+    assert "…" in counts
 
 
 def test_dead_letters_are_listed_from_the_newest_on(queue: Queue) -> None:
@@ -52,7 +139,7 @@ def test_dead_letters_are_listed_from_the_newest_on(queue: Queue) -> None:
     assert newest + rest == everything[::-1]
     queue.redrive(where=f"dead_letter_sequence = {newest[0]}")
     assert queue.newest_dead_letters(1)["dead_letter_sequence"].to_pylist() == newest[1:2]
-    assert queue.dead_letter_reasons().counted == 6
+    assert queue.failures().counted == 6
     with pytest.raises(InvalidOption, match="n="):
         queue.newest_dead_letters(0)
 
@@ -66,7 +153,7 @@ def test_letters_of_another_queue_are_left_out(delta_queue: Callable[..., Queue]
     other.sweep()
     assert "foreign" not in queue.newest_dead_letters()["error"].to_pylist()
     assert queue.newest_dead_letters().num_rows == 7
-    assert [one.error for one in other.dead_letter_reasons().reasons] == ["foreign"]
+    assert [one.error for one in other.failures()] == ["foreign"]
 
 
 def test_history_names_the_user_who_made_a_change(queue: Queue) -> None:

@@ -124,23 +124,23 @@ def test_lists_of_results_show_as_tables(queue: Queue, lease: Any) -> None:
     assert "and 10 more" in Records([{"n": n} for n in range(60)])._repr_html_()
 
 
-def test_an_overview_settings_health_and_reasons_show_no_python(
+def test_an_overview_settings_health_and_failures_show_no_python(
     queue: Queue, lease: Any, clock: ManualClock
 ) -> None:
     lease.reject(error="no <customer>")
     queue.sweep()
     queue.group("billing").pause("repairs")
-    reasons = queue.dead_letter_reasons()
-    shown = [queue.describe(), queue.settings, queue.health(), reasons]
+    failures = queue.failures()
+    shown = [queue.describe(), queue.settings, queue.health(), failures]
     html = [html_of(one) for one in shown]
     for text in html:
         assert not re.search(r"\w+\(\w+=", text), text
     assert html[0] == html_of(queue)
     assert "visibility_timeout</th>" in html[1]
     assert "leases nothing: paused" in html[2]
-    assert "2 dead letters by reason" in html[3]
+    assert "2 dead letters by failure" in html[3]
     assert "no &lt;customer&gt;" in html[3]
-    assert reasons.to_arrow()["messages"].to_pylist() == [2]
+    assert failures.to_arrow()["messages"].to_pylist() == [2]
 
 
 def test_results_convert_to_arrow(queue: Queue, lease: Any) -> None:

@@ -44,7 +44,7 @@ look("settle")
 queue.sweep()
 look("sweep")
 for call in (queue.peek, queue.health, queue.describe, queue.list_dead_letters, queue.changes,
-             queue.throughput, queue.newest_dead_letters, queue.dead_letter_reasons, group.workers,
+             queue.throughput, queue.newest_dead_letters, queue.failures, group.workers,
              group.last_errors, group.most_failing):
     call()
     look(call.__name__)

@@ -25,6 +25,8 @@ PLACES = {
     "condition_bytes": "maintenance.condition._PIECE_BYTES",
     "condition_seconds": "maintenance.condition.SECONDS",
     "copy_slices": "spark.dead_letter_copy.CHUNK_SLICES",
+    "failure_keys": "inspect.letters._COUNTED_KEYS",
+    "failures": "inspect.letters._MOST",
     "forget_files": "storage.message_log.FORGET_FILES",
     "filtered_files": "ledger.walk_filter.MAX_FILTERED_FILES",
     "filtered_pieces": "ledger.walk_filter.MAX_FILTERED_PIECES",

@@ -259,6 +259,7 @@ def test_dead_letters_are_shown_by_reason_and_a_dry_run_changes_nothing(
     for text in ("rejected", "billing", "bad customer", "id-bad", "key-bad"):
         assert text in page.text
     (link,) = [one for one in page.links() if "where=" in one]
+    assert "error_shape" in link
     trial = client.get(link)
     assert "1 letter would be redriven." in trial.text
     assert "Redrive them" not in trial.text
