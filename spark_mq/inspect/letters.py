@@ -14,13 +14,14 @@ import pyarrow.compute as pc
 from spark_mq.errors import CorruptLog
 from spark_mq.inspect.lanes import HotKey
 from spark_mq.ledger.message_index import FileSlice
-from spark_mq.maintenance.condition import shapes, try_cast
 from spark_mq.maintenance.dead_letters import (
     is_own_letter,
     letter_schema,
     letter_tables,
 )
 from spark_mq.maintenance.redrive import find_unredriven
+from spark_mq.maintenance.sql_functions import error_shapes
+from spark_mq.maintenance.sql_parser import try_cast
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.history import HEADER_PREFIX
 from spark_mq.parquet.reader import MessageReader, repeat_values, sequences_of
@@ -222,7 +223,7 @@ class _Tally:
     def add(self, context: QueueContext, pieces: Sequence[FileSlice], rows: pa.Table) -> None:
         letters = _by_headers(pieces, rows)
         letters = letters.filter(is_own_letter(context, letters))
-        letters = letters.append_column("shape", shapes(letters["error"].combine_chunks()))
+        letters = letters.append_column("shape", error_shapes(letters["error"].combine_chunks()))
         letters = letters.append_column("row", pa.arange(0, letters.num_rows))
         sums = letters.group_by(_CAUSE, use_threads=False).aggregate(
             [("at", "min"), ("at", "max"), ("letter", "list"), ("row", "max")]

@@ -1,416 +1,126 @@
-"""Select dead letters by a condition in SQL, at a bounded cost.
+"""Compute conditions and values of dead letters in SQL, at a bounded cost.
 
-A condition becomes steps over Arrow columns. No step returns much more than it reads, and the time
-is checked between two steps. SQL engines keep no such bounds: DuckDB computes `repeat('a', 1e9)` in
+SQL becomes steps over Arrow columns. No step returns much more than it reads, and the time is
+checked between two steps. SQL engines keep no such bounds: DuckDB computes `repeat('a', 1e9)` in
 one step that neither its memory limit nor an interrupt stops.
 """
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from spark_mq.errors import InvalidOption
 from spark_mq.maintenance.dead_letters import letter_schema
-from spark_mq.parquet.schema import INSTANT
-from spark_mq.util.error_shape import error_shape
-from spark_mq.util.validation import short_repr, suggest, validate_duration
+from spark_mq.maintenance.sql_functions import Refused
+from spark_mq.maintenance.sql_parser import Parser
+from spark_mq.util.validation import short_repr
 
-__all__ = ["Condition"]
+__all__ = ["ARROW_ERRORS", "Condition", "Expression", "problem_of"]
 
-_MAX_CHARACTERS: Final = 200_000
-_MAX_DEPTH: Final = 30  # parentheses and calls inside each other
-_MAX_PATTERN: Final = 1_000  # characters of a pattern of LIKE
-_MAX_WILDCARDS: Final = 10
-"""Wildcards of a pattern. The time of a match may grow with two to the power of their number."""
 SECONDS: Final = 30.0  # for the steps of a condition in one call. Reading letters is extra.
+_MOST_BYTES: Final = 64 * 2**20  # of all values between two steps, or four times their letters
 _PIECE_BYTES: Final = 4 * 2**20  # of letters that one step reads, but one letter at least
+ARROW_ERRORS: Final = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
 
 
-class Refused(Exception):
-    """A condition has this problem."""
-
-
-def instant(text: str) -> pa.Scalar:
-    try:
-        at = datetime.fromisoformat(text)
-        return pa.scalar(at if at.tzinfo else at.replace(tzinfo=UTC), INSTANT)
-    except (ValueError, OverflowError):
-        raise Refused(f"{short_repr(text)} is not an instant, such as 2026-01-31T12:00Z") from None
-
-
-def interval(text: str) -> pa.Scalar:
-    try:
-        micros = validate_duration("where", text)
-    except InvalidOption:
-        raise Refused(f"{short_repr(text)} is not a duration, such as 2 hours") from None
-    return pa.scalar(timedelta(microseconds=micros), pa.duration("us"))
-
-
-def comparing(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Return a comparison in which a text beside an instant is an instant."""
-    return lambda a, b: compare(_beside(b, a), _beside(a, b))
-
-
-def _beside(other: Any, value: Any) -> Any:
-    is_text = isinstance(value, pa.StringScalar)
-    return instant(value.as_py()) if is_text and other.type == INSTANT else value
-
-
-def between(x: Any, low: Any, high: Any) -> Any:
-    least, most = comparing(pc.greater_equal), comparing(pc.less_equal)
-    return pc.and_kleene(least(x, low), most(x, high))
-
-
-def is_in(x: Any, values: pa.Array) -> Any:
-    """Return whether a value is in a list. It is unknown for null, as in SQL."""
-    if x.type == INSTANT and pa.types.is_string(values.type):
-        values = pa.array([instant(text).as_py() for text in values.to_pylist()], INSTANT)
-    elif pa.types.is_integer(x.type):
-        x = pc.cast(x, pa.int64())
-    return pc.if_else(pc.is_valid(x), pc.is_in(x, value_set=values), pa.scalar(None, pa.bool_()))
-
-
-def try_cast(x: Any, kind: pa.DataType) -> Any:
-    """Cast values. Those that do not fit become null."""
-    try:
-        return pc.cast(x, kind)
-    except pa.ArrowInvalid:
-        if isinstance(x, pa.Scalar):
-            return pa.scalar(None, kind)
-        if len(x) == 1:
-            return pa.nulls(1, kind)
-    half = len(x) // 2
-    return pa.concat_arrays([try_cast(x[:half], kind), try_cast(x[half:], kind)])
-
-
-def length(of: Any) -> Any:
-    """Return the characters of texts, or the bytes of values."""
-    return pc.binary_length(of) if pa.types.is_binary(of.type) else pc.utf8_length(of)
-
-
-def shapes(texts: Any) -> Any:
-    """Return the shape of each error. It is computed once for each text."""
-    if isinstance(texts, pa.Scalar):
-        return pa.scalar((texts.is_valid and error_shape(texts.as_py())) or None, pa.string())
-    found = texts.cast(pa.string()).dictionary_encode()
-    made = pa.array([error_shape(one) for one in found.dictionary.to_pylist()], pa.string())
-    return made.take(found.indices)
-
-
-_TOKEN: Final = re.compile(
-    r"""(?P<space>\s++|--[^\n]*+|/\*.*?\*/)
-    |(?P<text>'[^']*+(?:''[^']*+)*+')
-    |(?P<number>[0-9]++(?:\.[0-9]*+)?(?:[eE][+-]?[0-9]+)?)
-    |(?P<name>[A-Za-z_][A-Za-z0-9_]*+|"[^"]+")
-    |(?P<sign><>|!=|<=|>=|[-+*/%=<>(),\[\]])""",
-    re.VERBOSE | re.DOTALL,
-)
-_EITHER, _BOTH, _TEST, _SUM, _PRODUCT = range(1, 6)  # how tightly operators bind
-_BINARY: Final[dict[str, tuple[int, Callable[..., Any]]]] = {
-    "OR": (_EITHER, pc.or_kleene), "AND": (_BOTH, pc.and_kleene),
-    "=": (_TEST, comparing(pc.equal)), "<>": (_TEST, comparing(pc.not_equal)),
-    "!=": (_TEST, comparing(pc.not_equal)), "<": (_TEST, comparing(pc.less)),
-    "<=": (_TEST, comparing(pc.less_equal)), ">": (_TEST, comparing(pc.greater)),
-    ">=": (_TEST, comparing(pc.greater_equal)),
-    "+": (_SUM, pc.add_checked), "-": (_SUM, pc.subtract_checked),
-    "*": (_PRODUCT, pc.multiply_checked), "/": (_PRODUCT, pc.divide_checked),
-    "%": (_PRODUCT, pc.remainder_checked),
-}  # fmt: skip
-_FUNCTIONS: Final[dict[str, Callable[[Any], Any]]] = {
-    "ERROR_SHAPE": shapes,
-    "LENGTH": length,
-    "LOWER": pc.utf8_lower,
-    "UPPER": pc.utf8_upper,
-}
-_TYPES: Final = {
-    "INT": pa.int64(), "INTEGER": pa.int64(), "BIGINT": pa.int64(), "DOUBLE": pa.float64(),
-    "TEXT": pa.string(), "STRING": pa.string(), "VARCHAR": pa.string(),
-}  # fmt: skip
-_TESTS: Final = ("NOT", "IS", "LIKE", "ILIKE", "IN", "BETWEEN")
-_CALLS: Final = (*_FUNCTIONS, "NOW", "CAST", "TRY_CAST")
-Step: TypeAlias = tuple[Callable[..., Any], int]
-"""A function, and the number of its arguments on the stack."""
-
-
-class Parser:
-    """Turns a condition into steps of a stack machine. Raises Refused."""
-
-    def __init__(self, where: str, columns: Sequence[str]) -> None:
-        if len(where) > _MAX_CHARACTERS:
-            raise Refused(f"it has more than {_MAX_CHARACTERS:,} characters")
-        if any("\ud800" <= one <= "\udfff" for one in where):
-            raise Refused("it is no valid Unicode text")
-        self._tokens, self._columns = _tokens(where), columns
-        self._steps: list[Step] = []
-        self._may_fail = False
-        self._depth = 0
-        self._advance()
-
-    def parse(self) -> tuple[list[Step], bool]:
-        """Return the steps, and whether they may fail at a letter."""
-        self._expression(_EITHER)
-        if self._kind:
-            self._fail()
-        return self._steps, self._may_fail
-
-    def _advance(self) -> None:
-        self._kind, self._token = next(self._tokens, ("", ""))
-        self._word = self._token.upper() if self._kind in ("name", "sign") else ""
-
-    def _take(self, *words: str) -> str:
-        """Consume the next token if it is one of these. Return it in upper case, or "" if not."""
-        word = self._word if self._word in words else ""
-        if word:
-            self._advance()
-        return word
-
-    def _expect(self, *words: str) -> str:
-        return self._take(*words) or self._fail()
-
-    def _fail(self) -> Any:
-        raise _wrong(self._token)
-
-    def _emit(self, run: Callable[..., Any], number: int) -> None:
-        """Add a step that does not look at the letters themselves."""
-        self._steps.append((lambda _, *given: run(*given), number))
-
-    def _constant(self, value: pa.Scalar) -> None:
-        self._emit(lambda: value, 0)
-
-    def _expression(self, least: int) -> None:
-        """Parse operators that bind at least so tightly."""
-        if self._word == "NOT" and least <= _TEST:
-            self._inversion()
-        else:
-            self._factor()
-        while True:
-            level, run = _BINARY.get(self._word, (0, None))
-            if least <= _TEST and self._word in _TESTS:
-                self._test()
-            elif run is not None and level >= least:
-                self._advance()
-                self._expression(level + 1)
-                self._emit(run, 2)
-                self._may_fail |= level >= _SUM
-            else:
-                return
-
-    def _inversion(self) -> None:
-        odd = False
-        while self._take("NOT"):
-            odd = not odd
-        self._expression(_TEST)
-        if odd:
-            self._emit(pc.invert, 1)
-
-    def _test(self) -> None:
-        inverted = bool(self._take("NOT"))
-        test = self._take(*_TESTS)
-        if test == "IS" and not inverted:
-            inverted = bool(self._take("NOT"))
-            self._expect("NULL")
-            self._emit(pc.is_null, 1)
-        elif test in ("LIKE", "ILIKE"):
-            pattern = self._pattern()
-            self._emit(lambda x: pc.match_like(x, pattern, ignore_case=test == "ILIKE"), 1)
-        elif test == "IN":
-            values = self._list()
-            self._emit(lambda x: is_in(x, values), 1)
-        elif test == "BETWEEN":
-            self._expression(_SUM)
-            self._expect("AND")
-            self._expression(_SUM)
-            self._emit(between, 3)
-        else:
-            self._fail()
-        if inverted:
-            self._emit(pc.invert, 1)
-
-    def _factor(self) -> None:
-        if self._kind in ("text", "number") or self._word == "-":
-            self._constant(pa.scalar(self._literal()))
-        elif self._take("("):
-            self._nested(lambda: self._expression(_EITHER))
-        elif self._kind == "name":
-            self._named()
-        else:
-            self._fail()
-
-    def _nested(self, parse: Callable[[], object]) -> None:
-        """Parse up to a closing parenthesis."""
-        self._depth += 1
-        if self._depth > _MAX_DEPTH:
-            raise Refused(f"it has more than {_MAX_DEPTH} parentheses inside each other")
-        parse()
-        self._expect(")")
-        self._depth -= 1
-
-    def _named(self) -> None:
-        name, word = self._token.strip('"'), self._word
-        self._advance()
-        if word in ("TRUE", "FALSE"):
-            self._constant(pa.scalar(word == "TRUE"))
-        elif word in ("TIMESTAMP", "INTERVAL") and self._kind == "text":
-            kind = instant if word == "TIMESTAMP" else interval
-            self._constant(kind(self._text()))
-        elif self._take("("):
-            self._nested(lambda: self._call(word))
-        else:
-            self._column(name)
-
-    def _column(self, name: str) -> None:
-        columns = self._columns
-        column = name if name in columns else name.lower()
-        if column not in columns:
-            hint = suggest(name, columns)
-            meant = f" (did you mean {hint!r}?)" if hint else ""
-            raise Refused(f"there is no column {short_repr(name)}{meant}")
-        self._steps.append((lambda letters: letters[column].combine_chunks(), 0))
-        if self._take("["):
-            key = pa.scalar(self._text())
-            self._expect("]")
-            self._emit(lambda x: pc.map_lookup(x, query_key=key, occurrence="last"), 1)
-
-    def _call(self, word: str) -> None:
-        if word == "NOW":
-            self._constant(pa.scalar(datetime.now(UTC), INSTANT))
-        elif word in ("CAST", "TRY_CAST"):
-            self._expression(_SUM)
-            self._expect("AS")
-            kind, cast = _TYPES[self._expect(*_TYPES)], pc.cast if word == "CAST" else try_cast
-            self._emit(lambda x: cast(x, kind), 1)
-            self._may_fail |= word == "CAST"
-        elif function := _FUNCTIONS.get(word):
-            self._expression(_SUM)
-            self._emit(function, 1)
-        if self._word == "," or word not in _CALLS:
-            raise Refused(
-                f"it calls a function that does not fit, {short_repr(word.lower())}. The functions "
-                f"are {', '.join(_CALLS).lower()}"
-            )
-
-    def _literal(self) -> str | int | float:
-        sign = -1 if self._take("-") else 1
-        kind, token = self._kind, self._token
-        if kind == "text" and sign == 1:
-            self._advance()
-            return token[1:-1].replace("''", "'")
-        if kind != "number":
-            self._fail()
-        self._advance()
-        if not token.isdigit():
-            return sign * float(token)
-        if len(token) > 18:
-            raise Refused(f"the number {short_repr(token)} is too large")
-        return sign * int(token)
-
-    def _text(self) -> str:
-        return str(self._literal()) if self._kind == "text" else self._fail()
-
-    def _list(self) -> pa.Array:
-        self._expect("(")
-        values = [self._literal()]
-        while self._take(","):
-            values.append(self._literal())
-        self._expect(")")
-        try:
-            return pa.array(values)
-        except (pa.ArrowInvalid, pa.ArrowTypeError):
-            raise Refused("it uses values of different types in one list") from None
-
-    def _pattern(self) -> str:
-        pattern = self._text()
-        wildcards = pattern.count("%") + pattern.count("_")
-        if len(pattern) > _MAX_PATTERN or wildcards > _MAX_WILDCARDS:
-            raise Refused(
-                f"a pattern of LIKE has {len(pattern):,} characters and {wildcards:,} wildcards. "
-                f"It may have {_MAX_PATTERN:,} and {_MAX_WILDCARDS}"
-            )
-        return pattern
-
-
-def _tokens(where: str) -> Iterator[tuple[str, str]]:
-    """Yield the kinds and the texts of the tokens."""
-    at = 0
-    while at < len(where):
-        found = _TOKEN.match(where, at)
-        if found is None:
-            raise _wrong(where[at:])
-        at = found.end()
-        if found.lastgroup != "space":
-            yield found.lastgroup or "", found[0]
-
-
-def _wrong(rest: str) -> Refused:
-    at = f"it has a syntax error at {short_repr(rest)}"
-    return Refused(at if rest else "it is not complete")
-
-
-class Condition:
-    """A condition over the columns of dead letters, or of another schema.
+class Expression:
+    """An expression over the columns of dead letters, or of another schema.
 
     Raises InvalidOption when it is made. `example` stands in its errors.
     """
 
+    option = "transform"
+    kind, example = "an expression", "replace(CAST(value AS TEXT), 'EURO', 'EUR')"
+
     def __init__(
-        self, where: str, schema: pa.Schema | None = None, example: str = "reason = 'rejected'"
+        self, text: str, schema: pa.Schema | None = None, example: str | None = None
     ) -> None:
         schema = letter_schema() if schema is None else schema
-        self._where, self._columns, self._example = where, schema.names, example
+        self._text, self._columns = text, schema.names
+        self.example = example or self.example
         self._left = SECONDS
-        if not (isinstance(where, str) and where.strip()):
+        if not (isinstance(text, str) and text.strip()):
             raise InvalidOption(
-                f'where={short_repr(where)} is not a condition: give SQL like "{example}"',
-                option="where",
-                value=where,
+                f"{self.option}={short_repr(text)} is not {self.kind}: give SQL like "
+                f'"{self.example}"',
+                option=self.option,
+                value=text,
             )
         try:
-            self._steps, self.may_fail = Parser(where, self._columns).parse()
+            self._steps, self.may_fail = Parser(text, self._columns).parse()
         except Refused as error:
-            raise self._refusal(str(error)) from None
-        mask = self._mask(schema.empty_table())
-        if not pa.types.is_boolean(mask.type):
-            raise self._refusal("it is not true or false for a message")
+            raise self.refusal(str(error)) from None
+        self.check(self.run(schema.empty_table()).type)
 
-    def select(self, letters: pa.Table) -> pa.Table:
-        """Return the letters for which the condition holds. Raises InvalidOption."""
+    def check(self, kind: pa.DataType) -> None:
+        """Raise InvalidOption unless the type of the values fits."""
+
+    def pieces(self, letters: pa.Table) -> list[pa.Table]:
+        """Return letters in pieces, each of which a step may read at once."""
         rows = max(1, _PIECE_BYTES * letters.num_rows // max(1, letters.nbytes))
-        pieces = [letters.slice(at, rows) for at in range(0, letters.num_rows, rows)]
-        found = [piece.filter(self._mask(piece)) for piece in pieces]
-        return pa.concat_tables([letters.slice(0, 0), *found])
+        return [letters.slice(at, rows) for at in range(0, letters.num_rows, rows)]
 
-    def _mask(self, letters: pa.Table) -> pa.Array:
+    def run(self, letters: pa.Table) -> pa.Array:
+        """Return a value for each letter of a piece. Raises InvalidOption."""
+        try:
+            return self.try_run(letters)
+        except ARROW_ERRORS as error:
+            raise self.refusal(f"{problem_of(error)} for a message") from None
+
+    def try_run(self, letters: pa.Table) -> pa.Array:
+        """Return the values as :meth:`run`, but raise the errors of Arrow unchanged."""
         deadline = time.monotonic() + self._left
         stack: list[Any] = []
         try:
-            for run, number in self._steps:
+            for step, number in self._steps:
                 if time.monotonic() >= deadline:
-                    raise self._refusal(f"it computes for more than {SECONDS:.0f} seconds")
+                    raise Refused(f"it computes for more than {SECONDS:.0f} seconds")
                 at = len(stack) - number
-                stack[at:] = [run(letters, *stack[at:])]
+                stack[at:] = [step(letters, *stack[at:])]
+                if sum(_size(one) for one in stack) > max(_MOST_BYTES, 4 * letters.nbytes):
+                    raise Refused("it makes too much of the messages")
         except Refused as error:
-            raise self._refusal(str(error)) from None
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-            zero = "divide by zero" in str(error)
-            problem = "it divides by zero" if zero else "it uses values of different types"
-            raise self._refusal(f"{problem} for a message") from None
-        self._left = deadline - time.monotonic()
-        mask = stack.pop()
-        if not isinstance(mask, pa.Scalar):
-            return mask
-        return pa.array([mask.as_py()] * letters.num_rows, mask.type)
+            raise self.refusal(str(error)) from None
+        finally:
+            self._left = deadline - time.monotonic()
+        values = stack.pop()
+        if not isinstance(values, pa.Scalar):
+            return values
+        return pa.array([values.as_py()] * letters.num_rows, values.type)
 
-    def _refusal(self, problem: str) -> InvalidOption:
+    def refusal(self, problem: str) -> InvalidOption:
         return InvalidOption(
-            f"where={short_repr(self._where)} cannot be run: {problem}. Give SQL like "
-            f'"{self._example}". The columns are {", ".join(self._columns)}',
-            option="where",
-            value=self._where,
+            f"{self.option}={short_repr(self._text)} cannot be run: {problem}. Give SQL like "
+            f'"{self.example}". The columns are {", ".join(self._columns)}',
+            option=self.option,
+            value=self._text,
         )
+
+
+def problem_of(error: Exception) -> str:
+    """Return what an error of Arrow means, without the engine's text."""
+    zero = "divide by zero" in str(error)
+    return "it divides by zero" if zero else "it uses values of different types"
+
+
+def _size(value: Any) -> int:
+    return 0 if isinstance(value, pa.Scalar) else int(value.nbytes)
+
+
+class Condition(Expression):
+    """A condition, which selects rows."""
+
+    option = "where"
+    kind, example = "a condition", "reason = 'rejected'"
+
+    def check(self, kind: pa.DataType) -> None:
+        if not pa.types.is_boolean(kind):
+            raise self.refusal("it is not true or false for a message")
+
+    def select(self, letters: pa.Table) -> pa.Table:
+        """Return the letters for which the condition holds. Raises InvalidOption."""
+        found = [piece.filter(self.run(piece)) for piece in self.pieces(letters)]
+        return pa.concat_tables([letters.slice(0, 0), *found])

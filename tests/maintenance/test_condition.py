@@ -41,6 +41,11 @@ SAME_IN_SQL = [
     "published_at BETWEEN '2026-01-01' AND '2026-02-01'",
     "first_leased_at - published_at < INTERVAL '2 hours'",
     "key = 'a' OR NOT (priority = 1 AND key IS NULL)",
+    "key || 'x' = 'ax'", "(key || error) IS NULL", "replace(error, 'time', 'x') = 'a xout'",
+    "trim(' ' || key || ' ') = 'b'", "coalesce(key, error, '') = '3'",
+    "coalesce(key, 'none') = 'none'",
+    "CASE WHEN key = 'a' THEN priority WHEN key = 'b' THEN 7 ELSE 0 END > 2",
+    "CASE WHEN key IS NULL THEN 'x' END = 'x'", "NOT CASE WHEN key = 'a' THEN TRUE END",
 ]  # fmt: skip
 
 
@@ -81,6 +86,44 @@ def test_a_condition_means_the_same_as_in_an_sql_engine(
     found = Condition(where).select(letters())
     assert found.schema == letter_schema()
     assert found["dead_letter_sequence"].to_pylist() == engine(where)
+
+
+@pytest.mark.parametrize(
+    ("where", "found"),
+    [
+        ("json_extract(value, '$.n') = '1'", [0]),
+        ("TRY_CAST(json_extract(value, '$.n') AS DOUBLE) >= 1", [0, 1]),
+        ("json_extract(value, '$.x') IS NULL", [0, 1, 2, 3, 4, 5]),
+        ("json_set(value, '$.n', 3) = '{\"n\": 3}'", [0, 1]),
+        ('json_set(value, \'$.k\', key) = \'{"n": 1,"k":"a"}\'', [0]),
+        ("json_set(value, '$.n', NULL) IS NOT NULL", [0, 1]),
+        ("json_remove(value, '$.n') = '{}'", [0, 1]),
+        ("error_shape(error) = 'a timeout' OR error_shape(error) = '<n>'", [0, 2]),
+    ],
+)
+def test_functions_read_and_change_json(where: str, found: list[int]) -> None:
+    values = pa.array([b'{"n": 1}', b'{"n": 2}', b"[", b"\xff", None, b"1"], pa.binary())
+    at = letter_schema().get_field_index("value")
+    given = letters().set_column(at, letter_schema().field(at), values)
+    assert Condition(where).select(given)["dead_letter_sequence"].to_pylist() == found
+
+
+@pytest.mark.parametrize(
+    ("where", "why"),
+    [
+        ("json_extract(value, 'n') = '1'", "'n' is no path of JSON"),
+        ("json_extract(value, key) = '1'", "is no path of JSON"),
+        ("json_extract(sequence, '$.n') = '1'", "reads no text"),
+        ("json_extract(value) = '1'", "a function that does not fit, 'json_extract'"),
+        ("replace(error, key, '') = '1'", "must be constant texts"),
+        ("replace(error, '', 'x') = '1'", "an empty text"),
+        ("CASE ELSE 1 END = 1", "a syntax error at 'ELSE'"),
+        ("CASE WHEN TRUE THEN 1 = 1", "it is not complete"),
+    ],
+)
+def test_a_function_names_what_it_cannot_read(where: str, why: str) -> None:
+    with pytest.raises(InvalidOption, match=why):
+        Condition(where)
 
 
 def test_pieces_and_the_whole_give_the_same(limits: Limits) -> None:
@@ -129,6 +172,9 @@ HOSTILE = {
     "a range": "length(array_to_string(range(100000000), ',')) > 1",
     "joined texts": "key || " * 1000 + "key = 'x'",
     "a replacement": "replace(error, 'a', '" + "b" * 50_000 + "') = 'x'",
+    "joined values": "TRY_CAST(value AS TEXT)" + " || TRY_CAST(value AS TEXT)" * 1_000 + " = 'x'",
+    "changes of JSON inside each other": "json_set(" * 28 + "value" + ", '$.a', key)" * 28
+    + " IS NOT NULL",
     "a regular expression": "regexp_like(error, '(a|aa)+$')",
     "a subquery": "sequence IN (SELECT a.sequence FROM dead a, dead b, dead c)",
     "a recursive query": "1 IN (WITH RECURSIVE t AS (SELECT 1 UNION ALL SELECT 1 FROM t) "
@@ -153,8 +199,13 @@ HOSTILE = {
     "a large number": "sequence = " + "9" * 100_000,
     "digits": "sequence = 1e" + "9" * 100_000,
 }  # fmt: skip
-RUN = ("some wildcards", "some calls inside each other", "not", "a list", "a long text", "digits")
-LONG = ("comparisons", "calls", "patterns", "minus")
+RUN = (
+    "changes of JSON inside each other", "some wildcards",
+    "some calls inside each other", "not", "a list", "a long text", "digits",
+)  # fmt: skip
+GROWS = ("a replacement", "joined values")
+"""These are refused once they make too much of large letters."""
+LONG = ("joined texts", "comparisons", "calls", "patterns", "minus")
 """Their cost grows with the letters, up to the limit of time."""
 CHILD = """
 import json, resource, sys, time
@@ -194,7 +245,7 @@ def large_letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", [name for name in HOSTILE if name not in LONG])
 def test_a_condition_has_only_what_is_allowed(name: str) -> None:
-    if name in RUN:
+    if name in (*RUN, *GROWS):
         assert Condition(HOSTILE[name]).select(letters()).num_rows <= 6
     else:
         with pytest.raises(InvalidOption, match="cannot be run"):
