@@ -25,6 +25,7 @@ from spark_mq.maintenance.recover import RecoveryReport, recover
 from spark_mq.maintenance.redrive import RedriveResult, redrive
 from spark_mq.maintenance.retention import PurgeResult, drop_queue, find_held_back, purge
 from spark_mq.maintenance.sweep import SweepReport, run_sweep
+from spark_mq.maintenance.transform import RepairFunction
 from spark_mq.message import Message
 from spark_mq.operations.batches import BatchInfo, close_batch, list_batches
 from spark_mq.operations.context import QueueContext
@@ -598,6 +599,7 @@ class Queue(QueueViews):
         rate: float | None = None,
         to: Queue | Path | None = None,
         stop: threading.Event | None = None,
+        transform: str | RepairFunction | None = None,
     ) -> RedriveResult:
         """Publish dead letters of this queue again, each once.
 
@@ -623,17 +625,24 @@ class Queue(QueueViews):
         stop
             Ends the redrive after its current round once it is set, of at most 10,000 letters. The
             result has the number until then.
+        transform
+            Repairs each message before: SQL for its new value, or a function that gets a
+            :class:`Message` and returns one, its value as bytes or str, or None to leave the
+            letter. The message keeps its id, and its header ``spark_mq.repaired`` says so. A letter
+            for which the transform fails stays a letter, and the result says why. Default: none.
 
         Raises
         ------
         InvalidOption
-            The condition cannot be run. Nothing was redriven, unless it computed for too long. Or
-            `to` is a dead-letter queue.
+            The condition or the transform cannot be run. Nothing was redriven, unless it computed
+            for too long. Or `to` is a dead-letter queue.
         QueueNotFound
             There is no queue at `to`.
         """
         path = None if to is None else _place_of(to)
-        return redrive(self._context, where, limit, dry_run, rate, to=path, stop=stop)
+        return redrive(
+            self._context, where, limit, dry_run, rate, to=path, stop=stop, transform=transform
+        )
 
     def replay(
         self,

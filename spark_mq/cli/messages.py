@@ -5,6 +5,7 @@ Dead letters are shown and redriven with ``spark-mq dlq``.
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import time
@@ -23,8 +24,10 @@ from spark_mq.cli.command import GROUP, QUEUE, Given, argument, command, option,
 from spark_mq.cli.output import INTERRUPTED, NOT_FOUND, Column, Pages, Rows, complain, track
 from spark_mq.errors import InvalidOption
 from spark_mq.inspect import Failure
+from spark_mq.maintenance.transform import RepairFunction
 from spark_mq.queue import Queue
 from spark_mq.util.clock import SECOND
+from spark_mq.util.loading import load_handler
 from spark_mq.util.show import show_age, show_time, show_value
 from spark_mq.util.validation import validate_count, validate_duration
 
@@ -62,6 +65,11 @@ _FAILURE_COLUMNS: Final[list[Column]] = [
     ("LETTERS", "messages"), ("GROUP", "group"), ("REASON", "reason"), ("FAILURE", "shape"),
     ("FIRST", "first_at"), ("LAST", "last_at"), ("KEYS", "keys"), ("SAMPLES", "samples"),
 ]  # fmt: skip
+_TRIAL_COLUMNS: Final[list[Column]] = [
+    ("LETTER", "dead_letter_sequence"), ("ID", "message_id"), ("KEY", "key"), ("BEFORE", "value"),
+    ("AFTER", "new_value"), ("FAILS", "transform_error"),
+]  # fmt: skip
+_FUNCTION: Final = re.compile(r"""[^\s:'"]+:\w+""")  # no SQL has a colon outside of a text
 _LETTER_COLUMNS: Final[list[Column]] = [
     ("LETTER", "dead_letter_sequence"), ("SEQUENCE", "sequence"), ("ID", "message_id"),
     ("GROUP", "consumer_group"), ("DELIVERIES", "delivery_count"), ("REASON", "reason"),
@@ -377,18 +385,34 @@ def redrive(
     limit: Annotated[int | None, option("The most letters. Default: all.", "-n", min=1)] = None,
     rate: Annotated[float | None, option("The most messages a second.")] = None,
     to: Annotated[str | None, option("Another queue, as its path. Default: their own.")] = None,
-    dry_run: Annotated[bool, option("Only list which.")] = False,
+    transform: Annotated[
+        str | None,
+        option("Repair each message before: SQL for its new value, or MODULE:FUNCTION."),
+    ] = None,
+    dry_run: Annotated[bool, option("Only list which, with --transform before and after.")] = False,
 ) -> Rows | Mapping[str, Any]:
     """Publish dead letters into their queue again, each once, for all groups. Asks first.
 
     Ctrl-C ends it after the letters in hand, 10,000 or those of a second at most.
     """
     queue = on.queue
+    repair = transform and _transform(transform)
     if dry_run:
-        return _letters(on, where, limit)
+        return _trial(queue, where, limit, repair) if repair else _letters(on, where, limit)
     which = f"that meet {where}" if where else "of this queue"
-    on.confirm(f"Redrive the dead letters {which}{f' to {to}' if to else ''}?")
+    how = f" after {transform}" if transform else ""
+    on.confirm(f"Redrive the dead letters {which}{f' to {to}' if to else ''}{how}?")
     redriven, stop = 0, threading.Event()
+    if repair:
+        call = partial(
+            queue.redrive, where=where, limit=limit, rate=rate, to=to, stop=stop, transform=repair
+        )
+        done = _until_interrupted(call, stop)
+        if stop.is_set():
+            complain(f"interrupted. Redriven: {done.messages}. Run it again for the rest")
+            raise typer.Exit(INTERRUPTED)
+        counts = {"queue": queue.path, "redriven": done.messages, "failed": done.failed}
+        return {**counts, "failures": dict(done.failures)}
     with track("redriven", limit) as progress:
         while limit is None or redriven < limit:
             chunk = _REDRIVEN if limit is None else min(_REDRIVEN, limit - redriven)
@@ -402,6 +426,21 @@ def redrive(
             if found < chunk:
                 break
     return {"queue": queue.path, "redriven": redriven}
+
+
+def _transform(text: str) -> str | RepairFunction:
+    """Return the function that a text names, or the text as SQL."""
+    return load_handler(text, "--transform") if _FUNCTION.fullmatch(text) else text
+
+
+def _trial(
+    queue: Queue, where: str | None, limit: int | None, repair: str | RepairFunction
+) -> Rows:
+    """Return letters before and after a repair. Their numbers go to standard error."""
+    trial = queue.redrive(where=where, limit=limit, transform=repair, dry_run=True)
+    complain(f"{trial.messages:,} would be redriven. The transform fails for {trial.failed:,}")
+    rows = [] if trial.table is None else trial.table.to_pylist()
+    return Rows(rows, _TRIAL_COLUMNS)
 
 
 def _until_interrupted(call: Callable[[], T], stop: threading.Event) -> T:

@@ -21,10 +21,12 @@ __all__ = [
     "Freeze",
     "FreezeDead",
     "SettleRouted",
+    "Unfreeze",
     "drop_dead",
     "freeze",
     "freeze_dead",
     "settle_routed",
+    "unfreeze",
 ]
 
 
@@ -93,6 +95,23 @@ class SettleRouted(Command[int]):
 
 
 @dataclass(frozen=True, slots=True)
+class Unfreeze(Command[int]):
+    """Give the messages under a transfer id back, and count them."""
+
+    transfer_id: str
+
+    name = "undo redrive"
+    priority = Priority.LEASE
+    needs = Needs()
+    creates = True
+    alone = True
+
+    def apply(self, view: View) -> Change[int]:
+        after, messages = unfreeze(view.ledger, self.transfer_id)
+        return counted_change(self.name, after, messages, lease_id=self.transfer_id)
+
+
+@dataclass(frozen=True, slots=True)
 class DropDead(Command[int]):
     """Settle the dead messages of a group without a dead-letter queue, and count them."""
 
@@ -149,6 +168,16 @@ def freeze(
 def settle_routed(ledger: Ledger, transfer_id: str, event: str = "routed") -> tuple[Ledger, int]:
     """Settle the ranges under a transfer id, the last step of a transfer. Count the messages."""
     return _settled(ledger, ledger.find((TRANSFERRING,), ("lease_id", "=", transfer_id)), event)
+
+
+def unfreeze(ledger: Ledger, transfer_id: str) -> tuple[Ledger, int]:
+    """Make the ranges under a transfer id available again. Count the messages."""
+    editor, total = LedgerEditor(ledger), 0
+    rows = ledger.find((TRANSFERRING,), ("lease_id", "=", transfer_id))
+    for r in editor.remove(rows):
+        editor.add(r._replace(state=AVAILABLE, lease_id=None, reason=None), r, "put_back")
+        total += r.message_count
+    return editor.build(), total
 
 
 def drop_dead(ledger: Ledger) -> tuple[Ledger, int]:

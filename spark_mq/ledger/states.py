@@ -75,14 +75,15 @@ STATE_NAMES: Final[tuple[str, ...]] = (
 """The states that views show. "ready" contains "unread"."""
 
 # A late ack, expires_at, a trim or the owner settles available messages without a lease. A redrive
-# moves available and unread messages to transferring.
+# moves available and unread messages to transferring. If it has a transform and died before its
+# publish, the next one moves them back.
 _NEXT_STATES: Final[Mapping[str, tuple[str, ...]]] = {
     UNREAD: (LEASED, AVAILABLE, DEAD, TRANSFERRING, SETTLED),
     LEASED: (AVAILABLE, DEAD, BLOCKED, SETTLED),
     AVAILABLE: (LEASED, DEAD, BLOCKED, TRANSFERRING, SETTLED),
     DEAD: (AVAILABLE, TRANSFERRING, SETTLED),
     BLOCKED: (AVAILABLE, DEAD, SETTLED),
-    TRANSFERRING: (SETTLED,),
+    TRANSFERRING: (AVAILABLE, SETTLED),
     SETTLED: (),
 }
 LEGAL_TRANSITIONS: Final = frozenset(

@@ -108,6 +108,10 @@ class Transfer(ABC):
             if files is None:
                 return 0
             self._publish(files, transfer_id)
+        return self.settle(transfer_id)
+
+    def settle(self, transfer_id: str) -> int:
+        """Settle the published messages of an id. Return their number."""
         return self.source.run(SettleRouted(transfer_id, self.event, self.detail))
 
     def publish_again(self, ranges: Sequence[Range], transfer_id: str) -> bool:

@@ -28,7 +28,7 @@ from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import RANGE_SCHEMA, TRANSFERRING, Ledger, LedgerHeader, Range
 from spark_mq.ledger.states import CHANGEABLE
 from spark_mq.maintenance.dead_letters import Routing, Transfer, copy_dead
-from spark_mq.maintenance.redrive import REDRIVE, Redrive
+from spark_mq.maintenance.redrive import REDRIVE, REPAIR, Redrive
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.history import commits_after
 from spark_mq.storage.ledger_table import HORIZON
@@ -276,7 +276,8 @@ def _lost(
     rows = _events(source, group.name)
     done = rows.filter(pc.equal(rows["event"], event))
     if not to_others:  # a redrive to another queue has a reason, which names it
-        done = done.filter(pc.is_null(done["reason"]))
+        repaired = pc.fill_null(pc.equal(done["reason"], REPAIR), False)  # these come as they died
+        done = done.filter(pc.or_(pc.is_null(done["reason"]), repaired))
     ids = [one for one in pc.unique(done["lease_id"]).to_pylist() if one is not None]
     lost = [one for one in ids if all_lost or transfer.target.last_number(one) is None]
     index = source.messages.plan_recovery().index if lost else None

@@ -2,7 +2,8 @@
 
 A redrive is a transfer, as routing is. A reserved group of the dead-letter queue holds the redriven
 letters in its ledger. While they are in transfer, their reason names the other queue, so that
-another process can finish it.
+another process can finish it. If a transform repairs them, only the process that has it can publish
+them. So another process gives them back, after it has fenced that publish.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
@@ -24,7 +27,7 @@ from spark_mq.ledger.intervals import Interval, from_sequences, subtract
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.owner_commands import unsettled_ranges
 from spark_mq.ledger.ranges import DEAD, TRANSFERRING, Range
-from spark_mq.ledger.routing import Freeze
+from spark_mq.ledger.routing import Freeze, Unfreeze
 from spark_mq.maintenance.condition import Condition
 from spark_mq.maintenance.dead_letters import (
     COLUMNS,
@@ -33,9 +36,11 @@ from spark_mq.maintenance.dead_letters import (
     letter_schema,
     letter_tables,
 )
+from spark_mq.maintenance.sql_functions import error_shapes
+from spark_mq.maintenance.transform import CHANGED, ERROR, RepairFunction, repair_of
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.create import open_context
-from spark_mq.operations.history import HEADER_PREFIX, REDRIVEN_FROM
+from spark_mq.operations.history import HEADER_PREFIX, REDRIVEN_FROM, REPAIRED
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile, discard_files, write_file
 from spark_mq.util.advice import SWEEP
@@ -51,6 +56,7 @@ from spark_mq.util.validation import (
 __all__ = [
     "COLUMNS",
     "REDRIVE",
+    "REPAIR",
     "Redrive",
     "RedriveResult",
     "find_unredriven",
@@ -64,6 +70,8 @@ REDRIVE: Final = f"{RESERVED_PREFIX}redrive"
 """The reserved group of a dead-letter queue with the redriven letters in its ledger."""
 
 _SEQUENCE: Final = "dead_letter_sequence"
+REPAIR: Final = "repair"  # what the reason begins with of letters that a transform repairs
+_MAX_FAILURES: Final = 20  # in the result
 _TO: Final = "to "  # what the reason begins with that names another queue
 _LETTER: Final = HEADER_PREFIX + "dead_letter"  # in a message of another queue: its dead letter
 _MAX_NAMED: Final = 10  # groups that a warning names
@@ -76,21 +84,28 @@ class RedriveResult(Record):
     """The result of a redrive, or of a dry run.
 
     ``messages`` is the number of letters. ``table`` has the letters of a dry run, with the columns
-    of ``redrive.COLUMNS``. It is None after a redrive.
+    of ``redrive.COLUMNS``. It is None after a redrive. With a transform, the table has what it
+    makes of them in ``new_key``, ``new_value``, ``new_headers`` and ``new_priority``, and the
+    reason in ``transform_error`` if it fails. ``failed`` counts the letters that it fails for,
+    which stay letters, and ``failures`` counts them by the shape of that reason.
     """
 
     messages: int
     table: pa.Table | None = None
+    failed: int = 0
+    failures: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     def to_arrow(self) -> pa.Table:
-        """Return the letters of a dry run, or the number in a table of one row."""
-        return pa.table({"messages": [self.messages]}) if self.table is None else self.table
+        """Return the letters of a dry run, or the numbers in a table of one row."""
+        if self.table is not None:
+            return self.table
+        return pa.table({"messages": [self.messages], "failed": [self.failed]})
 
     def _repr_html_(self) -> str:
         what = "redriven" if self.table is None else "to redrive"
         title = f"{show_count(self.messages, 'message')} {what}"
         if self.table is None:
-            return object_html({"messages": self.messages}, title)
+            return object_html({"messages": self.messages, "failed": self.failed}, title)
         return rows_html(self.table.slice(0, MAX_ROWS + 1).to_pylist(), title=title)
 
 
@@ -103,11 +118,13 @@ def redrive(
     *,
     to: str | None = None,
     stop: threading.Event | None = None,
+    transform: str | RepairFunction | None = None,
 ) -> RedriveResult:
     """Redrive as :meth:`spark_mq.Queue.redrive`. `to` is the path of another queue."""
     left = None if limit is None else validate_count("limit", limit, most=2**63 - 1)
     chunk = CHUNK if rate is None else max(1, min(CHUNK, int(validate_rate("rate", rate))))
     condition = None if where is None else Condition(where)
+    repair = None if transform is None else repair_of(transform)
     to = None if to is None else _other_queue(context, to)
     _warn_unrouted(context)
     if condition is not None and condition.may_fail and not dry_run:
@@ -115,26 +132,53 @@ def redrive(
     pause = 0.0
     total = 0 if dry_run else Redrive(context).finish_all()
     found: list[pa.Table] = []
-    columns = COLUMNS if dry_run else [_SEQUENCE]
-    for table in _candidates(context, condition, chunk, columns):
-        if left is not None:
-            table = table.slice(0, left)
-            left -= table.num_rows
+    failures: Counter[str] = Counter()
+    columns = COLUMNS if dry_run or repair else [_SEQUENCE]
+    for letters in _candidates(context, condition, chunk, columns):
+        table = letters if left is None else letters.slice(0, left)
+        left = None if left is None else left - table.num_rows
+        repaired = None if repair is None else repair.apply(table)
+        if repaired is not None:
+            failures.update(pc.drop_null(error_shapes(_column(repaired, ERROR))).to_pylist())
+            fits = pc.is_null(repaired[ERROR])
+            table = _before_and_after(table, repaired) if dry_run else table.filter(fits)
+            repaired = repaired.filter(fits)
         if dry_run:
             found.append(table)
-            total += table.num_rows
+            total += table.num_rows if repaired is None else repaired.num_rows
         elif table.num_rows:
             if stop is None:
                 time.sleep(pause)
             elif stop.wait(pause):
                 break
             chosen = from_sequences(table[_SEQUENCE].to_pylist())
-            total += _redrive(context, chosen, where, to)
+            asked = _Asked(where, to, None if repair is None else repair.name)
+            total += _redrive(context, chosen, asked, repaired)
             pause = 0.0 if rate is None else table.num_rows / rate
         if left == 0:
             break
     empty = letter_schema().empty_table()
-    return RedriveResult(total, pa.concat_tables([empty, *found]) if dry_run else None)
+    if repair is not None:
+        empty = _before_and_after(empty, repair.apply(empty))
+    return RedriveResult(
+        total,
+        pa.concat_tables([empty, *found]) if dry_run else None,
+        failures.total(),
+        dict(failures.most_common(_MAX_FAILURES)),
+    )
+
+
+def _column(table: pa.Table, name: str) -> pa.Array:
+    return table[name].combine_chunks()
+
+
+def _before_and_after(letters: pa.Table, repaired: pa.Table) -> pa.Table:
+    """Return letters with what a transform makes of them, which is null if it fails."""
+    failed = pc.is_valid(repaired[ERROR])
+    for name in CHANGED:
+        new = pc.if_else(failed, pa.scalar(None, repaired[name].type), repaired[name])
+        letters = letters.append_column(f"new_{name}", new)
+    return letters.append_column(ERROR, repaired[ERROR])
 
 
 def _other_queue(context: QueueContext, path: str) -> str | None:
@@ -159,10 +203,24 @@ def _other_queue(context: QueueContext, path: str) -> str | None:
     return path
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a person asked for: a condition, the path of another queue, and a transform."""
+
+    where: str | None = None
+    to: str | None = None
+    transform: str | None = None
+
+    @property
+    def detail(self) -> str | None:
+        parts = self.where, self.to and _TO + self.to, self.transform and f"by {self.transform}"
+        return truncate_error(" ".join(filter(None, parts))) or None
+
+
 def _redrive(
-    context: QueueContext, intervals: Sequence[Interval], where: str | None, to: str | None
+    context: QueueContext, intervals: Sequence[Interval], asked: _Asked, repaired: pa.Table | None
 ) -> int:
-    transfer = Redrive(context, intervals, where, to)
+    transfer = Redrive(context, intervals, asked, repaired)
     transfer_id = transfer.freeze()
     return 0 if transfer_id is None else transfer.finish(transfer_id)
 
@@ -249,25 +307,31 @@ class Redrive(Transfer):
         self,
         context: QueueContext,
         intervals: Sequence[Interval] = (),
-        where: str | None = None,
-        to: str | None = None,
+        asked: _Asked = _Asked(),
+        repaired: pa.Table | None = None,
     ) -> None:
+        to = asked.to
         target = context if to is None else open_context(to, context.storage_options, context.clock)
         super().__init__(context.dead_letters().group(REDRIVE), target.messages)
         self._to = to
-        asked = " ".join(filter(None, (where, to and _TO + to)))
-        self.detail = truncate_error(asked) if asked else None
+        self.detail = asked.detail
         self._context = context
         self._intervals = intervals
+        self._repaired = repaired
         self._messages = 0
 
     def freezing(self, transfer_id: str) -> Freeze:
-        return Freeze(transfer_id, self._intervals, self._to and _TO + self._to)
+        how = None if self._repaired is None else REPAIR
+        reason = " ".join(filter(None, (how, self._to and _TO + self._to))) or None
+        return Freeze(transfer_id, self._intervals, reason)
 
     def begun(self, r: Range) -> Transfer | None:
-        to = (r.reason or "").removeprefix(_TO) or None
+        reason = r.reason or ""
+        to = reason.removeprefix(REPAIR).strip().removeprefix(_TO) or None
         try:
-            return self if to == self._to else Redrive(self._context, to=to)
+            if reason.startswith(REPAIR):
+                return _BegunRepair(self._context, asked=_Asked(to=to))
+            return self if to == self._to else Redrive(self._context, asked=_Asked(to=to))
         except (QueueNotFound, NotAQueue) as error:
             _log.error(
                 "dead letters stay in transfer to %s: %s. Once the queue is there again, the next "
@@ -275,6 +339,21 @@ class Redrive(Transfer):
                 to, error, self._context.path,
             )  # fmt: skip
             return None
+
+    def settle(self, transfer_id: str) -> int:
+        if self._repaired is None:
+            return super().settle(transfer_id)
+        return self._settle_repair(transfer_id)
+
+    def _settle_repair(self, transfer_id: str) -> int:
+        """Settle repaired letters that are published. Give others back, and prevent their publish.
+
+        Only the process that has the transform can publish them, and it may be dead or slow.
+        """
+        if self.target.has_or_fence(transfer_id, 1):
+            return super().settle(transfer_id)
+        self.source.run(Unfreeze(transfer_id))
+        return 0
 
     def write(self, ranges: Sequence[Range]) -> list[WrittenFile] | None:
         trimmed = [(0, self.source.queue.horizon())]  # a purge may have dropped some of them
@@ -293,22 +372,45 @@ class Redrive(Transfer):
 
     def _write(self, intervals: Sequence[Interval], files: list[WrittenFile]) -> bool:
         """Write dead letters as messages. Return False if some belong to another queue."""
+        if self._repaired is not None:
+            self._write_file(_within(self._repaired, intervals), files)
+            return True
         for table in letter_tables(self.source.messages, intervals, CHUNK):
             if not pc.all(_is_own(self._context, table), min_count=0).as_py():
                 return False
-            files.append(
-                write_file(self.target.files, self._as_messages(table), lanes=self.target.lanes)
-            )
+            self._write_file(table, files)
         return True
 
+    def _write_file(self, table: pa.Table, files: list[WrittenFile]) -> None:
+        messages = self._as_messages(table)
+        files.append(write_file(self.target.files, messages, lanes=self.target.lanes))
+
     def _as_messages(self, table: pa.Table) -> pa.Table:
+        more = [] if self._repaired is None else [(REPAIRED, "true")]
         # In another queue the number of a letter would name one of its own letters.
         if self._to is None:
-            return _as_messages(table, REDRIVEN_FROM)
-        return _as_messages(table, _LETTER, [(HEADER_PREFIX + "queue", self._context.path)])
+            return _as_messages(table, REDRIVEN_FROM, more)
+        return _as_messages(table, _LETTER, [(HEADER_PREFIX + "queue", self._context.path), *more])
 
     def commit_info(self) -> Mapping[str, Any]:
         return {"messages": self._messages}
+
+
+def _within(letters: pa.Table, intervals: Sequence[Interval]) -> pa.Table:
+    """Return the letters of some intervals. All of them are in order."""
+    sequences = letters[_SEQUENCE].to_pylist()
+    found = [letters.slice(0, 0)]
+    for first, last in intervals:
+        begin, end = bisect_left(sequences, first), bisect_right(sequences, last)
+        found.append(letters.slice(begin, end - begin))
+    return pa.concat_tables(found)
+
+
+class _BegunRepair(Redrive):
+    """A repair of a process that may be dead, whose transform nobody else has."""
+
+    def finish(self, transfer_id: str) -> int:
+        return self._settle_repair(transfer_id)
 
 
 def _as_messages(

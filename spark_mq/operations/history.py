@@ -52,6 +52,7 @@ __all__ = [
     "read_group_history",
     "read_history",
     "show_outcomes",
+    "was_repaired",
 ]
 
 
@@ -252,6 +253,7 @@ def _piece(r: Range, first: int, last: int, index: MessageIndex) -> Iterator[Ran
 
 HEADER_PREFIX: Final = "spark_mq."  # of the headers that spark_mq writes
 REDRIVEN_FROM: Final = HEADER_PREFIX + "redriven_from"  # in a redriven message: its dead letter
+REPAIRED: Final = HEADER_PREFIX + "repaired"  # in a redriven message that a transform has repaired
 SCHEDULE: Final = HEADER_PREFIX + "schedule"  # in a message of a schedule: its name
 SCHEDULED_AT: Final = HEADER_PREFIX + "scheduled_at"  # and its instant
 _SEQUENCE: Final = HEADER_PREFIX + "sequence"  # in a dead letter: the message in its queue
@@ -268,15 +270,22 @@ def died_in(headers: Any) -> str | None:
     return dict(headers or ()).get(_GROUP)
 
 
-def find_redriver(context: QueueContext, letter: int) -> str | None:
-    """Return the user who redrove a dead letter, or None if none is noted."""
+def was_repaired(headers: Any) -> bool:
+    """Return whether a transform has repaired a redriven message, by its headers."""
+    return REPAIRED in dict(headers or ())
+
+
+def find_redriver(context: QueueContext, letter: int) -> tuple[str | None, str | None]:
+    """Return the user who redrove a dead letter, and what was asked for, as far as noted."""
     try:
         letters = context.existing_dead_letters()
         rows = None if letters is None else read_history(letters, sequence=letter)
     except SparkMQError:
-        return None  # a damaged dead-letter queue does not hide the message
-    users = [] if rows is None else rows.filter(pc.equal(rows["event"], "redriven"))["user"]
-    return next((one.as_py() for one in reversed(users)), None)
+        return None, None  # a damaged dead-letter queue does not hide the message
+    if rows is None:
+        return None, None
+    found = rows.filter(pc.equal(rows["event"], "redriven")).select(["user", "detail"]).to_pylist()
+    return (found[-1]["user"], found[-1]["detail"]) if found else (None, None)
 
 
 def find_earlier(context: QueueContext, sequence: int, message_id: str, letter: int) -> int | None:

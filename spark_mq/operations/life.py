@@ -19,8 +19,9 @@ _BY_OWNER: Final = ("discarded", "made_dead", "retried", "unblocked")
 class TraceEvent(Record):
     """One event in the life of a message.
 
-    The event "redriven" of a copy is its publish. Its ``version`` is that of ``messages/``, and its
-    ``group`` is the one in which the message died. All groups get the copy.
+    The event "redriven" of a copy, or "repaired" with a transform, is its publish. Its ``version``
+    is that of ``messages/``, and its ``group`` is the one in which the message died. All groups get
+    the copy.
 
     Attributes
     ----------

@@ -30,6 +30,7 @@ from spark_mq.operations.history import (
     last_ends,
     outcomes_in,
     read_history,
+    was_repaired,
 )
 from spark_mq.operations.life import MessageOutcome, Trace, TraceEvent
 from spark_mq.parquet.schema import FILE_SCHEMA
@@ -143,11 +144,12 @@ def _redrive_event(
     context: QueueContext, piece: FileSlice, letter: int, headers: Any
 ) -> TraceEvent:
     """Return the event that published a copy, which has no failures and no deliveries yet."""
+    user, detail = find_redriver(context, letter)
     return TraceEvent(
         at=to_datetime(piece.committed_at),
         version=piece.first >> 32,
         group=died_in(headers) or "",
-        event="redriven",
+        event="repaired" if was_repaired(headers) else "redriven",
         state=UNREAD,
         outcome=None,
         operation="redrive",
@@ -157,7 +159,8 @@ def _redrive_event(
         failure_count=0,
         reason=None,
         error=None,
-        user=find_redriver(context, letter),
+        user=user,
+        detail=detail,
     )
 
 

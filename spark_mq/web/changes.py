@@ -77,7 +77,9 @@ def _setting(view: View) -> tuple[str, Any]:
 
 
 def _redrive(view: View) -> Mapping[str, int]:
-    found = view.queue.redrive(where=_where(view), limit=limit_of(view))
+    found = view.queue.redrive(
+        where=_where(view), limit=limit_of(view), transform=view.text("transform")
+    )
     return {"redriven": found.messages}
 
 

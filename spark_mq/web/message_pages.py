@@ -128,6 +128,8 @@ class Trial(NamedTuple):
     limit: int
     rows: list[dict[str, Any]]  # the first of them
     redrive: str  # the address that asks whether to redrive them
+    transform: str | None  # SQL that repairs them
+    failed: int  # letters that the transform fails for
 
 
 def letters_page(view: View) -> str:
@@ -161,6 +163,7 @@ def letters_form(view: View, where: str | None = None) -> dict[str, Any]:
     return {
         "where": where or view.text("where"),
         "limit": view.text("limit") or DEFAULT_REDRIVE,
+        "transform": view.text("transform"),
     }
 
 
@@ -185,14 +188,16 @@ def _of_failure(view: View, one: Failure) -> str:
 
 def trial(view: View, where: str, limit: int) -> Trial:
     """Return the letters that a redrive would publish, without publishing any."""
-    found = view.queue.list_dead_letters(where=where, limit=limit)
-    rows = found.slice(0, ROWS).to_pylist()
-    return Trial(found.num_rows, limit, rows, _redrive(view, where, limit))
+    transform = view.text("transform")
+    found = view.queue.redrive(where=where, limit=limit, transform=transform, dry_run=True)
+    rows = [] if found.table is None else found.table.slice(0, ROWS).to_pylist()
+    redrive = _redrive(view, where, limit, transform)
+    return Trial(found.messages, limit, rows, redrive, transform, found.failed)
 
 
-def _redrive(view: View, where: str, limit: int) -> str:
-    token = view.csrf_token
-    return href("change", view.name, do="redrive", where=where, limit=limit, csrf=token)
+def _redrive(view: View, where: str, limit: int, transform: str | None = None) -> str:
+    asked: dict[str, str | int | None] = {"where": where, "limit": limit, "transform": transform}
+    return href("change", view.name, do="redrive", **asked, csrf=view.csrf_token)
 
 
 def _letter(view: View, sequence: int) -> str:

@@ -474,6 +474,27 @@ def test_a_trace_shows_each_message_once_with_where_it_stands(run: Run, queue: Q
         assert "now  billing  ready" in second
 
 
+def test_dead_letters_are_repaired_by_sql_or_a_function(
+    run: Run, queue: Queue, tmp_path: Path
+) -> None:
+    here = ("-q", queue.path)
+    run("sweep", *here)
+    sql = "CAST(value AS TEXT) || ' no more'"
+    trial = run("dlq", "redrive", *here, "--transform", sql, "--dry-run")
+    assert "1 would be redriven. The transform fails for 0" in trial.err
+    assert trial.out.splitlines()[1].split()[-5:-1] == ["bad", "bad", "no", "more"]
+    assert "no text" in run("dlq", "redrive", *here, "--transform", "7", "-y", expect=2).err
+    assert "--transform" in run("dlq", "redrive", *here, "--transform", "no:f", "-y", expect=2).err
+    file = tmp_path / "repairs.py"
+    file.write_text("def f(m): raise ValueError(m.key)\ndef g(m): return m.value.upper()\n")
+    failed = run("dlq", "redrive", *here, "--transform", f"{file}:f", "-y", "-o", "json").row
+    assert (failed["redriven"], failed["failed"]) == (0, 1)
+    assert failed["failures"] == {"ValueError: key-bad": 1}
+    done = run("dlq", "redrive", *here, "--transform", f"{file}:g", "-y", "-o", "json").row
+    assert (done["redriven"], done["failed"]) == (1, 0)
+    assert queue.peek(message_id="id-bad")[-1].value == b"BAD"
+
+
 def test_dead_letters_are_listed_shown_and_redriven(run: Run, queue: Queue) -> None:
     here = ("-q", queue.path)
     assert run("dlq", "list", *here, "-o", "json").rows == []

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import html
+import json
 import queue as queues
 import re
 import socket
@@ -459,6 +460,19 @@ def test_dead_letters_are_redriven_after_a_dry_run(visit: Visit, queue: Queue) -
     assert queue.describe().published == 6
     missing = client.post("/change/orders", data={**data, "where": ""})
     assert missing.status_code == 400
+
+
+def test_dead_letters_are_repaired_after_a_dry_run(visit: Visit, queue: Queue) -> None:
+    queue.sweep()
+    client = visit(allow_changes=True)
+    sql = "json_set(value, '$.name', 'good')"
+    query = {"do": "redrive", "where": "reason = 'rejected'", "limit": 5, "transform": sql}
+    asked = client.get("/change/orders", params=with_token(client, **query))
+    assert "fails for 0 letters" in asked.text
+    data = {**form_of(client, **query), "where": query["where"], "transform": sql}
+    assert client.post("/change/orders", data=data).status_code == 303
+    repaired = [one for one in queue.peek(50) if "spark_mq.repaired" in one.headers]
+    assert [json.loads(one.value)["name"] for one in repaired] == ["good"]
 
 
 def test_a_redrive_names_the_groups_that_get_the_letters_again(visit: Visit, queue: Queue) -> None:

@@ -278,6 +278,23 @@ def test_dead_letters_are_shown_by_reason_and_a_dry_run_changes_nothing(
     assert (queue.dead_letters.describe().version, queue.describe().version) == before
 
 
+def test_a_dry_run_of_a_repair_shows_before_and_after(visit: Visit, queue: Queue) -> None:
+    queue.sweep()
+    client = visit()
+
+    def trial(transform: str, expect: int = 200) -> Page:
+        query = with_token(client, where="true", transform=transform)
+        return get(client, "/letters/orders", expect, **query)
+
+    page = trial("json_set(value, '$.name', '<b>good</b>')")
+    for text in ("1 letter would be redriven.", "fails for 0 letters", '"name": "bad"', "<b>good"):
+        assert text in page.text
+    assert "fails for 1 letter" in trial("json_extract(value, '$.none')").text
+    assert "nope" in trial("nope", 400).text
+    assert get(client, "/letters/orders", 403, where="true", transform="'x'")
+    assert queue.list_dead_letters().num_rows == 1
+
+
 def test_a_wrong_input_keeps_the_form_and_the_queue(visit: Visit, queue: Queue) -> None:
     queue.sweep()
     client = visit()

@@ -32,7 +32,7 @@ LEGAL = {
     "available": {"leased", "dead", "blocked", "transferring", "settled"},
     "dead": {"available", "transferring", "settled"},
     "blocked": {"available", "dead", "settled"},
-    "transferring": {"settled"},
+    "transferring": {"available", "settled"},
     "settled": set(),
 }
 """The moves of the state diagram, written down once more."""

@@ -1,0 +1,152 @@
+"""Repair dead letters by SQL or by a Python function, before they are published again."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_mq.errors import InvalidOption
+from spark_mq.maintenance.condition import ARROW_ERRORS, Expression, problem_of
+from spark_mq.message import Message, to_row
+from spark_mq.operations.history import HEADER_PREFIX
+from spark_mq.parquet.schema import FILE_SCHEMA
+from spark_mq.util.validation import short_repr, truncate_error
+
+__all__ = ["CHANGED", "ERROR", "Repair", "RepairFunction", "repair_of"]
+
+RepairFunction: TypeAlias = Callable[[Message], Message | bytes | str | None]
+
+CHANGED: Final = ("key", "value", "headers", "priority")
+"""What a transform may change of a message."""
+ERROR: Final = "transform_error"
+_NOTHING: Final = "the transform gives no value"
+
+
+class Repair(ABC):
+    """A way to repair letters. ``name`` stands in the changes that people made."""
+
+    name: str
+
+    @abstractmethod
+    def columns(self, letters: pa.Table) -> Mapping[str, pa.Array]:
+        """Return new columns of letters, and in ERROR why the transform fails, or null."""
+
+    def apply(self, letters: pa.Table) -> pa.Table:
+        """Return repaired letters with a column ERROR. Those that it fails for stay as they are."""
+        new = self.columns(letters)
+        failed = pc.is_valid(new[ERROR])
+        for name in CHANGED:
+            if name in new:
+                at = letters.schema.get_field_index(name)
+                column = pc.if_else(failed, letters[name].combine_chunks(), new[name])
+                letters = letters.set_column(at, FILE_SCHEMA.field(name), column)
+        return letters.append_column(ERROR, new[ERROR])
+
+
+def repair_of(transform: Any) -> Repair:
+    """Return the repair by SQL or by a function. Raise InvalidOption for others."""
+    if isinstance(transform, str):
+        return _Sql(transform)
+    if callable(transform) and not isinstance(transform, type):
+        return _Function(transform)
+    raise InvalidOption(
+        f"transform={short_repr(transform)} is no repair: give SQL for the new value, such as "
+        "\"json_set(value, '$.currency', 'EUR')\", or a function of a Message",
+        option="transform",
+        value=transform,
+    )
+
+
+class _Value(Expression):
+    """SQL that gives the new value of a letter."""
+
+    example = "json_set(value, '$.currency', 'EUR')"
+
+    def check(self, kind: pa.DataType) -> None:
+        if not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
+            raise self.refusal("it is no text and no bytes")
+
+
+class _Sql(Repair):
+    def __init__(self, text: str) -> None:
+        self.name = text
+        self._expression = _Value(text)
+
+    def columns(self, letters: pa.Table) -> Mapping[str, pa.Array]:
+        values: list[pa.Array] = [pa.array([], pa.binary())]
+        errors: list[pa.Array] = [pa.array([], pa.string())]
+        for piece in self._expression.pieces(letters):
+            for value, error in self._piece(piece):
+                values.append(value)
+                errors.append(error)
+        return {"value": pa.concat_arrays(values), ERROR: pa.concat_arrays(errors)}
+
+    def _piece(self, letters: pa.Table) -> list[tuple[pa.Array, pa.Array]]:
+        """Return values and errors of letters. It halves them until it has those that fail."""
+        try:
+            values = self._expression.try_run(letters).cast(pa.binary())
+        except ARROW_ERRORS as error:
+            if letters.num_rows == 1:
+                text = f"{problem_of(error)}: {error}".splitlines()[0]
+                return [(pa.nulls(1, pa.binary()), pa.array([truncate_error(text)]))]
+            half = letters.num_rows // 2
+            return [*self._piece(letters.slice(0, half)), *self._piece(letters.slice(half))]
+        missing = pa.scalar(_NOTHING)
+        return [(values, pc.if_else(pc.is_null(values), missing, pa.scalar(None, pa.string())))]
+
+
+class _Function(Repair):
+    def __init__(self, function: RepairFunction) -> None:
+        names = (getattr(function, "__module__", None), getattr(function, "__qualname__", None))
+        self.name = ":".join(filter(None, names)) or type(function).__qualname__
+        self._function = function
+
+    def columns(self, letters: pa.Table) -> Mapping[str, pa.Array]:
+        given = letters.select(["message_id", *CHANGED])
+        rows = [self._row(one) for one in given.to_pylist()]
+        found: dict[str, pa.Array] = {
+            name: pa.array([row[name] for row, _ in rows], FILE_SCHEMA.field(name).type)
+            for name in CHANGED
+        }
+        return {**found, ERROR: pa.array([error for _, error in rows], pa.string())}
+
+    def _row(self, letter: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+        """Return the new row of a letter, and why the function fails, or None."""
+        try:
+            return self._repaired(letter), None
+        except Exception as error:
+            text = str(error) if isinstance(error, _Unfit) else f"{type(error).__name__}: {error}"
+            return letter, truncate_error(text)
+
+    def _repaired(self, letter: dict[str, Any]) -> dict[str, Any]:
+        message = Message(
+            letter["value"],
+            key=letter["key"],
+            headers=dict(letter["headers"] or ()),
+            message_id=letter["message_id"],
+            priority=letter["priority"] or 0,
+        )
+        found = self._function(message)
+        if found is None:
+            raise _Unfit(_NOTHING)
+        if isinstance(found, bytes | str):
+            new = to_row(Message(found), "it", lambda: 0)
+            return {**letter, "value": new["value"]}
+        if not isinstance(found, Message):
+            kind = type(found).__name__
+            raise _Unfit(f"the transform returns {kind}: return a Message, bytes, str or None")
+        if found.message_id != message.message_id or found.dedup_id is not None:
+            raise _Unfit("the transform changes the message's id. A repaired message keeps it")
+        if found.deliver_at is not None or found.expires_at is not None:
+            raise _Unfit("the transform sets a time. A repaired message is due at once")
+        if any(name.startswith(HEADER_PREFIX) for name in found.headers):
+            raise _Unfit(f"the transform sets a header that begins with {HEADER_PREFIX}")
+        return to_row(found, "the repaired message", lambda: 0)
+
+
+class _Unfit(Exception):
+    """A function has returned what cannot be published."""

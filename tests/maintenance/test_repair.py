@@ -1,0 +1,295 @@
+"""Dead letters are repaired and redriven, each once, also if a process crashes in between."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.arrow_memory import at_most
+from support.handles import Killed, again, die, lease, on_commit, once
+from support.limits import Limits
+from support.tables import on_publish
+
+from spark_mq import InvalidOption, Message, Queue
+from spark_mq.testing import ManualClock, memory_queue
+
+Make = Callable[..., Queue]
+SQL = "json_set(value, '$.currency', 'EUR')"
+
+
+def with_dead(queue: Queue, values: list[str | bytes]) -> Queue:
+    """A queue whose DLQ holds a letter for each value, with ids and headers of its own."""
+    queue.publish([
+        Message(value, key=f"k{n}", headers={"own": "1"}, message_id=f"id-{n}")
+        for n, value in enumerate(values)
+    ])  # fmt: skip
+    lease(queue, len(values)).reject(error="bad")
+    assert queue.sweep().routed == len(values)
+    return queue
+
+
+def orders(number: int) -> list[str | bytes]:
+    return [json.dumps({"id": n, "currency": "EURO"}) for n in range(number)]
+
+
+def back(queue: Queue) -> list[Any]:
+    """The values that are there to be leased again, in the order of their ids."""
+    found = queue.group().lease("w", max_messages=1000)
+    messages = [] if found is None else sorted(found.messages, key=lambda one: one.message_id)
+    return [one.value.decode() for one in messages]
+
+
+def test_a_repaired_message_keeps_all_but_its_value(queue: Queue) -> None:
+    with_dead(queue, orders(1))
+    (letter,) = queue.list_dead_letters()["dead_letter_sequence"].to_pylist()
+    done = queue.redrive(transform=SQL)
+    assert (done.messages, done.failed, done.failures) == (1, 0, {})
+    (message,) = lease(queue).messages
+    assert message.value == b'{"id": 0, "currency": "EUR"}'
+    assert (message.message_id, message.key, message.priority) == ("id-0", "k0", 0)
+    assert message.headers == {
+        "own": "1",
+        "spark_mq.group": "default",
+        "spark_mq.redriven_from": str(letter),
+        "spark_mq.repaired": "true",
+    }
+    assert queue.redrive(transform=SQL).messages == 0
+
+
+def test_a_trace_follows_a_repair_both_ways_and_names_the_transform(queue: Queue) -> None:
+    with_dead(queue, orders(1))
+    (first,) = [one.sequence for one in queue.peek()]
+    queue.redrive(where="error = 'bad'", transform=SQL)
+    (message,) = lease(queue).messages
+    (later,) = queue.trace(first).later
+    assert later.sequence == message.sequence
+    trace = queue.trace(message.sequence)
+    assert trace.earlier is not None
+    assert trace.earlier.sequence == first
+    assert (trace.events[0].event, trace.events[0].detail) == (
+        "repaired",
+        f"error = 'bad' by {SQL}",
+    )
+    (change,) = [one for one in queue.changes() if one.operation == "redriven"]
+    assert change.detail == f"error = 'bad' by {SQL}"
+
+
+def test_one_that_dies_again_can_be_repaired_again(queue: Queue) -> None:
+    with_dead(queue, orders(1))
+    queue.redrive(transform=SQL)
+    lease(queue).reject(error="again")
+    queue.sweep()
+    assert queue.redrive(transform="json_set(value, '$.id', 7)").messages == 1
+    (message,) = lease(queue).messages
+    assert message.value == b'{"id": 7, "currency": "EUR"}'
+    assert list(message.headers).count("spark_mq.repaired") == 1
+
+
+def test_a_letter_for_which_the_transform_fails_stays(queue: Queue, limits: Limits) -> None:
+    with_dead(queue, ["1", "x", "3", "0", b"\xff", "6"])
+    limits(redrive_chunk=4)
+    sql = "CAST(6 / CAST(CAST(value AS TEXT) AS INT) AS TEXT)"
+    trial = queue.redrive(transform=sql, dry_run=True)
+    done = queue.redrive(transform=sql)
+    assert (trial.messages, trial.failed, trial.failures) == (
+        done.messages, done.failed, done.failures,
+    )  # fmt: skip
+    assert (done.messages, done.failed) == (3, 3)
+    assert sum(done.failures.values()) == 3
+    assert any("divides by zero" in text for text in done.failures)
+    assert back(queue) == ["6", "2", "1"]
+    assert queue.list_dead_letters()["message_id"].to_pylist() == ["id-1", "id-3", "id-4"]
+    rest = queue.redrive(transform="'none'")
+    assert (rest.messages, rest.failed) == (3, 0)
+
+
+def test_a_dry_run_shows_letters_before_and_after(queue: Queue) -> None:
+    with_dead(queue, [*orders(1), "no JSON"])
+    trial = queue.redrive(transform=SQL, dry_run=True)
+    assert (trial.messages, trial.failed) == (1, 1)
+    assert trial.failures == {"the transform gives no value": 1}
+    assert trial.table is not None
+    shown = trial.table.select(["value", "new_value", "new_key", "transform_error"]).to_pylist()
+    assert shown == [
+        {
+            "value": b'{"id": 0, "currency": "EURO"}',
+            "new_value": b'{"id": 0, "currency": "EUR"}',
+            "new_key": "k0",
+            "transform_error": None,
+        },
+        {
+            "value": b"no JSON",
+            "new_value": None,
+            "new_key": None,
+            "transform_error": "the transform gives no value",
+        },
+    ]
+    assert back(queue) == []
+    empty = queue.redrive(where="error = 'none'", transform=SQL, dry_run=True)
+    assert empty.table is not None
+    assert empty.table.schema == trial.table.schema
+    assert "failed" in str(queue.redrive(transform=SQL)._repr_html_())
+
+
+def repair(message: Message) -> Message | bytes | str | None:
+    """One kind of result for each id."""
+    if message.message_id == "id-0":
+        return f"{message.value!r} {message.key} {dict(message.headers)} {message.priority}"
+    if message.message_id == "id-1":
+        return b"bytes"
+    if message.message_id == "id-2":
+        return Message(
+            "new", key="other", headers={"a": "b"}, message_id=message.message_id, priority=9
+        )
+    return None
+
+
+def test_a_function_repairs_value_key_headers_and_priority(queue: Queue) -> None:
+    with_dead(queue, ["a", "b", "c", "d"])
+    done = queue.redrive(transform=repair)
+    assert (done.messages, done.failures) == (3, {"the transform gives no value": 1})
+    found = {one.message_id: one for one in lease(queue, 9).messages}
+    assert found["id-0"].value == b"b'a' k0 {'own': '1'} 0"
+    assert (found["id-1"].value, found["id-1"].key) == (b"bytes", "k1")
+    last = found["id-2"]
+    assert (last.value, last.key, last.headers["a"], last.priority) == (b"new", "other", "b", 9)
+    assert "own" not in last.headers
+    (change,) = [one for one in queue.changes() if one.operation == "redriven"]
+    assert change.detail == f"by {__name__}:repair"
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda m: m.nope, "AttributeError: <text> object has no attribute <text>"),
+        (lambda m: 1 / 0, "ZeroDivisionError: division by zero"),
+        (lambda m: {}, "the transform returns dict: return a Message, bytes, str or None"),
+        (lambda m: Message(m.value), "the transform changes the message's id. A repaired message"),
+        (lambda m: Message("x", message_id=m.message_id, dedup_id="d"), "changes the message's id"),
+        (lambda m: Message("x", message_id=m.message_id, deliver_at="5m"), "sets a time"),
+        (
+            lambda m: Message("x", message_id=m.message_id, headers={"spark_mq.x": ""}),
+            "sets a header that begins with spark_mq.",
+        ),
+        (lambda m: Message("x", message_id=m.message_id, key=7), "has a key of type int"),
+        (lambda m: Message("x", message_id=m.message_id, priority=10), "the priority <n>"),
+        (lambda m: "\ud800", "text that has no UTF<n> form"),
+    ],
+)
+def test_what_a_function_may_not_do_leaves_the_letter(
+    queue: Queue, function: Any, reason: str
+) -> None:
+    with_dead(queue, ["a"])
+    done = queue.redrive(transform=function)
+    assert (done.messages, done.failed) == (0, 1)
+    ((text, number),) = done.failures.items()
+    assert (reason.replace("UTF<n>", "UTF-<n>") in text, number) == (True, 1), text
+    assert queue.redrive(transform=lambda m: "good").messages == 1
+    assert back(queue) == ["good"]
+
+
+@pytest.mark.parametrize(
+    ("transform", "reported"),
+    [
+        ("nope(value)", "a function that does not fit, 'nope'"),
+        ("", "is not an expression"),
+        ("sequence", "it is no text and no bytes"),
+        ("error = 'x'", "it is no text and no bytes"),
+        ("valu", r"no column 'valu' \(did you mean 'value'\?\)"),
+        ("json_set(value, 'x', 1)", "'x' is no path of JSON"),
+        (7, "is no repair"),
+        (Message, "is no repair"),
+    ],
+)
+def test_what_is_no_transform_is_refused_at_the_door(
+    queue: Queue, transform: Any, reported: str
+) -> None:
+    with_dead(queue, ["a"])
+    with pytest.raises(InvalidOption, match=reported) as refused:
+        queue.redrive(transform=transform)
+    assert refused.value.data["option"] == "transform"
+    assert queue.redrive().messages == 1
+
+
+@pytest.mark.parametrize("step", range(1, 7))
+def test_killed_at_any_step_each_is_repaired_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """Before and after each of the three commits: freeze, publish, settle."""
+    queue = with_dead(make(), orders(3))
+    kind, place = divmod(step - 1, 2)
+    with monkeypatch.context() as patch, contextlib.suppress(Killed):
+        dies: dict[str, Any] = {"after" if place else "before": die}
+        if kind == 1:
+            on_publish(patch, queue, once(**dies))
+        else:
+            on_commit(patch, "dead_letters/leases", at=1 + kind // 2, **dies)
+        queue.redrive(transform=SQL)
+        pytest.fail("it was to be killed")
+    published = step >= 4
+    # The next one has another transform, so the values say who has published.
+    second = again(queue).redrive(transform="json_set(value, '$.currency', 'USD')")
+    assert second.messages == (0 if step == 6 else 3), "it counts what it has finished"
+    currency = "EUR" if published else "USD"
+    assert [json.loads(one)["currency"] for one in back(queue)] == [currency] * 3
+    assert again(queue).redrive().messages == 0
+
+
+def test_a_slow_repair_is_fenced_by_the_next_redrive(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has frozen its letters, and hangs before its publish."""
+    queue, got = with_dead(make(), orders(3)), list[int]()
+    other = again(queue)
+
+    def overtake() -> None:
+        got.append(other.redrive(transform="json_set(value, '$.currency', 'USD')").messages)
+
+    on_publish(monkeypatch, queue, once(before=overtake))
+    got.append(queue.redrive(transform=SQL).messages)
+    assert got == [3, 0]
+    assert [json.loads(one)["currency"] for one in back(queue)] == ["USD"] * 3
+    assert again(queue).redrive().messages == 0
+
+
+def test_a_slow_repair_whose_letters_nobody_takes_leaves_them(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = with_dead(make(), orders(3))
+    other = again(queue)
+    on_publish(
+        monkeypatch, queue, once(before=lambda: other.redrive(where="error = 'none'").messages)
+    )
+    assert queue.redrive(transform=SQL).messages == 0
+    assert back(queue) == []
+    assert queue.redrive(transform=SQL).messages == 3
+
+
+def test_letters_of_many_sweeps_are_repaired_in_one_round(queue: Queue) -> None:
+    """Their sequences lie 2**32 apart, and their ranges have become one."""
+    for _ in range(3):
+        with_dead(queue, orders(2))
+    with at_most(50 * 2**20):
+        assert queue.redrive(transform=SQL).messages == 6
+    assert [json.loads(one)["currency"] for one in back(queue)] == ["EUR"] * 6
+
+
+def test_repaired_letters_go_to_another_queue() -> None:
+    clock = ManualClock()
+    queue, other = with_dead(memory_queue(clock), orders(2)), memory_queue(clock)
+    assert queue.redrive(transform=SQL, to=other).messages == 2
+    first, _ = lease(other, 5).messages
+    assert json.loads(first.value)["currency"] == "EUR"
+    assert first.headers["spark_mq.repaired"] == "true"
+    assert first.headers["spark_mq.queue"] == queue.path
+    assert queue.redrive().messages == 0
+
+
+def test_a_limit_counts_the_letters_that_the_transform_gets(queue: Queue) -> None:
+    with_dead(queue, ["x", *orders(3)])
+    done = queue.redrive(transform=SQL, limit=2)
+    assert (done.messages, done.failed) == (1, 1)
+    assert queue.list_dead_letters().num_rows == 3
