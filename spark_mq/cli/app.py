@@ -33,6 +33,7 @@ __all__ = ["app", "run"]
 _MODULES: Final = (
     "publish",
     "messages",
+    "letters",
     "workers",
     "top",
     "replay",
@@ -48,7 +49,7 @@ _GROUPS: Final = {
     "group": "Look at groups, configure and move them.",
     "schedule": "List, make, pause, resume and remove schedules.",
     "batch": "List and close message batches.",
-    "dlq": "Look at dead letters and redrive them.",
+    "dlq": "Look at dead letters, repair and redrive them.",
 }
 
 
