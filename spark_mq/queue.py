@@ -19,7 +19,7 @@ from spark_mq.inspect.overview import QueueStats
 from spark_mq.inspect.views import QueueViews, find_queues
 from spark_mq.ledger.owner_commands import Drop
 from spark_mq.ledger.setting_options import CreateOptions, QueueOptions
-from spark_mq.ledger.settings import QueueSettings, new_settings
+from spark_mq.ledger.settings import QueueSettings
 from spark_mq.maintenance.dead_letters import Copy
 from spark_mq.maintenance.recover import RecoveryReport, recover
 from spark_mq.maintenance.redrive import RedriveResult, redrive
@@ -35,7 +35,7 @@ from spark_mq.operations.create import (
     is_own_place,
     open_context,
     rehome,
-    relative_place,
+    settings_at,
 )
 from spark_mq.operations.publish import publish_messages
 from spark_mq.operations.schedules import (
@@ -123,7 +123,7 @@ class Queue(QueueViews):
             A setting is unknown or its value is invalid.
         """
         given, root, options = tuple(settings), absolute_path(path), dict(storage_options or {})
-        wanted = _new_settings(root, settings, options)
+        wanted = settings_at(root, settings, options)
         create_queue_tables(root, wanted, options, exist_ok=exist_ok, given=given)
         context = open_context(root, options, clock)
         if is_own_place(context.settings):
@@ -865,15 +865,6 @@ class Queue(QueueViews):
             groups=groups,
             trim_blocked_by=[] if held is None else list(held.groups),
         )
-
-
-def _new_settings(root: str, given: CreateOptions, options: Mapping[str, str]) -> QueueSettings:
-    """Return the settings of a new queue. Dead letters below it have a relative path."""
-    place = given.get("dead_letter_path")
-    if place is None:
-        return new_settings(given)
-    path = relative_place(root, absolute_path(place, "dead_letter_path"), options)
-    return new_settings({**given, "dead_letter_path": path})
 
 
 def _place_of(to: Queue | Path) -> str:

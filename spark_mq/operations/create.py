@@ -13,12 +13,19 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from spark_mq.delta.object_store import ObjectStore, canonical_path, canonical_uri, join
+from spark_mq.delta.object_store import (
+    ObjectStore,
+    absolute_path,
+    canonical_path,
+    canonical_uri,
+    join,
+)
 from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.errors import CopiedQueue, InvalidOption, NotAQueue, QueueExists, QueueNotFound
 from spark_mq.ledger.owner_commands import NoteChange
-from spark_mq.ledger.settings import ITSELF, GroupSettings, QueueSettings
+from spark_mq.ledger.setting_options import CreateOptions
+from spark_mq.ledger.settings import ITSELF, GroupSettings, QueueSettings, new_settings
 from spark_mq.operations.context import QueueContext
 from spark_mq.storage.history_table import HistoryTable
 from spark_mq.storage.ledger_table import HORIZON, LedgerTable
@@ -44,6 +51,7 @@ __all__ = [
     "note_change",
     "open_context",
     "relative_place",
+    "settings_at",
 ]
 
 DROP_MARK: Final = "messages/_spark_mq_drop"  # marks a drop that began: written first, deleted last
@@ -286,6 +294,15 @@ _OWN_DEAD_LETTERS = "./dead_letters"
 def identified(settings: QueueSettings, root: str, options: Mapping[str, str]) -> QueueSettings:
     """Return the settings of a new queue, with a new id."""
     return replace(settings, queue_id=uuid.uuid4().hex, home=canonical_path(root, options))
+
+
+def settings_at(root: str, given: CreateOptions, options: Mapping[str, str]) -> QueueSettings:
+    """Return the settings of a new queue at a path. Dead letters below it have a relative path."""
+    place = given.get("dead_letter_path")
+    if place is None:
+        return new_settings(given)
+    path = relative_place(root, absolute_path(place, "dead_letter_path"), options)
+    return new_settings({**given, "dead_letter_path": path})
 
 
 def relative_place(root: str, place: str | None, options: Mapping[str, str]) -> str | None:

@@ -26,6 +26,7 @@ from spark_mq.telemetry import (
     current_reporter,
     trace_headers,
 )
+from spark_mq.util.error_shape import error_shape
 from spark_mq.util.show import printable
 
 __all__ = ["PAST", "VerdictLog", "describe_settled", "reported_work"]
@@ -33,7 +34,8 @@ __all__ = ["PAST", "VerdictLog", "describe_settled", "reported_work"]
 _verdict_log = logging.getLogger("spark_mq.verdicts")
 
 EVERY: Final = 10.0  # seconds between two lines of one group
-_MAX_ERROR: Final = 200  # characters of an error in a line
+_MAX_ERROR: Final = 100  # characters of an error in a line
+_MAX_SHAPES: Final = 3  # errors in a line, the most frequent ones
 PAST: Final = {ACK: "acked", NACK: "nacked", REJECT: "rejected", RELEASE: "released"}
 """What messages are after a verb, in the order of a line."""
 
@@ -118,8 +120,9 @@ def describe_settled(parts: Sequence[SettlePart], outcomes: Sequence[SettleOutco
 class VerdictLog:
     """Logs the numbers of acked, nacked, rejected and dead messages. Thread-safe.
 
-    The first failure is logged at once. Later ones are summed up, one line every ten seconds. A
-    group without failures logs nothing.
+    The first failure is logged at once, and then one line every ten seconds in which something was
+    settled. It is a warning if messages are dead. A group without failures logs nothing until ten
+    seconds have passed.
     """
 
     def __init__(self, group: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -127,33 +130,52 @@ class VerdictLog:
         self._clock = clock
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
-        self._error: str | None = None
-        self._logged_at = float("-inf")
+        self._errors: dict[str, Counter[str]] = {NACK: Counter(), REJECT: Counter()}  # by shape
+        self._since = clock()
+        self._lines = 0
 
-    def add(self, parts: Sequence[SettlePart], outcomes: Sequence[SettleOutcome]) -> None:
-        """Count verdicts, and log them if a line is due."""
+    def add(self, parts: Sequence[SettlePart], outcomes: Sequence[SettleOutcome]) -> bool:
+        """Count verdicts, and log them if a line is due. Return whether one was."""
         with self._lock:
             for part, outcome in zip(parts, outcomes, strict=True):
                 self._counts[part.verb] += outcome.settled
                 self._counts[DEAD] += sum(
                     outcome.states.get(one, 0) for one in (DEAD, TRANSFERRING)
                 )
-                if part.verb in (NACK, REJECT) and outcome.settled:
-                    self._error = self._error or part.error
-            if self._clock() - self._logged_at >= EVERY:
-                self._write()
+                if part.verb in self._errors and part.error and outcome.settled:
+                    self._errors[part.verb][error_shape(part.error)] += outcome.settled
+            due = self._clock() - self._since >= EVERY
+            return (due or (not self._lines and self._has_failures())) and self._write()
 
     def flush(self) -> None:
-        """Log the numbers that are not logged yet."""
+        """Log what is not logged yet, but nothing for a short run without failures."""
         with self._lock:
-            self._write()
+            if self._lines or self._has_failures():
+                self._write()
 
-    def _write(self) -> None:
-        counts = self._counts
-        if not (counts[NACK] or counts[REJECT] or counts[DEAD]):
-            return
-        parts = [f"{counts[verb]} {name}" for verb, name in PAST.items() if counts[verb]]
-        dead = f", {counts[DEAD]} of these dead" if counts[DEAD] else ""
-        error = f". The first error: {printable(self._error[:_MAX_ERROR])}" if self._error else ""
-        _verdict_log.info("group %s: %s%s%s", self._group, ", ".join(parts), dead, error)
-        self._counts, self._error, self._logged_at = Counter(), None, self._clock()
+    def _has_failures(self) -> bool:
+        return any(self._counts[name] for name in (NACK, REJECT, DEAD))
+
+    def _write(self) -> bool:
+        counts, now = self._counts, self._clock()
+        shown = [self._shown(verb, name) for verb, name in PAST.items() if counts[verb]]
+        if not shown:
+            return False
+        shown += [f"dead {counts[DEAD]:,}"] if counts[DEAD] else []
+        seconds = now - self._since
+        if seconds >= 1:
+            shown.append(f"{sum(counts[verb] for verb in PAST) / seconds:,.0f}/s")
+        level = logging.WARNING if counts[DEAD] else logging.INFO
+        _verdict_log.log(level, "group %s: %s", self._group, ", ".join(shown))
+        self._counts, self._since, self._lines = Counter(), now, self._lines + 1
+        self._errors = {verb: Counter() for verb in self._errors}
+        return True
+
+    def _shown(self, verb: str, name: str) -> str:
+        errors = self._errors.get(verb, Counter())
+        texts = [
+            f"{printable(shape[:_MAX_ERROR])} x{count:,}"
+            for shape, count in errors.most_common(_MAX_SHAPES)
+        ]
+        texts += ["others"] if len(errors) > _MAX_SHAPES else []
+        return f"{name} {self._counts[verb]:,}" + (f" ({'; '.join(texts)})" if texts else "")

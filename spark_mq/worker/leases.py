@@ -206,8 +206,7 @@ class FeedCommits:
         for part, outcome in settled:
             self._state.count(part.verb, outcome.settled)
             held[part.lease_id].mark_settled(outcome.ranges)
-        self._verdict_log.add(parts, outcomes)
-        if failed:
+        if self._verdict_log.add(parts, outcomes) and failed:
             log_outcomes(self._ledger.name, self._ledger.now(), settled)
         try:
             summarize([part.lease_id for part in parts], outcomes)

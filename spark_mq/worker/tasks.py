@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from spark_mq.errors import InvalidHandlerResult
 from spark_mq.handler import HandlerPolicy, describe_held, parse_result, parts_for
@@ -18,6 +18,7 @@ from spark_mq.message import ReceivedMessage
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.outages import may_be_outage, outage_pause
 from spark_mq.operations.work_report import reported_work
+from spark_mq.util.error_shape import error_shape
 from spark_mq.util.show import show_count
 from spark_mq.worker.decisions import (
     Decision,
@@ -32,6 +33,7 @@ from spark_mq.worker.state import WorkState
 __all__ = ["Done", "LeaseTasks", "MessageTasks", "Task", "TaskOptions", "Tasks", "Verdicts"]
 
 _log = logging.getLogger("spark_mq.worker")
+_MAX_SHAPES: Final = 100  # errors of which a worker logs a traceback
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +233,7 @@ class Verdicts:
     ) -> None:
         self._ledger, self._tasks, self._policy, self._state = ledger, tasks, policy, state
         self._outages = 0  # in a row
+        self._shapes = set[str]()  # of the errors whose tracebacks were logged
 
     def count_outage(self) -> float:
         """Count an outage. Return the seconds to pause."""
@@ -297,8 +300,13 @@ class Verdicts:
         if verdict.failure is None:
             return
         self._state.count("failed")
+        shape = error_shape(f"{type(verdict.failure).__name__}: {verdict.failure}")
+        first = shape not in self._shapes and len(self._shapes) < _MAX_SHAPES
+        self._shapes.add(shape)
         failed = task.describe(self._ledger.last_settings.max_delivery_attempts)
         text = "group %s: the handler failed with %s"
-        _log.warning(text, self._ledger.name, failed, exc_info=verdict.failure)
+        # One traceback for each kind of error. The line of the verdicts counts the others.
+        level = logging.WARNING if first else logging.DEBUG
+        _log.log(level, text, self._ledger.name, failed, exc_info=verdict.failure)
         if self._policy.on_error == "raise":
             self._state.fail(verdict.failure)

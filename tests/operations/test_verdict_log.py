@@ -40,27 +40,44 @@ def test_the_first_failure_is_logged_at_once_and_the_others_are_summed_up(
 ) -> None:
     clock = Time()
     log = VerdictLog("billing", clock)
-    log.add(*nack())
-    assert lines(caplog) == ["group billing: 5 acked, 1 nacked. The first error: no customer"]
-    for _ in range(1_000):
-        log.add(*nack("another"))
+    assert log.add(*nack())
+    assert lines(caplog) == ["group billing: acked 5, nacked 1 (no customer x1)"]
+    for number in range(1_000):
+        assert not log.add(*nack(f"HTTP {500 + number % 2} for order {number}"))
     assert len(lines(caplog)) == 1
     clock.now = 10.0
     log.add(*nack("a third"))
-    assert lines(caplog)[1:] == ["group billing: 5005 acked, 1001 nacked. The first error: another"]
+    assert lines(caplog)[1:] == [
+        "group billing: acked 5,005, nacked 1,001 (HTTP <n> for order <n> x1,000; a third x1), "
+        "601/s"
+    ]
+    assert {record.levelname for record in caplog.records} == {"INFO"}
 
 
-def test_dead_messages_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_dead_messages_are_counted_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     outcome = SettleOutcome(settled=3, states={"dead": 3})
     VerdictLog("g", Time()).add([SettlePart(REJECT, "l", error="bad")], [outcome])
-    assert lines(caplog) == ["group g: 3 rejected, 3 of these dead. The first error: bad"]
+    assert lines(caplog) == ["group g: rejected 3 (bad x3), dead 3"]
+    assert caplog.records[0].levelname == "WARNING"
 
 
-def test_a_group_without_failures_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_short_run_without_failures_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     log = VerdictLog("g", Time())
     log.add([SettlePart(ACK, "l")], [SettleOutcome(settled=3)])
     log.flush()
     assert lines(caplog) == []
+
+
+def test_a_long_run_logs_its_rate_each_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Time()
+    log = VerdictLog("g", clock)
+    for _ in range(25):
+        clock.now += 1
+        log.add([SettlePart(ACK, "l")], [SettleOutcome(settled=610)])
+    log.flush()
+    assert lines(caplog) == [
+        "group g: acked 6,100, 610/s", "group g: acked 6,100, 610/s", "group g: acked 3,050, 610/s"
+    ]  # fmt: skip
 
 
 def test_a_long_error_is_cut(caplog: pytest.LogCaptureFixture) -> None:
@@ -81,8 +98,8 @@ def test_a_worker_logs_its_verdicts_in_two_lines_however_many_leases_it_has(
 
     queue.group("billing").work(handler, until="empty")
     first, rest = lines(caplog)
-    assert first == "group billing: 1 rejected, 1 of these dead. The first error: bad b'0'"
-    assert rest == "group billing: 19 rejected, 19 of these dead. The first error: bad b'1'"
+    assert first == "group billing: rejected 1 (bad b'<n>' x1), dead 1"
+    assert rest.startswith("group billing: rejected 19 (bad b'<n>' x19), dead 19")
 
 
 def test_each_verb_has_its_word_in_a_log() -> None:

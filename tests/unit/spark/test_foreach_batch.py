@@ -280,4 +280,4 @@ def test_close_logs_the_verdicts_of_the_batch_that_it_waits_for(
     assert each.close(10)
     thread.join()
     logged = [r.getMessage() for r in caplog.records if r.name == "spark_mq.verdicts"]
-    assert [line.count("1 rejected") for line in logged] == [1, 1]
+    assert [line.count("rejected 1 ") for line in logged] == [1, 1]
