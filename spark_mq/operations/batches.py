@@ -245,11 +245,13 @@ def uncounted_start(context: QueueContext) -> list[int]:
 
     The index must keep it, because it is what says which messages are of the batch.
     """
-    index = context.messages.index()
+    batches = context.messages.index().batches()
+    if not batches:
+        return []
     state = context.messages.log.state
     return [
         intervals[0][0] - 1
-        for name, intervals in index.batches().items()
+        for name, intervals in batches.items()
         if not _is_counted(state, name, context.path)
     ]
 
