@@ -53,6 +53,7 @@ def test_a_repaired_message_keeps_all_but_its_value(queue: Queue) -> None:
     assert message.headers == {
         "own": "1",
         "spark_mq.group": "default",
+        "spark_mq.reason": "rejected",
         "spark_mq.redriven_from": str(letter),
         "spark_mq.repaired": "true",
     }
