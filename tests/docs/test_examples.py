@@ -88,7 +88,8 @@ class Page:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that stands for /tmp. The block's relative paths lie in it, too."""
+    """The folder that stands for /tmp. The block's relative paths lie in it, also the examples."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
