@@ -76,7 +76,8 @@ class Message:
         No worker leases the message from then on. As `deliver_at`. Default: never.
     dedup_id
         Any text. A second message with it, within the queue's ``dedup_window`` or as its
-        ``dedup_until`` says, is not published. Default: none.
+        ``dedup_until`` says, is not published. With ``dedup_replaces`` it replaces the first one.
+        Default: none.
     priority
         0 to 9. A higher priority is leased first. Default: 0.
 

@@ -99,6 +99,14 @@ class PendingMessage:
         self.result(timeout)
         return self._batch.sequences.result().duplicate_of.get(self._at)
 
+    def replaces(self, timeout: float | None = None) -> int | None:
+        """Return the sequence of the earlier message that this one replaces, or None.
+
+        Waits and raises as :meth:`result`. Only in a queue with ``dedup_replaces``.
+        """
+        self.result(timeout)
+        return self._batch.sequences.result().replaces.get(self._at)
+
     def add_done_callback(self, callback: Callable[[PendingMessage], object]) -> None:
         """Call a function with this object once the message is durable or has failed.
 

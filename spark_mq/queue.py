@@ -273,7 +273,8 @@ class Queue(QueueViews):
         PublishReceipt
             The version of ``messages/`` and the sequences. ``duplicates`` are the positions of
             messages whose ``dedup_id`` counts, by the ``dedup_window`` and ``dedup_until``, and
-            ``duplicate_of`` has the sequences of the messages that they met.
+            ``duplicate_of`` has the sequences of the messages that they met. In a queue with
+            ``dedup_replaces`` they are published, and ``replaces`` has those sequences.
 
         Raises
         ------

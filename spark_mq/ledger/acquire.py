@@ -30,6 +30,7 @@ from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.sink_writes import next_write
 from spark_mq.ledger.stream_batch import StreamBatch
 from spark_mq.ledger.transitions import expire_leases, rejected
+from spark_mq.ledger.walk_filter import FILTERED, REPLACED
 from spark_mq.util.clock import MICROSECOND, SECOND
 
 __all__ = [
@@ -61,8 +62,9 @@ class Acquire(Command[Grant]):
     """Lease due messages whose payload files are readable.
 
     Messages of damaged files become dead. Those of files out of reach are due again later if others
-    can be delivered. If none can, nothing is granted, and nothing is postponed. Messages that the
-    group's filter does not match are settled as skipped, as far as the lease looks.
+    can be delivered. If none can, nothing is granted, and nothing is postponed. Messages that later
+    ones replace, or that the group's filter does not match, are settled as skipped, as far as the
+    lease looks.
     """
 
     worker_id: str
@@ -110,7 +112,7 @@ class Acquire(Command[Grant]):
         if self.batch is None and view.damage is not None and not (grant.ranges or grant.skipped):
             raise view.damage
         notes += [found.note()] if found.dead else []
-        notes += [_filter_note(grant)] if grant.skipped else []
+        notes += _skip_notes(grant)
         if grant.ranges:
             notes.append(_lease_note(request, grant))
             txn = None if self.batch is None else self.batch.txn(1)
@@ -149,7 +151,7 @@ class Acquire(Command[Grant]):
 
 @dataclass(frozen=True, slots=True)
 class SkipFiltered(Command[Grant]):
-    """Skip what the group's filter does not match, if a lease would get nothing before it.
+    """Skip what a lease would skip, if it would get nothing before it.
 
     The grant has the messages that the lease would get, and is never leased.
     """
@@ -169,11 +171,14 @@ class SkipFiltered(Command[Grant]):
         found = _find_readable(view, ledger, self.lease._request(view))
         if found.grant.ranges or found.dead or not found.grant.skipped:
             return Change(None, found.grant, unchecked=found.unchecked)
-        return Change(found.ledger, found.grant, _filter_note(found.grant))
+        return Change(found.ledger, found.grant, join_notes(_skip_notes(found.grant)))
 
 
-def _filter_note(grant: Grant) -> dict[str, Any]:
-    return {"operation": SkipFiltered.name, "messages": grant.skipped}
+_SKIPS: Final = {FILTERED: SkipFiltered.name, REPLACED: "replace"}
+
+
+def _skip_notes(grant: Grant) -> list[dict[str, Any]]:
+    return [{"operation": _SKIPS[event], "messages": n} for event, n in grant.skipped.items()]
 
 
 def _lease_note(request: AcquireRequest, grant: Grant) -> dict[str, Any]:
@@ -212,14 +217,15 @@ def _find_readable(view: View, ledger: Ledger, request: AcquireRequest) -> _Foun
         bad = [one for one in unsure if any(one.path in paths for paths in problems)]
         if not bad and (grant.ranges or (grant.skipped and later is found.ledger)):
             found.ledger, found.unchecked = after, tuple(unsure)
-            if grant.skipped and unsure and grant.skipped >= grant.message_count:
+            filtered = grant.skipped.get(FILTERED, 0)
+            if filtered and unsure and filtered >= grant.message_count:
                 found.unchecked += tuple(_files_ahead(view, ledger, grant))
             # More may match after the messages that were skipped.
             found.grant = grant if grant.ranges else replace(grant, unfinished=True)
             return found
         unfinished = any(one.path in files.unfinished for one in bad)
         if unfinished or not bad or out_of_reach >= MAX_OUT_OF_REACH:
-            found.grant = replace(grant, ranges=(), skipped=0, error=error, unfinished=unfinished)
+            found.grant = replace(grant, ranges=(), skipped={}, error=error, unfinished=unfinished)
             return found
         for one in bad:
             interval = (one.first, one.last)

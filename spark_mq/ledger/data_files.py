@@ -18,7 +18,7 @@ from spark_mq.ledger.delivery_times import DeliveryTimes, TimeColumns, TimedRun
 from spark_mq.ledger.slots import priorities_of
 from spark_mq.util.columns import to_array, to_arrow
 
-__all__ = ["DataFile", "FileColumns", "FileList", "PathColumn"]
+__all__ = ["DataFile", "FileColumns", "FileList", "FileTexts", "PathColumn"]
 
 _MIN_TAIL: Final = 1_024
 """Paths that are kept as Python strings, at least, before they go into the Arrow array."""
@@ -38,6 +38,7 @@ class DataFile:
     times: DeliveryTimes | None = None  # None if no message has a deliver_at or expires_at
     slots: str = ""  # see ``slots.encode_slots``; empty if all rows are in the last slot
     batch: str = ""  # the id of its message batch, or empty
+    replaces: str = ""  # see ``replaced.encode_replaced``; empty if it replaces no message
 
     @property
     def last(self) -> int:
@@ -132,6 +133,40 @@ class PathColumn:
         self._lookup = to_array(column.take(order)), to_array(places.take(order)), {}
 
 
+class FileTexts:
+    """The text of each file that has one, by the first sequence of the file, in order."""
+
+    def __init__(self) -> None:
+        self.firsts = array("q")
+        self._texts: list[str] = []
+
+    def add(self, first: int, text: str) -> None:
+        self._texts.append(text)
+        self.firsts.append(first)
+
+    def of(self, first: int) -> str:
+        """Return the text of the file with a first sequence, or an empty one."""
+        at = bisect_left(self.firsts, first)
+        known = at < len(self.firsts) and self.firsts[at] == first
+        return self._texts[at] if known else ""
+
+    def items(self, start: int = 0) -> Iterator[tuple[int, str]]:
+        """Yield the first sequence and the text of each file from a place on, in order."""
+        # Another thread may add one.
+        return zip(self.firsts[start:], self._texts[start:], strict=False)
+
+    def truncate(self, last: int) -> None:
+        """Drop the texts of files that begin after a sequence."""
+        kept = bisect_right(self.firsts, last)
+        del self.firsts[kept:], self._texts[kept:]
+
+    def tail(self, first: int) -> FileTexts:
+        """Return the texts of the files that begin at or after a sequence."""
+        kept, start = FileTexts(), bisect_left(self.firsts, first)
+        kept.firsts, kept._texts = self.firsts[start:], self._texts[start:]
+        return kept
+
+
 class FileList(Sequence[DataFile]):
     """All published files in sequence order. It only grows.
 
@@ -153,8 +188,8 @@ class FileList(Sequence[DataFile]):
         self._slots = PathColumn()
         self.prioritised = array("q")  # the first sequences of the files with a priority above 0
         self.priorities = array("H")  # the set of the priorities of each of them
-        self.batched = array("q")  # the first sequences of the files of message batches
-        self._batches: list[str] = []  # the batch of each of them
+        self.batches = FileTexts()  # the message batch of a file
+        self.replacing = FileTexts()  # the messages that those of a file replace
 
     def last_at(self, at: int) -> int:
         return self.firsts[at] + self.rows[at] - 1
@@ -184,7 +219,8 @@ class FileList(Sequence[DataFile]):
             self.committed_at[at],
             self.times_of(first),
             self.slots_of(first),
-            self.batch_of(first),
+            self.batches.of(first),
+            self.replacing.of(first),
         )
 
     def __iter__(self) -> Iterator[DataFile]:
@@ -210,16 +246,6 @@ class FileList(Sequence[DataFile]):
         known = at < len(self.with_slots) and self.with_slots[at] == first
         return self._slots[at] if known else ""
 
-    def batch_of(self, first: int) -> str:
-        """Return the batch of the file with a first sequence, or an empty text."""
-        at = bisect_left(self.batched, first)
-        known = at < len(self.batched) and self.batched[at] == first
-        return self._batches[at] if known else ""
-
-    def batches(self) -> Iterator[tuple[int, str]]:
-        """Yield the first sequence and the batch of each file of a batch, in order."""
-        return zip(self.batched, self._batches, strict=False)  # another thread may add one
-
     def extend(self, files: Sequence[DataFile]) -> None:
         """Add files that follow all others, all or none."""
         self._drop_partial()
@@ -238,6 +264,8 @@ class FileList(Sequence[DataFile]):
                 self._add_slots(file.first, file.slots)
             if file.batch:
                 self._add_batch(file.first, file.batch)
+            if file.replaces:
+                self.replacing.add(file.first, file.replaces)
         self.firsts.extend(array("q", (file.first for file in files)))
         self.total = total
 
@@ -257,6 +285,8 @@ class FileList(Sequence[DataFile]):
             self._add_slots(columns.firsts[at], slots)
         for at, batch in columns.batches:
             self._add_batch(columns.firsts[at], batch)
+        for at, replaced in columns.replaces:
+            self.replacing.add(columns.firsts[at], replaced)
         self.firsts.extend(columns.firsts)
         self.total = total
 
@@ -275,8 +305,8 @@ class FileList(Sequence[DataFile]):
             self._slots.truncate(kept)
             prioritised = bisect_right(self.prioritised, self.firsts[-1]) if count else 0
             del self.prioritised[prioritised:], self.priorities[prioritised:]
-            batched = bisect_right(self.batched, self.firsts[-1]) if count else 0
-            del self.batched[batched:], self._batches[batched:]
+            for texts in (self.batches, self.replacing):
+                texts.truncate(self.firsts[-1] if count else -1)
         self.total = self.before[-1] + self.rows[-1] if count else self._before_all
 
     def tail(self, start: int) -> FileList:
@@ -291,8 +321,7 @@ class FileList(Sequence[DataFile]):
         prioritised = bisect_left(self.prioritised, first)
         kept.prioritised = self.prioritised[prioritised:]
         kept.priorities = self.priorities[prioritised:]
-        batched = bisect_left(self.batched, first)
-        kept.batched, kept._batches = self.batched[batched:], self._batches[batched:]
+        kept.batches, kept.replacing = self.batches.tail(first), self.replacing.tail(first)
         kept.rows, kept.sizes = self.rows[start:], self.sizes[start:]
         kept.committed_at, kept.before = self.committed_at[start:], self.before[start:]
         # A copy, because a slice would keep all paths in memory.
@@ -308,8 +337,7 @@ class FileList(Sequence[DataFile]):
         self.with_slots.append(first)
 
     def _add_batch(self, first: int, batch: str) -> None:
-        self._batches.append(sys.intern(batch))  # the files of a batch share its name
-        self.batched.append(first)
+        self.batches.add(first, sys.intern(batch))  # the files of a batch share its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,3 +352,4 @@ class FileColumns:
     times: Iterable[tuple[int, Iterable[TimedRun]]] = ()  # the places and runs of files with times
     slots: Iterable[tuple[int, str]] = ()  # the places and slots of files with slots
     batches: Iterable[tuple[int, str]] = ()  # the places and batches of files of a batch
+    replaces: Iterable[tuple[int, str]] = ()  # the places of files that replace messages, and which

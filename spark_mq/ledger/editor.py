@@ -33,6 +33,7 @@ _OWN_NAMES: Final = ("acked", "skipped", "expired", "lost", "redriven")
 END_REASONS: Final = {name: name for name in _OWN_NAMES} | {
     "routed": "dead_lettered",
     "filtered": "skipped",
+    "replaced": "skipped",
 }
 """The outcome of messages, by the event that settled them. Any other event dropped them."""
 

@@ -78,7 +78,8 @@ class Grant:
     unfinished: bool = False  # files must be checked before the next try
     acked: int = 0  # messages of earlier batches of a stream
     cut: bool = field(default=False, compare=False)  # max_bytes ended it
-    skipped: int = field(default=0, compare=False)  # messages that the group's filter skipped
+    skipped: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """The messages that the lease skipped, by event."""
     sink_key: str | None = field(default=None, compare=False)  # the group's, at the time
     wait_until: int | None = field(default=None, compare=False)  # by the rate limit
 
@@ -127,7 +128,7 @@ def grant_pieces(
     for piece in passed:
         by_row.setdefault(piece.row, []).append((piece.first, piece.last))
         before = _range_of(piece, ranges)
-        editor.add(before.as_settled(), before, "filtered")
+        editor.add(before.as_settled(), before, piece.event)
     unread = by_row.pop(None, [])
     if unread and walk.skips:
         _add_skipped(editor, index, (now, request.cutoff(now)), unread, reach, rules=rules)
@@ -147,7 +148,9 @@ def grant_pieces(
     granted = tuple(leased(r, now, request, size) for r in taken)
     for before, r in zip(taken, granted, strict=True):
         editor.add(r, before, "leased")
-    skipped = sum(piece.messages for piece in passed)
+    skipped = dict[str, int]()
+    for piece in passed:
+        skipped[piece.event] = skipped.get(piece.event, 0) + piece.messages
     return editor.build(), Grant(granted, cut=cut, skipped=skipped)
 
 

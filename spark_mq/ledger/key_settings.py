@@ -1,4 +1,4 @@
-"""Check the settings of a group that must go together: those of keys, and the delays."""
+"""Check settings that must go together: those of keys, of delays, and of dedup ids."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spark_mq.util.advice import CREATE_WITH_LANES
 from spark_mq.util.show import show_duration
 from spark_mq.util.validation import invalid
 
-__all__ = ["check_delays", "check_keys", "check_lanes"]
+__all__ = ["check_delays", "check_keys", "check_lanes", "check_replaces"]
 
 
 def check_lanes(lanes: int, order: str, limit: int | None) -> None:
@@ -42,3 +42,10 @@ def check_delays(retry: object, delay: timedelta, most: timedelta) -> None:
         why = f"is longer than max_retry_delay={show_duration(most)!r}, which would cut it: use a "
         why += "longer max_retry_delay, or a shorter retry_delay"
         raise invalid("retry_delay", show_duration(delay), why)
+
+
+def check_replaces(replaces: bool, ids_count: bool) -> None:
+    """Raise InvalidOption if a message can replace none, because no dedup id counts."""
+    if replaces and not ids_count:
+        why = "needs ids that count: set dedup_until='settled' or a dedup_window, too"
+        raise invalid("dedup_replaces", replaces, why)

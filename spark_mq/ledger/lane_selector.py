@@ -63,6 +63,7 @@ REST: Final = AcquireKind.REST
 ASSUMED_ATTEMPTS: Final = 5  # that isolation assumes for a group without a limit
 WHOLE_RETRY_ATTEMPTS: Final = 4
 """With this many attempts, the first failure of a whole lease is retried whole."""
+_NOTHING_REPLACED: Final[Mapping[int, Sequence[Interval]]] = {}
 _SUSPECT: Final[Condition] = ("suspect", "=", True)
 _CLEAR: Final[Condition] = ("suspect", "=", False)
 
@@ -296,10 +297,12 @@ class LaneSelector:
         lane_shares = LaneShares(ledger, index, rules) if divides else None
         if lane_shares is not None:
             self._is_open &= ~index.layout.of_lanes(lane_shares.full_lanes)
-        row_filter = None
-        if request.matches is not None:
+        row_filter, replaced = None, _NOTHING_REPLACED
+        if index.files.replacing.firsts:  # most queues have none, and do not pay for it
+            replaced = index.replaced_after(ledger.head.start_sequence)
+        if request.matches is not None or replaced:
             room = rules.max_tracked_ranges - ledger.size
-            row_filter = WalkFilter(request.matches, ledger, index, room)
+            row_filter = WalkFilter(request.matches, replaced, ledger, index, room)
         self._walk = LaneWalk(
             ledger,
             index,
@@ -337,7 +340,7 @@ class LaneSelector:
         return Grant(blocked_because="max_tracked_ranges" if full else blocked)
 
     def acquire(self) -> tuple[Ledger, Grant] | None:
-        """Lease the messages whose turn it is, and skip filtered ones. Return None if none are."""
+        """Lease the messages whose turn it is, and skip others. Return None if none are."""
         available = None if self._walk.plain else self._find_available()
         passes_over, above = False, None
         for priority in range(self._priorities.bit_length() - 1, -1, -1):
@@ -350,8 +353,8 @@ class LaneSelector:
                 break
             passes_over |= self._take(level)
             above = level
-        filtered = self._walk.filter is not None and self._walk.filter.skipped
-        if not (self._walk.taken or filtered):
+        skipped = self._walk.filter is not None and self._walk.filter.skipped
+        if not (self._walk.taken or skipped):
             return None
         return grant_pieces(
             self._ledger,

@@ -34,7 +34,7 @@ class LaneWalk:
     In an `ordered` walk, a message that is not taken closes its slot. The lanes are divided into
     `shares` blocks of neighbouring lanes, of which a lease takes one. In a `plain` walk all
     messages are of one slot. With `lane_shares`, which an ordered walk has not, each lane has a
-    limit. What the `filter` does not match is skipped. Instants are microseconds.
+    limit. The `filter` says what is skipped. Instants are microseconds.
     """
 
     def __init__(
@@ -217,16 +217,16 @@ class LaneWalk:
             self._add(row, begins, run[0], last)
             return last - run[0] + 1, last
         taken, at = 0, run[0] - 1
-        for matches, first, last in self.filter.runs(row, *run):
+        for event, first, last in self.filter.runs(row, *run):
             if taken >= most or self.full:
                 break
             at = last
-            if matches:
+            if event:
+                self.filter.skip(row, begins, (first, last), event)
+            else:
                 at = min(last, first + most - taken - 1)
                 self._add(row, begins, first, at)
                 taken += at - first + 1
-            else:
-                self.filter.skip(row, begins, first, last)
         return taken, at
 
     def _take_plain(self, row: int | None, first: int, last: int) -> None:

@@ -8,8 +8,9 @@ to count the messages of a range and to split it.
 from __future__ import annotations
 
 import sys
+import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
@@ -17,7 +18,8 @@ from typing import Final, cast
 
 from spark_mq.ledger.data_files import DataFile, FileColumns, FileList
 from spark_mq.ledger.delivery_times import DeliveryTimes, TimedRun
-from spark_mq.ledger.intervals import Interval
+from spark_mq.ledger.intervals import Interval, normalise
+from spark_mq.ledger.replaced import decode_replaced
 from spark_mq.ledger.slots import FileSlots, SlotLayout, decode_slots
 
 __all__ = [
@@ -84,6 +86,11 @@ class MessageIndex:
         self._blocks: dict[int, int] = {}  # sets of slots, by the number of a whole block
         # The number of files of batches, and the messages of each batch.
         self._batches: tuple[int, dict[str, list[Interval]]] = (0, {})
+        # What later messages replace, by the first sequence of its file, and the last of it.
+        self._replaced: dict[int, list[Interval]] = {}
+        self._last_replaced = -1
+        self._replacing = 0  # the files that were looked at for it
+        self._lock = threading.Lock()  # of these
         self.version = version
         self.forgotten_to = forgotten_to
         self.forgotten = forgotten
@@ -256,12 +263,12 @@ class MessageIndex:
 
         Callers share the result, so they do not change it.
         """
-        count = len(self.files.batched)
+        count = len(self.files.batches.firsts)
         if self._batches[0] == count:
             return self._batches[1]
         found: dict[str, list[Interval]] = {}
         before: dict[str, int] = {}  # the place of the last file of each
-        for first, name in self.files.batches():
+        for first, name in self.files.batches.items():
             at = bisect_left(self.files.firsts, first)
             if at == len(self.files.firsts):
                 return found  # another thread is about to add it
@@ -273,6 +280,29 @@ class MessageIndex:
             before[name] = at
         self._batches = count, found
         return found
+
+    def replaced_after(self, seq: int) -> Mapping[int, Sequence[Interval]]:
+        """Return the messages that later ones replace, by the first sequence of their file.
+
+        It is empty if none of them lies after a sequence.
+        """
+        if self._replacing < len(self.files.replacing.firsts):
+            with self._lock:
+                self._find_replaced()
+        return self._replaced if self._last_replaced > seq else {}
+
+    def _find_replaced(self) -> None:
+        """Add what the files replace that nobody has looked at yet."""
+        for first, text in self.files.replacing.items(self._replacing):
+            if first > self.last_sequence:
+                return  # another thread is about to add it
+            for low, high in decode_replaced(text):
+                for _, begins, start, end in self._pieces(low, high):
+                    known = self._replaced.get(begins, ())
+                    # A new list, because another thread may read the old one.
+                    self._replaced[begins] = normalise([*known, (begins + start, begins + end)])
+                    self._last_replaced = max(self._last_replaced, begins + end)
+            self._replacing += 1
 
     def size(self, first: int, last: int) -> int:
         """Estimate the bytes of the messages in ``first..last`` in their files."""

@@ -53,6 +53,7 @@ class QueueOptions(TypedDict, total=False):
     message_ttl: Duration | None
     dedup_window: Duration | None
     dedup_until: str
+    dedup_replaces: bool
     group_expiry: Duration | None
 
 

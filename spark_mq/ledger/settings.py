@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any, ClassVar, Final, Self
 
 from spark_mq.errors import InvalidOption
-from spark_mq.ledger.key_settings import check_delays, check_keys, check_lanes
+from spark_mq.ledger.key_settings import check_delays, check_keys, check_lanes, check_replaces
 from spark_mq.ledger.message_filter import Filters
 from spark_mq.ledger.slots import MAX_LANES
 from spark_mq.ledger.table_format import wrong_format
@@ -291,6 +291,9 @@ class QueueSettings(Settings):
         'How long a `dedup_id` counts at least. "settled" is until all groups have settled its '
         'message, "leased" until the first group has leased it, "window" for the `dedup_window`.',
     )
+    dedup_replaces: bool = setting(
+        kinds.Flag(), False, "Whether a message replaces an unleased one whose `dedup_id` counts."
+    )
     group_expiry: timedelta | None = setting(
         kinds.Duration(), None, "How long a group without a commit holds back the trim, or None."
     )
@@ -361,6 +364,8 @@ class QueueSettings(Settings):
             why = f"ends before delivery_delay={show_duration(delay)!r}, so every message would "
             why += "expire unread: use a longer message_ttl"
             raise invalid("message_ttl", given.get("message_ttl", show_duration(ttl)), why)
+        ids_count = after.dedup_window is not None or after.dedup_until != UNTIL_WINDOW
+        check_replaces(after.dedup_replaces, ids_count)
         after.group.check_order(after.lanes)
         after.group.check_together()
         if after.group.sink is not None:

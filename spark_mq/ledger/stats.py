@@ -218,7 +218,7 @@ class GroupStats(Record):
         "dropped", "Dropped since the group began, at a limit, by a reject or by the owner."
     )
     skipped: int = _ended(
-        "skipped", "Skipped by seeks, purges and the filter since the group began."
+        "skipped", "Skipped by seeks, purges and the filter, or replaced, since the group began."
     )
     expired: int = figure(
         lambda facts: facts.counters.get("expired", 0) + facts.sum(EXPIRED).messages,

@@ -1,27 +1,32 @@
-"""Skip messages that a group's filter does not match, while a walk takes the others."""
+"""Skip replaced messages, and those that a filter does not match, while a walk takes the others."""
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from spark_mq.ledger.intervals import Interval
-from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.message_index import DataFile, MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, Ledger
+from spark_mq.ledger.replaced import split_replaced
 
 __all__ = [
+    "FILTERED",
     "MAX_FILTERED_FILES",
     "MAX_FILTERED_PIECES",
+    "REPLACED",
     "RowRuns",
     "Taken",
     "WalkFilter",
     "add_joined",
 ]
 
+FILTERED: Final = "filtered"  # the event of messages that a filter does not match
+REPLACED: Final = "replaced"  # and of those that a later one replaces
 MAX_FILTERED_PIECES: Final = 4_000
 """Pieces that a lease and what it skips may have. More would make its commit large."""
 MAX_FILTERED_FILES: Final = 1_000  # with messages that one lease skips, so that it commits soon
@@ -34,20 +39,27 @@ class Taken(NamedTuple):
     first: int
     last: int
     messages: int
+    event: str = ""  # that settles messages which the lease skips
 
 
 def add_joined(
-    taken: list[Taken], index: MessageIndex, row: int | None, begins: int, run: Interval
+    taken: list[Taken],
+    index: MessageIndex,
+    row: int | None,
+    begins: int,
+    run: Interval,
+    *,
+    event: str = "",
 ) -> None:
     """Add a run of a file from `begins` on. Join it with the last piece if they touch."""
     (first, last), before = run, taken[-1] if taken else None
     count = last - first + 1
-    if before is not None and before.row == row:
+    if before is not None and (before.row, before.event) == (row, event):
         near = before.last + 1 == first or first == begins
         if near and before.last < first and not index.count(before.last + 1, first - 1):
             first, count = before.first, before.messages + count
             taken.pop()
-    taken.append(Taken(row, first, last, count))
+    taken.append(Taken(row, first, last, count, event))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +83,23 @@ class RowRuns:
 
 
 class WalkFilter:
-    """The messages of a walk that a group's filter matches, and those that the walk skips.
+    """The messages of a walk that a lease takes, and those that it skips.
 
-    Messages of files that no check has read count as matching, and so do messages that were leased
-    before.
+    It skips messages that later ones replace, and those that the group's filter does not match.
+    Messages of files that no check has read count as matching. Messages that were leased before are
+    never skipped.
     """
 
     def __init__(
-        self, matches: Mapping[str, RowRuns], ledger: Ledger, index: MessageIndex, room: int
+        self,
+        matches: Mapping[str, RowRuns] | None,
+        replaced: Mapping[int, Sequence[Interval]],
+        ledger: Ledger,
+        index: MessageIndex,
+        room: int,
     ) -> None:
-        self._matches, self._index = matches, index
+        self._matches, self._index = {} if matches is None else matches, index
+        self._replaced = replaced
         self._most = max(2, min(MAX_FILTERED_PIECES, room))
         leased = ("first_leased_at", "is set", True)
         self._leased = frozenset(ledger.find((AVAILABLE,), leased))
@@ -92,20 +111,34 @@ class WalkFilter:
         full = pieces + len(self.skipped) >= self._most
         return full or len(self._files) >= MAX_FILTERED_FILES
 
-    def runs(self, row: int | None, first: int, last: int) -> Iterator[tuple[bool, int, int]]:
-        """Yield whether each run of some messages of one file matches, and its bounds."""
+    def runs(self, row: int | None, first: int, last: int) -> Iterator[tuple[str, int, int]]:
+        """Yield the bounds of each run of some messages of one file, with the event that skips it.
+
+        The event of messages that a lease may take is an empty text.
+        """
         file = self._index.file_at(first)
-        found = None if row in self._leased else self._matches.get(file.path)
+        if row in self._leased:
+            yield "", first, last
+            return
+        replaced = self._replaced.get(file.first, ())
+        for is_replaced, low, high in split_replaced(replaced, first, last):
+            if is_replaced:
+                yield REPLACED, low, high
+            else:
+                yield from self._filtered(file, low, high)
+
+    def _filtered(self, file: DataFile, first: int, last: int) -> Iterator[tuple[str, int, int]]:
+        found = self._matches.get(file.path)
         if found is None or found.all_match:
-            yield True, first, last
+            yield "", first, last
             return
         for matches, low, high in found.between(first - file.first, last - file.first):
-            yield matches, file.first + low, file.first + high
+            yield "" if matches else FILTERED, file.first + low, file.first + high
 
-    def skip(self, row: int | None, begins: int, first: int, last: int) -> None:
-        """Note messages of the file from `begins` on that do not match."""
+    def skip(self, row: int | None, begins: int, run: Interval, event: str) -> None:
+        """Note messages of the file from `begins` on that the lease skips."""
         self._files.add(begins)
-        add_joined(self.skipped, self._index, row, begins, (first, last))
+        add_joined(self.skipped, self._index, row, begins, run, event=event)
 
     def skipped_before(self, end: int) -> list[Taken]:
         """Return the skipped messages before a sequence, at which a lease ends early."""

@@ -325,12 +325,14 @@ class GroupLedger:
         known = self._messages.known
         if needs.reach == KNOWN and horizon <= ledger.head.start_sequence:
             return known(), None
+        # The newest publish may replace a message, so each lease looks at it.
+        newest = needs.damaged and self.queue._settings.dedup_replaces
         try:
-            if needs.unread is not None and horizon <= ledger.head.start_sequence:
+            if needs.unread is not None and not newest and horizon <= ledger.head.start_sequence:
                 index = self._messages.index_to_lease(ledger.end_sequence, needs.unread)
                 self.check_same_log(ledger, index)
                 return index, None
-            reach = None if horizon > ledger.head.start_sequence else needs.reach
+            reach = None if newest or horizon > ledger.head.start_sequence else needs.reach
             return self.index_for(ledger, reach), None
         except CorruptLog as error:
             if not needs.damaged:
@@ -443,12 +445,11 @@ def group_not_found(queue: QueueContext, name: str) -> GroupNotFound:
     """Return the error for a missing group, which names the nearest group."""
     few = queue.ledgers.group_count() <= MAX_COMPARED_GROUPS
     known = queue.ledgers.groups() if few else []
-    there = f"The queue has {show_some(known, _MAX_NAMED)}"
     nearest = _misspelt(name, known)
     return GroupNotFound(
         f"there is no consumer group {name!r} in {queue.path}. "
         + (f"Did you mean {nearest!r}? " if nearest else "")
-        + (f"{there}. " if known else "")
+        + (f"The queue has {show_some(known, _MAX_NAMED)}. " if known else "")
         + str(ENSURE_GROUP),
         advice=[ENSURE_GROUP],
         group=name,

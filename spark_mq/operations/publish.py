@@ -222,6 +222,7 @@ def pending_of_files(
         ask=None if settings.dedup_until == UNTIL_WINDOW else context.held_ids,
         lanes=store.lanes,
         batch=batch,
+        replaces=settings.dedup_replaces,
     )
 
 
@@ -303,10 +304,15 @@ def _of_first_call(
         return None
     messages, duplicates, found = context.messages, dict[int, int](), set[int]()
     if _DEDUP_ID in table.schema.names:
-        for at, met in messages.known_ids(hashed_ids(table[_DEDUP_ID])).items():
+        known = messages.known_ids(hashed_ids(table[_DEDUP_ID]))
+        # Of messages with one id, the first was published, or the last if that replaces others.
+        places = reversed(known) if context.settings.dedup_replaces else known
+        for at in places:
+            met = known[at]
             if met in found or met not in first.sequences:
                 duplicates[at] = met
             found.add(met)
+        duplicates = dict(sorted(duplicates.items()))
     left = [at not in duplicates for at in range(table.num_rows)]
     fresh = table.filter(pa.array(left, pa.bool_()))
     if fresh.num_rows != len(first.sequences):

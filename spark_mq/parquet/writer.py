@@ -19,10 +19,18 @@ from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.parquet.lease_columns import mostly_differ, sort_by_slot
 from spark_mq.parquet.schema import FILE_SCHEMA, TIME_COLUMNS
 
-__all__ = ["BATCH_TAG", "SLOTS_TAG", "WrittenFile", "discard_files", "write_file"]
+__all__ = [
+    "BATCH_TAG",
+    "REPLACES_TAG",
+    "SLOTS_TAG",
+    "WrittenFile",
+    "discard_files",
+    "write_file",
+]
 
 SLOTS_TAG: Final = "spark_mq.slots"  # in an ``add`` action: the slots of the rows
 BATCH_TAG: Final = "spark_mq.batch"  # and their message batch
+REPLACES_TAG: Final = "spark_mq.replaces"  # the messages that those of the commit replace
 
 # Row groups are small, because a lease decodes each row group that it touches.
 ROW_GROUP_ROWS: Final = 5_000

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.ledger.data_files import FileColumns, FileList
+from spark_mq.ledger.data_files import FileColumns, FileList, FileTexts
 from spark_mq.ledger.delivery_times import NO_TIME, TimedRun
 from spark_mq.ledger.log_fingerprints import MAX_SEQUENCE
 from spark_mq.ledger.message_index import ORDINAL_BITS
@@ -55,6 +55,7 @@ COMMITS_SCHEMA: Final = pa.schema(
         pa.field("number", pa.int64()),  # of a producer number
         pa.field("slots", pa.string()),  # the rows of each slot, if there are slots
         pa.field("batch", pa.string()),  # the message batch of a file
+        pa.field("replaces", pa.string()),  # the messages that those of a file replace
     ]
 )
 
@@ -76,7 +77,8 @@ def publish_rows(files: FileList, start: int, end: int) -> pa.Table:
             "committed_at": to_arrow(files.committed_at[part]).cast(_INSTANT),
             "times": _times_column(files, start, end),
             "slots": _slots_column(files, start, end),
-            "batch": _batch_column(files, start, end),
+            "batch": _text_column(files.batches, files, start, end),
+            "replaces": _text_column(files.replacing, files, start, end),
         },
     )
 
@@ -121,11 +123,11 @@ def _slots_column(files: FileList, start: int, end: int) -> pa.Array:
     return pa.array([files.slots_of(first) or None for first in files.firsts[start:end]])
 
 
-def _batch_column(files: FileList, start: int, end: int) -> pa.Array:
-    """Return the batch of each file, or null without batches."""
-    if not files.batched:
+def _text_column(texts: FileTexts, files: FileList, start: int, end: int) -> pa.Array:
+    """Return the text of each file, or null without one."""
+    if not texts.firsts:
         return pa.nulls(end - start, pa.string())
-    found = [files.batch_of(first) or None for first in files.firsts[start:end]]
+    found = [texts.of(first) or None for first in files.firsts[start:end]]
     return pa.array(found, pa.string())
 
 
@@ -182,6 +184,7 @@ def file_columns(rows: pa.Table, wanted: pa.ChunkedArray | None = None) -> FileC
         _runs(column("times")),
         _texts(column("slots")),
         _texts(column("batch")),
+        _texts(column("replaces")),
     )
 
 

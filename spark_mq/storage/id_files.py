@@ -122,21 +122,45 @@ class IdWindow:
         each stands the sequence of the message that it met. For one of the same publish that is not
         known yet, so ``~position`` stands for it.
         """
-        known = {one: met for one in ids if one is not None and (met := self._find(one))}
-        expired = {met.sequence for met in known.values() if met.at <= since}
-        held = ask(expired).sequences if ask is not None and expired else set[int]()
+        known = self._counting(ids, since, ask)
         found: dict[int, int] = {}
         seen: dict[bytes, int] = {}
         for at, one in enumerate(ids):
             if one is None:
                 continue
             if one not in seen:
-                met = known.get(one)
-                counts = met is not None and (met.at > since or met.sequence in held)
-                seen[one] = met.sequence if met is not None and counts else ~at
+                seen[one] = known.get(one, ~at)
             if seen[one] != ~at:
                 found[at] = seen[one]
         return found
+
+    def replaced(
+        self, ids: Sequence[bytes | None], since: int, ask: AskHeld | None = None
+    ) -> tuple[dict[int, int], dict[int, int]]:
+        """Return the positions of ids that come again later, and of those that count still.
+
+        The first are duplicates as :meth:`duplicates` returns them. Each of the others, the last of
+        its id, replaces the message with the sequence that stands with it.
+        """
+        last = {one: at for at, one in enumerate(ids) if one is not None}
+        repeated = {
+            at: ~last[one] for at, one in enumerate(ids) if one is not None and last[one] != at
+        }
+        known = self._counting(ids, since, ask)
+        return repeated, {last[one]: met for one, met in known.items()}
+
+    def _counting(
+        self, ids: Sequence[bytes | None], since: int, ask: AskHeld | None
+    ) -> dict[bytes, int]:
+        """Return the ids that count, each with the sequence of its latest message."""
+        known = {one: met for one in ids if one is not None and (met := self._find(one))}
+        expired = {met.sequence for met in known.values() if met.at <= since}
+        held = ask(expired).sequences if ask is not None and expired else set[int]()
+        return {
+            one: met.sequence
+            for one, met in known.items()
+            if met.at > since or met.sequence in held
+        }
 
     def latest(self, ids: Sequence[bytes | None]) -> dict[int, int]:
         """Return the latest sequence of each known id by position, also of expired ones."""

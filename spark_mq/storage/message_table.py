@@ -13,8 +13,9 @@ from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.delta.tables import KEPT_BY_THE_SWEEP, create_table
 from spark_mq.errors import CorruptLog, TablesDisagree
 from spark_mq.ledger.held_ids import AskHeld, Held
+from spark_mq.ledger.replaced import encode_replaced
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
-from spark_mq.parquet.writer import BATCH_TAG, WrittenFile
+from spark_mq.parquet.writer import BATCH_TAG, REPLACES_TAG, WrittenFile
 from spark_mq.storage.id_files import (
     DEDUP_APP,
     DEDUP_VERSION_APP,
@@ -26,7 +27,14 @@ from spark_mq.storage.id_files import (
 )
 from spark_mq.storage.log_recovery import LogPlan, plan_recovery
 from spark_mq.storage.message_log import MessageLog
-from spark_mq.storage.publishes import PendingPublish, PublishReceipt, check_txn, fence_of
+from spark_mq.storage.publishes import (
+    NOTHING_MET,
+    Met,
+    PendingPublish,
+    PublishReceipt,
+    check_txn,
+    fence_of,
+)
 from spark_mq.storage.stored_batches import check_open
 from spark_mq.storage.table_cleanup import clean_ids, clean_message_tables, drop_files
 
@@ -241,11 +249,11 @@ class _Publish:
         version, done = table.log.transact(self._compute, timeout=_COMMIT_TIMEOUT_SECONDS)
         if done is not None:
             return done
-        files, duplicates = pending.tried[-1]
+        files, met = pending.tried[-1]
         pending.landed = files
         if self._window is not None:
             table.ids.landed(self._window, version)
-        return PublishReceipt.of_files(version, files, duplicates)
+        return PublishReceipt.of_files(version, files, met)
 
     def _compute(self, state: TableState) -> tuple[Change | None, PublishReceipt | None]:
         pending = self._pending
@@ -260,18 +268,18 @@ class _Publish:
         if pending.batch is not None:
             check_open(state, pending.batch, self._table.path)
         window = self._table.load_ids(state) if pending.ids else NO_IDS
-        duplicates = window.duplicates(pending.ids, pending.since, pending.ask)
-        files = pending.files(duplicates)
+        met = pending.meet(window)
+        files = pending.files(met.duplicates)
         if not files:
-            receipt = PublishReceipt.of_duplicates(duplicates)
+            receipt = PublishReceipt.of_duplicates(met.duplicates)
             return (self._change(()) if self._txn else None), receipt
-        fresh = pending.fresh(duplicates)
+        fresh = pending.fresh(met.duplicates)
         if fresh:  # else only messages without an id are left
             self._window = window.with_ids(
                 new_name(), fresh, pending.now, pending.since, self._asker()
             )
-        change = self._change(files)
-        pending.tried.append((files, duplicates))
+        change = self._change(files, met)
+        pending.tried.append((files, met))
         return change, None
 
     def _asker(self) -> AskHeld | None:
@@ -289,19 +297,22 @@ class _Publish:
 
         return ask_or_keep
 
-    def _change(self, files: Sequence[WrittenFile]) -> Change:
+    def _change(self, files: Sequence[WrittenFile], met: Met = NOTHING_MET) -> Change:
         """Return the commit that publishes files. It syncs the new ids before."""
         txns, companions = [] if self._txn is None else [self._txn], list[str]()
         if self._window is not None:
             companions.append(self._table.ids.write(self._window))
             txns.append((DEDUP_APP, self._window.blocks[0].ref.name))
         batch = {} if self._pending.batch is None else {BATCH_TAG: self._pending.batch}
+        tags = [{**file.tags, **batch} for file in files]
+        if met.replaces:  # one file names them for the whole commit
+            tags[0][REPLACES_TAG] = encode_replaced(met.replaces.values())
         return Change(
             uuid.uuid4().hex,
             self._note or {"operation": "publish"},
             adds=[
-                AddFile(f.path, f.size, f.rows, stats=f.stats, tags={**f.tags, **batch})
-                for f in files
+                AddFile(f.path, f.size, f.rows, stats=f.stats, tags=own)
+                for f, own in zip(files, tags, strict=True)
             ],
             txns=txns,
             unsynced=not all(file.synced for file in files),
@@ -311,11 +322,11 @@ class _Publish:
 
     def _landed(self) -> PublishReceipt | None:
         """Return the receipt of an earlier try that has landed."""
-        for files, duplicates in self._pending.tried:
+        for files, met in self._pending.tried:
             version = self._table.published().version_of(files[0].path)
             if version is not None:
                 self._pending.landed = files
-                return PublishReceipt.of_files(version, files, duplicates)
+                return PublishReceipt.of_files(version, files, met)
         return None
 
     def _forget_try(self) -> None:

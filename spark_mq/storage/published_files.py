@@ -21,11 +21,12 @@ from spark_mq.delta.object_store import ObjectStore, is_data_path
 from spark_mq.errors import CorruptLog
 from spark_mq.ledger.log_fingerprints import MAX_SEQUENCE
 from spark_mq.ledger.message_index import ORDINAL_BITS, DataFile, MessageIndex, sequence
+from spark_mq.ledger.replaced import valid_replaced
 from spark_mq.ledger.slots import valid_slots
 from spark_mq.parquet.files import unreadable_reason
 from spark_mq.parquet.lease_columns import may_have, read_delivery_times, read_slots
 from spark_mq.parquet.schema import TIME_COLUMNS
-from spark_mq.parquet.writer import BATCH_TAG, SLOTS_TAG
+from spark_mq.parquet.writer import BATCH_TAG, REPLACES_TAG, SLOTS_TAG
 from spark_mq.storage.commit_rows import (
     COMMITS_SCHEMA,
     PRODUCER_NUMBER,
@@ -155,10 +156,13 @@ class PublishedFiles:
                 if may_have(stats, *TIME_COLUMNS):
                     times = read_delivery_times(self._files, path)
                 slots = self._slots_of(add, stats, rows)
-                batch = add.tags.get(BATCH_TAG)
+                batch, replaces = add.tags.get(BATCH_TAG), add.tags.get(REPLACES_TAG)
                 first = sequence(version, ordinal)
                 batch = batch if isinstance(batch, str) else ""
-                files.append(DataFile(first, rows, path, add.size, at, times, slots, batch))
+                replaces = replaces if replaces and valid_replaced(replaces, first) else ""
+                files.append(
+                    DataFile(first, rows, path, add.size, at, times, slots, batch, replaces)
+                )
                 ordinal += rows
         return files
 

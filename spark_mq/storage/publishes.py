@@ -9,7 +9,8 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Final, overload
+from types import MappingProxyType
+from typing import Final, NamedTuple, overload
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,11 +21,13 @@ from spark_mq.ledger.held_ids import AskHeld
 from spark_mq.ledger.intervals import SequenceRange
 from spark_mq.ledger.message_index import sequence
 from spark_mq.parquet.writer import WrittenFile, discard_files, write_file
-from spark_mq.storage.id_files import ID_BYTES
+from spark_mq.storage.id_files import ID_BYTES, IdWindow
 from spark_mq.util.show import show_count
 from spark_mq.util.validation import invalid, validate_name
 
 __all__ = [
+    "NOTHING_MET",
+    "Met",
     "PendingPublish",
     "PermutedSequences",
     "PublishReceipt",
@@ -46,11 +49,22 @@ def hashed_ids(ids: pa.ChunkedArray) -> list[bytes | None]:
     ]
 
 
+class Met(NamedTuple):
+    """What the ids of a publish have met, by position."""
+
+    duplicates: Mapping[int, int]  # as ``IdWindow.duplicates`` returns them
+    replaces: Mapping[int, int] = MappingProxyType({})  # the sequences of replaced messages
+
+
+NOTHING_MET: Final = Met({})
+
+
 class PendingPublish:
     """Messages to publish, in tables or in files that are written already.
 
-    With `ids`, one hash or None for each message, each id is published once within `window`
-    microseconds before `now`, and as long as a message holds it by `ask`.
+    With `ids`, one hash or None for each message, each id counts within `window` microseconds
+    before `now`, and as long as a message holds it by `ask`. A second message with an id that
+    counts is a duplicate, or with `replaces` it replaces the first one.
     """
 
     def __init__(
@@ -64,17 +78,17 @@ class PendingPublish:
         ask: AskHeld | None = None,
         lanes: int = 0,
         batch: str | None = None,
+        replaces: bool = False,
     ) -> None:
         self.ids = ids
         self.batch = batch  # the message batch, which must be open, or None
         self.now = now
         self.since = _NEVER if window is None else now - window
         self.ask = ask
-        # The files of each commit that was tried, and the duplicates that they leave out, as
-        # ``IdWindow.duplicates`` returns them.
-        self.tried: list[tuple[list[WrittenFile], Mapping[int, int]]] = []
+        # The files of each commit that was tried, and what its ids have met.
+        self.tried: list[tuple[list[WrittenFile], Met]] = []
         self.landed: Sequence[WrittenFile] = ()  # the files that the commit published
-        self._store, self._given, self._lanes = store, given, lanes
+        self._store, self._given, self._lanes, self._replaces = store, given, lanes, replaces
         self._last: tuple[set[int], list[WrittenFile]] | None = None
         # Given files stay after an error, unless their duplicates are written again.
         self._written = [one for one in given if ids and isinstance(one, WrittenFile)]
@@ -83,6 +97,12 @@ class PendingPublish:
     def rows(self) -> int:
         """Return the number of messages, with duplicates."""
         return sum(map(_count, self._given))
+
+    def meet(self, window: IdWindow) -> Met:
+        """Return what the ids of the messages meet in the window of the log."""
+        if self._replaces:
+            return Met(*window.replaced(self.ids, self.since, self.ask))
+        return Met(window.duplicates(self.ids, self.since, self.ask))
 
     def files(self, duplicates: Collection[int] = ()) -> list[WrittenFile]:
         """Return the files of all messages but the duplicates. They are written when asked for."""
@@ -161,6 +181,8 @@ class PublishReceipt:
     """Positions of the given messages that had been published before. They have no sequence."""
     duplicate_of: Mapping[int, int] = field(default_factory=dict, hash=False)
     """The sequence of the message that each of the ``duplicates`` met, by position."""
+    replaces: Mapping[int, int] = field(default_factory=dict, hash=False)
+    """The sequence of the earlier message that a message replaces, by position."""
 
     @classmethod
     def of_commit(cls, version: int, rows: int) -> PublishReceipt:
@@ -168,16 +190,12 @@ class PublishReceipt:
         return cls(version, range(sequence(version, 0), sequence(version, rows)))
 
     @classmethod
-    def of_files(
-        cls, version: int, files: Sequence[WrittenFile], duplicates: Mapping[int, int]
-    ) -> PublishReceipt:
-        """Return the receipt of files, for one file in the order in which its messages came.
-
-        `duplicates` are as :meth:`IdWindow.duplicates` returns them.
-        """
+    def of_files(cls, version: int, files: Sequence[WrittenFile], met: Met) -> PublishReceipt:
+        """Return the receipt of files, for one file in the order in which its messages came."""
         receipt = cls.of_commit(version, sum(file.rows for file in files))
         places = files[0].places if len(files) == 1 else None
-        return receipt.sorted_by(places).with_duplicates(duplicates)
+        receipt = receipt.sorted_by(places).with_duplicates(met.duplicates)
+        return replace(receipt, replaces=dict(met.replaces)) if met.replaces else receipt
 
     @classmethod
     def of_duplicates(cls, duplicates: Mapping[int, int]) -> PublishReceipt:

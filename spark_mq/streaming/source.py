@@ -204,7 +204,9 @@ class StreamSource:
         if view.horizon > view.ledger.head.start_sequence:
             self.ledger.run(SettleLost(self.options.fail_on_data_loss))
             view = self._view(command)
-        if view.settings.filter is not None:
+        log, start = view.log, view.ledger.head.start_sequence
+        replaced = log.files.replacing.firsts and log.replaced_after(start)
+        if view.settings.filter is not None or replaced:
             self._skip_filtered(command)
             view = self._view(command)
         # Only the rules of leasing themselves know: caps, isolation and delayed messages all count.
@@ -217,7 +219,7 @@ class StreamSource:
         return bool(grant.ranges)
 
     def _skip_filtered(self, command: Acquire) -> None:
-        """Skip messages that do not match, because a batch of them alone would be empty."""
+        """Skip what a lease would skip, because a batch of such messages alone would be empty."""
         skip, checks = SkipFiltered(command), FileChecks(self.ledger.payloads)
         while self.ledger.run(skip, checks).unfinished:
             checks.finish()

@@ -25,7 +25,7 @@ from spark_mq.storage.ledger_files import LedgerCommit, LedgerSnapshot, to_rows
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.log_recovery import LogPlan
 from spark_mq.storage.message_table import MessageTable
-from spark_mq.storage.publishes import PendingPublish, check_txn
+from spark_mq.storage.publishes import Met, PendingPublish, check_txn
 from spark_mq.util.backoff import Backoff
 from spark_mq.util.clock import Clock, system_clock, to_micros
 from spark_mq.util.fair_lock import FairLock
@@ -83,22 +83,22 @@ class MemoryMessages(MessageTable):
     ) -> PublishReceipt:
         assert check is None, "the twin has no schedules"
         with self._lock:
-            for files, duplicates in pending.tried:  # an interrupted call may have published
+            for files, met in pending.tried:  # an interrupted call may have published
                 place = self.held_index.files.find(files[0].path)
                 if place is not None:
                     pending.landed = files
                     version = self.held_index.files.firsts[place] >> ORDINAL_BITS
-                    return PublishReceipt.of_files(version, files, duplicates)
+                    return PublishReceipt.of_files(version, files, met)
             if txn is not None:
                 check_txn(self.last_number(txn[0]), txn, after)
-            duplicates = self._ids.duplicates(pending.ids, pending.since, pending.ask)
-            written = pending.files(duplicates)
+            met = pending.meet(self._ids)
+            written = pending.files(met.duplicates)
             if not written:
-                receipt = PublishReceipt.of_duplicates(duplicates)
+                receipt = PublishReceipt.of_duplicates(met.duplicates)
             else:
-                pending.tried.append((written, duplicates))
-                receipt = self._publish(written, duplicates)
-                fresh = pending.fresh(duplicates)
+                pending.tried.append((written, met))
+                receipt = self._publish(written, met)
+                fresh = pending.fresh(met.duplicates)
                 if fresh:
                     window = self._ids.with_ids(
                         new_name(), fresh, pending.now, pending.since, pending.ask
@@ -110,9 +110,7 @@ class MemoryMessages(MessageTable):
         self.notifier.notify()
         return receipt
 
-    def _publish(
-        self, written: Sequence[WrittenFile], duplicates: Mapping[int, int]
-    ) -> PublishReceipt:
+    def _publish(self, written: Sequence[WrittenFile], met: Met) -> PublishReceipt:
         # An interrupted publish may have added a file and not the version.
         last = max(self.held_index.version, self.held_index.last_sequence >> ORDINAL_BITS)
         version, at = last + 1, to_micros(self._clock())
@@ -124,7 +122,7 @@ class MemoryMessages(MessageTable):
             ordinal += file.rows
         self.held_index.extend(files, version)
         self.active.update(file.path for file in files)
-        return PublishReceipt.of_files(version, written, duplicates)
+        return PublishReceipt.of_files(version, written, met)
 
     def known_ids(self, ids: Sequence[bytes | None]) -> dict[int, int]:
         return self._ids.latest(ids)

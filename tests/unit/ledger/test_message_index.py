@@ -23,6 +23,7 @@ from spark_mq.ledger.message_index import (
     MessageIndex,
     sequence,
 )
+from spark_mq.ledger.replaced import encode_replaced
 from spark_mq.util.clock import SECOND
 
 NUMBERS = ("first", "rows", "size", "committed_at")
@@ -356,8 +357,32 @@ def test_the_messages_of_a_batch_are_found_without_those_between() -> None:
     assert index.batches() == {"x": [x, last], "y": [y]}
     assert list(index.files) == files
     assert index.without_settled(sequence(3, 0)).batches() == {"x": [last], "y": [y]}
-    index.files.batched.append(sequence(6, 0))  # an interrupted call was about to add a file
-    index.files._batches.append("z")
+    index.files.batches.add(sequence(6, 0), "z")  # an interrupted call was about to add a file
     index.files.before.append(9)
     index.extend([DataFile(sequence(7, 0), 1, "f", 1, 0, batch="y")], 7)
     assert index.batches() == {"x": [x, last], "y": [y, (sequence(7, 0), sequence(7, 0))]}
+
+
+def test_what_later_files_replace_is_found_by_file() -> None:
+    first, second, third = (sequence(n, 0) for n in (1, 2, 3))
+    index = MessageIndex(
+        [
+            DataFile(first, 5, "a", 5, 0),
+            DataFile(second, 2, "b", 2, 0, replaces=encode_replaced([first + 1, first + 3])),
+        ],
+        2,
+    )
+    found = {first: [(first + 1, first + 1), (first + 3, first + 3)]}
+    assert index.replaced_after(-1) == index.replaced_after(first + 2) == found
+    assert not index.replaced_after(first + 3)
+    more = DataFile(third, 1, "c", 1, 0, replaces=encode_replaced([first + 2, second]))
+    index.files.replacing.add(third, more.replaces)  # an interrupted call was about to add it
+    index.files.before.append(7)
+    assert index.replaced_after(-1) == found
+    index.extend([more], 3)
+    assert index.replaced_after(-1) == {
+        first: [(first + 1, first + 3)],
+        second: [(second, second)],
+    }
+    assert list(index.files)[2] == more
+    assert index.without_settled(sequence(1, 9)).replaced_after(-1) == {second: [(second, second)]}

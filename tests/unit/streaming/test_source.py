@@ -82,6 +82,30 @@ def test_messages_that_do_not_match_begin_no_batch(queue: Queue) -> None:
     assert group.stats().leased == 0
 
 
+def test_replaced_messages_begin_no_batch(clock: ManualClock) -> None:
+    queue = memory_queue(clock, dedup_window="1h", dedup_replaces=True)
+    group = queue.group("g").ensure()
+    queue.publish([Message("old", dedup_id="a", deliver_at="10s")])
+    queue.publish([Message("new", dedup_id="a", deliver_at="20s")])
+    runner = Runner(queue)
+    clock.advance("11s")
+    assert not runner.offer()
+    assert group.stats().skipped == 1
+    clock.advance("10s")
+    assert len(sequences(runner.begun())) == 1
+    assert group.stats().leased == 1
+
+
+def test_a_batch_has_no_message_that_is_replaced_after_its_offer(clock: ManualClock) -> None:
+    queue = memory_queue(clock, dedup_window="1h", dedup_replaces=True)
+    queue.publish([Message("old", dedup_id="a")])
+    runner = Runner(queue)
+    assert runner.offer()
+    (new,) = queue.publish([Message("new", dedup_id="a")]).sequences
+    assert sequences(runner.plan()) == [new]
+    assert queue.group("g").stats().skipped == 1
+
+
 def test_a_group_starts_where_its_first_stream_says(queue: Queue) -> None:
     queue.publish("old")
     source = StreamSource(group_ledger_of(queue.group("g", start="latest")), StreamOptions())

@@ -1,0 +1,62 @@
+"""Name the messages that the messages of a file replace, as text in the ``add`` of that file.
+
+A group that has never leased a replaced message skips it. Each number of the text counts on from
+the one before, so that the sequences of one commit are short.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, chain
+from operator import itemgetter
+from typing import Final
+
+from spark_mq.ledger.intervals import Interval, normalise
+
+__all__ = ["decode_replaced", "encode_replaced", "split_replaced", "valid_replaced"]
+
+_INTERVAL: Final = r"[0-9]{1,19}(\+[0-9]{1,19})?"
+_TEXT: Final = re.compile(f"{_INTERVAL}(,{_INTERVAL})*")
+_last_of: Final = itemgetter(1)
+
+
+def encode_replaced(sequences: Iterable[int]) -> str:
+    """Return sequences as text, such as ``7+2,4`` for 7 to 9 and 13."""
+    parts, before = list[str](), 0
+    for first, last in normalise((one, one) for one in sequences):
+        more = f"+{last - first}" if last > first else ""
+        parts.append(f"{first - before}{more}")
+        before = last
+    return ",".join(parts)
+
+
+def decode_replaced(text: str) -> list[Interval]:
+    """Return the intervals in a text of :func:`encode_replaced`, in order."""
+    pairs = (part.partition("+") for part in text.split(","))
+    steps = ((int(gap), int(more or 0)) for gap, _, more in pairs)
+    ends = list(accumulate(chain.from_iterable(steps)))
+    return list(zip(ends[::2], ends[1::2], strict=True))
+
+
+def valid_replaced(text: object, before: int) -> bool:
+    """Return whether a tag names messages before a sequence. Any writer may have written it."""
+    if not isinstance(text, str) or not _TEXT.fullmatch(text):
+        return False
+    return decode_replaced(text)[-1][1] < before
+
+
+def split_replaced(
+    replaced: Sequence[Interval], first: int, last: int
+) -> Iterator[tuple[bool, int, int]]:
+    """Yield whether each run of ``first..last`` is replaced, and its bounds, in order."""
+    at = bisect_left(replaced, first, key=_last_of)
+    while first <= last:
+        low, high = replaced[at] if at < len(replaced) else (last + 1, last + 1)
+        if first < low:
+            yield False, first, min(last, low - 1)
+            first = low
+        else:
+            yield True, first, min(last, high)
+            first, at = high + 1, at + 1

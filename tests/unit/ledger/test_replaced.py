@@ -1,0 +1,50 @@
+"""The text that names replaced messages, and the runs of a file that it makes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_mq.ledger.intervals import normalise
+from spark_mq.ledger.message_index import sequence
+from spark_mq.ledger.replaced import (
+    decode_replaced,
+    encode_replaced,
+    split_replaced,
+    valid_replaced,
+)
+
+SOME = st.sets(st.integers(0, 60), min_size=1)
+
+
+@given(st.sets(st.one_of(st.integers(0, 60), st.integers(0, 2**62)), min_size=1))
+def test_a_text_has_the_same_sequences(sequences: set[int]) -> None:
+    text = encode_replaced(sequences)
+    assert decode_replaced(text) == normalise((one, one) for one in sequences)
+    assert valid_replaced(text, max(sequences) + 1)
+    assert not valid_replaced(text, max(sequences))
+
+
+def test_a_text_is_short() -> None:
+    assert encode_replaced([13, 7, 8, 9]) == "7+2,4"
+    scattered = encode_replaced(sequence(9_000, 2 * row) for row in range(1_000))
+    assert len(scattered) < 2_020
+
+
+@pytest.mark.parametrize(
+    "text", ["", ",", "1,", "1-2", "-1", "1+-2", "a", "1 2", "1+", "٣", "1" * 20, 7, None, ["1"]]
+)
+def test_another_tag_names_no_message(text: object) -> None:
+    assert not valid_replaced(text, 2**63)
+
+
+@given(SOME, st.integers(0, 60), st.integers(0, 60))
+def test_the_runs_of_a_file_are_replaced_or_not(replaced: set[int], one: int, other: int) -> None:
+    first, last = min(one, other), max(one, other)
+    runs = list(split_replaced(normalise((n, n) for n in replaced), first, last))
+    found = {n: is_replaced for is_replaced, low, high in runs for n in range(low, high + 1)}
+    assert found == {n: n in replaced for n in range(first, last + 1)}
+    assert all(a[0] != b[0] and a[2] + 1 == b[1] for a, b in pairwise(runs))
