@@ -14,8 +14,8 @@ from spark_mq.cli.output import Column, Part, Rows
 from spark_mq.cli.queues import group_rows
 from spark_mq.delta.object_store import absolute_path
 from spark_mq.errors import SparkMQError
+from spark_mq.inspect.health import check_health
 from spark_mq.inspect.overview import QueueOverview
-from spark_mq.ledger.limits import is_stopped
 from spark_mq.queue import Queue
 from spark_mq.util.show import show_age, show_bars, show_count, show_time
 
@@ -241,10 +241,6 @@ class QueuesLooks:
 
 
 def _problem(overview: QueueOverview) -> str | None:
-    """Return the first reason why a group of a queue does nothing, or None."""
-    for name, why in overview.damaged.items():
-        return f"{name} is damaged: {why}"
-    for name, stats in overview.groups.items():
-        if is_stopped(stats.blocked_because):
-            return f"{name}: {stats.blocked_because}"
-    return None
+    """Return the first reason why a queue is unhealthy, or None."""
+    problems = check_health(overview, datetime.now(UTC)).problems
+    return problems[0].text if problems else None

@@ -18,7 +18,7 @@ from spark_mq.maintenance.retention import find_held_back
 from spark_mq.operations.context import QueueContext
 from spark_mq.util.clock import Duration, to_datetime
 from spark_mq.util.records import Record
-from spark_mq.util.show import show_count
+from spark_mq.util.show import show_age, show_count
 from spark_mq.util.validation import validate_count, validate_duration
 
 __all__ = ["Blocker", "Health", "Problem", "check_health", "find_blockers"]
@@ -186,9 +186,8 @@ def _sweep_problems(overview: QueueOverview, now: datetime, limit: int | None) -
     if waited <= timedelta(microseconds=limit):
         return []
     commits = overview.sweeps.unarchived_commits
-    seconds = waited.total_seconds()
     waits = f"waiting: {show_count(commits, 'commit')}" if commits else "a schedule is due"
-    text = f"the queue was not swept for {seconds:.0f} s: {waits}. Run a sweep."
+    text = f"the queue was not swept for {show_age(waited)}: {waits}. Run a sweep."
     return [Problem("not_swept", None, text)]
 
 
@@ -200,8 +199,7 @@ def _group_problems(name: str, stats: GroupStats, limit: int | None) -> list[Pro
         found.append(Problem("blocked", name, text))
     age = stats.oldest_unsettled_age
     if limit is not None and age is not None and age > timedelta(microseconds=limit):
-        text = f"group {name!r} has a message that is {age.total_seconds():.0f} s old and not "
-        text += "settled"
+        text = f"group {name!r} has a message that is {show_age(age)} old and not settled"
         found.append(Problem("too_old", name, text))
     return found
 

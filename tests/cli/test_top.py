@@ -128,6 +128,17 @@ def test_a_queue_that_cannot_be_read_is_a_row_with_the_reason(shop: Path) -> Non
     assert [row["name"] for row in rows if row["problem"]] == ["audit", "orders"]
 
 
+def test_a_problem_is_what_a_check_of_health_finds(shop: Path) -> None:
+    busy = Queue.open(shop / "audit")
+    busy.group("billing").configure(max_in_flight=10)
+    assert busy.group("billing").stats().blocked_because.startswith("max_in_flight")
+    found = {
+        row["name"]: row["problem"] for row in QueuesLooks(str(shop), {}, 20).refresh()["queues"]
+    }
+    (problem,) = Queue.open(shop / "orders").health().problems
+    assert found == {"orders": problem.text, "audit": None}, "a cap ends by itself"
+
+
 def test_new_queues_are_found_after_half_a_minute(shop: Path) -> None:
     now = 0.0
     looks = QueuesLooks(str(shop), {}, 20, lambda: now)
