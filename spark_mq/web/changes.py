@@ -15,7 +15,7 @@ from spark_mq.util.user import act_as
 from spark_mq.util.validation import parse_until, validate_choice, validate_position
 from spark_mq.web.message_pages import limit_of, trial
 from spark_mq.web.render import href, render
-from spark_mq.web.view import Forbidden, View
+from spark_mq.web.view import Forbidden, View, number_in
 
 __all__ = ["change", "confirmation"]
 
@@ -56,7 +56,7 @@ def _seek_preview(view: View) -> Mapping[str, Any]:
 
 
 def _position(view: View) -> str:
-    return _required(view, "to", "give earliest, latest, a sequence or an instant")
+    return number_in(_required(view, "to", "give earliest, latest, a sequence or an instant"))
 
 
 def _configure(view: View) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 from spark_mq.errors import InvalidOption
 from spark_mq.inspect import STATE_NAMES, Failure, PeekedMessage
 from spark_mq.operations.life import TraceEvent
-from spark_mq.web.render import href, render
+from spark_mq.web.render import href, render, show_sequence
 from spark_mq.web.view import View
 
 __all__ = [
@@ -40,7 +40,7 @@ def messages_page(view: View) -> str:
             option="state",
             value=given["state"],
         )
-    if (sequence := view.number("sequence")) is not None:
+    if (sequence := view.sequence("sequence")) is not None:
         found = _at(view, sequence)
     else:
         found = _peek(view)
@@ -81,15 +81,17 @@ def messages_form(view: View) -> dict[str, Any]:
 
 def message_page(view: View) -> str:
     """Show one message, or its life."""
-    sequence = view.number("sequence")
+    sequence = view.sequence("sequence")
     if sequence is None:
-        raise InvalidOption("sequence is missing: give a number", option="sequence", value=None)
+        raise InvalidOption(
+            "sequence is missing: give version:row, or a number", option="sequence", value=None
+        )
     if view.text("part") == "life":
         return _life(view, sequence)
     return render(
         "message.html",
         view,
-        title=f"Message {sequence}",
+        title=f"Message {show_sequence(sequence)}",
         tab="messages",
         sequence=sequence,
         message=next(iter(_at(view, sequence)), None),
@@ -209,7 +211,7 @@ def _letter(view: View, sequence: int) -> str:
     return render(
         "letter.html",
         view,
-        title=f"Dead letter {sequence}",
+        title=f"Dead letter {show_sequence(sequence)}",
         tab="letters",
         columns=columns,
         value=letter.get("value"),

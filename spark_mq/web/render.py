@@ -22,9 +22,9 @@ from spark_mq.util.show import (
     show_took,
     show_value,
 )
-from spark_mq.web.view import View
+from spark_mq.web.view import ROWS_OF_VERSION, View
 
-__all__ = ["href", "render"]
+__all__ = ["href", "render", "show_sequence"]
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 # The pages of a queue, each with the first part of its path and its name.
@@ -49,7 +49,7 @@ class Payload(NamedTuple):
 
 def render(template: str, view: View | None = None, **context: Any) -> str:
     """Return a page, or a part of one."""
-    known = {"view": view, "queue": view and view.name, "now": datetime.now(UTC), "tab": None}
+    known = {"view": view, "queue": view and view.name, "tab": None}
     return _environment().get_template(template).render({**known, **context})
 
 
@@ -60,7 +60,7 @@ def _environment() -> Environment:
     made.filters.update(
         age=show_age, count=_count, counted=_counted, distance=_distance, fact=_fact,
         moment=show_moment, payload=_payload, percent="{:.1%}".format, position=show_position,
-        sequence=_sequence, setting=_setting, size=_size, time=show_time, took=show_took,
+        sequence=show_sequence, setting=_setting, size=_size, time=show_time, took=show_took,
         value=show_value,
     )  # fmt: skip
     made.tests["instant"] = lambda value: isinstance(value, datetime)
@@ -92,8 +92,12 @@ def _fact(value: Any) -> Any:
     return _count(value) if type(value) in (int, float) else value
 
 
-def _sequence(number: int) -> str:
-    return str(number) if number >= 0 else "-"
+def show_sequence(number: int) -> str:
+    """Return a sequence as version:row. Without a row it is the place before a version."""
+    version, row = divmod(number, ROWS_OF_VERSION)
+    if number < 0:
+        return "-"
+    return f"before {version + 1}:0" if row == ROWS_OF_VERSION - 1 else f"{version}:{row}"
 
 
 def _size(value: int) -> str:
@@ -103,7 +107,9 @@ def _size(value: int) -> str:
     return f"{value} bytes"
 
 
-def _distance(age: timedelta) -> str:
+def _distance(at: datetime) -> str:
+    """Return a time as people say it, such as 3m12s ago."""
+    age = datetime.now(UTC) - at
     return f"{show_age(age)} ago" if age >= timedelta() else f"in {show_age(-age)}"
 
 

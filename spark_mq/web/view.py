@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -29,6 +30,7 @@ __all__ = [
     "HealthLimits",
     "OverviewCache",
     "View",
+    "number_in",
 ]
 
 FRESH_SECONDS: Final = 1.0  # age of an overview that need not be read again
@@ -146,6 +148,16 @@ def _name(root: str, path: str) -> str:
 
 
 MAX_NUMBER: Final = 2**63 - 1
+ROWS_OF_VERSION: Final = 2**32  # sequences of one version of ``messages/``
+_PLACE: Final = re.compile(r"([0-9]{1,10}):([0-9]{1,10})")
+
+
+def number_in(text: str) -> str:
+    """Return a sequence that is written as version:row as digits. Other texts stay."""
+    found = _PLACE.fullmatch(text)
+    if found is None or int(found[2]) >= ROWS_OF_VERSION:
+        return text
+    return str(int(found[1]) * ROWS_OF_VERSION + int(found[2]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +219,11 @@ class View:
                 f"{name}={value} is out of range: give {least} to {most}", option=name, value=value
             )
         return value
+
+    def sequence(self, name: str) -> int | None:
+        """Return a parameter as a sequence, or None without it. It may be version:row."""
+        text = self.text(name)
+        return None if text is None else self.number(name, text=number_in(text))
 
     def check_form(self) -> None:
         """Raise Forbidden, unless the request comes from a form or a link of this visitor."""

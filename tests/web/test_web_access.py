@@ -26,6 +26,7 @@ from support.limits import Limits
 from spark_mq import InvalidOption, Queue
 from spark_mq.maintenance.condition import Condition
 from spark_mq.web import Access, OverviewCache, security, serve, server
+from spark_mq.web.render import show_sequence
 from spark_mq.web.security import is_local
 
 Visit = Callable[..., TestClient]
@@ -581,11 +582,11 @@ def test_a_group_is_moved_after_a_dry_run(visit: Visit, queue: Queue) -> None:
     text = client.get("/change/orders", params=query).text
     expected = group.preview_seek("latest")
     assert expected.skipped > 0
-    shown = dict(re.findall(r"<dt>([^<]*)</dt><dd>(?:<a [^>]*>)?([^<]*)<", text))
+    shown = dict(re.findall(r"<dt>([^<]*)</dt><dd>(?:<(?:a|span) [^>]*>)*([^<]*)<", text))
     assert shown == {
         "Move to": "latest",
-        "Start sequence now": str(expected.start_sequence),
-        "First unread sequence then": str(expected.position),
+        "Start sequence now": show_sequence(expected.start_sequence),
+        "First unread sequence then": show_sequence(expected.position),
         "Unsettled messages skipped": f"{expected.skipped:,}",
         "Messages delivered again": f"{expected.delivered_again:,}",
         "Leases fenced": f"{expected.fenced_leases:,}",
@@ -617,7 +618,14 @@ def test_changes_are_in_the_words_of_the_glossary(visit: Visit, queue: Queue) ->
     assert "1,000,000" in client.get("/group/orders", params={"group": "billing"}).text
 
 
-@pytest.mark.parametrize("to", ["yesterday", "-1", "2026-01-31T12:00:00"])
+def test_a_group_is_moved_to_a_version_and_row(visit: Visit, queue: Queue) -> None:
+    client = visit(allow_changes=True)
+    query = {"do": "seek", "group": "billing", "to": "1:3"}
+    assert client.post("/change/orders", data=form_of(client, **query)).status_code == 303
+    assert queue.group("billing").stats().start_sequence == 2**32 + 2
+
+
+@pytest.mark.parametrize("to", ["yesterday", "-1", "1:x", "2026-01-31T12:00:00"])
 def test_a_position_that_is_none_is_refused(visit: Visit, queue: Queue, to: str) -> None:
     query = {"do": "seek", "group": "billing", "to": to}
     answer = visit(allow_changes=True).get("/change/orders", params=query)

@@ -17,6 +17,7 @@ from support.stocked_queue import sequence_of
 from spark_mq import Message, Queue
 from spark_mq.operations.history import HEADER_PREFIX
 from spark_mq.web import HealthLimits, OverviewCache
+from spark_mq.web.render import show_sequence
 
 Visit = Callable[..., TestClient]
 EVIL = "<script>alert(1)</script>\"'&\u202e"
@@ -182,6 +183,31 @@ def test_messages_are_found_by_sequence_id_key_and_state(visit: Visit, queue: Qu
     assert get(client, address, 400, group="billing", state="nope")
 
 
+def test_a_sequence_is_shown_and_found_as_version_and_row(visit: Visit, queue: Queue) -> None:
+    client, sequence = visit(), sequence_of(queue, "bad")
+    assert (show_sequence(sequence), show_sequence(2**32 - 1)) == ("1:2", "before 1:0")
+    page = get(client, "/messages/orders", sequence="1:2")
+    assert ("span", {"title": str(sequence)}) in page.tags
+    assert "1:2" in page.texts
+    assert f"/message/orders?sequence={sequence}" in page.links()
+    message = get(client, "/message/orders", sequence="1:2")
+    assert "Message 1:2" in message.texts
+    assert str(sequence) in message.texts, "to paste it elsewhere"
+    for wrong in ("1:", ":2", "1:4294967296", "1:2:3", f"{2**31}:0", "٣:0"):
+        assert "sequence" in get(client, "/messages/orders", 400, sequence=wrong).text
+
+
+def test_a_time_is_shown_as_its_age_with_the_instant(visit: Visit, queue: Queue) -> None:
+    page = get(visit(), "/messages/orders", sequence="1:0")
+    ((_, shown),) = [one for one in page.tags if one[0] == "time"]
+    at = queue.peek(1)[0].published_at
+    assert shown == {"datetime": at.isoformat(), "title": f"{at:%Y-%m-%d %H:%M:%S}Z"}
+    assert any(re.fullmatch(r"[0-9ms]+ ago", one) for one in page.texts)
+    assert shown["title"] not in page.texts
+    leased = get(visit(), "/group/orders", group="billing", part="live")
+    assert any(re.fullmatch(r"in [0-9hms]+", one) for one in leased.texts), "a deadline"
+
+
 def test_many_messages_are_shown_in_pages(visit: Visit, queue: Queue) -> None:
     queue.publish([f"{number}" for number in range(60)])
     client = visit()
@@ -226,9 +252,9 @@ def test_a_message_links_to_its_redrives_in_both_directions(visit: Visit, queue:
     new = queue.find(message_id="id-bad")[0]
     for one, how, other in ((old, "Redriven as", new), (new, "Redriven from", old)):
         life = get(client, "/message/orders", sequence=one, part="life")
-        assert f"{how}  {other}" in life.text
+        assert f"{how}  {show_sequence(other)}" in life.text
         (link,) = [href for href in life.links() if f"sequence={other}" in href]
-        assert f"Message {other}" in client.get(link).text
+        assert f"Message {show_sequence(other)}" in client.get(link).text
     innocent = get(client, "/message/orders", sequence=sequence_of(queue, "acked"), part="life")
     assert "Redriven" not in innocent.text
 
