@@ -14,7 +14,7 @@ from spark_mq.util.show import show_some
 from spark_mq.util.user import act_as
 from spark_mq.util.validation import parse_until, validate_choice, validate_position
 from spark_mq.web.message_pages import limit_of, trial
-from spark_mq.web.render import href, render
+from spark_mq.web.render import TABS, href, render
 from spark_mq.web.view import Forbidden, View, number_in
 
 __all__ = ["change", "confirmation"]
@@ -33,8 +33,10 @@ class _Action:
     """A change, with the question that asks for it."""
 
     question: str
+    verb: str  # the text of the button that makes it
     run: Callable[[View], object]  # may return counts for the page `then`
     preview: Callable[[View], Mapping[str, Any]] = lambda _: {}  # its effects, for the template
+    loses: Callable[[Mapping[str, Any]], bool] = lambda _: False  # by its effects
     needs: tuple[str, ...] = ()  # parameters that a form asks for
     then: str = "changes"  # the page that shows the change
 
@@ -104,56 +106,74 @@ def _required(view: View, name: str, hint: str) -> str:
 _ACTIONS: Final[Mapping[str, _Action]] = {
     "pause": _Action(
         "Stop new leases of group {group}? Live leases can be settled.",
+        "Pause",
         lambda view: view.group()[0].pause(
             view.text("reason"), until=parse_until("until", view.text("until"))
         ),
     ),
     "resume": _Action(
         "Allow new leases of group {group}? This closes its breaker, too.",
+        "Resume",
         lambda view: view.group()[0].resume(),
     ),
     "seek": _Action(
         "Move group {group}? Workers lose their leases. Skipped messages are not delivered.",
+        "Move it",
         _seek,
         _seek_preview,
+        loses=lambda effects: effects["preview"].skipped > 0,
         needs=("to",),
     ),
     "configure": _Action(
         "Change a setting of group {group}? Workers obey at once.",
+        "Change it",
         _configure,
         _configure_preview,
         needs=("setting", "value"),
     ),
     "unblock-retry": _Action(
         "Deliver the messages that block group {group} again?",
+        "Deliver them",
         lambda view: view.group()[0].unblock("retry"),
     ),
     "unblock-dead_letter": _Action(
         "Dead-letter the messages that block group {group}?",
+        "Dead-letter them",
         lambda view: view.group()[0].unblock("dead_letter"),
     ),
     "unblock-drop": _Action(
         "Drop the messages that block group {group}? They are lost.",
+        "Drop them",
         lambda view: view.group()[0].unblock("drop"),
+        loses=lambda _: True,
     ),
     "pause-schedule": _Action(
         "Publish no message of schedule {schedule} until it is resumed? Its instants are skipped.",
+        "Pause",
         lambda view: view.queue.pause_schedule(view.schedule().name, view.text("reason")),
         then="schedules",
     ),
     "resume-schedule": _Action(
         "Publish messages of schedule {schedule} again, from now on?",
+        "Resume",
         lambda view: view.queue.resume_schedule(view.schedule().name),
         then="schedules",
     ),
     "remove-schedule": _Action(
         "Remove schedule {schedule}? Messages that it has published stay.",
+        "Remove",
         lambda view: view.queue.remove_schedule(view.schedule().name),
+        loses=lambda _: True,
         then="schedules",
     ),
-    "redrive": _Action("Publish these dead letters of {queue} again?", _redrive, _redrive_preview),
+    "redrive": _Action(
+        "Publish these dead letters of {queue} again?", "Redrive them", _redrive, _redrive_preview
+    ),
     "sweep": _Action(
-        "Sweep {queue} now?", lambda view: {"routed": view.queue.sweep().routed}, then="sweeps"
+        "Sweep {queue} now?",
+        "Sweep",
+        lambda view: {"routed": view.queue.sweep().routed},
+        then="sweeps",
     ),
 }
 
@@ -168,10 +188,12 @@ def _action(view: View) -> tuple[str, _Action]:
 def confirmation(view: View) -> str:
     """Ask for what a change needs, or whether to make it."""
     do, action = _action(view)
-    known = {
+    known: dict[str, Any] = {
         "do": do,
         "question": action.ask(view),
-        "back": _back(view),
+        "verb": action.verb,
+        "back": _place(view)[1],
+        "crumbs": [_place(view)],
         "settings": tuple(_SETTINGS),
     }
     if any(view.text(name) is None for name in action.needs):
@@ -179,14 +201,16 @@ def confirmation(view: View) -> str:
     preview = action.preview(view)
     if do == "redrive" and not preview["trial"].number:
         return render("change.html", view, title="Nothing to change", step="nothing", **known)
+    known["loses"] = action.loses(preview)
     return render("change.html", view, title="Please confirm", step="confirm", **known, **preview)
 
 
-def _back(view: View) -> str:
-    """Return the address of the page that offered the change."""
-    if view.text("group"):
-        return href("group", view.name, group=view.text("group"))
-    return href(_PLACES.get(view.text("do") or "", "queue"), view.name)
+def _place(view: View) -> tuple[str, str]:
+    """Return the name and the address of the page that offered the change."""
+    if group := view.text("group"):
+        return f"Group {group}", href("group", view.name, group=group)
+    page = _PLACES.get(view.text("do") or "", "queue")
+    return dict(TABS)[page], href(page, view.name)
 
 
 def change(view: View) -> str:

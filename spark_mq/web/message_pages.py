@@ -93,6 +93,7 @@ def message_page(view: View) -> str:
         view,
         title=f"Message {show_sequence(sequence)}",
         tab="messages",
+        crumbs=[("Messages", href("messages", view.name))],
         sequence=sequence,
         message=next(iter(_at(view, sequence)), None),
     )
@@ -213,6 +214,7 @@ def _letter(view: View, sequence: int) -> str:
         view,
         title=f"Dead letter {show_sequence(sequence)}",
         tab="letters",
+        crumbs=[("Dead letters", href("letters", view.name))],
         columns=columns,
         value=letter.get("value"),
         letter_headers=dict(letter.get("headers") or ()),

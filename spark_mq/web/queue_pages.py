@@ -13,7 +13,7 @@ from spark_mq.inspect import STATE_NAMES, ChangeRecord, Health, LaneInfo, QueueO
 from spark_mq.inspect.health import check_health
 from spark_mq.ledger.stats import GroupStats, figures_of, state_figures
 from spark_mq.util.show import show_age
-from spark_mq.web.render import render
+from spark_mq.web.render import href, render
 from spark_mq.web.view import View
 
 __all__ = [
@@ -41,6 +41,11 @@ _PAST: Final = ("published", "leased", "acked", "failed")
 _CHANGES: Final = {"redriven": "redrive"}  # the word for a change, if its commit has another one
 MAX_LEASES: Final = 50
 TOP: Final = 20  # the hottest lanes of a table, or the commonest keys
+_UNBLOCKS: Final = (
+    ("unblock-retry", "Retry what blocks", False),
+    ("unblock-dead_letter", "Dead-letter what blocks", False),
+    ("unblock-drop", "Drop what blocks", True),
+)
 LANE_KINDS: Final = ("free", "leased", "held back")
 
 
@@ -306,12 +311,12 @@ def figures(stats: GroupStats) -> list[tuple[str, Any]]:
     ]
 
 
-def _actions(stats: GroupStats) -> list[tuple[str, str]]:
-    """Return the changes that fit a group, each with the text of its button."""
+def _actions(stats: GroupStats) -> list[tuple[str, str, bool]]:
+    """Return the changes that fit a group, with the text of each button, and if it is red."""
     paused = bool(stats.blocked_because) and not stats.blocked
-    names = ["resume" if paused else "pause", "seek", "configure"]
-    names += [f"unblock-{to}" for to in ("retry", "dead_letter", "drop")] if stats.blocked else []
-    return [(do, do.replace("-", ": ").replace("_", "-").capitalize()) for do in names]
+    found = [(do, do.capitalize(), False) for do in ("resume" if paused else "pause", "seek")]
+    found.append(("configure", "Configure", False))
+    return [*found, *_UNBLOCKS] if stats.blocked else found
 
 
 def _notable(view: View) -> str:
@@ -368,6 +373,7 @@ def _lane(view: View, lane: int) -> str:
         view,
         title=f"Lane {lane} of group {group.name}",
         tab="queue",
+        crumbs=[(f"Group {group.name}", href("group", view.name, group=group.name))],
         name=group.name,
         keys=group.hot_keys(lane, TOP),
     )

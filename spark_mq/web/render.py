@@ -24,7 +24,7 @@ from spark_mq.util.show import (
 )
 from spark_mq.web.view import ROWS_OF_VERSION, View
 
-__all__ = ["href", "render", "show_sequence"]
+__all__ = ["TABS", "href", "render", "show_sequence"]
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 # The pages of a queue, each with the first part of its path and its name.
@@ -49,7 +49,7 @@ class Payload(NamedTuple):
 
 def render(template: str, view: View | None = None, **context: Any) -> str:
     """Return a page, or a part of one."""
-    known = {"view": view, "queue": view and view.name, "tab": None}
+    known = {"view": view, "queue": view and view.name, "tab": None, "crumbs": ()}
     return _environment().get_template(template).render({**known, **context})
 
 

@@ -102,11 +102,11 @@ def test_the_page_shows_news_by_itself(open_page: Open, queue: Queue, address: s
 def test_a_change_is_confirmed_and_recorded(open_page: Open, queue: Queue, address: str) -> None:
     page = open_page()
     page.goto(f"{address}/queue/orders", wait_until="networkidle")
-    page.click("text=billing")
-    page.click("text=Pause")
+    page.click("a:text-is('billing')")
+    page.click("a:text-is('Pause')")
     assert queue.group("billing").blocked_because == ""
     page.fill("input[name=reason]", "repairs")
-    page.click("text=Yes, do it")
+    page.click("button:text-is('Pause')")
     page.wait_for_url("**/changes/orders?done=1")
     row = page.inner_text("tbody tr")
     assert "pause" in row
@@ -119,7 +119,7 @@ def test_a_change_is_confirmed_and_recorded(open_page: Open, queue: Queue, addre
     page.goto(f"{address}/letters/orders", wait_until="networkidle")
     page.click("td >> text=rejected")
     page.click("text=Redrive them")
-    page.click("text=Yes, do it")
+    page.click("button:text-is('Redrive them')")
     page.wait_for_url("**/changes/orders?done=1&redriven=1")
     assert "Redriven: 1 dead letter." in page.inner_text("main")
     assert queue.describe().dead_letters == 0

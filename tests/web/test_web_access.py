@@ -676,10 +676,34 @@ def test_a_sweep_and_an_unblock_are_offered(visit: Visit, queue: Queue) -> None:
     group = queue.group("stuck")
     group.configure(max_delivery_attempts=1, on_max_deliveries="block")
     group.lease("w").nack(error="broken")
-    assert "Unblock: drop" in client.get("/group/orders", params={"group": "stuck"}).text
+    text = client.get("/group/orders", params={"group": "stuck"}).text
+    assert re.findall('class="button danger">([^<]*)<', text) == ["Drop what blocks"]
     client.post("/change/orders", data=form_of(client, do="unblock-drop", group="stuck"))
     assert group.stats().blocked == 0
     assert ("unblock: drop", "alice") in who(queue)
+
+
+def test_a_button_says_the_verb_and_is_red_only_for_a_loss(visit: Visit, queue: Queue) -> None:
+    client = visit(allow_changes=True)
+    queue.schedule("nightly", cron="0 2 * * *", message="x")
+    queue.sweep()
+    for query, verb, loses in (
+        ({"do": "pause", "group": "billing"}, "Pause", False),
+        ({"do": "seek", "group": "billing", "to": "earliest"}, "Move it", False),
+        ({"do": "seek", "group": "billing", "to": "latest"}, "Move it", True),
+        ({"do": "sweep"}, "Sweep", False),
+        ({"do": "remove-schedule", "schedule": "nightly"}, "Remove", True),
+        (with_token(client, do="redrive", where="true"), "Redrive them", False),
+    ):
+        text = client.get("/change/orders", params=query).text
+        assert re.findall("<button( class=.danger.)?>([^<]*)<", text) == [
+            (' class="danger"' if loses else "", verb)
+        ]
+        assert text.count("danger") == loses
+    text = client.get("/schedules/orders").text
+    assert re.findall('class="button( danger)?">([^<]*)<', text) == [
+        ("", "Pause"), (" danger", "Remove")
+    ]  # fmt: skip
 
 
 def test_wrong_changes_are_refused(visit: Visit, queue: Queue) -> None:

@@ -183,6 +183,34 @@ def test_messages_are_found_by_sequence_id_key_and_state(visit: Visit, queue: Qu
     assert get(client, address, 400, group="billing", state="nope")
 
 
+def test_each_page_has_a_skip_link_and_says_where_it_is(visit: Visit, keyed: Queue) -> None:
+    keyed.group("billing").seek("latest")
+    keyed.publish(Message("x", key="a"))
+    keyed.group("billing").lease("w").reject(error="bad")
+    keyed.sweep()
+    client = visit(allow_changes=True)
+    (letter,) = keyed.newest_dead_letters(1)["dead_letter_sequence"].to_pylist()
+    queue, group = ("keyed", "/queue/keyed"), ("Group billing", "/group/keyed?group=billing")
+    for address, expected in (
+        ("/", []),
+        ("/queue/keyed", [queue]),
+        ("/group/keyed?group=billing", [queue]),
+        ("/group/keyed?group=billing&lane=0", [queue, group]),
+        ("/message/keyed?sequence=1:0", [queue, ("Messages", "/messages/keyed")]),
+        (f"/letters/keyed?letter={letter}", [queue, ("Dead letters", "/letters/keyed")]),
+        ("/change/keyed?do=pause&group=billing", [queue, group]),
+        ("/change/keyed?do=sweep", [queue, ("Sweeps and health", "/sweeps/keyed")]),
+    ):
+        text = client.get(address).text
+        assert Page(text).links()[0] == "#main"
+        assert ("main", {"id": "main", "tabindex": "-1"}) in Page(text).tags
+        crumbs = text.partition('<ol class="crumbs">')[2].partition("</ol>")[0]
+        found = re.findall(r'<li><a href="([^"]*)"[^>]*>([^<]*)</a>', crumbs)
+        assert [(name, where.replace("&amp;", "&")) for where, name in found] == [
+            ("spark_mq", "/"), *expected
+        ]  # fmt: skip
+
+
 def test_a_sequence_is_shown_and_found_as_version_and_row(visit: Visit, queue: Queue) -> None:
     client, sequence = visit(), sequence_of(queue, "bad")
     assert (show_sequence(sequence), show_sequence(2**32 - 1)) == ("1:2", "before 1:0")
@@ -336,7 +364,7 @@ def test_a_wrong_input_keeps_the_form_and_the_queue(visit: Visit, queue: Queue) 
         assert field in fields, page.text
         assert "/sweeps/orders" in page.links()
     assert "/letters/none" not in get(client, "/messages/none", 404).links()
-    assert get(client, "/messages/none", 400, state="ready").links() == ["/"]
+    assert get(client, "/messages/none", 400, state="ready").links() == ["#main", "/"]
     assert "/sweeps/orders" in get(client, "/group/orders", 404, group="nobody").links()
 
 
