@@ -41,11 +41,11 @@ from spark_mq.web.message_pages import (
     messages_form,
     messages_page,
 )
+from spark_mq.web.problems import health_of
 from spark_mq.web.queue_pages import (
     batches_page,
     changes_page,
     group_page,
-    health_of,
     home,
     queue_page,
     schedules_page,

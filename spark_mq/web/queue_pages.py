@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from spark_mq.errors import SparkMQError
-from spark_mq.inspect import STATE_NAMES, ChangeRecord, Health, LaneInfo, QueueOverview
-from spark_mq.inspect.health import check_health
-from spark_mq.ledger.stats import GroupStats, figures_of, state_figures
+from spark_mq.inspect import ChangeRecord, LaneInfo, QueueOverview
+from spark_mq.ledger.limits import limit_in
+from spark_mq.ledger.stats import GroupStats, figures_of
 from spark_mq.util.show import show_age
+from spark_mq.web.charts import state_bar
+from spark_mq.web.problems import (
+    PageProblem,
+    first_problems,
+    health_of,
+    lead_with,
+    problems_of,
+    unreadable,
+)
 from spark_mq.web.render import href, render
 from spark_mq.web.view import View
 
@@ -21,14 +28,14 @@ __all__ = [
     "changes_page",
     "figures",
     "group_page",
-    "health_of",
     "home",
     "queue_page",
     "schedules_page",
-    "state_bar",
     "sweeps_page",
 ]
 
+LEADING_EACH: Final = 3  # problems of each queue on the first page
+LEADING: Final = 10  # problems that the page of a queue leads with
 ROWS: Final = 50  # groups of one page of the table
 BUSY: Final = 10  # the busiest groups whose workers are listed, and workers of each
 MAX_WORKERS: Final = 20
@@ -36,7 +43,6 @@ MAX_BLOCKERS: Final = 50
 MAX_PROBLEMS: Final = 200
 MAX_CHANGES: Final = 200
 PERIODS: Final = ("1h", "1d", "7d", "30d")
-_STATES: Final = state_figures(GroupStats)
 _PAST: Final = ("published", "leased", "acked", "failed")
 _CHANGES: Final = {"redriven": "redrive"}  # the word for a change, if its commit has another one
 MAX_LEASES: Final = 50
@@ -49,99 +55,47 @@ _UNBLOCKS: Final = (
 LANE_KINDS: Final = ("free", "leased", "held back")
 
 
-class BriefHealth(NamedTuple):
-    """The health of a queue in a few words."""
-
-    text: str
-    kind: str  # "good", "warn" or "bad"
-
-
-@dataclass(frozen=True, slots=True)
-class BarPart:
-    """A state in a bar of 100 units."""
-
-    name: str
-    count: int
-    x: float
-    width: float
-
-
-@dataclass(frozen=True, slots=True)
-class StateBar:
-    """The messages of some groups by state."""
-
-    parts: list[BarPart]
-    total: int
-    width: float
-
-
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A queue on the first page, or why it cannot be read."""
+    """A queue on the first page. Without an overview it cannot be read."""
 
     name: str
-    error: str = ""
+    problems: list[PageProblem]
     overview: QueueOverview | None = None
-    health: BriefHealth | None = None
-    unsettled: int = 0
+    worst: str | None = None  # the group with the greatest lag
     oldest: Any = None
 
 
 def home(view: View) -> str:
-    """Show all queues under the path."""
+    """Show what is wrong with the queues under the path, and all of them."""
     rows = [_row(view, name, one) for name, one in view.overviews.all().items()]
-    template = "home_live.html" if view.text("part") == "live" else "home.html"
-    return render(template, view, title="Queues", rows=rows, path=view.overviews.path)
+    rows.sort(key=lambda row: not row.problems)
+    problems = [one for row in rows for one in first_problems(row.problems, LEADING_EACH)]
+    return render(
+        "home_live.html" if view.text("part") == "live" else "home.html",
+        view,
+        title="Queues",
+        rows=rows,
+        path=view.overviews.path,
+        **lead_with(view, problems[:MAX_PROBLEMS], "No queue has a problem." if rows else ""),
+    )
 
 
 def _row(view: View, name: str, one: QueueOverview | SparkMQError) -> _Row:
     if isinstance(one, SparkMQError):
-        return _Row(name, str(one) or type(one).__name__)
-    stats = one.groups.values()
+        return _Row(name, [unreadable(name, one)])
+    lags = {group: own.unsettled for group, own in one.groups.items()}
     return _Row(
         name,
+        problems_of(view, name, one),
         overview=one,
-        health=_brief_health(view, one),
-        unsettled=sum(one.unsettled for one in stats),
-        oldest=_oldest(own.oldest_unsettled_age for own in stats),
+        worst=max(lags, key=lambda group: (lags[group], group), default=None),
+        oldest=_oldest(own.oldest_unsettled_age for own in one.groups.values()),
     )
 
 
 def _oldest(ages: Iterable[Any]) -> Any:
     return max((age for age in ages if age is not None), default=None)
-
-
-def health_of(view: View, overview: QueueOverview) -> Health:
-    """Return a queue's health under the server's limits."""
-    limits = view.health
-    return check_health(
-        overview,
-        datetime.now(UTC),
-        max_unswept=limits.max_unswept,
-        max_age=limits.max_age,
-        max_dead=limits.max_dead,
-    )
-
-
-def _brief_health(view: View, overview: QueueOverview) -> BriefHealth:
-    checks = Counter(one.check.replace("_", " ") for one in health_of(view, overview).problems)
-    if not checks:
-        return BriefHealth("healthy", "good")
-    text = ", ".join(one if number == 1 else f"{number} {one}" for one, number in checks.items())
-    return BriefHealth(text, "bad" if "unreadable" in checks else "warn")
-
-
-def state_bar(stats: Iterable[GroupStats]) -> StateBar:
-    """Return the messages of some groups by state. Few among many stay visible."""
-    counts: Counter[str] = Counter()
-    for one in stats:
-        counts.update({name: getattr(one, name) for name in _STATES})
-    total, at, parts = counts.total(), 0.0, list[BarPart]()
-    for name in _STATES:
-        width = round(max(100 * counts[name] / total, 0.6), 2) if counts[name] else 0.0
-        parts.append(BarPart(name, counts[name], round(at, 2), width))
-        at += width
-    return StateBar(parts, total, round(max(at, 100), 2))
 
 
 def queue_page(view: View) -> str:
@@ -152,8 +106,8 @@ def queue_page(view: View) -> str:
 
 
 def _queue(view: View) -> str:
-    overview = view.overview
-    stats, search = list(overview.groups.values()), view.text("q")
+    overview, search = view.overview, view.text("q")
+    problems = first_problems(problems_of(view, view.name, overview), LEADING)
     number = view.number("page", most=10**9) or 0
     names = [name for name in overview.groups if search is None or search in name]
     names.sort(key=lambda name: (*_busy(overview.groups[name]), name))
@@ -163,16 +117,22 @@ def _queue(view: View) -> str:
         title=view.name,
         tab="queue",
         overview=overview,
-        health=_brief_health(view, overview),
-        oldest_unsettled=_oldest(one.oldest_unsettled_age for one in stats),
-        oldest_lease=_oldest(one.oldest_lease_age for one in stats),
-        bar=state_bar(stats),
+        bar=state_bar(overview.groups.values()),
+        oldest=_oldest(one.oldest_unsettled_age for one in overview.groups.values()),
+        limit_of=_limit,
+        settings={name: one for name, one in asdict(overview.settings).items() if name != "group"},
         names=names[number * ROWS : (number + 1) * ROWS],
         search=search,
         page=number,
         pages=-(-len(names) // ROWS),
         searchable=len(overview.groups) > ROWS or search is not None,
+        **lead_with(view, problems, "Nothing is wrong with the queue."),
     )
+
+
+def _limit(stats: GroupStats) -> str:
+    """Return the limit that a group has reached, which ends by itself, or no text."""
+    return stats.blocked_because if limit_in(stats.blocked_because) else ""
 
 
 def _busy(stats: GroupStats) -> tuple[int, ...]:
@@ -192,7 +152,7 @@ def _work(view: View) -> str:
         workers=workers[:MAX_WORKERS],
         busy=len(busy),
         most_busy=BUSY,
-        blockers=view.queue.blockers()[:MAX_BLOCKERS],
+        blockers=[one for one in view.queue.blockers() if one.first is not None][:MAX_BLOCKERS],
     )
 
 
@@ -281,6 +241,8 @@ def group_page(view: View) -> str:
 
 def _whole(view: View) -> str:
     group, stats = view.group()
+    own = [one for one in problems_of(view, view.name, view.overview) if one.group == group.name]
+    problems = [replace(one, address="") for one in own]
     return render(
         "group_live.html" if view.text("part") == "live" else "group.html",
         view,
@@ -290,24 +252,24 @@ def _whole(view: View) -> str:
         actions=_actions(stats) if view.allow_changes else [],
         stats=stats,
         figures=figures(stats),
-        order=group.settings.order,
+        limit_of=_limit,
         bar=state_bar([stats]),
-        state_names=STATE_NAMES,
         leases=group.leases(),
         workers=group.workers(),
         errors=group.last_errors(10),
         most=MAX_LEASES,
         settings=asdict(group.settings),
+        **lead_with(view, problems, "Nothing is wrong with the group."),
     )
 
 
 def figures(stats: GroupStats) -> list[tuple[str, Any]]:
     """Return the figures that the page of a group names."""
-    shown = [(one, getattr(stats, name)) for name, one in figures_of(type(stats)).items()]
+    shown = [(name, one, getattr(stats, name)) for name, one in figures_of(type(stats)).items()]
     return [
         (one.fact, show_age(value) if one.unit == "s" else value)
-        for one, value in shown
-        if one.fact
+        for name, one, value in shown
+        if one.fact and not (name == "breaker" and stats.blocked_because)  # a problem says it
     ]
 
 

@@ -107,7 +107,7 @@ def test_the_web_page_shows_it_and_offers_to_change_it(
     tree: Tree, queue: str, tmp_path: Path
 ) -> None:
     shown = run(tree, "-c", PAGE, str(tmp_path))
-    assert "<dt>nap</dt>" in shown
+    assert "<bdi>nap</bdi>" in shown
     assert '<option value="nap"' in shown
 
 

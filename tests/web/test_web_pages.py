@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -107,13 +108,123 @@ def test_a_queue_shows_states_rates_groups_workers_and_blockers(visit: Visit, qu
     widths = [attrs["width"] or "" for tag, attrs in page.tags if tag == "rect"]
     assert len(widths) == 4  # ready, delayed, leased, dead
     assert all(re.fullmatch(r"[0-9.]+", one) for one in widths)
-    queue.group("audit").pause("repairs")
-    work = get(client, "/queue/orders", part="work")
-    assert "worker-7" in work.text
-    assert "repairs" in work.text
+    assert "worker-7" in get(client, "/queue/orders", part="work").text
     assert "published" in get(client, "/queue/orders", part="past").text
     whole = get(client, "/queue/orders")
     assert any(attrs.get("hx-trigger") == "every 5s" for _, attrs in whole.tags)
+
+
+def problems_on(page: str) -> list[tuple[str, str, str]]:
+    """The problems that a page leads with: the name, the address of more, and the text."""
+    lead = re.search(r'<div id="problems"[^>]*>(.*?)</div>', page, re.DOTALL)
+    assert lead, page
+    found = re.findall(
+        r'<a href="([^"]*)" class="(?:warn|bad)">([^<]*)</a> <bdi>([^<]*)</bdi>', lead[1]
+    )
+    return [(name, address, html.unescape(text)) for address, name, text in found]
+
+
+def test_the_first_page_leads_with_problems_and_where_they_are_mended(
+    visit: Visit, queue: Queue, tmp_path: Path
+) -> None:
+    queue.sweep()
+    well = Queue.create(tmp_path / "queues" / "a-healthy-one", durable=False)
+    well.group("g").ensure()
+    stopped = Queue.create(tmp_path / "queues" / "b-stopped", durable=False)
+    for number in range(5):
+        stopped.group(f"g{number}").pause("repairs")
+    broken = tmp_path / "queues" / "z-broken"
+    for table in ("messages", "leases"):
+        (broken / table).mkdir(parents=True)
+    text = visit().get("/").text
+    found = problems_on(text)
+    assert [one[:2] for one in found] == [
+        *(("blocked", f"/group/b-stopped?group=g{number}") for number in range(3)),
+        ("2 more", "/sweeps/b-stopped"),
+        ("dead letters", "/letters/orders"),
+        ("unreadable", "/queue/z-broken"),
+    ]
+    assert "repairs" in found[0][2]
+    assert found[4][2] == "1 letter not redriven"
+    assert text.index('id="problems"') < text.index("<table>")
+    rows = re.findall(r'<tr><td><a href="/queue/([^"]*)"', text)
+    assert rows == ["b-stopped", "orders", "z-broken", "a-healthy-one"]
+
+
+def test_a_queue_has_the_lag_of_its_worst_group(visit: Visit, queue: Queue) -> None:
+    text = visit().get("/").text
+    (row,) = re.findall(r'<tr>(<td><a href="/queue/orders".*?)</tr>', text, re.DOTALL)
+    cells = [re.sub(r"<[^>]*>", "", one).strip() for one in row.split("</td>")]
+    assert cells[1:3] == ["4", "billing"], "audit has settled all"
+    queue.group("new", start="earliest").ensure()
+    assert '<td class="number">5</td>' in visit().get("/").text
+
+
+def test_a_refresh_brings_problems_only_if_they_changed(visit: Visit, queue: Queue) -> None:
+    client = visit()
+    for address in ("/", "/queue/orders", "/group/orders?group=billing"):
+        queue.group("billing").resume()
+        whole = client.get(address).text
+        assert '<div id="problems" aria-live="polite">' in whole
+        refresh = html.unescape(re.findall('hx-get="([^"]*part=live[^"]*)"', whole)[0])
+        assert 'id="problems"' not in client.get(refresh).text, address
+        queue.group("billing").pause("repairs")
+        news = client.get(refresh).text
+        assert '<div id="problems" hx-swap-oob="innerHTML">' in news
+        assert "repairs" in news
+        again = html.unescape(re.findall('hx-get="([^"]*part=live[^"]*)"', news)[0])
+        assert again != refresh
+        assert 'id="problems"' not in client.get(again).text, "a screen reader has read them"
+
+
+def test_pages_lead_with_what_is_wrong_and_say_it_once(visit: Visit, queue: Queue) -> None:
+    queue.group("billing").pause("repairs")
+    stuck = queue.group("stuck")
+    stuck.configure(max_delivery_attempts=1, on_max_deliveries="block")
+    stuck.lease("w").nack(error="broken")
+    client = visit(allow_changes=True)
+    whole = client.get("/queue/orders").text
+    assert [one[:2] for one in problems_on(whole)] == [
+        ("blocked", "/group/orders?group=billing"),
+        ("blocked", "/group/orders?group=stuck"),
+    ]
+    assert whole.index("repairs") < whole.index("Published")
+    work = client.get("/queue/orders", params={"part": "work"}).text
+    assert (whole + work).count("repairs") == 1
+    assert "broken" in work, "which message blocks, and why, is more than the problem"
+    group = client.get("/group/orders", params={"group": "billing"}).text
+    assert group.count("repairs") == 1
+    assert group.index("repairs") < group.index("Resume")
+    assert "Nothing is wrong with the group." in client.get("/group/orders?group=audit").text
+    for text in (whole, group):
+        names = re.findall("<dt>([^<]*)</dt>", text)
+        assert len(names) == len(set(names)) > 3
+
+
+def test_a_limit_is_no_problem_and_is_named(visit: Visit, queue: Queue) -> None:
+    queue.group("billing").configure(max_in_flight=1)
+    client = visit()
+    reason = queue.group("billing").stats().blocked_because
+    assert reason.startswith("max_in_flight")
+    for address in ("/queue/orders", "/group/orders?group=billing"):
+        text = client.get(address).text
+        assert problems_on(text) == []
+        assert text.split("<details>")[0].count(reason) == 1
+
+
+def test_settings_are_folded(visit: Visit, queue: Queue) -> None:
+    client = visit()
+    for address, name, value in (
+        ("/queue/orders", "retention", "7d"),
+        ("/group/orders?group=billing", "order", "none"),
+    ):
+        text = client.get(address).text
+        outside, folded = text.split("<details>")
+        assert f"<td><bdi>{name}</bdi></td><td><bdi>{value}</bdi></td>" in re.sub(
+            r">\s+<", "><", folded
+        )
+        assert f">{name}<" not in outside
+        assert "<details open" not in text
 
 
 def test_the_last_hour_has_sums(visit: Visit, queue: Queue) -> None:
@@ -394,7 +505,7 @@ def test_a_column_of_numbers_is_one_although_its_first_row_has_none(
         (tmp_path / "queues" / "broken" / table).mkdir(parents=True)
     text = visit().get("/").text
     assert text.index("/queue/broken") < text.index("/queue/orders")
-    assert '<th scope="col">Health</th><th scope="col" class="number">Unsettled</th>' in text
+    assert '<th scope="col">Queue</th><th scope="col" class="number">Worst lag</th>' in text
 
 
 def test_the_reason_of_a_letter_may_contain_quotes(visit: Visit, queue: Queue) -> None:
@@ -413,7 +524,7 @@ def test_sweeps_and_health_say_what_is_wrong(visit: Visit, queue: Queue) -> None
     healthy = visit()
     assert "The queue is healthy." in get(healthy, "/sweeps/orders").text
     assert healthy.get("/healthz").json() == {"healthy": True, "problems": 0}
-    assert "healthy" in get(healthy, "/").texts
+    assert "No queue has a problem." in get(healthy, "/").texts
     strict = visit(HealthLimits(max_dead=0))
     text = get(strict, "/sweeps/orders").text
     assert "too many dead" in text
@@ -421,11 +532,12 @@ def test_sweeps_and_health_say_what_is_wrong(visit: Visit, queue: Queue) -> None
     for address in ("/", "/queue/orders"):
         page = get(strict, address)
         assert "too many dead" in page.texts
-        assert "healthy" not in page.texts
-        assert "/sweeps/orders" in page.links()
+        assert "No queue has a problem." not in page.texts
+        assert "/letters/orders" in page.links()
     queue.group("audit").pause("repairs")
     queue.group("billing").pause("repairs")
-    assert "2 blocked, too many dead" in get(strict, "/").texts
+    kinds = [one for one in get(strict, "/").texts if one in ("blocked", "too many dead")]
+    assert kinds == ["blocked", "blocked", "too many dead"]
     queue.group("audit").resume()
     queue.group("billing").resume()
     answer = strict.get("/healthz")
@@ -587,9 +699,6 @@ def test_a_group_shows_its_priorities_and_what_holds_its_lanes(visit: Visit, key
     assert set(cells) == {"lane-free", "lane-leased", "lane-held-back"}
     assert cells["lane-leased"]["x"] == str(held["lease"].lane)
     assert cells["lane-free"]["fill-opacity"] == "1.00"
-    whole = get(client, "/group/keyed", group="billing")
-    assert "by key" in whole.text
-    assert "Order" in whole.text
 
 
 def test_a_lane_shows_its_keys(visit: Visit, keyed: Queue) -> None:
