@@ -20,6 +20,7 @@ from urllib.request import urlopen
 from large import ROOT, large_queue, parse
 
 PAGES = {
+    "all queues": "",
     "queue": "queue/queue",
     "queue, live part": "queue/queue?part=live",
     "queue, workers and blockers": "queue/queue?part=work",

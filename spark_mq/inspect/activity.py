@@ -25,6 +25,7 @@ from spark_mq.util.validation import (
 )
 
 __all__ = [
+    "ENDS",
     "THROUGHPUT_SCHEMA",
     "ChangeRecord",
     "MessageRecord",
@@ -36,8 +37,8 @@ __all__ = [
 
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
 _EVENT_COLUMNS: Final = ("committed_at", "consumer_group", "event", "outcome", "message_count")
-_ENDS: Final = ("acked", "dead_lettered", "dropped", "expired")
-_COUNTS: Final = ("published", "leased", "failed", *_ENDS)
+ENDS: Final = ("acked", "dead_lettered", "dropped", "expired")
+_COUNTS: Final = ("published", "leased", "failed", *ENDS)
 _LEAST_SECONDS: Final = 1.0
 """A rate over less time says little. A shorter interval counts in full."""
 THROUGHPUT_SCHEMA: Final = pa.schema(
@@ -137,7 +138,7 @@ def with_rates(
     return {
         **found,
         "published_per_second": found["published"] / seconds,
-        "settled_per_second": sum(found[name] for name in _ENDS) / seconds,
+        "settled_per_second": sum(found[name] for name in ENDS) / seconds,
     }
 
 

@@ -11,7 +11,7 @@ from spark_mq.inspect import ChangeRecord, LaneInfo, QueueOverview
 from spark_mq.ledger.limits import limit_in
 from spark_mq.ledger.stats import GroupStats, figures_of
 from spark_mq.util.show import show_age
-from spark_mq.web.charts import state_bar
+from spark_mq.web.charts import settled_chart, state_bar
 from spark_mq.web.problems import (
     PageProblem,
     first_problems,
@@ -36,6 +36,8 @@ __all__ = [
 
 LEADING_EACH: Final = 3  # problems of each queue on the first page
 LEADING: Final = 10  # problems that the page of a queue leads with
+MAX_CHARTS: Final = 50  # queues of the first page that have a chart
+CHARTS_READ: Final = 5  # of them that one request reads
 ROWS: Final = 50  # groups of one page of the table
 BUSY: Final = 10  # the busiest groups whose workers are listed, and workers of each
 MAX_WORKERS: Final = 20
@@ -70,6 +72,8 @@ def home(view: View) -> str:
     """Show what is wrong with the queues under the path, and all of them."""
     rows = [_row(view, name, one) for name, one in view.overviews.all().items()]
     rows.sort(key=lambda row: not row.problems)
+    readable = [row.name for row in rows if row.overview is not None]
+    hours = view.overviews.last_hours(readable[:MAX_CHARTS], CHARTS_READ)
     problems = [one for row in rows for one in first_problems(row.problems, LEADING_EACH)]
     return render(
         "home_live.html" if view.text("part") == "live" else "home.html",
@@ -77,6 +81,7 @@ def home(view: View) -> str:
         title="Queues",
         rows=rows,
         path=view.overviews.path,
+        charts={name: settled_chart(hour) for name, hour in hours.items()},
         **lead_with(view, problems[:MAX_PROBLEMS], "No queue has a problem." if rows else ""),
     )
 
@@ -158,9 +163,12 @@ def _work(view: View) -> str:
 
 def _past(view: View) -> str:
     """Show the sums of the last hour, from the history."""
-    rows = view.queue.throughput(since="1h", every="1m").to_pylist()
+    hour = view.overviews.last_hour(view.name)
     return render(
-        "queue_past.html", view, sums={name: sum(row[name] for row in rows) for name in _PAST}
+        "queue_past.html",
+        view,
+        sums={name: sum(row[name] for row in hour.rows) for name in _PAST},
+        chart=settled_chart(hour),
     )
 
 

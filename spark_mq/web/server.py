@@ -104,6 +104,6 @@ def _read_once(overviews: OverviewCache) -> None:
     try:
         for name, overview in overviews.all().items():
             if isinstance(overview, QueueOverview):
-                overviews.queue(name).throughput()
+                overviews.last_hour(name)
     except (SparkMQError, OSError) as error:
         _log.warning("the first look at %s failed: %s", overviews.path, error)

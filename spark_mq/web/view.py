@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hmac
+import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from datetime import UTC, datetime
+from typing import Any, Final
 
 from spark_mq.delta.object_store import absolute_path
 from spark_mq.errors import (
@@ -28,12 +30,16 @@ from spark_mq.util.clock import Duration
 __all__ = [
     "Forbidden",
     "HealthLimits",
+    "LastHour",
     "OverviewCache",
     "View",
     "number_in",
 ]
 
+_log = logging.getLogger(__name__)
+
 FRESH_SECONDS: Final = 1.0  # age of an overview that need not be read again
+PAST_SECONDS: Final = 30.0  # age of a last hour that need not be read again, for its chart
 FIND_SECONDS: Final = 10.0  # age of a list of queues that need not be read again
 
 
@@ -43,6 +49,17 @@ class _Opened:
         self.lock = threading.Lock()
         self.at = float("-inf")
         self.overview: QueueOverview | None = None
+        self.past_lock = threading.Lock()  # a first read of the history may take seconds
+        self.past_at = float("-inf")  # of the last try
+        self.past: LastHour | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LastHour:
+    """The throughput of a queue by minute and group, up to a time."""
+
+    until: datetime
+    rows: list[dict[str, Any]]
 
 
 class OverviewCache:
@@ -109,6 +126,33 @@ class OverviewCache:
                 opened.overview = opened.queue.describe()
                 opened.at = self._clock()
             return opened.overview
+
+    def last_hour(self, name: str) -> LastHour:
+        """Return the throughput of the last hour, a second old at most."""
+        return self._last_hour(self._open(name), FRESH_SECONDS)
+
+    def _last_hour(self, opened: _Opened, max_age: float) -> LastHour:
+        with opened.past_lock:
+            if opened.past is None or self._clock() - opened.past_at > max_age:
+                opened.past_at = self._clock()  # also if it fails, so that others have their turn
+                rows = opened.queue.throughput(since="1h", every="1m").to_pylist()
+                opened.past = LastHour(datetime.now(UTC), rows)
+            return opened.past
+
+    def last_hours(self, names: Iterable[str], most: int) -> dict[str, LastHour]:
+        """Return the last hours of some queues, of which at most ``most`` are read again.
+
+        Those are the ones that were read the longest ago. The next call reads others.
+        """
+        opened = {name: one for name in names if (one := self._opened.get(name)) is not None}
+        now = self._clock()
+        old = [one for one in opened.values() if now - one.past_at > PAST_SECONDS]
+        for one in sorted(old, key=lambda one: one.past_at)[:most]:
+            try:
+                self._last_hour(one, PAST_SECONDS)
+            except (SparkMQError, OSError) as error:  # its chart is missing or old
+                _log.warning("the last hour of %s cannot be read: %s", one.queue.path, error)
+        return {name: one.past for name, one in opened.items() if one.past is not None}
 
     def forget(self, name: str) -> None:
         """Read the overview again at the next request, because the queue was changed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,13 @@ from support.forms import with_token
 from support.stocked_queue import sequence_of
 
 from spark_mq import Message, Queue
+from spark_mq.errors import StorageError
+from spark_mq.inspect.activity import ENDS
 from spark_mq.operations.history import HEADER_PREFIX
-from spark_mq.web import HealthLimits, OverviewCache
+from spark_mq.web import Access, HealthLimits, OverviewCache, create_app
+from spark_mq.web.charts import settled_chart
 from spark_mq.web.render import show_sequence
+from spark_mq.web.view import LastHour
 
 Visit = Callable[..., TestClient]
 EVIL = "<script>alert(1)</script>\"'&\u202e"
@@ -158,6 +163,71 @@ def test_a_queue_has_the_lag_of_its_worst_group(visit: Visit, queue: Queue) -> N
     assert cells[1:3] == ["4", "billing"], "audit has settled all"
     queue.group("new", start="earliest").ensure()
     assert '<td class="number">5</td>' in visit().get("/").text
+
+
+def test_a_chart_has_a_point_for_each_minute_and_no_false_fall() -> None:
+    until = datetime(2026, 1, 31, 12, 30, 20, tzinfo=UTC)
+
+    def row(minutes: int, **counts: int) -> dict[str, Any]:
+        at = until.replace(second=0) - timedelta(minutes=minutes)
+        return {"at": at, **dict.fromkeys(ENDS, 0), **counts}
+
+    rows = [row(60, acked=99), row(59, acked=1), row(2, acked=2, dropped=1), row(2, expired=1)]
+    chart = settled_chart(LastHour(until, rows))
+    assert (chart.total, chart.most) == (5, 4), "an hour ago is before the first point"
+    points = [tuple(map(float, one.split(","))) for one in chart.points.split()]
+    assert [place for place, _ in points] == list(range(60))
+    assert {place: height for place, height in points if height < 16} == {0: 12, 57: 0}
+
+    def length(before: int, running: int) -> int:
+        hour = LastHour(until, [row(1, acked=before), row(0, acked=running)])
+        return len(settled_chart(hour).points.split())
+
+    assert (length(5, 4), length(5, 5), length(0, 1)) == (59, 60, 60)
+    empty = settled_chart(LastHour(until, []))
+    assert (empty.total, empty.most, empty.points[:9]) == (0, 0, "0,16 1,16")
+
+
+def test_the_first_page_shows_what_each_queue_settled(visit: Visit, queue: Queue) -> None:
+    page = get(visit(), "/")
+    (line,) = [attrs for tag, attrs in page.tags if tag == "polyline"]
+    assert re.fullmatch(r"([0-9]+,[0-9.]+ ?)+", line["points"] or "")
+    labels = [attrs.get("aria-label") or "" for tag, attrs in page.tags if tag == "svg"]
+    (label,) = [one for one in labels if "Settled" in one]
+    assert re.fullmatch("Settled in the last hour: 6, in a minute [1-6] at most", label)
+    past = get(visit(), "/queue/orders", part="past")
+    assert [tag for tag, _ in past.tags].count("polyline") == 1
+
+
+def test_a_load_of_the_first_page_reads_few_histories(
+    visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"q{number}" for number in range(7)]
+    for name in names:
+        Queue.create(tmp_path / "queues" / name, durable=False)
+    read: list[str] = []
+    real = Queue.throughput
+
+    def throughput(self: Queue, **given: Any) -> Any:
+        read.append(self.name)
+        if self.name == "q0":
+            raise StorageError("the store is away", path=self.path)
+        return real(self, **given)
+
+    monkeypatch.setattr(Queue, "throughput", throughput)
+    now = [1000.0]
+    overviews = OverviewCache(str(tmp_path / "queues"), clock=lambda: now[0])
+    client = TestClient(create_app(overviews, Access()), base_url="http://localhost")
+
+    def charts() -> int:
+        return [tag for tag, _ in get(client, "/").tags].count("polyline")
+
+    assert (charts(), read) == (4, names[:5])
+    assert (charts(), read) == (6, names), "the failed one does not keep others waiting"
+    assert (charts(), read) == (6, names), "half a minute old at most"
+    now[0] += 31
+    assert charts() == 6
+    assert len(read) == 12, "again, and no more than five"
 
 
 def test_a_refresh_brings_problems_only_if_they_changed(visit: Visit, queue: Queue) -> None:
