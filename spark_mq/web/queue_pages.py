@@ -124,6 +124,7 @@ def _queue(view: View) -> str:
         overview=overview,
         bar=state_bar(overview.groups.values()),
         oldest=_oldest(one.oldest_unsettled_age for one in overview.groups.values()),
+        unswept=any(one.check == "not_swept" for one in problems),
         limit_of=_limit,
         settings={name: one for name, one in asdict(overview.settings).items() if name != "group"},
         names=names[number * ROWS : (number + 1) * ROWS],

@@ -114,7 +114,7 @@ def _distance(at: datetime) -> str:
 
 
 def _setting(value: Any) -> str:
-    if value is None:
+    if value is None or value == ():
         return "none"
     if isinstance(value, timedelta):
         return show_duration(value)

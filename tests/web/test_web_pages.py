@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
@@ -269,6 +270,37 @@ def test_pages_lead_with_what_is_wrong_and_say_it_once(visit: Visit, queue: Queu
     for text in (whole, group):
         names = re.findall("<dt>([^<]*)</dt>", text)
         assert len(names) == len(set(names)) > 3
+
+
+def test_a_missing_sweep_is_a_problem_with_the_commits_that_wait(
+    visit: Visit, queue: Queue
+) -> None:
+    tile = "Commits that wait for a sweep"
+    assert tile in get(visit(), "/queue/orders").texts
+    late = visit(HealthLimits(max_unswept="1us"))
+    text = late.get("/queue/orders").text
+    ((name, address, reason),) = problems_on(text)
+    assert (name, address) == ("not swept", "/sweeps/orders")
+    assert reason.startswith("the queue was not swept for ")
+    assert f"{queue.sweep_state().unarchived_commits} commits" in reason
+    assert tile not in text, "the problem has the number"
+    assert problems_on(late.get("/").text) == [(name, address, reason)]
+
+
+def test_a_damaged_group_is_a_problem_with_its_reason(
+    visit: Visit, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = queue.describe()
+    left = {name: one for name, one in whole.groups.items() if name != "audit"}
+    damaged = replace(whole, groups=left, damaged={"audit": "a row is missing"}, dead_letters=None)
+    monkeypatch.setattr(Queue, "describe", lambda self, **given: damaged)
+    for address in ("/", "/queue/orders"):
+        text = visit().get(address).text
+        found = problems_on(text)
+        assert [one[:2] for one in found] == [("unreadable", "/sweeps/orders")] * 2
+        assert "a row is missing" in found[0][2]
+        assert found[1][2] == "the dead-letter queue cannot be read"
+        assert text.count("a row is missing") == 1
 
 
 def test_a_limit_is_no_problem_and_is_named(visit: Visit, queue: Queue) -> None:
