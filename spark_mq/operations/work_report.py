@@ -131,6 +131,7 @@ class VerdictLog:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._errors: dict[str, Counter[str]] = {NACK: Counter(), REJECT: Counter()}  # by shape
+        self._failed = False  # whether a handler failed since the last line, also if that is an ack
         self._since = clock()
         self._lines = 0
 
@@ -139,6 +140,7 @@ class VerdictLog:
         with self._lock:
             for part, outcome in zip(parts, outcomes, strict=True):
                 self._counts[part.verb] += outcome.settled
+                self._failed = self._failed or (part.handler_failed and outcome.settled > 0)
                 self._counts[DEAD] += sum(
                     outcome.states.get(one, 0) for one in (DEAD, TRANSFERRING)
                 )
@@ -154,7 +156,7 @@ class VerdictLog:
                 self._write()
 
     def _has_failures(self) -> bool:
-        return any(self._counts[name] for name in (NACK, REJECT, DEAD))
+        return self._failed or any(self._counts[name] for name in (NACK, REJECT, DEAD))
 
     def _write(self) -> bool:
         counts, now = self._counts, self._clock()
@@ -168,6 +170,7 @@ class VerdictLog:
         level = logging.WARNING if counts[DEAD] else logging.INFO
         _verdict_log.log(level, "group %s: %s", self._group, ", ".join(shown))
         self._counts, self._since, self._lines = Counter(), now, self._lines + 1
+        self._failed = False
         self._errors = {verb: Counter() for verb in self._errors}
         return True
 
