@@ -19,12 +19,7 @@ from spark_mq.operations.batches import count_outcomes, open_target
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.history import HEADER_PREFIX
 from spark_mq.operations.publish import publish_once
-from spark_mq.storage.stored_batches import (
-    StoredBatch,
-    batch_in,
-    closed_batches,
-    entry_of_batch,
-)
+from spark_mq.storage.stored_batches import BATCHES, StoredBatch
 from spark_mq.util.clock import MICROSECOND, to_datetime
 
 __all__ = ["complete_batch", "names_of_closed_batches"]
@@ -35,12 +30,12 @@ _QUEUE: Final = HEADER_PREFIX + "batch_queue"  # and the queue of the batch
 
 def names_of_closed_batches(context: QueueContext) -> list[str]:
     """Return the names of the closed batches as of the last look."""
-    return closed_batches(context.messages.log.state)
+    return BATCHES.names(context.messages.log.state)
 
 
 def complete_batch(context: QueueContext, name: str) -> int:
     """Publish the completion message of a batch that is settled. Return 1 if it has done so."""
-    stored = batch_in(context.messages.log.state, name, context.path)
+    stored = BATCHES.find(context.messages.log.state, name, context.path)
     if stored is None:
         return 0
     if stored.published:
@@ -85,13 +80,13 @@ def _change(
     """Change the entry of a batch in one commit. Return it, or None if it is gone."""
 
     def text(state: TableState) -> str | None:
-        old = batch_in(state, name, context.path)
+        old = BATCHES.find(state, name, context.path)
         if old is None:
             return None
         return (changed(old) if old.id == expected.id else old).encode()
 
-    state = context.messages.change_property(entry_of_batch(name), text, "complete batch")
-    found = batch_in(state, name, context.path)
+    state = context.messages.change_property(BATCHES.key(name), text, "complete batch")
+    found = BATCHES.find(state, name, context.path)
     return found if found is not None and found.id == expected.id else None
 
 
@@ -132,7 +127,7 @@ def _remove_old(context: QueueContext, name: str, stored: StoredBatch) -> None:
         return
 
     def text(state: TableState) -> str | None:
-        old = batch_in(state, name, context.path)
+        old = BATCHES.find(state, name, context.path)
         return None if old is None or old.id == stored.id else old.encode()
 
-    context.messages.change_property(entry_of_batch(name), text, "remove batch")
+    context.messages.change_property(BATCHES.key(name), text, "remove batch")

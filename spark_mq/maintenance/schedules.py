@@ -19,7 +19,7 @@ from spark_mq.message import from_rows, to_publish
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.history import SCHEDULE, SCHEDULED_AT
 from spark_mq.operations.publish import publish_once
-from spark_mq.storage.stored_schedules import Schedule, schedule_in, schedule_names, schedule_txn
+from spark_mq.storage.stored_schedules import SCHEDULES, Schedule, schedule_txn
 from spark_mq.util.clock import MICROSECOND, to_datetime
 
 __all__ = ["names_of_schedules", "publish_due"]
@@ -31,7 +31,7 @@ _TRIES: Final = 3  # each one is lost to another sweep, or to a change of the sc
 
 def names_of_schedules(context: QueueContext) -> list[str]:
     """Return the names of the schedules as of the last look."""
-    return schedule_names(context.messages.log.state)
+    return SCHEDULES.names(context.messages.log.state)
 
 
 def publish_due(context: QueueContext, name: str) -> int:
@@ -47,7 +47,7 @@ def publish_due(context: QueueContext, name: str) -> int:
 
 def _publish(context: QueueContext, state: TableState, name: str) -> int | None:
     """Publish what is due in a state. Return the number, or None if the state has changed."""
-    schedule, last = schedule_in(state, name, context.path), state.txns.get(schedule_txn(name))
+    schedule, last = SCHEDULES.find(state, name, context.path), state.txns.get(schedule_txn(name))
     if schedule is None:
         return 0  # somebody has removed it since
     now = context.now()
@@ -57,7 +57,7 @@ def _publish(context: QueueContext, state: TableState, name: str) -> int | None:
         return 0
 
     def check(latest: TableState) -> None:
-        if schedule_in(latest, name, context.path) != schedule:
+        if SCHEDULES.find(latest, name, context.path) != schedule:
             raise ProducerFenced(
                 f"schedule {name!r} was changed meanwhile",
                 producer_id=name,

@@ -21,13 +21,7 @@ from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.operations.context import GroupLedger, QueueContext, group_not_found
 from spark_mq.operations.create import note_change, open_context
 from spark_mq.operations.history import OUTCOMES, last_ends, read_group_history
-from spark_mq.storage.stored_batches import (
-    StoredBatch,
-    batch_in,
-    batches_size,
-    closed_batches,
-    entry_of_batch,
-)
+from spark_mq.storage.stored_batches import BATCHES, StoredBatch
 from spark_mq.util.clock import optional_datetime
 from spark_mq.util.records import Record
 from spark_mq.util.validation import validate_name
@@ -125,13 +119,13 @@ def close_batch(
     notes: list[str] = []  # of the last try
 
     def text(state: TableState) -> str:
-        old = batch_in(state, name, context.path)
+        old = BATCHES.find(state, name, context.path)
         if old is not None:
             _check_same(context, name, old, to, None if groups is None else wanted)
             notes[:] = []
             return old.encode()
         found = StoredBatch(uuid.uuid4().hex, to, wanted, context.now()).encode()
-        if batches_size(state, name, found) > _MAX_ALL_BYTES:
+        if BATCHES.size(state, name, found) > _MAX_ALL_BYTES:
             raise InvalidOption(
                 f"batch_id={name!r} makes the closed batches larger than {_MAX_ALL_BYTES:,} bytes "
                 "together: sweep, which removes those that were complete before the queue's "
@@ -142,7 +136,7 @@ def close_batch(
         notes[:] = [f"batch {name} closed"]
         return found
 
-    state = context.messages.change_property(entry_of_batch(name), text, "close batch")
+    state = context.messages.change_property(BATCHES.key(name), text, "close batch")
     for note in notes:
         note_change(context, note)
     return _info(context, state, name, context.messages.index())
@@ -196,12 +190,12 @@ def list_batches(context: QueueContext) -> list[BatchInfo]:
     """Return the message batches of a queue by name."""
     index = context.messages.index()
     state = context.messages.log.state
-    names = {*index.batches(), *closed_batches(state)}
+    names = {*index.batches(), *BATCHES.names(state)}
     return [_info(context, state, name, index) for name in sorted(names)]
 
 
 def _info(context: QueueContext, state: TableState, name: str, index: MessageIndex) -> BatchInfo:
-    stored = batch_in(state, name, context.path)
+    stored = BATCHES.find(state, name, context.path)
     if stored is not None and stored.completed_at is not None:
         messages = settled = stored.messages
     else:
@@ -258,7 +252,7 @@ def uncounted_start(context: QueueContext) -> list[int]:
 
 def _is_counted(state: TableState, name: str, path: str) -> bool:
     try:
-        stored = batch_in(state, name, path)
+        stored = BATCHES.find(state, name, path)
     except SparkMQError:
         return False  # another version may count it
     return stored is not None and stored.completed_at is not None

@@ -27,14 +27,7 @@ from spark_mq.ledger.recurrence import (
 from spark_mq.message import Message, to_row
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.create import note_change
-from spark_mq.storage.stored_schedules import (
-    Schedule,
-    entry_of,
-    schedule_in,
-    schedule_names,
-    schedule_txn,
-    schedules_size,
-)
+from spark_mq.storage.stored_schedules import SCHEDULES, Schedule, schedule_txn
 from spark_mq.util.advice import ADD_SCHEDULE
 from spark_mq.util.clock import MICROSECOND, Duration, optional_datetime, to_micros
 from spark_mq.util.records import Record
@@ -296,10 +289,10 @@ def remove_schedule(context: QueueContext, name: str) -> None:
     validate_name("name", name)
 
     def removed(state: TableState) -> None:
-        if name not in schedule_names(state):
+        if not SCHEDULES.has(state, name):
             raise _not_found(context, state, name)
 
-    context.messages.change_property(entry_of(name), removed, "remove schedule")
+    context.messages.change_property(SCHEDULES.key(name), removed, "remove schedule")
     note_change(context, f"schedule {name} removed")
 
 
@@ -315,13 +308,13 @@ def _change(
     notes: list[str] = []  # of the last try
 
     def text(state: TableState) -> str:
-        old = schedule_in(state, name, context.path)
+        old = SCHEDULES.find(state, name, context.path)
         if old is None and not makes:
             raise _not_found(context, state, name)
         new, what = changed(old, context.now())
         notes[:] = [] if new == old else [f"schedule {name} {what}"]
         found = new.encode()
-        if schedules_size(state, name, found) > _MAX_ALL_BYTES:
+        if SCHEDULES.size(state, name, found) > _MAX_ALL_BYTES:
             raise invalid(
                 "name",
                 name,
@@ -330,14 +323,14 @@ def _change(
             )
         return found
 
-    state = context.messages.change_property(entry_of(name), text, "configure schedule")
+    state = context.messages.change_property(SCHEDULES.key(name), text, "configure schedule")
     for note in notes:
         note_change(context, note)
     return _info(context, state, name)
 
 
 def _not_found(context: QueueContext, state: TableState, name: str) -> ScheduleNotFound:
-    known = schedule_names(state)
+    known = SCHEDULES.names(state)
     nearest = suggest(name, known)
     there = f"The queue has {show_some(known, _MAX_NAMED)}. " if known else ""
     hint = f"Did you mean {nearest!r}? " if nearest else there
@@ -354,15 +347,15 @@ def _not_found(context: QueueContext, state: TableState, name: str) -> ScheduleN
 def list_schedules(context: QueueContext) -> list[ScheduleInfo]:
     """Return the schedules of a queue by name, as of now."""
     state = context.messages.look()
-    return [_info(context, state, name) for name in schedule_names(state)]
+    return [_info(context, state, name) for name in SCHEDULES.names(state)]
 
 
 def oldest_due(context: QueueContext) -> int | None:
     """Return the oldest instant that waits for a sweep, as of the last look, or None."""
     state, now, found = context.messages.log.state, context.now(), list[int]()
-    for name in schedule_names(state):
+    for name in SCHEDULES.names(state):
         try:
-            schedule = schedule_in(state, name, context.path)
+            schedule = SCHEDULES.find(state, name, context.path)
         except UnsupportedTable:  # a sweep names it
             continue
         # With "none" a missed instant is skipped, so it waits for nothing.
@@ -374,7 +367,7 @@ def oldest_due(context: QueueContext) -> int | None:
 
 
 def _info(context: QueueContext, state: TableState, name: str) -> ScheduleInfo:
-    found = schedule_in(state, name, context.path)
+    found = SCHEDULES.find(state, name, context.path)
     if found is None:  # it was removed at this moment
         raise _not_found(context, state, name)
     last, now = state.txns.get(schedule_txn(name)), context.now()

@@ -7,28 +7,14 @@ schedules and these instants are of one log, and the commits to them are in one 
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Final
 
-import msgspec
-
-from spark_mq.delta.state import TableState
-from spark_mq.errors import UnsupportedTable
 from spark_mq.ledger.recurrence import CATCH_UP, Recurrence, due_instants
+from spark_mq.storage.stored_entries import Entries, decode_entry, encode_entry
 
-__all__ = [
-    "Schedule",
-    "entry_of",
-    "schedule_in",
-    "schedule_names",
-    "schedule_txn",
-    "schedules_size",
-]
-
-_PREFIX: Final = "spark_mq.schedule."  # of the entries
-_FORMAT: Final = 1
+__all__ = ["SCHEDULES", "Schedule", "schedule_txn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +62,17 @@ class Schedule:
             for name, value in asdict(self).items()
             if name in ("created_at", "since") or value != getattr(default, name)
         }
-        return json.dumps({"format": _FORMAT, **given}, sort_keys=True)
+        return encode_entry(given)
 
     @classmethod
     def decode(cls, text: str) -> Schedule | None:
         """Return the schedule in an entry, or None if it cannot be read."""
+        found = decode_entry(text, cls)
+        if found is None:
+            return None
         try:
-            data = json.loads(text)
-            if data.pop("format") != _FORMAT or not data.keys() <= {
-                one.name for one in fields(cls)
-            }:
-                return None
-            found = msgspec.convert(data, cls)
             base64.b64decode(found.data or "", validate=True)
-        except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
+        except ValueError:
             return None
         one_rule = (found.cron is None) != (found.every is None)
         return found if one_rule and found.catch_up in CATCH_UP else None
@@ -110,34 +93,7 @@ def schedule_txn(name: str) -> str:
     return f"spark_mq.schedule:{name}"
 
 
-def schedule_names(state: TableState) -> list[str]:
-    """Return the names of the schedules in a state of ``messages/``, in order."""
-    given = state.metadata.get("configuration") or {}
-    return sorted(key.removeprefix(_PREFIX) for key in given if key.startswith(_PREFIX))
-
-
-def schedule_in(state: TableState, name: str, path: str) -> Schedule | None:
-    """Return a schedule in a state of ``messages/``, or None. Raise UnsupportedTable."""
-    text = (state.metadata.get("configuration") or {}).get(_PREFIX + name)
-    if text is None:
-        return None
-    found = Schedule.decode(text)
-    if found is None:
-        raise UnsupportedTable(
-            f"schedule {name!r} of {path} cannot be read: another version of spark_mq wrote it, or "
-            "it was changed by hand. Update spark_mq, or remove the schedule and make it again",
-            path=path,
-            features=[_PREFIX + name],
-        )
-    return found
-
-
-def entry_of(name: str) -> str:
-    """Return the key of a schedule in the table configuration."""
-    return _PREFIX + name
-
-
-def schedules_size(state: TableState, name: str, text: str) -> int:
-    """Return the bytes of all entries of a state, with `text` as that of one schedule."""
-    given = {**(state.metadata.get("configuration") or {}), entry_of(name): text}
-    return sum(len(one.encode()) for key, one in given.items() if key.startswith(_PREFIX))
+SCHEDULES: Final = Entries(
+    "schedule", Schedule.decode, "Update spark_mq, or remove the schedule and make it again"
+)
+"""The schedules of a queue by name."""
