@@ -302,7 +302,8 @@ class Verdicts:
         self._state.count("failed")
         shape = error_shape(f"{type(verdict.failure).__name__}: {verdict.failure}")
         first = shape not in self._shapes and len(self._shapes) < _MAX_SHAPES
-        self._shapes.add(shape)
+        if first:
+            self._shapes.add(shape)
         failed = task.describe(self._ledger.last_settings.max_delivery_attempts)
         text = "group %s: the handler failed with %s"
         # One traceback for each kind of error. The line of the verdicts counts the others.
