@@ -34,7 +34,6 @@ from spark_mq.ledger.walk_filter import FILTERED, REPLACED
 from spark_mq.util.clock import MICROSECOND, SECOND
 
 __all__ = [
-    "MAX_IN_FLIGHT",
     "UNREADABLE",
     "Acquire",
     "AcquireRequest",

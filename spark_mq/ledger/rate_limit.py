@@ -21,7 +21,7 @@ from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.clock import MICROSECOND, to_datetime
 from spark_mq.util.setting_fields import Rate
 
-__all__ = ["RATE_LIMIT", "RateLimits", "count_bytes"]
+__all__ = ["RateLimits", "count_bytes"]
 
 SHARE: Final = 4
 """A lease waits for the 1/SHARE of a burst, so that a busy group makes few small leases."""

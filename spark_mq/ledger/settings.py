@@ -12,8 +12,8 @@ from datetime import timedelta
 from typing import Any, ClassVar, Final, Self
 
 from spark_mq.errors import InvalidOption
-from spark_mq.ledger.key_settings import check_delays, check_keys, check_lanes, check_replaces
 from spark_mq.ledger.message_filter import Filters
+from spark_mq.ledger.setting_checks import check_delays, check_keys, check_lanes, check_replaces
 from spark_mq.ledger.slots import MAX_LANES
 from spark_mq.ledger.table_format import wrong_format
 from spark_mq.util import setting_fields as kinds
