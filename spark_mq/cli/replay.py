@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from spark_mq.cli.command import GROUP, Given, argument, command, option
 from spark_mq.cli.output import FAILED, Pages, complain
-from spark_mq.cli.workers import tracking
+from spark_mq.cli.workers import Concurrency, Threads, tracking
 from spark_mq.errors import InvalidOption
 from spark_mq.util.loading import load_handler
 from spark_mq.worker.replay_report import ReplayReport
@@ -43,11 +43,8 @@ def replay(
     max_messages: Annotated[
         int | None, option("The most messages in a batch. Default: 1.", min=1)
     ] = None,
-    threads: Annotated[int, option("Threads that call it.", min=1)] = 1,
-    concurrency: Annotated[
-        int | None,
-        option("Calls of an async function at a time, with --mode message. Default: 100.", min=1),
-    ] = None,
+    threads: Threads = 1,
+    concurrency: Concurrency = None,
     timeout: Annotated[
         str | None, option("How long one call may take. Its messages fail then. Default: no limit.")
     ] = None,

@@ -23,7 +23,13 @@ from spark_mq.util.validation import validate_duration
 from spark_mq.worker.pools import is_async
 from spark_mq.worker.state import WorkSummary
 
-__all__ = ["counting", "tracking"]
+__all__ = ["Concurrency", "Threads", "counting", "tracking"]
+
+Threads = Annotated[int, option("Threads that call it.", min=1)]
+Concurrency = Annotated[
+    int | None,
+    option("Calls of an async function at a time, with --mode message. Default: 100.", min=1),
+]
 
 _JOB_COLUMNS: Final[list[Column]] = [("JOB", "job"), ("PATH", "path")]
 
@@ -81,11 +87,8 @@ def work(
             min=1,
         ),
     ] = None,
-    threads: Annotated[int, option("Threads that call it.", min=1)] = 1,
-    concurrency: Annotated[
-        int | None,
-        option("Calls of an async function at a time, with --mode message. Default: 100.", min=1),
-    ] = None,
+    threads: Threads = 1,
+    concurrency: Concurrency = None,
     worker_id: Annotated[
         str | None, option("A label for people. Default: host and process.")
     ] = None,
