@@ -145,9 +145,10 @@ def _each(function: Callable[..., str | None], texts: Any, *more: Any) -> Any:
     columns = [texts, *more]
     rows = next((len(one) for one in columns if _is_column(one)), None)
     given = (one.to_pylist() if _is_column(one) else repeat(one.as_py()) for one in columns)
+    lines = zip(range(1 if rows is None else rows), *given, strict=False)  # repeat() has no end
     called = (
         None if (text := _decoded(one)) is None else function(text, *others)
-        for _, one, *others in zip(range(1 if rows is None else rows), *given)  # noqa: B905 - repeat() has no end
+        for _, one, *others in lines
     )
     found = pa.array(called, pa.string())
     return found[0] if rows is None else found

@@ -232,7 +232,7 @@ class FileChecks:
 
 
 def _joined(found: dict[str, RowRuns], known: Mapping[str, RowRuns]) -> Mapping[str, RowRuns]:
-    """Return both. What this lease has found stays, even if the process forgets it."""
+    """Return both. The lease keeps what it has found, even if the process forgets it."""
     return ChainMap(found, known)  # type: ignore[arg-type]
 
 

@@ -327,7 +327,7 @@ def to_delivery_table(
     schema: pa.Schema,
     constants: Mapping[str, Any],
 ) -> pa.Table:
-    """Return messages in a schema. What each slice is of has the columns that are not payload.
+    """Return messages in a schema. The other part of a piece has the columns without payload.
 
     Instants are in microseconds since 1970.
     """

@@ -424,7 +424,7 @@ def test_many_sweeps_in_threads_complete_each_batch_once(queue: Queue, done: Que
 def test_a_message_published_while_a_sweep_counts_is_not_lost(
     queue: Queue, done: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An open batch is never counted: whatever lands before the close is in the counts."""
+    """An open batch is never counted, so all that lands before the close is in the counts."""
     queue.publish(["a"], batch_id="b")
     ack_all(queue)
     other = again(queue)
