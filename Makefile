@@ -101,7 +101,7 @@ TRIES := 40
 fault: setup ## kill everything at random, interrupt each line and fail system calls, then check that nothing is lost or owned twice; KILLS=200 SPARK=1 workers of Spark OUTAGES=8 of the storage TRIES=40 calls of each operation
 	@$(with_spark) PYTHONPATH="$(CURDIR)/tests" $(python) -m chaos.run --kills $(KILLS) --spark $(SPARK) --outages $(OUTAGES)
 	@INTERRUPTS=all $(python) -m pytest tests/operations/test_interrupts.py -q
-	@$(with_spark) CRASHES=all $(python) -m pytest tests/spark/test_spark_crash_points.py -q
+	@$(with_spark) CRASHES=all $(python) -m pytest tests/spark/test_spark_crash_points.py tests/acceptance/test_crash_points.py -q
 	@TRIES=$(TRIES) $(python) -m pytest tests/acceptance/test_failing_calls.py -q -o faulthandler_timeout=0
 	@SINK_KILLS=$(KILLS) $(python) -m pytest tests/acceptance/test_sink_kills.py -q -m slow
 	@$(with_spark) DRIVER_KILLS=20 $(python) -m pytest tests/spark/test_sink_drivers.py -q -m slow

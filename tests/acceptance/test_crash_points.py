@@ -117,13 +117,14 @@ def drain(queue: Queue) -> None:
     queue.sweep()
 
 
-# Odd, so that some of them lie before a call and some after one.
+# Odd, so that some of them lie before a call and some after one. `make fault` kills at each.
 SOME = 25
+MORE = 1 if os.environ.get("CRASHES") == "all" else 5
 
 
 @pytest.mark.parametrize(
     "step",
-    [pytest.param(SOME, id="some"), pytest.param(1, id="every", marks=pytest.mark.slow)],
+    [pytest.param(SOME, id="some"), pytest.param(MORE, id="more", marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_killed_at_every_point_nothing_is_lost_and_nothing_owned_twice(

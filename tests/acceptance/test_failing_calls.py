@@ -80,7 +80,7 @@ def check_error(
     return f"landed={error['landed']}"
 
 
-TRIES = int(os.environ.get("TRIES", "4"))
+TRIES = int(os.environ.get("TRIES", "2"))
 SOME = [
     pytest.param(case, TRIES, id=f"{case.name}-some", marks=pytest.mark.slow) for case in CASES
 ] + [pytest.param(case, 1, id=case.name) for case in CASES if case.name == "publish"]
