@@ -329,6 +329,48 @@ def test_slow_and_failing_messages_are_named(queue: Queue, clock: ManualClock) -
     assert [one.error for one in group.last_errors()] == ["worse"]
 
 
+def test_the_clock_of_a_slow_message_ends_when_it_dies() -> None:
+    clock = ManualClock()  # in memory, whose commits have its times
+    queue = memory_queue(clock)
+    queue.publish(["dies", "dies late", "acked"])
+    group = queue.group("g")
+    lease = group.lease("w", max_messages=3, visibility_timeout="1h")
+    dies, late, acked = (message.sequence for message in lease.messages)
+    clock.advance("10s")
+    lease.reject([dies])
+    clock.advance("10s")
+    lease.reject([late], error="another one")
+    clock.advance("10s")
+    lease.ack([acked])
+    seconds = {acked: 30, late: 20, dies: 10}
+    for how in (str, lambda _: queue.sweep()):  # before the sweep, and after it
+        clock.advance("1h")
+        how(queue)
+        found = {
+            at: one.duration.total_seconds()
+            for one in group.slowest()
+            for at in range(one.first, one.last + 1)
+        }
+        assert found == pytest.approx(seconds, abs=2)
+    assert {one.state for one in group.slowest()} == {"acked", "dead_lettered"}
+
+
+def test_the_clock_of_a_message_goes_on_when_its_owner_retries_it() -> None:
+    clock = ManualClock()
+    queue = memory_queue(clock)
+    sequence = queue.publish(["m"]).sequences[0]
+    group = queue.group("g")
+    group.lease("w").reject()
+    clock.advance("5m")
+    group.retry_now([sequence])
+    clock.advance("5m")
+    group.lease("w").ack()
+    queue.sweep()
+    (one,) = group.slowest()
+    assert (one.first, one.state) == (sequence, "acked")
+    assert one.duration.total_seconds() == pytest.approx(600, abs=2)
+
+
 def test_blockers_name_the_message_and_the_group(queue: Queue, clock: ManualClock) -> None:
     queue.publish(["poison", "next"])
     group = queue.group("g")
