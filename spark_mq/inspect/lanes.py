@@ -23,7 +23,7 @@ from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.ledger.ranges import DEAD, LEASED, SETTLED, TRANSFERRING, Ledger, Range
 from spark_mq.ledger.stats import age_at
 from spark_mq.ledger.transitions import expire_leases
-from spark_mq.ledger.walk import walk
+from spark_mq.ledger.walk import due_at, walk
 from spark_mq.operations.context import GroupLedger
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.util.advice import LIST_LANES
@@ -62,7 +62,8 @@ class PriorityInfo(Record):
     ready, delayed, leased, blocked, dead, transferring
         Messages by state, as in :class:`~spark_mq.GroupStats`.
     oldest_age
-        Time since the publish of the first of them that is not dead. None without one.
+        Time since the first of them that is not dead became due, by its publish or its later
+        ``deliver_at``. None without one, and if all are scheduled for later.
     """
 
     priority: int
@@ -88,7 +89,8 @@ class LaneInfo(Record):
     ready, delayed, leased, blocked, dead
         Messages by state, as in :class:`~spark_mq.GroupStats`.
     head, head_age
-        The first message that is not dead, and the time since its publish. None without one.
+        The first message that is not dead, and the time since it became due, by its publish or its
+        later ``deliver_at``. None without one, and without an age while it is scheduled for later.
     held_back
         Due messages that wait for an earlier one of their lane, or for its limit.
     held_by
@@ -156,7 +158,7 @@ class LaneSummary(Record):
     lanes_held_back, held_back
         Lanes whose due messages wait for a retry, a delay or the owner, and these messages.
     oldest_head_age
-        The greatest age of the first message of a lane. None without one.
+        The greatest age of the first message of a lane, as ``head_age``. None without one.
     complete
         False if the backlog is so large that only its start was counted.
     """
@@ -201,13 +203,14 @@ def _priorities(look: _Look) -> list[PriorityInfo]:
 
 
 def _priority(look: _Look, one: PriorityStats) -> PriorityInfo:
-    return PriorityInfo(one.priority, **one.counts, oldest_age=_age(look, one.first))
+    return PriorityInfo(one.priority, **one.counts, oldest_age=_oldest(look, one.firsts))
 
 
-def _age(look: _Look, sequence: int) -> timedelta | None:
-    if sequence < 0:
-        return None
-    return age_at(look.index.file_at(sequence).committed_at, look.now)
+def _oldest(look: _Look, sequences: Iterable[int]) -> timedelta | None:
+    """Return the greatest age, without messages that are scheduled for later."""
+    # Not by the least sequence, because clocks of publishers differ.
+    times = (due_at(look.index, sequence) for sequence in sequences if sequence >= 0)
+    return age_at(min((at for at in times if at <= look.now), default=None), look.now)
 
 
 def list_lanes(group: GroupLedger, top: int | None, by: str) -> list[LaneInfo]:
@@ -241,7 +244,7 @@ def _lane(look: _Look, one: LaneStats, total: int) -> LaneInfo:
         share=one.messages / total,
         **counts,
         head=one.head if one.head >= 0 else None,
-        head_age=_age(look, one.head),
+        head_age=_oldest(look, [one.head]),
         held_back=one.held_back,
         held_by=str(one.holder),
         because=_at_limit(one, look.limit) if full else _because(one, r, until),
@@ -280,8 +283,6 @@ def summarize_lanes(group: GroupLedger) -> LaneSummary:
     leased = [one for one in lanes if one.holder == Holder.LEASE]
     by_itself = (Holder.LEASE, Holder.LIMIT)  # ends with the next settles
     held = [one for one in lanes if one.held_back and one.holder not in by_itself]
-    # Not by the least sequence, because clocks of publishers differ.
-    ages = (_age(look, one.head) for one in lanes)
     return LaneSummary(
         look.order,
         tuple(_priorities(look)),
@@ -289,7 +290,7 @@ def summarize_lanes(group: GroupLedger) -> LaneSummary:
         len(leased),
         len(held),
         sum(one.held_back for one in held),
-        max((age for age in ages if age is not None), default=None),
+        _oldest(look, (one.head for one in lanes)),
         look.backlog.counted_to is None,
     )
 

@@ -35,7 +35,7 @@ _LANE_GAUGES: Final[Mapping[str, tuple[str, Callable[[LaneSummary], float | None
         lambda summary: summary.held_back,
     ),
     "spark_mq_oldest_lane_head_age_seconds": (
-        "Seconds since the publish of the oldest first message of a lane.",
+        "Seconds since the oldest first message of a lane became due.",
         lambda summary: to_seconds(summary.oldest_head_age),
     ),
 }

@@ -18,7 +18,7 @@ from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, TRANSFERRING, Ledger, 
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.slots import MAX_PRIORITY
 from spark_mq.ledger.states import DELAYED, READY, SETTLED
-from spark_mq.ledger.walk import Piece, walk
+from spark_mq.ledger.walk import Piece, due_at, walk
 
 __all__ = [
     "MAX_RUNS",
@@ -62,7 +62,8 @@ class PriorityStats:
 
     priority: int
     counts: dict[str, int]  # messages by state, see STATES
-    first: int  # the first that is not dead or in transfer, or -1
+    firsts: tuple[int, ...]
+    """Of each lane, the first that is neither dead, nor in transfer, nor scheduled for later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +95,17 @@ class LaneBacklog:
         index: MessageIndex,
         *,
         ordered: bool,
+        now: int,
         limit: int | None = None,
         max_runs: int = MAX_RUNS,
     ) -> None:
         self.ledger, self.index, self.ordered, self._limit = ledger, index, ordered, limit
+        self._now = now
         self.layout = index.layout
         slots = self.layout.width * (MAX_PRIORITY + 1)
         self.counts = {state: [0] * slots for state in STATES}  # by state, then by slot
         self._heads: dict[int, Piece] = {}  # from the slot's first message on
+        self._firsts: dict[int, int] = {}  # the slot's first message that is not for later
         self._leased: dict[int, Piece] = {}  # by lane
         self._runs_left = max_runs
         self.counted_to: int | None = None  # the last message counted; None if all were
@@ -110,11 +114,14 @@ class LaneBacklog:
         """Count a piece, which comes after all before. Return whether there may be more."""
         tally, heads, index = self.counts[piece.state], self._heads, self.index
         leased, holds = piece.state == LEASED, piece.state not in _OUT_OF_ORDER
+        firsts = self._firsts if holds and not self._is_later(piece) else None
         if not index.files.with_slots:
             slot = self.layout.number(0, None)
             tally[slot] += index.count(piece.first, piece.last)
             if holds:
                 self._note(piece, slot)
+            if firsts is not None:
+                firsts.setdefault(slot, piece.first)
             return True
         for begins, slots, low, high in index.pieces_with_slots(piece.first, piece.last):
             if self._runs_left < 1:
@@ -124,8 +131,14 @@ class LaneBacklog:
                 self._runs_left -= 1
                 if holds and (leased or slot not in heads):
                     self._note(piece._replace(first=begins + start), slot)
+                if firsts is not None and slot not in firsts:
+                    firsts[slot] = begins + start
             self.counted_to = begins + high
         return True
+
+    def _is_later(self, piece: Piece) -> bool:
+        """Return whether the messages of a piece are scheduled for later."""
+        return piece.state == DELAYED and due_at(self.index, piece.first) > self._now
 
     def _note(self, piece: Piece, slot: int) -> None:
         """Note a piece if it is the first of its slot, or the first leased one of its lane."""
@@ -140,8 +153,9 @@ class LaneBacklog:
             start = self.layout.number(priority, 0 if self.layout.lanes else None)
             counts = {state: sum(n[start : start + width]) for state, n in self.counts.items()}
             if any(counts.values()):
-                own = (one.first for n, one in self._heads.items() if start <= n < start + width)
-                found.append(PriorityStats(priority, counts, min(own, default=-1)))
+                own = (n for n in range(start, start + width) if n in self._firsts)
+                firsts = tuple(self._firsts[n] for n in own)
+                found.append(PriorityStats(priority, counts, firsts))
         return found
 
     def lanes(self) -> list[LaneStats]:
@@ -207,7 +221,7 @@ def count_lanes(
     """Count the unsettled messages of a group by priority and lane, up to `max_runs` runs."""
     ordered = is_ordered(index, rules)
     limit = rules.max_in_flight_per_key
-    backlog = LaneBacklog(ledger, index, ordered=ordered, limit=limit, max_runs=max_runs)
+    backlog = LaneBacklog(ledger, index, ordered=ordered, now=now, limit=limit, max_runs=max_runs)
     for piece in walk(ledger, index, now, ledger.head.start_sequence + 1):
         if piece.state != SETTLED and not backlog.add(piece):
             return backlog

@@ -15,7 +15,7 @@ from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, TRANSFERRING, UNREAD, 
 from spark_mq.ledger.schedule import split_due
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.states import DELAYED, READY
-from spark_mq.ledger.walk import StateSum, sum_states, walk_unread
+from spark_mq.ledger.walk import StateSum, oldest_due, sum_states, walk_unread
 from spark_mq.util.records import Record, with_attributes
 
 __all__ = [
@@ -55,7 +55,7 @@ _FAILURES: Final = Metric("spark_mq_failures", "counter", "Failed deliveries by 
 _OLDEST_UNSETTLED: Final = Metric(
     "spark_mq_oldest_unsettled_age_seconds",
     "gauge",
-    "Seconds since the publish of the first unsettled message.",
+    "Seconds since the first unsettled message became due.",
 )
 _OLDEST_LEASE: Final = Metric(
     "spark_mq_oldest_lease_age_seconds",
@@ -83,6 +83,8 @@ class GroupFacts:
     blocked_because: str = ""
     breaker: str = CLOSED
     happened: Mapping[str, int] = field(default_factory=dict)
+    oldest_due_at: int | None = None
+    """Since when the oldest unsettled message is due, in a group with ``deliver_at``."""
 
     def sum(self, state: str) -> StateSum:
         return self.sums.get(state, _NOTHING)
@@ -94,7 +96,9 @@ class GroupFacts:
         return min(firsts) if firsts else self.index.first_at_or_after(self.start_sequence + 1)
 
     @property
-    def first_published_at(self) -> int | None:
+    def oldest_since(self) -> int | None:
+        if self.index.has_times_after(self.start_sequence):
+            return self.oldest_due_at
         first = self.first_unsettled
         return None if first is None else self.index.file_at(first).committed_at
 
@@ -271,8 +275,9 @@ class GroupStats(Record):
         "version",
     )
     oldest_unsettled_age: timedelta | None = _age(  # noqa: RUF009 - it is a field
-        lambda facts: facts.first_published_at,
-        "Time since the publish of the first unsettled message. None without one.",
+        lambda facts: facts.oldest_since,
+        "Time since the first unsettled message became due, by its publish or its later "
+        "``deliver_at``. Messages that are scheduled for later have no age. None without one.",
         metric=_OLDEST_UNSETTLED,
         heading="OLDEST",
         fact="Oldest unsettled",
@@ -330,6 +335,7 @@ def facts_of(ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: int
     _, grant = acquire(ledger, index, now, rules, AcquireRequest("stats", "stats", 1, now))
     head = ledger.head
     sums = sum_states(ledger.ranges, now).get(0, {})
+    timed = index.has_times_after(head.start_sequence)
     return GroupFacts(
         with_unread(sums, head.start_sequence, index, now, rules),
         head.counters,
@@ -339,6 +345,7 @@ def facts_of(ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: int
         grant.blocked_because,
         head.breaker.state(rules, now),
         head.happened,
+        oldest_due(ledger, index, now) if timed else None,
     )
 
 

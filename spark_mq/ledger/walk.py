@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.message_index import DataFile, MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, SETTLED, UNREAD, Ledger, Range, range_between
 from spark_mq.ledger.schedule import split_by_time
 from spark_mq.ledger.settings import GroupSettings
@@ -21,6 +21,8 @@ __all__ = [
     "SUMMED_COLUMNS",
     "Piece",
     "StateSum",
+    "due_at",
+    "oldest_due",
     "range_of",
     "sum_states",
     "walk",
@@ -116,6 +118,38 @@ def range_of(piece: Piece, ledger: Ledger, index: MessageIndex) -> Range:
     if piece.expired and piece.state == DEAD:
         return to_dead(r, EXPIRED, r.error)
     return r if piece.due_at is None else r._replace(available_at=piece.due_at)
+
+
+def due_at(index: MessageIndex, sequence: int) -> int:
+    """Return since when a message may be leased: its publish, or its later ``deliver_at``."""
+    file = index.file_at(sequence)
+    return min(_due_times(file, sequence, sequence))
+
+
+def _due_times(file: DataFile, first: int, last: int) -> Iterator[int]:
+    if file.times is None:
+        yield file.committed_at
+        return
+    for _, _, deliver_at, _ in file.times.between(first - file.first, last - file.first):
+        yield max(file.committed_at, deliver_at or 0)
+
+
+def oldest_due(ledger: Ledger, index: MessageIndex, now: int) -> int | None:
+    """Return since when the oldest unsettled message is due, or None if none is due."""
+    found: int | None = None
+    for piece in walk(ledger, index, now, ledger.head.start_sequence + 1):
+        if piece.state == SETTLED:
+            continue
+        for part in index.slices(piece.first, piece.last):
+            if found is not None and part.committed_at >= found:
+                return found  # those that follow were published later
+            file = index.file_at(part.first)
+            if file.times is not None and file.times.due_from > now:
+                continue
+            times = _due_times(file, part.first, part.first + part.rows - 1)
+            due = (at for at in times if at <= now and (found is None or at < found))
+            found = min(due, default=found)
+    return found
 
 
 LATE: Final = "late"  # leased, and past the deadline

@@ -48,7 +48,7 @@ class StreamProgress:
     ready, delayed, leased, dead, blocked
         Messages of the group by state.
     oldest_unsettled_age
-        Time since the publish of the first unsettled message, or None if all are settled.
+        Time since the first unsettled message became due, or None if none is due.
     blocked_because
         The cap, message, pause or breaker that stops the group, or an empty string.
     breaker

@@ -134,6 +134,34 @@ def test_a_damaged_group_does_not_hide_the_others(delta_queue: Callable[..., Que
     assert [one.check for one in health.problems] == ["unreadable"]
 
 
+def test_no_age_counts_what_is_scheduled_for_later() -> None:
+    clock = ManualClock()
+    queue = memory_queue(clock, lanes=8, order="key")
+    queue.publish(Message("later", key="a", priority=3, deliver_at=timedelta(hours=5)))
+    clock.advance("30m")
+    queue.publish(Message("due", key="b", priority=3, deliver_at=timedelta(minutes=10)))
+    group = queue.group("g").ensure()
+
+    def minutes() -> set[int | None]:
+        overview = queue.describe(lanes=True)
+        text = exposition({queue.path: overview}).decode()
+        served = re.findall(r"^spark_mq_oldest_(?:unsettled|lane_head)_age\S* (\S+)$", text, re.M)
+        found = {timedelta(seconds=float(one)) for one in served} or {None}
+        found |= {overview.groups["g"].oldest_unsettled_age, overview.lanes["g"].oldest_head_age}
+        found |= {one.oldest_age for one in group.priorities()}
+        return {None if one is None else round(one / timedelta(minutes=1)) for one in found}
+
+    clock.advance("3h")
+    assert minutes() == {170}, "since 10 minutes after its publish"
+    assert sum(one.head_age is None for one in group.lanes()) == 1
+    assert not queue.health(max_age="2h", max_unswept=None).healthy
+    group.lease("w").ack()
+    assert minutes() == {None}
+    assert queue.health(max_age="1s", max_unswept=None).healthy
+    clock.advance("2h")
+    assert minutes() == {30}
+
+
 def test_deliveries_and_failures_are_counted_by_reason() -> None:
     clock = ManualClock()
     queue = memory_queue(clock, visibility_timeout="30s", clock_skew="0s")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from support.ledger_group import SECOND, Group
 
-from spark_mq.ledger.message_index import DataFile
-from spark_mq.ledger.settle import ACK
+from spark_mq.ledger.message_index import DataFile, DeliveryTimes
+from spark_mq.ledger.settle import ACK, NACK
 from spark_mq.ledger.stats import compute_stats
 from spark_mq.util.clock import to_seconds
 
@@ -27,3 +27,39 @@ def test_settled_messages_do_not_make_the_oldest_message_older():
     group.lease("b", 2)
     group.settle(ACK, "b")
     assert age(group) is None
+
+
+def timed(first: int, at: int, *deliver_at: int | None) -> DataFile:
+    """A file that was published at a second, with a message for each time of delivery."""
+    times = [(1, None if due is None else due * SECOND, None) for due in deliver_at]
+    rows = len(deliver_at)
+    return DataFile(first, rows, f"{first}", rows, at * SECOND, DeliveryTimes.of(times))
+
+
+def test_what_is_scheduled_for_later_has_no_age():
+    group = Group(3, files=[timed(0, 100, 5_000), timed(1, 200, 900, 5_000)])
+    assert age(group) == 100  # since its own time, not since its publish
+    group.lease("a", 1)
+    group.settle(ACK, "a")
+    assert age(group) is None
+    group.now = 5_060 * SECOND
+    assert age(group) == 60
+
+
+def test_a_message_that_waits_for_its_retry_has_the_age_of_its_time():
+    group = Group(3, files=[timed(0, 100, 5_000), timed(1, 200, 400, None)])
+    assert age(group) == 800
+    group.lease("a", 2)
+    group.settle(NACK, "a", delay=300 * SECOND, error="no")
+    assert age(group) == 800
+    group.now = 1_100 * SECOND
+    assert age(group) == 900
+
+
+def test_a_later_file_may_have_been_due_before_the_first_one():
+    group = Group(3, files=[timed(0, 100, 990), timed(1, 300, 980, None)])
+    assert age(group) == 700
+    group.lease("a", 3)
+    assert age(group) == 700
+    group.settle(ACK, "a", [2])
+    assert age(group) == 20
