@@ -80,7 +80,7 @@ def _server(listener: socket.socket, content: Callable[[], bytes]) -> ThreadingH
 def _look(queue: Any) -> Mapping[str, QueueOverview | None]:
     """Return the overview of a queue by its path, or None if the look fails."""
     try:
-        return {queue.path: queue.describe(lanes=True)}
+        return {queue.path: queue.describe(lanes=True, durations=True)}
     except (SparkMQError, OSError) as error:
         complain(str(error))
         return {queue.path: None}

@@ -5,6 +5,7 @@ The views show counts, leases, messages, the past and problems. They are methods
 """
 
 from spark_mq.inspect.activity import THROUGHPUT_SCHEMA, ChangeRecord, MessageRecord
+from spark_mq.inspect.durations import GroupDurations, Histogram
 from spark_mq.inspect.group_views import SeekPreview
 from spark_mq.inspect.health import Blocker, Health, Problem
 from spark_mq.inspect.lanes import HotKey, LaneInfo, LaneSummary, PriorityInfo
@@ -22,7 +23,9 @@ __all__ = [
     "ChangeRecord",
     "Failure",
     "Failures",
+    "GroupDurations",
     "Health",
+    "Histogram",
     "HotKey",
     "LaneInfo",
     "LaneSummary",

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import SparkMQError
+from spark_mq.inspect.durations import DurationReader, GroupDurations
 from spark_mq.inspect.lanes import LaneSummary, list_lanes, list_priorities, summarize_lanes
 from spark_mq.inspect.leases import list_leases
 from spark_mq.inspect.stats import StatsReader
@@ -115,6 +116,8 @@ class QueueOverview(Record):
         The state of the sweeps.
     lanes
         The priorities and lanes of the busiest groups that use them, if they were requested.
+    durations
+        Histograms of each group by name, if they were requested.
     """
 
     path: str
@@ -132,6 +135,7 @@ class QueueOverview(Record):
     dead_letters: int | None
     sweeps: SweepState
     lanes: Mapping[str, LaneSummary] = field(default_factory=dict)
+    durations: Mapping[str, GroupDurations] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return "\n".join(_overview_lines(self))
@@ -183,7 +187,11 @@ def overview_html(overview: QueueOverview) -> str:
 
 
 def describe(
-    context: QueueContext, reader: StatsReader | None = None, *, lanes: bool = False
+    context: QueueContext,
+    reader: StatsReader | None = None,
+    *,
+    lanes: bool = False,
+    durations: DurationReader | None = None,
 ) -> QueueOverview:
     reader = reader or StatsReader(context)
     index, horizon = context.messages.index(), context.horizon()
@@ -207,6 +215,7 @@ def describe(
         dead_letters=count_dead_letters(context),
         sweeps=sweep_state(context),
         lanes=_lanes(context, index, groups, ordered) if lanes else {},
+        durations={} if durations is None else durations.read(groups, index),
     )
 
 

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from spark_mq.inspect.durations import BOUNDS, GroupDurations, Histogram
 from spark_mq.inspect.lanes import LaneSummary
 from spark_mq.inspect.overview import QueueOverview
 from spark_mq.ledger.limits import is_stopped
@@ -63,12 +64,25 @@ Overviews = Mapping[str, QueueOverview | None]
 """An overview of each queue by path. None if the queue cannot be read."""
 
 
+_HISTOGRAMS: Final[Mapping[str, tuple[str, Callable[[GroupDurations], Histogram]]]] = {
+    "spark_mq_time_to_lease_seconds": (
+        "Seconds from when a message became due to its first lease.",
+        lambda durations: durations.time_to_lease,
+    ),
+    "spark_mq_time_to_settle_seconds": (
+        "Seconds from a lease to the ack, nack or reject of a message.",
+        lambda durations: durations.time_to_settle,
+    ),
+}
+_BOUNDS: Final = (*map(str, BOUNDS), "+Inf")
+
+
 class _Family(NamedTuple):
     name: str
     kind: str
     text: str
     labels: tuple[str, ...]
-    samples: Iterable[tuple[tuple[str, ...], float]]
+    samples: Iterable[tuple[tuple[str, ...], Any]]  # numbers, or histograms
 
 
 class QueueCollector:
@@ -85,13 +99,21 @@ class QueueCollector:
         return []
 
     def collect(self) -> Iterator[ClientMetric]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+        from prometheus_client import core
 
+        kinds = {
+            "counter": core.CounterMetricFamily,
+            "gauge": core.GaugeMetricFamily,
+            "histogram": core.HistogramMetricFamily,
+        }
         for one in _families(self._read()):
-            make = CounterMetricFamily if one.kind == "counter" else GaugeMetricFamily
-            family = make(one.name, one.text, labels=one.labels)
+            family: Any = kinds[one.kind](one.name, one.text, labels=one.labels)
             for labels, value in one.samples:
-                family.add_metric(labels, value)
+                if isinstance(value, Histogram):
+                    buckets = list(zip(_BOUNDS, value.counts, strict=True))
+                    family.add_metric(labels, buckets, value.seconds)
+                else:
+                    family.add_metric(labels, value)
             yield family
 
 
@@ -102,9 +124,20 @@ def exposition(overviews: Overviews) -> bytes:
         name = f"{one.name}_total" if one.kind == "counter" else one.name
         parts.append(f"# HELP {name} {one.text}\n# TYPE {name} {one.kind}\n")
         labels = ",".join(f'{label}="%s"' for label in one.labels)
+        if one.kind == "histogram":
+            for given, value in one.samples:
+                parts += _histogram_lines(name, labels % (*map(shown, given),), value)
+            continue
         line = f"{name}{{{labels}}} %s\n"
         parts += [line % (*map(shown, given), value) for given, value in one.samples]
     return "".join(parts).encode()
+
+
+def _histogram_lines(name: str, labels: str, value: Histogram) -> Iterator[str]:
+    for bound, count in zip(_BOUNDS, value.counts, strict=True):
+        yield f'{name}_bucket{{{labels},le="{bound}"}} {count}\n'
+    yield f"{name}_count{{{labels}}} {value.counts[-1]}\n"
+    yield f"{name}_sum{{{labels}}} {value.seconds}\n"
 
 
 def _escaped(label: str) -> str:
@@ -120,6 +153,7 @@ def _families(overviews: Overviews) -> Iterator[_Family]:
     if found:
         yield from _of_groups(found)
         yield from _of_lanes(found)
+        yield from _of_durations(found)
         published = [((one.path,), one.published) for one in found]
         yield _Family("spark_mq_published", "counter", "Messages published.", labels, published)
         yield from _of_queues(found)
@@ -171,6 +205,13 @@ def _of_lanes(overviews: list[QueueOverview]) -> Iterator[_Family]:
         ]
         if samples:
             yield _Family(metric, "gauge", text, ("queue", "group"), samples)
+
+
+def _of_durations(overviews: list[QueueOverview]) -> Iterator[_Family]:
+    groups = [((one.path, name), own) for one in overviews for name, own in one.durations.items()]
+    for metric, (text, histogram) in _HISTOGRAMS.items() if groups else ():
+        samples = ((labels, histogram(own)) for labels, own in groups)
+        yield _Family(metric, "histogram", text, ("queue", "group"), samples)
 
 
 def _of_queues(overviews: list[QueueOverview]) -> Iterator[_Family]:

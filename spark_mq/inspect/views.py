@@ -11,6 +11,7 @@ from spark_mq.delta.object_store import ObjectStore, absolute_path, join
 from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.errors import InvalidOption
 from spark_mq.inspect.activity import ChangeRecord, list_changes, throughput
+from spark_mq.inspect.durations import DurationReader
 from spark_mq.inspect.health import Blocker, Health, check_health, find_blockers
 from spark_mq.inspect.leases import MessagePosition, locate, named_sequences
 from spark_mq.inspect.letters import Failures, find_failures, newest_letters
@@ -72,6 +73,7 @@ class QueueViews:
 
     _context: QueueContext
     _reader: StatsReader | None = None
+    _durations: DurationReader | None = None
 
     def _stats_reader(self) -> StatsReader:
         if self._reader is None:
@@ -93,7 +95,7 @@ class QueueViews:
         except NOTEBOOK_ERRORS as error:
             return failed_html(repr(self), error)
 
-    def describe(self, *, lanes: bool = False) -> QueueOverview:
+    def describe(self, *, lanes: bool = False, durations: bool = False) -> QueueOverview:
         """Return sizes, groups and sweeps of the queue.
 
         A second call reads only the ledgers that have changed since the first. A group whose
@@ -104,6 +106,9 @@ class QueueViews:
         lanes
             Also count by priority and lane, for the 20 busiest groups that use them. It may take
             a tenth of a second for each. Default: no.
+        durations
+            Also count how long messages wait for a lease, and leases for their settle, since the
+            first call that asked. Each call reads the commits that followed. Default: no.
 
         Examples
         --------
@@ -111,7 +116,10 @@ class QueueViews:
         >>> overview.groups["billing"].ready  # doctest: +SKIP
         12
         """
-        return describe(self._context, self._stats_reader(), lanes=lanes)
+        if durations and self._durations is None:
+            self._durations = DurationReader(self._context)
+        reader = self._durations if durations else None
+        return describe(self._context, self._stats_reader(), lanes=lanes, durations=reader)
 
     def health(
         self,

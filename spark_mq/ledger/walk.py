@@ -22,6 +22,7 @@ __all__ = [
     "Piece",
     "StateSum",
     "due_at",
+    "due_times",
     "oldest_due",
     "range_of",
     "sum_states",
@@ -121,17 +122,24 @@ def range_of(piece: Piece, ledger: Ledger, index: MessageIndex) -> Range:
 
 
 def due_at(index: MessageIndex, sequence: int) -> int:
-    """Return since when a message may be leased: its publish, or its later ``deliver_at``."""
-    file = index.file_at(sequence)
-    return min(_due_times(file, sequence, sequence))
+    """Return since when a message is due: since its publish, or its later ``deliver_at``."""
+    ((_, at),) = _of_file(index.file_at(sequence), sequence, 1)
+    return at
 
 
-def _due_times(file: DataFile, first: int, last: int) -> Iterator[int]:
+def due_times(index: MessageIndex, first: int, last: int) -> Iterator[tuple[int, int]]:
+    """Yield numbers of messages in ``first..last``, each with the time since when they are due."""
+    for part in index.slices(first, last):
+        yield from _of_file(index.file_at(part.first), part.first, part.rows)
+
+
+def _of_file(file: DataFile, first: int, rows: int) -> Iterator[tuple[int, int]]:
     if file.times is None:
-        yield file.committed_at
+        yield rows, file.committed_at
         return
-    for _, _, deliver_at, _ in file.times.between(first - file.first, last - file.first):
-        yield max(file.committed_at, deliver_at or 0)
+    row = first - file.first
+    for low, high, deliver_at, _ in file.times.between(row, row + rows - 1):
+        yield high - low + 1, max(file.committed_at, deliver_at or 0)
 
 
 def oldest_due(ledger: Ledger, index: MessageIndex, now: int) -> int | None:
@@ -146,7 +154,7 @@ def oldest_due(ledger: Ledger, index: MessageIndex, now: int) -> int | None:
             file = index.file_at(part.first)
             if file.times is not None and file.times.due_from > now:
                 continue
-            times = _due_times(file, part.first, part.first + part.rows - 1)
+            times = (at for _, at in _of_file(file, part.first, part.rows))
             due = (at for at in times if at <= now and (found is None or at < found))
             found = min(due, default=found)
     return found

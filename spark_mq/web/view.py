@@ -173,15 +173,16 @@ class OverviewCache:
         return found
 
     def by_path(self) -> dict[str, QueueOverview | None]:
-        """Return each queue's overview with lanes by its path, or None if it cannot be read."""
+        """Return each queue's overview by its path with all details, or None if unreadable."""
         paths = self.queues()
-        return {paths[name]: self._with_lanes(name, one) for name, one in self.all().items()}
+        return {paths[name]: self._with_details(name, one) for name, one in self.all().items()}
 
-    def _with_lanes(self, name: str, one: QueueOverview | SparkMQError) -> QueueOverview | None:
+    def _with_details(self, name: str, one: QueueOverview | SparkMQError) -> QueueOverview | None:
         if not isinstance(one, QueueOverview):
             return None
         try:
-            return replace(one, lanes=self.queue(name).describe(lanes=True).lanes)
+            more = self.queue(name).describe(lanes=True, durations=True)
+            return replace(one, lanes=more.lanes, durations=more.durations)
         except SparkMQError:
             return None
 

@@ -14,7 +14,7 @@ from spark_mq import Message, Queue
 from spark_mq.inspect.prometheus import QueueCollector, exposition
 
 FOLDER = Path(__file__).parents[2] / "examples" / "monitoring"
-_METRIC = re.compile(r"\b(spark_mq_\w+)(?:\{([^}]*)\})?")
+_METRIC = re.compile(r"\b((?:spark_mq|messaging_client)_\w+)(?:\{([^}]*)\})?")
 _MATCHER = re.compile(r"(\w+)\s*(=~|!~|!=|=)\s*\"([^\"]*)\"")
 _BY = re.compile(r"by \(([^)]*)\)")
 Served = dict[str, list[dict[str, str]]]
@@ -25,6 +25,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
     """The labels of each sample, by the name of the sample."""
     path = tmp_path_factory.mktemp("monitoring") / "orders"
     queue = Queue.create(path, durable=False, lanes=8)
+    queue.describe(durations=True)  # histograms begin with the first look
     queue.publish(["a", "b", "c"])
     lease = queue.group("billing").lease("w")
     lease.reject()
@@ -33,10 +34,31 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
     queue.publish(Message("d", key="k"))
     queue.group("keyed").configure(order="key")
     found: Served = {}
-    for family in QueueCollector(lambda: {queue.path: queue.describe(lanes=True)}).collect():
+    looks = {queue.path: queue.describe(lanes=True, durations=True)}
+    for family in QueueCollector(lambda: looks).collect():
         for sample in family.samples:
             found.setdefault(sample.name, []).append(dict(sample.labels))
-    return found
+    return found | of_workers(queue)
+
+
+def of_workers(queue: Queue) -> Served:
+    """What Prometheus makes of the histograms that a process reports to OpenTelemetry."""
+    otel = pytest.importorskip("support.otel")
+    with pytest.MonkeyPatch.context() as patch:
+        sdk = otel.set_up_sdk(patch)
+        queue.publish("e")
+        queue.group("billing").lease("w").ack()
+        (resource,) = sdk.reader.get_metrics_data().resource_metrics
+        metrics = {one.name: one for scope in resource.scope_metrics for one in scope.metrics}
+    name = "messaging.client.operation.duration"
+    return {
+        f"{name.replace('.', '_')}_seconds_bucket": [
+            {key.replace(".", "_"): str(value) for key, value in point.attributes.items()}
+            | {"le": "5.0"}
+            for point in metrics[name].data.data_points
+            if point.attributes["messaging.operation.name"] == "ack"
+        ]
+    }
 
 
 def alerts() -> list[dict[str, Any]]:
@@ -101,6 +123,7 @@ def test_the_board_has_its_panels_apart_and_shows_every_gauge(served: Served) ->
         assert max(x for x, _ in own) < 24
         cells |= own
     shown = {metric for query in queries().values() for metric, _ in _METRIC.findall(query)}
+    shown |= {name.replace("_bucket", part) for name in shown for part in ("_sum", "_count")}
     assert {name for name in served if not name.endswith("_created")} <= shown
 
 
@@ -125,10 +148,11 @@ def test_the_text_is_what_prometheus_client_makes_of_the_collector(tmp_path: Pat
     queue = Queue.create(tmp_path / 'a "b" c', durable=False, lanes=8)
     queue.publish(["a", "b", Message("c", key="k", priority=9)])
     queue.group("two").configure(order="key")
+    queue.describe(durations=True)
     for name in ("one", "two"):
         lease = queue.group(name).lease("w", max_messages=2)
         lease.ack([lease.messages[0].sequence])
-    looks = {queue.path: queue.describe(lanes=True), "/no \\n\n queue": None}
+    looks = {queue.path: queue.describe(lanes=True, durations=True), "/no \\n\n queue": None}
     registry = client.CollectorRegistry()
     registry.register(QueueCollector(lambda: looks))
     parse = parser.text_string_to_metric_families
