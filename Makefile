@@ -217,8 +217,17 @@ test-wheel: wheel ## install the sdist, and the wheel with each extra, in bare e
 .venv/tools/helm:
 	@GOBIN="$(CURDIR)/.venv/tools" go install helm.sh/helm/v4/cmd/helm@v4.3.1
 
+.venv/tools/promtool: scripts/install-promtool
+	@sh scripts/install-promtool
+
+# Not with the SDK's other panels, which take minutes to compile.
+.venv/tools/check-board: tests/release/board/main.go
+	@rm -rf .venv/board && mkdir -p .venv/board .venv/tools && cp $< .venv/board
+	@cd .venv/board && exec 2>install.log && go mod init board && \
+	  go get github.com/grafana/grafana-foundation-sdk/go@v0.0.22 && go build -o ../tools/check-board . || { cat install.log; exit 1; }
+
 .PHONY: test-release
-test-release: wheel .venv/release/.installed .venv/tools/actionlint $(if $(SHORT),,.venv/tools/helm) ## check wheel, sdist, SBOM, workflows and examples/deploy, whose image it builds; SHORT=1
+test-release: wheel .venv/release/.installed .venv/tools/actionlint .venv/tools/promtool .venv/tools/check-board $(if $(SHORT),,.venv/tools/helm) ## check wheel, sdist, SBOM, workflows, examples/monitoring and examples/deploy, whose image it builds; SHORT=1
 	@$(if $(SHORT),,mkdir -p .venv/image && sh scripts/build-image .venv/image > .venv/image/engine)
 	@$(python) -m pytest --release tests/release $(quick) --durations=10
 
