@@ -146,17 +146,17 @@ def oldest_due(ledger: Ledger, index: MessageIndex, now: int) -> int | None:
     """Return since when the oldest unsettled message is due, or None if none is due."""
     found: int | None = None
     for piece in walk(ledger, index, now, ledger.head.start_sequence + 1):
-        if piece.state == SETTLED:
+        if piece.state == SETTLED or (piece.state == DELAYED and piece.unread):
             continue
         for part in index.slices(piece.first, piece.last):
             if found is not None and part.committed_at >= found:
                 return found  # those that follow were published later
             file = index.file_at(part.first)
-            if file.times is not None and file.times.due_from > now:
+            before = now + 1 if found is None else found
+            if file.times is not None and file.times.due_from >= before:
                 continue
             times = (at for _, at in _of_file(file, part.first, part.rows))
-            due = (at for at in times if at <= now and (found is None or at < found))
-            found = min(due, default=found)
+            found = min((at for at in times if at < before), default=found)
     return found
 
 
