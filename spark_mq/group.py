@@ -398,6 +398,7 @@ class ConsumerGroup(GroupViews):
         poll_interval: Duration | None = None,
         settle_linger: Duration | None = None,
         until: str | None = None,
+        heartbeat: Duration | None = None,
         fail_on_data_loss: bool = True,
     ) -> WorkSummary:
         """Call a handler for each lease or message, and settle.
@@ -475,6 +476,11 @@ class ConsumerGroup(GroupViews):
             summary then says why (``blocked_because``). "settled": end once no message is left, so
             also wait for delayed ones, retries, and leases of others. Dead messages count as
             settled, and blocked ones do not. Default: do not end.
+        heartbeat
+            How often the worker writes a small file that shows it in :meth:`workers` also while it
+            is idle: "30s" to "1h", or "off". The first write comes after a second, and the end of
+            the loop deletes the file. Default: 30 seconds, and "off" in an object store, where
+            each write costs a request.
         fail_on_data_loss
             Raise if the queue's hard limit dropped unsettled messages.
 
@@ -509,6 +515,7 @@ class ConsumerGroup(GroupViews):
             poll_interval=poll_interval,
             settle_linger=settle_linger,
             until=until,
+            heartbeat=heartbeat,
             fail_on_data_loss=fail_on_data_loss,
             format=format,
         )

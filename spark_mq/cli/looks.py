@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 from spark_mq.cli.messages import lane_cells
 from spark_mq.cli.output import Column, Part, Rows
 from spark_mq.cli.queues import group_rows
+from spark_mq.cli.workers import worker_cells
 from spark_mq.delta.object_store import absolute_path
 from spark_mq.errors import SparkMQError
 from spark_mq.inspect.health import check_health
@@ -35,8 +36,8 @@ _TABLES: Final[Mapping[str, list[Column]]] = {
         ("LEASE", "lease"), ("BLOCKED BECAUSE", "blocked_because"),
     ],
     "workers": [
-        ("WORKER", "worker_id"), ("GROUP", "group"), ("LEASES", "leases"),
-        ("MESSAGES", "messages"), ("OLDEST", "oldest"),
+        ("WORKER", "worker_id"), ("GROUP", "group"), ("STATE", "state"), ("LEASES", "leases"),
+        ("MESSAGES", "messages"), ("OLDEST", "oldest"), ("SEEN", "seen"),
     ],
     "held_lanes": [
         ("HELD LANE", "lane"), ("GROUP", "group"), ("MESSAGES", "messages"), ("SHARE", "share"),
@@ -162,12 +163,12 @@ class QueueLooks:
         return found
 
     def _details(self, names: list[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        workers, errors, now = [], [], datetime.now(UTC)
+        workers, errors = [], []
         for name in names:
             group = self._queue.group(name)
-            for worker in group.workers()[:10]:
-                age = max(0.0, (now - worker.since).total_seconds())
-                workers.append({"group": name, **asdict(worker), "oldest": show_age(age)})
+            workers += [
+                worker_cells({"group": name, **asdict(one)}) for one in group.workers()[:10]
+            ]
             errors += [{"group": name, **asdict(one)} for one in group.last_errors(3)]
         workers.sort(key=lambda row: -row["messages"])
         return workers[:10], errors[:10]

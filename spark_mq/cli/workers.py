@@ -1,4 +1,4 @@
-"""Run sweeps, workers and jobs with ``sweep``, ``work`` and ``jobs``."""
+"""Run sweeps and workers, and list workers and jobs: ``sweep``, ``work``, ``workers``, ``jobs``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, TextIO
 
@@ -19,11 +20,12 @@ from spark_mq.lease import Lease
 from spark_mq.queue import Queue
 from spark_mq.util.clock import SECOND
 from spark_mq.util.loading import load_handler
+from spark_mq.util.show import show_age
 from spark_mq.util.validation import validate_duration
 from spark_mq.worker.pools import is_async
 from spark_mq.worker.state import WorkSummary
 
-__all__ = ["Concurrency", "Threads", "counting", "tracking"]
+__all__ = ["Concurrency", "Threads", "counting", "tracking", "worker_cells"]
 
 Threads = Annotated[int, option("Threads that call it.", min=1)]
 Concurrency = Annotated[
@@ -31,6 +33,11 @@ Concurrency = Annotated[
     option("Calls of an async function at a time, with --mode message. Default: 100.", min=1),
 ]
 
+_WORKER_COLUMNS: Final[list[Column]] = [
+    ("WORKER", "worker_id"), ("GROUP", "group"), ("STATE", "state"), ("LEASES", "leases"),
+    ("MESSAGES", "messages"), ("OLDEST", "oldest"), ("SEEN", "seen"), ("PROCESSES", "processes"),
+    ("HOST", "host"), ("PROCESS", "process_id"), ("VERSION", "version"), ("SETTLED", "settled"),
+]  # fmt: skip
 _JOB_COLUMNS: Final[list[Column]] = [("JOB", "job"), ("PATH", "path")]
 
 
@@ -109,6 +116,13 @@ def work(
     until: Annotated[
         str | None, option("empty: nothing is due. settled: no message is left.")
     ] = None,
+    heartbeat: Annotated[
+        str | None,
+        option(
+            "How often to write the file that shows the worker while it is idle: 30s to 1h, or "
+            "off. Default: 30s, and off in an object store."
+        ),
+    ] = None,
     create_group: Annotated[
         bool,
         option(
@@ -138,10 +152,34 @@ def work(
             ack=ack,
             shutdown_timeout=shutdown_timeout,
             until=until,
+            heartbeat=heartbeat,
         )
     if summary.blocked_because:  # a warning in the log names the group and the counts
         on.exit_code = FAILED
     return summary
+
+
+@command("workers")
+def workers(
+    on: Given, group: Annotated[str | None, option("Only this group.", "-g")] = None
+) -> Rows:
+    """List the workers of all groups, or of one, also those that are idle."""
+    names = on.queue.groups() if group is None else [group]
+    found = [(name, one) for name in names for one in on.existing_group(name).workers()]
+    rows = [{"group": name, **asdict(one)} for name, one in found]
+    return Rows(rows, _WORKER_COLUMNS, worker_cells)
+
+
+def worker_cells(worker: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a worker with the age of its oldest lease, and the time since it was seen."""
+    now = datetime.now(UTC)
+    ages = {"oldest": worker["since"], "seen": worker["seen_at"]}
+    return {
+        **worker,
+        **{
+            name: show_age(at and max(0.0, (now - at).total_seconds())) for name, at in ages.items()
+        },
+    }
 
 
 @contextmanager

@@ -17,13 +17,12 @@ from spark_mq.inspect.lanes import (
 from spark_mq.inspect.leases import (
     LastError,
     LeaseInfo,
-    WorkerInfo,
     last_errors,
     list_leases,
-    list_workers,
 )
 from spark_mq.inspect.overview import NOTEBOOK_ERRORS, failed_html, group_html
 from spark_mq.inspect.peek import PeekedMessage, peek_group
+from spark_mq.inspect.workers import WorkerInfo, list_workers
 from spark_mq.ledger.owner_commands import seek_position, unsettled_ranges
 from spark_mq.ledger.ranges import LEASED
 from spark_mq.operations.context import GroupLedger, QueueContext, StartPosition
@@ -144,7 +143,12 @@ class GroupViews:
         return Records(find_hot_keys(self._existing(), lane, n))
 
     def workers(self) -> Records[WorkerInfo]:
-        """Return the messages and leases of each worker, the busiest first."""
+        """Return the workers that hold leases or run, the busiest first.
+
+        An idle worker is listed if it writes a ``heartbeat``, see
+        :meth:`spark_mq.ConsumerGroup.work`. A look in an object store costs a listing more than
+        :meth:`leases`, and a request for each heartbeat.
+        """
         return Records(list_workers(self._existing()))
 
     def last_errors(self, n: int = 10) -> Records[LastError]:

@@ -1,4 +1,4 @@
-"""List the leases, workers and errors of a group, and the states of one message."""
+"""List the leases and errors of a group, and the states of one message."""
 
 from __future__ import annotations
 
@@ -27,10 +27,8 @@ __all__ = [
     "LastError",
     "LeaseInfo",
     "MessagePosition",
-    "WorkerInfo",
     "last_errors",
     "list_leases",
-    "list_workers",
     "locate",
     "named_sequences",
 ]
@@ -206,27 +204,6 @@ def _position(group: GroupLedger, index: MessageIndex, sequence: int) -> Message
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerInfo(Record):
-    """The messages and leases of one worker in a group.
-
-    Attributes
-    ----------
-    worker_id
-        The worker's name. Several processes may use the same one.
-    leases, messages
-        Its leases, and the messages under them.
-    since, until
-        The start of its oldest lease, and its next deadline (aware, UTC).
-    """
-
-    worker_id: str
-    leases: int
-    messages: int
-    since: datetime
-    until: datetime
-
-
-@dataclass(frozen=True, slots=True)
 class LastError(Record):
     """The text of a failure, and the unsettled messages that have it.
 
@@ -245,25 +222,6 @@ class LastError(Record):
     messages: int
     first: int
     at: datetime | None
-
-
-def list_workers(group: GroupLedger) -> list[WorkerInfo]:
-    by_worker = sorted(list_leases(group), key=attrgetter("worker_id"))
-    found = [
-        _worker(name, list(leases))
-        for name, leases in groupby(by_worker, key=attrgetter("worker_id"))
-    ]
-    return sorted(found, key=lambda one: (-one.messages, one.worker_id))
-
-
-def _worker(name: str, leases: list[LeaseInfo]) -> WorkerInfo:
-    return WorkerInfo(
-        name,
-        len(leases),
-        sum(one.messages for one in leases),
-        min(one.since for one in leases),
-        min(one.until for one in leases),
-    )
 
 
 def last_errors(group: GroupLedger, n: int) -> list[LastError]:

@@ -6,6 +6,7 @@ group changed since it was read. Commits of other groups pass.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import uuid
@@ -18,7 +19,7 @@ from spark_mq.delta.actions import AddFile, Change
 from spark_mq.delta.log import CHECKPOINT_INTERVAL, DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState
-from spark_mq.delta.store_errors import to_storage_error, wrap_store_errors
+from spark_mq.delta.store_errors import STORE_ERRORS, to_storage_error, wrap_store_errors
 from spark_mq.delta.tables import KEPT_BY_THE_SWEEP, checkpoint_soon, create_table
 from spark_mq.errors import CommitConflict, CorruptLog, NotAQueue, SparkMQError, StorageError
 from spark_mq.ledger.ranges import Ledger
@@ -27,6 +28,7 @@ from spark_mq.storage.delegated_commands import (
     DelegationTurn,
     delete_old_requests,
 )
+from spark_mq.storage.heartbeat_files import delete_heartbeats, delete_old_heartbeats
 from spark_mq.storage.ledger_files import (
     LEASES_SCHEMA,
     PAUSE,
@@ -228,6 +230,8 @@ class LedgerTable:
             self._pauses_read_up_to = version
         if ledger is None or added is None:
             self._cache.forget(stored.group)
+            with contextlib.suppress(*STORE_ERRORS):  # or the sweep deletes them
+                delete_heartbeats(self.files, stored.group)
         else:
             self._cache[stored.group] = ((added.path,), ledger.replaced(ledger.head, ()))
 
@@ -274,7 +278,9 @@ class LedgerTable:
         """Delete old versions up to `archived`. None keeps the default. Return how many files."""
         with wrap_store_errors(self.path, "cleaning"):
             deleted = clean_ledger_table(self.log, keep_versions, keep_seconds, archived=archived)
-            return deleted + (0 if self.files.is_local else delete_old_requests(self.files))
+            # Over a store each listing costs, and there the workers delete old heartbeats.
+            beside = delete_old_heartbeats if self.files.is_local else delete_old_requests
+            return deleted + beside(self.files)
 
     @property
     def table_id(self) -> str:

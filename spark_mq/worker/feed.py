@@ -41,7 +41,7 @@ class GroupFeed:
     def __init__(
         self, ledger: GroupLedger, tasks: Tasks, options: TaskOptions, pool: Pool, state: WorkState
     ) -> None:
-        self.ledger = ledger
+        self.ledger, self.worker_id = ledger, options.lease.worker_id
         self._tasks, self._options, self._pool, self._state = tasks, options, pool, state
         self._acks_first = options.policy.ack == "on_receive"
         # Messages that were acked first are lost with their process.
@@ -50,7 +50,7 @@ class GroupFeed:
         self._poll = default_poll(ledger) if options.poll is None else options.poll
         self._demand = Demand(most, self._poll, may_prefetch=may_prefetch)
         self._held = HeldLeases(ledger, options.limit, self._end_lease)
-        self._commits = FeedCommits(ledger, options.lease.worker_id, state, self._wait_for_store)
+        self._commits = FeedCommits(ledger, self.worker_id, state, self._wait_for_store)
         self._verdicts = Verdicts(ledger, tasks, options.policy, state)
         self._open = OpenTasks(pool, self._demand, options.linger)
         self._idle = False  # no feed had anything to do at the last look
@@ -90,6 +90,11 @@ class GroupFeed:
         """Return what the handlers have, and since when in monotonic seconds."""
         with self._open.lock:
             return [(str(task), task.started) for task in self._open.running]
+
+    def is_busy(self) -> bool:
+        """Return whether a handler has a message, or gets one soon."""
+        with self._open.lock:
+            return self._open.unfinished > 0
 
     def _must_settle(self) -> bool:
         with self._open.lock:

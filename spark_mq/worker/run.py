@@ -31,6 +31,7 @@ from spark_mq.util.validation import (
 )
 from spark_mq.worker.decoding import decoding_leases, decoding_messages
 from spark_mq.worker.feed import GroupFeed
+from spark_mq.worker.heartbeat import heartbeats
 from spark_mq.worker.pools import CoroutinePool, Pool, ThreadPool, is_async
 from spark_mq.worker.state import WorkState, WorkSummary, why_left
 from spark_mq.worker.tasks import LeaseTasks, MessageTasks, TaskOptions
@@ -225,6 +226,7 @@ class WorkOptions:
     until: str | None
     fail_on_data_loss: bool
     format: Format | None
+    heartbeat: Duration | None = None
 
     def task_options(self, batches: bool) -> TaskOptions:
         """Validate what a feed needs."""
@@ -293,7 +295,8 @@ def run_worker(served: Served, options: WorkOptions) -> WorkSummary:
     feeds = [
         GroupFeed(ledger, kind(handler, rules), rules, pool, state) for ledger, handler in served
     ]
-    return _run(feeds, pool, state, shutdown_timeout, options.stop)
+    with heartbeats(feeds, state, options.heartbeat):
+        return _run(feeds, pool, state, shutdown_timeout, options.stop)
 
 
 def check_handlers(served: Served, options: WorkOptions) -> bool:

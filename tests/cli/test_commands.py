@@ -18,7 +18,9 @@ from urllib.request import Request, urlopen
 import pytest
 from support.commands import Done, Run, run_program, started
 from support.handles import until
+from support.limits import Limits
 from support.stocked_queue import sequence_of, stocked_queue
+from support.working import working
 
 from spark_mq import Message, Queue
 
@@ -543,7 +545,11 @@ def test_work_calls_a_function_until_the_queue_is_empty(
     assert queue.group("new").stats().acked == 4
     # What a handler says cannot steer a terminal.
     assert "\x1b" not in run("trace", "--message-id", "id-bad", "-q", queue.path).out
-    assert run("work", "handlers.py:good", *here).row["leases"] == 0
+    assert run("work", "handlers.py:good", *here, "--heartbeat", "off").row["leases"] == 0
+    assert (
+        "heartbeat='5s'"
+        in run("work", "handlers.py:good", *here, "--heartbeat", "5s", expect=2).err
+    )
     for wrong in ("handlers", "handlers:none", "none:good", "none.py:good"):
         assert "cannot be used" in run("work", wrong, *here, expect=2).err
 
@@ -636,6 +642,30 @@ def test_top_shows_states_workers_and_errors(run: Run, queue: Queue) -> None:
     busiest = two["groups"][0]
     assert (busiest["group"], busiest["acked_per_second"]) == ("billing", 0)
     assert [row["worker_id"] for row in two["workers"]] == ["worker-7"]
+
+
+def test_idle_workers_are_listed_and_shown_by_top(run: Run, queue: Queue, limits: Limits) -> None:
+    limits(heartbeat_look=0.005)
+    group = queue.group("audit")
+    with working(group, worker_id="idle-1"):
+        until(group.workers)
+        rows = run("workers", "-q", queue.path, "-o", "json").rows
+        assert [(row["group"], row["worker_id"], row["state"]) for row in rows] == [
+            ("audit", "idle-1", "idle"), ("billing", "worker-7", "busy"),
+        ]  # fmt: skip
+        assert (rows[0]["process_id"], rows[0]["processes"]) == (os.getpid(), 1)
+        heads, line = run("workers", "-q", queue.path, "-g", "audit").out.splitlines()
+        assert heads.split()[:7] == [
+            "WORKER", "GROUP", "STATE", "LEASES", "MESSAGES", "OLDEST", "SEEN",
+        ]  # fmt: skip
+        assert re.match(r"idle-1 +audit +idle +0 +0 +- +\d+s +1 ", line)
+        frame = run("top", "-q", queue.path, "-o", "json", "--count", 1).row
+        assert [row["state"] for row in frame["workers"]] == ["busy", "idle"]
+        assert re.search(r"^idle-1 +audit +idle ", run("top", "-q", queue.path).out, re.M)
+    assert "nope" in run("workers", "-q", queue.path, "-g", "nope", expect=3).err
+    assert [row["worker_id"] for row in run("workers", "-q", queue.path, "-o", "json").rows] == [
+        "worker-7"
+    ]
 
 
 def test_throughput_counts_in_intervals(run: Run, queue: Queue) -> None:

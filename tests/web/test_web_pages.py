@@ -16,11 +16,13 @@ import pytest
 from starlette.testclient import TestClient
 from support.forms import with_token
 from support.stocked_queue import sequence_of
+from support.tables import ledgers_of
 
 from spark_mq import Message, Queue
 from spark_mq.errors import StorageError
 from spark_mq.inspect.activity import ENDS
 from spark_mq.operations.history import HEADER_PREFIX
+from spark_mq.storage.heartbeat_files import Heartbeat, heartbeat_path, write_heartbeat
 from spark_mq.web import Access, HealthLimits, OverviewCache, create_app
 from spark_mq.web.charts import settled_chart
 from spark_mq.web.render import show_sequence
@@ -362,6 +364,19 @@ def test_a_group_shows_leases_workers_errors_and_settings(visit: Visit, queue: Q
     assert re.search(r"\b\d\.\d+s\b", notable.text), "a short time is not 0s"
     assert "no group" in get(client, "/group/orders", 404, group="nope").text
     assert get(client, "/group/orders", group="billing", part="live")
+
+
+def test_a_group_shows_idle_workers_and_those_that_are_gone(visit: Visit, queue: Queue) -> None:
+    now = int(datetime.now(UTC).timestamp() * 1e6)
+    heartbeat = Heartbeat("idle-1", "host-1", 4711, "0.2.0", now, now, 30_000_000, "idle", 5)
+    gone = replace(heartbeat, worker_id="gone-1", host=EVIL, seen_at=now - 300_000_000)
+    for one in (heartbeat, gone):
+        path = heartbeat_path("billing", one.worker_id)
+        write_heartbeat(ledgers_of(queue).files, path, one)
+    page = get(visit(), "/group/orders", group="billing", part="live")
+    found = [text for text in page.texts if text in ("busy", "idle", "gone", "host-1", "5m00s ago")]
+    assert found == ["busy", "idle", "host-1", "gone", "5m00s ago"]
+    assert "<script>" in page.text
 
 
 def test_a_group_without_errors_leads_to_its_dead_letters(visit: Visit, queue: Queue) -> None:

@@ -1,0 +1,141 @@
+"""Write a small file for each group of a worker at intervals, so that others see that it runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+from spark_mq.delta.store_errors import one_line
+from spark_mq.storage.heartbeat_files import (
+    Heartbeat,
+    delete_old_heartbeats,
+    heartbeat_path,
+    write_heartbeat,
+)
+from spark_mq.util.clock import SECOND, Duration
+from spark_mq.util.show import printable
+from spark_mq.util.validation import invalid, validate_duration
+from spark_mq.worker.feed import GroupFeed
+from spark_mq.worker.state import WorkState
+
+__all__ = ["HeartbeatWriter", "heartbeat_interval", "heartbeats"]
+
+_log = logging.getLogger("spark_mq.worker")
+
+OFF: Final = "off"
+LOOK_SECONDS: Final = 1.0  # until the first write, which spares short runs, and between two looks
+_STOP_SECONDS: Final = 1.0  # for the end of a write that a slow store delays
+_LEAST: Final = 30 * SECOND  # the least interval, and the default
+_MOST: Final = 3600 * SECOND
+
+
+def heartbeat_interval(given: Duration | None, *, is_local: bool) -> int | None:
+    """Return the microseconds between two writes, or None if there are none."""
+    if given is None:
+        return _LEAST if is_local else None
+    if given == OFF:
+        return None
+    interval = validate_duration("heartbeat", given)
+    if not _LEAST <= interval <= _MOST:
+        raise invalid("heartbeat", given, "is not valid: give 30s to 1h, or 'off'")
+    return interval
+
+
+class HeartbeatWriter:
+    """Writes the file of a worker in one group. A failure disturbs nobody."""
+
+    def __init__(self, feed: GroupFeed, state: WorkState, interval: int) -> None:
+        self._feed, self._state, self._interval = feed, state, interval
+        self._ledger, self._files = feed.ledger, feed.ledger.ledgers.files
+        self._path = heartbeat_path(feed.ledger.name, f"{feed.worker_id}-{uuid.uuid4().hex[:12]}")
+        self._started_at = self._ledger.now()
+        self._tried_at: int | None = None
+        self._failed = False
+
+    def write_if_due(self) -> None:
+        """Write, if the last try was an interval ago."""
+        now, before = self._ledger.now(), self._tried_at
+        if before is not None and 0 <= now - before < self._interval:  # a clock may be set back
+            return
+        self._tried_at = now
+        try:
+            write_heartbeat(self._files, self._path, self._heartbeat(now))
+            if before is None and not self._files.is_local:
+                delete_old_heartbeats(self._files)  # there a sweep would pay for each listing
+        except Exception as error:
+            self._log("written", error)
+
+    def delete(self) -> None:
+        """Delete the file, because the worker ends."""
+        if self._tried_at is None:
+            return
+        try:
+            self._files.delete(self._path)
+        except Exception as error:
+            self._log("deleted", error)
+
+    def _heartbeat(self, now: int) -> Heartbeat:
+        return Heartbeat(
+            self._feed.worker_id,
+            printable(socket.gethostname())[:255],
+            os.getpid(),
+            _version(),
+            self._started_at,
+            now,
+            self._interval,
+            "busy" if self._feed.is_busy() else "idle",
+            self._state.summary.settled,
+        )
+
+    def _log(self, what: str, error: Exception) -> None:
+        level = logging.DEBUG if self._failed else logging.INFO
+        self._failed = True
+        text = "group %s: the heartbeat of the worker was not %s: %s"
+        _log.log(level, text, self._ledger.name, what, one_line(error))
+
+
+@contextmanager
+def heartbeats(
+    feeds: Sequence[GroupFeed], state: WorkState, given: Duration | None
+) -> Iterator[None]:
+    """Write heartbeats during the block, in a thread. Raise InvalidOption for a wrong interval."""
+    found = [(one, one.ledger.ledgers.files.is_local) for one in feeds]
+    chosen = [(one, heartbeat_interval(given, is_local=local)) for one, local in found]
+    writers = [HeartbeatWriter(one, state, each) for one, each in chosen if each is not None]
+    ended = threading.Event()
+    # A slow store must delay neither the work nor its signals.
+    thread = threading.Thread(
+        target=_write_until, args=(writers, ended), name="spark_mq heartbeat", daemon=True
+    )
+    if writers:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if writers:
+            thread.join(_STOP_SECONDS)
+
+
+def _write_until(writers: Sequence[HeartbeatWriter], ended: threading.Event) -> None:
+    while not ended.wait(LOOK_SECONDS):
+        for writer in writers:
+            writer.write_if_due()
+    for writer in writers:
+        writer.delete()
+
+
+@cache
+def _version() -> str:
+    try:
+        return version("spark_mq")
+    except PackageNotFoundError:  # run from its source
+        return ""

@@ -1,0 +1,403 @@
+"""The small files by which workers are visible while they are idle."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from support.byte_store import ByteStore, Call
+from support.handles import again, until
+from support.limits import Limits
+from support.tables import as_in_a_store, group_ledger_of, ledgers_of
+from support.working import working
+
+from spark_mq import ConsumerGroup, Queue
+from spark_mq.errors import InvalidOption, NotAQueue
+from spark_mq.inspect import WorkerInfo
+from spark_mq.testing import ManualClock
+from spark_mq.worker.heartbeat import HeartbeatWriter
+
+Make = Callable[..., Queue]
+
+
+@pytest.fixture(autouse=True)
+def looks(limits: Limits, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Workers look often whether a write is due. The list gets an entry after each look."""
+    limits(heartbeat_look=0.005)
+    seen: list[int] = []
+    real = HeartbeatWriter.write_if_due
+
+    def note(writer: HeartbeatWriter) -> None:
+        real(writer)
+        seen.append(len(seen))
+
+    monkeypatch.setattr(HeartbeatWriter, "write_if_due", note)
+    return seen
+
+
+def look_again(looks: list[int], times: int = 3) -> None:
+    before = len(looks)
+    until(lambda: len(looks) >= before + times)
+
+
+def files_of(queue: Queue) -> list[str]:
+    return [one.path for one in ledgers_of(queue).files.list_all("_workers")]
+
+
+def kill(group: ConsumerGroup, byte_store: ByteStore, **options: Any) -> None:
+    """Run a worker that leaves its file, as one does that is killed."""
+    with working(group, **options):
+        files = group_ledger_of(group).ledgers.files
+        until(lambda: files.list_all(f"_workers/{group.name}"))
+        byte_store.on("delete", act=lambda _: None, of="leases")
+    byte_store.clear()
+
+
+def states(group: ConsumerGroup) -> dict[str, str]:
+    return {one.worker_id: one.state for one in group.workers()}
+
+
+def test_an_idle_worker_is_listed_until_it_ends(queue: Queue, clock: ManualClock) -> None:
+    group, began = queue.group("billing").ensure(), clock()
+    assert group.workers() == []
+    with working(group, worker_id="w-1"):
+        until(group.workers)
+        (found,) = group.workers()
+        assert found == WorkerInfo(
+            "w-1", "idle", 0, 0, None, None, 1, began, began,
+            found.host, os.getpid(), "0.2.0", 0,
+        )  # fmt: skip
+        assert found.host
+        assert again(queue).group("billing").workers() == [found], "another process sees it"
+        queue.publish(["a", "b"])
+        until(lambda: group.stats().acked == 2)
+        clock.advance("30s")
+        until(lambda: group.workers()[0].settled == 2)
+        assert group.workers()[0].started_at == began
+    assert (group.workers(), files_of(queue)) == ([], [])
+
+
+def test_a_worker_writes_once_in_30_seconds(
+    queue: Queue, clock: ManualClock, looks: list[int], byte_store: ByteStore
+) -> None:
+    group, written = queue.group().ensure(), byte_store.paths("write", of="leases")
+
+    def count() -> int:
+        return sum(path.startswith("_workers/") for path in written)
+
+    with working(group):
+        for number in range(1, 4):
+            look_again(looks)
+            assert count() == number
+            clock.advance("29s")
+            queue.publish(["x"])  # also while it is busy
+            look_again(looks)
+            assert count() == number
+            clock.advance("1s")
+            until(lambda number=number: count() == number + 1)
+        assert group.workers()[0].seen_at == clock()
+        clock.set(clock() - timedelta(days=1))
+        until(lambda: group.workers()[0].seen_at == clock())
+    assert len({path for path in written if path.startswith("_workers/")}) == 1
+
+
+def test_a_longer_interval_is_kept_and_delays_the_state_gone(
+    queue: Queue, clock: ManualClock, looks: list[int], byte_store: ByteStore
+) -> None:
+    group = queue.group().ensure()
+    with working(group, heartbeat="10m"):
+        until(group.workers)
+        first = group.workers()[0].seen_at
+        clock.advance("9m")
+        look_again(looks)
+        assert group.workers()[0].seen_at == first
+    kill(group, byte_store, heartbeat="10m", worker_id="slow")
+    clock.advance("40m")
+    assert states(group) == {"slow": "idle"}
+    clock.advance("1s")
+    assert states(group) == {"slow": "gone"}
+
+
+def test_a_killed_worker_is_gone_after_two_minutes_and_its_file_after_a_day(
+    queue: Queue, clock: ManualClock, byte_store: ByteStore
+) -> None:
+    group, seen = queue.group().ensure(), clock()
+    kill(group, byte_store, worker_id="w-1")
+    clock.advance("2m")
+    assert [(one.state, one.processes) for one in group.workers()] == [("idle", 1)]
+    clock.advance("3m")
+    (found,) = group.workers()
+    assert (found.state, found.processes, found.seen_at) == ("gone", 0, seen)
+    queue.sweep()
+    assert states(group) == {"w-1": "gone"}
+    clock.advance("23h")
+    byte_store.advance(24 * 3600 - 60)  # the files of a disk have the machine's time
+    again(queue).sweep()
+    assert states(group) == {"w-1": "gone"}
+    clock.advance("1h")
+    byte_store.advance(24 * 3600 + 60)
+    assert again(queue).sweep().cleaned_files == 1
+    assert (group.workers(), files_of(queue)) == ([], [])
+
+
+def test_a_worker_in_a_handler_is_busy_also_without_a_lease(
+    queue: Queue, clock: ManualClock
+) -> None:
+    group = queue.group().ensure()
+    queue.publish(["a"])
+    inside, leave = threading.Event(), threading.Event()
+
+    def handle(_: Any) -> None:
+        inside.set()
+        leave.wait(30)
+
+    with working(group, handle, worker_id="w-1", ack="on_receive"):
+        assert inside.wait(30)
+        until(group.workers)
+        clock.advance("30s")
+        until(lambda: group.workers()[0].seen_at == clock())
+        assert [(one.state, one.leases) for one in group.workers()] == [("busy", 0)]
+        leave.set()
+
+
+def test_a_lease_shows_a_worker_without_a_heartbeat(queue: Queue, clock: ManualClock) -> None:
+    queue.publish(["a", "b"])
+    group = queue.group()
+    lease = group.lease("own-loop", visibility_timeout="1m")
+    assert lease is not None
+    (found,) = group.workers()
+    assert (found.state, found.messages, found.since, found.seen_at) == ("busy", 1, clock(), None)
+    clock.advance("2m")
+    assert states(group) == {"own-loop": "gone"}
+
+
+def test_workers_of_one_name_are_one_row_and_counted(
+    queue: Queue, clock: ManualClock, byte_store: ByteStore
+) -> None:
+    group = queue.group().ensure()
+    kill(group, byte_store, worker_id="same")
+    clock.advance("5m")
+    with (
+        working(group, worker_id="same"),
+        working(group, worker_id="same"),
+        working(group, worker_id="other"),
+    ):
+        until(lambda: len(files_of(queue)) == 4)
+        found = {one.worker_id: (one.state, one.processes) for one in group.workers()}
+        assert found == {"same": ("idle", 2), "other": ("idle", 1)}
+        assert {one.seen_at for one in group.workers()} == {clock()}
+    assert states(group) == {"same": "gone"}
+
+
+def test_a_worker_of_several_groups_is_listed_in_each(queue: Queue) -> None:
+    groups = [queue.group(name).ensure() for name in ("a", "b.c", "_d-e")]
+    with working(groups[0], mode="message", more_groups=groups[1:], worker_id="w"):
+        until(lambda: all(map(states, groups)))
+        assert [states(group) for group in groups] == [{"w": "idle"}] * 3
+    assert files_of(queue) == []
+
+
+def test_a_store_that_refuses_heartbeats_does_not_disturb_the_work(
+    queue: Queue,
+    clock: ManualClock,
+    looks: list[int],
+    byte_store: ByteStore,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    refused = []
+
+    def refuse(call: Call) -> Any:
+        if call.path.startswith("_workers/"):
+            refused.append(call.path)
+            raise PermissionError(13, "Permission denied", call.path)
+        return call.run()
+
+    byte_store.on("write", "delete", act=refuse, of="leases")
+    group = queue.group().ensure()
+    with caplog.at_level(logging.DEBUG, "spark_mq.worker"), working(group):
+        for number in range(1, 4):
+            queue.publish(["a", "b"])
+            until(lambda number=number: group.stats().acked == 2 * number)
+            look_again(looks)
+            assert len(refused) == number, "one try in an interval"
+            clock.advance("30s")
+            until(lambda number=number: len(refused) == number + 1)
+    found = [one for one in caplog.records if "heartbeat" in one.getMessage()]
+    assert [one.levelname for one in found] == ["INFO"] + ["DEBUG"] * (len(refused) - 1)
+    assert "Permission denied" in found[0].getMessage()
+    assert not [one for one in caplog.records if one.levelno > logging.INFO]
+
+
+def test_a_store_that_hangs_delays_the_end_by_a_second_at_most(
+    queue: Queue, byte_store: ByteStore
+) -> None:
+    hangs, go_on = threading.Event(), threading.Event()
+
+    def hang(call: Call) -> Any:
+        if call.path.startswith("_workers/"):
+            hangs.set()
+            assert go_on.wait(60)
+        return call.run()
+
+    byte_store.on("write", act=hang, of="leases")
+    queue.publish(["a"])
+    group = queue.group().ensure()
+    with working(group):
+        assert hangs.wait(30)
+        until(lambda: group.stats().acked == 1)
+    go_on.set()
+    until(lambda: not files_of(queue))
+
+
+def names_of_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate()]
+
+
+def test_in_an_object_store_only_a_given_interval_writes(
+    delta_queue: Make, byte_store: ByteStore
+) -> None:
+    queue = as_in_a_store(delta_queue())
+    group = queue.group().ensure()
+    with working(group):
+        queue.publish(["a"])
+        until(lambda: group.stats().acked == 1)
+        assert "spark_mq heartbeat" not in names_of_threads()
+    kill(group, byte_store, heartbeat="30s", worker_id="killed")
+    (file,) = files_of(queue)
+    os.utime(f"{queue.path}/leases/{file}", (0, 0))
+    queue.sweep()
+    assert states(group) == {"killed": "idle"}, "no sweep pays for a listing"
+    with working(group, heartbeat="30s", worker_id="next"):
+        until(lambda: states(group) == {"next": "idle"})
+
+
+@pytest.mark.parametrize("option", [{"heartbeat": "off"}, {"until": "empty"}])
+def test_no_file_without_a_heartbeat_or_in_a_short_run(
+    queue: Queue, byte_store: ByteStore, limits: Limits, option: dict[str, Any]
+) -> None:
+    limits(heartbeat_look=1.0)
+    written = byte_store.paths("write", "delete", of="leases")
+    queue.publish(["a"])
+    with working(queue.group().ensure(), **option):
+        until(lambda: queue.group().stats().acked == 1)
+        alive = "spark_mq heartbeat" in names_of_threads()
+        assert not (alive and option == {"heartbeat": "off"})
+    assert not [path for path in written if path.startswith("_workers/")]
+
+
+@pytest.mark.parametrize("wrong", ["29s", 1, "61m", "on", True, False, "", [30]])
+def test_a_wrong_interval_is_refused(queue: Queue, wrong: Any) -> None:
+    with pytest.raises(InvalidOption, match="heartbeat=") as raised:
+        queue.group().work(print, heartbeat=wrong, until="empty")
+    assert raised.value.option == "heartbeat"
+
+
+def test_a_dropped_group_has_no_workers_left(queue: Queue, byte_store: ByteStore) -> None:
+    group, other = queue.group("a").ensure(), queue.group("b").ensure()
+    kill(group, byte_store)
+    kill(other, byte_store)
+    queue.drop_group("a")
+    assert [path.split("/")[1] for path in files_of(queue)] == ["b"]
+    assert queue.group("a").ensure().workers() == []
+
+
+def test_a_worker_does_not_make_a_deleted_queue_again(
+    tmp_path: Path, clock: ManualClock, looks: list[int]
+) -> None:
+    queue = Queue.create(tmp_path / "queue", clock=clock, durable=False)
+    group, inside, leave = queue.group().ensure(), threading.Event(), threading.Event()
+    queue.publish(["a"])
+
+    def handle(_: Any) -> None:
+        inside.set()
+        leave.wait(30)  # meanwhile the worker does not look at the queue
+
+    def drop_below_a_worker() -> None:
+        with working(group, handle):
+            assert inside.wait(30)
+            until(lambda: files_of(queue))
+            Queue.drop_at(tmp_path / "queue", "queue")
+            clock.advance("1m")
+            look_again(looks)
+            assert not (tmp_path / "queue").exists()
+            leave.set()
+
+    with pytest.raises(NotAQueue):
+        drop_below_a_worker()
+
+
+GOOD = {
+    "worker_id": "w", "host": "h", "process_id": 1, "version": "1", "started_at": 0, "seen_at": 0,
+    "interval": 30_000_000, "state": "idle", "settled": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"{", b"[]", b"null", b"\xff", b"[" * 4_000, b"{}",
+        json.dumps({**GOOD, "seen_at": "now"}).encode(),
+        json.dumps({**GOOD, "seen_at": 2**62}).encode(),
+        json.dumps({**GOOD, "seen_at": True}).encode(),
+        json.dumps({**GOOD, "host": None}).encode(),
+        json.dumps({**GOOD, "host": "x" * 5_000}).encode(),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_read_is_left_out(queue: Queue, content: bytes) -> None:
+    group, files = queue.group().ensure(), ledgers_of(queue).files
+    files.write("_workers/default/bad.json", content)
+    assert group.workers() == []
+    files.write("_workers/default/good.json", json.dumps({**GOOD, "more": 1}).encode())
+    assert states(group) == {"w": "gone"}
+    group.workers().to_arrow()
+
+
+def test_checks_backups_recovery_and_vacuum_leave_the_files_alone(
+    delta_queue: Make, tmp_path: Path, clock: ManualClock, byte_store: ByteStore
+) -> None:
+    queue = delta_queue()
+    kill(queue.group().ensure(), byte_store, worker_id="w-1")
+    assert not again(queue).health().problems
+    (file,) = files_of(queue)
+    gone = DeltaTable(f"{queue.path}/leases").vacuum(
+        0, dry_run=True, enforce_retention_duration=False
+    )
+    assert file not in gone
+    shutil.copytree(queue.path, tmp_path / "restored")
+    restored = Queue.open(tmp_path / "restored", clock=clock)
+    assert restored.recover(dry_run=True).forgotten == restored.recover().forgotten == 0
+    restored = Queue.open(tmp_path / "restored", clock=clock)
+    restored.sweep()
+    assert states(restored.group()) == {"w-1": "idle"}
+    assert Queue.find_all(tmp_path) == [queue.path, str(tmp_path / "restored")]
+
+
+def work_for_ever(path: str) -> None:
+    Queue.open(path).group().work(print)
+
+
+@pytest.mark.slow
+def test_another_process_shows_itself_until_it_is_killed(tmp_path: Path, limits: Limits) -> None:
+    queue = Queue.create(tmp_path / "queue", durable=False)
+    group = queue.group().ensure()
+    process = multiprocessing.get_context("spawn").Process(target=work_for_ever, args=(queue.path,))
+    process.start()
+    try:
+        until(group.workers, 60)
+        assert [one.process_id for one in group.workers()] == [process.pid]
+    finally:
+        process.kill()
+        process.join(30)
+    assert [one.state for one in group.workers()] == ["idle"]
+    later = ManualClock(datetime.now().astimezone() + timedelta(minutes=5))
+    assert [one.state for one in again(queue, later).group().workers()] == ["gone"]

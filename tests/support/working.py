@@ -1,0 +1,37 @@
+"""Run a worker beside a test."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from spark_mq import ConsumerGroup
+
+__all__ = ["working"]
+
+
+@contextmanager
+def working(
+    group: ConsumerGroup, handler: Callable[[Any], Any] = lambda _: None, **options: Any
+) -> Iterator[None]:
+    """A worker that runs in the block."""
+    stop, failed = threading.Event(), list[BaseException]()
+
+    def work() -> None:
+        try:
+            group.work(handler, stop=stop, **options)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(30)
+        assert not thread.is_alive()
+    for error in failed:
+        raise error
