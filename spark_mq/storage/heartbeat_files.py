@@ -96,7 +96,7 @@ def read_heartbeats(files: ObjectStore, group: str) -> list[Heartbeat]:
         except STORE_ERRORS:
             return None  # its worker has ended since
 
-    with ThreadPoolExecutor(min(_THREADS, len(paths))) as pool:
+    with ThreadPoolExecutor(1 if files.is_local else min(_THREADS, len(paths))) as pool:
         return [one for one in pool.map(read, paths) if one is not None]
 
 
