@@ -301,7 +301,7 @@ def test_a_queue_without_its_leases_starts_above_what_was_trimmed(tmp_path: Path
 
 # -- a backup while the queue is in use
 
-TEMPORARY = shutil.ignore_patterns(".spark_mq-*")
+TEMPORARY = shutil.ignore_patterns(".spark_mq-*", "_workers")
 BACKUP_ORDER = ("leases", "messages", "commits", "history", "dead_letters")
 
 
