@@ -26,7 +26,7 @@ from spark_mq.telemetry import (
     current_reporter,
     trace_headers,
 )
-from spark_mq.util.error_shape import error_shape
+from spark_mq.util.error_shape import recent_error_shape
 from spark_mq.util.show import printable
 
 __all__ = ["PAST", "VerdictLog", "describe_settled", "reported_work"]
@@ -145,7 +145,7 @@ class VerdictLog:
                     outcome.states.get(one, 0) for one in (DEAD, TRANSFERRING)
                 )
                 if part.verb in self._errors and part.error and outcome.settled:
-                    self._errors[part.verb][error_shape(part.error)] += outcome.settled
+                    self._errors[part.verb][recent_error_shape(part.error)] += outcome.settled
             due = self._clock() - self._since >= EVERY
             return (due or (not self._lines and self._has_failures())) and self._write()
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Final
 
-__all__ = ["MAX_SHAPE", "error_shape"]
+__all__ = ["ALIKE_DIGITS", "MAX_SHAPE", "error_shape", "recent_error_shape"]
 
 MAX_SHAPE: Final = 200
 """Most characters of a shape."""
@@ -49,6 +49,13 @@ _SIGNS: Final[Mapping[str, str]] = {
     "-": "uuid",
 }
 """What a text must have in it, so that a part can be of a kind. The rest may always be there."""
+_START: Final = r"(?=[-+0-9'\"`@/.~]|\b\w)"
+"""Where a part may begin. Without it, the search tries all kinds at each letter of a word."""
+ALIKE_DIGITS: Final = r"([ -@\[-^`{-~])[2-9]"
+"""What may be replaced by group 1 and a 1, without an effect on a shape.
+
+A digit is in a placeholder, unless it follows a letter or "_". Only 0 is special there, as in 0x.
+"""
 _SHOWN: Final = {"jdbc": "url", "quoted": "text"}
 _LIST: Final = re.compile(r"(<\w+>)(?:, ?\1)+")
 
@@ -82,15 +89,23 @@ def error_shape(text: str) -> str:
     return shape if len(shape) <= MAX_SHAPE else shape[: MAX_SHAPE - 1] + "…"
 
 
+def recent_error_shape(text: str) -> str:
+    """Return :func:`error_shape`, but do not compute it again for an error that was just noted."""
+    return _recent(text[:_LOOKED_AT])
+
+
+@lru_cache(1_024)
+def _recent(text: str) -> str:
+    return error_shape(text)
+
+
 @cache
 def _pattern(signs: tuple[bool, ...]) -> re.Pattern[str]:
     """Return the pattern of the parts that a text with these signs can have."""
     kinds = {kind for kind, seen in zip(_SIGNS.values(), signs, strict=True) if seen}
     kinds |= _PARTS.keys() - set(_SIGNS.values())
-    return re.compile(
-        "|".join(f"(?P<{kind}>{part})" for kind, part in _PARTS.items() if kind in kinds),
-        re.IGNORECASE,
-    )
+    parts = "|".join(f"(?P<{kind}>{part})" for kind, part in _PARTS.items() if kind in kinds)
+    return re.compile(f"{_START}(?:{parts})", re.IGNORECASE)
 
 
 def _placeholder(found: re.Match[Any]) -> str:

@@ -18,7 +18,7 @@ from spark_mq.message import ReceivedMessage
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.outages import may_be_outage, outage_pause
 from spark_mq.operations.work_report import reported_work
-from spark_mq.util.error_shape import error_shape
+from spark_mq.util.error_shape import recent_error_shape
 from spark_mq.util.show import show_count
 from spark_mq.worker.decisions import (
     Decision,
@@ -300,7 +300,7 @@ class Verdicts:
         if verdict.failure is None:
             return
         self._state.count("failed")
-        shape = error_shape(f"{type(verdict.failure).__name__}: {verdict.failure}")
+        shape = recent_error_shape(verdict.error or "")
         first = shape not in self._shapes and len(self._shapes) < _MAX_SHAPES
         if first:
             self._shapes.add(shape)

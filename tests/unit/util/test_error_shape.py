@@ -1,9 +1,11 @@
 import time
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_mq.maintenance.sql_functions import error_shapes
 from spark_mq.util.error_shape import MAX_SHAPE, error_shape
 
 SHAPES = {
@@ -122,3 +124,21 @@ def test_no_text_is_slow(part):
     started = time.process_time()
     error_shape(part * 100_000)
     assert time.process_time() - started < 0.2
+
+
+PIECES = [
+    *"0123456789afxXzE_-+.,:/'\"`@~ \\(<é\n\u017f",
+    "://",
+    "jdbc:",
+    "12:30:05",
+    "2024-01-02",
+    "0x",
+]
+
+
+@given(st.lists(st.lists(st.sampled_from(PIECES), max_size=30).map("".join)))
+def test_a_column_has_the_shapes_of_its_texts(texts):
+    """Texts that differ in digits alone are looked at once."""
+    assert error_shapes(pa.array(texts, pa.string())).to_pylist() == [
+        error_shape(one) for one in texts
+    ]
