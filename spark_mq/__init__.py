@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from spark_mq.lease import Lease
     from spark_mq.ledger.settings import GroupSettings, QueueSettings
     from spark_mq.ledger.stats import GroupStats
+    from spark_mq.maintenance.discard import DiscardResult
     from spark_mq.maintenance.recover import RecoveryReport
     from spark_mq.maintenance.redrive import RedriveResult
     from spark_mq.maintenance.retention import PurgeResult
@@ -38,6 +39,7 @@ __all__ = [
     "BatchInfo",
     "BufferedPublisher",
     "ConsumerGroup",
+    "DiscardResult",
     "GroupSettings",
     "GroupStats",
     "Lease",
@@ -71,6 +73,7 @@ _MODULES = {
     "BatchInfo": "operations.batches",
     "BufferedPublisher": "publisher",
     "ConsumerGroup": "group",
+    "DiscardResult": "maintenance.discard",
     "GroupSettings": "ledger.settings",
     "GroupStats": "ledger.stats",
     "Lease": "lease",

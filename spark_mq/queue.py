@@ -21,6 +21,7 @@ from spark_mq.ledger.owner_commands import Drop
 from spark_mq.ledger.setting_options import CreateOptions, QueueOptions
 from spark_mq.ledger.settings import QueueSettings
 from spark_mq.maintenance.dead_letters import Copy
+from spark_mq.maintenance.discard import DiscardResult, discard_letters
 from spark_mq.maintenance.recover import RecoveryReport, recover
 from spark_mq.maintenance.redrive import RedriveResult, redrive
 from spark_mq.maintenance.retention import PurgeResult, drop_queue, find_held_back, purge
@@ -34,6 +35,7 @@ from spark_mq.operations.create import (
     create_queue_tables,
     is_own_place,
     open_context,
+    place_of,
     rehome,
     settings_at,
 )
@@ -420,7 +422,7 @@ class Queue(QueueViews):
         InvalidOption
             An argument is invalid, `to` is a dead-letter queue, or there is no group.
         """
-        return close_batch(self._context, batch_id, _place_of(to), groups)
+        return close_batch(self._context, batch_id, place_of(to), groups)
 
     def batches(self) -> Records[BatchInfo]:
         """Return the message batches by name, with how much of them is settled.
@@ -601,6 +603,7 @@ class Queue(QueueViews):
         to: Queue | Path | None = None,
         stop: threading.Event | None = None,
         transform: str | RepairFunction | None = None,
+        format: Format | None = None,
     ) -> RedriveResult:
         """Publish dead letters of this queue again, each once.
 
@@ -631,6 +634,9 @@ class Queue(QueueViews):
             :class:`Message` and returns one, its value as bytes or str, or None to leave the
             letter. The message keeps its id, and its header ``spark_mq.repaired`` says so. A letter
             for which the transform fails stays a letter, and the result says why. Default: none.
+        format
+            What must be able to decode the new values, as for :meth:`ConsumerGroup.work`. The
+            transform fails for a letter whose new value it refuses. Default: any value will do.
 
         Raises
         ------
@@ -640,10 +646,37 @@ class Queue(QueueViews):
         QueueNotFound
             There is no queue at `to`.
         """
-        path = None if to is None else _place_of(to)
         return redrive(
-            self._context, where, limit, dry_run, rate, to=path, stop=stop, transform=transform
-        )
+            self._context, where, limit, dry_run, rate, to=to, stop=stop, transform=transform,
+            format=format,
+        )  # fmt: skip
+
+    @acting_by_default
+    def discard_dead_letters(
+        self, *, where: str, before: int | None = None, dry_run: bool = False
+    ) -> DiscardResult:
+        """Settle dead letters of this queue for good. No redrive finds them again.
+
+        It publishes nothing, and their files stay until a purge or a retention of the dead-letter
+        queue deletes them. Each commit discards up to 10,000 letters, so after a crash the same
+        call discards the rest. Letters that a redrive holds stay.
+
+        Parameters
+        ----------
+        where
+            SQL as for :meth:`redrive`. ``"true"`` selects all letters.
+        before
+            Only letters before this sequence of the dead-letter queue, so that a confirmed dry run
+            discards no newer ones. Default: all.
+        dry_run
+            Only count them.
+
+        Raises
+        ------
+        InvalidOption
+            The condition cannot be run. Nothing was discarded, unless it computed for too long.
+        """
+        return discard_letters(self._context, where, before, dry_run)
 
     def replay(
         self,
@@ -866,14 +899,3 @@ class Queue(QueueViews):
             groups=groups,
             trim_blocked_by=[] if held is None else list(held.groups),
         )
-
-
-def _place_of(to: Queue | Path) -> str:
-    """Return the path of another queue. Raise InvalidOption."""
-    if isinstance(to, Queue):
-        return to._context.path
-    if not isinstance(to, str | os.PathLike) or not os.fspath(to):
-        raise InvalidOption(
-            f"to={short_repr(to)} is no queue: give a queue, or its path", option="to", value=to
-        )
-    return absolute_path(to, "to")

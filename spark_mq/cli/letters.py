@@ -1,4 +1,4 @@
-"""Show, group, repair and redrive dead letters with ``spark-mq dlq``."""
+"""Show, group, repair, redrive and discard dead letters with ``spark-mq dlq``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from spark_mq.cli.command import QUEUE, Given, argument, command, option, parse_
 from spark_mq.cli.output import INTERRUPTED, NOT_FOUND, Column, Rows, complain, track
 from spark_mq.errors import InvalidOption
 from spark_mq.inspect import Failure
+from spark_mq.maintenance.discard import DiscardResult
 from spark_mq.maintenance.transform import RepairFunction
+from spark_mq.message import check_format
 from spark_mq.queue import Queue
-from spark_mq.util.loading import load_handler
+from spark_mq.util.loading import load_handler, load_named
+from spark_mq.util.show import show_count, show_some
 
 __all__: list[str] = []
 
@@ -49,7 +52,7 @@ def list_letters(
     where: _Where = None,
     limit: Annotated[int, option("The most letters.", "-n", min=1)] = 100,
 ) -> Rows:
-    """List dead letters that were not redriven."""
+    """List dead letters that are neither redriven nor discarded."""
     return _letters(on, where, limit)
 
 
@@ -62,8 +65,10 @@ def list_failures(
     on: Given,
     n: Annotated[int, option("The newest letters to look at.", "-n", min=1)] = 100_000,
 ) -> Rows:
-    """Group dead letters that were not redriven by group, reason and shape of the error."""
+    """Group dead letters by group, reason and shape of the error."""
     found = on.queue.failures(n)
+    if unrouted := on.queue.describe().unrouted:
+        complain(f"not among these: {show_count(unrouted, 'dead message')} waiting for a sweep")
     if not found.complete:
         complain(f"these are the newest {found.counted:,} letters. Give -n for more")
     return Rows([_failure_row(one) for one in found], _FAILURE_COLUMNS, _failure_cells)
@@ -120,6 +125,10 @@ def redrive(
         str | None,
         option("Repair each message before: SQL for its new value, or MODULE:FUNCTION."),
     ] = None,
+    format: Annotated[
+        str | None,
+        option("What must decode the repaired values: MODULE:NAME of a format.", metavar="FORMAT"),
+    ] = None,
     dry_run: Annotated[bool, option("Only list which, with --transform before and after.")] = False,
 ) -> Rows | Mapping[str, Any]:
     """Publish dead letters into their queue again, each once, for all groups. Asks first.
@@ -127,7 +136,13 @@ def redrive(
     Ctrl-C ends it after the letters in hand, 10,000 or those of a second at most.
     """
     queue = on.queue
-    repair = transform and _transform(transform)
+    repair: dict[str, Any] = {}
+    if transform:
+        repair["transform"] = _transform(transform)
+    if format:
+        repair["format"] = check_format(
+            load_named(format, f"--format {format} cannot be used", "format")
+        )
     if dry_run:
         return _trial(queue, where, limit, repair) if repair else _letters(on, where, limit)
     which = f"that meet {where}" if where else "of this queue"
@@ -136,7 +151,7 @@ def redrive(
     redriven, stop = 0, threading.Event()
     if repair:
         call = partial(
-            queue.redrive, where=where, limit=limit, rate=rate, to=to, stop=stop, transform=repair
+            queue.redrive, where=where, limit=limit, rate=rate, to=to, stop=stop, **repair
         )
         done = _until_interrupted(call, stop)
         if stop.is_set():
@@ -159,17 +174,45 @@ def redrive(
     return {"queue": queue.path, "redriven": redriven}
 
 
+@command("dlq discard", QUEUE, asks=True)
+def discard(
+    on: Given,
+    where: Annotated[
+        str, option("SQL over the columns, such as \"reason = 'rejected'\". All letters: true.")
+    ],
+    dry_run: Annotated[bool, option("Only count which, by group.")] = False,
+) -> Rows | Mapping[str, Any]:
+    """Settle dead letters for good, so that no redrive finds them. Counts them, and asks first."""
+    queue = on.queue
+    found = queue.discard_dead_letters(where=where, dry_run=True)
+    if dry_run:
+        rows = [{"group": name, "messages": n} for name, n in found.groups.items()]
+        return Rows(rows, [("LETTERS", "messages"), ("GROUP", "group")])
+    discarded = 0
+    if found.newest is not None:
+        on.confirm(f"Discard {_named(found)} of {queue.path}? No redrive brings them back.")
+        done = queue.discard_dead_letters(where=where, before=found.newest + 1)
+        discarded = done.messages
+    return {"queue": queue.path, "discarded": discarded}
+
+
+def _named(found: DiscardResult) -> str:
+    """Return how many letters were found, and in which groups they died."""
+    groups = [f"{n:,} of group {name or 'unknown'}" for name, n in found.groups.items()]
+    return f"{show_count(found.messages, 'dead letter')} ({show_some(groups, 10)})"
+
+
 def _transform(text: str) -> str | RepairFunction:
     """Return the function that a text names, or the text as SQL."""
     return load_handler(text, "--transform") if _FUNCTION.fullmatch(text) else text
 
 
-def _trial(
-    queue: Queue, where: str | None, limit: int | None, repair: str | RepairFunction
-) -> Rows:
+def _trial(queue: Queue, where: str | None, limit: int | None, repair: Mapping[str, Any]) -> Rows:
     """Return letters before and after a repair. Their numbers go to standard error."""
-    trial = queue.redrive(where=where, limit=limit, transform=repair, dry_run=True)
+    trial = queue.redrive(where=where, limit=limit, dry_run=True, **repair)
     complain(f"{trial.messages:,} would be redriven. The transform fails for {trial.failed:,}")
+    for reason, number in trial.failures.items():
+        complain(f"{show_count(number, 'letter')}: {reason}")
     rows = [] if trial.table is None else trial.table.to_pylist()
     return Rows(rows, _TRIAL_COLUMNS)
 

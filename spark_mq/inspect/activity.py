@@ -286,8 +286,8 @@ def _record(group: str, r: Range, until: int) -> MessageRecord:
 
 
 _OPERATIONS: Final = (
-    "configure", "create group", "drop group", "pause", "redriven", "resume", "seek", "trim",
-    "unblock",
+    "configure", "create group", "discard", "drop group", "pause", "redriven", "resume", "seek",
+    "trim", "unblock",
 )  # fmt: skip
 """Operations that people run or start. The stored text may have more words after these."""
 _KEYS: Final = ["version", "committed_at", "consumer_group", "operation", "user", "detail"]
@@ -313,8 +313,8 @@ class ChangeRecord(Record):
         Whether the commit is one of the dead-letter queue.
     detail
         The reason of a pause, discard or dead letter, the settings that a configure changed, a
-        seek's target, or a redrive's condition. None for other changes, and for a redrive that
-        another process had to finish.
+        seek's target, or the condition of a redrive or a discard of letters. None for other
+        changes, and for a redrive that another process had to finish.
     """
 
     at: datetime

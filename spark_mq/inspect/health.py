@@ -209,8 +209,9 @@ def _dead_problems(overview: QueueOverview, limit: int | None) -> list[Problem]:
         return []
     if overview.dead_letters is None:
         return [Problem("unreadable", None, "the dead-letter queue cannot be read")]
-    dead = overview.dead_letters + sum(stats.dead for stats in overview.groups.values())
+    dead = overview.dead_letters + overview.unrouted
     if dead <= limit:
         return []
-    text = f"{show_count(dead, 'dead message')}, more than {limit}"
+    waiting = f" ({overview.unrouted:,} waiting for a sweep)" if overview.unrouted else ""
+    text = f"{show_count(dead, 'dead message')}{waiting}, more than {limit}"
     return [Problem("too_many_dead", None, text)]

@@ -19,7 +19,7 @@ from spark_mq.maintenance.dead_letters import (
     letter_schema,
     letter_tables,
 )
-from spark_mq.maintenance.redrive import find_unredriven
+from spark_mq.maintenance.find_letters import find_remaining
 from spark_mq.maintenance.sql_functions import error_shapes
 from spark_mq.maintenance.sql_parser import try_cast
 from spark_mq.operations.context import QueueContext
@@ -30,7 +30,7 @@ from spark_mq.util.clock import to_datetime
 from spark_mq.util.columns import sort_rows
 from spark_mq.util.records import Converts, Record, rows_html
 
-__all__ = ["Failure", "Failures", "find_failures", "newest_letters"]
+__all__ = ["Failure", "Failures", "RemainingLetters"]
 
 _ROWS: Final = 10_000
 """Most letters with headers in memory, and most letters that a list reads."""
@@ -126,50 +126,58 @@ class Failures(Converts):
         return rows_html(self.failures, title=f"{which}{self.counted:,} dead letters by failure")
 
 
-def find_failures(context: QueueContext, n: int | None) -> Failures:
-    dead = context.existing_dead_letters()
-    if dead is None:
-        return Failures(0, True, ())
-    reader, tally, counted = MessageReader(dead.messages.files, ["key", "headers"]), _Tally(), 0
-    for pieces in _batches(_pieces(dead, None), _ROWS):
-        rows = sum(piece.rows for piece in pieces)
-        left = rows if n is None else min(rows, n - counted)
-        if not left:
-            return Failures(counted, False, tally.failures())
-        for part, table in _readable(reader, _newest(pieces, left)):
-            tally.add(context, part, table)
-        counted += left
-        if left < rows:
-            return Failures(counted, False, tally.failures())
-    return Failures(counted, True, tally.failures())
+class RemainingLetters:
+    """The letters that are neither redriven nor discarded, looked up once for several views."""
 
+    def __init__(self, context: QueueContext) -> None:
+        self._context = context
+        self._dead = context.existing_dead_letters()
+        if self._dead is not None:
+            self._index, self._intervals = find_remaining(self._dead)
 
-def newest_letters(context: QueueContext, n: int, before: int | None) -> pa.Table:
-    dead = context.existing_dead_letters()
-    found = letter_schema().empty_table()
-    if dead is None:
-        return found
-    looked = 0
-    for pieces in _batches(_pieces(dead, before), min(n, _ROWS)):
-        intervals = [(piece.first, piece.first + piece.rows - 1) for piece in pieces]
-        rows = sum(piece.rows for piece in pieces)
-        tables = list(letter_tables(dead.messages, intervals, rows, skip=True))
-        for table in reversed(tables):
-            own = table.filter(is_own_letter(context, table))
-            ordered = sort_rows(own, "dead_letter_sequence", descending=True)
-            found = pa.concat_tables([found, ordered])
-        looked += rows
-        if found.num_rows >= n or looked >= _ROWS:
-            break
-    return found.slice(0, n)
+    def failures(self, n: int | None) -> Failures:
+        """Group the newest `n` letters by failure, or all with None."""
+        if self._dead is None:
+            return Failures(0, True, ())
+        reader = MessageReader(self._dead.messages.files, ["key", "headers"])
+        tally, counted = _Tally(), 0
+        for pieces in _batches(self._pieces(None), _ROWS):
+            rows = sum(piece.rows for piece in pieces)
+            left = rows if n is None else min(rows, n - counted)
+            if not left:
+                return Failures(counted, False, tally.failures())
+            for part, table in _readable(reader, _newest(pieces, left)):
+                tally.add(self._context, part, table)
+            counted += left
+            if left < rows:
+                return Failures(counted, False, tally.failures())
+        return Failures(counted, True, tally.failures())
 
+    def newest(self, n: int, before: int | None) -> pa.Table:
+        """Return the newest `n` letters before a sequence, the newest first."""
+        found = letter_schema().empty_table()
+        if self._dead is None:
+            return found
+        looked = 0
+        for pieces in _batches(self._pieces(before), min(n, _ROWS)):
+            intervals = [(piece.first, piece.first + piece.rows - 1) for piece in pieces]
+            rows = sum(piece.rows for piece in pieces)
+            tables = list(letter_tables(self._dead.messages, intervals, rows, skip=True))
+            for table in reversed(tables):
+                own = table.filter(is_own_letter(self._context, table))
+                ordered = sort_rows(own, "dead_letter_sequence", descending=True)
+                found = pa.concat_tables([found, ordered])
+            looked += rows
+            if found.num_rows >= n or looked >= _ROWS:
+                break
+        return found.slice(0, n)
 
-def _pieces(dead: QueueContext, before: int | None) -> Iterator[FileSlice]:
-    """Yield the letters that were not redriven, newest first."""
-    index, intervals = find_unredriven(dead)
-    top = index.last_sequence if before is None else min(before - 1, index.last_sequence)
-    for first, last in reversed(intervals):
-        yield from reversed(list(index.slices(first, min(last, top))))
+    def _pieces(self, before: int | None) -> Iterator[FileSlice]:
+        """Yield the letters, newest first."""
+        last = self._index.last_sequence
+        top = last if before is None else min(before - 1, last)
+        for first, end in reversed(self._intervals):
+            yield from reversed(list(self._index.slices(first, min(end, top))))
 
 
 def _batches(pieces: Iterable[FileSlice], most: int) -> Iterator[list[FileSlice]]:

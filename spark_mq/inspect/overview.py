@@ -18,7 +18,7 @@ from spark_mq.inspect.stats import StatsReader
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.settings import QueueSettings
 from spark_mq.ledger.stats import GroupStats, figures_of
-from spark_mq.maintenance.redrive import REDRIVE
+from spark_mq.maintenance.find_letters import REDRIVE
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.schedules import oldest_due
 from spark_mq.util.clock import to_datetime
@@ -111,7 +111,8 @@ class QueueOverview(Record):
     damaged
         Why the ledger of a group cannot be read, by group.
     dead_letters
-        Messages in the dead-letter queue that were not redriven. None if it cannot be read.
+        Messages in the dead-letter queue that are neither redriven nor discarded. None if it cannot
+        be read.
     sweeps
         The state of the sweeps.
     lanes
@@ -137,6 +138,11 @@ class QueueOverview(Record):
     lanes: Mapping[str, LaneSummary] = field(default_factory=dict)
     durations: Mapping[str, GroupDurations] = field(default_factory=dict)
 
+    @property
+    def unrouted(self) -> int:
+        """Return how many dead messages of all groups wait for a sweep, so are no letters yet."""
+        return sum(one.dead + one.transferring for one in self.groups.values())
+
     def __str__(self) -> str:
         return "\n".join(_overview_lines(self))
 
@@ -149,6 +155,7 @@ def _overview_lines(overview: QueueOverview) -> Iterator[str]:
     yield (
         f"{overview.name}: {overview.published:,} published, {overview.retained:,} retained, "
         f"{'unknown' if letters is None else f'{letters:,}'} dead letters, "
+        f"{overview.unrouted:,} dead and waiting for a sweep, "
         f"last sweep {show_time(sweeps.last_change_at)}, "
         f"{show_count(sweeps.unarchived_commits, 'commit')} waiting for a sweep"
     )
@@ -178,6 +185,7 @@ def overview_html(overview: QueueOverview) -> str:
         "retained": overview.retained,
         "last published": overview.last_published_at,
         "dead letters": overview.dead_letters,
+        "dead, waiting for a sweep": overview.unrouted,
         "last sweep": sweeps.last_change_at,
         "commits that wait for a sweep": sweeps.unarchived_commits,
     }
@@ -241,7 +249,7 @@ def _last_publish(index: MessageIndex) -> datetime | None:
 
 
 def count_dead_letters(context: QueueContext) -> int | None:
-    """Return how many dead letters were not redriven, or None if they cannot be read."""
+    """Return how many dead letters are neither redriven nor discarded, or None if unreadable."""
     try:
         dead = context.existing_dead_letters()
         if dead is None or dead.path == context.path:

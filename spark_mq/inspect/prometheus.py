@@ -47,7 +47,7 @@ _QUEUE_GAUGES: Final[Mapping[str, tuple[str, Callable[[QueueOverview], float | N
         lambda overview: overview.sweeps.unarchived_commits,
     ),
     "spark_mq_dead_letters": (
-        "Dead letters that were not redriven.",
+        "Dead letters that are neither redriven nor discarded.",
         lambda overview: overview.dead_letters,
     ),
     "spark_mq_last_sweep_timestamp_seconds": (

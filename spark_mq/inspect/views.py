@@ -14,7 +14,7 @@ from spark_mq.inspect.activity import ChangeRecord, list_changes, throughput
 from spark_mq.inspect.durations import DurationReader
 from spark_mq.inspect.health import Blocker, Health, check_health, find_blockers
 from spark_mq.inspect.leases import MessagePosition, locate, named_sequences
-from spark_mq.inspect.letters import Failures, find_failures, newest_letters
+from spark_mq.inspect.letters import Failures, RemainingLetters
 from spark_mq.inspect.overview import (
     NOTEBOOK_ERRORS,
     QueueOverview,
@@ -216,7 +216,7 @@ class QueueViews:
         return locate(self._context, trace.sequence, trace.outcomes)
 
     def list_dead_letters(self, *, where: str | None = None, limit: int | None = None) -> pa.Table:
-        """Return the dead letters that were not redriven, without a commit.
+        """Return the dead letters that are neither redriven nor discarded, without a commit.
 
         Parameters
         ----------
@@ -228,7 +228,7 @@ class QueueViews:
         return redrive(self._context, where, limit, True, None).table
 
     def newest_dead_letters(self, n: int = 50, *, before: int | None = None) -> pa.Table:
-        """Return dead letters that were not redriven, the newest first.
+        """Return dead letters that are neither redriven nor discarded, the newest first.
 
         It makes no commit. It reads 10,000 letters at most. A dead-letter queue may have those of
         several queues.
@@ -240,13 +240,13 @@ class QueueViews:
         before
             Only letters before this sequence of the dead-letter queue. Default: all.
         """
-        return newest_letters(self._context, validate_count("n", n), before)
+        return self._remaining_letters().newest(validate_count("n", n), before)
 
     def failures(self, n: int | None = 100_000) -> Failures:
-        """Group dead letters that were not redriven by group, reason and shape of the error.
+        """Group dead letters by group, reason and shape of the error.
 
-        It makes no commit. Errors have one shape if they differ only in numbers, dates, ids, paths
-        and quoted parts.
+        It leaves out letters that are redriven or discarded, and makes no commit. Errors have one
+        shape if they differ only in numbers, dates, ids, paths and quoted parts.
 
         Parameters
         ----------
@@ -259,7 +259,11 @@ class QueueViews:
         >>> for failure in queue.failures():  # doctest: +SKIP
         ...     print(failure.messages, failure.shape, failure.keys)
         """
-        return find_failures(self._context, None if n is None else validate_count("n", n))
+        most = None if n is None else validate_count("n", n)
+        return self._remaining_letters().failures(most)
+
+    def _remaining_letters(self) -> RemainingLetters:
+        return RemainingLetters(self._context)
 
     def changes(
         self, n: int = 100, *, since: Duration = "1d", group: str | None = None

@@ -1,4 +1,4 @@
-"""Freeze ranges for a copy to another queue, and settle them. Drop dead ranges.
+"""Freeze ranges for a copy to another queue, and settle them. Drop dead and discarded ranges.
 
 A transfer id identifies one copy, and only that id gives the right to settle its ranges.
 """
@@ -17,11 +17,13 @@ from spark_mq.ledger.ranges import AVAILABLE, DEAD, TRANSFERRING, UNREAD, Ledger
 from spark_mq.ledger.transitions import expire_leases
 
 __all__ = [
+    "Discard",
     "DropDead",
     "Freeze",
     "FreezeDead",
     "SettleRouted",
     "Unfreeze",
+    "discard",
     "drop_dead",
     "freeze",
     "freeze_dead",
@@ -112,6 +114,24 @@ class Unfreeze(Command[int]):
 
 
 @dataclass(frozen=True, slots=True)
+class Discard(Command[int]):
+    """Settle messages of some intervals that nothing is to copy, and count them."""
+
+    intervals: Sequence[Interval]
+    detail: str  # a person's request
+
+    name = "discard"
+    priority = Priority.LEASE
+    creates = True
+    alone = True
+    needs = Needs(None, horizon="always")  # a new group begins above the horizon
+
+    def apply(self, view: View) -> Change[int]:
+        after, messages = discard(view.ledger, view.log, self.intervals)
+        return counted_change(self.name, after, messages, detail=self.detail)
+
+
+@dataclass(frozen=True, slots=True)
 class DropDead(Command[int]):
     """Settle the dead messages of a group without a dead-letter queue, and count them."""
 
@@ -177,6 +197,17 @@ def unfreeze(ledger: Ledger, transfer_id: str) -> tuple[Ledger, int]:
     for r in editor.remove(rows):
         editor.add(r._replace(state=AVAILABLE, lease_id=None, reason=None), r, "put_back")
         total += r.message_count
+    return editor.build(), total
+
+
+def discard(
+    ledger: Ledger, index: MessageIndex, intervals: Sequence[Interval]
+) -> tuple[Ledger, int]:
+    """Settle available and unread messages of intervals, and count them."""
+    editor, total = LedgerEditor(ledger), 0
+    for piece in editor.cut(intervals, index, (AVAILABLE, UNREAD)):
+        editor.add(piece.as_settled(), piece, "discarded")
+        total += piece.message_count
     return editor.build(), total
 
 

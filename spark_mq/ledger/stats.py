@@ -208,7 +208,7 @@ class GroupStats(Record):
     )
     leased: int = _in_state(LEASED, "Held by a lease.", heading="LEASED", progress=True)
     dead: int = _in_state(
-        DEAD, "Waiting for the sweep to route them.", heading="DEAD", progress=True
+        DEAD, "Dead, waiting for a sweep to route them.", heading="DEAD", progress=True
     )
     blocked: int = _in_state(
         BLOCKED, "Past a limit in a group that blocks.", heading="BLOCKED", progress=True

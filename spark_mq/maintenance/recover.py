@@ -28,7 +28,8 @@ from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import RANGE_SCHEMA, TRANSFERRING, Ledger, LedgerHeader, Range
 from spark_mq.ledger.states import CHANGEABLE
 from spark_mq.maintenance.dead_letters import Routing, Transfer, copy_dead
-from spark_mq.maintenance.redrive import REDRIVE, REPAIR, Redrive
+from spark_mq.maintenance.find_letters import REDRIVE
+from spark_mq.maintenance.redrive import REPAIR, Redrive
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.history import commits_after
 from spark_mq.storage.ledger_table import HORIZON

@@ -13,7 +13,7 @@ import threading
 import time
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -22,11 +22,10 @@ import pyarrow.compute as pc
 
 from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.delta.object_store import canonical_uri
-from spark_mq.errors import InvalidOption, NotAQueue, QueueNotFound, SparkMQError
+from spark_mq.errors import InvalidOption, NotAQueue, QueueNotFound
+from spark_mq.formats.base import Format
 from spark_mq.ledger.intervals import Interval, from_sequences, subtract
-from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.owner_commands import unsettled_ranges
-from spark_mq.ledger.ranges import DEAD, TRANSFERRING, Range
+from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.routing import Freeze, Unfreeze
 from spark_mq.maintenance.condition import Condition
 from spark_mq.maintenance.dead_letters import (
@@ -36,45 +35,39 @@ from spark_mq.maintenance.dead_letters import (
     letter_schema,
     letter_tables,
 )
+from spark_mq.maintenance.find_letters import (
+    REDRIVE,
+    SEQUENCE,
+    candidates,
+    try_condition,
+    warn_unrouted,
+)
 from spark_mq.maintenance.sql_functions import error_shapes
-from spark_mq.maintenance.transform import CHANGED, ERROR, RepairFunction, repair_of
-from spark_mq.operations.context import GroupLedger, QueueContext
-from spark_mq.operations.create import open_context
+from spark_mq.maintenance.transform import ERROR, RepairFunction, before_and_after, repair_of
+from spark_mq.operations.context import QueueContext
+from spark_mq.operations.create import open_context, place_of
 from spark_mq.operations.history import HEADER_PREFIX, REDRIVEN_FROM, REPAIRED
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile, discard_files, write_file
-from spark_mq.util.advice import SWEEP
 from spark_mq.util.records import MAX_ROWS, Record, object_html, rows_html
 from spark_mq.util.show import show_count
-from spark_mq.util.validation import (
-    RESERVED_PREFIX,
-    truncate_error,
-    validate_count,
-    validate_rate,
-)
+from spark_mq.util.validation import truncate_error, validate_count, validate_rate
 
 __all__ = [
     "COLUMNS",
-    "REDRIVE",
     "REPAIR",
     "Redrive",
     "RedriveResult",
-    "find_unredriven",
     "letter_schema",
     "redrive",
 ]
 
 _log = logging.getLogger(__name__)
 
-REDRIVE: Final = f"{RESERVED_PREFIX}redrive"
-"""The reserved group of a dead-letter queue with the redriven letters in its ledger."""
-
-_SEQUENCE: Final = "dead_letter_sequence"
 REPAIR: Final = "repair"  # what the reason begins with of letters that a transform repairs
 _MAX_FAILURES: Final = 20  # in the result
 _TO: Final = "to "  # what the reason begins with that names another queue
 _LETTER: Final = HEADER_PREFIX + "dead_letter"  # in a message of another queue: its dead letter
-_MAX_NAMED: Final = 10  # groups that a warning names
 
 CHUNK: Final = 10_000  # messages looked at, and redriven, by one round of commits
 
@@ -116,32 +109,34 @@ def redrive(
     dry_run: bool,
     rate: float | None,
     *,
-    to: str | None = None,
+    to: Any = None,
     stop: threading.Event | None = None,
     transform: str | RepairFunction | None = None,
+    format: Format | None = None,
 ) -> RedriveResult:
-    """Redrive as :meth:`spark_mq.Queue.redrive`. `to` is the path of another queue."""
+    """Redrive as :meth:`spark_mq.Queue.redrive`."""
     left = None if limit is None else validate_count("limit", limit, most=2**63 - 1)
     chunk = CHUNK if rate is None else max(1, min(CHUNK, int(validate_rate("rate", rate))))
     condition = None if where is None else Condition(where)
-    repair = None if transform is None else repair_of(transform)
-    to = None if to is None else _other_queue(context, to)
-    _warn_unrouted(context)
+    repair = repair_of(transform, format)
+    to = None if to is None else _other_queue(context, place_of(to))
+    warn_unrouted(context)
     if condition is not None and condition.may_fail and not dry_run:
-        _try_condition(context, condition, left)
+        try_condition(context, condition, left, CHUNK)
     pause = 0.0
     total = 0 if dry_run else Redrive(context).finish_all()
     found: list[pa.Table] = []
     failures: Counter[str] = Counter()
-    columns = COLUMNS if dry_run or repair else [_SEQUENCE]
-    for letters in _candidates(context, condition, chunk, columns):
+    columns = COLUMNS if dry_run or repair else [SEQUENCE]
+    for letters in candidates(context, condition, chunk, columns):
         table = letters if left is None else letters.slice(0, left)
         left = None if left is None else left - table.num_rows
         repaired = None if repair is None else repair.apply(table)
         if repaired is not None:
-            failures.update(pc.drop_null(error_shapes(_column(repaired, ERROR))).to_pylist())
-            fits = pc.is_null(repaired[ERROR])
-            table = _before_and_after(table, repaired) if dry_run else table.filter(fits)
+            errors = repaired[ERROR].combine_chunks()
+            failures.update(pc.drop_null(error_shapes(errors)).to_pylist())
+            fits = pc.is_null(errors)
+            table = before_and_after(table, repaired) if dry_run else table.filter(fits)
             repaired = repaired.filter(fits)
         if dry_run:
             found.append(table)
@@ -151,7 +146,7 @@ def redrive(
                 time.sleep(pause)
             elif stop.wait(pause):
                 break
-            chosen = from_sequences(table[_SEQUENCE].to_pylist())
+            chosen = from_sequences(table[SEQUENCE].to_pylist())
             asked = _Asked(where, to, None if repair is None else repair.name)
             total += _redrive(context, chosen, asked, repaired)
             pause = 0.0 if rate is None else table.num_rows / rate
@@ -159,26 +154,13 @@ def redrive(
             break
     empty = letter_schema().empty_table()
     if repair is not None:
-        empty = _before_and_after(empty, repair.apply(empty))
+        empty = before_and_after(empty, repair.apply(empty))
     return RedriveResult(
         total,
         pa.concat_tables([empty, *found]) if dry_run else None,
         failures.total(),
         dict(failures.most_common(_MAX_FAILURES)),
     )
-
-
-def _column(table: pa.Table, name: str) -> pa.Array:
-    return table[name].combine_chunks()
-
-
-def _before_and_after(letters: pa.Table, repaired: pa.Table) -> pa.Table:
-    """Return letters with what a transform makes of them, which is null if it fails."""
-    failed = pc.is_valid(repaired[ERROR])
-    for name in CHANGED:
-        new = pc.if_else(failed, pa.scalar(None, repaired[name].type), repaired[name])
-        letters = letters.append_column(f"new_{name}", new)
-    return letters.append_column(ERROR, repaired[ERROR])
 
 
 def _other_queue(context: QueueContext, path: str) -> str | None:
@@ -223,79 +205,6 @@ def _redrive(
     transfer = Redrive(context, intervals, asked, repaired)
     transfer_id = transfer.freeze()
     return 0 if transfer_id is None else transfer.finish(transfer_id)
-
-
-def _warn_unrouted(context: QueueContext) -> None:
-    unrouted = {group.name: dead for group in context.groups() if (dead := _unrouted(group))}
-    if unrouted:
-        _log.warning(
-            "%s of %s not in the dead-letter queue yet, so not redriven: sweep first (%s)",
-            show_count(sum(unrouted.values()), "dead message"),
-            _named(list(unrouted)),
-            SWEEP,
-        )
-
-
-def _named(groups: Sequence[str]) -> str:
-    names = ", ".join(f"group {name!r}" for name in groups[:_MAX_NAMED])
-    more = len(groups) - _MAX_NAMED
-    return f"{names} and {more} others" if more > 0 else names
-
-
-def _unrouted(group: GroupLedger) -> int:
-    try:
-        ledger = group.current()
-    except SparkMQError as error:  # damage in one group does not stop the others
-        _log.warning(
-            "the dead messages of group %r that are not in the dead-letter queue yet cannot be "
-            "counted: %s",
-            group.name,
-            error,
-        )
-        return 0
-    return ledger.count((DEAD, TRANSFERRING))
-
-
-def _try_condition(context: QueueContext, condition: Condition, limit: int | None) -> None:
-    """Run a condition on the letters that a redrive will meet. Raise InvalidOption."""
-    # Otherwise the redrive would stop midway, at the first letter that the condition does not fit.
-    left = limit
-    for table in _candidates(context, condition, CHUNK, [_SEQUENCE]):
-        if left is not None and (left := left - table.num_rows) <= 0:
-            return
-
-
-def _candidates(
-    context: QueueContext, condition: Condition | None, chunk: int, columns: Sequence[str]
-) -> Iterator[pa.Table]:
-    """Yield the queue's dead letters that a redrive must move, in order, `chunk` rows at most."""
-    letters = context.existing_dead_letters()
-    if letters is None:
-        return
-    _, intervals = find_unredriven(letters)
-    for table in letter_tables(letters.messages, intervals, chunk, skip=True):
-        # A variable would hold the copy as long as its letters are written.
-        yield _wanted(context, condition, table).select(columns)
-
-
-def find_unredriven(letters: QueueContext) -> tuple[MessageIndex, list[Interval]]:
-    """Return the index of a dead-letter queue, and the letters that no redrive has moved."""
-    redriven = letters.group(REDRIVE)
-    ledger = redriven.ledger_in(redriven.snapshot())
-    index = redriven.index_for(ledger)
-    kept = letters.horizon() + 1  # a purge dropped the rest
-    unsettled = unsettled_ranges(ledger, index, index.last_sequence)
-    return index, [(max(r.first, kept), r.last) for r in unsettled if r.last >= kept]
-
-
-def _wanted(context: QueueContext, condition: Condition | None, table: pa.Table) -> pa.Table:
-    # One without a payload has nothing to be published.
-    found = table.filter(pc.and_(_is_own(context, table), pc.is_valid(table["value"])))
-    return found if condition is None else condition.select(found)
-
-
-def _is_own(context: QueueContext, table: pa.Table) -> pa.Array:
-    return is_own_letter(context, table)
 
 
 class Redrive(Transfer):
@@ -376,7 +285,7 @@ class Redrive(Transfer):
             self._write_file(_within(self._repaired, intervals), files)
             return True
         for table in letter_tables(self.source.messages, intervals, CHUNK):
-            if not pc.all(_is_own(self._context, table), min_count=0).as_py():
+            if not pc.all(is_own_letter(self._context, table), min_count=0).as_py():
                 return False
             self._write_file(table, files)
         return True
@@ -398,7 +307,7 @@ class Redrive(Transfer):
 
 def _within(letters: pa.Table, intervals: Sequence[Interval]) -> pa.Table:
     """Return the letters of some intervals. All of them are in order."""
-    sequences = letters[_SEQUENCE].to_pylist()
+    sequences = letters[SEQUENCE].to_pylist()
     found = [letters.slice(0, 0)]
     for first, last in intervals:
         begin, end = bisect_left(sequences, first), bisect_right(sequences, last)
@@ -421,7 +330,7 @@ def _as_messages(
         table["headers"].to_pylist(),
         table["consumer_group"].to_pylist(),
         table["reason"].to_pylist(),
-        table[_SEQUENCE].to_pylist(),
+        table[SEQUENCE].to_pylist(),
         strict=True,
     )
     headers = [

@@ -9,14 +9,15 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.errors import InvalidOption
+from spark_mq.errors import InvalidOption, InvalidPayload, UnknownSchema
+from spark_mq.formats.base import Format
 from spark_mq.maintenance.condition import ARROW_ERRORS, Expression, problem_of
-from spark_mq.message import Message, to_row
+from spark_mq.message import Message, check_format, to_row
 from spark_mq.operations.history import HEADER_PREFIX
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.util.validation import short_repr, truncate_error
 
-__all__ = ["CHANGED", "ERROR", "Repair", "RepairFunction", "repair_of"]
+__all__ = ["CHANGED", "ERROR", "Repair", "RepairFunction", "before_and_after", "repair_of"]
 
 RepairFunction: TypeAlias = Callable[[Message], Message | bytes | str | None]
 
@@ -47,8 +48,33 @@ class Repair(ABC):
         return letters.append_column(ERROR, new[ERROR])
 
 
-def repair_of(transform: Any) -> Repair:
-    """Return the repair by SQL or by a function. Raise InvalidOption for others."""
+def before_and_after(letters: pa.Table, repaired: pa.Table) -> pa.Table:
+    """Return letters with what a repair makes of them, which is null if it fails."""
+    failed = pc.is_valid(repaired[ERROR])
+    for name in CHANGED:
+        new = pc.if_else(failed, pa.scalar(None, repaired[name].type), repaired[name])
+        letters = letters.append_column(f"new_{name}", new)
+    return letters.append_column(ERROR, repaired[ERROR])
+
+
+def repair_of(transform: Any, format: Format | None = None) -> Repair | None:
+    """Return the repair by SQL or by a function, or None without one. Raise InvalidOption.
+
+    The repair fails for letters whose new value the format cannot decode.
+    """
+    if format is None:
+        return None if transform is None else _repair_of(transform)
+    if transform is None:
+        raise InvalidOption(
+            "format goes with transform, whose new values it checks. To check values as they are, "
+            'give transform="value"',
+            option="format",
+            value=type(format).__name__,
+        )
+    return _Checked(_repair_of(transform), check_format(format))
+
+
+def _repair_of(transform: Any) -> Repair:
     if isinstance(transform, str):
         return _Sql(transform)
     if callable(transform) and not isinstance(transform, type):
@@ -146,6 +172,28 @@ class _Function(Repair):
         if any(name.startswith(HEADER_PREFIX) for name in found.headers):
             raise _Unfit(f"the transform sets a header that begins with {HEADER_PREFIX}")
         return to_row(found, "the repaired message", lambda: 0)
+
+
+class _Checked(Repair):
+    """A repair whose new values a format must decode."""
+
+    def __init__(self, repair: Repair, format: Format) -> None:
+        self.name = repair.name
+        self._repair, self._format = repair, format
+
+    def columns(self, letters: pa.Table) -> Mapping[str, pa.Array]:
+        new = self._repair.columns(letters)
+        pairs = zip(new["value"].to_pylist(), new[ERROR].to_pylist(), strict=True)
+        errors = [self._problem(value) if error is None else error for value, error in pairs]
+        return {**new, ERROR: pa.array(errors, pa.string())}
+
+    def _problem(self, value: bytes) -> str | None:
+        """Return why the format refuses a value, or None if it accepts it."""
+        try:
+            self._format.decode(value)
+        except (InvalidPayload, UnknownSchema) as error:
+            return truncate_error(f"the format refuses it: {error}")
+        return None
 
 
 class _Unfit(Exception):

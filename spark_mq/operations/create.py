@@ -40,7 +40,7 @@ from spark_mq.util.advice import (
 from spark_mq.util.clock import Clock
 from spark_mq.util.setting_fields import settings_of
 from spark_mq.util.show import show_some
-from spark_mq.util.validation import suggest
+from spark_mq.util.validation import short_repr, suggest
 
 __all__ = [
     "DROP_MARK",
@@ -50,6 +50,7 @@ __all__ = [
     "is_own_place",
     "note_change",
     "open_context",
+    "place_of",
     "relative_place",
     "settings_at",
 ]
@@ -415,3 +416,14 @@ def _check_name(name: str, value: Any) -> None:
         option=name,
         value=value,
     )
+
+
+def place_of(to: Any) -> str:
+    """Return the path of a queue, or of a path that a user gives. Raise InvalidOption."""
+    if (path := getattr(to, "path", None)) is not None:
+        return str(path)
+    if not isinstance(to, str | os.PathLike) or not os.fspath(to):
+        raise InvalidOption(
+            f"to={short_repr(to)} is no queue: give a queue, or its path", option="to", value=to
+        )
+    return absolute_path(to, "to")

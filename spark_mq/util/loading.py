@@ -11,7 +11,7 @@ from typing import Any
 
 from spark_mq.errors import InvalidOption
 
-__all__ = ["folder_of", "lazy_names", "load_handler"]
+__all__ = ["folder_of", "lazy_names", "load_handler", "load_named"]
 
 
 def lazy_names(
@@ -37,6 +37,17 @@ def load_handler(
     text: str, what: str, load: Callable[[str], ModuleType] = importlib.import_module
 ) -> Callable[..., Any]:
     """Return the function that MODULE:FUNCTION or FILE.py:FUNCTION names. Raise InvalidOption."""
+    function = load_named(text, what, "function", load)
+    if not callable(function):
+        raise InvalidOption(f"{what}: {text} is no function", option="handler", value=text)
+    loaded: Callable[..., Any] = function
+    return loaded
+
+
+def load_named(
+    text: str, what: str, kind: str, load: Callable[[str], ModuleType] = importlib.import_module
+) -> Any:
+    """Return what MODULE:NAME or FILE.py:NAME names, which is of a `kind`. Raise InvalidOption."""
 
     def wrong(problem: str) -> InvalidOption:
         return InvalidOption(f"{what}: {problem}", option="handler", value=text)
@@ -51,11 +62,9 @@ def load_handler(
         found = load(Path(where).stem if where.endswith(".py") else where)
     except ImportError as error:
         raise wrong(f"the module cannot be imported ({error})") from error
-    function = getattr(found, name, None)
-    if not callable(function):
-        raise wrong(f"{found.__file__} has no function {name!r}")
-    loaded: Callable[..., Any] = function
-    return loaded
+    if not hasattr(found, name):
+        raise wrong(f"{found.__file__} has no {kind} {name!r}")
+    return getattr(found, name)
 
 
 def folder_of(handler: str) -> Path:

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 _SETTINGS: Final = settings_of(GroupSettings)
 # The pages that offer a change of no group.
 _PLACES: Final = {
-    "redrive": "letters", "sweep": "sweeps", "pause-schedule": "schedules",
+    "redrive": "letters", "discard": "letters", "sweep": "sweeps", "pause-schedule": "schedules",
     "resume-schedule": "schedules", "remove-schedule": "schedules",
 }  # fmt: skip
 
@@ -88,6 +88,15 @@ def _redrive(view: View) -> Mapping[str, int]:
 def _redrive_preview(view: View) -> Mapping[str, Any]:
     letters = trial(view, _where(view), limit_of(view))
     return {"trial": letters, "groups": show_some(list(view.overview.groups), 10)}
+
+
+def _discard(view: View) -> Mapping[str, int]:
+    found = view.queue.discard_dead_letters(where=_where(view), before=view.number("before"))
+    return {"discarded": found.messages}
+
+
+def _discard_preview(view: View) -> Mapping[str, Any]:
+    return {"found": view.queue.discard_dead_letters(where=_where(view), dry_run=True)}
 
 
 def _where(view: View) -> str:
@@ -169,6 +178,14 @@ _ACTIONS: Final[Mapping[str, _Action]] = {
     "redrive": _Action(
         "Publish these dead letters of {queue} again?", "Redrive them", _redrive, _redrive_preview
     ),
+    "discard": _Action(
+        "Discard these dead letters of {queue}? No redrive brings them back.",
+        "Discard them",
+        _discard,
+        _discard_preview,
+        loses=lambda _: True,
+        then="letters",
+    ),
     "sweep": _Action(
         "Sweep {queue} now?",
         "Sweep",
@@ -199,7 +216,9 @@ def confirmation(view: View) -> str:
     if any(view.text(name) is None for name in action.needs):
         return render("change.html", view, title="Change", step="ask", **known)
     preview = action.preview(view)
-    if do == "redrive" and not preview["trial"].number:
+    if (do == "redrive" and not preview["trial"].number) or (
+        do == "discard" and not preview["found"].messages
+    ):
         return render("change.html", view, title="Nothing to change", step="nothing", **known)
     known["loses"] = action.loses(preview)
     return render("change.html", view, title="Please confirm", step="confirm", **known, **preview)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from spark_mq.errors import InvalidOption
-from spark_mq.inspect import STATE_NAMES, Failure, PeekedMessage
+from spark_mq.inspect import STATE_NAMES, PeekedMessage
 from spark_mq.operations.life import TraceEvent
 from spark_mq.web.render import href, render, show_sequence
 from spark_mq.web.view import View
@@ -131,6 +131,7 @@ class Trial(NamedTuple):
     limit: int
     rows: list[dict[str, Any]]  # the first of them
     redrive: str  # the address that asks whether to redrive them
+    discard: str  # the address that asks whether to discard all that meet the condition
     transform: str | None  # SQL that repairs them
     failed: int  # letters that the transform fails for
 
@@ -146,6 +147,7 @@ def letters_page(view: View) -> str:
         title="Dead letters",
         tab="letters",
         trial=trial(view, where, limit_of(view)) if where else None,
+        discarded=view.number("discarded"),
         **letters_form(view, where),
         **({} if where else _letters(view)),
     )
@@ -172,21 +174,33 @@ def letters_form(view: View, where: str | None = None) -> dict[str, Any]:
 
 def _letters(view: View) -> dict[str, Any]:
     """Return all letters by failure, and the newest."""
-    found = view.queue.failures(None if view.text("count") == "all" else COUNTED)
-    newest = view.queue.newest_dead_letters(ROWS, before=view.number("before")).to_pylist()
+    letters = view.queue._remaining_letters()
+    found = letters.failures(None if view.text("count") == "all" else COUNTED)
+    newest = letters.newest(ROWS, view.number("before")).to_pylist()
     last = newest[-1]["dead_letter_sequence"] if len(newest) >= ROWS else None
     return {
         "total": view.overview.dead_letters,
+        "unrouted": view.overview.unrouted,
         "found": found,
-        "failures": [(one, _of_failure(view, one)) for one in found.failures[:MAX_FAILURES]],
+        "failures": [(one, _of_failure(view, one.where)) for one in found.failures[:MAX_FAILURES]],
         "newest": newest,
+        "ticked": view.text("tick") == "all",
+        "tick_all": href("letters", view.name, before=view.number("before"), tick="all"),
         "older": last and href("letters", view.name, before=last),
     }
 
 
-def _of_failure(view: View, one: Failure) -> str:
-    """Return the address of the letters of a failure."""
-    return href("letters", view.name, where=one.where, csrf=view.csrf_token)
+class _Addresses(NamedTuple):
+    """Where the letters of a failure are, and what asks whether to change all of them."""
+
+    letters: str
+    redrive: str
+    discard: str
+
+
+def _of_failure(view: View, where: str) -> _Addresses:
+    letters = href("letters", view.name, where=where, csrf=view.csrf_token)
+    return _Addresses(letters, _redrive(view, where, MAX_REDRIVE), _discard(view, where))
 
 
 def trial(view: View, where: str, limit: int) -> Trial:
@@ -194,13 +208,17 @@ def trial(view: View, where: str, limit: int) -> Trial:
     transform = view.text("transform")
     found = view.queue.redrive(where=where, limit=limit, transform=transform, dry_run=True)
     rows = [] if found.table is None else found.table.slice(0, ROWS).to_pylist()
-    redrive = _redrive(view, where, limit, transform)
-    return Trial(found.messages, limit, rows, redrive, transform, found.failed)
+    redrive, discard = _redrive(view, where, limit, transform), _discard(view, where)
+    return Trial(found.messages, limit, rows, redrive, discard, transform, found.failed)
 
 
 def _redrive(view: View, where: str, limit: int, transform: str | None = None) -> str:
     asked: dict[str, str | int | None] = {"where": where, "limit": limit, "transform": transform}
     return href("change", view.name, do="redrive", **asked, csrf=view.csrf_token)
+
+
+def _discard(view: View, where: str) -> str:
+    return href("change", view.name, do="discard", where=where, csrf=view.csrf_token)
 
 
 def _letter(view: View, sequence: int) -> str:
@@ -219,4 +237,5 @@ def _letter(view: View, sequence: int) -> str:
         value=letter.get("value"),
         letter_headers=dict(letter.get("headers") or ()),
         redrive=_redrive(view, f"dead_letter_sequence = {sequence}", 1),
+        discard=_discard(view, f"dead_letter_sequence = {sequence}"),
     )

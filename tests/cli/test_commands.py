@@ -492,6 +492,15 @@ def test_dead_letters_are_repaired_by_sql_or_a_function(
     failed = run("dlq", "redrive", *here, "--transform", f"{file}:f", "-y", "-o", "json").row
     assert (failed["redriven"], failed["failed"]) == (0, 1)
     assert failed["failures"] == {"ValueError: key-bad": 1}
+    (file.parent / "shapes.py").write_text("from spark_mq.formats import Json\nORDER = Json()\n")
+    checked = (*here, "--transform", f"{file}:g", "--format", f"{file.parent}/shapes.py:ORDER")
+    trial = run("dlq", "redrive", *checked, "--dry-run")
+    assert "0 would be redriven. The transform fails for 1" in trial.err
+    assert "1 letter: the format refuses it: no JSON: Expecting value at character <n>" in trial.err
+    assert run("dlq", "redrive", *checked, "-y", "-o", "json").row["failed"] == 1
+    wrong = run("dlq", "redrive", *checked[:-1], f"{file}:g", "-y", expect=2)
+    assert "format='g' cannot encode and decode" in wrong.err
+    assert "has no format 'no'" in run("dlq", "redrive", *checked[:-1], f"{file}:no", expect=2).err
     done = run("dlq", "redrive", *here, "--transform", f"{file}:g", "-y", "-o", "json").row
     assert (done["redriven"], done["failed"]) == (1, 0)
     assert queue.peek(message_id="id-bad")[-1].value == b"BAD"
@@ -500,7 +509,14 @@ def test_dead_letters_are_repaired_by_sql_or_a_function(
 def test_dead_letters_are_listed_shown_and_redriven(run: Run, queue: Queue) -> None:
     here = ("-q", queue.path)
     assert run("dlq", "list", *here, "-o", "json").rows == []
+    unswept = run("dlq", "failures", *here).err
+    assert "not among these: 1 dead message waiting for a sweep" in unswept
+    assert (
+        "1 dead message (1 waiting for a sweep)"
+        in run("check", *here, "--max-dead", 0, expect=1).out
+    )
     assert run("sweep", *here, "-o", "json").row["routed"] == 1
+    assert "waiting for a sweep" not in run("dlq", "failures", *here).err
     (letter,) = run("dlq", "list", *here, "-o", "json").rows
     assert (letter["value"], letter["error"], letter["consumer_group"]) == ("bad", "bad", "billing")
     (failure,) = run("dlq", "failures", *here, "-o", "json").rows
@@ -534,6 +550,24 @@ def test_dead_letters_are_listed_shown_and_redriven(run: Run, queue: Queue) -> N
     assert done.row["redriven"] == 1
     assert run("dlq", "list", *here, "-o", "json").rows == []
     assert [one.value for one in queue.peek(message_id="id-bad")] == [b"bad"] * 2
+
+
+def test_dead_letters_are_discarded_after_a_count(run: Run, queue: Queue) -> None:
+    here = ("-q", queue.path)
+    run("sweep", *here)
+    where = ("--where", "error = 'bad'")
+    counted = run("dlq", "discard", *here, *where, "--dry-run", "-o", "json").row
+    assert counted == {"group": "billing", "messages": 1}
+    asked = run("dlq", "discard", *here, *where, expect=2).err
+    assert f"Discard 1 dead letter (1 of group billing) of {queue.path}?" in asked
+    assert "--yes" in asked
+    assert "--where" in run("dlq", "discard", *here, "-y", expect=2).err
+    assert len(run("dlq", "list", *here, "-o", "json").rows) == 1
+    none = run("dlq", "discard", *here, "--where", "error = 'other'", "-o", "json").row
+    assert none["discarded"] == 0
+    assert run("dlq", "discard", *here, *where, "-y", "-o", "json").row["discarded"] == 1
+    assert run("dlq", "list", *here, "-o", "json").rows == []
+    assert run("dlq", "redrive", *here, "-y", "-o", "json").row["redriven"] == 0
 
 
 def test_work_calls_a_function_until_the_queue_is_empty(

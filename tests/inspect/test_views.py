@@ -422,7 +422,8 @@ def test_an_overview_and_a_health_print_as_text(queue: Queue, clock: ManualClock
     group.pause("repairs")
     head, audit, billing = str(queue.describe()).splitlines()
     assert head == (
-        f"{queue.name}: 3 published, 3 retained, 0 dead letters, last sweep -, "
+        f"{queue.name}: 3 published, 3 retained, 0 dead letters, 1 dead and waiting for a sweep, "
+        "last sweep -, "
         f"{queue.sweep_state().unarchived_commits} commits waiting for a sweep"
     )
     assert audit.startswith(

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from support.arrow_memory import at_most
-from support.handles import Killed, again, die, lease, on_commit, once
+from support.handles import again, lease, once
 from support.limits import Limits
 from support.tables import on_publish
 
 from spark_mq import InvalidOption, Message, Queue
+from spark_mq.formats import Json, Pydantic
 from spark_mq.testing import ManualClock, memory_queue
 
 Make = Callable[..., Queue]
@@ -215,30 +215,6 @@ def test_what_is_no_transform_is_refused_at_the_door(
     assert queue.redrive().messages == 1
 
 
-@pytest.mark.parametrize("step", range(1, 7))
-def test_killed_at_any_step_each_is_repaired_once(
-    make: Make, monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
-    """Before and after each of the three commits: freeze, publish, settle."""
-    queue = with_dead(make(), orders(3))
-    kind, place = divmod(step - 1, 2)
-    with monkeypatch.context() as patch, contextlib.suppress(Killed):
-        dies: dict[str, Any] = {"after" if place else "before": die}
-        if kind == 1:
-            on_publish(patch, queue, once(**dies))
-        else:
-            on_commit(patch, "dead_letters/leases", at=1 + kind // 2, **dies)
-        queue.redrive(transform=SQL)
-        pytest.fail("it was to be killed")
-    published = step >= 4
-    # The next one has another transform, so the values say who has published.
-    second = again(queue).redrive(transform="json_set(value, '$.currency', 'USD')")
-    assert second.messages == (0 if step == 6 else 3), "it counts what it has finished"
-    currency = "EUR" if published else "USD"
-    assert [json.loads(one)["currency"] for one in back(queue)] == [currency] * 3
-    assert again(queue).redrive().messages == 0
-
-
 def test_a_slow_repair_is_fenced_by_the_next_redrive(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,3 +270,35 @@ def test_a_limit_counts_the_letters_that_the_transform_gets(queue: Queue) -> Non
     done = queue.redrive(transform=SQL, limit=2)
     assert (done.messages, done.failed) == (1, 1)
     assert queue.list_dead_letters().num_rows == 3
+
+
+def test_a_format_says_which_new_values_are_accepted(queue: Queue) -> None:
+    order = Pydantic(dict[str, int])
+    with_dead(queue, ['{"id": 1}', '{"id": "x"}', "no JSON"])
+    trial = queue.redrive(transform="value", format=order, dry_run=True)
+    assert (trial.messages, trial.failed) == (1, 2)
+    assert trial.table is not None
+    assert trial.table["transform_error"].to_pylist() == [
+        None,
+        "the format refuses it: no dict: $.*: int_parsing",
+        "the format refuses it: no dict: $: json_invalid",
+    ]
+    assert trial.table["new_value"].to_pylist()[1:] == [None, None]
+    done = queue.redrive(
+        where="message_id <> 'id-2'", transform="json_set(value, '$.id', 7)", format=order
+    )
+    assert (done.messages, done.failed) == (2, 0)
+    assert queue.redrive(transform=lambda m: None, format=order).failures == {
+        "the transform gives no value": 1
+    }
+    assert back(queue) == ['{"id": 7}', '{"id": 7}']
+
+
+def test_a_format_without_a_transform_and_no_format_are_refused(queue: Queue) -> None:
+    with_dead(queue, orders(1))
+    with pytest.raises(InvalidOption, match="format goes with transform"):
+        queue.redrive(format=Json())
+    wrong: Any = Json
+    with pytest.raises(InvalidOption, match="format="):
+        queue.redrive(transform=SQL, format=wrong)
+    assert queue.list_dead_letters().num_rows == 1

@@ -25,6 +25,7 @@ PLACES = {
     "condition_bytes": "maintenance.condition._PIECE_BYTES",
     "condition_seconds": "maintenance.condition.SECONDS",
     "copy_slices": "spark.dead_letter_copy.CHUNK_SLICES",
+    "discard_chunk": "maintenance.discard.CHUNK",
     "failure_keys": "inspect.letters._COUNTED_KEYS",
     "failures": "inspect.letters._MOST",
     "forget_files": "storage.message_log.FORGET_FILES",

@@ -26,7 +26,7 @@ def public(thing: object) -> set[str]:
 def test_a_queue_shows_its_public_members() -> None:
     assert public(memory_queue()) == {
         "create", "dead_letters", "drop_group", "finished", "group", "groups", "horizon",
-        "last_producer_sequence", "name", "open",
+        "discard_dead_letters", "last_producer_sequence", "name", "open",
         "path", "publish", "publisher", "purge", "recover", "redrive", "rehome", "settings",
         "stats", "sweep", "trace",
         "blockers", "configure", "describe", "drop", "drop_at", "find", "find_all", "health",

@@ -24,6 +24,7 @@ from support.handles import until
 from support.limits import Limits
 
 from spark_mq import InvalidOption, Queue
+from spark_mq.inspect import letters as inspect_letters
 from spark_mq.maintenance.condition import Condition
 from spark_mq.web import Access, OverviewCache, security, serve, server
 from spark_mq.web.render import show_sequence
@@ -540,13 +541,59 @@ def test_the_links_of_the_page_run_their_conditions(visit: Visit, queue: Queue) 
         r'href="(/letters/orders\?where=[^"]*)"', client.get("/letters/orders").text
     )
     trial = client.get(html.unescape(reason))
-    (redrive,) = re.findall(r'href="(/change/orders[^"]*)"', trial.text)
-    asked = client.get(html.unescape(redrive))
-    assert "Publish these dead letters" in asked.text
+    for page in (client.get("/letters/orders"), trial):
+        redrive, discard = re.findall(r'href="(/change/orders[^"]*)"', page.text)
+        assert "Publish these dead letters" in client.get(html.unescape(redrive)).text
+        assert "Discard these dead letters" in client.get(html.unescape(discard)).text
     (letter,) = queue.newest_dead_letters()["dead_letter_sequence"].to_pylist()
     one = client.get("/letters/orders", params={"letter": letter}).text
-    (redrive,) = re.findall(r'href="(/change/orders[^"]*)"', one)
+    redrive, discard = re.findall(r'href="(/change/orders[^"]*)"', one)
     assert "Publish these dead letters" in client.get(html.unescape(redrive)).text
+    assert "Discard these dead letters" in client.get(html.unescape(discard)).text
+
+
+def test_the_letters_of_a_failure_are_discarded_after_a_count_by_group(
+    visit: Visit, queue: Queue
+) -> None:
+    billing = queue.group("billing")
+    billing.lease("w", max_messages=9).reject(error="spam")
+    queue.sweep()
+    client = visit(allow_changes=True)
+    one = next(one for one in queue.failures() if one.error == "spam")
+    query = {"do": "discard", "where": one.where}
+    assert client.get("/change/orders", params=query).status_code == 403, "of another site"
+    asked = client.get("/change/orders", params=with_token(client, **query)).text
+    for text in ("<dt>Queue</dt><dd>orders</dd>", f"<dt>Dead letters</dt><dd>{one.messages}</dd>",
+                 "<td><bdi>billing</bdi></td>", "No redrive brings them back"):  # fmt: skip
+        assert text in asked
+    form = {**form_of(client, **query), "where": one.where}
+    before = queue.describe().dead_letters
+    assert before is not None
+    queue.publish("late")
+    queue.group("billing").lease("w", max_messages=9).reject(error="spam")
+    queue.sweep()
+    done = client.post("/change/orders", data=form)
+    assert f"Discarded: {one.messages} dead letter" in client.get(done.headers["location"]).text
+    assert queue.describe().dead_letters == before - one.messages + 1, (
+        "the late one was not counted"
+    )
+    assert ("discard", "alice") in who(queue)
+    assert client.post("/change/orders", data=form).status_code == 303
+    none = client.get("/change/orders", params=with_token(client, do="discard", where="false")).text
+    assert "No dead letter matches the condition." in none
+
+
+def test_a_page_of_letters_looks_for_them_once(
+    visit: Visit, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.sweep()
+    looks: list[object] = []
+    real = inspect_letters.find_remaining
+    monkeypatch.setattr(
+        inspect_letters, "find_remaining", lambda dead: looks.append(dead) or real(dead)
+    )
+    assert "Newest" in visit().get("/letters/orders").text
+    assert len(looks) == 1
 
 
 def test_ticked_letters_are_redriven(visit: Visit, queue: Queue) -> None:
@@ -562,6 +609,11 @@ def test_ticked_letters_are_redriven(visit: Visit, queue: Queue) -> None:
                        client.get("/letters/orders").text)  # fmt: skip
     assert [int(one) for one in boxes] == letters
     assert "checkbox" not in visit().get("/letters/orders").text
+    assert 'checked=""' not in client.get("/letters/orders").text
+    (tick,) = re.findall(
+        r'href="([^"]*)" class="button">Tick all<', client.get("/letters/orders").text
+    )
+    assert client.get(html.unescape(tick)).text.count('checked=""') == len(letters)
     trial = client.get("/letters/orders", params={"pick": boxes[:2]}).text
     assert "2 letters would be redriven." in trial
     (where,) = re.findall(r'name="where" value="([^"]*)"', trial)
@@ -694,6 +746,7 @@ def test_a_button_says_the_verb_and_is_red_only_for_a_loss(visit: Visit, queue: 
         ({"do": "sweep"}, "Sweep", False),
         ({"do": "remove-schedule", "schedule": "nightly"}, "Remove", True),
         (with_token(client, do="redrive", where="true"), "Redrive them", False),
+        (with_token(client, do="discard", where="true"), "Discard them", True),
     ):
         text = client.get("/change/orders", params=query).text
         assert re.findall("<button( class=.danger.)?>([^<]*)<", text) == [
@@ -711,7 +764,7 @@ def test_wrong_changes_are_refused(visit: Visit, queue: Queue) -> None:
     for query, code in (
         ({"do": "drop"}, 400), ({}, 400), ({"do": "pause"}, 404),
         ({"do": "pause", "group": "nope"}, 404), ({"do": "redrive"}, 400),
-        (with_token(client, do="redrive", where="nope = 1"), 400),
+        (with_token(client, do="redrive", where="nope = 1"), 400), ({"do": "discard"}, 400),
         ({"do": "redrive", "where": "true"}, 403),
     ):  # fmt: skip
         assert client.get("/change/orders", params=query).status_code == code, query

@@ -534,10 +534,12 @@ def test_a_payload_is_shown_as_json_text_or_bytes(
 def test_dead_letters_are_shown_by_reason_and_a_dry_run_changes_nothing(
     visit: Visit, queue: Queue
 ) -> None:
+    client = visit()
+    assert "Dead, waiting for a sweep 1 " in get(client, "/letters/orders").text
     queue.sweep()
     before = queue.dead_letters.describe().version, queue.describe().version
-    client = visit()
     page = get(client, "/letters/orders")
+    assert "Dead, waiting for a sweep 0 " in page.text
     for text in ("rejected", "billing", "bad customer", "id-bad", "key-bad"):
         assert text in page.text
     (link,) = [one for one in page.links() if "where=" in one]

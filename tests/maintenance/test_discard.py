@@ -1,0 +1,173 @@
+"""Dead letters are discarded: no redrive finds them again, and nothing else changes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.handles import Killed, again, die, lease, on_commit
+from support.limits import Limits
+from support.people import own_user
+from support.tables import messages_of
+
+from spark_mq import InvalidOption, Message, Queue
+from spark_mq.maintenance import dead_letters
+from spark_mq.testing import ManualClock
+
+Make = Callable[..., Queue]
+
+
+def with_dead(queue: Queue, errors: list[str], group: str = "default") -> Queue:
+    """A queue with a letter for each error, whose number is its id."""
+    receipt = queue.publish([Message("x", message_id=f"{n}") for n in range(len(errors))])
+    taken = lease(queue, len(errors), group)
+    for sequence, error in zip(receipt.sequences, errors, strict=True):
+        taken.reject([sequence], error=error)
+    queue.sweep()
+    return queue
+
+
+def left(queue: Queue) -> list[Any]:
+    return again(queue).list_dead_letters()["message_id"].to_pylist()
+
+
+def test_discarded_letters_are_gone_for_each_view_and_no_redrive_finds_them(queue: Queue) -> None:
+    with_dead(queue, ["spam", "bad", "spam"])
+    trial = queue.discard_dead_letters(where="error = 'spam'", dry_run=True)
+    assert (trial.messages, trial.groups) == (2, {"default": 2})
+    assert left(queue) == ["0", "1", "2"], "a dry run changes nothing"
+    done = queue.discard_dead_letters(where="error = 'spam'")
+    assert done == trial
+    assert left(queue) == ["1"]
+    assert queue.describe().dead_letters == 1
+    assert [one.error for one in queue.failures()] == ["bad"]
+    assert queue.newest_dead_letters()["message_id"].to_pylist() == ["1"]
+    assert queue.redrive().messages == 1
+    assert queue.stats()["published"] == 4, "only the other one was published"
+    assert queue.discard_dead_letters(where="true").messages == 0
+
+
+def test_the_history_names_who_discarded_what(queue: Queue) -> None:
+    with_dead(queue, ["spam"])
+    queue.discard_dead_letters(where="error = 'spam'")
+    (change,) = [one for one in queue.changes() if one.operation == "discard"]
+    assert (change.user, change.detail, change.messages) == (own_user(), "error = 'spam'", 1)
+    assert (change.in_dead_letters, change.group) == (True, None)
+    (letter,) = [one.sequence for one in queue.dead_letters.peek()]
+    event = queue.dead_letters.trace(letter).events[-1]
+    assert (event.event, event.outcome, event.detail) == ("discarded", "dropped", "error = 'spam'")
+
+
+def test_letters_that_came_after_the_dry_run_stay(queue: Queue) -> None:
+    with_dead(queue, ["spam"])
+    newest = queue.discard_dead_letters(where="true", dry_run=True).newest
+    assert newest is not None
+    with_dead(queue, ["spam"])
+    assert queue.discard_dead_letters(where="true", before=newest + 1).messages == 1
+    assert queue.describe().dead_letters == 1
+
+
+def test_letters_are_counted_by_group(queue: Queue) -> None:
+    for name in ("audit", "billing"):
+        queue.group(name)
+    with_dead(queue, ["a", "b"], "billing")
+    lease(queue, 9, "audit").reject(error="c")
+    queue.sweep()
+    assert queue.discard_dead_letters(where="true").groups == {"billing": 2, "audit": 2}
+
+
+@pytest.mark.parametrize(
+    ("given", "reported"),
+    [
+        ({"where": "nope = 1"}, "no column 'nope'"),
+        ({"where": "  "}, "not a condition"),
+        ({"where": None}, "where is missing"),
+        ({"where": "true", "before": -1}, "before=-1"),
+        ({"where": "CAST(error AS INT) = 7"}, "values of different types"),
+    ],
+)
+def test_what_cannot_be_discarded_is_refused_and_nothing_changes(
+    queue: Queue, limits: Limits, given: dict[str, Any], reported: str
+) -> None:
+    limits(discard_chunk=1)
+    with_dead(queue, ["7", "seven"])
+    with pytest.raises(InvalidOption, match=reported):
+        queue.discard_dead_letters(**given)
+    assert left(queue) == ["0", "1"]
+
+
+@pytest.mark.parametrize("dies", ["before", "after"])
+def test_a_killed_discard_is_finished_by_the_next(
+    make: Make, monkeypatch: pytest.MonkeyPatch, limits: Limits, dies: str
+) -> None:
+    queue = with_dead(make(), ["spam", "bad", "spam", "spam"])
+    limits(discard_chunk=2)
+    with monkeypatch.context() as patch, contextlib.suppress(Killed):
+        on_commit(patch, "dead_letters/leases", at=2, **{dies: die})
+        queue.discard_dead_letters(where="error = 'spam'")
+        pytest.fail("it was to be killed")
+    rest = 2 if dies == "before" else 0
+    assert again(queue).discard_dead_letters(where="error = 'spam'").messages == rest
+    assert left(queue) == ["1"]
+    assert again(queue).redrive().messages == 1
+
+
+def test_letters_that_a_redrive_holds_are_left_to_it(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = with_dead(make(), ["a", "b"])
+    with monkeypatch.context() as patch:
+        patch.setattr(dead_letters.Transfer, "_publish", die)
+        with pytest.raises(Killed):
+            queue.redrive(limit=1)
+    assert again(queue).discard_dead_letters(where="true").messages == 1
+    assert again(queue).redrive().messages == 1
+    assert [one.message_id for one in lease(queue, 9).messages] == ["0"]
+
+
+def test_a_letter_that_a_redrive_takes_meanwhile_is_published_and_not_counted(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = with_dead(make(), ["a", "b"])
+    other = again(queue)
+    got: list[int] = []
+    on_commit(
+        monkeypatch,
+        "dead_letters/leases",
+        before=lambda: got.append(other.redrive(limit=1).messages),
+    )
+    assert queue.discard_dead_letters(where="true").messages == 1
+    assert got == [1]
+    assert [one.message_id for one in lease(queue, 9).messages] == ["0"]
+    assert left(queue) == []
+
+
+def test_letters_of_another_queue_stay(tmp_path: Path, clock: ManualClock) -> None:
+    shared = tmp_path / "shared"
+    Queue.create(shared, clock=clock)
+    one, two = (
+        Queue.create(tmp_path / name, dead_letter_path=shared, clock=clock)
+        for name in ("one", "two")
+    )
+    with_dead(one, ["a"])
+    with_dead(two, ["b", "c"])
+    assert one.discard_dead_letters(where="true").messages == 1
+    assert (left(one), left(two)) == ([], ["0", "1"])
+
+
+def test_a_letter_without_a_payload_can_be_discarded(delta_queue: Make) -> None:
+    queue = delta_queue()
+    queue.publish("x")
+    index = messages_of(queue).index()
+    file = Path(queue.path, "messages", index.file_at(index.first_at_or_after(0)).path)
+    file.write_bytes(bytes(file.stat().st_size))
+    fresh = again(queue)
+    fresh.group().lease("w")
+    fresh.sweep()
+    assert fresh.describe().dead_letters == 1
+    assert fresh.redrive().messages == 0
+    assert fresh.discard_dead_letters(where="true").messages == 1
+    assert fresh.describe().dead_letters == 0
