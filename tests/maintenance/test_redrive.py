@@ -25,7 +25,7 @@ from support.tables import context_of, messages_of, on_publish
 from spark_mq import Message, Queue
 from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.errors import InvalidOption, QueueNotFound
-from spark_mq.maintenance import dead_letters, redrive
+from spark_mq.maintenance import dead_letters, find_letters, redrive
 from spark_mq.testing import ManualClock, memory_queue
 
 Make = Callable[..., Queue]
@@ -213,8 +213,10 @@ def test_only_a_condition_that_may_fail_is_tried_first(
 ) -> None:
     with_dead(queue, ["7"])
     made: list[Any] = []
-    real = redrive._candidates
-    monkeypatch.setattr(redrive, "_candidates", lambda *given: made.append(given) or real(*given))
+    real = find_letters.find_remaining
+    monkeypatch.setattr(
+        find_letters, "find_remaining", lambda *given: made.append(given) or real(*given)
+    )
     assert queue.redrive(where=where).messages == 1
     assert len(made) == looks
 
@@ -230,10 +232,16 @@ def test_a_rate_spreads_the_redrive_over_rounds(
 
 
 @pytest.mark.parametrize("step", range(1, 7))
+@pytest.mark.parametrize("repairs", [False, True])
 def test_killed_at_any_step_each_goes_back_once(
-    make: Make, monkeypatch: pytest.MonkeyPatch, step: int
+    make: Make, monkeypatch: pytest.MonkeyPatch, step: int, repairs: bool
 ) -> None:
-    """Before and after each of the three commits."""
+    """Before and after each of the three commits: freeze, publish, settle."""
+
+    def by(mark: str) -> dict[str, Any]:
+        """The values say whose transform has made them."""
+        return {"transform": f"CAST(value AS TEXT) || '{mark}'"} if repairs else {}
+
     queue = with_dead(make(), ["a", "b", "c"])
     kind, place = divmod(step - 1, 2)
     with monkeypatch.context() as patch, contextlib.suppress(Killed):
@@ -242,10 +250,13 @@ def test_killed_at_any_step_each_goes_back_once(
             on_publish(patch, queue, once(**dies))
         else:
             on_commit(patch, "dead_letters/leases", at=1 + kind // 2, **dies)
-        queue.redrive()
+        queue.redrive(**by("first"))
         pytest.fail("it was to be killed")
-    again(queue).redrive()
-    assert back(queue) == ["0", "1", "2"]
+    second = again(queue).redrive(**by("second"))
+    assert second.messages == (0 if step == 6 else 3), "it counts what it has finished"
+    # Nobody else has the transform, so its letters are given back before the publish.
+    mark = "" if not repairs else "first" if step >= 4 else "second"
+    assert back(queue) == [f"{n}{mark}" for n in range(3)]
     assert again(queue).redrive().messages == 0
 
 
@@ -334,7 +345,7 @@ def test_the_warning_about_dead_messages_names_ten_groups(
     for number in range(12):
         queue.group(f"group-{number:02}").lease("w").reject(error="bad")
     queue.redrive(dry_run=True)
-    (warning,) = [one.getMessage() for one in caplog.records if "redriven" in one.getMessage()]
+    (warning,) = [one.getMessage() for one in caplog.records if "left out" in one.getMessage()]
     assert "12 dead messages" in warning
     assert "'group-09' and 2 others" in warning
     assert "group-10" not in warning
@@ -483,6 +494,33 @@ def test_a_recovery_does_not_publish_what_went_to_another_queue(
     restored = Queue.open(queue.path, clock=clock)
     assert restored.recover().redriven == 1
     assert back(restored) == ["1"]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_recovery_loses_no_letter_of_a_lost_repair(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """The queue lost the commit that published it, before or after the letters were settled."""
+    queue = with_dead(Queue.create(tmp_path / "queue", clock=clock), ["a", "b", "c"])
+    messages = tmp_path / "queue" / "messages"
+    shutil.copytree(messages, tmp_path / "old")
+    with monkeypatch.context() as patch, contextlib.suppress(Killed):
+        if killed:
+            on_publish(patch, queue, once(after=die))
+        queue.redrive(where="error <> 'c'", transform="CAST(value AS TEXT) || ' first'")
+    shutil.rmtree(messages)
+    shutil.copytree(tmp_path / "old", messages)
+    restored = Queue.open(queue.path, clock=clock)
+    lost = 0 if killed else 2  # those of a killed repair are in transfer still
+    assert restored.recover(dry_run=True).redriven == lost
+    assert restored.recover().redriven == lost
+    assert not restored.recover(dry_run=True).needed
+    second = again(restored).redrive(transform="CAST(value AS TEXT) || ' second'")
+    assert second.messages == 3 - lost
+    # The transform is lost, so what was settled comes as it died.
+    expected = ["0 second", "1 second", "2 second"] if killed else ["0", "1", "2 second"]
+    assert back(restored) == expected
+    assert again(restored).redrive().messages == 0
 
 
 def test_a_stop_ends_a_redrive_after_the_round_in_hand(
