@@ -32,6 +32,7 @@ __all__ = [
     "list_changes",
     "notable_messages",
     "throughput",
+    "throughput_known_since",
     "with_rates",
 ]
 
@@ -60,6 +61,7 @@ ended has the rates of its time so far, of one second at least.
 
 BY: Final = ("slowest", "failing")
 MAX_BUCKETS: Final = 100_000
+_MOST_KEPT: Final = timedelta(days=10_000)  # a longer time may be before the year 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,23 @@ def throughput(
         )
     ]
     return pa.Table.from_pylist(rows, schema=THROUGHPUT_SCHEMA)
+
+
+def throughput_known_since(context: QueueContext) -> tuple[datetime, datetime]:
+    """Return since when the publishes of a queue, and the events of its groups, are known.
+
+    Both are known since the queue was created, except that a trim may have forgotten old publishes,
+    and a sweep drops days of ``history/``.
+    """
+    index = context.messages.index()
+    created = context.messages.log.state.metadata.get("createdTime") or 0  # in milliseconds
+    publishes = born = to_datetime(created * 1000)
+    if index.forgotten_to >= 0:
+        publishes = to_datetime(next(iter(index.files.committed_at), context.now()))
+    kept = min(context.settings.history_retention, _MOST_KEPT)
+    oldest = to_datetime(context.now()) - kept
+    first_day = oldest.replace(hour=0, minute=0, second=0, microsecond=0)
+    return publishes, max(born, first_day)
 
 
 def with_rates(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Final
 
 import pyarrow as pa
@@ -10,7 +11,12 @@ import pyarrow as pa
 from spark_mq.delta.object_store import ObjectStore, absolute_path, join
 from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.errors import InvalidOption
-from spark_mq.inspect.activity import ChangeRecord, list_changes, throughput
+from spark_mq.inspect.activity import (
+    ChangeRecord,
+    list_changes,
+    throughput,
+    throughput_known_since,
+)
 from spark_mq.inspect.durations import DurationReader
 from spark_mq.inspect.health import Blocker, Health, check_health, find_blockers
 from spark_mq.inspect.leases import MessagePosition, locate, named_sequences
@@ -299,6 +305,10 @@ class QueueViews:
             Only this group. Default: all.
         """
         return throughput(self._context, since=since, every=every, group=group)
+
+    def _throughput_known_since(self) -> tuple[datetime, datetime]:
+        """Return since when publishes are known, and what the groups did."""
+        return throughput_known_since(self._context)
 
     def blockers(self) -> Records[Blocker]:
         """Return the reasons why groups or the trim are blocked.

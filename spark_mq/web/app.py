@@ -28,6 +28,7 @@ from starlette.routing import Route
 from spark_mq.errors import (
     GroupNotFound,
     InvalidOption,
+    MessagesHeld,
     QueueNotFound,
     ScheduleNotFound,
     SparkMQError,
@@ -91,7 +92,7 @@ _FORMS: Final[Mapping[Callable[[View], str], tuple[str, Callable[[View], dict[st
 }
 _STATUS: Final = (
     (Forbidden, 403), (QueueNotFound, 404), (GroupNotFound, 404), (ScheduleNotFound, 404),
-    (InvalidOption, 400), (SparkMQError, 503), (OSError, 503),
+    (InvalidOption, 400), (MessagesHeld, 409), (SparkMQError, 503), (OSError, 503),
 )  # fmt: skip
 
 

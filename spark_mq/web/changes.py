@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from spark_mq.errors import InvalidOption
@@ -13,8 +14,15 @@ from spark_mq.util.setting_fields import settings_of
 from spark_mq.util.show import show_some
 from spark_mq.util.user import act_as
 from spark_mq.util.validation import parse_until, validate_choice, validate_position
+from spark_mq.web.message_changes import (
+    MESSAGE_CHANGES,
+    MessageChange,
+    change_message,
+    sequence_of,
+    standing_of,
+)
 from spark_mq.web.message_pages import limit_of, trial
-from spark_mq.web.render import TABS, href, render
+from spark_mq.web.render import TABS, href, render, show_sequence
 from spark_mq.web.view import Forbidden, View, number_in
 
 __all__ = ["change", "confirmation"]
@@ -44,7 +52,9 @@ class _Action:
         """Return the question. Raises an error if its group or schedule is not there."""
         group = view.group()[0].name if "{group}" in self.question else ""
         schedule = view.schedule().name if "{schedule}" in self.question else ""
-        return self.question.format(group=group, schedule=schedule, queue=view.name)
+        message = show_sequence(sequence_of(view)) if "{message}" in self.question else ""
+        names = {"group": group, "schedule": schedule, "message": message}
+        return self.question.format(queue=view.name, **names)
 
 
 def _seek(view: View) -> None:
@@ -112,6 +122,17 @@ def _required(view: View, name: str, hint: str) -> str:
     return text
 
 
+def _of_message(do: str, one: MessageChange) -> _Action:
+    return _Action(
+        one.question,
+        one.verb,
+        partial(change_message, do=do),
+        standing_of,
+        loses=lambda _: one.loses,
+        then="message",
+    )
+
+
 _ACTIONS: Final[Mapping[str, _Action]] = {
     "pause": _Action(
         "Stop new leases of group {group}? Live leases can be settled.",
@@ -156,6 +177,7 @@ _ACTIONS: Final[Mapping[str, _Action]] = {
         lambda view: view.group()[0].unblock("drop"),
         loses=lambda _: True,
     ),
+    **{do: _of_message(do, one) for do, one in MESSAGE_CHANGES.items()},
     "pause-schedule": _Action(
         "Publish no message of schedule {schedule} until it is resumed? Its instants are skipped.",
         "Pause",
@@ -226,6 +248,9 @@ def confirmation(view: View) -> str:
 
 def _place(view: View) -> tuple[str, str]:
     """Return the name and the address of the page that offered the change."""
+    if view.text("sequence"):
+        sequence = sequence_of(view)
+        return f"Message {show_sequence(sequence)}", href("message", view.name, sequence=sequence)
     if group := view.text("group"):
         return f"Group {group}", href("group", view.name, group=group)
     page = _PLACES.get(view.text("do") or "", "queue")

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
 
 from spark_mq.inspect.activity import ENDS
 from spark_mq.ledger.stats import GroupStats, state_figures
-from spark_mq.web.view import LastHour
+from spark_mq.web.view import Past
 
-__all__ = ["SettledChart", "StateBar", "settled_chart", "state_bar"]
+__all__ = [
+    "Chart",
+    "StateBar",
+    "group_charts",
+    "queue_charts",
+    "settled_chart",
+    "state_bar",
+]
 
-MINUTES: Final = 60
-HEIGHT: Final = 16  # of a chart whose width is the minutes
+HEIGHT: Final = 40  # of a chart whose width is its number of intervals
+TICKS: Final = 4
+MOST_GROUPS: Final = 5  # that have a colour of their own
+OTHERS: Final = "other groups"
 _STATES: Final = state_figures(GroupStats)
 
 
@@ -30,19 +40,17 @@ class BarPart:
 
 @dataclass(frozen=True, slots=True)
 class StateBar:
-    """The messages of some groups by state."""
+    """The messages of a group by state."""
 
     parts: list[BarPart]
     total: int
     width: float
 
 
-def state_bar(stats: Iterable[GroupStats]) -> StateBar:
-    """Return the messages of some groups by state. Few among many stay visible."""
-    counts: Counter[str] = Counter()
-    for one in stats:
-        counts.update({name: getattr(one, name) for name in _STATES})
-    total, at, parts = counts.total(), 0.0, list[BarPart]()
+def state_bar(stats: GroupStats) -> StateBar:
+    """Return the messages of a group by state. Few among many stay visible."""
+    counts = {name: getattr(stats, name) for name in _STATES}
+    total, at, parts = sum(counts.values()), 0.0, list[BarPart]()
     for name in _STATES:
         width = round(max(100 * counts[name] / total, 0.6), 2) if counts[name] else 0.0
         parts.append(BarPart(name, counts[name], round(at, 2), width))
@@ -51,27 +59,153 @@ def state_bar(stats: Iterable[GroupStats]) -> StateBar:
 
 
 @dataclass(frozen=True, slots=True)
-class SettledChart:
-    """The messages that all groups of a queue settled in each minute of an hour."""
+class Series:
+    """What a colour of a chart stands for."""
 
-    points: str  # of a line
+    name: str
+    kind: str  # the class of its colour
     total: int
-    most: int  # in a minute
+    path: str  # of its bars in SVG
 
 
-def settled_chart(hour: LastHour) -> SettledChart:
-    """Return the chart of an hour.
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A place of a chart with its text for a mouse."""
 
-    The minute that has not ended is left out if it would look like a fall.
+    x: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Counts by time, as bars. Intervals of which nothing is known have none.
+
+    A bar of the interval that has not ended grows.
     """
-    last = int(hour.until.timestamp()) // 60
-    counts = [0] * MINUTES
-    for row in hour.rows:
-        place = MINUTES - 1 - last + int(row["at"].timestamp()) // 60
-        if 0 <= place < MINUTES:
-            counts[place] += sum(row[name] for name in ENDS)
-    total, most = sum(counts), max(counts)
-    shown = counts[:-1] if counts[-1] < counts[-2] else counts
-    heights = [round(HEIGHT * (1 - one / most), 1) if most else HEIGHT for one in shown]
-    points = " ".join(f"{minute},{height:g}" for minute, height in enumerate(heights))
-    return SettledChart(points, total, most)
+
+    title: str
+    range: str  # such as 6h
+    every: str  # the length of an interval
+    series: list[Series]
+    total: int
+    most: int  # in an interval
+    width: int  # the number of intervals
+    unknown: int  # the first intervals, of which nothing is known
+    known_from: datetime  # where they end
+    intervals: list[Interval]
+    ticks: list[datetime] = field(default_factory=list)
+
+
+def settled_chart(past: Past) -> Chart:
+    """Return what all groups of a queue settled."""
+    counts = _counts(past, {"settled": _settled(past.rows.to_pylist())})
+    return _chart(past, "Settled", counts, ("acked",), past.events_since)
+
+
+def queue_charts(past: Past) -> list[Chart]:
+    """Return what was published, and what was settled by the groups that settled most."""
+    rows = past.rows.to_pylist()
+    published = ((row["at"], row["published"]) for row in rows)
+    totals: Counter[str] = Counter()
+    for row in rows:
+        if row["consumer_group"] is not None:
+            totals[row["consumer_group"]] += sum(row[name] for name in ENDS)
+    busy = [name for name, total in totals.most_common(MOST_GROUPS) if total]
+    groups: dict[str, Iterable[tuple[datetime, int]]] = {
+        name: _settled(row for row in rows if row["consumer_group"] == name) for name in busy
+    }
+    if len(+totals) > len(busy):
+        groups[OTHERS] = _settled(row for row in rows if row["consumer_group"] not in busy)
+    colours = [f"series-{number}" for number in range(MOST_GROUPS + 1)]
+    return [
+        _chart(past, "Published", _counts(past, {"published": published}), ("published",),
+               past.publishes_since),
+        _chart(past, "Settled", _counts(past, groups), colours, past.events_since),
+    ]  # fmt: skip
+
+
+def group_charts(past: Past, group: str) -> list[Chart]:
+    """Return how a group's messages ended, and how often one failed."""
+    rows = [row for row in past.rows.to_pylist() if row["consumer_group"] == group]
+    ends = {
+        name.replace("_", "-"): [(row["at"], row[name]) for row in rows]
+        for name in ENDS
+        if name == "acked" or any(row[name] for row in rows)
+    }
+    failed = {"failed": [(row["at"], row["failed"]) for row in rows]}
+    return [
+        _chart(past, "Settled", _counts(past, ends), list(ends), past.events_since),
+        _chart(past, "Failed", _counts(past, failed), ["failed"], past.events_since),
+    ]
+
+
+def _settled(rows: Iterable[Mapping[str, Any]]) -> Iterable[tuple[datetime, int]]:
+    return [(row["at"], sum(row[name] for name in ENDS)) for row in rows]
+
+
+def _counts(
+    past: Past, series: Mapping[str, Iterable[tuple[datetime, int]]]
+) -> dict[str, list[int]]:
+    """Return the counts of each interval by series."""
+    found = {name: [0] * past.intervals for name in series}
+    for name, pairs in series.items():
+        for at, count in pairs:
+            place = past.place(at)
+            if 0 <= place < past.intervals:
+                found[name][place] += count
+    return found
+
+
+def _chart(
+    past: Past,
+    title: str,
+    counts: Mapping[str, list[int]],
+    kinds: Sequence[str],
+    known_since: datetime,
+) -> Chart:
+    width = past.intervals
+    sums = [sum(own[place] for own in counts.values()) for place in range(width)]
+    most, below = max(sums), [0] * width
+    series = []
+    for (name, own), kind in zip(counts.items(), kinds, strict=False):
+        path = "".join(
+            _bar(place, below[place], count, most) for place, count in enumerate(own) if count
+        )
+        below = [low + count for low, count in zip(below, own, strict=True)]
+        series.append(Series(name, kind, sum(own), path))
+    unknown = next(
+        (place for place in range(width) if sums[place] or past.starts(place + 1) > known_since),
+        width,
+    )
+    texts = [
+        _text(past, place, {name: own[place] for name, own in counts.items() if own[place]})
+        for place in range(unknown, width)
+    ]
+    return Chart(
+        title,
+        past.range,
+        past.every,
+        series,
+        sum(sums),
+        most,
+        width,
+        unknown,
+        past.starts(unknown),
+        [Interval(place, text) for place, text in enumerate(texts, unknown)],
+        [past.starts(width * number // (TICKS - 1)) for number in range(TICKS)],
+    )
+
+
+def _bar(place: int, below: int, count: int, most: int) -> str:
+    """Return a bar of SVG. The least one is visible."""
+    low, high = HEIGHT * (1 - below / most), HEIGHT * (1 - (below + count) / most)
+    return f"M{place + 0.1:g} {low:.4g}V{min(high, low - 0.5):.4g}h.8V{low:.4g}z"
+
+
+def _text(past: Past, place: int, counts: Mapping[str, int]) -> str:
+    """Return an interval and its counts for people."""
+    start, end = past.starts(place), past.starts(place + 1)
+    form = "%Y-%m-%d %H:%M"
+    until = "so far" if end > past.until else f"to {end:%H:%M}"
+    shown = ", ".join(f"{name} {count:,}" for name, count in counts.items()) or "none"
+    return f"{start.astimezone(UTC):{form}} {until}: {shown}"

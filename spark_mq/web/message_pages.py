@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 from spark_mq.errors import InvalidOption
 from spark_mq.inspect import STATE_NAMES, PeekedMessage
 from spark_mq.operations.life import TraceEvent
+from spark_mq.web.message_changes import changes_for, sequence_of
 from spark_mq.web.render import href, render, show_sequence
 from spark_mq.web.view import View
 
@@ -81,11 +82,7 @@ def messages_form(view: View) -> dict[str, Any]:
 
 def message_page(view: View) -> str:
     """Show one message, or its life."""
-    sequence = view.sequence("sequence")
-    if sequence is None:
-        raise InvalidOption(
-            "sequence is missing: give version:row, or a number", option="sequence", value=None
-        )
+    sequence = sequence_of(view)
     if view.text("part") == "life":
         return _life(view, sequence)
     return render(
@@ -95,6 +92,7 @@ def message_page(view: View) -> str:
         tab="messages",
         crumbs=[("Messages", href("messages", view.name))],
         sequence=sequence,
+        changed=view.number("changed"),
         message=next(iter(_at(view, sequence)), None),
     )
 
@@ -102,15 +100,19 @@ def message_page(view: View) -> str:
 def _life(view: View, sequence: int) -> str:
     """Show a message's events, and its state in each group."""
     trace = view.queue.trace(sequence)
+    positions = view.queue._locate_traced(trace)
     linked = [("Redriven from", trace.earlier), *(("Redriven as", one) for one in trace.later)]
     return render(
         "message_life.html",
         view,
         trace=trace,
         events=[(one, _cause(one), _failure(one)) for one in trace.events[:MAX_EVENTS]],
-        positions=view.queue._locate_traced(trace),
+        positions=[
+            (one, changes_for(one) if view.allow_changes else []) for one in positions[:MAX_GROUPS]
+        ],
+        groups=len(positions),
         redrives=[(how, one) for how, one in linked if one is not None],
-        most_groups=MAX_GROUPS,
+        blocked=trace.blocked[:MAX_GROUPS],
     )
 
 

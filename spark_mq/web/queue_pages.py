@@ -11,7 +11,8 @@ from spark_mq.inspect import ChangeRecord, LaneInfo, QueueOverview
 from spark_mq.ledger.limits import limit_in
 from spark_mq.ledger.stats import GroupStats, figures_of
 from spark_mq.util.show import show_age
-from spark_mq.web.charts import settled_chart, state_bar
+from spark_mq.util.validation import validate_choice
+from spark_mq.web.charts import Chart, group_charts, queue_charts, settled_chart, state_bar
 from spark_mq.web.problems import (
     PageProblem,
     first_problems,
@@ -21,7 +22,7 @@ from spark_mq.web.problems import (
     unreadable,
 )
 from spark_mq.web.render import href, render
-from spark_mq.web.view import View
+from spark_mq.web.view import HOUR, RANGES, View
 
 __all__ = [
     "batches_page",
@@ -45,7 +46,6 @@ MAX_BLOCKERS: Final = 50
 MAX_PROBLEMS: Final = 200
 MAX_CHANGES: Final = 200
 PERIODS: Final = ("1h", "1d", "7d", "30d")
-_PAST: Final = ("published", "leased", "acked", "failed")
 _CHANGES: Final = {"redriven": "redrive"}  # the word for a change, if its commit has another one
 MAX_LEASES: Final = 50
 TOP: Final = 20  # the hottest lanes of a table, or the commonest keys
@@ -116,18 +116,21 @@ def _queue(view: View) -> str:
     number = view.number("page", most=10**9) or 0
     names = [name for name in overview.groups if search is None or search in name]
     names.sort(key=lambda name: (*_busy(overview.groups[name]), name))
+    shown = names[number * ROWS : (number + 1) * ROWS]
+    limits = {name: _limit(overview.groups[name]) for name in shown}
     return render(
         "queue_live.html" if view.text("part") == "live" else "queue.html",
         view,
         title=view.name,
         tab="queue",
         overview=overview,
-        bar=state_bar(overview.groups.values()),
+        bar_of=state_bar,
         oldest=_oldest(one.oldest_unsettled_age for one in overview.groups.values()),
         unswept=any(one.check == "not_swept" for one in problems),
-        limit_of=_limit,
+        limits=limits if any(limits.values()) else {},
+        span=_span(view),
         settings={name: one for name, one in asdict(overview.settings).items() if name != "group"},
-        names=names[number * ROWS : (number + 1) * ROWS],
+        names=shown,
         search=search,
         page=number,
         pages=-(-len(names) // ROWS),
@@ -163,14 +166,29 @@ def _work(view: View) -> str:
 
 
 def _past(view: View) -> str:
-    """Show the sums of the last hour, from the history."""
-    hour = view.overviews.last_hour(view.name)
-    return render(
-        "queue_past.html",
-        view,
-        sums={name: sum(row[name] for row in hour.rows) for name in _PAST},
-        chart=settled_chart(hour),
-    )
+    """Show what was published, and what the groups settled."""
+    return _charts(view, queue_charts(view.overviews.past(view.name, _span(view))))
+
+
+def _group_past(view: View) -> str:
+    """Show what a group settled, and how often it failed."""
+    group, _ = view.group()
+    return _charts(view, group_charts(view.overviews.past(view.name, _span(view)), group.name))
+
+
+def _span(view: View) -> str:
+    """Return the range that the charts show."""
+    return validate_choice("range", view.text("range") or HOUR, tuple(RANGES))
+
+
+def _charts(view: View, charts: list[Chart]) -> str:
+    page, group = ("group", view.text("group")) if view.text("group") else ("queue", None)
+    ranges = [
+        (span, href(page, view.name, group=group, range=span),
+         href(page, view.name, group=group, range=span, part="past"))
+        for span in RANGES
+    ]  # fmt: skip
+    return render("past.html", view, charts=charts, ranges=ranges, span=_span(view))
 
 
 def schedules_page(view: View) -> str:
@@ -240,7 +258,9 @@ class LaneCell(NamedTuple):
 
 def group_page(view: View) -> str:
     """Show one group, a part of its page, or one of its lanes."""
-    parts: Mapping[str | None, Callable[[View], str]] = {"notable": _notable, "lanes": _lanes}
+    parts: Mapping[str | None, Callable[[View], str]] = {
+        "notable": _notable, "lanes": _lanes, "past": _group_past,
+    }  # fmt: skip
     if (part := view.text("part")) in parts:
         return parts[part](view)
     if part != "live" and (lane := view.number("lane")) is not None:
@@ -262,11 +282,12 @@ def _whole(view: View) -> str:
         stats=stats,
         figures=figures(stats),
         limit_of=_limit,
-        bar=state_bar([stats]),
+        bar=state_bar(stats),
         leases=group.leases(),
         workers=group.workers(),
         errors=group.last_errors(10),
         most=MAX_LEASES,
+        span=_span(view),
         settings=asdict(group.settings),
         **lead_with(view, problems, "Nothing is wrong with the group."),
     )

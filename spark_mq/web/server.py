@@ -16,7 +16,7 @@ from spark_mq.inspect import QueueOverview
 from spark_mq.util.listening import host_of, listen
 from spark_mq.web.app import HealthLimits, create_app
 from spark_mq.web.security import Access, is_local
-from spark_mq.web.view import OverviewCache
+from spark_mq.web.view import HOUR, OverviewCache
 
 __all__ = ["serve"]
 
@@ -104,6 +104,6 @@ def _read_once(overviews: OverviewCache) -> None:
     try:
         for name, overview in overviews.all().items():
             if isinstance(overview, QueueOverview):
-                overviews.last_hour(name)
+                overviews.past(name, HOUR)
     except (SparkMQError, OSError) as error:
         _log.warning("the first look at %s failed: %s", overviews.path, error)

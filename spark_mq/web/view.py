@@ -9,8 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from typing import Any, Final
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import pyarrow as pa
 
 from spark_mq.delta.object_store import absolute_path
 from spark_mq.errors import (
@@ -26,12 +28,15 @@ from spark_mq.ledger.stats import GroupStats
 from spark_mq.operations.schedules import ScheduleInfo
 from spark_mq.queue import Queue
 from spark_mq.util.clock import Duration
+from spark_mq.util.validation import validate_duration
 
 __all__ = [
     "Forbidden",
     "HealthLimits",
-    "LastHour",
+    "HOUR",
+    "RANGES",
     "OverviewCache",
+    "Past",
     "View",
     "number_in",
 ]
@@ -39,8 +44,12 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 FRESH_SECONDS: Final = 1.0  # age of an overview that need not be read again
-PAST_SECONDS: Final = 30.0  # age of a last hour that need not be read again, for its chart
+PAST_SECONDS: Final = 30.0  # age of a throughput that need not be read again, for its chart
 FIND_SECONDS: Final = 10.0  # age of a list of queues that need not be read again
+HOUR: Final = "1h"
+# The ranges that charts offer, with the length of their intervals.
+RANGES: Final[Mapping[str, str]] = {HOUR: "1m", "6h": "5m", "24h": "15m", "7d": "2h"}
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 
 class _Opened:
@@ -50,16 +59,43 @@ class _Opened:
         self.at = float("-inf")
         self.overview: QueueOverview | None = None
         self.past_lock = threading.Lock()  # a first read of the history may take seconds
-        self.past_at = float("-inf")  # of the last try
-        self.past: LastHour | None = None
+        self.past_at: dict[str, float] = {}  # of the last try, by range
+        self.past: dict[str, Past] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class LastHour:
-    """The throughput of a queue by minute and group, up to a time."""
+class Past:
+    """The throughput of a queue by interval and group, up to a time."""
 
+    range: str  # one of RANGES
     until: datetime
-    rows: list[dict[str, Any]]
+    rows: pa.Table
+    publishes_since: datetime  # before it, nothing is known of publishes
+    events_since: datetime  # nor of what the groups did
+
+    @property
+    def every(self) -> str:
+        return RANGES[self.range]
+
+    @property
+    def length(self) -> timedelta:
+        """Return the length of an interval."""
+        return timedelta(microseconds=validate_duration("every", self.every))
+
+    @property
+    def intervals(self) -> int:
+        return validate_duration("range", self.range) // validate_duration("every", self.every)
+
+    def place(self, at: datetime) -> int:
+        """Return the number of the interval of a time. The last one has the end."""
+        return (at - _EPOCH) // self.length - (self.until - _EPOCH) // self.length + (
+            self.intervals - 1
+        )
+
+    def starts(self, place: int) -> datetime:
+        """Return the start of an interval."""
+        last = (self.until - _EPOCH) // self.length
+        return _EPOCH + (last - self.intervals + 1 + place) * self.length
 
 
 class OverviewCache:
@@ -127,32 +163,37 @@ class OverviewCache:
                 opened.at = self._clock()
             return opened.overview
 
-    def last_hour(self, name: str) -> LastHour:
-        """Return the throughput of the last hour, a second old at most."""
-        return self._last_hour(self._open(name), FRESH_SECONDS)
+    def past(self, name: str, span: str) -> Past:
+        """Return the throughput of a range. That of an hour is a second old at most."""
+        max_age = FRESH_SECONDS if span == HOUR else PAST_SECONDS
+        return self._past(self._open(name), span, max_age)
 
-    def _last_hour(self, opened: _Opened, max_age: float) -> LastHour:
+    def _past(self, opened: _Opened, span: str, max_age: float) -> Past:
         with opened.past_lock:
-            if opened.past is None or self._clock() - opened.past_at > max_age:
-                opened.past_at = self._clock()  # also if it fails, so that others have their turn
-                rows = opened.queue.throughput(since="1h", every="1m").to_pylist()
-                opened.past = LastHour(datetime.now(UTC), rows)
-            return opened.past
+            now = self._clock()
+            if span not in opened.past or now - opened.past_at[span] > max_age:
+                opened.past_at[span] = now  # also if it fails, so that others have their turn
+                queue = opened.queue
+                rows = queue.throughput(since=span, every=RANGES[span])
+                until = datetime.now(UTC)
+                opened.past[span] = Past(span, until, rows, *queue._throughput_known_since())
+            return opened.past[span]
 
-    def last_hours(self, names: Iterable[str], most: int) -> dict[str, LastHour]:
+    def last_hours(self, names: Iterable[str], most: int) -> dict[str, Past]:
         """Return the last hours of some queues, of which at most ``most`` are read again.
 
         Those are the ones that were read the longest ago. The next call reads others.
         """
         opened = {name: one for name in names if (one := self._opened.get(name)) is not None}
         now = self._clock()
-        old = [one for one in opened.values() if now - one.past_at > PAST_SECONDS]
-        for one in sorted(old, key=lambda one: one.past_at)[:most]:
+        ages = {name: now - one.past_at.get(HOUR, float("-inf")) for name, one in opened.items()}
+        old = [name for name, age in ages.items() if age > PAST_SECONDS]
+        for one in (opened[name] for name in sorted(old, key=lambda name: -ages[name])[:most]):
             try:
-                self._last_hour(one, PAST_SECONDS)
+                self._past(one, HOUR, PAST_SECONDS)
             except (SparkMQError, OSError) as error:  # its chart is missing or old
                 _log.warning("the last hour of %s cannot be read: %s", one.queue.path, error)
-        return {name: one.past for name, one in opened.items() if one.past is not None}
+        return {name: one.past[HOUR] for name, one in opened.items() if HOUR in one.past}
 
     def forget(self, name: str) -> None:
         """Read the overview again at the next request, because the queue was changed."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 from support.forms import with_token
@@ -20,13 +21,13 @@ from support.tables import ledgers_of
 
 from spark_mq import Message, Queue
 from spark_mq.errors import StorageError
-from spark_mq.inspect.activity import ENDS
+from spark_mq.inspect.activity import THROUGHPUT_SCHEMA
 from spark_mq.operations.history import HEADER_PREFIX
 from spark_mq.storage.heartbeat_files import Heartbeat, heartbeat_path, write_heartbeat
 from spark_mq.web import Access, HealthLimits, OverviewCache, create_app
-from spark_mq.web.charts import settled_chart
+from spark_mq.web.charts import Chart, group_charts, queue_charts, settled_chart
 from spark_mq.web.render import show_sequence
-from spark_mq.web.view import LastHour
+from spark_mq.web.view import RANGES, Past
 
 Visit = Callable[..., TestClient]
 EVIL = "<script>alert(1)</script>\"'&\u202e"
@@ -94,7 +95,7 @@ def test_the_first_page_lists_queues_and_their_errors(
 def test_an_empty_queue_has_a_page(visit: Visit, tmp_path: Path) -> None:
     Queue.create(tmp_path / "queues" / "empty", durable=False)
     client = visit(allow_changes=True)
-    assert "No message waits." in get(client, "/queue/empty").text
+    assert "first lease creates it" in get(client, "/queue/empty").text
     assert "-1" not in get(client, "/sweeps/empty").texts
     for page in ("messages", "letters", "schedules", "sweeps", "changes"):
         assert get(client, f"/{page}/empty")
@@ -114,7 +115,7 @@ def test_a_queue_shows_states_rates_groups_workers_and_blockers(visit: Visit, qu
     for text in ("billing", "audit", "Oldest unsettled", "Oldest lease", "Published", "10"):
         assert text in page.text
     widths = [attrs["width"] or "" for tag, attrs in page.tags if tag == "rect"]
-    assert len(widths) == 4  # ready, delayed, leased, dead
+    assert len(widths) == 5  # of billing ready, delayed, leased and dead, of audit ready
     assert all(re.fullmatch(r"[0-9.]+", one) for one in widths)
     assert "worker-7" in get(client, "/queue/orders", part="work").text
     assert "published" in get(client, "/queue/orders", part="past").text
@@ -127,7 +128,7 @@ def problems_on(page: str) -> list[tuple[str, str, str]]:
     lead = re.search(r'<div id="problems"[^>]*>(.*?)</div>', page, re.DOTALL)
     assert lead, page
     found = re.findall(
-        r'<a href="([^"]*)" class="(?:warn|bad)">([^<]*)</a> <bdi>([^<]*)</bdi>', lead[1]
+        r'<a href="([^"]*)">([^<]*)</a> <bdi>([^<]*)</bdi>', lead[1]
     )
     return [(name, address, html.unescape(text)) for address, name, text in found]
 
@@ -168,38 +169,131 @@ def test_a_queue_has_the_lag_of_its_worst_group(visit: Visit, queue: Queue) -> N
     assert '<td class="number">5</td>' in visit().get("/").text
 
 
-def test_a_chart_has_a_point_for_each_minute_and_no_false_fall() -> None:
-    until = datetime(2026, 1, 31, 12, 30, 20, tzinfo=UTC)
+UNTIL = datetime(2026, 1, 31, 12, 30, 20, tzinfo=UTC)
 
-    def row(minutes: int, **counts: int) -> dict[str, Any]:
-        at = until.replace(second=0) - timedelta(minutes=minutes)
-        return {"at": at, **dict.fromkeys(ENDS, 0), **counts}
 
-    rows = [row(60, acked=99), row(59, acked=1), row(2, acked=2, dropped=1), row(2, expired=1)]
-    chart = settled_chart(LastHour(until, rows))
-    assert (chart.total, chart.most) == (5, 4), "an hour ago is before the first point"
-    points = [tuple(map(float, one.split(","))) for one in chart.points.split()]
-    assert [place for place, _ in points] == list(range(60))
-    assert {place: height for place, height in points if height < 16} == {0: 12, 57: 0}
+def past(*counts: tuple[int, str | None, dict[str, int]], span: str = "1h", **known: Any) -> Past:
+    """A past up to UNTIL with the counts of groups, by minutes before it."""
+    rows = [
+        {
+            **{field.name: 0 for field in THROUGHPUT_SCHEMA},
+            "at": UNTIL.replace(second=0) - timedelta(minutes=minutes),
+            "consumer_group": group,
+            **own,
+        }
+        for minutes, group, own in counts
+    ]
+    since = {"publishes_since": UNTIL - timedelta(days=90), "events_since": UNTIL - timedelta(90)}
+    return Past(
+        span, UNTIL, pa.Table.from_pylist(rows, schema=THROUGHPUT_SCHEMA), **{**since, **known}
+    )
 
-    def length(before: int, running: int) -> int:
-        hour = LastHour(until, [row(1, acked=before), row(0, acked=running)])
-        return len(settled_chart(hour).points.split())
 
-    assert (length(5, 4), length(5, 5), length(0, 1)) == (59, 60, 60)
-    empty = settled_chart(LastHour(until, []))
-    assert (empty.total, empty.most, empty.points[:9]) == (0, 0, "0,16 1,16")
+def bars(chart: Chart) -> list[tuple[str, int, float, float]]:
+    """The bars of a chart as drawn: the series, the place, the bottom and the top, upwards."""
+    found = []
+    for one in chart.series:
+        for x, low, high in re.findall(r"M([0-9.]+) ([0-9.]+)V([0-9.]+)h.8V[0-9.]+z", one.path):
+            found.append((one.name, int(float(x)), 40 - float(low), 40 - float(high)))
+    return found
+
+
+def test_a_chart_has_a_bar_for_each_interval_with_events() -> None:
+    chart = settled_chart(
+        past(
+            (60, "g", {"acked": 99}), (59, "g", {"acked": 1}), (2, "g", {"acked": 2, "dropped": 1}),
+            (2, "h", {"expired": 1}), (0, "g", {"acked": 2}),
+        )
+    )  # fmt: skip
+    assert (chart.total, chart.most) == (7, 4), "an hour ago is before the first bar"
+    assert bars(chart) == [("settled", 0, 0, 10), ("settled", 58 - 1, 0, 40), ("settled", 59, 0, 20)]
+    assert len(chart.intervals) == 60
+    assert chart.intervals[0].text == "2026-01-31 11:31 to 11:32: settled 1"
+    assert chart.intervals[1].text == "2026-01-31 11:32 to 11:33: none"
+    assert chart.intervals[-1].text == "2026-01-31 12:30 so far: settled 2"
+    assert bars(settled_chart(past())) == []
+
+
+def test_a_chart_does_not_show_zeros_for_times_of_which_nothing_is_known() -> None:
+    born = UNTIL - timedelta(minutes=10)
+    chart = settled_chart(past((5, "g", {"acked": 1}), events_since=born))
+    assert (chart.unknown, chart.known_from) == (49, born.replace(second=0))
+    assert [one.x for one in chart.intervals] == list(range(49, 60))
+    published, settled = queue_charts(past(publishes_since=born))
+    assert (published.unknown, settled.unknown) == (49, 0)
+    later = settled_chart(past(events_since=UNTIL + timedelta(hours=1)))
+    assert (later.unknown, later.intervals) == (60, [])
+
+
+@pytest.mark.parametrize("span", RANGES)
+def test_a_chart_of_each_range_ends_now_and_has_four_ticks(span: str) -> None:
+    chart = settled_chart(past((0, "g", {"acked": 1}), span=span))
+    assert bars(chart) == [("settled", chart.width - 1, 0, 40)]
+    first, *_, last = chart.ticks
+    assert len(chart.ticks) == 4
+    assert first <= UNTIL - (last - first) + (last - UNTIL)
+    assert last > UNTIL
+    assert chart.width <= 100
+    hours = {"1h": 1, "6h": 6, "24h": 24, "7d": 168}[span]
+    assert last - first == timedelta(hours=hours)
+
+
+def test_the_charts_of_a_queue_have_its_busiest_groups_on_each_other() -> None:
+    groups = [(5, f"g{number}", {"acked": 10 - number}) for number in range(7)]
+    published, settled = queue_charts(past((5, None, {"published": 3}), *groups))
+    assert bars(published) == [("published", 54, 0, 40)]
+    assert [one.name for one in settled.series] == [*(f"g{n}" for n in range(5)), "other groups"]
+    assert settled.series[-1].total == 5 + 4
+    drawn = bars(settled)
+    assert all(
+        above[2] == pytest.approx(low[3], abs=0.05)
+        for low, above in zip(drawn, drawn[1:], strict=False)
+    )
+    assert drawn[-1][3] == 40
+    ends, failed = group_charts(past((5, "g", {"acked": 2, "expired": 1, "failed": 4})), "g")
+    assert [(one.name, one.total) for one in ends.series] == [("acked", 2), ("expired", 1)]
+    assert (failed.total, failed.title) == (4, "Failed")
+    assert [one.total for one in group_charts(past((5, "g", {"acked": 2})), "h")] == [0, 0]
+
+
+def sparks(page: Page) -> list[str]:
+    """The texts of the small charts of a page."""
+    return [
+        attrs["aria-label"] or ""
+        for tag, attrs in page.tags
+        if tag == "svg" and attrs.get("class") == "spark"
+    ]
 
 
 def test_the_first_page_shows_what_each_queue_settled(visit: Visit, queue: Queue) -> None:
-    page = get(visit(), "/")
-    (line,) = [attrs for tag, attrs in page.tags if tag == "polyline"]
-    assert re.fullmatch(r"([0-9]+,[0-9.]+ ?)+", line["points"] or "")
-    labels = [attrs.get("aria-label") or "" for tag, attrs in page.tags if tag == "svg"]
-    (label,) = [one for one in labels if "Settled" in one]
+    (label,) = sparks(get(visit(), "/"))
     assert re.fullmatch("Settled in the last hour: 6, in a minute [1-6] at most", label)
-    past = get(visit(), "/queue/orders", part="past")
-    assert [tag for tag, _ in past.tags].count("polyline") == 1
+
+
+def test_the_charts_of_a_queue_and_a_group_have_ranges(visit: Visit, queue: Queue) -> None:
+    client = visit()
+    page = get(client, "/queue/orders", part="past", range="6h")
+    assert [attrs["href"] for tag, attrs in page.tags if attrs.get("aria-current")] == [
+        "/queue/orders?range=6h"
+    ]
+    assert "/queue/orders?range=7d" in page.links()
+    labels = [attrs["aria-label"] or "" for tag, attrs in page.tags if tag == "svg"]
+    assert labels[0].startswith("Published in the last 6h: 5. Nothing is known before ")
+    assert labels[1].startswith("Settled in the last 6h: 6. Nothing is known before ")
+    whole = get(client, "/queue/orders", range="6h")
+    assert ("/queue/orders?part=past&range=6h") in [a.get("hx-get") for _, a in whole.tags]
+    group = get(client, "/group/orders", group="billing", part="past", range="24h")
+    assert "/group/orders?group=billing&range=1h" in group.links()
+    labels = [attrs["aria-label"] or "" for tag, attrs in group.tags if tag == "svg"]
+    assert labels[0].startswith("Settled in the last 24h: 1.")
+    assert labels[1].startswith("Failed in the last 24h: 2.")
+    assert "1h, 6h, 24h" in get(client, "/queue/orders", 400, part="past", range="1y").text
+
+
+def test_a_chart_of_a_queue_knows_nothing_of_days_that_a_sweep_dropped(queue: Queue) -> None:
+    publishes, events = queue._throughput_known_since()
+    assert publishes == events
+    assert timedelta() <= datetime.now(UTC) - events < timedelta(minutes=5)
 
 
 def test_a_load_of_the_first_page_reads_few_histories(
@@ -223,7 +317,7 @@ def test_a_load_of_the_first_page_reads_few_histories(
     client = TestClient(create_app(overviews, Access()), base_url="http://localhost")
 
     def charts() -> int:
-        return [tag for tag, _ in get(client, "/").tags].count("polyline")
+        return len(sparks(get(client, "/")))
 
     assert (charts(), read) == (4, names[:5])
     assert (charts(), read) == (6, names), "the failed one does not keep others waiting"
@@ -329,13 +423,6 @@ def test_settings_are_folded(visit: Visit, queue: Queue) -> None:
         )
         assert f">{name}<" not in outside
         assert "<details open" not in text
-
-
-def test_the_last_hour_has_sums(visit: Visit, queue: Queue) -> None:
-    text = visit().get("/queue/orders", params={"part": "past"}).text
-    assert "In this hour:" in text
-    sums = dict(re.findall(r"<li>([a-z-]+) <strong>([^<]*)</strong>", text))
-    assert sums == {"published": "5", "leased": "9", "acked": "6", "failed": "2"}
 
 
 def test_groups_are_shown_in_pages_and_searched(visit: Visit, queue: Queue) -> None:
@@ -779,7 +866,7 @@ def test_a_queue_that_was_made_again_is_opened_again(visit: Visit, queue: Queue)
     assert get(client, "/queue/orders")
     Queue.drop_at(queue.path, "orders")
     Queue.create(queue.path, durable=False).publish("new")
-    assert "No message waits" in get(client, "/queue/orders").text
+    assert "first lease creates it" in get(client, "/queue/orders").text
     assert "new" in get(client, "/messages/orders").text
     Queue.drop_at(queue.path, "orders")
     Queue.create(queue.path, durable=False).publish("newer")
