@@ -69,6 +69,7 @@ FORM_SECONDS: Final = 10.0  # until the whole form is there
 _FILES: Final = {
     "style.css": "text/css",
     "icon.svg": "image/svg+xml",
+    "tables.js": "text/javascript",
     "htmx.min.js": "text/javascript",
     "htmx.LICENSE.txt": "text/plain",
 }

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Final
 
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.util.setting_fields import settings_of
+from spark_mq.util.setting_fields import Choice, Flag, settings_of
 from spark_mq.util.show import show_some
 from spark_mq.util.user import act_as
 from spark_mq.util.validation import parse_until, validate_choice, validate_position
@@ -81,6 +81,28 @@ def _configure_preview(view: View) -> Mapping[str, Any]:
     after = GroupSettings().changed(**{name: value})
     before = getattr(group.settings, name)
     return {"setting": name, "before": before, "after": getattr(after, name)}
+
+
+def _offered(view: View) -> Mapping[str, Any]:
+    """Return the settings with today's values, or what one of them may be."""
+    group = view.group()[0]
+    if (given := view.text("setting")) is None:
+        return {"settings": asdict(group.settings), "setting": None}
+    name = validate_choice("setting", given, _SETTINGS)
+    setting, before = _SETTINGS[name], getattr(group.settings, name)
+    words: tuple[str, ...] = ()
+    if isinstance(setting.kind, Choice | Flag):
+        words = getattr(setting.kind, "words", ("true", "false"))
+        words = (*words, "none") if setting.optional else words
+    shown = "none" if before is None else setting.kind.show(before)
+    return {
+        "setting": name,
+        "before": shown,
+        "words": words,
+        "field_doc": setting.doc.replace("`", ""),
+        "field_values": setting.values.replace("`", ""),
+        "field_default": setting.shown_default.lower(),
+    }
 
 
 def _setting(view: View) -> tuple[str, Any]:
@@ -230,20 +252,34 @@ def confirmation(view: View) -> str:
     known: dict[str, Any] = {
         "do": do,
         "question": action.ask(view),
+        "names": _names(view),
         "verb": action.verb,
         "back": _place(view)[1],
         "crumbs": [_place(view)],
-        "settings": tuple(_SETTINGS),
     }
+    title = do.replace("-", " ").replace("_", "-").capitalize()
     if any(view.text(name) is None for name in action.needs):
-        return render("change.html", view, title="Change", step="ask", **known)
+        offered = _offered(view) if do == "configure" else {}
+        return render("change.html", view, title=title, step="ask", **known, **offered)
     preview = action.preview(view)
     if (do == "redrive" and not preview["trial"].number) or (
         do == "discard" and not preview["found"].messages
     ):
         return render("change.html", view, title="Nothing to change", step="nothing", **known)
     known["loses"] = action.loses(preview)
-    return render("change.html", view, title="Please confirm", step="confirm", **known, **preview)
+    return render("change.html", view, title=title, step="confirm", **known, **preview)
+
+
+def _names(view: View) -> list[tuple[str, Any]]:
+    """Return the names of what a form changes, and how the group stands."""
+    names: list[tuple[str, Any]] = [("Queue", view.name)]
+    if not view.text("group"):
+        return names
+    group, stats = view.group()
+    names.append(("Group", group.name))
+    if not view.text("sequence"):
+        names += [("Lag", stats.unsettled), ("Leased", stats.leased), ("Blocked", stats.blocked)]
+    return names
 
 
 def _place(view: View) -> tuple[str, str]:

@@ -31,10 +31,10 @@ from spark_mq.util.clock import Duration
 from spark_mq.util.validation import validate_duration
 
 __all__ = [
-    "Forbidden",
-    "HealthLimits",
     "HOUR",
     "RANGES",
+    "Forbidden",
+    "HealthLimits",
     "OverviewCache",
     "Past",
     "View",
@@ -88,8 +88,10 @@ class Past:
 
     def place(self, at: datetime) -> int:
         """Return the number of the interval of a time. The last one has the end."""
-        return (at - _EPOCH) // self.length - (self.until - _EPOCH) // self.length + (
-            self.intervals - 1
+        return (
+            (at - _EPOCH) // self.length
+            - (self.until - _EPOCH) // self.length
+            + (self.intervals - 1)
         )
 
     def starts(self, place: int) -> datetime:

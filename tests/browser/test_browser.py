@@ -40,6 +40,75 @@ def test_no_page_is_wider_than_the_screen_and_none_has_an_error(
         assert (ground == "rgb(255, 255, 255)") == (colours == "light")
 
 
+@pytest.mark.parametrize("colours", ["light", "dark"])
+def test_axe_finds_no_fault(browser: Any, queue: Queue, address: str, colours: str) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    # The policy of the pages would stop the script of axe.
+    context = browser.new_context(bypass_csp=True, color_scheme=colours)
+    page, sequence = context.new_page(), queue.peek(2)[1].sequence
+    queue.group("slow").pause("repairs")
+    more = ("/group/orders?group=slow", "/change/orders?do=configure&group=billing",
+            f"/message/orders?sequence={sequence}",
+            f"/change/orders?do=discard&group=billing&sequence={sequence}")  # fmt: skip
+    faults = {}
+    for view in (*PAGES, *more):
+        page.goto(address + view, wait_until="networkidle")
+        for fault in Axe().run(page).response["violations"]:
+            faults[view, fault["id"]] = [one["html"] for one in fault["nodes"]][:3]
+    context.close()
+    assert not faults
+
+
+def test_a_table_is_sorted_by_a_heading(open_page: Open, queue: Queue, address: str) -> None:
+    for name in ("a", "b", "c"):
+        queue.group(name).ensure()
+    queue.group("c").lease("w", max_messages=7).ack()
+    page = open_page()
+    page.goto(f"{address}/queue/orders", wait_until="networkidle")
+
+    def groups() -> list[str]:
+        return page.locator("section tbody tr td:first-child").all_inner_texts()
+
+    page.locator("section a:text-is('c')").wait_for()  # an overview may be a second old
+    heading = page.locator("section th").filter(has_text="Group")
+    heading.locator("button").focus()
+    page.keyboard.press("Enter")
+    assert groups() == ["a", "b", "billing", "c"]
+    assert heading.get_attribute("aria-sort") == "ascending"
+    page.keyboard.press("Enter")
+    assert groups() == ["c", "billing", "b", "a"]
+    page.locator("section th button").filter(has_text="Acked").click()
+    assert groups()[0] == "c", "numbers begin with the greatest"
+    assert heading.get_attribute("aria-sort") is None
+    queue.group("b").lease("w", max_messages=20).ack()
+    page.locator("section tbody tr:first-child", has_text="b").wait_for()  # it stays so
+    assert groups()[:2] == ["b", "c"]
+
+
+def test_a_range_of_the_charts_is_chosen(open_page: Open, queue: Queue, address: str) -> None:
+    page = open_page()
+    page.goto(f"{address}/queue/orders", wait_until="networkidle")
+    page.click("a:text-is('6h')")
+    page.locator("a[aria-current=true]:text-is('6h')").wait_for()
+    assert page.url == f"{address}/queue/orders?range=6h"
+    assert page.locator("figure .ticks").first.locator("time").count() == 4
+    last = page.locator("figure svg").first.locator("rect.hover").last
+    assert "so far: published 61" in last.locator("title").text_content()
+
+
+def test_a_message_is_retried_from_its_page(open_page: Open, queue: Queue, address: str) -> None:
+    (delayed,) = (one.sequence for one in queue.group("billing").peek(state="delayed"))
+    page = open_page()
+    page.goto(f"{address}/message/orders?sequence={delayed}", wait_until="networkidle")
+    page.click("a:text-is('Retry now')")
+    assert "Deliver message 1:1 to group billing now?" in page.inner_text("main")
+    page.click("button:text-is('Retry now')")
+    page.wait_for_url("**/message/orders?done=1*")
+    assert page.inner_text("[role=status]") == "Done."
+    assert queue.group("billing").stats().delayed == 0
+
+
 def test_without_a_queue_there_is_a_hint(open_page: Open, address: str) -> None:
     page = open_page()
     page.goto(address)

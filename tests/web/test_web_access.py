@@ -69,7 +69,7 @@ def test_every_answer_carries_a_strict_policy(visit: Visit, queue: Queue, addres
 def test_nothing_is_loaded_from_elsewhere(visit: Visit, queue: Queue) -> None:
     text = visit().get("/queue/orders").text
     assert not re.search(r'(src|href|action|hx-get)="(https?:)?//', text)
-    for name in ("style.css", "htmx.min.js", "htmx.LICENSE.txt"):
+    for name in ("style.css", "tables.js", "htmx.min.js", "htmx.LICENSE.txt"):
         assert visit().get(f"/static/{name}").status_code == 200
     assert visit().get("/static/../app.py").status_code == 404
 
@@ -637,6 +637,11 @@ def test_a_group_is_moved_after_a_dry_run(visit: Visit, queue: Queue) -> None:
     assert expected.skipped > 0
     shown = dict(re.findall(r"<dt>([^<]*)</dt><dd>(?:<(?:a|span) [^>]*>)*([^<]*)<", text))
     assert shown == {
+        "Queue": "orders",
+        "Group": "billing",
+        "Lag": f"{before.unsettled:,}",
+        "Leased": f"{before.leased:,}",
+        "Blocked": "0",
         "Move to": "latest",
         "Start sequence now": show_sequence(expected.start_sequence),
         "First unread sequence then": show_sequence(expected.position),
@@ -689,7 +694,20 @@ def test_a_position_that_is_none_is_refused(visit: Visit, queue: Queue, to: str)
 def test_a_setting_is_changed_after_a_look_at_it(visit: Visit, queue: Queue) -> None:
     client, group = visit(allow_changes=True), queue.group("billing")
     asked = client.get("/change/orders", params={"do": "configure", "group": "billing"}).text
-    assert '<option value="retry_delay">' in asked
+    assert "configure&amp;group=billing&amp;setting=retry_delay" in asked
+    one = client.get(
+        "/change/orders", params={"do": "configure", "group": "billing", "setting": "on_reject"}
+    ).text
+    assert "<label>on_reject, now dead_letter" in one
+    assert '<option value="dead_letter" selected="">' in one
+    assert '<option value="drop">' in one
+    assert (
+        "Give 1 or more messages, or none."
+        in client.get(
+            "/change/orders",
+            params={"do": "configure", "group": "billing", "setting": "max_in_flight"},
+        ).text
+    )
     query = {"do": "configure", "group": "billing", "setting": "max_in_flight", "value": "70"}
     text = client.get("/change/orders", params=query).text
     assert "<dt>max_in_flight then</dt><dd>70</dd>" in text
@@ -750,8 +768,8 @@ def test_a_button_says_the_verb_and_is_red_only_for_a_loss(visit: Visit, queue: 
         (with_token(client, do="discard", where="true"), "Discard them", True),
     ):
         text = client.get("/change/orders", params=query).text
-        assert re.findall("<button( class=.danger.)?>([^<]*)<", text) == [
-            (' class="danger"' if loses else "", verb)
+        assert re.findall('<button class="([a-z]*)">([^<]*)<', text) == [
+            ("danger" if loses else "primary", verb)
         ]
         assert text.count("danger") == loses
     text = client.get("/schedules/orders").text
@@ -775,12 +793,17 @@ def test_a_message_is_retried_discarded_or_made_dead(visit: Visit, queue: Queue)
     assert offered("nacked") == offered("leased") == every
     assert offered("bad") == every[:2]
     assert offered("unread") == every[1:]
-    assert "do=" not in visit().get("/message/orders", params={"sequence": of["bad"], "part": "life"}).text
+    assert (
+        "do="
+        not in visit().get("/message/orders", params={"sequence": of["bad"], "part": "life"}).text
+    )
 
     def form(do: str, name: str, **more: str) -> dict[str, str]:
         return {**form_of(client, do=do, group="billing", sequence=str(of[name])), **more}
 
-    asked = client.get("/change/orders", params={"do": "discard", "group": "billing", "sequence": "1:1"})
+    asked = client.get(
+        "/change/orders", params={"do": "discard", "group": "billing", "sequence": "1:1"}
+    )
     for shown in ("Discard message 1:1 in group billing?", "delayed", "no luck", "Failures"):
         assert shown in asked.text
     assert {one.sequence for one in group.peek(state="delayed")} == {of["nacked"]}, "it asks first"
