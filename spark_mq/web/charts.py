@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from functools import reduce
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_mq.inspect.activity import ENDS
 from spark_mq.ledger.stats import GroupStats, state_figures
@@ -93,54 +96,54 @@ class Chart:
     unknown: int  # the first intervals, of which nothing is known
     known_from: datetime  # where they end
     intervals: list[Interval]
-    ticks: list[datetime] = field(default_factory=list)
+    ticks: list[datetime]
 
 
 def settled_chart(past: Past) -> Chart:
     """Return what all groups of a queue settled."""
-    counts = _counts(past, {"settled": _settled(past.rows.to_pylist())})
-    return _chart(past, "Settled", counts, ("acked",), past.events_since)
+    sums = _settled(past.rows).group_by("at").aggregate([("settled", "sum")])
+    pairs = zip(sums["at"].to_pylist(), sums["settled_sum"].to_pylist(), strict=True)
+    return _chart(past, "Settled", _counts(past, {"settled": pairs}), ("acked",), past.events_since)
 
 
 def queue_charts(past: Past) -> list[Chart]:
     """Return what was published, and what was settled by the groups that settled most."""
-    rows = past.rows.to_pylist()
-    published = ((row["at"], row["published"]) for row in rows)
-    totals: Counter[str] = Counter()
-    for row in rows:
-        if row["consumer_group"] is not None:
-            totals[row["consumer_group"]] += sum(row[name] for name in ENDS)
-    busy = [name for name, total in totals.most_common(MOST_GROUPS) if total]
-    groups: dict[str, Iterable[tuple[datetime, int]]] = {
-        name: _settled(row for row in rows if row["consumer_group"] == name) for name in busy
-    }
-    if len(+totals) > len(busy):
-        groups[OTHERS] = _settled(row for row in rows if row["consumer_group"] not in busy)
+    publishes = past.rows.filter(pc.is_null(past.rows["consumer_group"]))
+    by_group: dict[str, list[tuple[datetime, int]]] = {}
+    for row in _settled(past.rows).filter(pc.field("settled") > 0).to_pylist():
+        by_group.setdefault(row["consumer_group"], []).append((row["at"], row["settled"]))
+    groups = sorted(by_group, key=lambda name: (-sum(n for _, n in by_group[name]), name))
+    shown = {name: by_group[name] for name in groups[:MOST_GROUPS]}
+    if others := groups[MOST_GROUPS:]:
+        shown[OTHERS] = [pair for name in others for pair in by_group[name]]
     colours = [f"series-{number}" for number in range(MOST_GROUPS + 1)]
+    published = _counts(past, {"published": _pairs(publishes, "published")})
     return [
-        _chart(past, "Published", _counts(past, {"published": published}), ("published",),
-               past.publishes_since),
-        _chart(past, "Settled", _counts(past, groups), colours, past.events_since),
-    ]  # fmt: skip
+        _chart(past, "Published", published, ("published",), past.publishes_since),
+        _chart(past, "Settled", _counts(past, shown), colours, past.events_since),
+    ]
 
 
 def group_charts(past: Past, group: str) -> list[Chart]:
     """Return how a group's messages ended, and how often one failed."""
-    rows = [row for row in past.rows.to_pylist() if row["consumer_group"] == group]
-    ends = {
-        name.replace("_", "-"): [(row["at"], row[name]) for row in rows]
-        for name in ENDS
-        if name == "acked" or any(row[name] for row in rows)
-    }
-    failed = {"failed": [(row["at"], row["failed"]) for row in rows]}
+    rows = past.rows.filter(pc.field("consumer_group") == group)
+    names = [name for name in ENDS if name == "acked" or pc.sum(rows[name]).as_py()]
+    ends = {name.replace("_", "-"): _pairs(rows, name) for name in names}
+    failed = {"failed": _pairs(rows, "failed")}
     return [
         _chart(past, "Settled", _counts(past, ends), list(ends), past.events_since),
-        _chart(past, "Failed", _counts(past, failed), ["failed"], past.events_since),
+        _chart(past, "Failed", _counts(past, failed), ("failed",), past.events_since),
     ]
 
 
-def _settled(rows: Iterable[Mapping[str, Any]]) -> Iterable[tuple[datetime, int]]:
-    return [(row["at"], sum(row[name] for name in ENDS)) for row in rows]
+def _settled(rows: pa.Table) -> pa.Table:
+    """Return how many messages each group settled in each interval."""
+    settled = reduce(pc.add, (rows[name] for name in ENDS))
+    return rows.select(["at", "consumer_group"]).append_column("settled", settled)
+
+
+def _pairs(rows: pa.Table, name: str) -> Iterable[tuple[datetime, int]]:
+    return zip(rows["at"].to_pylist(), rows[name].to_pylist(), strict=True)
 
 
 def _counts(
