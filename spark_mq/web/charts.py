@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import reduce
@@ -101,26 +101,28 @@ class Chart:
 
 def settled_chart(past: Past) -> Chart:
     """Return what all groups of a queue settled."""
-    sums = _settled(past.rows).group_by("at").aggregate([("settled", "sum")])
-    pairs = zip(sums["at"].to_pylist(), sums["settled_sum"].to_pylist(), strict=True)
-    return _chart(past, "Settled", _counts(past, {"settled": pairs}), ("acked",), past.events_since)
+    counts = {"settled": _counts(past, _settled(past.rows), "settled")}
+    return _chart(past, "Settled", counts, ("acked",), past.events_since)
 
 
 def queue_charts(past: Past) -> list[Chart]:
     """Return what was published, and what was settled by the groups that settled most."""
-    publishes = past.rows.filter(pc.is_null(past.rows["consumer_group"]))
-    by_group: dict[str, list[tuple[datetime, int]]] = {}
-    for row in _settled(past.rows).filter(pc.field("settled") > 0).to_pylist():
-        by_group.setdefault(row["consumer_group"], []).append((row["at"], row["settled"]))
-    groups = sorted(by_group, key=lambda name: (-sum(n for _, n in by_group[name]), name))
-    shown = {name: by_group[name] for name in groups[:MOST_GROUPS]}
-    if others := groups[MOST_GROUPS:]:
-        shown[OTHERS] = [pair for name in others for pair in by_group[name]]
+    settled = _settled(past.rows)
+    sums = settled.group_by("consumer_group").aggregate([("settled", "sum")]).to_pylist()
+    totals = {row["consumer_group"]: row["settled_sum"] for row in sums if row["settled_sum"]}
+    busy = sorted(totals, key=lambda name: (-totals[name], name))[:MOST_GROUPS]
+    shown = {
+        name: _counts(past, settled.filter(pc.field("consumer_group") == name), "settled")
+        for name in busy
+    }
+    if len(totals) > len(busy):
+        others = ~pc.field("consumer_group").isin(busy)
+        shown[OTHERS] = _counts(past, settled.filter(others), "settled")
     colours = [f"series-{number}" for number in range(MOST_GROUPS + 1)]
-    published = _counts(past, {"published": _pairs(publishes, "published")})
+    published = {"published": _counts(past, past.rows, "published")}
     return [
         _chart(past, "Published", published, ("published",), past.publishes_since),
-        _chart(past, "Settled", _counts(past, shown), colours, past.events_since),
+        _chart(past, "Settled", shown, colours, past.events_since),
     ]
 
 
@@ -128,11 +130,11 @@ def group_charts(past: Past, group: str) -> list[Chart]:
     """Return how a group's messages ended, and how often one failed."""
     rows = past.rows.filter(pc.field("consumer_group") == group)
     names = [name for name in ENDS if name == "acked" or pc.sum(rows[name]).as_py()]
-    ends = {name.replace("_", "-"): _pairs(rows, name) for name in names}
-    failed = {"failed": _pairs(rows, "failed")}
+    ends = {name.replace("_", "-"): _counts(past, rows, name) for name in names}
+    failed = {"failed": _counts(past, rows, "failed")}
     return [
-        _chart(past, "Settled", _counts(past, ends), list(ends), past.events_since),
-        _chart(past, "Failed", _counts(past, failed), ("failed",), past.events_since),
+        _chart(past, "Settled", ends, list(ends), past.events_since),
+        _chart(past, "Failed", failed, ("failed",), past.events_since),
     ]
 
 
@@ -142,20 +144,14 @@ def _settled(rows: pa.Table) -> pa.Table:
     return rows.select(["at", "consumer_group"]).append_column("settled", settled)
 
 
-def _pairs(rows: pa.Table, name: str) -> Iterable[tuple[datetime, int]]:
-    return zip(rows["at"].to_pylist(), rows[name].to_pylist(), strict=True)
-
-
-def _counts(
-    past: Past, series: Mapping[str, Iterable[tuple[datetime, int]]]
-) -> dict[str, list[int]]:
-    """Return the counts of each interval by series."""
-    found = {name: [0] * past.intervals for name in series}
-    for name, pairs in series.items():
-        for at, count in pairs:
-            place = past.place(at)
-            if 0 <= place < past.intervals:
-                found[name][place] += count
+def _counts(past: Past, rows: pa.Table, name: str) -> list[int]:
+    """Return the sum of a column in each interval."""
+    found = [0] * past.intervals
+    sums = rows.group_by("at").aggregate([(name, "sum")])
+    for at, count in zip(sums["at"].to_pylist(), sums[f"{name}_sum"].to_pylist(), strict=True):
+        place = past.place(at)
+        if 0 <= place < past.intervals:
+            found[place] += count
     return found
 
 
