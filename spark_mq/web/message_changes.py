@@ -27,13 +27,13 @@ class MessageChange(NamedTuple):
 
 
 MESSAGE_CHANGES: Final[Mapping[str, MessageChange]] = {
-    "retry-now": MessageChange("Retry now", "Deliver message {message} to group {group} now?"),
-    "discard": MessageChange(
+    "retry-message": MessageChange("Retry now", "Deliver message {message} to group {group} now?"),
+    "discard-message": MessageChange(
         "Discard",
         "Discard message {message} in group {group}? No worker of the group gets it again.",
         loses=True,
     ),
-    "dead-letter": MessageChange(
+    "dead_letter-message": MessageChange(
         "Dead-letter",
         "Make message {message} dead in group {group}? The next sweep makes it a dead letter.",
     ),
@@ -44,7 +44,7 @@ def changes_for(one: MessagePosition) -> list[tuple[str, str, bool]]:
     """Return the changes that fit a message, with the text of each button, and if it is red."""
     if one.state in ("transferring", "settled"):
         return []
-    useless = {"ready": "retry-now", "dead": "dead-letter"}.get(one.state)
+    useless = {"ready": "retry-message", "dead": "dead_letter-message"}.get(one.state)
     return [(do, one.verb, one.loses) for do, one in MESSAGE_CHANGES.items() if do != useless]
 
 
@@ -67,9 +67,9 @@ def change_message(view: View, do: str) -> Mapping[str, int]:
     """Make one of MESSAGE_CHANGES. Return the sequence, and the number of changed messages."""
     group, sequence = view.group()[0], sequence_of(view)
     given: dict[str, Any] = {"force": view.text("force") is not None, "by": view.user}
-    if do == "retry-now":
+    if do == "retry-message":
         changed = group.retry_now(sequence, **given)
     else:
-        change = group.discard if do == "discard" else group.dead_letter
+        change = group.discard if do == "discard-message" else group.dead_letter
         changed = change(sequence, reason=view.text("reason"), **given)
     return {"sequence": sequence, "changed": changed}

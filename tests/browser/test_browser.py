@@ -50,7 +50,7 @@ def test_axe_finds_no_fault(browser: Any, queue: Queue, address: str, colours: s
     queue.group("slow").pause("repairs")
     more = ("/group/orders?group=slow", "/change/orders?do=configure&group=billing",
             f"/message/orders?sequence={sequence}",
-            f"/change/orders?do=discard&group=billing&sequence={sequence}")  # fmt: skip
+            f"/change/orders?do=discard-message&group=billing&sequence={sequence}")  # fmt: skip
     faults = {}
     for view in (*PAGES, *more):
         page.goto(address + view, wait_until="networkidle")

@@ -786,9 +786,9 @@ def test_a_message_is_retried_discarded_or_made_dead(visit: Visit, queue: Queue)
         address = {"sequence": of[name], "part": "life"}
         text = client.get("/message/orders", params=address).text
         assert re.findall('class="button danger">([^<]*)<', text) == ["Discard"] * ("Disc" in text)
-        return re.findall(r'href="/change/orders\?do=([a-z-]*)&amp;group=billing', text)
+        return re.findall(r'href="/change/orders\?do=([a-z_-]*)&amp;group=billing', text)
 
-    every = ["retry-now", "discard", "dead-letter"]
+    every = ["retry-message", "discard-message", "dead_letter-message"]
     assert offered("acked") == []
     assert offered("nacked") == offered("leased") == every
     assert offered("bad") == every[:2]
@@ -802,20 +802,22 @@ def test_a_message_is_retried_discarded_or_made_dead(visit: Visit, queue: Queue)
         return {**form_of(client, do=do, group="billing", sequence=str(of[name])), **more}
 
     asked = client.get(
-        "/change/orders", params={"do": "discard", "group": "billing", "sequence": "1:1"}
+        "/change/orders", params={"do": "discard-message", "group": "billing", "sequence": "1:1"}
     )
     for shown in ("Discard message 1:1 in group billing?", "delayed", "no luck", "Failures"):
         assert shown in asked.text
     assert {one.sequence for one in group.peek(state="delayed")} == {of["nacked"]}, "it asks first"
-    done = client.post("/change/orders", data=form("retry-now", "nacked"))
+    done = client.post("/change/orders", data=form("retry-message", "nacked"))
     assert done.status_code == 303
     assert "Done." in client.get(done.headers["location"]).text
     assert {one.sequence for one in group.peek(state="ready")} >= {of["nacked"]}
-    again = client.post("/change/orders", data=form("retry-now", "nacked"))
+    again = client.post("/change/orders", data=form("retry-message", "nacked"))
     assert "Nothing changed" in client.get(again.headers["location"]).text
 
-    client.post("/change/orders", data=form("discard", "unread", reason="a duplicate"))
-    client.post("/change/orders", data=form("dead-letter", "nacked", reason="no such order"))
+    client.post("/change/orders", data=form("discard-message", "unread", reason="a duplicate"))
+    client.post(
+        "/change/orders", data=form("dead_letter-message", "nacked", reason="no such order")
+    )
     states = {one.sequence: one for one in queue.locate(of["unread"]) if one.group == "billing"}
     assert states[of["unread"]].outcome == "dropped"
     (dead,) = (one for one in queue.locate(of["nacked"]) if one.group == "billing")
@@ -827,7 +829,11 @@ def test_a_leased_message_is_taken_from_its_worker_only_if_ticked(
     visit: Visit, queue: Queue
 ) -> None:
     client, group = visit(allow_changes=True), queue.group("billing")
-    query = {"do": "discard", "group": "billing", "sequence": str(sequence_of(queue, "leased"))}
+    query = {
+        "do": "discard-message",
+        "group": "billing",
+        "sequence": str(sequence_of(queue, "leased")),
+    }
     asked = client.get("/change/orders", params=query).text
     assert "Take it from the lease of worker-7" in asked
     form = form_of(client, **query)
@@ -845,9 +851,9 @@ def test_wrong_changes_are_refused(visit: Visit, queue: Queue) -> None:
         ({"do": "drop"}, 400), ({}, 400), ({"do": "pause"}, 404),
         ({"do": "pause", "group": "nope"}, 404), ({"do": "redrive"}, 400),
         (with_token(client, do="redrive", where="nope = 1"), 400), ({"do": "discard"}, 400),
-        ({"do": "discard", "group": "billing"}, 400),
-        ({"do": "discard", "group": "billing", "sequence": "x"}, 400),
-        ({"do": "discard", "group": "nope", "sequence": "1:0"}, 404),
+        ({"do": "discard-message", "group": "billing"}, 400),
+        ({"do": "discard-message", "group": "billing", "sequence": "x"}, 400),
+        ({"do": "discard-message", "group": "nope", "sequence": "1:0"}, 404),
         ({"do": "redrive", "where": "true"}, 403),
     ):  # fmt: skip
         assert client.get("/change/orders", params=query).status_code == code, query
