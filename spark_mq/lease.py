@@ -31,7 +31,7 @@ from spark_mq.parquet.reader import MessageReader, to_delivery_table
 from spark_mq.parquet.schema import DELIVERED_COLUMNS, DELIVERY_SCHEMA
 from spark_mq.util.clock import SECOND, Duration, optional_datetime, to_datetime
 from spark_mq.util.records import object_html, rows_html
-from spark_mq.util.show import show_count
+from spark_mq.util.show import show_count, show_time
 from spark_mq.util.validation import validate_duration, validate_error
 
 __all__ = ["Lease"]
@@ -62,7 +62,7 @@ class Lease:
         self._sink_key = acquired.sink_key
 
     def __repr__(self) -> str:
-        expires_at = self.expires_at.isoformat()
+        expires_at = show_time(self.expires_at)
         return (
             f"Lease({self.lease_id!r}, {show_count(len(self), 'message')}, expires_at={expires_at})"
         )

@@ -16,6 +16,7 @@ from spark_mq.ledger.slots import MAX_PRIORITY
 from spark_mq.parquet.publish_table import complete_table
 from spark_mq.parquet.schema import DEDUP_FIELD, MESSAGE_SCHEMA, TIME_COLUMNS
 from spark_mq.util.clock import EARLIEST, Duration, to_datetime, to_micros
+from spark_mq.util.show import show_time
 from spark_mq.util.validation import parse_instant, short_repr, validate_duration
 
 __all__ = [
@@ -375,7 +376,7 @@ def expires_too_early(which: str, expires_at: Any, deliver_at: Any) -> InvalidOp
 
 
 def _show_time(at: Any) -> str:
-    return at.isoformat() if isinstance(at, datetime) else short_repr(at)
+    return show_time(at) if isinstance(at, datetime) else short_repr(at)
 
 
 def _times(m: Message, now: Callable[[], int]) -> tuple[datetime | None, datetime | None]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 from spark_mq.cli.command import Given, argument, command, option
-from spark_mq.cli.output import Column, Rows
+from spark_mq.cli.output import Column, Pages, Rows
 from spark_mq.operations.batches import BatchInfo
 
 __all__: list[str] = []
@@ -37,18 +37,9 @@ def close(
         list[str] | None,
         option("A group that must settle the batch. Repeatable. Default: all that exist now."),
     ] = None,
-) -> Mapping[str, Any]:
+) -> Pages:
     """Close a message batch. Once it is settled, a sweep publishes its counts to a queue.
 
     The same close again changes nothing.
     """
-    made = on.queue.close_batch(name, to=to, groups=group)
-    return {
-        "batch": made.name,
-        "state": made.state,
-        "messages": made.messages,
-        "settled": made.settled,
-        "groups": list(made.groups),
-        "to": made.to,
-        "closed_at": made.closed_at,
-    }
+    return Pages([on.queue.close_batch(name, to=to, groups=group)], lambda made: [_cells(made)])

@@ -12,6 +12,7 @@ from spark_mq.cli.messages import lane_rows, priority_rows
 from spark_mq.cli.output import Pages, Part, Rows
 from spark_mq.cli.queues import group_columns, group_rows, shown_settings
 from spark_mq.errors import InvalidOption
+from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.show import show_count
 from spark_mq.util.validation import parse_instant, parse_until
 
@@ -51,14 +52,14 @@ def describe(on: Given) -> Pages:
         "lanes": group.lanes(_LANES),
         "blockers": [one for one in on.queue.blockers() if one.group == group.name],
     }
-    return Pages([described], _description)
+    return Pages([described], lambda _: _description(described, group.settings))
 
 
-def _description(described: Mapping[str, Any]) -> Iterator[Part]:
+def _description(described: Mapping[str, Any], settings: GroupSettings) -> Iterator[Part]:
     parts = {name: described[name] for name in ("settings", "priorities", "lanes", "blockers")}
     yield {name: value for name, value in described.items() if name not in parts}
     yield ""
-    yield parts["settings"]
+    yield shown_settings(settings, settings, json=False)
     if len(parts["priorities"]) > 1:
         yield ""
         yield priority_rows(parts["priorities"])

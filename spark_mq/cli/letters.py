@@ -22,7 +22,7 @@ from spark_mq.maintenance.transform import RepairFunction
 from spark_mq.message import check_format
 from spark_mq.queue import Queue
 from spark_mq.util.loading import load_handler, load_named
-from spark_mq.util.show import show_count, show_some
+from spark_mq.util.show import show_count, show_number, show_some
 
 __all__: list[str] = []
 
@@ -70,7 +70,7 @@ def list_failures(
     if unrouted := on.queue.describe().unrouted:
         complain(f"not among these: {show_count(unrouted, 'dead message')} waiting for a sweep")
     if not found.complete:
-        complain(f"these are the newest {found.counted:,} letters. Give -n for more")
+        complain(f"these are the newest {show_count(found.counted, 'letter')}. Give -n for more")
     return Rows([_failure_row(one) for one in found], _FAILURE_COLUMNS, _failure_cells)
 
 
@@ -79,7 +79,7 @@ def _failure_row(one: Failure) -> Mapping[str, Any]:
 
 
 def _failure_cells(row: Any) -> Mapping[str, Any]:
-    keys = ", ".join(f"{one['key']} ({one['messages']:,})" for one in row["keys"])
+    keys = ", ".join(f"{one['key']} ({show_number(one['messages'])})" for one in row["keys"])
     return {**row, "keys": keys, "samples": ", ".join(map(str, row["samples"]))}
 
 
@@ -210,7 +210,10 @@ def _transform(text: str) -> str | RepairFunction:
 def _trial(queue: Queue, where: str | None, limit: int | None, repair: Mapping[str, Any]) -> Rows:
     """Return letters before and after a repair. Their numbers go to standard error."""
     trial = queue.redrive(where=where, limit=limit, dry_run=True, **repair)
-    complain(f"{trial.messages:,} would be redriven. The transform fails for {trial.failed:,}")
+    complain(
+        f"{show_number(trial.messages)} would be redriven. "
+        f"The transform fails for {show_number(trial.failed)}"
+    )
     for reason, number in trial.failures.items():
         complain(f"{show_count(number, 'letter')}: {reason}")
     rows = [] if trial.table is None else trial.table.to_pylist()

@@ -6,10 +6,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol
 
-from spark_mq.cli.messages import lane_cells
 from spark_mq.cli.output import Column, Part, Rows
 from spark_mq.cli.queues import group_rows
 from spark_mq.cli.workers import worker_cells
@@ -18,22 +17,24 @@ from spark_mq.errors import SparkMQError
 from spark_mq.inspect.health import check_health
 from spark_mq.inspect.overview import QueueOverview
 from spark_mq.queue import Queue
-from spark_mq.util.show import show_age, show_bars, show_count, show_time
+from spark_mq.util.show import show_bars, show_count, show_number, show_short, show_time
 
 __all__ = ["Looks", "QueueLooks", "QueuesLooks"]
 
 _QUEUES: Final[list[Column]] = [
     ("QUEUE", "name"), ("READY", "ready"), ("DELAYED", "delayed"), ("LEASED", "leased"),
     ("DEAD", "dead"), ("LETTERS", "dead_letters"), ("ACKED/S", "acked_per_second"),
-    ("LATELY", "lately"), ("PUBLISHED/S", "published_per_second"), ("OLDEST", "oldest"),
+    ("LATELY", "lately"), ("PUBLISHED/S", "published_per_second"),
+    ("OLDEST", "oldest_unsettled_age"),
     ("GROUPS", "groups"), ("PROBLEM", "problem"),
 ]  # fmt: skip
 _TABLES: Final[Mapping[str, list[Column]]] = {
     "groups": [
         ("GROUP", "group"), ("READY", "ready"), ("DELAYED", "delayed"), ("LEASED", "leased"),
         ("DEAD", "dead"), ("BLOCKED", "blocked"), ("ACKED/S", "acked_per_second"),
-        ("DEAD/S", "dead_per_second"), ("LATELY", "lately"), ("OLDEST", "oldest"),
-        ("LEASE", "lease"), ("BLOCKED BECAUSE", "blocked_because"),
+        ("DEAD/S", "dead_per_second"), ("LATELY", "lately"),
+        ("OLDEST", "oldest_unsettled_age"), ("LEASE", "oldest_lease_age"),
+        ("BLOCKED BECAUSE", "blocked_because"),
     ],
     "workers": [
         ("WORKER", "worker_id"), ("GROUP", "group"), ("STATE", "state"), ("LEASES", "leases"),
@@ -41,7 +42,7 @@ _TABLES: Final[Mapping[str, list[Column]]] = {
     ],
     "held_lanes": [
         ("HELD LANE", "lane"), ("GROUP", "group"), ("MESSAGES", "messages"), ("SHARE", "share"),
-        ("AGE", "age"), ("HELD BACK", "held_back"), ("BECAUSE", "because"),
+        ("AGE", "head_age"), ("HELD BACK", "held_back"), ("BECAUSE", "because"),
     ],
     "errors": [
         ("LAST ERROR", "error"), ("GROUP", "group"), ("STATE", "state"), ("MESSAGES", "messages"),
@@ -96,7 +97,7 @@ class _Rates:
         for name, own in found.items():
             kept = self.lately.setdefault(name, deque(maxlen=_KEPT))
             kept.append(own["acked_per_second"])
-            own["lately"] = show_bars(kept)
+            own["lately"] = list(kept)
         return found
 
 
@@ -135,12 +136,13 @@ class QueueLooks:
         }
 
     def parts(self, frame: Mapping[str, Any]) -> Iterator[Part]:
-        rate, letters = frame["published_per_second"], frame["dead_letters"]
-        speed = "" if rate is None else f" ({rate:,.0f}/s)"
+        rate, known = frame["published_per_second"], frame["dead_letters"]
+        letters = "unknown" if known is None else show_number(known)
+        speed = "" if rate is None else f" ({show_short(rate)}/s)"
         yield f"{frame['queue']}  {show_time(frame['at'])}"
         yield (
-            f"published {frame['published']:,}{speed}  dead letters "
-            f"{'unknown' if letters is None else f'{letters:,}'}  groups {frame['group_count']}  "
+            f"published {show_number(frame['published'])}{speed}  dead letters {letters}  "
+            f"groups {show_number(frame['group_count'])}  "
             f"last sweep {show_time(frame['last_sweep'])}, "
             f"{show_count(frame['commits_waiting'], 'commit')} waiting"
         )
@@ -149,7 +151,7 @@ class QueueLooks:
         for name, columns in _TABLES.items():
             if frame[name]:
                 yield ""
-                yield Rows(frame[name], columns)
+                yield Rows(frame[name], columns, _cells)
 
     def _held_lanes(self, names: list[str]) -> list[dict[str, Any]]:
         """Return the lane that holds back most messages in each ordered group."""
@@ -159,7 +161,7 @@ class QueueLooks:
             if group.settings.order == "key":
                 hottest = max(group.lanes(None), key=lambda one: one.held_back, default=None)
                 if hottest is not None and hottest.held_back:
-                    found.append({"group": name, **lane_cells(hottest)})
+                    found.append({"group": name, **asdict(hottest)})
         return found
 
     def _details(self, names: list[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -209,9 +211,9 @@ class QueuesLooks:
         rows = frame["queues"]
         troubled = sum(bool(row["problem"]) for row in rows)
         yield f"{frame['path']}  {show_time(frame['at'])}"
-        yield f"queues {len(rows)}  with a problem {troubled}"
+        yield f"queues {show_number(len(rows))}  with a problem {show_number(troubled)}"
         yield ""
-        yield Rows(rows, _QUEUES)
+        yield Rows(rows, _QUEUES, _cells)
 
     def _row(self, path: str) -> dict[str, Any]:
         name = path.removeprefix(self._root + "/")
@@ -236,9 +238,14 @@ class QueuesLooks:
             "published": overview.published,
             "dead_letters": overview.dead_letters,
             "groups": len(overview.groups),
-            "oldest": show_age(max(ages)) if ages else None,
+            "oldest_unsettled_age": max(ages, default=None),
             "problem": _problem(overview),
         }
+
+
+def _cells(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row for people, with its last rates as bars."""
+    return {**row, "lately": show_bars(row["lately"])} if row.get("lately") else row
 
 
 def _problem(overview: QueueOverview) -> str | None:

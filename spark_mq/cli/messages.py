@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import islice
@@ -20,7 +20,7 @@ from spark_mq.util.clock import SECOND
 from spark_mq.util.show import show_age, show_time, show_value
 from spark_mq.util.validation import validate_count, validate_duration
 
-__all__ = ["lane_cells", "lane_rows", "priority_rows"]
+__all__ = ["lane_rows", "priority_rows"]
 
 _QUEUE_COLUMNS: Final = ("sequence", "message_id", "key", "published_at", "value")
 _PEEK_COLUMNS: Final[list[Column]] = [
@@ -43,11 +43,11 @@ _PLACE_COLUMNS: Final[list[Column]] = [
 _LANE_COLUMNS: Final[list[Column]] = [
     ("LANE", "lane"), ("MESSAGES", "messages"), ("SHARE", "share"), ("READY", "ready"),
     ("DELAYED", "delayed"), ("LEASED", "leased"), ("DEAD", "dead"), ("HEAD", "head"),
-    ("AGE", "age"), ("HELD BACK", "held_back"), ("BECAUSE", "because"),
+    ("AGE", "head_age"), ("HELD BACK", "held_back"), ("BECAUSE", "because"),
 ]  # fmt: skip
 _PRIORITY_COLUMNS: Final[list[Column]] = [
     ("PRIORITY", "priority"), ("READY", "ready"), ("DELAYED", "delayed"),
-    ("LEASED", "leased"), ("DEAD", "dead"), ("BLOCKED", "blocked"), ("OLDEST", "age"),
+    ("LEASED", "leased"), ("DEAD", "dead"), ("BLOCKED", "blocked"), ("OLDEST", "oldest_age"),
 ]  # fmt: skip
 _KEY_COLUMNS: Final[list[Column]] = [("KEY", "key"), ("MESSAGES", "messages"), ("SHARE", "share")]
 _TAILED: Final = 100  # messages that one look of a tail reads
@@ -259,26 +259,13 @@ def lanes(
             value=on.queue.path,
         )
     if lane is not None:
-        return Rows(group.hot_keys(lane, top), _KEY_COLUMNS, _share_cells)
+        return Rows(group.hot_keys(lane, top), _KEY_COLUMNS)
     return lane_rows(group.lanes(top, by=by))
 
 
 def lane_rows(lanes: Iterable[Any], columns: Sequence[Column] = _LANE_COLUMNS) -> Rows:
-    return Rows(lanes, columns, lane_cells)
-
-
-def lane_cells(lane: Any) -> dict[str, Any]:
-    return {**_share_cells(lane), "age": show_age(lane.head_age)}
-
-
-def _share_cells(one: Any) -> dict[str, Any]:
-    """Return a record with its share in percent."""
-    return {**asdict(one), "share": f"{one.share:.1%}"}
+    return Rows(lanes, columns)
 
 
 def priority_rows(priorities: Iterable[Any]) -> Rows:
-    return Rows(priorities, _PRIORITY_COLUMNS, _priority_cells)
-
-
-def _priority_cells(one: Any) -> Mapping[str, Any]:
-    return {**asdict(one), "age": show_age(one.oldest_age)}
+    return Rows(priorities, _PRIORITY_COLUMNS)

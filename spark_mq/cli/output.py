@@ -137,7 +137,7 @@ def _print(part: Any) -> None:
     elif isinstance(part, Rows):
         _print_table(part.for_people(), part.columns)
     else:
-        shown = {name: show_cell(value) for name, value in _mapping(part).items()}
+        shown = {name: show_cell(value, name) for name, value in _mapping(part).items()}
         width = max(map(len, shown), default=0)
         for name, value in shown.items():
             print(f"{name:<{width}}  {value}".rstrip())
@@ -157,7 +157,7 @@ def _print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -
             console.print(Text(left_out, style="dim"))
         return
     lines = [[heading for heading, _ in columns]]
-    lines += [[show_cell(row.get(name)) for _, name in columns] for row in rows]
+    lines += [[show_cell(row.get(name), name) for _, name in columns] for row in rows]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     right = [is_number(rows, name) for _, name in columns]
     for cells in lines:
@@ -177,7 +177,9 @@ def make_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> 
             heading, justify="right" if right else "left", overflow="fold", no_wrap=not prose
         )
     for row in rows:
-        table.add_row(*(Text(show_cell(row.get(name)), style_of(row, name)) for _, name in columns))
+        table.add_row(
+            *(Text(show_cell(row.get(name), name), style_of(row, name)) for _, name in columns)
+        )
     return table
 
 
@@ -211,7 +213,7 @@ def column_widths(
     left = width - sum(widths) - _GAP * (len(columns) - 1)
     for place, (_, name) in enumerate(columns):
         if left > 0 and _is_prose(rows, name):
-            widest = max(cell_len(show_cell(row.get(name))) for row in rows)
+            widest = max(cell_len(show_cell(row.get(name), name)) for row in rows)
             more = min(left, max(0, widest - widths[place]))
             widths[place] += more
             left -= more
@@ -228,7 +230,7 @@ def columns_left_out(columns: Sequence[Column], kept: Sequence[Column]) -> str:
 
 def _least_width(rows: Sequence[Mapping[str, Any]], column: Column) -> int:
     heading, name = column
-    texts = [show_cell(row.get(name)) for row in rows]
+    texts = [show_cell(row.get(name), name) for row in rows]
     widest = max(map(cell_len, texts), default=0)
     if _is_prose(rows, name):
         widest = min(widest, max([_PROSE, *(cell_len(w) for text in texts for w in text.split())]))
@@ -237,7 +239,7 @@ def _least_width(rows: Sequence[Mapping[str, Any]], column: Column) -> int:
 
 def _is_prose(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
     """Return whether a column has sentences, which may be wrapped."""
-    return any(show_cell(row.get(name)).count(" ") > 1 for row in rows)
+    return any(show_cell(row.get(name), name).count(" ") > 1 for row in rows)
 
 
 def style_of(row: Mapping[str, Any], name: str) -> str:

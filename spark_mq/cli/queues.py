@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from datetime import timedelta
 from typing import Annotated, Any, Final
 
 from spark_mq.cli.command import (
@@ -20,9 +21,9 @@ from spark_mq.delta.object_store import absolute_path
 from spark_mq.errors import SparkMQError
 from spark_mq.inspect.overview import QueueOverview
 from spark_mq.ledger.settings import GroupSettings, QueueSettings
-from spark_mq.ledger.stats import Figure, GroupStats, figures_of
+from spark_mq.ledger.stats import GroupStats, figures_of
 from spark_mq.queue import Queue
-from spark_mq.util.show import show_age, show_cell, show_count, show_time
+from spark_mq.util.show import show_cell, show_count, show_duration, show_size, show_time
 
 __all__ = ["group_columns", "group_rows", "shown_settings"]
 
@@ -96,7 +97,7 @@ def _description(overview: QueueOverview, groups: int) -> Iterator[Part]:
         "published": f"{show_count(overview.published, 'message')}, the last one "
         f"{show_time(overview.last_published_at)}",
         "retained": f"{show_count(overview.retained, 'message')}, "
-        f"{overview.retained_bytes:,} bytes",
+        f"{show_size(overview.retained_bytes)}",
         "latest sequence": overview.latest_sequence,
         "horizon": overview.horizon,
         "dead letters": overview.dead_letters,
@@ -109,7 +110,8 @@ def _description(overview: QueueOverview, groups: int) -> Iterator[Part]:
         yield ""
         yield Rows(group_rows(overview.groups, groups), group_columns())
         if len(overview.groups) > groups:
-            yield f"... and {len(overview.groups) - groups} more groups: --groups shows them"
+            more = show_count(len(overview.groups) - groups, "more group")
+            yield f"... and {more}: --groups shows them"
     for name, why in overview.damaged.items():
         yield f"group {name} is damaged: {why}"
 
@@ -117,26 +119,16 @@ def _description(overview: QueueOverview, groups: int) -> Iterator[Part]:
 def group_columns(owner: type[GroupStats] = GroupStats) -> list[Column]:
     """Return the columns of a table of groups: the figures that have a heading."""
     figures = figures_of(owner).items()
-    shown = [(one.heading, _shown_age(one) or name) for name, one in figures if one.heading]
-    return [("GROUP", "group"), *shown]
-
-
-def _shown_age(one: Figure) -> str:
-    """Return the name under which a row has a duration as text, if the figure is one."""
-    return one.heading.lower() if one.unit == "s" else ""
+    return [("GROUP", "group"), *((one.heading, name) for name, one in figures if one.heading)]
 
 
 def group_rows(groups: Mapping[str, GroupStats], most: int) -> list[dict[str, Any]]:
     """Return the stats of groups as rows, the `most` busiest first."""
-    rows = []
-    for name, stats in sorted(groups.items(), key=_business)[:most]:
-        row: dict[str, Any] = {"group": name}
-        for figure, one in figures_of(type(stats)).items():
-            row[figure] = value = getattr(stats, figure)
-            if shown := _shown_age(one):
-                row[shown] = show_age(value)
-        rows.append(row)
-    return rows
+    busiest = sorted(groups.items(), key=_business)[:most]
+    return [
+        {"group": name, **{one: getattr(stats, one) for one in figures_of(type(stats))}}
+        for name, stats in busiest
+    ]
 
 
 def _business(item: tuple[str, GroupStats]) -> tuple[int | str, ...]:
@@ -175,9 +167,9 @@ def _differences(
 
 
 def _setting_cell(value: Any) -> str:
-    return show_cell(
-        (", ".join(map(show_cell, value)) or None) if isinstance(value, tuple) else value
-    )
+    if isinstance(value, tuple):
+        return ", ".join(map(_setting_cell, value)) or show_cell(None)
+    return show_duration(value) if isinstance(value, timedelta) else show_cell(value)
 
 
 @command("queue purge", QUEUE_ARGUMENT, asks=True)

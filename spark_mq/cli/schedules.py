@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 from spark_mq.cli.command import Given, argument, command, option, parse_pairs
-from spark_mq.cli.output import Column, Rows
+from spark_mq.cli.output import Column, Pages, Rows
 from spark_mq.message import Message
 from spark_mq.operations.schedules import ScheduleInfo
 from spark_mq.util.show import show_duration
@@ -53,7 +53,7 @@ def add(
         list[str] | None, option("A header. Repeatable.", metavar="NAME=VALUE")
     ] = None,
     priority: Annotated[int, option("A higher one is leased first.", min=0, max=9)] = 0,
-) -> Mapping[str, Any]:
+) -> Pages:
     """Make or change a schedule, whose messages the sweep publishes.
 
     The same definition again changes nothing.
@@ -75,13 +75,13 @@ def add(
 @command("schedule pause")
 def pause(
     on: Given, name: _Name, reason: Annotated[str | None, option("Why, for people.")] = None
-) -> Mapping[str, Any]:
+) -> Pages:
     """Publish no message of a schedule until `schedule resume`. Its instants are skipped."""
     return _brief(on.queue.pause_schedule(name, reason))
 
 
 @command("schedule resume")
-def resume(on: Given, name: _Name) -> Mapping[str, Any]:
+def resume(on: Given, name: _Name) -> Pages:
     """End a pause of a schedule, from now on."""
     return _brief(on.queue.resume_schedule(name))
 
@@ -95,7 +95,11 @@ def remove(on: Given, name: _Name) -> Mapping[str, Any]:
     return {"queue": queue.path, "removed": name}
 
 
-def _brief(one: ScheduleInfo) -> Mapping[str, Any]:
+def _brief(made: ScheduleInfo) -> Pages:
+    return Pages([made], lambda one: [_facts(one)])
+
+
+def _facts(one: ScheduleInfo) -> Mapping[str, Any]:
     return {
         "schedule": one.name,
         "rule": one.rule,

@@ -169,7 +169,7 @@ def _cells(
 ) -> list[Text]:
     return [
         Text(
-            show_cell(row.get(name)),
+            show_cell(row.get(name), name),
             style_of(row, name),
             justify="right" if is_right(name) else "left",
         )

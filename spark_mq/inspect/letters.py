@@ -29,6 +29,7 @@ from spark_mq.parquet.schema import INSTANT
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.columns import sort_rows
 from spark_mq.util.records import Converts, Record, rows_html
+from spark_mq.util.show import show_number
 
 __all__ = ["Failure", "Failures", "RemainingLetters"]
 
@@ -123,7 +124,9 @@ class Failures(Converts):
 
     def _repr_html_(self) -> str:
         which = "" if self.complete else "the newest "
-        return rows_html(self.failures, title=f"{which}{self.counted:,} dead letters by failure")
+        return rows_html(
+            self.failures, title=f"{which}{show_number(self.counted)} dead letters by failure"
+        )
 
 
 class RemainingLetters:

@@ -23,7 +23,7 @@ from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.schedules import oldest_due
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.records import Record, object_html, rows_html
-from spark_mq.util.show import show_age, show_count, show_time
+from spark_mq.util.show import show_age, show_count, show_number, show_time
 
 __all__ = [
     "NOTEBOOK_ERRORS",
@@ -153,19 +153,20 @@ class QueueOverview(Record):
 def _overview_lines(overview: QueueOverview) -> Iterator[str]:
     sweeps, letters = overview.sweeps, overview.dead_letters
     yield (
-        f"{overview.name}: {overview.published:,} published, {overview.retained:,} retained, "
-        f"{'unknown' if letters is None else f'{letters:,}'} dead letters, "
-        f"{overview.unrouted:,} dead and waiting for a sweep, "
+        f"{overview.name}: {show_number(overview.published)} published, "
+        f"{show_number(overview.retained)} retained, "
+        f"{'unknown' if letters is None else show_number(letters)} dead letters, "
+        f"{show_number(overview.unrouted)} dead and waiting for a sweep, "
         f"last sweep {show_time(sweeps.last_change_at)}, "
         f"{show_count(sweeps.unarchived_commits, 'commit')} waiting for a sweep"
     )
     for name, stats in islice(overview.groups.items(), MAX_LINES):
-        counts = ", ".join(f"{count} {getattr(stats, count):,}" for count in _COUNTS)
+        counts = ", ".join(f"{count} {show_number(getattr(stats, count))}" for count in _COUNTS)
         oldest = f", oldest {show_age(stats.oldest_unsettled_age)}"
         stopped = f", leases nothing: {stats.blocked_because}" if stats.blocked_because else ""
         yield f"  {name}: {counts}{oldest}{stopped}"
     if (more := len(overview.groups) - MAX_LINES) > 0:
-        yield f"  and {more:,} more groups"
+        yield f"  and {show_count(more, 'more group')}"
     for name, why in overview.damaged.items():
         yield f"  {name} is damaged: {why}"
 

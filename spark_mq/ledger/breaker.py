@@ -14,7 +14,7 @@ from typing import Any, Final
 from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.clock import MICROSECOND, to_datetime
-from spark_mq.util.show import printable
+from spark_mq.util.show import printable, show_time
 
 __all__ = ["CLOSED", "OPEN", "PAUSED", "Breaker"]
 
@@ -134,4 +134,4 @@ def _wait(failed_trials: int, rules: GroupSettings) -> int:
 
 
 def _at(instant: int) -> str:
-    return f"{to_datetime(instant):%Y-%m-%d %H:%M:%S} UTC"
+    return show_time(to_datetime(instant))

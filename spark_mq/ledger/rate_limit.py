@@ -20,6 +20,7 @@ from spark_mq.ledger.ranges import LedgerHeader, Range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.clock import MICROSECOND, to_datetime
 from spark_mq.util.setting_fields import Rate
+from spark_mq.util.show import show_moment
 
 __all__ = ["RateLimits", "count_bytes"]
 
@@ -129,7 +130,7 @@ class RateLimits(NamedTuple):
     def why(self, until: int) -> str:
         units = (("messages", self.messages), ("bytes", self.bytes))
         rates = [f"{bucket.rate} {unit}" for unit, bucket in units if bucket]
-        at = to_datetime(until).isoformat(timespec="milliseconds")
+        at = show_moment(to_datetime(until))
         return f"{RATE_LIMIT}: {' and '.join(rates)}; the next lease is at {at}"
 
 

@@ -49,7 +49,7 @@ from spark_mq.util.advice import RESUME_GROUP
 from spark_mq.util.call_batcher import CallBatcher
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.process import ForkGuard
-from spark_mq.util.show import printable
+from spark_mq.util.show import printable, show_time
 from spark_mq.util.user import current_user
 
 __all__ = ["GroupCommitter"]
@@ -344,4 +344,4 @@ def log_breaker_change(group: str, before: Breaker, after: Breaker) -> None:
 
 
 def _at(instant: int | None) -> str:
-    return "once" if instant is None else f"{to_datetime(instant):%Y-%m-%d %H:%M:%S} UTC"
+    return "once" if instant is None else show_time(to_datetime(instant))

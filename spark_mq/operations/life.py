@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Final
 
 from spark_mq.util.records import Record, rows_html
+from spark_mq.util.show import show_moment, show_number
 
 __all__ = ["MessageOutcome", "Trace", "TraceEvent"]
 
@@ -61,7 +62,7 @@ class TraceEvent(Record):
 
     def __str__(self) -> str:
         parts = [
-            _moment(self.at),
+            show_moment(self.at),
             self.group,
             self.event if self.event == self.state else f"{self.event} -> {self.shown_state}",
         ]
@@ -190,9 +191,9 @@ class Trace(Record):
 
     def _head(self) -> str:
         named = self.message_id if self.retained else "payload trimmed"
-        when = f"published {_moment(self.published_at)}"
+        when = f"published {show_moment(self.published_at)}"
         if self.redriven_at is not None:  # a redrive keeps the time of the publish
-            when = f"first {when}, redriven {_moment(self.redriven_at)}"
+            when = f"first {when}, redriven {show_moment(self.redriven_at)}"
         place = f", priority {self.priority}" if self.priority else ""
         place += f", lane {self.lane}" if self.lane is not None else ""
         by = f"by version {self.version} of messages/"
@@ -220,8 +221,4 @@ def _error_text(error: str | None, of_batch: str | None, batch_size: int | None)
     if batch_size is None:
         return error
     why = f": {of_batch}" if of_batch else ""
-    return f"its batch of {batch_size:,} failed{why}"
-
-
-def _moment(at: datetime) -> str:
-    return f"{at:%Y-%m-%d %H:%M:%S.%f}Z"
+    return f"its batch of {show_number(batch_size)} failed{why}"

@@ -27,7 +27,7 @@ from spark_mq.telemetry import (
     trace_headers,
 )
 from spark_mq.util.error_shape import recent_error_shape
-from spark_mq.util.show import printable
+from spark_mq.util.show import printable, show_number, show_short
 
 __all__ = ["PAST", "VerdictLog", "describe_settled", "reported_work"]
 
@@ -114,7 +114,7 @@ def describe_settled(parts: Sequence[SettlePart], outcomes: Sequence[SettleOutco
     done: Counter[str] = Counter()
     for part, outcome in zip(parts, outcomes, strict=True):
         done[part.verb] += outcome.settled
-    return ", ".join(f"{count} {PAST[verb]}" for verb, count in done.items())
+    return ", ".join(f"{show_number(count)} {PAST[verb]}" for verb, count in done.items())
 
 
 class VerdictLog:
@@ -163,10 +163,10 @@ class VerdictLog:
         shown = [self._shown(verb, name) for verb, name in PAST.items() if counts[verb]]
         if not shown:
             return False
-        shown += [f"dead {counts[DEAD]:,}"] if counts[DEAD] else []
+        shown += [f"dead {show_number(counts[DEAD])}"] if counts[DEAD] else []
         seconds = now - self._since
         if seconds >= 1:
-            shown.append(f"{sum(counts[verb] for verb in PAST) / seconds:,.0f}/s")
+            shown.append(f"{show_short(sum(counts[verb] for verb in PAST) / seconds)}/s")
         level = logging.WARNING if counts[DEAD] else logging.INFO
         _verdict_log.log(level, "group %s: %s", self._group, ", ".join(shown))
         self._counts, self._since, self._lines = Counter(), now, self._lines + 1
@@ -177,8 +177,10 @@ class VerdictLog:
     def _shown(self, verb: str, name: str) -> str:
         errors = self._errors.get(verb, Counter())
         texts = [
-            f"{printable(shape[:_MAX_ERROR])} x{count:,}"
+            f"{printable(shape[:_MAX_ERROR])} x{show_number(count)}"
             for shape, count in errors.most_common(_MAX_SHAPES)
         ]
         texts += ["others"] if len(errors) > _MAX_SHAPES else []
-        return f"{name} {self._counts[verb]:,}" + (f" ({'; '.join(texts)})" if texts else "")
+        return f"{name} {show_number(self._counts[verb])}" + (
+            f" ({'; '.join(texts)})" if texts else ""
+        )

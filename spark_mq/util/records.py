@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 
-from spark_mq.util.show import show_duration
+from spark_mq.util.show import show_cell, show_duration, show_time
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -106,13 +106,11 @@ def _text(value: Any) -> str:  # noqa: PLR0911 - one line for each kind
             except UnicodeDecodeError:
                 return "0x" + value[:MAX_TEXT].hex()
         case datetime():
-            return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+            return show_time(value)
         case timedelta():
             return show_duration(_rounded(value))
-        case float():
-            return f"{value:,.1f}"
-        case bool():
-            return "yes" if value else "no"
+        case bool() | float():
+            return show_cell(value)
         case Mapping():
             return ", ".join(f"{name}: {show(one)}" for name, one in value.items())
         case (int(first), int(last)) if isinstance(value, tuple):  # of message sequences

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,7 +24,11 @@ __all__ = [
     "show_duration",
     "show_moment",
     "show_name",
+    "show_number",
     "show_position",
+    "show_share",
+    "show_short",
+    "show_size",
     "show_some",
     "show_time",
     "show_took",
@@ -36,6 +41,39 @@ _Show = Callable[[str], None]
 _listener: Final[ContextVar[_Show | None]] = ContextVar("spark_mq_steps", default=None)
 T = TypeVar("T")
 _BARS: Final = "▁▂▃▄▅▆▇█"
+
+
+def show_number(value: float) -> str:
+    """Return a number for people, with separators. A small rate must not look like zero."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.1f}" if abs(value) >= 1 or not value else f"{value:.2g}"
+
+
+def show_count(count: int, what: str) -> str:
+    """Return a number of things, such as 1 message or 2,000 messages. `what` is one of them."""
+    return f"{show_number(count)} {what}" + ("" if count == 1 else "s")
+
+
+def show_short(number: float) -> str:
+    """Return a number with three digits at most, such as 18k or 1.2M, for a rate that changes."""
+    rounded = float(f"{number:.3g}")
+    for power, unit in ((9, "G"), (6, "M"), (3, "k")):
+        if rounded >= 10**power:
+            return f"{rounded / 10**power:g}{unit}"
+    return f"{rounded:g}"
+
+
+def show_share(share: float) -> str:
+    """Return a part of a whole in percent."""
+    return f"{share:.1%}"
+
+
+def show_size(size: int) -> str:
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size >= 2**power:
+            return f"{size / 2**power:,.1f} {unit}"
+    return show_count(size, "byte")
 
 
 def show_time(at: datetime | None) -> str:
@@ -55,29 +93,8 @@ def show_position(position: str | int | datetime) -> str:
     return str(position)
 
 
-def show_age(age: timedelta | float | None) -> str:
-    """Return an age for people, such as 3m12s. A number is in seconds."""
-    if age is None:
-        return "-"
-    whole = int(age.total_seconds() if isinstance(age, timedelta) else age)
-    days, hours, minutes = whole // 86_400, whole // 3600 % 24, whole // 60 % 60
-    if days:
-        return f"{days}d{hours:02}h"
-    if whole >= 3600:
-        return f"{hours}h{minutes:02}m"
-    return f"{minutes}m{whole % 60:02}s" if minutes else f"{whole}s"
-
-
-def show_took(duration: timedelta) -> str:
-    """Return a duration, below ten seconds in milliseconds."""
-    seconds = duration.total_seconds()
-    if seconds >= 10:
-        return show_age(seconds)
-    return f"{seconds:.3f}".rstrip("0").rstrip(".") + "s"
-
-
 def show_duration(duration: timedelta | None) -> str:
-    """Return a duration for people, exactly, such as 0.5s or 2d 3h."""
+    """Return a duration that somebody chose, exactly, such as 0.5s or 2d 3h."""
     if duration is None:
         return "-"
     minutes, seconds = divmod(duration - timedelta(duration.days), timedelta(minutes=1))
@@ -85,6 +102,25 @@ def show_duration(duration: timedelta | None) -> str:
     shown = [f"{number}{unit}" for number, unit in parts if number]
     shown += [f"{seconds.total_seconds():.9g}s"] if seconds or not shown else []
     return " ".join(shown)
+
+
+def show_age(age: timedelta | float | None) -> str:
+    """Return a measured duration in its two greatest units, such as 3m 12s.
+
+    A number is in seconds.
+    """
+    if age is None:
+        return "-"
+    whole = max(0, int(age.total_seconds() if isinstance(age, timedelta) else age))
+    unit = 3600 if whole >= 86_400 else 60 if whole >= 3600 else 1
+    return show_duration(timedelta(seconds=whole // unit * unit))
+
+
+def show_took(duration: timedelta) -> str:
+    """Return how long work took, below ten seconds in milliseconds."""
+    if duration >= timedelta(seconds=10):
+        return show_age(duration)
+    return show_duration(timedelta(milliseconds=round(duration / timedelta(milliseconds=1))))
 
 
 def show_bars(values: Iterable[float]) -> str:
@@ -114,39 +150,33 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else "�" if one != "\n" else " " for one in text)
 
 
-def show_count(count: int, what: str) -> str:
-    """Return a number of things, such as 1 message or 2,000 messages. `what` is one of them."""
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
-
-
 def show_some(texts: Sequence[str], most: int, separator: str = ", ") -> str:
     """Return the first of some texts, and the number of the others."""
     more = len(texts) - most
     return separator.join(texts[:most]) + (f" and {more} more" if more > 0 else "")
 
 
-def show_cell(value: Any) -> str:
-    """Return a value as a table for people shows it."""
+def show_cell(value: Any, name: str = "") -> str:
+    """Return the value of a field as people see it. Its name says what a number stands for."""
     if value in ([], (), {}):
         return "-"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if name == "share":
+            return show_share(value)
+        return str(value) if _NO_QUANTITY.search(name) else show_number(value)
     for kind, show in _SHOWN:
         if isinstance(value, kind):
             return show(value)
     return printable(json.dumps(_plain(value)))
 
 
-def _show_number(value: float) -> str:
-    """Return a number for people. A small rate must not look like zero."""
-    return f"{value:.1f}" if abs(value) >= 1 or not value else f"{value:.2g}"
-
-
+# Names of numbers that only tell things apart, which have no separators.
+_NO_QUANTITY: Final = re.compile(r"(sequence|version|horizon|lane|head|first|last|port|pid)$")
 _SHOWN: Final[tuple[tuple[type, Callable[[Any], str]], ...]] = (
     (type(None), lambda _: "-"),
-    (bool, lambda value: "yes" if value else "no"),  # before int, because True is an int
-    (int, str),
-    (float, _show_number),
+    (bool, lambda value: "yes" if value else "no"),
     (datetime, show_time),
-    (timedelta, show_duration),
+    (timedelta, show_age),
     (bytes, show_value),
     (str, printable),
 )
@@ -211,5 +241,5 @@ def step(text: str) -> None:
 def counted(text: str, items: Collection[T]) -> Iterator[T]:
     """Iterate over items, and report how many are done."""
     for done, item in enumerate(items):
-        step(f"{text}, {done:,} of {len(items):,} done")
+        step(f"{text}, {show_number(done)} of {show_number(len(items))} done")
         yield item

@@ -11,7 +11,7 @@ from typing import Any, Final
 from spark_mq.errors import SparkMQError
 from spark_mq.inspect import Health, Problem, QueueOverview
 from spark_mq.inspect.health import check_health
-from spark_mq.util.show import show_count
+from spark_mq.util.show import show_count, show_number
 from spark_mq.web.render import href
 from spark_mq.web.view import View
 
@@ -87,7 +87,10 @@ def first_problems(problems: list[PageProblem], most: int) -> list[PageProblem]:
     if (more := len(problems) - most) <= 0:
         return problems
     name = problems[0].queue
-    return [*problems[:most], PageProblem(name, f"{more:,} more", None, "", href("sweeps", name))]
+    return [
+        *problems[:most],
+        PageProblem(name, f"{show_number(more)} more", None, "", href("sweeps", name)),
+    ]
 
 
 def lead_with(view: View, problems: Iterable[PageProblem], healthy: str) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from spark_mq.errors import SparkMQError
 from spark_mq.inspect import ChangeRecord, LaneInfo, QueueOverview
 from spark_mq.ledger.limits import limit_in
 from spark_mq.ledger.stats import GroupStats, figures_of
-from spark_mq.util.show import show_age
+from spark_mq.util.show import show_age, show_number
 from spark_mq.util.validation import validate_choice
-from spark_mq.web.charts import Chart, group_charts, queue_charts, settled_chart, state_bar
+from spark_mq.web.charts import Chart, group_charts, queue_charts, settled_chart
 from spark_mq.web.problems import (
     PageProblem,
     first_problems,
@@ -344,7 +344,8 @@ def _strip(numbered: list[LaneInfo]) -> list[LaneCell]:
             one.lane or 0,
             _kind(one),
             f"{0.25 + 0.75 * one.messages / most:.2f}",
-            f"lane {one.lane}, {one.messages:,}" + (f": {one.because}" if one.because else ""),
+            f"lane {one.lane}, {show_number(one.messages)}"
+            + (f": {one.because}" if one.because else ""),
         )
         for one in numbered
         if one.messages

@@ -15,9 +15,13 @@ from spark_mq import __version__
 from spark_mq.util.records import environment
 from spark_mq.util.show import (
     show_age,
+    show_count,
     show_duration,
     show_moment,
+    show_number,
     show_position,
+    show_share,
+    show_size,
     show_time,
     show_took,
     show_value,
@@ -58,9 +62,9 @@ def _environment() -> Environment:
     made = environment(TEMPLATES)
     made.globals.update(href=href, tabs=TABS, version=__version__)
     made.filters.update(
-        age=show_age, count=_count, counted=_counted, distance=_distance, fact=_fact,
-        moment=show_moment, payload=_payload, percent="{:.1%}".format, position=show_position,
-        sequence=show_sequence, setting=_setting, size=_size, time=show_time, took=show_took,
+        age=show_age, count=_count, counted=show_count, distance=_distance, fact=_fact,
+        moment=show_moment, payload=_payload, percent=show_share, position=show_position,
+        sequence=show_sequence, setting=_setting, size=show_size, time=show_time, took=show_took,
         value=show_value,
     )  # fmt: skip
     made.tests["instant"] = lambda value: isinstance(value, datetime)
@@ -75,15 +79,7 @@ def href(page: str, queue: str, /, **parameters: str | int | None) -> str:
 
 
 def _count(value: int | float | None) -> str:
-    """Return a number for people, with commas between thousands."""
-    if value is None:
-        return "-"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
-
-
-def _counted(number: int, what: str) -> str:
-    """Return a counted noun, such as "1 letter" or "2 letters"."""
-    return f"{_count(number)} {what}" + ("" if number == 1 else "s")
+    return "-" if value is None else show_number(value)
 
 
 def _fact(value: Any) -> Any:
@@ -100,15 +96,8 @@ def show_sequence(number: int) -> str:
     return f"before {version + 1}:0" if row == ROWS_OF_VERSION - 1 else f"{version}:{row}"
 
 
-def _size(value: int) -> str:
-    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if value >= 2**power:
-            return f"{value / 2**power:,.1f} {unit}"
-    return f"{value} bytes"
-
-
 def _distance(at: datetime) -> str:
-    """Return a time as people say it, such as 3m12s ago."""
+    """Return a time as people say it, such as 3m 12s ago."""
     age = datetime.now(UTC) - at
     return f"{show_age(age)} ago" if age >= timedelta() else f"in {show_age(-age)}"
 
@@ -125,8 +114,8 @@ def _payload(value: bytes) -> Payload:
     """Return a payload as JSON in lines, text, or hexadecimal bytes."""
     part = value if len(value) <= MAX_SHOWN else _whole_characters(value[:MAX_SHOWN])
     kind, text = _decoded(part)
-    cut = f", the first {len(part):,}" if len(part) < len(value) else ""
-    return Payload(f"{kind}, {len(value):,} bytes{cut}", text)
+    cut = f", the first {show_number(len(part))}" if len(part) < len(value) else ""
+    return Payload(f"{kind}, {show_count(len(value), 'byte')}{cut}", text)
 
 
 def _whole_characters(value: bytes) -> bytes:

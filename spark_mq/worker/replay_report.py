@@ -13,7 +13,7 @@ from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettlePart
 from spark_mq.parquet.schema import INSTANT
 from spark_mq.util.error_shape import error_shape
 from spark_mq.util.records import MAX_ROWS, Converts, Record, Records, object_html, rows_html
-from spark_mq.util.show import printable, show_some
+from spark_mq.util.show import printable, show_count, show_number, show_some
 
 __all__ = [
     "CHANGES",
@@ -160,20 +160,21 @@ class ReplayReport(Converts):
     def __str__(self) -> str:
         one = self.summary
         lines = [self._title()]
-        lines += [f"  {getattr(one, name):>9,}  {text}" for name, text in _CHANGED.items()]
-        if left := [f"{count:,} {text}" for name, text in _LEFT_OUT.items()
+        lines += [
+            f"  {show_number(getattr(one, name)):>9}  {text}" for name, text in _CHANGED.items()
+        ]
+        if left := [f"{show_number(count)} {text}" for name, text in _LEFT_OUT.items()
                     if (count := getattr(one, name))]:  # fmt: skip
             lines.append(f"not replayed: {', '.join(left)}")
         if one.stopped_because:
             lines.append(f"ended early: {one.stopped_because}")
         lines += [_line(error) for error in self.errors[:_SHOWN]]
         if more := len(self.errors) - _SHOWN:
-            lines += [f"and {more:,} more shapes of errors"] if more > 0 else []
+            lines += [f"and {show_count(more, 'more shape')} of errors"] if more > 0 else []
         return "\n".join(lines)
 
     def _title(self) -> str:
-        count = self.summary.replayed
-        messages = "1 message" if count == 1 else f"{count:,} messages"
+        messages = show_count(self.summary.replayed, "message")
         return f"shadow replay of group {self.group}: {messages}"
 
     def _repr_html_(self) -> str:
@@ -201,8 +202,8 @@ _LEFT_OUT: Final = {
 
 def _line(one: ReplayError) -> str:
     places = show_some([str(sequence) for sequence in one.sequences], _SAMPLES)
-    messages = "1 message" if one.messages == 1 else f"{one.messages:,} messages"
-    worse = f", {one.worse:,} worse" if one.worse else ""
+    messages = show_count(one.messages, "message")
+    worse = f", {show_number(one.worse)} worse" if one.worse else ""
     return f"{messages}{worse}: {printable(one.error)} (such as {places})"
 
 

@@ -228,9 +228,9 @@ def test_a_schedule_is_made_listed_paused_resumed_and_removed(run: Run, queue: Q
     rule = ("--cron", "0 2 * * *", "--timezone", "Europe/Berlin", "--jitter", "5m")
     more = ("--key", "k", "--header", "a=b", "--priority", "2", "--catch-up", "all")
     made = run("schedule", "add", "nightly", "run", *rule, *more, *here).row
-    assert made["rule"] == "0 2 * * * in Europe/Berlin"
+    assert (made["cron"], made["timezone"]) == ("0 2 * * *", "Europe/Berlin")
     assert made["next_at"] is not None
-    assert (made["catch_up"], made["jitter"], made["starts_at"]) == ("all", "5m", None)
+    assert (made["catch_up"], made["jitter"], made["starts_at"]) == ("all", 300, None)
     (one,) = queue.schedules()
     assert (one.value, one.key, one.headers, one.priority) == (b"run", "k", {"a": "b"}, 2)
     assert (one.catch_up, one.jitter) == ("all", timedelta(minutes=5))

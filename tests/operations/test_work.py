@@ -91,7 +91,7 @@ def test_the_log_tells_what_failed_and_what_has_become_of_it(
 
     queue.publish(["a", "b"])
     drain(queue, fail, max_messages=2)
-    due = f"{clock() + timedelta(seconds=10):%Y-%m-%d %H:%M:%S} UTC"
+    due = f"{clock() + timedelta(seconds=10):%Y-%m-%d %H:%M:%S}Z"
     assert reported() == [
         "group default: the handler failed with 2 unsettled messages (delivery 1 of 2)",
         f"group default: 2 messages nacked: 2 due again from {due}",

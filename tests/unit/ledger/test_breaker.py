@@ -42,9 +42,9 @@ def test_five_leases_of_different_messages_that_fail_in_a_row_open_it():
     fail(group, 1, size=10)
     assert state(group) == OPEN
     why = group.ask("x", 10).blocked_because
-    assert why.startswith("breaker open since 1970-01-01 00:16:40 UTC: 5 leases failed in a row")
+    assert why.startswith("breaker open since 1970-01-01 00:16:40Z: 5 leases failed in a row")
     assert "no column ammount" in why
-    assert "next trial is at 1970-01-01 00:16:50 UTC" in why
+    assert "next trial is at 1970-01-01 00:16:50Z" in why
 
 
 def test_leases_that_expire_for_the_second_time_open_it_too():
@@ -292,7 +292,7 @@ def test_a_paused_group_leases_nothing_and_settles_all():
     group = Group()
     group.lease("a", 2)
     pause(group, "migration")
-    assert group.ask("b").blocked_because == "paused since 1970-01-01 00:16:40 UTC: migration"
+    assert group.ask("b").blocked_because == "paused since 1970-01-01 00:16:40Z: migration"
     assert state(group) == PAUSED
     assert group.extend("a").settled == 2
     assert group.settle(ACK, "a", [0]).settled == 1
