@@ -17,6 +17,7 @@ from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, SETTLED, TR
 from spark_mq.ledger.settle import ACK, NACK, REJECT, SettleOutcome, SettlePart
 from spark_mq.operations.settle import SettleResult
 from spark_mq.util.clock import to_datetime
+from spark_mq.util.show import show_count, show_number, show_time
 from spark_mq.util.validation import validate_choice, validate_duration
 
 __all__ = [
@@ -226,7 +227,7 @@ def log_outcomes(group: str, now: int, done: Iterable[tuple[SettlePart, SettleOu
             counts[_STATES[state]] = counts.get(_STATES[state], 0) + count
         when = _due(outcome.next_due_at, now)
         ends = ", ".join(
-            f"{count} {end}{when if end == _STATES[AVAILABLE] else ''}"
+            f"{show_number(count)} {end}{when if end == _STATES[AVAILABLE] else ''}"
             for end, count in counts.items()
         )
         verb = _PAST[part.verb]
@@ -239,8 +240,8 @@ def log_outcomes(group: str, now: int, done: Iterable[tuple[SettlePart, SettleOu
 def _due(at: int | None, now: int) -> str:
     if at is None:
         return ""
-    return " at once" if at <= now else f" from {to_datetime(at):%Y-%m-%d %H:%M:%S} UTC"
+    return " at once" if at <= now else f" from {show_time(to_datetime(at))}"
 
 
 def _messages(count: int, kind: str = "") -> str:
-    return f"1 {kind}message" if count == 1 else f"{count} {kind}messages"
+    return show_count(count, f"{kind}message")

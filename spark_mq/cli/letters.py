@@ -14,7 +14,8 @@ from typing import Annotated, Any, Final, TypeVar
 import typer
 
 from spark_mq.cli.command import QUEUE, Given, argument, command, option, parse_sequence
-from spark_mq.cli.output import INTERRUPTED, NOT_FOUND, Column, Rows, complain, track
+from spark_mq.cli.output import INTERRUPTED, NOT_FOUND, Column, Rows, complain
+from spark_mq.cli.progress import track
 from spark_mq.errors import InvalidOption
 from spark_mq.inspect import Failure
 from spark_mq.maintenance.discard import DiscardResult
@@ -40,7 +41,6 @@ _LETTER_COLUMNS: Final[list[Column]] = [
     ("GROUP", "consumer_group"), ("DELIVERIES", "delivery_count"), ("REASON", "reason"),
     ("ERROR", "error"), ("KEY", "key"), ("VALUE", "value"),
 ]  # fmt: skip
-_REDRIVEN: Final = 10_000  # letters that one call redrives
 _Where = Annotated[str | None, option("SQL over the columns, such as \"reason = 'rejected'\".")]
 
 T = TypeVar("T")
@@ -148,30 +148,21 @@ def redrive(
     which = f"that meet {where}" if where else "of this queue"
     how = f" after {transform}" if transform else ""
     on.confirm(f"Redrive the dead letters {which}{f' to {to}' if to else ''}{how}?")
-    redriven, stop = 0, threading.Event()
-    if repair:
-        call = partial(
-            queue.redrive, where=where, limit=limit, rate=rate, to=to, stop=stop, **repair
-        )
+    stop = threading.Event()
+    call = partial(queue.redrive, where=where, limit=limit, rate=rate, to=to, stop=stop, **repair)
+    with track("redriven", limit if where else _letters_to_redrive(queue, limit)):
         done = _until_interrupted(call, stop)
-        if stop.is_set():
-            complain(f"interrupted. Redriven: {done.messages}. Run it again for the rest")
-            raise typer.Exit(INTERRUPTED)
-        counts = {"queue": queue.path, "redriven": done.messages, "failed": done.failed}
-        return {**counts, "failures": dict(done.failures)}
-    with track("redriven", limit) as progress:
-        while limit is None or redriven < limit:
-            chunk = _REDRIVEN if limit is None else min(_REDRIVEN, limit - redriven)
-            call = partial(queue.redrive, where=where, limit=chunk, rate=rate, to=to, stop=stop)
-            found = _until_interrupted(call, stop).messages
-            redriven += found
-            progress(redriven)
-            if stop.is_set():
-                complain(f"interrupted. Redriven: {redriven}. Run it again for the rest")
-                raise typer.Exit(INTERRUPTED)
-            if found < chunk:
-                break
-    return {"queue": queue.path, "redriven": redriven}
+    if stop.is_set():
+        redriven = show_number(done.messages)
+        complain(f"interrupted. Redriven: {redriven}. Run it again for the rest")
+        raise typer.Exit(INTERRUPTED)
+    counts = {"queue": queue.path, "redriven": done.messages}
+    return {**counts, "failed": done.failed, "failures": dict(done.failures)} if repair else counts
+
+
+def _letters_to_redrive(queue: Queue, limit: int | None) -> int | None:
+    letters = queue.describe().dead_letters
+    return limit if letters is None or (limit is not None and limit < letters) else letters
 
 
 @command("dlq discard", QUEUE, asks=True)
@@ -198,7 +189,7 @@ def discard(
 
 def _named(found: DiscardResult) -> str:
     """Return how many letters were found, and in which groups they died."""
-    groups = [f"{n:,} of group {name or 'unknown'}" for name, n in found.groups.items()]
+    groups = [f"{show_number(n)} of group {name or 'unknown'}" for name, n in found.groups.items()]
     return f"{show_count(found.messages, 'dead letter')} ({show_some(groups, 10)})"
 
 

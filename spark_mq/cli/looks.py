@@ -38,7 +38,7 @@ _TABLES: Final[Mapping[str, list[Column]]] = {
     ],
     "workers": [
         ("WORKER", "worker_id"), ("GROUP", "group"), ("STATE", "state"), ("LEASES", "leases"),
-        ("MESSAGES", "messages"), ("OLDEST", "oldest"), ("SEEN", "seen"),
+        ("MESSAGES", "messages"), ("OLDEST", "oldest_lease_age"), ("SEEN", "seen_age"),
     ],
     "held_lanes": [
         ("HELD LANE", "lane"), ("GROUP", "group"), ("MESSAGES", "messages"), ("SHARE", "share"),

@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, is_dataclass
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
@@ -39,7 +27,7 @@ from spark_mq.errors import (
     UnsupportedTable,
 )
 from spark_mq.util.advice import Advice
-from spark_mq.util.show import json_line, printable, show_cell, show_count, showing_steps
+from spark_mq.util.show import json_line, printable, show_cell
 
 __all__ = [
     "FAILED",
@@ -52,7 +40,6 @@ __all__ = [
     "Pages",
     "Part",
     "Rows",
-    "busy",
     "column_widths",
     "columns_left_out",
     "complain",
@@ -63,7 +50,6 @@ __all__ = [
     "show",
     "style_of",
     "text_for_commands",
-    "track",
 ]
 
 OK: Final = 0
@@ -87,8 +73,6 @@ _STYLES: Final[Mapping[str, str]] = {
     "dead": "red", "dead_letters": "red", "dead_per_second": "red", "error": "red",
     "blocked": "yellow", "blocked_because": "yellow", "problem": "yellow", "because": "yellow",
 }  # fmt: skip
-
-_PAUSE: Final = 3.0  # seconds between lines of progress, if stderr is no terminal
 
 
 @dataclass(frozen=True)
@@ -301,83 +285,3 @@ def _for_commands(value: Any) -> Any:
     if isinstance(value, Advice):
         return value.command
     return text_for_commands(value) if isinstance(value, SparkMQError) else value
-
-
-@contextmanager
-def track(
-    what: str,
-    total: int | None = None,
-    stream: TextIO | None = None,
-    *,
-    pause: float = _PAUSE,
-    clock: Callable[[], float] = time.monotonic,
-) -> Iterator[Callable[[int], object]]:
-    """Show progress, and yield a function that takes the messages done so far."""
-    stream = stream or sys.stderr
-
-    def most(done: int) -> int | None:
-        """Return the total, which more messages may exceed: new ones, or deliveries again."""
-        return None if total is None else max(total, done)
-
-    if stream.isatty():
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TaskProgressColumn(show_speed=True),
-            TextColumn("messages: {task.completed:,.0f}"),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=Console(file=stream), transient=True) as bar:
-            task = bar.add_task(what, total=total)
-            yield lambda done: bar.update(task, completed=done, total=most(done))
-        return
-    shown = clock()
-
-    def update(done: int) -> None:
-        nonlocal shown
-        if clock() - shown >= pause:
-            shown = clock()
-            all = most(done)
-            of = f"{done:,} of {show_count(all, 'message')}" if all else show_count(done, "message")
-            _write_line(f"{what}: {of}", stream)
-
-    yield update
-
-
-@contextmanager
-def busy(what: str, stream: TextIO | None = None, *, pause: float = _PAUSE) -> Iterator[None]:
-    """Show what runs, its step, and for how long."""
-    stream = stream or sys.stderr
-    at = what
-
-    def show(text: str) -> None:
-        nonlocal at
-        at = f"{what}: {text}"
-
-    if stream.isatty():
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        with Progress(*columns, console=Console(file=stream), transient=True) as bar:
-            task = bar.add_task(what)
-            with showing_steps(lambda text: bar.update(task, description=f"{what}: {text}")):
-                yield
-        return
-    ended, started = threading.Event(), time.monotonic()
-
-    def report() -> None:
-        while not ended.wait(pause):
-            _write_line(f"{at}: {time.monotonic() - started:.0f} s", stream)
-
-    thread = threading.Thread(target=report, name="spark_mq progress", daemon=True)
-    thread.start()
-    try:
-        with showing_steps(show):
-            yield
-    finally:
-        ended.set()
-        thread.join()
-
-
-def _write_line(text: str, stream: TextIO) -> None:
-    """Write a line of progress. The work must not fail if nobody reads it."""
-    with suppress(OSError, ValueError):
-        print(text, file=stream, flush=True)

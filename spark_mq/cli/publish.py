@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
 from spark_mq.cli.command import Given, argument, command, option
-from spark_mq.cli.output import track
+from spark_mq.cli.progress import track
 from spark_mq.errors import InvalidOption, QueueNotFound, SparkMQError
 from spark_mq.message import Message, to_publish
 from spark_mq.queue import Queue
@@ -103,7 +104,7 @@ def publish(
                 receipt = queue.publish(chunk, batch_id=batch_id, **numbered)
                 published += receipt.published
                 duplicates += len(receipt.duplicates)
-                progress(published)
+                progress.finish(receipt.published, _share_read(inputs))
         except SparkMQError as error:
             raise _stopped(error, published, producer_id) from error
     return {
@@ -151,7 +152,7 @@ def _stopped(error: SparkMQError, published: int, producer_id: str | None) -> Sp
 
 
 @contextmanager
-def _inputs(names: list[str]) -> Iterator[Iterable[tuple[str, BinaryIO]]]:
+def _inputs(names: list[str]) -> Iterator[Sequence[tuple[str, BinaryIO]]]:
     """Open all inputs, so that a missing one is found before anything is published."""
     with ExitStack() as stack:
         opened: list[tuple[str, BinaryIO]] = []
@@ -168,6 +169,14 @@ def _inputs(names: list[str]) -> Iterator[Iterable[tuple[str, BinaryIO]]]:
                     value=name,
                 ) from error
         yield opened
+
+
+def _share_read(inputs: Sequence[tuple[str, BinaryIO]]) -> float | None:
+    """Return which share of the files is read, or None with stdin or a pipe."""
+    files = [file for _, file in inputs if file is not sys.stdin.buffer and file.seekable()]
+    if len(files) < len(inputs):
+        return None
+    return sum(file.tell() for file in files) / sum(os.fstat(one.fileno()).st_size for one in files)
 
 
 def _chunks(inputs: Iterable[tuple[str, BinaryIO]], lines: _Format, skip: int) -> Iterator[_Chunk]:

@@ -16,7 +16,8 @@ from spark_mq.cli.command import (
     option,
     settings,
 )
-from spark_mq.cli.output import Column, Pages, Part, Rows, busy
+from spark_mq.cli.output import Column, Pages, Part, Rows
+from spark_mq.cli.progress import busy
 from spark_mq.delta.object_store import absolute_path
 from spark_mq.errors import SparkMQError
 from spark_mq.inspect.overview import QueueOverview

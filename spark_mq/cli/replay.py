@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 from spark_mq.cli.command import GROUP, Given, argument, command, option
 from spark_mq.cli.output import FAILED, Pages, complain
-from spark_mq.cli.workers import Concurrency, Threads, tracking
+from spark_mq.cli.progress import track
+from spark_mq.cli.workers import Concurrency, Threads
 from spark_mq.errors import InvalidOption
 from spark_mq.util.loading import load_handler
 from spark_mq.worker.replay_report import ReplayReport
@@ -66,9 +67,9 @@ def replay(
     """
     _check_folder(rows)
     function = load_handler(handler, f"the handler {handler} cannot be used")
-    with tracking(function, "replayed", None) as called:
+    with track("replayed"):
         report = on.queue.replay(
-            called,
+            function,
             str(on.group_name),
             since=since,
             until=until,

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import importlib.util
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final, TextIO
 
 import typer
 
 from spark_mq.cli.command import GROUP, NOTHING, Given, argument, command, option, stopping
-from spark_mq.cli.output import FAILED, NOT_FOUND, Column, Pages, Rows, busy, complain, track
+from spark_mq.cli.output import FAILED, NOT_FOUND, Column, Pages, Rows, complain
+from spark_mq.cli.progress import busy, track
 from spark_mq.group import ConsumerGroup
-from spark_mq.lease import Lease
 from spark_mq.queue import Queue
 from spark_mq.util.clock import SECOND
 from spark_mq.util.loading import load_handler
-from spark_mq.util.show import show_age
 from spark_mq.util.validation import validate_duration
-from spark_mq.worker.pools import is_async
 from spark_mq.worker.state import WorkSummary
 
-__all__ = ["Concurrency", "Threads", "counting", "tracking", "worker_cells"]
+__all__ = ["Concurrency", "Threads", "tracking_settled", "worker_cells"]
 
 Threads = Annotated[int, option("Threads that call it.", min=1)]
 Concurrency = Annotated[
@@ -35,7 +32,7 @@ Concurrency = Annotated[
 
 _WORKER_COLUMNS: Final[list[Column]] = [
     ("WORKER", "worker_id"), ("GROUP", "group"), ("STATE", "state"), ("LEASES", "leases"),
-    ("MESSAGES", "messages"), ("OLDEST", "oldest"), ("SEEN", "seen"), ("PROCESSES", "processes"),
+    ("MESSAGES", "messages"), ("OLDEST", "oldest_lease_age"), ("SEEN", "seen_age"), ("PROCESSES", "processes"),
     ("HOST", "host"), ("PROCESS", "process_id"), ("VERSION", "version"), ("SETTLED", "settled"),
 ]  # fmt: skip
 _JOB_COLUMNS: Final[list[Column]] = [("JOB", "job"), ("PATH", "path")]
@@ -137,9 +134,9 @@ def work(
     """
     function = load_handler(handler, f"the handler {handler} cannot be used")
     group = on.queue.group(str(on.group_name), create=create_group)
-    with counting(function, on.queue, group, ends=until is not None) as called:
+    with tracking_settled(on.queue, group, until):
         summary = group.work(
-            called,
+            function,
             mode=mode,
             concurrency=concurrency,
             worker_id=worker_id,
@@ -173,72 +170,30 @@ def workers(
 def worker_cells(worker: Mapping[str, Any]) -> dict[str, Any]:
     """Return a worker with the age of its oldest lease, and the time since it was seen."""
     now = datetime.now(UTC)
-    ages = {"oldest": worker["since"], "seen": worker["seen_at"]}
-    return {
-        **worker,
-        **{
-            name: show_age(at and max(0.0, (now - at).total_seconds())) for name, at in ages.items()
-        },
-    }
+    times = {"oldest_lease_age": worker["since"], "seen_age": worker["seen_at"]}
+    ages = {name: at and max(timedelta(), now - at) for name, at in times.items()}
+    return {**worker, **ages}
 
 
 @contextmanager
-def counting(
-    handler: Callable[[Any], Any],
+def tracking_settled(
     queue: Queue,
     group: ConsumerGroup,
-    *,
-    ends: bool,
+    until: str | None,
     stream: TextIO | None = None,
     **progress: Any,
-) -> Iterator[Callable[[Any], Any]]:
-    """Show the progress of a worker that ends, and yield a handler that counts messages."""
-    if not ends:
-        yield handler
+) -> Iterator[None]:
+    """Show the progress of a worker that ends, which counts the messages that are settled."""
+    if until is None:
+        yield
         return
-    # If the group is missing, all retained messages are due.
-    due = group.stats().ready if group.exists() else queue.describe().retained
-    with tracking(handler, "worked", due, stream, **progress) as called:
-        yield called
-
-
-@contextmanager
-def tracking(
-    handler: Callable[[Any], Any],
-    what: str,
-    total: int | None,
-    stream: TextIO | None = None,
-    **progress: Any,
-) -> Iterator[Callable[[Any], Any]]:
-    """Show the progress of calls, and yield a handler that counts their messages."""
-    lock, done = threading.Lock(), 0
-    with track(what, total, stream, **progress) as show:
-
-        def count(given: Any) -> None:
-            nonlocal done
-            with lock:
-                done += len(given) if isinstance(given, Lease) else 1
-                show(done)
-
-        yield _counted(handler, count)
-
-
-def _counted(handler: Callable[[Any], Any], count: Callable[[Any], None]) -> Callable[[Any], Any]:
-    """Return a handler that counts its messages, async if the given one is."""
-
-    def call(given: Any) -> Any:
-        try:
-            return handler(given)
-        finally:
-            count(given)
-
-    async def call_async(given: Any) -> Any:
-        try:
-            return await handler(given)
-        finally:
-            count(given)
-
-    return call_async if is_async(handler) else call
+    if group.exists():
+        stats = group.stats()
+        due = stats.ready if until == "empty" else stats.ready + stats.delayed + stats.leased
+    else:
+        due = queue.describe().retained
+    with track("settled", due, stream, **progress):
+        yield
 
 
 @command("jobs", NOTHING, stores=False)

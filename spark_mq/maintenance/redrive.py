@@ -49,6 +49,7 @@ from spark_mq.operations.create import open_context, place_of
 from spark_mq.operations.history import HEADER_PREFIX, REDRIVEN_FROM, REPAIRED
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile, discard_files, write_file
+from spark_mq.util.progress import progress
 from spark_mq.util.records import MAX_ROWS, Record, object_html, rows_html
 from spark_mq.util.show import show_count
 from spark_mq.util.validation import truncate_error, validate_count, validate_rate
@@ -148,7 +149,9 @@ def redrive(
                 break
             chosen = from_sequences(table[SEQUENCE].to_pylist())
             asked = _Asked(where, to, None if repair is None else repair.name)
-            total += _redrive(context, chosen, asked, repaired)
+            moved = _redrive(context, chosen, asked, repaired)
+            progress().finish(moved)
+            total += moved
             pause = 0.0 if rate is None else table.num_rows / rate
         if left == 0:
             break

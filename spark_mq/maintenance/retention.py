@@ -23,8 +23,8 @@ from spark_mq.operations.context import QueueContext
 from spark_mq.operations.create import DROP_MARK
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.util.clock import MICROSECOND
+from spark_mq.util.progress import counted, step
 from spark_mq.util.records import Record
-from spark_mq.util.show import counted, step
 
 __all__ = [
     "GroupStart",

@@ -21,8 +21,9 @@ from spark_mq.maintenance.schedules import names_of_schedules, publish_due
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.storage.history_table import Archived
 from spark_mq.util.clock import MICROSECOND
+from spark_mq.util.progress import counted, step
 from spark_mq.util.records import Record
-from spark_mq.util.show import counted, show_some, step
+from spark_mq.util.show import show_some
 
 __all__ = [
     "SweepReport",

@@ -15,7 +15,7 @@ from typing import Any, Final
 from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import SparkMQError
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
-from spark_mq.ledger.ranges import DEAD, TRANSFERRING, Range
+from spark_mq.ledger.ranges import AVAILABLE, DEAD, TRANSFERRING, Range
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleOutcome, SettlePart
 from spark_mq.operations.context import GroupLedger
 from spark_mq.parquet.reader import MessageReader
@@ -27,6 +27,7 @@ from spark_mq.telemetry import (
     trace_headers,
 )
 from spark_mq.util.error_shape import recent_error_shape
+from spark_mq.util.progress import progress
 from spark_mq.util.show import printable, show_number, show_short
 
 __all__ = ["PAST", "VerdictLog", "describe_settled", "reported_work"]
@@ -128,6 +129,7 @@ class VerdictLog:
     def __init__(self, group: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._group = group
         self._clock = clock
+        self._progress = progress()  # of the thread that starts the work
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._errors: dict[str, Counter[str]] = {NACK: Counter(), REJECT: Counter()}  # by shape
@@ -137,6 +139,9 @@ class VerdictLog:
 
     def add(self, parts: Sequence[SettlePart], outcomes: Sequence[SettleOutcome]) -> bool:
         """Count verdicts, and log them if a line is due. Return whether one was."""
+        settled = sum(one.settled - one.states.get(AVAILABLE, 0) for one in outcomes)
+        if settled:
+            self._progress.finish(settled)
         with self._lock:
             for part, outcome in zip(parts, outcomes, strict=True):
                 self._counts[part.verb] += outcome.settled

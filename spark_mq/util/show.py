@@ -1,4 +1,4 @@
-"""Show values, and the progress of long operations, to people. Show values as JSON."""
+"""Show values to people, and as JSON."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import base64
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 __all__ = [
-    "counted",
     "json_line",
     "printable",
     "show_age",
@@ -33,13 +30,8 @@ __all__ = [
     "show_time",
     "show_took",
     "show_value",
-    "showing_steps",
-    "step",
 ]
 
-_Show = Callable[[str], None]
-_listener: Final[ContextVar[_Show | None]] = ContextVar("spark_mq_steps", default=None)
-T = TypeVar("T")
 _BARS: Final = "▁▂▃▄▅▆▇█"
 
 
@@ -220,26 +212,3 @@ _JSON: Final[Mapping[type, Callable[[Any], Any]]] = {
     datetime: _time_json,
     timedelta: timedelta.total_seconds,
 }
-
-
-@contextmanager
-def showing_steps(show: _Show) -> Iterator[None]:
-    """Show the steps of this thread's operations in the block."""
-    token = _listener.set(show)
-    try:
-        yield
-    finally:
-        _listener.reset(token)
-
-
-def step(text: str) -> None:
-    """Report the step that begins, if anybody listens."""
-    if (show := _listener.get()) is not None:
-        show(text)
-
-
-def counted(text: str, items: Collection[T]) -> Iterator[T]:
-    """Iterate over items, and report how many are done."""
-    for done, item in enumerate(items):
-        step(f"{text}, {show_number(done)} of {show_number(len(items))} done")
-        yield item

@@ -12,7 +12,7 @@ from spark_mq.ledger.limits import limit_in
 from spark_mq.ledger.stats import GroupStats, figures_of
 from spark_mq.util.show import show_age, show_number
 from spark_mq.util.validation import validate_choice
-from spark_mq.web.charts import Chart, group_charts, queue_charts, settled_chart
+from spark_mq.web.charts import Chart, group_charts, queue_charts, settled_chart, state_bar
 from spark_mq.web.problems import (
     PageProblem,
     first_problems,

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from spark_mq.errors import HandlerTimeout, InvalidHandlerResult
 from spark_mq.operations.pauses import LOCAL_POLL
+from spark_mq.util.progress import progress
 from spark_mq.util.show import show_duration
 from spark_mq.worker.decisions import Verdict, verdict_of_error
 from spark_mq.worker.open_tasks import LaneChains
@@ -28,6 +29,7 @@ class ShadowCalls:
     def __init__(self, tasks: Tasks, rules: TaskOptions, pool: Pool, state: WorkState) -> None:
         self._tasks, self._policy, self._pool, self._state = tasks, rules.policy, pool, state
         self._lock, self._changed = threading.Lock(), threading.Event()
+        self._progress = progress()
         self._waiting, self._running = dict[Task, None](), dict[Task, None]()
         self._chains: LaneChains[Task] = LaneChains()
         self._done: list[Done] = []
@@ -122,6 +124,7 @@ class ShadowCalls:
 
     def _note(self, task: Task, verdict: Verdict, seconds: float) -> None:
         self._done.append((task, verdict))
+        self._progress.finish(len(task.lease) if task.message is None else 1)
         self.seconds[task] = seconds
         if (following := self._chains.remove(task)) is not None:
             self._pool.submit(following)

@@ -22,6 +22,7 @@ from spark_mq.operations.settled import SettledMessages, SettledRange, find_sett
 from spark_mq.parquet.reader import MessageReader, to_delivery_table
 from spark_mq.parquet.schema import FILE_SCHEMA, INSTANT
 from spark_mq.util.clock import Duration, optional_datetime
+from spark_mq.util.progress import progress
 from spark_mq.util.validation import validate_count
 from spark_mq.worker.replay_report import ReplayReport, ReportBuilder
 from spark_mq.worker.run import WorkOptions, check_handlers, decoding, make_pool
@@ -130,6 +131,9 @@ def shadow_replay(
     group.settings()  # whose last look says whether the order of keys counts
     settled = find_settled(group, since, until)
     rows = _SettledRows(group, settled, condition)
+    if condition is None:
+        found = sum(settled.index.count(one.first, one.last) for one in settled.ranges)
+        progress().expect(found if limit is None else min(limit, found))
     tasks = LeaseTasks(called, rules) if batches else MessageTasks(called, rules)
     calls = ShadowCalls(tasks, rules, pool, state)
     report = ReportBuilder(group.name)

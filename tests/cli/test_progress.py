@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.handles import until
+from support.handles import lease, until
 
-from spark_mq import Message
-from spark_mq.cli.output import busy, track
-from spark_mq.cli.workers import counting
+from spark_mq import Message, Queue
+from spark_mq.cli.progress import busy, track
+from spark_mq.cli.workers import tracking_settled
 from spark_mq.testing import memory_queue
-from spark_mq.util.show import showing_steps, step
+from spark_mq.util.progress import Progress, listening, step
 
 
 class Terminal(io.StringIO):
@@ -42,13 +42,18 @@ def test_a_busy_command_says_that_it_runs() -> None:
     stream = Heard()
     with busy("sweeping", stream, pause=0.001):
         assert stream.written.wait(10)
-    assert stream.getvalue().startswith("sweeping: 0 s\n")
+    assert stream.getvalue().startswith("sweeping: 0s\n")
     assert "spark_mq progress" not in {thread.name for thread in threading.enumerate()}
 
 
 def steps_of(call: Callable[[], object]) -> list[str]:
     said: list[str] = []
-    with showing_steps(said.append):
+
+    class Steps(Progress):
+        def step(self, text: str) -> None:
+            said.append(text)
+
+    with listening(Steps()):
         call()
     return said
 
@@ -79,10 +84,10 @@ def test_the_step_is_shown() -> None:
     stream, terminal = Heard(), Terminal()
     with busy("sweeping", stream, pause=0.001):
         step("chore 1 of 7: index commits")
-        until(lambda: "commits: 0 s" in stream.getvalue())
+        until(lambda: "commits: 0s" in stream.getvalue())
     with busy("purging", terminal):
         step("groups, 0 of 2 done")
-    assert "sweeping: chore 1 of 7: index commits: 0 s\n" in stream.getvalue()
+    assert "sweeping: chore 1 of 7: index commits: 0s\n" in stream.getvalue()
     assert "purging: groups, 0 of 2 done" in terminal.getvalue()
 
 
@@ -100,44 +105,82 @@ def test_a_terminal_shows_a_spinner() -> None:
     assert "purging" in stream.getvalue()
 
 
-def test_lines_are_not_printed_more_often_than_every_few_seconds() -> None:
+def test_lines_come_every_few_seconds_with_speed_share_and_time_left() -> None:
     now = 0.0
     stream = io.StringIO()
-    with track("published", 50, stream, clock=lambda: now) as show:
-        for done in range(50):
+    with track("published", 200_000, stream, clock=lambda: now) as count:
+        for _ in range(8):
             now += 1.0
-            show(done)
+            count.finish(18_000)
+        now += 300
+        count.finish(0)
     assert stream.getvalue().splitlines() == [
-        f"published: {done} of 50 messages" for done in range(2, 50, 3)
+        "published: 54,000 of 200,000 messages, 18k msg/s, 27%, 8s left",
+        "published: 108,000 of 200,000 messages, 18k msg/s, 54%, 5s left",
+        "published: 144,000 of 200,000 messages, 72%",
     ]
 
 
 def test_a_total_grows_with_what_is_done_and_one_message_is_one() -> None:
-    """Messages may be published meanwhile, or delivered again."""
+    """Messages may be published meanwhile."""
     stream = io.StringIO()
-    with track("worked", 3, stream, pause=0) as show:
-        for done in (1, 3, 4):
-            show(done)
+    with track("settled", 3, stream, pause=0, clock=lambda: 0.0) as count:
+        for done in (1, 2, 1):
+            count.finish(done)
     for total in (None, 1):
-        with track("published", total, stream, pause=0) as show:
-            show(1)
+        with track("published", total, stream, pause=0, clock=lambda: 0.0) as count:
+            count.finish(1)
     assert stream.getvalue().splitlines() == [
-        "worked: 1 of 3 messages", "worked: 3 of 3 messages", "worked: 4 of 4 messages",
-        "published: 1 message", "published: 1 of 1 message",
+        "settled: 1 of 3 messages, 33%", "settled: 3 of 3 messages, 100%",
+        "settled: 4 of 4 messages, 100%", "published: 1 message",
+        "published: 1 of 1 message, 100%",
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("ends", [True, False])
-def test_a_worker_that_ends_counts_its_messages(ends: bool) -> None:
+def test_a_terminal_shows_a_bar_with_the_same_text() -> None:
+    now, stream = 0.0, Terminal()
+    with track("published", 40, stream, clock=lambda: now) as count:
+        now = 2.0
+        count.finish(10)
+    assert "10 of 40 messages, 5 msg/s, 25%, 6s left" in stream.getvalue()
+
+
+@pytest.mark.parametrize("until_what", ["empty", "settled", None])
+def test_a_worker_that_ends_counts_what_it_settles(until_what: str | None) -> None:
     queue, stream = memory_queue(), io.StringIO()
     queue.publish(["a", "b", "c"])
     group = queue.group()
-    handled: list[Any] = []
-    with counting(handled.append, queue, group, ends=ends, stream=stream, pause=0) as counted:
-        group.work(counted, max_messages=2, until="empty")
-    assert len(handled) == 2
-    shown = ["worked: 2 of 3 messages", "worked: 3 of 3 messages"]
-    assert stream.getvalue().splitlines() == (shown if ends else [])
+    group.configure(max_delivery_attempts=2, retry_delay=0)
+
+    def handle(message: Message) -> None:
+        if message.text == "b":
+            raise ValueError("no customer")
+
+    with tracking_settled(queue, group, until_what, stream, pause=0, clock=lambda: 0.0):
+        group.work(handle, mode="message", until=until_what or "empty")
+    lines = stream.getvalue().splitlines()
+    assert lines[-1:] == (["settled: 3 of 3 messages, 100%"] if until_what else [])
+    done = [int(line.split()[1]) for line in lines]
+    assert done == sorted(set(done)), "a failure that is retried is not counted"
+
+
+def test_a_redrive_and_a_replay_count_their_messages(queue_with_letters: Queue) -> None:
+    queue, stream = queue_with_letters, io.StringIO()
+    with track("replayed", None, stream, pause=0, clock=lambda: 0.0):
+        queue.replay(lambda message: None, mode="message")
+    assert stream.getvalue().splitlines()[-1] == "replayed: 3 of 3 messages, 100%"
+    with track("redriven", 3, stream, pause=0, clock=lambda: 0.0):
+        queue.redrive()
+    assert stream.getvalue().splitlines()[-1] == "redriven: 3 of 3 messages, 100%"
+
+
+@pytest.fixture
+def queue_with_letters() -> Queue:
+    queue = memory_queue()
+    queue.publish(["a", "b", "c"])
+    lease(queue, 3).reject(error="bad")
+    queue.sweep()
+    return queue
 
 
 class Unread(io.StringIO):
@@ -158,8 +201,8 @@ def test_a_handler_does_not_fail_if_nobody_reads_the_progress() -> None:
         if message.text == "bad":
             raise ValueError("no customer")
 
-    with counting(handle, queue, group, ends=True, stream=Unread(), pause=0) as counted:
-        summary = group.work(counted, mode="message", until="settled")
+    with tracking_settled(queue, group, "settled", Unread(), pause=0):
+        summary = group.work(handle, mode="message", until="settled")
     assert (summary.acked, summary.nacked) == (1, 2)
     queue.sweep()
     (error,) = queue.list_dead_letters()["error"].to_pylist()
