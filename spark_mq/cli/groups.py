@@ -225,4 +225,4 @@ def drop(on: Given) -> Mapping[str, Any]:
         on.existing_group(name)  # raises GroupNotFound, also if the ledger is damaged
     on.confirm(f"Drop group {name} of {on.queue.path} with its whole state?")
     on.queue.drop_group(name)
-    return {"group": name, "dropped": True}
+    return {"queue": on.queue.path, "removed": name}

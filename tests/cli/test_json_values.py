@@ -1,0 +1,104 @@
+"""JSON of all commands: raw values in one form, where tables have texts for people."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.commands import Run
+
+from spark_mq import Message, Queue
+from spark_mq.cli.app import app
+from spark_mq.cli.command import COMMANDS
+
+assert app  # which fills the table of commands
+
+HANDLER = "def good(lease):\n    return None\n"
+# Texts for people: nothing, a duration, a number with separators, a percentage, a time with a blank.
+SHOWN = re.compile(
+    r"-|(\d+(\.\d+)?(us|ms|s|m|h|d) ?)+|\d{1,3}(,\d{3})+(\.\d+)?|\d+(\.\d+)?%"
+    r"|\d{4}-\d\d-\d\d \d\d:\d\d.*"
+)
+HOMONYMS = {"retained"}  # how many messages are, and whether one is
+# One call of each command that prints data, in an order in which each has something to show.
+CALLS = (
+    "queue list .", "queue create new --set retention=3d", "queue describe orders",
+    "queue configure orders", "group list -q orders", "group describe billing -q orders",
+    "group create fresh -q orders", "group configure billing -q orders --set retry_delay=5m",
+    "peek -q orders -g billing", "tail -q orders --from earliest -n 1", "leases -q orders -g billing",
+    "locate -q orders --message-id id-leased", "trace -q orders --message-id id-leased",
+    "lanes -q orders -g billing", "lanes -q orders -g billing --lane 0", "top -q orders --count 2 --interval 1ms",
+    "top -q . --count 1", "throughput -q orders", "changes -q orders", "check -q orders",
+    "schedule add nightly run -q orders --every 5m --jitter 90s", "schedule list -q orders",
+    "schedule pause nightly -q orders", "schedule resume nightly -q orders",
+    "schedule remove nightly -q orders --yes", "batch list -q orders",
+    "batch close day -q orders --to orders", "dlq list -q orders", "dlq failures -q orders",
+    "dlq show -q orders --message-id id-bad", "publish -q orders lines.jsonl", "sweep -q orders",
+    "work h:good -q orders -g fresh --until empty --max-messages 100",
+    "replay h:good -q orders -g fresh", "dlq redrive -q orders --dry-run", "dlq redrive -q orders --yes",
+    "group pause billing -q orders --until 30m", "group resume billing -q orders",
+    "group unblock billing -q orders --to retry", "group seek billing -q orders --to-earliest",
+    "group discard fresh -q orders --key kleased --yes", "group retry-now fresh -q orders --key kleased",
+    "group dead-letter fresh -q orders --key kleased --yes", "group drop fresh -q orders --yes",
+    "queue purge orders --yes", "queue drop orders --yes", "jobs",
+)  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a queue that has leases, delays, dead letters, a batch and lanes."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "h.py").write_text(HANDLER)
+    (tmp_path / "lines.jsonl").write_text('{"a": 1}\n')
+    queue = Queue.create("orders", durable=False, lanes=4)
+    queue.publish([
+        Message(name, key="k" + name, message_id=f"id-{name}")
+        for name in ("bad", "nacked", "leased")
+    ])  # fmt: skip
+    group = queue.group("billing")
+    group.configure(order="key")
+    taken = group.lease("w", max_messages=3, visibility_timeout="1h")
+    held = {message.text: message.sequence for message in taken.messages}
+    taken.reject([held["bad"]], error="boom 1")
+    taken.nack([held["nacked"]], error="boom 2", delay="1h")
+    queue.publish([Message("late", deliver_at="5 minutes"), "x"], batch_id="day")
+    queue.sweep()
+    return tmp_path
+
+
+def test_json_has_no_texts_for_people_and_one_form_of_each_value(folder: Path, run: Run) -> None:
+    kinds: dict[str, dict[str, str]] = {}
+    for call in CALLS:
+        for row in run(*call.split(), "-o", "json").rows:
+            for name, value in values_in(row):
+                assert not (isinstance(value, str) and SHOWN.fullmatch(value)), (call, name, value)
+                if not isinstance(value, list | dict | None):
+                    kinds.setdefault(name, {}).setdefault(kind_of(value), call)
+    mixed = {name: found for name, found in kinds.items() if len(found) > 1}
+    assert mixed.keys() == HOMONYMS, mixed
+
+
+def values_in(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for inner, one in value.items():
+            yield from values_in(one, inner)
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for one in value:
+            yield from values_in(one, name)
+    elif name != "value":  # the payload
+        yield name, value
+
+
+def kind_of(value: Any) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return "number"
+    return type(value).__name__
+
+
+def test_each_command_that_prints_data_is_called() -> None:
+    printing = {name for name, one in COMMANDS.items() if "output" in {p.name for p in one.common}}
+    called = {name for name in printing for call in CALLS if f"{call} ".startswith(f"{name} ")}
+    assert printing - called == set()
