@@ -22,6 +22,7 @@ from spark_mq.cli.output import (
     CommandFormatter,
     complain,
     exit_code_of,
+    name_subject,
     text_for_commands,
 )
 from spark_mq.util.show import printable
@@ -140,6 +141,8 @@ def run(arguments: Sequence[str]) -> int:
         code = error.exit_code
     except Exception as error:
         code = _failed(error, arguments)
+    finally:
+        name_subject(None, None)
     return code if isinstance(code, int) else OK
 
 

@@ -21,7 +21,8 @@ from typing import Annotated, Any, Final, TypeVar, get_args
 import typer
 from typer.models import OptionInfo
 
-from spark_mq.cli.output import show
+from spark_mq.cli.completion import complete_queues, complete_settings
+from spark_mq.cli.output import name_subject, show
 from spark_mq.errors import InvalidOption, SparkMQError
 from spark_mq.group import ConsumerGroup
 from spark_mq.ledger.settings import GroupSettings, QueueSettings
@@ -167,12 +168,18 @@ def _named(parameter: inspect.Parameter) -> inspect.Parameter:
 
 
 _QUEUE_HELP: Final = "The queue: a path or a URI."
-_QUEUE: Final = _parameter("queue", str, option(_QUEUE_HELP, "-q", metavar="PATH"))
+_QUEUE: Final = _parameter(
+    "queue", str, option(_QUEUE_HELP, "-q", metavar="PATH", autocompletion=complete_queues)
+)
 _GROUP_HELP: Final = "The group."
 # How a command names what it is about.
 NOTHING: Final = ()
 QUEUE: Final = (_QUEUE,)
-QUEUE_ARGUMENT: Final = (_parameter("queue", str, argument(_QUEUE_HELP, metavar="QUEUE")),)
+QUEUE_ARGUMENT: Final = (
+    _parameter(
+        "queue", str, argument(_QUEUE_HELP, metavar="QUEUE", autocompletion=complete_queues)
+    ),
+)
 GROUP: Final = (
     _QUEUE,
     _parameter(
@@ -210,9 +217,8 @@ _ALL_SETTINGS: Final = {**settings_of(QueueSettings), **settings_of(GroupSetting
 def settings(example: str, *common: str) -> Sequence[inspect.Parameter]:
     """Return the option --set, and an option for each `common` setting."""
     text = f"A setting, such as {example}. Repeatable."
-    rest = _parameter(
-        "settings", list[str] | None, option(text, "--set", metavar="NAME=VALUE"), None
-    )
+    info = option(text, "--set", metavar="NAME=VALUE", autocompletion=complete_settings)
+    rest = _parameter("settings", list[str] | None, info, None)
     return (*(_setting(_ALL_SETTINGS[name]) for name in common), rest)
 
 
@@ -239,6 +245,7 @@ class Command:
         def run(**values: Any) -> None:
             given = {name: value for name, value in values.items() if name not in names}
             on = _given(given)
+            name_subject(on.path, on.group_name)
             show(self.call(on, **{name: values[name] for name in names}), json=on.json)
             if on.exit_code:
                 raise typer.Exit(on.exit_code)

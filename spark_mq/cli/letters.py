@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -91,7 +92,7 @@ def show(
 ) -> Mapping[str, Any]:
     """Show one dead letter with its headers and its value."""
     queue = on.queue
-    where, wanted = _which(letter, message_id)
+    where, wanted = _which(queue, letter, message_id)
     rows = queue.list_dead_letters(where=where, limit=1).to_pylist()
     if not rows:
         complain(f"no dead letter has the {wanted}")
@@ -99,11 +100,12 @@ def show(
     return {**rows[0], "headers": dict(rows[0]["headers"] or ())}
 
 
-def _which(letter: str | None, message_id: str | None) -> tuple[str, str]:
+def _which(queue: Queue, letter: str | None, message_id: str | None) -> tuple[str, str]:
     """Return the SQL condition for a letter, and its name in words."""
     if (letter is None) == (message_id is None):
         raise InvalidOption(
-            "dlq show needs one dead letter: give the LETTER of `dlq list`, or --message-id",
+            "dlq show needs one dead letter: give the LETTER of "
+            f"`spark-mq dlq list -q {shlex.quote(queue.path)}`, or --message-id",
             option="letter",
             value=letter,
         )

@@ -16,6 +16,7 @@ from spark_mq.cli.command import GROUP, Given, argument, command, option, parse_
 from spark_mq.cli.output import NOT_FOUND, Column, Pages, Rows
 from spark_mq.errors import InvalidOption
 from spark_mq.queue import Queue
+from spark_mq.util.advice import CREATE_WITH_LANES
 from spark_mq.util.clock import SECOND
 from spark_mq.util.show import show_age, show_time, show_value
 from spark_mq.util.validation import validate_count, validate_duration
@@ -253,8 +254,8 @@ def lanes(
     group = on.group
     if not on.queue.settings.lanes:
         raise InvalidOption(
-            f"{on.queue.path} has no lanes: lanes are fixed when a queue is created. Create a "
-            "queue with --lanes 64.",
+            f"{on.queue.path} has no lanes: lanes are fixed when a queue is created. "
+            f"{CREATE_WITH_LANES.command}.",
             option="queue",
             value=on.queue.path,
         )

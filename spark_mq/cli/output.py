@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
@@ -47,6 +48,7 @@ __all__ = [
     "fit_columns",
     "is_number",
     "make_table",
+    "name_subject",
     "show",
     "style_of",
     "text_for_commands",
@@ -258,13 +260,33 @@ def text_for_commands(error: BaseException) -> str:
     return text
 
 
+_subject: Final = {"queue": "PATH", "group": "GROUP"}
+
+
+def name_subject(queue: str | None, group: str | None) -> None:
+    """Set what a process's command is about, which its errors and log lines name."""
+    _subject["queue"], _subject["group"] = (
+        placeholder if name is None else shlex.quote(name)
+        for name, placeholder in ((queue, "PATH"), (group, "GROUP"))
+    )
+
+
+def _named(command: str, group: str | None = None) -> str:
+    """Return a command with the names of the queue and the group."""
+    named = _subject if group is None else {**_subject, "group": shlex.quote(group)}
+    for what, name in named.items():
+        command = command.replace(f"{{{what}}}", name)
+    return command
+
+
 def _advice(error: BaseException) -> Iterator[tuple[str, str]]:
     """Yield the advice of an error and of its causes, because it may repeat their text."""
     seen: list[BaseException] = []
     found: BaseException | None = error
     while found is not None and found not in seen:
         if isinstance(found, SparkMQError):
-            yield from found.advice
+            for call, command in found.advice:
+                yield call, _named(command, found.data.get("group"))
         seen.append(found)
         found = found.__cause__ or found.__context__
 
@@ -283,5 +305,5 @@ class CommandFormatter(logging.Formatter):
 
 def _for_commands(value: Any) -> Any:
     if isinstance(value, Advice):
-        return value.command
+        return _named(value.command)
     return text_for_commands(value) if isinstance(value, SparkMQError) else value

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import asdict
 from typing import Annotated, Final
 
 from spark_mq.cli.command import Given, command, option
 from spark_mq.cli.output import FAILED, Column, Pages, Rows
+from spark_mq.inspect.health import Problem
+from spark_mq.queue import Queue
 
 __all__ = ["MaxAge", "MaxDead", "MaxUnswept", "parse_limit"]
 
@@ -19,7 +23,9 @@ _CHANGE_COLUMNS: Final[list[Column]] = [
     ("AT", "at"), ("CHANGE", "operation"), ("GROUP", "group"), ("USER", "user"),
     ("MESSAGES", "messages"), ("DETAIL", "detail"),
 ]  # fmt: skip
-_CHECK_COLUMNS: Final[list[Column]] = [("CHECK", "check"), ("GROUP", "group"), ("REASON", "text")]
+_CHECK_COLUMNS: Final[list[Column]] = [
+    ("CHECK", "check"), ("GROUP", "group"), ("REASON", "text"), ("RUN", "command"),
+]  # fmt: skip
 
 MaxUnswept = Annotated[str, option("How long work may wait for a sweep, or none.")]
 MaxAge = Annotated[str | None, option("The greatest age of an unsettled message.")]
@@ -70,7 +76,7 @@ def parse_limit(text: str) -> str | None:
 def check(
     on: Given, max_unswept: MaxUnswept = "1h", max_age: MaxAge = None, max_dead: MaxDead = None
 ) -> Pages:
-    """Exit with 1 and a reason if the queue is unhealthy.
+    """Exit with 1, a reason and the command that helps if the queue is unhealthy.
 
     It is unhealthy if it was not swept in time, a group leases nothing, a ledger cannot be read, or
     a limit is exceeded.
@@ -79,6 +85,20 @@ def check(
         max_unswept=parse_limit(max_unswept), max_age=max_age, max_dead=max_dead
     )
     on.exit_code = 0 if health.healthy else FAILED
-    return Pages(
-        [health], lambda _: ["healthy" if health.healthy else Rows(health.problems, _CHECK_COLUMNS)]
-    )
+    problems = [{**asdict(one), "command": _remedy(on.queue, one)} for one in health.problems]
+    shown = "healthy" if health.healthy else Rows(problems, _CHECK_COLUMNS)
+    return Pages([{"healthy": health.healthy, "problems": problems}], lambda _: [shown])
+
+
+def _remedy(queue: Queue, problem: Problem) -> str:
+    """Return the command that mends a problem, or shows more of it."""
+    path = shlex.quote(queue.path)
+    if problem.group is None:
+        look = {"not_swept": f"sweep -q {path}", "too_many_dead": f"dlq failures -q {path}"}
+        return f"spark-mq {look.get(problem.check, f'queue describe {path}')}"
+    of_group = f"{shlex.quote(problem.group)} -q {path}"
+    if problem.check != "blocked":
+        return f"spark-mq group describe {of_group}"
+    if queue.group(problem.group).stats().blocked:
+        return f"spark-mq group unblock {of_group} --to retry"
+    return f"spark-mq group resume {of_group}"

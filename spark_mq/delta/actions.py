@@ -11,7 +11,6 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 
 from spark_mq.errors import CorruptLog, UnsupportedTable
-from spark_mq.util.advice import CREATE_QUEUE
 
 __all__ = [
     "AddFile",
@@ -242,8 +241,7 @@ def check_protocol(path: str, protocol: Protocol, since: int | None = None) -> N
         raise UnsupportedTable(
             f"the Delta table at {path} has features that spark_mq does not support: {named}"
             + (f", since commit {since}. " if since is not None else ". ")
-            + f"Do not change the tables that {CREATE_QUEUE} makes. Publish into a new queue",
-            advice=[CREATE_QUEUE],
+            + "Do not change the tables of a queue. Publish into a new queue",
             path=path,
             features=features,
         )

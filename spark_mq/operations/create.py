@@ -170,8 +170,7 @@ def open_context(root: str, options: Mapping[str, str], clock: Clock | None = No
         found = QueueSettings.from_json(table.description, root)
         if found is None:
             raise NotAQueue(
-                f"{messages.path} is a Delta table, but not one of a queue made by {CREATE_QUEUE}",
-                advice=[CREATE_QUEUE],
+                f"{messages.path} is a Delta table, but not one of a queue",
                 path=root,
             )
         if (found.durable, found.lanes) == (settings.durable, settings.lanes):

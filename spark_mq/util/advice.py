@@ -1,7 +1,8 @@
 """Define the calls that texts advise, each with its command.
 
 The text of an error or a log line names the call of Python. The error has the pair in ``advice``,
-and the log record has it as an argument, so the command line can show the command.
+and the log record has it as an argument, so the command line can show the command. There {queue}
+and {group} stand for what the running command is about.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ __all__ = [
 
 
 class Advice(NamedTuple):
-    """A Python call in a text, and the same as a command."""
+    """A Python call in a text, and the same as a command with {queue} and {group}."""
 
     call: str
     command: str
@@ -41,7 +42,7 @@ class Advice(NamedTuple):
         return self.call
 
 
-CREATE_QUEUE: Final = Advice("Queue.create", "`spark-mq queue create`")
+CREATE_QUEUE: Final = Advice("Queue.create", "`spark-mq queue create {queue}`")
 OPEN_QUEUE: Final = Advice(
     "Use Queue.open, or exist_ok=True", "Use it as it is, or give --exist-ok"
 )
@@ -50,26 +51,30 @@ USE_AS_IT_IS: Final = Advice(
     "Use it as it is, or give --exist-ok without these settings",
 )
 CREATE_WITH_LANES: Final = Advice(
-    "Create a queue with lanes=64", "Create a queue with `spark-mq queue create --lanes 64`"
+    "Create a queue with lanes=64", "Create a queue with `spark-mq queue create PATH --lanes 64`"
 )
-LIST_LANES: Final = Advice("group.lanes() lists", "`spark-mq lanes` lists")
-CONFIGURE_QUEUE: Final = Advice("queue.configure", "`spark-mq queue configure`")
-CONFIGURE_GROUP: Final = Advice("group.configure", "`spark-mq group configure`")
-ADD_SCHEDULE: Final = Advice("queue.schedule(...)", "`spark-mq schedule add`")
+LIST_LANES: Final = Advice("group.lanes() lists", "`spark-mq lanes -q {queue} -g {group}` lists")
+CONFIGURE_QUEUE: Final = Advice("queue.configure", "`spark-mq queue configure {queue}`")
+CONFIGURE_GROUP: Final = Advice("group.configure", "`spark-mq group configure {group} -q {queue}`")
+ADD_SCHEDULE: Final = Advice("queue.schedule(...)", "`spark-mq schedule add -q {queue}`")
 ENSURE_GROUP: Final = Advice(
     "The first lease, or ensure(), creates a group",
-    "`spark-mq group create` creates a group, and so does the first lease",
+    "`spark-mq group create {group} -q {queue}` creates a group, and so does the first lease",
 )
-RESUME_GROUP: Final = Advice("call resume()", "run `spark-mq group resume`")
-RAISE_CAP: Final = Advice("configure(...) the cap", "raise the cap with `spark-mq group configure`")
-UNBLOCK_GROUP: Final = Advice("unblock(...)", "`spark-mq group unblock`")
-SWEEP: Final = Advice("queue.sweep()", "`spark-mq sweep`")
+RESUME_GROUP: Final = Advice("call resume()", "run `spark-mq group resume {group} -q {queue}`")
+RAISE_CAP: Final = Advice(
+    "configure(...) the cap", "raise the cap with `spark-mq group configure {group} -q {queue}`"
+)
+UNBLOCK_GROUP: Final = Advice("unblock(...)", "`spark-mq group unblock {group} -q {queue}`")
+SWEEP: Final = Advice("queue.sweep()", "`spark-mq sweep -q {queue}`")
 FORCE: Final = Advice("force=True", "--force")
 NAME_MESSAGES: Final = Advice("sequences, message_id or key", "SEQUENCES, --message-id and --key")
 
 
 def drop_group(name: str) -> Advice:
-    return Advice(f"Queue.drop_group({name!r})", f"`spark-mq group drop {name}`")
+    return Advice(
+        f"Queue.drop_group({name!r})", f"`spark-mq group drop {shlex.quote(name)} -q {{queue}}`"
+    )
 
 
 def set_dedup_window(path: str) -> Advice:

@@ -23,6 +23,9 @@ from support.stocked_queue import sequence_of, stocked_queue
 from support.working import working
 
 from spark_mq import Message, Queue
+from spark_mq.cli.completion import complete_queues
+from spark_mq.ledger.settings import GroupSettings
+from spark_mq.util.setting_fields import settings_of
 
 HANDLER = """
 import pathlib
@@ -249,7 +252,7 @@ def test_a_schedule_is_made_listed_paused_resumed_and_removed(run: Run, queue: Q
     assert run("schedule", "remove", "nightly", "--yes", *here).row["removed"] == "nightly"
     missing = run("schedule", "pause", "oftn", *here, expect=3).err
     assert "Did you mean 'often'?" in missing
-    assert "`spark-mq schedule add`" in missing
+    assert f"`spark-mq schedule add -q {queue.path}`" in missing
     wrong = run("schedule", "add", "x", "y", "--cron", "61 * * * *", *here, expect=2).err
     assert "cron='61 * * * *' has the minute '61': give 0 to 59" in wrong
     wrong = run(
@@ -849,6 +852,32 @@ def test_completion_offers_the_groups_of_the_queue(queue: Queue) -> None:
     text = f"spark-mq peek --queue {queue.path} --group billing --state d"
     done = completed("complete_bash", {"COMP_WORDS": text, "COMP_CWORD": "7"})
     assert done.split() == ["delayed", "dead"]
+
+
+def completion_of(text: str) -> list[str]:
+    """What bash shows for a line that ends where the cursor is."""
+    place = str(len(text.split(" ")) - 1)
+    return completed("complete_bash", {"COMP_WORDS": text, "COMP_CWORD": place}).split()
+
+
+def test_completion_offers_queues_and_folders(queue: Queue, tmp_path: Path) -> None:
+    Queue.create(tmp_path / "shop" / "returns", durable=False)
+    (tmp_path / "shop" / "file").touch()
+    (tmp_path / ".hidden").mkdir()
+    within = [f"{tmp_path}/orders", f"{tmp_path}/shop/"]
+    assert completion_of(f"spark-mq peek -q {tmp_path}/") == within
+    assert complete_queues(f"{tmp_path}/") == within
+    shop = [f"{tmp_path}/shop/", f"{tmp_path}/shop/returns"]
+    assert complete_queues(f"{tmp_path}/s") == shop
+    assert complete_queues(f"{tmp_path}/orders/") == [f"{tmp_path}/orders/dead_letters"]
+    assert complete_queues("s3://bucket/") == complete_queues(f"{tmp_path}/none/x") == []
+
+
+def test_completion_offers_the_settings_that_a_command_changes() -> None:
+    default = settings_of(GroupSettings)["retry_delay"].shown_default
+    given = "spark-mq group configure billing -q x --set retry_d"
+    assert completion_of(given) == ["retry_delay=", f"retry_delay={default}"]
+    assert completion_of("spark-mq queue configure x --set retry_d") == []
 
 
 def test_a_missing_extra_is_named_in_one_line() -> None:

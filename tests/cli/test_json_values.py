@@ -17,7 +17,7 @@ from spark_mq.cli.command import COMMANDS
 assert app  # which fills the table of commands
 
 HANDLER = "def good(lease):\n    return None\n"
-# Texts for people: nothing, a duration, a number with separators, a percentage, a time with a blank.
+# Texts for people: nothing, a duration, separated thousands, a percentage, a time with a blank.
 SHOWN = re.compile(
     r"-|(\d+(\.\d+)?(us|ms|s|m|h|d) ?)+|\d{1,3}(,\d{3})+(\.\d+)?|\d+(\.\d+)?%"
     r"|\d{4}-\d\d-\d\d \d\d:\d\d.*"
@@ -28,9 +28,10 @@ CALLS = (
     "queue list .", "queue create new --set retention=3d", "queue describe orders",
     "queue configure orders", "group list -q orders", "group describe billing -q orders",
     "group create fresh -q orders", "group configure billing -q orders --set retry_delay=5m",
-    "peek -q orders -g billing", "tail -q orders --from earliest -n 1", "leases -q orders -g billing",
-    "locate -q orders --message-id id-leased", "trace -q orders --message-id id-leased",
-    "lanes -q orders -g billing", "lanes -q orders -g billing --lane 0", "top -q orders --count 2 --interval 1ms",
+    "peek -q orders -g billing", "tail -q orders --from earliest -n 1",
+    "leases -q orders -g billing", "locate -q orders --message-id id-leased",
+    "trace -q orders --message-id id-leased", "lanes -q orders -g billing",
+    "lanes -q orders -g billing --lane 0", "top -q orders --count 2 --interval 1ms",
     "top -q . --count 1", "throughput -q orders", "changes -q orders", "check -q orders",
     "schedule add nightly run -q orders --every 5m --jitter 90s", "schedule list -q orders",
     "schedule pause nightly -q orders", "schedule resume nightly -q orders",
@@ -38,10 +39,12 @@ CALLS = (
     "batch close day -q orders --to orders", "dlq list -q orders", "dlq failures -q orders",
     "dlq show -q orders --message-id id-bad", "publish -q orders lines.jsonl", "sweep -q orders",
     "work h:good -q orders -g fresh --until empty --max-messages 100",
-    "replay h:good -q orders -g fresh", "dlq redrive -q orders --dry-run", "dlq redrive -q orders --yes",
-    "group pause billing -q orders --until 30m", "group resume billing -q orders",
-    "group unblock billing -q orders --to retry", "group seek billing -q orders --to-earliest",
-    "group discard fresh -q orders --key kleased --yes", "group retry-now fresh -q orders --key kleased",
+    "replay h:good -q orders -g fresh", "dlq redrive -q orders --dry-run",
+    "dlq redrive -q orders --yes", "group pause billing -q orders --until 30m",
+    "group resume billing -q orders", "group unblock billing -q orders --to retry",
+    "group seek billing -q orders --to-earliest",
+    "group discard fresh -q orders --key kleased --yes",
+    "group retry-now fresh -q orders --key kleased",
     "group dead-letter fresh -q orders --key kleased --yes", "group drop fresh -q orders --yes",
     "queue purge orders --yes", "queue drop orders --yes", "jobs",
 )  # fmt: skip
