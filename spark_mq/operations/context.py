@@ -438,7 +438,7 @@ def _misspelt(name: str, known: Iterable[str]) -> str | None:
 
 
 def _without_digits(name: str) -> str:
-    return re.sub(r"\d+", "0", name)
+    return re.sub(r"[-_.]?\d+", "", name)
 
 
 def group_not_found(queue: QueueContext, name: str) -> GroupNotFound:

@@ -92,7 +92,8 @@ def show_duration(duration: timedelta | None) -> str:
     minutes, seconds = divmod(duration - timedelta(duration.days), timedelta(minutes=1))
     parts = ((duration.days, "d"), (minutes // 60, "h"), (minutes % 60, "m"))
     shown = [f"{number}{unit}" for number, unit in parts if number]
-    shown += [f"{seconds.total_seconds():.9g}s"] if seconds or not shown else []
+    if seconds or not shown:
+        shown.append(f"{seconds.total_seconds():.6f}".rstrip("0").rstrip(".") + "s")
     return " ".join(shown)
 
 

@@ -51,6 +51,7 @@ _DURATION = re.compile(
     r"(us|ms|s|m|h|d|secs?|seconds?|mins?|minutes?|hrs?|hours?|days?|milliseconds?)?\s*",
     re.IGNORECASE,
 )
+_SHOWN_DURATION = re.compile(r"(?:(\d+)d ?)?(?:(\d+)h ?)?(?:(\d+)m ?)?(?:(\d+(?:\.\d+)?)s)?")
 _UNITS: Final = {
     "us": 1,
     "ms": 1_000,
@@ -106,7 +107,7 @@ def truncate_error(text: str) -> str:
 
 
 def validate_duration(option: str, value: Any, *, zero: bool = False) -> int:
-    """Return the microseconds of seconds, a timedelta, or text like "30s", "7d" or "250ms"."""
+    """Return the microseconds of seconds, a timedelta, or text like "30s", "250ms" or "2d 3h"."""
     result: float | None = None
     if isinstance(value, timedelta):
         result = value.total_seconds() * SECOND
@@ -117,6 +118,8 @@ def validate_duration(option: str, value: Any, *, zero: bool = False) -> int:
         if unit not in _UNITS:
             unit = "ms" if unit.startswith("milli") else unit[0]
         result = float(match[1]) * _UNITS[unit]
+    elif isinstance(value, str) and value and (match := _SHOWN_DURATION.fullmatch(value)):
+        result = sum(float(match[at] or 0) * _UNITS[unit] for at, unit in enumerate("dhms", 1))
     # "not (a <= b)" and not "a > b", so that NaN is invalid.
     if result is None or not (0 <= result <= _MAX_DURATION) or (round(result) == 0 and not zero):
         least = "zero or more" if zero else "more than zero"

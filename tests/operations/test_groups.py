@@ -310,11 +310,14 @@ def test_a_delay_that_would_be_cut_is_refused(make: Make, given: dict[str, Any])
         group.configure(retry="linear")
 
 
-def test_a_numbered_name_is_no_misspelling_of_another_number(make: Make) -> None:
+def test_a_numbered_name_is_no_misspelling_of_another_number(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     queue = make()
-    for name in ("worker-1", "worker-2", "audit"):
+    for name in ("worker-1", "worker-2", "audit", "worker", "worker_10", "audit2"):
         queue.group(name).ensure()
-    with pytest.raises(GroupNotFound, match="The queue has audit, worker-1") as missing:
+    assert [one.message for one in caplog.records if one.levelname == "WARNING"] == []
+    with pytest.raises(GroupNotFound, match="The queue has audit, audit2, worker,") as missing:
         queue.group("worker-3", create=False).stats()
     assert "Did you mean" not in str(missing.value)
     with pytest.raises(GroupNotFound, match="Did you mean 'audit'"):

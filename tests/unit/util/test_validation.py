@@ -16,6 +16,7 @@ from spark_mq.message import check_time
 from spark_mq.util.clock import SECOND, to_datetime, to_micros
 from spark_mq.util.columns import to_array
 from spark_mq.util.setting_fields import parse_number, parse_settings
+from spark_mq.util.show import show_duration
 from spark_mq.util.validation import (
     suggest,
     validate_callable,
@@ -79,6 +80,8 @@ def test_a_function_that_cannot_be_called_so_is_refused(bad):
         ("2 minutes", 120 * SECOND),
         ("2 hours", 2 * HOUR),
         ("1 Day", 24 * HOUR),
+        ("2d 3h", 51 * HOUR),
+        ("1m30s", 90 * SECOND),
     ],
 )
 def test_a_duration_comes_in_many_forms(value, expected):
@@ -271,6 +274,11 @@ def test_settings_of_a_queue_come_back_from_its_description():
 )
 def test_the_description_of_another_table_is_none_of_a_queue(text):
     assert QueueSettings.from_json(text) is None
+
+
+@given(st.timedeltas(timedelta(microseconds=1), timedelta(days=30_000)))
+def test_a_duration_can_be_typed_as_it_is_shown(duration: timedelta) -> None:
+    assert validate_duration("delay", show_duration(duration)) == duration // timedelta.resolution
 
 
 def test_errors_are_of_their_builtin_kind_too():
