@@ -13,6 +13,7 @@ from spark_mq.inspect.leases import LastError, LeaseInfo, MessagePosition
 from spark_mq.inspect.letters import Failure, Failures
 from spark_mq.inspect.overview import QueueOverview, SweepState
 from spark_mq.inspect.peek import PeekedMessage
+from spark_mq.inspect.plots import QueuePlots
 from spark_mq.inspect.views import find_queues
 from spark_mq.inspect.workers import WorkerInfo
 from spark_mq.ledger.states import STATE_NAMES
@@ -38,6 +39,7 @@ __all__ = [
     "PriorityInfo",
     "Problem",
     "QueueOverview",
+    "QueuePlots",
     "SeekPreview",
     "SweepState",
     "WorkerInfo",

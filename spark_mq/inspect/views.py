@@ -31,6 +31,7 @@ from spark_mq.inspect.overview import (
     sweep_state,
 )
 from spark_mq.inspect.peek import PeekedMessage, find_sequences, peek_queue
+from spark_mq.inspect.plots import QueuePlots
 from spark_mq.inspect.stats import StatsReader
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.maintenance.redrive import redrive
@@ -100,6 +101,16 @@ class QueueViews:
             return overview_html(self.describe())
         except NOTEBOOK_ERRORS as error:
             return failed_html(repr(self), error)
+
+    @property
+    def plot(self) -> QueuePlots:
+        """Return the plots of the queue. They need the extra ``plot``.
+
+        Examples
+        --------
+        >>> queue.plot.throughput(since="1d", every="15m")  # doctest: +SKIP
+        """
+        return QueuePlots(self._context)
 
     def describe(self, *, lanes: bool = False, durations: bool = False) -> QueueOverview:
         """Return sizes, groups and sweeps of the queue.

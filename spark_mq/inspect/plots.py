@@ -1,0 +1,345 @@
+"""Draw a queue with matplotlib: its throughput, ages and lanes, and the life of a message."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from spark_mq.formats.base import load_library
+from spark_mq.inspect.activity import ENDS, throughput
+from spark_mq.inspect.lanes import list_lanes
+from spark_mq.inspect.leases import locate, named_sequences
+from spark_mq.inspect.settled_ages import age_of_part, count_messages, settled_ages
+from spark_mq.inspect.stats import StatsReader
+from spark_mq.ledger.states import (
+    AVAILABLE,
+    BLOCKED,
+    DEAD,
+    DELAYED,
+    LEASED,
+    READY,
+    TRANSFERRING,
+)
+from spark_mq.operations.context import QueueContext, group_not_found
+from spark_mq.operations.life import Trace, TraceEvent
+from spark_mq.operations.trace import trace
+from spark_mq.util.clock import Duration, to_datetime
+from spark_mq.util.show import printable, show_duration
+from spark_mq.util.validation import validate_count, validate_duration
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["QueuePlots"]
+
+_MAX_GROUPS: Final = 10  # of one plot: more colours look alike
+_MAX_NAME: Final = 40  # characters of a name that others chose
+_GREY: Final = "#566273"
+_COLOURS: Final = {
+    READY: "#2563c9",
+    DELAYED: "#8fb3ea",
+    AVAILABLE: "#8fb3ea",
+    LEASED: "#15803d",
+    BLOCKED: "#c27803",
+    DEAD: "#b3141f",
+    TRANSFERRING: "#7e3fbf",
+}
+"""The colours of states on the web page."""
+_PARTS: Final = ((0.5, "median", "-"), (0.95, "95th percentile", "--"))
+_UNITS: Final = (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0), ("seconds", 1.0))
+
+
+class QueuePlots:
+    """Draw the views of a queue with matplotlib, which is the extra ``plot``.
+
+    Each method draws into ``ax``, by default into a new figure, and returns its ``Axes``. Times are
+    in UTC. A line has a gap where nothing happened. A plot over time has the 10 groups with the
+    most messages.
+    """
+
+    def __init__(self, context: QueueContext) -> None:
+        self._context = context
+
+    def throughput(
+        self,
+        *,
+        since: Duration = "1h",
+        every: Duration = "1m",
+        group: str | None = None,
+        ax: Axes | None = None,
+    ) -> Axes:
+        """Draw how many messages were published, and settled by each group, per second.
+
+        Parameters
+        ----------
+        since, every, group
+            As for :meth:`spark_mq.Queue.throughput`. Raises GroupNotFound without such a group.
+        ax
+            Where to draw. Default: a new figure.
+        """
+        rates: dict[str | None, dict[datetime, float]] = defaultdict(dict)
+        messages: Counter[str] = Counter()
+        found = throughput(self._context, since=since, every=every, group=group)
+        for row in found.to_pylist():
+            name, what = row["consumer_group"], "settled"
+            if name is None:
+                what = "published"
+            else:
+                messages[name] += sum(row[end] for end in ENDS)
+            rates[name][row["at"]] = row[f"{what}_per_second"]
+        names = self._busiest(group, messages)
+        axes, length = _new_axes(ax), _timedelta("every", every)
+        _line(axes, rates[None], length, label="published", colour=_GREY)
+        for colour, name in enumerate(names):
+            label = f"settled by {_text(name)}"
+            _line(axes, rates[name], length, label=label, colour=f"C{colour}")
+        axes.set_ylabel(f"messages per second, in intervals of {show_duration(length)}")
+        self._finish(axes, "Throughput", _named(group, names, messages), since)
+        return axes
+
+    def ages(
+        self,
+        *,
+        since: Duration = "1h",
+        every: Duration = "1m",
+        group: str | None = None,
+        ax: Axes | None = None,
+    ) -> Axes:
+        """Draw the ages at which each group settled messages: median and 95th percentile.
+
+        An age counts from the commit that published the message. A cross is the age of a group's
+        oldest unsettled message now.
+
+        Parameters
+        ----------
+        since, every, group
+            As for :meth:`spark_mq.Queue.throughput`. Raises GroupNotFound without such a group.
+        ax
+            Where to draw. Default: a new figure.
+        """
+        found = settled_ages(self._context, since, every, group)
+        messages: Counter[str] = Counter()
+        oldest: dict[str, float] = {}
+        for name, stats in StatsReader(self._context).read().items():
+            if group in (None, name) and stats.oldest_unsettled_age is not None:
+                oldest[name] = stats.oldest_unsettled_age.total_seconds()
+                messages[name] = 0
+        for name, ages in found.items():
+            messages[name] = sum(map(count_messages, ages.values()))
+        names = self._busiest(group, messages)
+        lines = [
+            (name, label, style, {at: age_of_part(some, part) for at, some in found[name].items()})
+            for name in names
+            if name in found
+            for part, label, style in _PARTS
+        ]
+        greatest = max([*oldest.values(), *(age for *_, line in lines for age in line.values())],
+                       default=0.0)  # fmt: skip
+        unit, seconds = next((one for one in _UNITS if greatest >= 2 * one[1]), _UNITS[-1])
+        axes, length = _new_axes(ax), _timedelta("every", every)
+        colours = {name: f"C{number}" for number, name in enumerate(names)}
+        for name, part, style, line in lines:
+            scaled = {at: age / seconds for at, age in line.items()}
+            label, colour = f"{part}, {_text(name)}", colours[name]
+            _line(axes, scaled, length, label=label, colour=colour, style=style)
+        for name in sorted(oldest.keys() & colours.keys()):
+            now = {to_datetime(self._context.now()): oldest[name] / seconds}
+            label, colour = f"oldest unsettled now, {_text(name)}", colours[name]
+            _line(axes, now, length, label=label, colour=colour, style="", marker="x")
+        axes.set_ylabel(f"age in {unit}, in intervals of {show_duration(length)}")
+        self._finish(axes, "Ages when settled", _named(group, names, messages), since)
+        return axes
+
+    def lanes(
+        self, group: str, *, top: int = 20, by: str = "messages", ax: Axes | None = None
+    ) -> Axes:
+        """Draw the messages by state in the lanes of a group, with what holds a lane back.
+
+        Parameters
+        ----------
+        group
+            The group. Raises GroupNotFound if there is none.
+        top, by
+            As for :meth:`spark_mq.ConsumerGroup.lanes`, with 1 to 100 lanes. Default: 20 lanes.
+        ax
+            Where to draw. Default: a new figure.
+        """
+        ledger = self._context.group(group)
+        ledger.require_group()
+        found = list_lanes(ledger, validate_count("top", top, most=100), by)
+        axes, places, ends = _new_axes(ax), range(len(found)), [0] * len(found)
+        for state in (READY, DELAYED, LEASED, BLOCKED, DEAD):
+            counts = [getattr(one, state) for one in found]
+            if any(counts):
+                axes.barh(places, counts, left=ends, color=_COLOURS[state], label=state)
+                ends = [end + count for end, count in zip(ends, counts, strict=True)]
+        for place, one in enumerate(found):
+            axes.annotate(f" {one.held_by}", (ends[place], place), va="center", color=_GREY)
+        axes.set_yticks(places, ["no key" if one.lane is None else str(one.lane) for one in found])
+        axes.set_ylabel("lane")
+        axes.set_xlabel("unsettled messages")
+        axes.locator_params(axis="x", integer=True)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.invert_yaxis()
+        axes.set_xlim(0, 1.15 * max(ends, default=1))
+        self._title(axes, "Lanes", f"group {_text(group)}")
+        _legend(axes, bool(found), "no lane has unsettled messages")
+        return axes
+
+    def life(
+        self,
+        sequence: int | None = None,
+        *,
+        message_id: str | None = None,
+        ax: Axes | None = None,
+    ) -> Axes:
+        """Draw the events of a message, and its states between them, in a row for each group.
+
+        The rows of its redrives follow. There is no bar where the state is not known.
+
+        Parameters
+        ----------
+        sequence, message_id
+            The message, or the newest one with an id. Raises InvalidOption if there is none, or if
+            not exactly one of both is given.
+        ax
+            Where to draw. Default: a new figure.
+        """
+        (asked,) = named_sequences(self._context, sequence, message_id, 1)
+        chain = trace(self._context, asked).chain()
+        number = load_library("matplotlib.dates", "queue.plot", "plot").date2num
+        axes, rows = _new_axes(ax), list[str]()
+        axes.axvline(number(chain[0].published_at), color=_GREY, linestyle=":", label="published")
+        bars: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
+        for life in chain:
+            for group in dict.fromkeys(event.group for event in life.events):
+                events = [event for event in life.events if event.group == group]
+                times = [number(event.at) for event in events]
+                end = self._end(life, events[-1])
+                for event, start, stop in zip(events, times, [*times[1:], end], strict=True):
+                    if stop is not None and stop > start and event.state in _COLOURS:
+                        bars[event.state].append((len(rows), start, stop - start))
+                _events(axes, len(rows), events, times)
+                rows.append(_text(group) + (f"\n{life.sequence}" if len(chain) > 1 else ""))
+        for state, some in bars.items():
+            places, starts, widths = zip(*some, strict=True)
+            axes.barh(places, widths, 0.3, left=starts, color=_COLOURS[state], label=state)
+        axes.set_yticks(range(len(rows)), rows)
+        axes.set_ylabel("group")
+        axes.set_ylim(max(len(rows), 1) - 0.4, -0.9)
+        axes.margins(x=0.15)
+        self._title(axes, f"Message {asked}", "all groups")
+        _time_axis(axes)
+        _legend(axes, bool(rows), "no group has leased it")
+        return axes
+
+    def _end(self, life: Trace, last: TraceEvent) -> float | None:
+        """Return the present if a message is still in the state of its last event, or None."""
+        found = locate(self._context, life.sequence, life.outcomes)
+        states = [one.state for one in found if one.group == last.group]
+        due = (READY, DELAYED) if last.state == AVAILABLE else (last.state,)
+        if not set(due) & set(states):
+            return None
+        now = to_datetime(self._context.now())
+        return float(load_library("matplotlib.dates", "queue.plot", "plot").date2num(now))
+
+    def _busiest(self, group: str | None, messages: Mapping[str, int]) -> list[str]:
+        """Return the groups to draw. Raise GroupNotFound for one without ledger and history."""
+        if group is not None and group not in {*messages, *self._context.ledgers.groups()}:
+            raise group_not_found(self._context, group)
+        ordered = sorted(messages, key=lambda name: (-messages[name], name))
+        return sorted(ordered[:_MAX_GROUPS])
+
+    def _title(self, axes: Axes, what: str, groups: str) -> None:
+        axes.set_title(f"{what}: {_text(self._context.name)}, {groups}", loc="left")
+
+    def _finish(self, axes: Axes, what: str, groups: str, since: Duration) -> None:
+        """Add what all plots over time have."""
+        self._title(axes, what, groups)
+        axes.margins(y=0.1)
+        axes.set_ylim(bottom=0)
+        _time_axis(axes)
+        span = show_duration(_timedelta("since", since))
+        _legend(axes, bool(axes.lines), f"nothing happened in the last {span}")
+
+
+def _timedelta(name: str, given: Duration) -> timedelta:
+    return timedelta(microseconds=validate_duration(name, given))
+
+
+def _new_axes(ax: Axes | None) -> Axes:
+    """Return the given axes, or those of a new figure, which a notebook shows by itself."""
+    if ax is not None:
+        return ax
+    pyplot: Any = load_library("matplotlib.pyplot", "queue.plot", "plot")
+    axes: Axes = pyplot.subplots(figsize=(9, 3.6), layout="constrained")[1]
+    return axes
+
+
+def _time_axis(axes: Axes) -> None:
+    dates: Any = load_library("matplotlib.dates", "queue.plot", "plot")
+    locator = dates.AutoDateLocator(tz=UTC)  # not the zone of matplotlib's settings
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator, tz=UTC))
+    axes.set_xlabel("time (UTC)")
+
+
+def _legend(axes: Axes, anything: bool, nothing: str) -> None:
+    """Name what is drawn, or say that there is nothing."""
+    if anything:
+        axes.legend(fontsize="small")
+    else:
+        axes.text(0.5, 0.5, nothing, transform=axes.transAxes, ha="center", va="center")
+
+
+def _line(
+    axes: Axes,
+    values: Mapping[datetime, float],
+    every: timedelta,
+    *,
+    label: str,
+    colour: str,
+    style: str = "-",
+    marker: str = ".",
+) -> None:
+    """Draw values at the starts of intervals. The line ends before an interval without a value."""
+    if not values:
+        return
+    dates: Any = load_library("matplotlib.dates", "queue.plot", "plot")
+    points: list[tuple[datetime, float]] = []
+    for at, value in sorted(values.items()):
+        if points and at - points[-1][0] > every:
+            points.append((points[-1][0] + every, math.nan))
+        points.append((at, value))
+    times, shown = zip(*points, strict=True)
+    axes.plot(
+        dates.date2num(times), shown, marker=marker, linestyle=style, color=colour, label=label
+    )
+
+
+def _events(axes: Axes, row: int, events: list[TraceEvent], times: list[float]) -> None:
+    """Draw the events of a message in one group, with their names."""
+    texts: dict[float, list[str]] = defaultdict(list)
+    for event, at in zip(events, times, strict=True):
+        ended = event.outcome not in (None, event.event)
+        texts[at].append(f"{event.event}: {event.outcome}" if ended else event.event)
+    axes.plot(list(texts), [row] * len(texts), "o", color="#1b2430", markersize=4)
+    for at, some in texts.items():
+        axes.annotate("\n".join(some), (at, row), xytext=(0, 10), textcoords="offset points",
+                      fontsize="small", rotation=15)  # fmt: skip
+
+
+def _text(name: str) -> str:
+    """Return a name that others chose. A dollar in it begins no formula."""
+    shown = printable(name)
+    return (shown if len(shown) <= _MAX_NAME else shown[:_MAX_NAME] + "…").replace("$", r"\$")
+
+
+def _named(group: str | None, drawn: Collection[str], found: Collection[str]) -> str:
+    """Return which groups a plot has."""
+    if group is not None:
+        return f"group {_text(group)}"
+    return "all groups" if len(drawn) == len(found) else f"{len(drawn)} of {len(found):,} groups"
