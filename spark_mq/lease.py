@@ -30,7 +30,7 @@ from spark_mq.operations.sinks import AppendGuard, check_schema_mode, sink_of_le
 from spark_mq.parquet.reader import MessageReader, to_delivery_table
 from spark_mq.parquet.schema import DELIVERED_COLUMNS, DELIVERY_SCHEMA
 from spark_mq.util.clock import SECOND, Duration, optional_datetime, to_datetime
-from spark_mq.util.records import object_html, rows_html
+from spark_mq.util.records import Records, object_html, rows_html
 from spark_mq.util.show import show_count, show_time
 from spark_mq.util.validation import validate_duration, validate_error
 
@@ -100,7 +100,8 @@ class Lease:
     def _received(self) -> list[ReceivedMessage]:
         table = self.table()  # which may give up damaged messages
         index = self._ledger.messages.index(max((r.last for r in self._ranges), default=-1))
-        return to_received(table, _details(sorted(self._ranges, key=attrgetter("first")), index))
+        details = _details(sorted(self._ranges, key=attrgetter("first")), index)
+        return Records(to_received(table, details))
 
     def table(self) -> pa.Table:
         """Return the messages as an Arrow table, in order of sequence.

@@ -16,6 +16,7 @@ from spark_mq.ledger.slots import MAX_PRIORITY
 from spark_mq.parquet.publish_table import complete_table
 from spark_mq.parquet.schema import DEDUP_FIELD, MESSAGE_SCHEMA, TIME_COLUMNS
 from spark_mq.util.clock import EARLIEST, Duration, to_datetime, to_micros
+from spark_mq.util.records import Record
 from spark_mq.util.show import show_time
 from spark_mq.util.validation import parse_instant, short_repr, validate_duration
 
@@ -138,7 +139,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class ReceivedMessage:
+class ReceivedMessage(Record):
     """Hold a message of a lease.
 
     Parameters

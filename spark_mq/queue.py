@@ -52,7 +52,7 @@ from spark_mq.operations.trace import Trace, finished, trace
 from spark_mq.publisher import BufferedPublisher
 from spark_mq.storage.publishes import PublishReceipt, producer_txn
 from spark_mq.util.clock import Clock, Duration
-from spark_mq.util.records import Records
+from spark_mq.util.records import ArrowRows, Records
 from spark_mq.util.user import acting_by_default
 from spark_mq.util.validation import short_repr, validate_group, validate_name
 from spark_mq.worker.replay_report import ReplayReport
@@ -855,7 +855,7 @@ class Queue(QueueViews):
         last: int | None = None,
         outcome: str | None = None,
         payload: bool = False,
-    ) -> pa.Table:
+    ) -> ArrowRows:
         """Return the finished messages of a group, one row each, in order of sequence.
 
         They go back as far as ``history/``. A message that a seek made unread again counts by its
@@ -875,7 +875,8 @@ class Queue(QueueViews):
             Add message_id, key, value and headers. They are null if the message was trimmed.
         """
         within = (first, last)
-        return finished(self._context, group, within, outcome=outcome, payload=payload)
+        found = finished(self._context, group, within, outcome=outcome, payload=payload)
+        return ArrowRows(found)
 
     def stats(self) -> dict[str, Any]:
         """Return counts of the queue.

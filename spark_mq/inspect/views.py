@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Final
 
-import pyarrow as pa
-
 from spark_mq.delta.object_store import ObjectStore, absolute_path, join
 from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.errors import InvalidOption
@@ -38,7 +36,7 @@ from spark_mq.maintenance.redrive import redrive
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.life import Trace
 from spark_mq.util.clock import Duration, to_datetime
-from spark_mq.util.records import Records
+from spark_mq.util.records import ArrowRows, Records
 from spark_mq.util.validation import validate_count
 
 __all__ = ["QueueViews", "find_queues"]
@@ -232,7 +230,7 @@ class QueueViews:
         """Return the state of a traced message in each group. It reads no history again."""
         return locate(self._context, trace.sequence, trace.outcomes)
 
-    def list_dead_letters(self, *, where: str | None = None, limit: int | None = None) -> pa.Table:
+    def list_dead_letters(self, *, where: str | None = None, limit: int | None = None) -> ArrowRows:
         """Return the dead letters that are neither redriven nor discarded, without a commit.
 
         Parameters
@@ -242,9 +240,9 @@ class QueueViews:
         limit
             The most letters to return. Default: all.
         """
-        return redrive(self._context, where, limit, True, None).table
+        return ArrowRows(redrive(self._context, where, limit, True, None).table)
 
-    def newest_dead_letters(self, n: int = 50, *, before: int | None = None) -> pa.Table:
+    def newest_dead_letters(self, n: int = 50, *, before: int | None = None) -> ArrowRows:
         """Return dead letters that are neither redriven nor discarded, the newest first.
 
         It makes no commit. It reads 10,000 letters at most. A dead-letter queue may have those of
@@ -257,7 +255,7 @@ class QueueViews:
         before
             Only letters before this sequence of the dead-letter queue. Default: all.
         """
-        return self._remaining_letters().newest(validate_count("n", n), before)
+        return ArrowRows(self._remaining_letters().newest(validate_count("n", n), before))
 
     def failures(self, n: int | None = 100_000) -> Failures:
         """Group dead letters by group, reason and shape of the error.
@@ -300,7 +298,7 @@ class QueueViews:
 
     def throughput(
         self, *, since: Duration = "1h", every: Duration = "1m", group: str | None = None
-    ) -> pa.Table:
+    ) -> ArrowRows:
         """Return counts and rates of published, leased, failed and settled messages over time.
 
         The columns are those of ``inspect.THROUGHPUT_SCHEMA``. Intervals without events are left
@@ -315,7 +313,7 @@ class QueueViews:
         group
             Only this group. Default: all.
         """
-        return throughput(self._context, since=since, every=every, group=group)
+        return ArrowRows(throughput(self._context, since=since, every=every, group=group))
 
     def _throughput_known_since(self) -> tuple[datetime, datetime]:
         """Return since when publishes are known, and what the groups did."""

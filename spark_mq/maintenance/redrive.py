@@ -50,7 +50,7 @@ from spark_mq.operations.history import HEADER_PREFIX, REDRIVEN_FROM, REPAIRED
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile, discard_files, write_file
 from spark_mq.util.progress import progress
-from spark_mq.util.records import MAX_ROWS, Record, object_html, rows_html
+from spark_mq.util.records import Record, object_html, table_html
 from spark_mq.util.show import show_count
 from spark_mq.util.validation import truncate_error, validate_count, validate_rate
 
@@ -100,7 +100,7 @@ class RedriveResult(Record):
         title = f"{show_count(self.messages, 'message')} {what}"
         if self.table is None:
             return object_html({"messages": self.messages, "failed": self.failed}, title)
-        return rows_html(self.table.slice(0, MAX_ROWS + 1).to_pylist(), title=title)
+        return table_html(self.table, title)
 
 
 def redrive(

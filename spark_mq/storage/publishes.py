@@ -22,6 +22,7 @@ from spark_mq.ledger.intervals import SequenceRange
 from spark_mq.ledger.message_index import sequence
 from spark_mq.parquet.writer import WrittenFile, discard_files, write_file
 from spark_mq.storage.id_files import ID_BYTES, IdWindow
+from spark_mq.util.records import object_html
 from spark_mq.util.show import show_count
 from spark_mq.util.validation import invalid, validate_name
 
@@ -183,6 +184,16 @@ class PublishReceipt:
     """The sequence of the message that each of the ``duplicates`` met, by position."""
     replaces: Mapping[int, int] = field(default_factory=dict, hash=False)
     """The sequence of the earlier message that a message replaces, by position."""
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "version": self.version,
+            "published": self.published,
+            "sequences": (min(self.sequences), max(self.sequences)) if self.sequences else None,
+            "duplicates": len(self.duplicates),
+            "replaced": len(self.replaces),
+        }
+        return object_html(facts, "PublishReceipt")
 
     @classmethod
     def of_commit(cls, version: int, rows: int) -> PublishReceipt:

@@ -5,6 +5,7 @@ Every value in HTML is escaped.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
@@ -16,12 +17,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 
-from spark_mq.util.show import show_cell, show_duration, show_time
+from spark_mq.util.show import show_cell, show_count, show_duration
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 __all__ = [
+    "ArrowRows",
     "Converts",
     "Record",
     "Records",
@@ -29,12 +31,14 @@ __all__ = [
     "object_html",
     "rows_html",
     "show",
+    "table_html",
     "to_table",
     "with_attributes",
 ]
 
 MAX_ROWS: Final = 50  # of a table
 MAX_TEXT: Final = 200  # characters of a value
+MAX_BYTES: Final = 32  # of a value that is no text
 
 T = TypeVar("T")
 
@@ -71,10 +75,13 @@ def _visible(text: str) -> str:
 def rows_html(rows: Iterable[Any], columns: Sequence[str] | None = None, title: str = "") -> str:
     """Return mappings or dataclasses as a table. Default: the columns with a value in some row."""
     found = [_mapping(row) for row in rows]
-    shown = found[:MAX_ROWS]
-    names = columns or _columns(shown)
-    more = len(found) - len(shown)
-    return str(_macro("rows")(title, names, shown, more))
+    return str(_macro("rows")(title, columns, found[:MAX_ROWS], len(found) - MAX_ROWS))
+
+
+def table_html(table: pa.Table, title: str = "") -> str:
+    """Return the first rows of an Arrow table as a table."""
+    rows = table.slice(0, MAX_ROWS).to_pylist(maps_as_pydicts="lossy")
+    return str(_macro("rows")(title, None, rows, table.num_rows - MAX_ROWS))
 
 
 def object_html(value: Any, title: str = "") -> str:
@@ -86,39 +93,45 @@ def object_html(value: Any, title: str = "") -> str:
 def _macro(name: str) -> Any:
     made = environment(Path(__file__).parent)
     made.filters.update(columns=_columns, mapping=_mapping, show=show)
+    made.filters.update(side=_side, sides=_sides)
     made.tests.update(record=_is_record, records=_are_records, instant=_is_instant)
+    made.globals.update(count=show_count, most=MAX_ROWS)
     return getattr(made.get_template("notebook.html").module, name)
 
 
-def show(value: Any) -> str:
-    """Return a value as text. Bytes that are no UTF-8 become hex digits."""
-    text = _text(value)
+def show(value: Any, name: str = "") -> str:
+    """Return the value of a field as text. Bytes that are no text become hex digits."""
+    text = _text(value, name)
     return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "…"
 
 
-def _text(value: Any) -> str:  # noqa: PLR0911 - one line for each kind
+def _text(value: Any, name: str) -> str:  # noqa: PLR0911 - one line for each kind
     match value:
-        case None:
-            return "-"
         case bytes():
-            try:
-                return value.decode()
-            except UnicodeDecodeError:
-                return "0x" + value[:MAX_TEXT].hex()
-        case datetime():
-            return show_time(value)
+            return _payload(value)
         case timedelta():
             return show_duration(_rounded(value))
-        case bool() | float():
-            return show_cell(value)
         case Mapping():
-            return ", ".join(f"{name}: {show(one)}" for name, one in value.items())
+            return ", ".join(f"{key}: {show(one, str(key))}" for key, one in value.items()) or "-"
         case (int(first), int(last)) if isinstance(value, tuple):  # of message sequences
             return f"{first} to {last}"
         case list() | tuple():
-            return ", ".join(map(show, value))
+            # Whole numbers in a list are sequences.
+            return ", ".join(str(one) if type(one) is int else show(one) for one in value) or "-"
+        case None | datetime() | int() | float():
+            return show_cell(value, name)
         case _:
             return str(value)
+
+
+def _payload(value: bytes) -> str:
+    """Return the text of a payload, or the first of its bytes in hex with their number."""
+    with contextlib.suppress(UnicodeDecodeError):
+        text = value.decode()
+        if _visible(text) == text:
+            return text
+    more = "…" if len(value) > MAX_BYTES else ""
+    return f"0x{value[:MAX_BYTES].hex()}{more} ({show_count(len(value), 'byte')})"
 
 
 def _rounded(duration: timedelta) -> timedelta:
@@ -137,6 +150,17 @@ def _are_records(value: Any) -> bool:
 
 def _is_instant(value: Any) -> bool:
     return isinstance(value, datetime)
+
+
+def _side(value: Any) -> str:
+    """Return the side of a cell: the right one for numbers."""
+    return "right" if isinstance(value, int | float) and not isinstance(value, bool) else "left"
+
+
+def _sides(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, str]:
+    """Return the side of each column, which a number in some row decides."""
+    found = {name: {_side(row.get(name)) for row in rows} for name in names}
+    return {name: "right" if "right" in sides else "left" for name, sides in found.items()}
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -185,6 +209,39 @@ class Converts:
             polars is not installed.
         """
         return _load("polars").from_arrow(self.to_arrow())
+
+
+class ArrowRows(Converts):
+    """Hold a ``pyarrow.Table`` and show it in a notebook. It has the attributes of the table."""
+
+    __slots__ = ("_table",)
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # none of the table's, and none before __init__
+            raise AttributeError(name)
+        return getattr(self._table, name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._table[key]
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def __repr__(self) -> str:
+        return repr(self._table)
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self._table.__arrow_c_stream__(requested_schema)
+
+    def to_arrow(self) -> pa.Table:
+        """Return the table."""
+        return self._table
+
+    def _repr_html_(self) -> str:
+        return table_html(self._table)
 
 
 class Record(Converts):

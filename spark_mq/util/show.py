@@ -164,7 +164,9 @@ def show_cell(value: Any, name: str = "") -> str:
 
 
 # Names of numbers that only tell things apart, which have no separators.
-_NO_QUANTITY: Final = re.compile(r"(sequence|version|horizon|lane|head|first|last|port|pid)$")
+_NO_QUANTITY: Final = re.compile(
+    r"(sequence|version|horizon|lane|head|first|last|newest|position|port|pid)$"
+)
 _SHOWN: Final[tuple[tuple[type, Callable[[Any], str]], ...]] = (
     (type(None), lambda _: "-"),
     (bool, lambda value: "yes" if value else "no"),

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettlePart
 from spark_mq.parquet.schema import INSTANT
 from spark_mq.util.error_shape import error_shape
-from spark_mq.util.records import MAX_ROWS, Converts, Record, Records, object_html, rows_html
+from spark_mq.util.records import Converts, Record, Records, object_html, rows_html, table_html
 from spark_mq.util.show import printable, show_count, show_number, show_some
 
 __all__ = [
@@ -183,8 +183,7 @@ class ReplayReport(Converts):
         if not self.is_worse:
             return counts + errors
         worse = self.table.filter(pc.equal(self.table["change"], "worse"))
-        rows = worse.slice(0, MAX_ROWS + 1).to_pylist()
-        return counts + errors + rows_html(rows, title="Acked then, and not now")
+        return counts + errors + table_html(worse, "Acked then, and not now")
 
 
 _CHANGED: Final = {

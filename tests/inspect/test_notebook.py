@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from support.byte_store import ByteStore, Call
 
@@ -33,7 +35,10 @@ def html_of(shown: Any) -> str:
 
 def test_text_is_shown_as_text_and_bytes_as_digits() -> None:
     assert show("grüße".encode()) == "grüße"
-    assert show(b"\xff\x00") == "0xff00"
+    assert show(b'{"id": 1}') == '{"id": 1}'
+    assert show(b"\xff\x00") == "0xff00 (2 bytes)"
+    assert show(b"\x00\x01a") == "0x000161 (3 bytes)"  # UTF-8, but no text
+    assert show(bytes(range(128, 168)) * 50) == f"0x{bytes(range(128, 160)).hex()}… (2,000 bytes)"
     assert show(None) == "-"
     assert show(datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)) == "2026-01-02 03:04:05Z"
     assert show("x" * 300) == "x" * 200 + "…"
@@ -43,6 +48,24 @@ def test_durations_and_intervals_are_short() -> None:
     assert show(timedelta(minutes=5, seconds=17, microseconds=49_741)) == "5m 17s"
     assert show(timedelta(seconds=1, microseconds=500_400)) == "1.5s"
     assert show(((1, 5), (8, 8))) == "1 to 5, 8 to 8"
+
+
+def test_numbers_have_separators_and_stand_on_the_right() -> None:
+    html = rows_html([{"messages": 12_345, "sequence": 4_294_967_297, "key": "7", "share": 0.25},
+                      {"messages": None, "sequence": 1, "key": "8", "share": 1.0}])  # fmt: skip
+    right, left = '<t{} style="text-align:right{}">', '<t{} style="text-align:left">'
+    for name in ("messages", "sequence", "share"):
+        assert right.format("h", "") + name in html
+    assert left.format("h") + "key" in html
+    nowrap = right.format("d", ";white-space:nowrap")
+    # A sequence can be copied into a call.
+    for text in ("12,345", "-", "4294967297", "25.0%"):
+        assert f"{nowrap}{text}</td>" in html
+    assert left.format("d") + "7</td>" in html
+    facts = object_html({"published": 1_234_567, "closed": True, "lanes": (1, 2, 3)})
+    assert f"{nowrap}1,234,567</td>" in facts
+    assert left.format("d") + "yes</td>" in facts
+    assert left.format("d") + "1, 2, 3</td>" in facts
 
 
 def test_a_time_stays_in_one_line() -> None:
@@ -141,6 +164,68 @@ def test_an_overview_settings_health_and_failures_show_no_python(
     assert "2 dead letters by failure" in html[3]
     assert "no &lt;customer&gt;" in html[3]
     assert failures.to_arrow()["messages"].to_pylist() == [2]
+
+
+OF_QUEUE = (
+    *("batches", "blockers", "changes", "describe", "failures", "finished", "health"),
+    *("list_dead_letters", "locate", "newest_dead_letters", "peek", "publish", "schedules"),
+    *("settings", "stats", "sweep", "sweep_state", "throughput", "trace", "redrive"),
+)
+OF_GROUP = (
+    *("ack", "hot_keys", "lanes", "last_errors", "leases", "most_failing", "peek"),
+    *("preview_seek", "priorities", "settings", "slowest", "stats", "workers"),
+)
+
+
+def test_everything_that_a_cell_may_end_with_shows_a_table() -> None:
+    queue = memory_queue(lanes=4, order="key")
+    receipt = queue.publish([Message(f'{{"n": {n}}}', key="k") for n in range(1_200)])
+    group = queue.group("default")
+    lease = group.lease("worker-1", max_messages=1_100)
+    assert lease is not None
+    settled = lease.reject([m.sequence for m in lease.messages[:1_050]], error="no")
+    queue.sweep()
+    first = lease.messages[0].sequence
+    arguments: dict[str, tuple[Any, ...]] = {
+        "ack": (lease.lease_id, [lease.messages[-1].sequence]),
+        "hot_keys": (group.lanes(1)[0].lane,),
+        "locate": (first,),
+        "preview_seek": ("earliest",),
+        "publish": ("x",),
+        "trace": (first,),
+    }
+    shown = {"lease": lease, "messages": lease.messages, "receipt": receipt, "reject": settled,
+             "message": lease.messages[0], "queue": queue, "group": group,
+             "dry run": queue.redrive(dry_run=True)}  # fmt: skip
+    for owner, names in ((queue, OF_QUEUE), (group, OF_GROUP)):
+        for name in names:
+            found = getattr(owner, name)
+            shown[f"{type(owner).__name__}.{name}"] = (
+                found(*arguments.get(name, ())) if callable(found) else found
+            )
+    for name, one in shown.items():
+        html = html_of(one)
+        assert "<table>" in html or html.strip() == "<p>none</p>", name
+        assert not re.search(r"[bB]'|bytearray|datetime|\d\.\d{6}|\w+\(\w+=", html), name
+    letters = html_of(shown["Queue.list_dead_letters"])
+    assert "{&#34;n&#34;: 0}" in letters
+    assert "and 1,000 more rows" in letters
+    assert "and 1,000 more rows" in html_of(shown["dry run"])
+    assert f'nowrap">{first}</td>' in letters
+    assert ">1,200</td>" in html_of(receipt)
+    assert ">1,050</td>" in html_of(shown["Queue.throughput"])
+    assert ">1,050</td>" in html_of(shown["Queue.failures"])
+
+
+def test_an_arrow_result_is_used_like_its_table(queue: Queue, lease: Any) -> None:
+    lease.ack()
+    ends = queue.finished("billing")
+    assert ends.num_rows == len(ends) == 2
+    assert ends["outcome"].to_pylist() == ["acked", "acked"]
+    assert pa.table(ends).equals(ends.to_arrow())
+    assert pickle.loads(pickle.dumps(ends)).to_pylist() == ends.to_pylist()
+    with pytest.raises(AttributeError):
+        ends.no_such_name  # noqa: B018
 
 
 def test_results_convert_to_arrow(queue: Queue, lease: Any) -> None:
