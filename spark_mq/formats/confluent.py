@@ -248,8 +248,9 @@ def from_option(text: str) -> Avro | Protobuf | Confluent:
         return Confluent(plain, framing.get("schema_id"), schemas or None)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidOption(
-            f"valueFormat={short_repr(text)} is no format: {error}. Give the option of a format, "
-            'such as Avro(schema).option, or JSON such as {"avro": {"type": "record", ...}}',
+            f"valueFormat={short_repr(text)} is no format: {error}. Give 'text', or the option of "
+            'a format such as Avro(schema).option, or JSON such as {"avro": {"type": "record", '
+            "...}}. For values that are JSON, give valueSchema instead",
             option="valueFormat",
             value=text,
         ) from None

@@ -64,7 +64,18 @@ _PROTOBUF: Final[dict[int, _Field]] = {
     12: _Field(t.BinaryType()),
 }
 _ENUM: Final = 14
+TEXT: Final = "text"
 _OUT_OF_RANGE: Final = "a number, text or time is out of the range of its type"
+
+
+class _Text:
+    """Values that are UTF-8."""
+
+    def decode(self, payload: bytes) -> str:
+        try:
+            return payload.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidPayload(f"no text: byte {error.start} is not UTF-8") from None
 
 
 class FormatParser:
@@ -74,9 +85,11 @@ class FormatParser:
     """
 
     def __init__(self, text: str) -> None:
-        self._format = from_option(text)
+        self._format = _Text() if text == TEXT else from_option(text)
         plain = self._format.format if isinstance(self._format, Confluent) else self._format
-        if isinstance(plain, Avro):
+        if isinstance(plain, _Text):
+            field = _Field(t.StringType())
+        elif isinstance(plain, Avro):
             field = _avro(plain.schema, {})
         else:
             assert isinstance(plain, Protobuf)

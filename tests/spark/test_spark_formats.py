@@ -83,10 +83,36 @@ def test_a_look_returns_protobuf_and_a_narrower_schema(spark: Any, queue: Queue)
     assert narrow.where("data.id = 7").count() == 1
 
 
+def test_text_is_a_string_and_other_bytes_are_an_error(
+    spark: Any, queue: Queue, stream: Stream
+) -> None:
+    queue.publish(["grüße", b"\xff\x00", b"", '{"id": 1}'])
+    reason = "no text: byte 0 is not UTF-8"
+    look = spark.read.format("spark_mq").option("valueFormat", "text").load(queue.path)
+    assert look.schema["data"].dataType.simpleString() == "string"
+    rows = look.orderBy("sequence").select("data", "data_error", "value").collect()
+    assert [row.data for row in rows] == ["grüße", None, "", '{"id": 1}']
+    assert [row.data_error for row in rows] == [None, reason, None, None]
+    assert rows[1].value == b"\xff\x00"  # nothing is lost
+    stream.options["valueFormat"] = "text"
+    seen: list[Any] = []
+
+    def process(batch: Any, lease: Any) -> None:
+        seen.extend(row.data for row in batch.orderBy("sequence").collect())
+
+    stream.run(stream.group.for_each_batch(process, on_error="raise", invalid="reject"))
+    assert seen == ["grüße", "", '{"id": 1}']
+    assert (stream.group.stats().acked, stream.group.stats().dead) == (3, 1)
+    queue.sweep()
+    assert queue.list_dead_letters()["error"].to_pylist() == [reason]
+
+
 def test_a_wrong_format_is_refused_before_the_query_starts(spark: Any, queue: Queue) -> None:
     reader = spark.readStream.format("spark_mq")
     with pytest.raises(Exception, match="valueFormat='avro' is no format"):
         reader.option("valueFormat", "avro").load(queue.path)
+    with pytest.raises(Exception, match=r"valueFormat='json' is no format.*give valueSchema"):
+        reader.option("valueFormat", "json").load(queue.path)
     wrong = '{"avro": "long", "confluent": {"schemas": {"7": "nothing"}}}'
     with pytest.raises(Exception, match="schema 7 of schemas: schema='nothing' is no Avro schema"):
         reader.option("valueFormat", wrong).load(queue.path)

@@ -27,6 +27,17 @@ def logical(kind: str, name: str, **more: Any) -> dict[str, Any]:
     return {"type": kind, "logicalType": name, **more}
 
 
+def test_text_is_utf8_or_an_error() -> None:
+    parser = FormatParser("text")
+    data, errors = parser.parse(["grüße".encode(), b"a\xff", None, b""])
+    assert parser.kind == t.StringType()
+    assert data.to_pylist() == ["grüße", None, None, ""]
+    assert errors.to_pylist() == [None, "no text: byte 1 is not UTF-8", "the value is null", None]
+    for wrong in ("TEXT", "binary", "json"):
+        with pytest.raises(InvalidOption, match=f"valueFormat='{wrong}' is no format.*'text'"):
+            FormatParser(wrong)
+
+
 ALL = record(
     ("flag", "boolean"),
     ("small", "int"),
