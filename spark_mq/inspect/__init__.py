@@ -17,10 +17,12 @@ from spark_mq.inspect.plots import QueuePlots
 from spark_mq.inspect.views import find_queues
 from spark_mq.inspect.workers import WorkerInfo
 from spark_mq.ledger.states import STATE_NAMES
+from spark_mq.util.records import ArrowRows
 
 __all__ = [
     "STATE_NAMES",
     "THROUGHPUT_SCHEMA",
+    "ArrowRows",
     "Blocker",
     "ChangeRecord",
     "Failure",

@@ -17,7 +17,7 @@ from spark_mq.operations.history import read_history
 from spark_mq.util.clock import SECOND, Duration, to_datetime
 from spark_mq.util.validation import validate_count, validate_duration
 
-__all__ = ["Ages", "age_of_part", "settled_ages"]
+__all__ = ["Ages", "age_of_part", "count_messages", "settled_ages"]
 
 Ages = dict[datetime, list[tuple[float, int]]]  # seconds and messages, by interval
 
