@@ -18,8 +18,9 @@ from spark_mq.ledger.grant import (
     set_apart,
 )
 from spark_mq.ledger.intervals import Interval, format_intervals
+from spark_mq.ledger.isolation import RESERVED_ATTEMPTS
 from spark_mq.ledger.key_order import is_ordered
-from spark_mq.ledger.lane_selector import LaneSelector, is_full, isolation_size
+from spark_mq.ledger.lane_selector import LaneSelector, is_full
 from spark_mq.ledger.limits import MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, limit_in
 from spark_mq.ledger.lost import without_lost
 from spark_mq.ledger.message_index import MessageIndex
@@ -40,7 +41,6 @@ __all__ = [
     "Grant",
     "SkipFiltered",
     "acquire",
-    "isolation_size",
     "postpone_due",
     "reject_unreadable",
 ]
@@ -53,7 +53,6 @@ MAX_OUT_OF_REACH: Final = 100  # files; the store is out of reach then, and a le
 MAX_AHEAD: Final = 100  # files that a filtered lease checks before it needs them
 _NOTHING: Final = Grant()
 _TRIES: Final = 3  # until a fair lease is made much smaller, so that it fits
-RESERVED_ATTEMPTS: Final = 1  # that the lease of a batch keeps back for a replay
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,13 @@ from spark_mq.ledger.grant import (
     grant_pieces,
 )
 from spark_mq.ledger.intervals import Interval, intersect
+from spark_mq.ledger.isolation import (
+    ASSUMED_ATTEMPTS,
+    failed_together,
+    is_retried_whole,
+    isolation_size,
+    settled_since,
+)
 from spark_mq.ledger.key_order import held_lanes, is_ordered, leases_held
 from spark_mq.ledger.lane_shares import LaneShares, divides_lanes
 from spark_mq.ledger.lane_walk import LaneWalk
@@ -32,14 +39,11 @@ from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.walk_filter import WalkFilter
 
 __all__ = [
-    "ASSUMED_ATTEMPTS",
-    "WHOLE_RETRY_ATTEMPTS",
     "AcquireKind",
     "DueRanges",
     "Head",
     "LaneSelector",
     "is_full",
-    "isolation_size",
 ]
 
 
@@ -60,9 +64,6 @@ SUSPECT: Final = AcquireKind.SUSPECT
 LAST: Final = AcquireKind.LAST
 REST: Final = AcquireKind.REST
 
-ASSUMED_ATTEMPTS: Final = 5  # that isolation assumes for a group without a limit
-WHOLE_RETRY_ATTEMPTS: Final = 4
-"""With this many attempts, the first failure of a whole lease is retried whole."""
 _NOTHING_REPLACED: Final[Mapping[int, Sequence[Interval]]] = {}
 _SUSPECT: Final[Condition] = ("suspect", "=", True)
 _CLEAR: Final[Condition] = ("suspect", "=", False)
@@ -172,7 +173,8 @@ class DueRanges:
     def _rows_of_kind(self, head: Head, available: Set[int] | None) -> list[int]:
         rows, suspects = self._rows[head.kind], self._available(SUSPECT, available)
         if head.kind == SUSPECT:
-            together = set(_failed_together(self.ledger, head.row))
+            same = failed_together(self.ledger.range_at(head.row))
+            together = set(self.ledger.find((AVAILABLE,), *same))
             return [row for row in rows[bisect_left(rows, head.row) :] if row in together]
         after = bisect_right(suspects, head.row)
         end = suspects[after] if after < len(suspects) else len(self.ledger)
@@ -187,26 +189,7 @@ class DueRanges:
         deliveries = self.ledger.range_at(head.row).delivery_count
         if head.kind != SUSPECT:
             return self.attempts is None and deliveries >= ASSUMED_ATTEMPTS
-        whole = (self.attempts or ASSUMED_ATTEMPTS) >= WHOLE_RETRY_ATTEMPTS and deliveries == 1
-        return not whole
-
-
-def isolation_size(limit: int, deliveries: int, attempts: int, failed: int | None = None) -> int:
-    """Return how many suspects one lease takes, out of messages that failed together.
-
-    After `d` of `n` deliveries that is ``max(1, floor(limit ** ((n-1-d)/(n-2))))``. So with four
-    attempts or more, the first failure is retried whole. With fewer, the divisor is ``n-1``. A
-    piece is also smaller than the lease that `failed`, in the same measure, if `limit` is much
-    larger.
-    """
-    if attempts <= 1:
-        return 1
-    steps = attempts - 2 if attempts >= WHOLE_RETRY_ATTEMPTS else attempts - 1
-    left = min(steps, max(0, attempts - 1 - deliveries))
-    size: float = limit ** (left / steps)
-    if failed is not None and left < steps:
-        size = min(size, failed ** (left / (left + 1)))
-    return max(1, min(limit, int(size + 1e-9)))
+        return not is_retried_whole(deliveries, self.attempts)
 
 
 def _due_rows(
@@ -231,15 +214,6 @@ def _due_rows(
         LAST: ledger.find((AVAILABLE,), *last, _CLEAR, ("failure_count", ">", 0)),
         REST: ledger.find((AVAILABLE,), *rest),
     }
-
-
-def _failed_together(ledger: Ledger, head: int) -> list[int]:
-    """Return the available rows that failed in the same lease as a head, and as often."""
-    first = ledger.range_at(head)
-    names = ("available_at", "delivery_count", "failure_count", "lease_id", "error")
-    values = [(name, getattr(first, name)) for name in names]
-    same = [(name, "is null" if value is None else "=", value) for name, value in values]
-    return ledger.find((AVAILABLE,), *same)
 
 
 @dataclass(slots=True)
@@ -432,7 +406,11 @@ class LaneSelector:
         """Take messages that failed together, of all the lanes that their lease had."""
         r, walk = self._ledger.range_at(head.row), self._walk
         attempts = self._attempts or ASSUMED_ATTEMPTS
-        walk.limit = isolation_size(walk.limit, r.delivery_count, attempts, r.lease_size)
+        walk.limit = isolation_size(
+            walk.limit, r.delivery_count, attempts, r.lease_size,
+            settled=settled_since(self._ledger, r),
+            waiting=self._ledger.count((AVAILABLE,), *failed_together(r)),
+        )  # fmt: skip
         walk.take(level.slots, level.rows, reads=False, all_lanes=True)
         walk.limit = 0
 

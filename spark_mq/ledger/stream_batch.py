@@ -46,6 +46,7 @@ __all__ = [
     "StreamBatch",
     "auto_ack_app_id",
     "fence_app_id",
+    "names_batch",
     "parse_lease_id",
     "replay_batch",
     "return_to_group",
@@ -60,6 +61,11 @@ def parse_lease_id(lease_id: str) -> tuple[str, int, str] | None:
     """Return (stream, batch, runner) of a lease id, or None if no stream made it."""
     match = _LEASE_ID.fullmatch(lease_id)
     return (match[1], int(match[2]), match[3]) if match else None
+
+
+def names_batch(text: str | None) -> bool:
+    """Return whether a lease id or an error names the lease of a batch."""
+    return text is not None and _LEASE_ID.search(text) is not None
 
 
 def fence_app_id(stream: str) -> str:

@@ -750,6 +750,7 @@ class _Noting:
         ):
             raise Violation(f"the lease of {granted} goes past a suspect among {left}")
         self._whole_retry(then, granted, left, lease)
+        self._piece(then, granted, left, lease)
         isolates = self._isolates(then[granted[0]], lease)
         self.passed = 0 if read else self.passed + bool(unread and isolates)
         if self.passed > 3:
@@ -828,6 +829,42 @@ class _Noting:
         if behind and len(granted) < self.onlooker.room:
             raise Violation(f"messages {behind} failed together with {granted}, and are left out")
 
+    def _piece(
+        self, then: list[Range | None], granted: list[int], left: list[int], lease: str
+    ) -> None:
+        """A piece of suspects grows by those of its lease that are over, up to twice its size, but
+        not beyond half of those that wait.
+        """
+        first, room, attempts = then[granted[0]], self.onlooker.room, self.onlooker.attempts
+        if first is None or attempts is None or not self._isolates(first, lease):
+            return
+        attempts -= parse_lease_id(lease) is not None
+        steps = attempts - 2 if attempts >= 4 else attempts - 1
+        more = max(0, attempts - 1 - first.delivery_count)
+        failed = first.lease_size or room
+        fits = [
+            size for size in range(1, room + 1)
+            if size**steps <= room**more and size ** (more + 1) <= failed**more
+        ]  # fmt: skip
+        size = most = max(fits, default=1)
+        waiting = [
+            at for at, r in enumerate(then)
+            if r is not None and r.state == AVAILABLE and _failure(r) == _failure(first)
+        ]  # fmt: skip
+        if more:
+            over = failed - sum(
+                r is not None and r.state != SETTLED
+                and r.first_failed_at == first.first_failed_at
+                and r.delivery_count >= first.delivery_count
+                for r in then
+            )  # fmt: skip
+            most = max(size, min(room, size + min(size, max(0, over)), len(waiting) // 2))
+        if len(granted) > most:
+            raise Violation(f"{len(granted)} suspects of {waiting} come together, not {most}")
+        alike = [at for at in left if at in waiting]
+        if alike and len(granted) < most:
+            raise Violation(f"{len(granted)} suspects of {waiting} come together, not {most}")
+
     def _isolates(self, r: Range | None, lease: str) -> bool:
         attempts = self.onlooker.attempts
         if r is None:
@@ -854,6 +891,7 @@ class _Noting:
         return r._replace(
             state=AVAILABLE, suspect=not alone, available_at=r.expires_at, expires_at=None,
             failure_count=r.failure_count + 1, error="expired",
+            first_failed_at=r.first_failed_at or r.expires_at,
         )  # fmt: skip
 
     def _on_last_attempt(self, r: Range | None, lease: str) -> bool:

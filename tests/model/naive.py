@@ -667,7 +667,7 @@ class Naive:
         after = [m for m in due if m.seq >= head.seq]
         if self._suspect(head, attempts):
             alike = [m for m in after if self._suspect(m, attempts) and self._together(m, head)]
-            return alike[: self._size(head, limit, attempts or 5)]
+            return alike[: self._grown(head, limit, attempts or 5)]
         run: list[Message] = []
         for m in after:
             if self._suspect(m, attempts):
@@ -719,6 +719,21 @@ class Naive:
     def _together(one: Message, other: Message) -> bool:
         names = ("lease_id", "available_at", "delivery_count", "failure_count")
         return one.error == other.error and all(one.info[n] == other.info[n] for n in names)
+
+    def _grown(self, head: Message, limit: int, n: int) -> int:
+        """Up to twice as many for those of the failed lease that are done, but half of the rest."""
+        size, failed = self._size(head, limit, n), head.info["lease_size"]
+        if failed is None or n - 1 <= head.info["delivery_count"]:
+            return size
+        same = [
+            m
+            for m in self.by_state("leased", "available", "dead", "blocked", "transferring")
+            if m.info["first_failed_at"] == head.info["first_failed_at"]
+            and m.info["delivery_count"] >= head.info["delivery_count"]
+        ]
+        waiting = [m for m in self.by_state("available") if self._together(m, head)]
+        grown = size + min(size, max(0, failed - len(same)))
+        return max(size, min(limit, grown, len(waiting) // 2))
 
     @staticmethod
     def _size(head: Message, limit: int, n: int) -> int:

@@ -169,6 +169,16 @@ def isolated(large: bool) -> World:
     )
 
 
+def in_pieces(large: bool) -> World:
+    """The same among more messages: the pieces grow after those that are acked."""
+    return Delivery(
+        [Driver("A", 1, 0, Poison(7, "kill"), max_messages=8)],
+        Bounds(crashes=0),
+        attempts=5,
+        messages=(8,),
+    )
+
+
 def dropping(large: bool) -> World:
     """A message that the handler rejects, in a group that drops messages past a limit: it is in the
     dead-letter queue at last.
@@ -546,7 +556,7 @@ WORLDS: dict[str, Callable[[bool], World]] = {
     for build in (
         crashes, zombie, zombie_and_crashes, company, driver_and_worker, kept_alive, fickle, manual,
         left, left_by_a_zombie, capped, apart,
-        singly, snoozing, in_places, three_in_places, isolated, dropping, broken, paused,
+        singly, snoozing, in_places, three_in_places, isolated, in_pieces, dropping, broken, paused,
         discarding, retrying, making_dead,
         last_attempts, ordered, ordered_parts, ordered_dead, ordered_stream, limited_by_key, fair,
         killer, immortal, immortal_and_unread, killer_and_crashes, raiser, rejecter, returner,

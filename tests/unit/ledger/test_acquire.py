@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from support.ledger_group import SECOND, TIMEOUT, Group, freeze, limits
 
-from spark_mq.ledger.acquire import Grant, isolation_size
+from spark_mq.ledger.acquire import Grant
 from spark_mq.ledger.intervals import normalise
+from spark_mq.ledger.isolation import isolation_size
 from spark_mq.ledger.message_index import DataFile, sequence
 from spark_mq.ledger.ranges import LEASED, Range
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE

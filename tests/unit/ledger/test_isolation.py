@@ -1,0 +1,132 @@
+"""Suspects come back in pieces: how large they are, and how many leases their isolation needs."""
+
+from __future__ import annotations
+
+import pytest
+from support.ledger_group import Group, limits
+
+from spark_mq.ledger.isolation import Isolation, estimate_isolation, isolation_size
+from spark_mq.ledger.settle import ACK, NACK
+
+WORKER, STREAM = 0, 1  # attempts that a lease keeps back
+
+
+def failed_twice(messages: int, **settings) -> Group:
+    """A group whose messages were leased together twice, and expired twice."""
+    group = Group(messages=messages, rules=limits(**settings))
+    for lease_id in ("a", "b"):
+        group.lease(lease_id, messages)
+        group.expire()
+    return group
+
+
+def isolate(group: Group, poison: set[int], reserved: int = WORKER) -> tuple[int, int]:
+    """Lease until nothing is left, and return how many leases there were, and how many died."""
+    leases = deaths = 0
+    while taken := group.lease(f"lease {leases}", group.messages, reserved_attempts=reserved):
+        leases += 1
+        if poison.isdisjoint(taken):
+            group.settle(ACK, f"lease {leases - 1}")
+        else:
+            deaths += 1
+            group.expire()
+    return leases, deaths
+
+
+@pytest.mark.parametrize(
+    ("reserved", "poison", "leases", "deaths"),
+    [
+        (WORKER, set(), 20, 0),
+        (WORKER, {25_000}, 132, 3),
+        (WORKER, {8_000, 25_000, 42_000}, 328, 9),
+        (STREAM, set(), 114, 0),
+        (STREAM, {25_000}, 561, 3),
+    ],
+)
+def test_fifty_thousand_that_died_twice(reserved, poison, leases, deaths):
+    """Pieces of one size needed 37 and 225 leases without a poison, and 111 and 449 with one."""
+    group = failed_twice(50_000)
+    assert isolate(group, poison, reserved) == (leases, deaths)
+    assert {seq for seq in poison if group.state(seq) != "dead"} == set()
+    assert group.ledger.count(("dead",)) == len(poison), "no innocent message died"
+
+
+def test_a_piece_is_twice_as_large_after_a_success_and_small_again_after_a_death():
+    group = failed_twice(10_000)
+    assert len(group.lease("one", 10_000)) == 464
+    group.settle(ACK, "one")
+    assert len(group.lease("two", 10_000)) == 928
+    group.expire()
+    assert len(group.lease("three", 10_000)) == 21
+    group.settle(ACK, "three")
+    assert len(group.lease("four", 10_000)) == 42
+    group.expire()
+    assert group.lease("five", 10_000) == [464 + 21]
+
+
+def test_a_piece_that_another_worker_holds_is_no_success():
+    group = failed_twice(10_000)
+    assert [len(group.lease(worker, 10_000)) for worker in "cde"] == [464, 464, 464]
+    group.settle(ACK, "c")
+    assert len(group.lease("f", 10_000)) == 928
+
+
+def test_a_piece_that_died_is_no_success():
+    group = failed_twice(10_000)
+    group.lease("one", 10_000)
+    group.settle(NACK, "one", delay=3600 * 1_000_000)
+    assert len(group.lease("two", 10_000)) == 464
+
+
+def test_a_piece_holds_no_more_than_half_of_those_that_wait_nor_than_its_limit():
+    group = failed_twice(1_000)  # in pieces of 100
+    taken = []
+    while piece := group.lease(f"lease {len(taken)}", 1_000):
+        group.settle(ACK, f"lease {len(taken)}")
+        taken.append(len(piece))
+    assert taken == [100, 200, 200, 200, 150, 100, 50]
+    group = failed_twice(1_000)
+    assert [len(group.lease("one", 50))] == [isolation_size(50, 2, 5)]
+    group.settle(ACK, "one")
+    assert len(group.lease("two", 20)) == 2 * isolation_size(20, 2, 5)
+
+
+@pytest.mark.parametrize("attempts", [2, 3, 4, 5, 8])
+def test_a_message_on_its_last_attempt_is_alone_however_many_are_settled(attempts):
+    assert isolation_size(1_000, attempts - 1, attempts, 10, settled=900, waiting=90) == 1
+
+
+def test_the_estimate_is_near_what_it_takes_if_nothing_dies():
+    group = failed_twice(50_000)
+    total = estimate_isolation(group.ledger, group.rules)
+    assert total == Isolation(50_000, 19)
+    left = []
+    while group.lease(f"lease {len(left)}", 50_000):
+        group.settle(ACK, f"lease {len(left)}")
+        left.append(estimate_isolation(group.ledger, group.rules))
+    assert left[-1] == Isolation(0, 0)
+    assert all(abs(one.leases - (18 - at)) <= 2 for at, one in enumerate(left)), left
+
+
+def test_the_estimate_counts_pieces_only():
+    group = Group(messages=1_000)
+    assert estimate_isolation(group.ledger, group.rules) == Isolation()
+    group.lease("a", 1_000)
+    group.expire()
+    assert estimate_isolation(group.ledger, group.rules) == Isolation(), "it is retried whole"
+    group.lease("b", 1_000)
+    assert estimate_isolation(group.ledger, group.rules) == Isolation(), "a lease has them"
+    group.expire()
+    assert estimate_isolation(group.ledger, group.rules).suspects == 1_000
+    group.lease("c", 1_000)
+    group.expire()  # a piece of 100 comes in pieces of 10 and 20, the rest in 100 and 200
+    assert estimate_isolation(group.ledger, group.rules) == Isolation(1_000, 6 + 5)
+
+
+def test_the_estimate_for_a_stream_knows_the_attempt_that_it_keeps():
+    stream = "12345678-1234-1234-1234-123456789abc"
+    group = Group(messages=50_000)
+    group.lease(f"{stream}/1/a", 50_000, reserved_attempts=STREAM)
+    group.replay_batch(f"{stream}/1/", f"{stream}/1/b")
+    assert group.replay_batch(f"{stream}/1/", f"{stream}/1/c", again=True) == 0
+    assert estimate_isolation(group.ledger, group.rules) == Isolation(50_000, 113)
