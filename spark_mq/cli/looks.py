@@ -116,7 +116,14 @@ class QueueLooks:
         overview = self._queue.describe()
         rates = self._rates.next(overview)
         busiest = group_rows(overview.groups, max(self._groups, _DETAILED))
-        rows = [{**row, **rates.get(row["group"], {})} for row in busiest]
+        rows = [
+            {
+                **row,
+                **rates.get(row["group"], {}),
+                "isolation": overview.groups[row["group"]].isolation,
+            }
+            for row in busiest
+        ]
         detailed = [row["group"] for row in rows[:_DETAILED]]
         workers, errors = self._details(detailed)
         return {
@@ -148,6 +155,9 @@ class QueueLooks:
         )
         for name, why in frame["damaged"].items():
             yield f"group {name} is damaged: {why}"
+        for row in frame["groups"]:
+            if row["isolation"]:
+                yield f"group {row['group']}: {row['isolation']}"
         for name, columns in _TABLES.items():
             if frame[name]:
                 yield ""

@@ -33,7 +33,8 @@ Concurrency = Annotated[
 _WORKER_COLUMNS: Final[list[Column]] = [
     ("WORKER", "worker_id"), ("GROUP", "group"), ("STATE", "state"), ("LEASES", "leases"),
     ("MESSAGES", "messages"), ("OLDEST", "oldest_lease_age"), ("SEEN", "seen_age"),
-    ("PROCESSES", "processes"), ("HOST", "host"), ("PROCESS", "process_id"), ("VERSION", "version"), ("SETTLED", "settled"),
+    ("PROCESSES", "processes"), ("HOST", "host"), ("PROCESS", "process_id"),
+    ("VERSION", "version"), ("SETTLED", "settled"),
 ]  # fmt: skip
 _JOB_COLUMNS: Final[list[Column]] = [("JOB", "job"), ("PATH", "path")]
 

@@ -164,7 +164,8 @@ def _overview_lines(overview: QueueOverview) -> Iterator[str]:
         counts = ", ".join(f"{count} {show_number(getattr(stats, count))}" for count in _COUNTS)
         oldest = f", oldest {show_age(stats.oldest_unsettled_age)}"
         stopped = f", leases nothing: {stats.blocked_because}" if stats.blocked_because else ""
-        yield f"  {name}: {counts}{oldest}{stopped}"
+        isolates = f", {stats.isolation}" if stats.isolating else ""
+        yield f"  {name}: {counts}{oldest}{stopped}{isolates}"
     if (more := len(overview.groups) - MAX_LINES) > 0:
         yield f"  and {show_count(more, 'more group')}"
     for name, why in overview.damaged.items():

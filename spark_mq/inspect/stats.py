@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.errors import SparkMQError
+from spark_mq.ledger.isolation import WHOLE_RETRY_ATTEMPTS
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import BLOCKED, EVENT, HEADER, LEASED
 from spark_mq.ledger.settings import GroupSettings
@@ -162,8 +163,12 @@ class _Digest:
         attempts = settings.max_delivery_attempts or _MAX_INT32
         limited = settings.failure_limit(own=True) is not None or settings.max_retry_age is not None
         back = [self.sums[state] for state in (LATE, DELAYED, READY) if state in self.sums]
+        isolates = any(one.suspect for one in back)
+        if attempts <= WHOLE_RETRY_ATTEMPTS:  # else the first failure isolates nothing
+            isolates = isolates or LATE in self.sums
         return (
             self.needs_rules
+            or isolates
             or any(limit is not None for limit in by_lease)
             or BLOCKED in self.sums
             or any(limited or one.delivery_count >= attempts for one in back)

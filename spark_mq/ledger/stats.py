@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, Self, TypeVar, cast
 
 from spark_mq.ledger.acquire import AcquireRequest, acquire
 from spark_mq.ledger.breaker import CLOSED
+from spark_mq.ledger.isolation import NOTHING_ISOLATED, Isolation, estimate_isolation
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, TRANSFERRING, UNREAD, Ledger
 from spark_mq.ledger.schedule import split_due
@@ -17,6 +18,7 @@ from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.states import DELAYED, READY
 from spark_mq.ledger.walk import StateSum, oldest_due, sum_states, walk_unread
 from spark_mq.util.records import Record, with_attributes
+from spark_mq.util.show import show_count
 
 __all__ = [
     "MESSAGES",
@@ -63,6 +65,12 @@ _OLDEST_LEASE: Final = Metric(
     "Seconds since the start of the oldest live lease.",
 )
 _RANGES: Final = Metric("spark_mq_ledger_ranges", "gauge", "Ranges in the ledger.")
+_SUSPECTS: Final = Metric(
+    "spark_mq_isolating_messages", "gauge", "Suspects that wait to be leased in pieces."
+)
+_ISOLATION_LEASES: Final = Metric(
+    "spark_mq_isolation_leases", "gauge", "About how many leases the suspects need if none fails."
+)
 _STOPPED: Final = Metric(
     "spark_mq_blocked",
     "gauge",
@@ -85,6 +93,7 @@ class GroupFacts:
     happened: Mapping[str, int] = field(default_factory=dict)
     oldest_due_at: int | None = None
     """Since when the oldest unsettled message is due, in a group with ``deliver_at``."""
+    isolation: Isolation = NOTHING_ISOLATED
 
     def sum(self, state: str) -> StateSum:
         return self.sums.get(state, _NOTHING)
@@ -128,7 +137,7 @@ class Figure:
 
     fold: Callable[[GroupFacts], Any]
     doc: str
-    unit: str = "messages"  # or "sequence", "version", "ranges", "s" for durations, "text"
+    unit: str = "messages"  # "sequence", "version", "ranges", "leases", "text", "s" for durations
     metric: Metric | None = None
     label: str = ""  # the value of its metric's label
     heading: str = ""  # of its column in tables of groups, which leave it out without one
@@ -298,6 +307,20 @@ class GroupStats(Record):
         heading="RANGES",
         fact="Ledger ranges",
     )
+    isolating: int = figure(
+        lambda facts: facts.isolation.suspects,
+        "Suspects that wait to be leased in pieces, part of ``ready`` and ``delayed``.",
+        metric=_SUSPECTS,
+        heading="ISOLATING",
+        progress=True,
+    )
+    isolation_leases: int = figure(
+        lambda facts: facts.isolation.leases,
+        "About how many leases the suspects need if none fails.",
+        "leases",
+        metric=_ISOLATION_LEASES,
+        progress=True,
+    )
     blocked_because: str = figure(
         lambda facts: facts.blocked_because,
         "The cap, limit, message, pause or breaker that prevents leases, or an empty string.",
@@ -317,6 +340,14 @@ class GroupStats(Record):
     @classmethod
     def of(cls, facts: GroupFacts) -> Self:
         return cls(**{name: one.fold(facts) for name, one in figures_of(cls).items()})
+
+    @property
+    def isolation(self) -> str:
+        """Return how far the isolation of suspects is, for people, or an empty string."""
+        if not self.isolating:
+            return ""
+        leases = show_count(self.isolation_leases, "lease")
+        return f"isolating {show_count(self.isolating, 'suspect')}, about {leases} left"
 
     @property
     def backlog(self) -> int:
@@ -346,6 +377,7 @@ def facts_of(ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: int
         head.breaker.state(rules, now),
         head.happened,
         oldest_due(ledger, index, now) if timed else None,
+        estimate_isolation(ledger, rules),
     )
 
 

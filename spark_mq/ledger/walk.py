@@ -163,14 +163,14 @@ def oldest_due(ledger: Ledger, index: MessageIndex, now: int) -> int | None:
 LATE: Final = "late"  # leased, and past the deadline
 SUMMED_COLUMNS: Final = (
     "state", "first", "last", "message_count", "leased_at", "expires_at", "available_at",
-    "delivery_count",
+    "delivery_count", "suspect",
 )  # fmt: skip
 _NAMES: Final = (*map(str, STATES), READY, DELAYED, LATE)
 _STORED: Final = pa.array(_NAMES[: len(STATES)])
 _SUMS: Final = (
     ("message_count", "sum"), ("first", "count"), ("first", "min"), ("last", "max"),
     ("leased_at", "min"), ("expires_at", "min"), ("available_at", "min"),
-    ("delivery_count", "max"),
+    ("delivery_count", "max"), ("suspect", "max"),
 )  # fmt: skip
 
 
@@ -185,6 +185,7 @@ class StateSum(NamedTuple):
     expires_at: int | None = None  # the earliest
     available_at: int | None = None  # the earliest
     delivery_count: int = 0  # the highest
+    suspect: bool = False  # whether some are suspects
 
     def joined(self, other: StateSum) -> StateSum:
         """Return the sum of both."""
@@ -197,6 +198,7 @@ class StateSum(NamedTuple):
             _least(self.expires_at, other.expires_at),
             _least(self.available_at, other.available_at),
             max(self.delivery_count, other.delivery_count),
+            self.suspect or other.suspect,
         )
 
 

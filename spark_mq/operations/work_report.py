@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -30,7 +30,7 @@ from spark_mq.util.error_shape import recent_error_shape
 from spark_mq.util.progress import progress
 from spark_mq.util.show import printable, show_number, show_short
 
-__all__ = ["PAST", "VerdictLog", "describe_settled", "reported_work"]
+__all__ = ["PAST", "VerdictLog", "describe_settled", "isolation_text", "reported_work"]
 
 _verdict_log = logging.getLogger("spark_mq.verdicts")
 
@@ -118,18 +118,34 @@ def describe_settled(parts: Sequence[SettlePart], outcomes: Sequence[SettleOutco
     return ", ".join(f"{show_number(count)} {PAST[verb]}" for verb, count in done.items())
 
 
+def isolation_text(ledgers: Sequence[GroupLedger]) -> str:
+    """Return how far the isolation of suspects is, or an empty string. A store may fail."""
+    found = ""
+    with suppress(SparkMQError, *STORE_ERRORS):
+        texts = [(one.name, one.stats().isolation) for one in ledgers]
+        named = [f"{name}: {text}" if len(texts) > 1 else text for name, text in texts if text]
+        found = ", ".join(named)
+    return found
+
+
 class VerdictLog:
     """Logs the numbers of acked, nacked, rejected and dead messages. Thread-safe.
 
     The first failure is logged at once, and then one line every ten seconds in which something was
     settled. It is a warning if messages are dead. A group without failures logs nothing until ten
-    seconds have passed.
+    seconds have passed. A line ends with what `isolation` returns.
     """
 
-    def __init__(self, group: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        group: str,
+        clock: Callable[[], float] = time.monotonic,
+        isolation: Callable[[], str] = str,
+    ) -> None:
         self._group = group
         self._clock = clock
         self._progress = progress()  # of the thread that starts the work
+        self._isolation = isolation
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._errors: dict[str, Counter[str]] = {NACK: Counter(), REJECT: Counter()}  # by shape
@@ -172,6 +188,7 @@ class VerdictLog:
         seconds = now - self._since
         if seconds >= 1:
             shown.append(f"{show_short(sum(counts[verb] for verb in PAST) / seconds)}/s")
+        shown += [text] if (text := self._isolation()) else []
         level = logging.WARNING if counts[DEAD] else logging.INFO
         _verdict_log.log(level, "group %s: %s", self._group, ", ".join(shown))
         self._counts, self._since, self._lines = Counter(), now, self._lines + 1

@@ -27,7 +27,7 @@ from spark_mq.ledger.ranges import LEASED
 from spark_mq.ledger.settle import RELEASE, SettleOutcome, SettlePart
 from spark_mq.ledger.stream_batch import parse_lease_id
 from spark_mq.operations.settle import summarize
-from spark_mq.operations.work_report import VerdictLog, describe_settled
+from spark_mq.operations.work_report import VerdictLog, describe_settled, isolation_text
 from spark_mq.spark import settle_rows as rows
 from spark_mq.spark.batch_lease import BatchLease
 from spark_mq.spark.batch_outcome import (
@@ -158,7 +158,10 @@ class ForEachBatch:
     ) -> None:
         self.groups, self._process, self.policy, self.reader = groups, process, policy, reader
         self._owners = LeaseRouter(groups)
-        self._verdict_log = VerdictLog(", ".join(dict.fromkeys(group.name for group in groups)))
+        self._verdict_log = VerdictLog(
+            ", ".join(dict.fromkeys(group.name for group in groups)),
+            isolation=lambda: isolation_text([group._ledger for group in groups]),
+        )
         self._finder = LeaseLookup(scans=reader == "spark")
         self._unreadable = False  # Spark cannot read the store, in this run
         self._idle = threading.Condition()

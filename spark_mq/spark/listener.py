@@ -49,6 +49,8 @@ class StreamProgress:
         Messages of the group by state.
     oldest_unsettled_age
         Time since the first unsettled message became due, or None if none is due.
+    isolating, isolation_leases
+        Suspects that wait to be leased in pieces, and about how many leases they need.
     blocked_because
         The cap, message, pause or breaker that stops the group, or an empty string.
     breaker
@@ -68,6 +70,8 @@ class StreamProgress:
     dead: int
     blocked: int
     oldest_unsettled_age: timedelta | None
+    isolating: int
+    isolation_leases: int
     blocked_because: str
     breaker: str
 

@@ -86,6 +86,7 @@ class StreamSource:
         self._news = News(ledger)
         self._checked = self._began = False
         self._first = True
+        self._isolates = False  # whether the stream has logged that it isolates suspects
 
     def initial(self) -> dict[str, Any]:
         """Return the offset before the first batch. Create the group if it does not exist."""
@@ -258,7 +259,18 @@ class StreamSource:
         if grant.error is not None:
             raise grant.error
         self._first = False
+        self._note_suspects(grant)
         return self._granted(grant, grant.ranges)
+
+    def _note_suspects(self, grant: Grant) -> None:
+        """Log how far the isolation is, once until it ends."""
+        suspects = bool(grant.ranges) and grant.ranges[0].suspect
+        if self._looked is None or suspects == self._isolates:
+            return
+        text = compute_stats(*self._looked).isolation
+        if suspects and text:
+            _log.warning("group %s: %s", self.ledger.name, text)
+        self._isolates = bool(text)
 
     def replay(self, stream: str, n: int) -> BatchPlan:
         """Take over what batch n holds, and nothing new. Raise StorageError if out of reach."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -18,6 +18,7 @@ from spark_mq.web.view import View
 __all__ = ["PageProblem", "first_problems", "health_of", "lead_with", "problems_of", "unreadable"]
 
 _DEAD_LETTERS: Final = "dead_letters"  # a check of the page only, because old letters may stay
+_ISOLATING: Final = "isolating"  # a check of the page only, because it ends without the owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,9 @@ def health_of(view: View, overview: QueueOverview) -> Health:
 
 
 def problems_of(view: View, name: str, overview: QueueOverview) -> list[PageProblem]:
-    """Return why a queue is unhealthy, and its dead letters."""
-    found = [*health_of(view, overview).problems, *_dead_letters(view, overview)]
+    """Return why a queue is unhealthy, which groups isolate suspects, and its dead letters."""
+    found = [*health_of(view, overview).problems, *_isolation(overview)]
+    found += _dead_letters(view, overview)
     return [PageProblem(name, one.check, one.group, one.text, _address(name, one)) for one in found]
 
 
@@ -62,6 +64,12 @@ def unreadable(name: str, error: SparkMQError) -> PageProblem:
     """Return the problem of a queue that cannot be opened."""
     text = str(error) or type(error).__name__
     return PageProblem(name, "unreadable", None, text, href("queue", name))
+
+
+def _isolation(overview: QueueOverview) -> Iterator[Problem]:
+    for name, stats in overview.groups.items():
+        if text := stats.isolation:
+            yield Problem(_ISOLATING, name, text)
 
 
 def _dead_letters(view: View, overview: QueueOverview) -> list[Problem]:

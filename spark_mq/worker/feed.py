@@ -194,6 +194,7 @@ class GroupFeed:
         self._state.note_activity()
         self._state.count("leases")
         self._held.add(lease)
+        self._commits.note_suspects(lease)
         acked = True
         if self._acks_first:
             acked, granted = self._commits.ack_all(lease, also)

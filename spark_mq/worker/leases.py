@@ -17,7 +17,8 @@ from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.keep_alive import KeepAlive
 from spark_mq.operations.outages import OUTAGES, outage_pause
 from spark_mq.operations.settle import extend, summarize
-from spark_mq.operations.work_report import VerdictLog
+from spark_mq.operations.work_report import VerdictLog, isolation_text
+from spark_mq.util.show import show_count
 from spark_mq.worker.state import WorkState
 
 __all__ = ["FeedCommits", "HeldLeases", "More", "returned_places"]
@@ -129,7 +130,8 @@ class FeedCommits:
     ) -> None:
         self._ledger, self._worker_id = ledger, worker_id
         self._state, self._wait_on = state, wait_on
-        self._verdict_log = VerdictLog(ledger.name)
+        self._isolates = False  # whether the feed has had suspects lately
+        self._verdict_log = VerdictLog(ledger.name, isolation=self._isolation)
 
     def settle(
         self,
@@ -183,6 +185,22 @@ class FeedCommits:
 
     def lease_of(self, grant: Grant) -> Lease:
         return Lease(self._ledger, self._worker_id, grant)
+
+    def note_suspects(self, lease: Lease) -> None:
+        """Log how far the isolation is if the feed has a lease of suspects for the first time."""
+        if self._isolates or not lease._ranges[0].suspect:
+            return
+        self._isolates = True
+        text, name = isolation_text([self._ledger]), self._ledger.name
+        level = logging.WARNING if text else logging.INFO  # else a lease is retried whole
+        shown = f"leased {show_count(len(lease), 'message')} that failed together"
+        _log.log(level, "group %s: %s", name, ", ".join([shown, text] if text else [shown]))
+
+    def _isolation(self) -> str:
+        """Return how far the isolation is. Without suspects lately, the store is not asked."""
+        text = isolation_text([self._ledger]) if self._isolates else ""
+        self._isolates = bool(text)
+        return text
 
     def give_back(self, lease: Lease) -> None:
         """Release a lease of which no handler got anything."""

@@ -169,7 +169,7 @@ KEPT = ("_offered", "_planned", "_alive", "_bound", "_checked", "_first", "avail
 
 def saved(source: StreamSource) -> tuple[tuple[str, Any], ...]:
     # _looked and _news only spare a stream over a store a look, which a world always takes. _began
-    # only spares a second warning.
+    # only spares a second warning, as _isolates does.
     known = {
         *KEPT,
         "ledger",
@@ -179,6 +179,7 @@ def saved(source: StreamSource) -> tuple[tuple[str, Any], ...]:
         "_looked",
         "_news",
         "_began",
+        "_isolates",
         "_wait_until",
     }
     assert set(vars(source)) == known, (

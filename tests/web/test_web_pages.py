@@ -160,6 +160,20 @@ def test_the_first_page_leads_with_problems_and_where_they_are_mended(
     assert rows == ["b-stopped", "orders", "z-broken", "a-healthy-one"]
 
 
+def test_pages_lead_with_the_isolation_of_suspects(visit: Visit, tmp_path: Path) -> None:
+    queue = Queue.create(tmp_path / "queues" / "killed", durable=False)
+    queue.publish([str(number) for number in range(1_000)])
+    group = queue.group("g")
+    for _ in range(2):
+        lease = group.lease("worker", max_messages=1_000)
+        assert lease is not None
+        lease.nack(delay=0)
+    text, own = "isolating 1,000 suspects, about 6 leases left", "/group/killed?group=g"
+    for address in ("/", "/queue/killed"):
+        assert ("isolating", own, text) in problems_on(visit().get(address).text)
+    assert f'<strong class="warn">isolating</strong> <bdi>{text}</bdi>' in visit().get(own).text
+
+
 def test_a_queue_has_the_lag_of_its_worst_group(visit: Visit, queue: Queue) -> None:
     text = visit().get("/").text
     (row,) = re.findall(r'<tr>(<td><a href="/queue/orders".*?)</tr>', text, re.DOTALL)

@@ -494,7 +494,7 @@ def test_a_replay_whose_messages_went_to_another_worker_is_empty_and_fails_nothi
 
 
 def test_a_second_replay_gives_the_batch_back_as_suspects_and_is_empty(
-    queue: Queue, clock: ManualClock
+    queue: Queue, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     receipt = queue.publish([str(i) for i in range(100)])
     first = Runner(queue)
@@ -507,10 +507,20 @@ def test_a_second_replay_gives_the_batch_back_as_suspects_and_is_empty(
     assert [(r.state, r.suspect, r.lease_id, r.delivery_count) for r in ranges] == [
         (AVAILABLE, True, None, 2)
     ]
+    caplog.clear()
     piece = third.batch()
     assert 1 <= len(sequences(piece)) < 100, "suspects come in pieces"
     assert deliveries(piece) == {3}
     assert set(sequences(piece)) < set(receipt.sequences)
+    progress = third.source.progress()
+    assert (progress["isolating"], progress["isolation_leases"]) == (100, 6)
+    sizes = [len(sequences(piece))]
+    while third.offer():
+        sizes.append(len(sequences(third.plan())))
+    assert sizes == [10, 20, 20, 20, 15, 10, 5]
+    assert [r.getMessage() for r in caplog.records] == [
+        "group g: isolating 100 suspects, about 6 leases left"
+    ], "once"
 
 
 def test_a_driver_that_dies_on_one_batch_each_time_kills_only_the_poison(
@@ -1060,7 +1070,7 @@ def test_progress_says_what_is_ready_delayed_leased_and_blocked(clock: ManualClo
     assert reported == {
         "source": "spark_mq", "queue": queue.path, "group": "g", "ready": 3, "delayed": 1,
         "leased": 1, "dead": 0, "blocked": 0, "blocked_because": "", "breaker": "closed",
-        "oldest_unsettled_age": 0,
+        "oldest_unsettled_age": 0, "isolating": 0, "isolation_leases": 0,
     }  # fmt: skip
     runner.plan()
     runner.commit()

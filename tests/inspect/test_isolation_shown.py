@@ -1,0 +1,82 @@
+"""How far the isolation of suspects is, in each view and log."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+import pytest
+
+from spark_mq import Lease, Queue
+from spark_mq.cli.looks import QueueLooks
+from spark_mq.inspect.prometheus import exposition
+from spark_mq.testing import ManualClock
+
+TEXT = "isolating 1,000 suspects, about 6 leases left"  # pieces of 100, then of 200
+
+
+@pytest.fixture
+def failed(queue: Queue, clock: ManualClock) -> Queue:
+    """A queue whose group g has 1,000 messages that failed together twice."""
+    queue.publish([str(number) for number in range(1_000)])
+    for _ in range(2):
+        lease = queue.group("g").lease("worker", max_messages=1_000)
+        assert lease is not None
+        assert len(lease) == 1_000
+        clock.advance("62s")
+    return queue
+
+
+def test_each_view_shows_how_many_leases_are_left(failed: Queue) -> None:
+    stats = failed.group("g").stats()
+    assert (stats.isolating, stats.isolation_leases, stats.isolation) == (1_000, 6, TEXT)
+    assert failed.stats()["groups"]["g"] == stats
+    overview = failed.describe()
+    assert TEXT in str(overview)
+    looks = QueueLooks(failed, 10)
+    assert f"group g: {TEXT}" in list(looks.parts(looks.refresh()))
+    text = exposition({failed.path: overview}).decode()
+    assert f'spark_mq_isolating_messages{{queue="{failed.path}",group="g"}} 1000' in text
+    assert f'spark_mq_isolation_leases{{queue="{failed.path}",group="g"}} 6' in text
+
+
+def test_nothing_is_shown_before_the_second_failure_and_after_the_last_piece(
+    queue: Queue, clock: ManualClock
+) -> None:
+    group = queue.group("g")
+    queue.publish([str(number) for number in range(10)])
+    for _ in range(2):
+        assert group.lease("worker", max_messages=10)
+        assert group.stats().isolation == ""
+        clock.advance("62s")
+    left = [group.stats().isolating]
+    while lease := group.lease("worker", max_messages=10):
+        lease.ack()
+        left.append(group.stats().isolating)
+    assert left == [10, 6, 2, 0]
+    assert group.stats().isolation == ""
+
+
+@pytest.mark.parametrize("mode", ["batch", "message"])
+def test_a_worker_logs_when_it_begins_with_suspects_and_how_many_are_left(
+    failed: Queue, caplog: pytest.LogCaptureFixture, mode: str
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    def handler(given: Any) -> None:
+        first = given.messages[0] if isinstance(given, Lease) else given
+        if first.value == b"0":
+            raise ValueError("no customer")  # a failure is logged at once
+
+    failed.group("g").work(handler, max_messages=1_000, mode=mode, until="empty", on_error="reject")
+    begun, verdicts, *more = [r.getMessage() for r in caplog.records if "isol" in r.getMessage()]
+    # A worker with mode="message" begins with a lease of one.
+    leased, left = ("100 messages", "900 suspects, about 5")
+    if mode == "message":
+        leased, left = ("1 message", "999 suspects, about 6")
+    assert begun == (f"group g: leased {leased} that failed together, isolating {left} leases left")
+    assert re.fullmatch(
+        r"group g: .*rejected .*, isolating [0-9,]+ suspects, about \d leases left", verdicts
+    )
+    assert not more, "one line in ten seconds"
