@@ -351,7 +351,7 @@ class ConsumerGroup(GroupViews):
         worker = worker_name(worker_id)
         named, most = (None, 1) if sequences is None else named_messages(sequences)
         if max_messages is not None:
-            most = validate_count("max_messages", max_messages)
+            most = validate_count("max_messages", max_messages, text=False)
         wait_seconds = validate_duration("wait", wait, zero=True) / SECOND
         poll = default_poll(self._ledger)
         if poll_interval is not None:

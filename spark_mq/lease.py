@@ -90,7 +90,7 @@ class Lease:
 
     @cached_property
     def messages(self) -> list[ReceivedMessage]:
-        """Return the messages in order of sequence. Raises as :meth:`table`."""
+        """Return the messages in order of sequence, read once. Raises as :meth:`table`."""
         try:
             return self._received()
         except UnicodeDecodeError:
@@ -104,7 +104,11 @@ class Lease:
         return Records(to_received(table, details))
 
     def table(self) -> pa.Table:
-        """Return the messages as an Arrow table, in order of sequence.
+        """Return the messages as an Arrow table, in order of sequence. Each call reads them.
+
+        These are the messages of :attr:`messages`, in the same order, and settled ones stay in
+        both. The table has the lease in two more columns. It has no failure_count, first_leased_at,
+        priority, deliver_at and expires_at, and its headers are pairs.
 
         Messages that turn out to be damaged only now become dead and leave this lease. If the store
         is out of reach and this object has delivered nothing yet, the lease is released, uncounted.

@@ -147,7 +147,7 @@ class BufferedPublisher:
         self._context = context
         self._batch_id = None if batch_id is None else validate_name("batch_id", batch_id)
         self._process = ForkGuard(f"a publisher of {context.path}")
-        self._max_messages = validate_count("max_messages", max_messages)
+        self._max_messages = validate_count("max_messages", max_messages, text=False)
         self._max_bytes = validate_size("max_bytes", max_bytes)
         self._linger = validate_duration("linger", linger) / SECOND
         self._retry_seconds = validate_duration("retry_timeout", retry_timeout, zero=True) / SECOND

@@ -65,7 +65,8 @@ class MessageTrigger(BaseEventTrigger):
         super().__init__()
         path = check_place(path, spark_mq_conn_id)
         validate_group("group", group)
-        if validate_count("max_messages", max_messages) > MAX_MESSAGES:
+        max_messages = validate_count("max_messages", max_messages)
+        if max_messages > MAX_MESSAGES:
             raise InvalidOption(
                 f"max_messages={max_messages} is more than Airflow keeps for a trigger: use at "
                 f"most {MAX_MESSAGES}",

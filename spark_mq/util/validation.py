@@ -177,15 +177,17 @@ def validate_lease_id(value: Any) -> str:
     return value
 
 
-def validate_count(option: str, value: Any, *, least: int = 1, most: int = 2**31 - 1) -> int:
-    """Validate a whole number, also as text of digits, because Spark's options are text."""
+def validate_count(
+    option: str, value: Any, *, least: int = 1, most: int = 2**31 - 1, text: bool = True
+) -> int:
+    """Validate a whole number. With `text` also as digits, because Spark's options are text."""
     number = value
-    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d{1,30}\s*", value):
+    if text and isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d{1,30}\s*", value):
         number = int(value)
     whole = isinstance(number, int) and not isinstance(number, bool)
     if not whole or not (least <= number <= most):
-        text = f"is not valid: give a whole number from {least} to {most:,}"
-        raise invalid(option, value, text)
+        problem = f"is not valid: give a whole number from {least} to {most:,}"
+        raise invalid(option, value, problem)
     return number
 
 

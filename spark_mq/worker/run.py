@@ -242,7 +242,7 @@ class WorkOptions:
             linger = DEFAULT_SETTLE_LINGER
         lease = Acquire(
             worker_name(self.worker_id),
-            validate_count("max_messages", messages),
+            validate_count("max_messages", messages, text=False),
             timeout,
             self.fail_on_data_loss,
             max_timeout=limit,
@@ -399,7 +399,7 @@ def make_pool(
             option="handler",
             value=list(handlers),
         )
-    threads = validate_count("threads", options.threads, most=1_000)
+    threads = validate_count("threads", options.threads, most=1_000, text=False)
     if kinds == {False}:
         if options.concurrency is not None:
             raise InvalidOption(
@@ -416,4 +416,4 @@ def make_pool(
             value=threads,
         )
     given = DEFAULT_CONCURRENCY if options.concurrency is None else options.concurrency
-    return CoroutinePool(validate_count("concurrency", given, most=100_000), state.fail)
+    return CoroutinePool(validate_count("concurrency", given, most=100_000, text=False), state.fail)

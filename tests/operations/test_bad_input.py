@@ -381,9 +381,12 @@ def test_bad_limits(bad: Check, tmp_path: Path, option: str, value: Any) -> None
     bad(option, value, lambda: Queue.create(tmp_path / "q", **{option: value}), "whole number")
 
 
-@pytest.mark.parametrize("value", [*BAD_COUNTS, 2**31], ids=repr)
+@pytest.mark.parametrize("value", [*BAD_COUNTS, 2**31, "10"], ids=repr)
 def test_bad_batch_sizes(bad: Check, queue: Queue, value: Any) -> None:
-    bad("max_messages", value, lambda: queue.group().lease("w", max_messages=value), "1 to")
+    group = queue.group()
+    bad("max_messages", value, lambda: group.lease("w", max_messages=value), "1 to")
+    bad("max_messages", value, lambda: group.work(print, max_messages=value, until="empty"), "1 to")
+    bad("max_messages", value, lambda: queue.publisher(max_messages=value), "1 to")
 
 
 def test_an_unknown_setting_is_named_with_a_hint(refused: Refused, tmp_path: Path) -> None:

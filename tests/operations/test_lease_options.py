@@ -6,11 +6,12 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
-from spark_mq import Message, Queue
+from spark_mq import Message, Queue, ReceivedMessage
 from spark_mq.errors import InvalidOption
 
 
@@ -31,6 +32,21 @@ def test_a_lease_without_a_worker_id_names_host_and_process(
     assert [held.worker_id for held in group.leases()] == [name]
     again = group.lease(name)
     assert again is not None, "the name is valid where one is given"
+
+
+def test_the_messages_and_the_table_of_a_lease_are_the_same(queue: Queue) -> None:
+    queue.publish([Message("a", key="k", headers={"x": "1"}), Message("b"), Message("c")])
+    lease = queue.group().lease("worker", max_messages=3)
+    assert lease is not None
+    lease.reject([lease.messages[1].sequence])
+    table, both = lease.table(), set(lease.table().column_names)
+    both &= {one.name for one in fields(ReceivedMessage)} - {"headers"}
+    rows = [{name: getattr(one, name) for name in both} for one in lease.messages]
+    assert table.select(sorted(both)).to_pylist() == rows, "settled ones stay in both"
+    assert [dict(pairs or ()) for pairs in table["headers"].to_pylist()] == [
+        one.headers for one in lease.messages
+    ]
+    assert set(table.column_names) - both == {"headers", "lease_id", "lease_expires_at"}
 
 
 def test_lease_and_work_choose_the_same_name(queue: Queue) -> None:
