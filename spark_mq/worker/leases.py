@@ -193,7 +193,7 @@ class FeedCommits:
         self._isolates = True
         text, name = isolation_text([self._ledger]), self._ledger.name
         level = logging.WARNING if text else logging.INFO  # else a lease is retried whole
-        shown = f"leased {show_count(len(lease), 'message')} that failed together"
+        shown = f"leased {show_count(len(lease), 'message')} of a lease that failed"
         _log.log(level, "group %s: %s", name, ", ".join([shown, text] if text else [shown]))
 
     def _isolation(self) -> str:

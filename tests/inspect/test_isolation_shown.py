@@ -75,7 +75,9 @@ def test_a_worker_logs_when_it_begins_with_suspects_and_how_many_are_left(
     leased, left = ("100 messages", "900 suspects, about 5")
     if mode == "message":
         leased, left = ("1 message", "999 suspects, about 6")
-    assert begun == (f"group g: leased {leased} that failed together, isolating {left} leases left")
+    assert begun == (
+        f"group g: leased {leased} of a lease that failed, isolating {left} leases left"
+    )
     assert re.fullmatch(
         r"group g: .*rejected .*, isolating [0-9,]+ suspects, about \d leases left", verdicts
     )

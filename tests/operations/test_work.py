@@ -98,7 +98,9 @@ def test_the_log_tells_what_failed_and_what_has_become_of_it(
     ]
     clock.advance("10s")
     drain(queue, fail)
-    assert reported()[:2] == [
+    assert reported()[:3] == [
+        "group default: leased 1 message of a lease that failed, "
+        "isolating 1 suspect, about 1 lease left",
         "group default: the handler failed with 1 unsettled message (delivery 2 of 2)",
         "group default: 1 message nacked: 1 dead",
     ]

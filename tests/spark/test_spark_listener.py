@@ -80,7 +80,8 @@ def stats(queue: str) -> dict[str, Any]:
     counts = dict.fromkeys(("ready", "delayed", "leased", "dead", "blocked"), 2)
     return {
         **counts, "source": "spark_mq", "queue": queue, "group": "g",
-        "oldest_unsettled_age": None, "blocked_because": "", "breaker": "closed",
+        "oldest_unsettled_age": None, "isolating": 2, "isolation_leases": 1,
+        "blocked_because": "", "breaker": "closed",
     }  # fmt: skip
 
 
