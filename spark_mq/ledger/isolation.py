@@ -2,14 +2,15 @@
 
 If a lease of several messages fails as a whole, nobody knows its culprit, so all of them are
 suspects. They come back in pieces that get smaller with each failure, and on its last attempt a
-suspect is alone. So only a message that really kills its worker dies.
+suspect is alone. So only a message that really kills its worker dies. Alone means that its worker
+has no other lease, because all leases of a process end with it.
 """
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from spark_mq.ledger.ranges import AVAILABLE, Condition, Ledger, Range
+from spark_mq.ledger.ranges import AVAILABLE, LEASED, Condition, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.states import UNSETTLED
 from spark_mq.ledger.stream_batch import names_batch
@@ -22,6 +23,9 @@ __all__ = [
     "Isolation",
     "estimate_isolation",
     "failed_together",
+    "holds_last_attempt",
+    "holds_leases",
+    "is_last_attempt",
     "is_retried_whole",
     "isolation_size",
     "settled_since",
@@ -67,6 +71,27 @@ def isolation_size(
         exact = min(exact, failed ** (left / (left + 1)))
     size = max(1, min(limit, int(exact + 1e-9)))
     return max(size, min(limit, size + min(size, settled), waiting // 2)) if left else size
+
+
+def is_last_attempt(r: Range, attempts: int | None) -> bool:
+    """Return whether the next delivery of an available message is its last one.
+
+    A message with one attempt alone is not meant: it would let a worker use one thread only.
+    """
+    return attempts is not None and 1 < attempts <= r.delivery_count + 1
+
+
+def holds_leases(ledger: Ledger, worker_id: str) -> bool:
+    return LEASED in ledger.states and ledger.count((LEASED,), ("worker_id", "=", worker_id)) > 0
+
+
+def holds_last_attempt(ledger: Ledger, worker_id: str, attempts: int | None) -> bool:
+    """Return whether a worker has a suspect on its last attempt, which must be alone."""
+    if attempts is None or attempts == 1 or LEASED not in ledger.states:
+        return False
+    last = ("lease_size", "=", 1), ("delivery_count", ">=", attempts)
+    rows = ledger.find((LEASED,), ("worker_id", "=", worker_id), *last)
+    return any(r.suspect or not r.failure_count for r in ledger.ranges_at(rows))
 
 
 def failed_together(r: Range) -> list[Condition]:

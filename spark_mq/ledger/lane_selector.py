@@ -26,6 +26,9 @@ from spark_mq.ledger.intervals import Interval, intersect
 from spark_mq.ledger.isolation import (
     ASSUMED_ATTEMPTS,
     failed_together,
+    holds_last_attempt,
+    holds_leases,
+    is_last_attempt,
     is_retried_whole,
     isolation_size,
     settled_since,
@@ -33,6 +36,7 @@ from spark_mq.ledger.isolation import (
 from spark_mq.ledger.key_order import held_lanes, is_ordered, leases_held
 from spark_mq.ledger.lane_shares import LaneShares, divides_lanes
 from spark_mq.ledger.lane_walk import LaneWalk
+from spark_mq.ledger.limits import LAST_ATTEMPT
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, TRANSFERRING, Condition, Ledger
 from spark_mq.ledger.settings import GroupSettings
@@ -64,6 +68,7 @@ SUSPECT: Final = AcquireKind.SUSPECT
 LAST: Final = AcquireKind.LAST
 REST: Final = AcquireKind.REST
 
+_ALONE: Final = "a message that may end its worker is leased alone"
 _NOTHING_REPLACED: Final[Mapping[int, Sequence[Interval]]] = {}
 _SUSPECT: Final[Condition] = ("suspect", "=", True)
 _CLEAR: Final[Condition] = ("suspect", "=", False)
@@ -245,6 +250,11 @@ class LaneSelector:
         self._ledger, self._index, self._now, self._request = ledger, index, now, request
         self._rules = rules
         self._attempts = rules.attempts_before_isolation(request.reserved_attempts)
+        # A stream has one lease at a time. Who names messages has chosen.
+        self._minds_others = request.reserved_attempts == 0 and request.intervals is None
+        self._is_alone = self._minds_others and holds_last_attempt(
+            ledger, request.worker_id, self._attempts
+        )
         self.limit = 1 if self._attempts == 1 else request.max_messages
         if rules.max_in_flight is not None:
             self.limit = min(self.limit, rules.max_in_flight - ledger.count((LEASED,)))
@@ -301,6 +311,8 @@ class LaneSelector:
 
     def nothing(self, blocked: str) -> Grant:
         """Return a grant without messages, and with a reason if only the owner can help."""
+        if self._is_alone:
+            return Grant((), f"{LAST_ATTEMPT}: {_ALONE}", blocked_for_now=True)
         if self._ordered:
             later = (AVAILABLE,), ("available_at", ">", self._now)
             if self._ledger.find((LEASED,)) or self._ledger.find(*later) or not self.has_due():
@@ -315,6 +327,8 @@ class LaneSelector:
 
     def acquire(self) -> tuple[Ledger, Grant] | None:
         """Lease the messages whose turn it is, and skip others. Return None if none are."""
+        if self._is_alone:
+            return None
         available = None if self._walk.plain else self._find_available()
         passes_over, above = False, None
         for priority in range(self._priorities.bit_length() - 1, -1, -1):
@@ -326,6 +340,8 @@ class LaneSelector:
             if self._walk.taken and not level.mixes:
                 break
             passes_over |= self._take(level)
+            if self._is_alone:
+                return None
             above = level
         skipped = self._walk.filter is not None and self._walk.filter.skipped
         if not (self._walk.taken or skipped):
@@ -405,6 +421,11 @@ class LaneSelector:
     def _isolate(self, head: Head, level: _Level) -> None:
         """Take messages that failed together, of all the lanes that their lease had."""
         r, walk = self._ledger.range_at(head.row), self._walk
+        if self._minds_others and is_last_attempt(r, self._attempts):
+            # So that it does not wait for ever, its worker gets nothing until it holds nothing.
+            self._is_alone = holds_leases(self._ledger, self._request.worker_id)
+            if self._is_alone:
+                return
         attempts = self._attempts or ASSUMED_ATTEMPTS
         walk.limit = isolation_size(
             walk.limit, r.delivery_count, attempts, r.lease_size,

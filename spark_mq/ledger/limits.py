@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 __all__ = [
+    "LAST_ATTEMPT",
     "MAX_IN_FLIGHT",
     "MAX_IN_FLIGHT_BYTES",
     "MAX_IN_FLIGHT_PER_KEY",
@@ -17,7 +18,9 @@ MAX_IN_FLIGHT: Final = "max_in_flight"
 MAX_IN_FLIGHT_BYTES: Final = "max_in_flight_bytes"
 MAX_IN_FLIGHT_PER_KEY: Final = "max_in_flight_per_key"
 RATE_LIMIT: Final = "rate_limit"
-_LIMITS: Final = (MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, MAX_IN_FLIGHT_PER_KEY, RATE_LIMIT)
+LAST_ATTEMPT: Final = "last_attempt"
+"""A suspect on its last attempt is alone in its worker. The group's settings do not limit that."""
+_LIMITS: Final = (LAST_ATTEMPT, MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, MAX_IN_FLIGHT_PER_KEY, RATE_LIMIT)
 
 
 def limit_in(why: str) -> str:

@@ -83,7 +83,8 @@ class Range(NamedTuple):
     leased_at: int | None = None
     expires_at: int | None = None
     lease_size: int | None = None
-    """Messages in its lease, or for an available suspect in the failed one. 1 blames it alone."""
+    """Messages in its lease, or for an available suspect in the failed one. 1 blames it alone, so
+    it is all that its worker held if another lease of that worker has expired meanwhile."""
     first_leased_at: int | None = None
     first_failed_at: int | None = None
     delivery_count: int = 0

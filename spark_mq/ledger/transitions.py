@@ -7,7 +7,16 @@ from dataclasses import replace
 from typing import Final
 
 from spark_mq.ledger.editor import LedgerEditor
-from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, SETTLED, Ledger, Range
+from spark_mq.ledger.ranges import (
+    AVAILABLE,
+    BLOCKED,
+    DEAD,
+    LEASED,
+    SETTLED,
+    Condition,
+    Ledger,
+    Range,
+)
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.clock import MICROSECOND
 
@@ -30,6 +39,7 @@ __all__ = [
     "to_available",
     "to_dead",
     "with_failure",
+    "without_lone_blame",
 ]
 
 ATTEMPT_LIMIT: Final = "max_delivery_attempts"
@@ -47,7 +57,10 @@ def expire_leases(
     """Expire leases not in `keep`, and apply limits. Return `ledger` itself if nothing changed."""
     found: list[int] = []
     if LEASED in ledger.states:
-        found += ledger.find((LEASED,), ("expires_at", "<", now - rules.clock_skew // MICROSECOND))
+        late: Condition = ("expires_at", "<", now - rules.clock_skew // MICROSECOND)
+        if found := ledger.find((LEASED,), late):
+            ledger = without_lone_blame(ledger, found)
+            found = ledger.find((LEASED,), late)
     if AVAILABLE in ledger.states:
         found += _exhausted_rows(ledger, rules)
     if BLOCKED in ledger.states and rules.on_max_deliveries != "block":
@@ -69,6 +82,25 @@ def expire_leases(
             limit = limit or _limit_name(r, rules)
             editor.add(exhaust(r, rules, limit, r.error), r, "exhausted")
     record_expired_leases(editor, leased, rules)
+    return editor.build()
+
+
+def without_lone_blame(ledger: Ledger, late: list[int]) -> Ledger:
+    """Return the ledger in which no message counts as alone whose worker held other leases.
+
+    They may all have ended with their worker, so nobody knows which message was the culprit.
+    """
+    editor = LedgerEditor(ledger)
+    for worker in {r.worker_id for r in ledger.ranges_at(late) if r.lease_size == 1}:
+        rows = ledger.find((LEASED,), ("worker_id", "=", worker))
+        held = ledger.ranges_at(rows)
+        if len({r.lease_id for r in held}) == 1:
+            continue
+        size = sum(r.message_count for r in held)
+        for row, r in zip(rows, held, strict=True):
+            if r.lease_size == 1:
+                editor.mark_removed(row)
+                editor.add(r._replace(lease_size=size), r)
     return editor.build()
 
 

@@ -233,6 +233,9 @@ class Naive:
     # -- transitions
 
     def expire_leases(self, now: int, keep: tuple[str, ...] = ()) -> None:
+        self.note_company(
+            [m for m in self.by_state("leased") if self.late(m, now)]
+        )
         ended: dict[str, Message] = {}
         deadlines = {m.seq: m.info["expires_at"] for m in self.by_state("leased")}
         counts = {m.seq: m.info["delivery_count"] for m in self.by_state("leased")}
@@ -243,6 +246,18 @@ class Naive:
         for m in sorted(ended.values(), key=lambda m: (deadlines[m.seq], m.seq)):
             self.lease_expired(counts[m.seq], m.seq, deadlines[m.seq])
         self.pardon_but(keep)
+
+    def note_company(self, late: list[Message]) -> None:
+        """A lone message was in company if its worker held another lease: both may have ended with
+        the worker.
+        """
+        for worker in {m.info["worker_id"] for m in late if self.alone(m)}:
+            held = [m for m in self.by_state("leased") if m.info["worker_id"] == worker]
+            if len({m.info["lease_id"] for m in held}) > 1:
+                for m in held:
+                    if self.alone(m):
+                        self.lease_sizes[m.info["lease_id"]] = len(held)
+                        m.info["lease_size"] = len(held)
 
     def late(self, m: Message, now: int) -> bool:
         return m.state == "leased" and m.info["expires_at"] + self.skew < now
@@ -623,6 +638,11 @@ class Naive:
         if wanted.intervals is not None:  # those that are unread wait then, as do all before
             passed = [m for m in passed if reads and m.seq <= reads[-1].seq]
             due, reads = [*due, *reads], []
+        minds = wanted.reserved_attempts == 0 and wanted.intervals is None and limit >= 1
+        if minds and (due or reads) and self._must_be_alone(wanted.worker_id, due, reads, attempts):
+            assert not taken
+            assert why.startswith("last_attempt")
+            return
         if not taken:
             assert limit < 1 or not (due or reads), (
                 "something is due and no cap is reached, yet nothing was granted"
@@ -654,6 +674,29 @@ class Naive:
                 m.become("available", available_at=0)
         if self.opened is not None:
             self.trial, self.trial_from = taken[0], now + self.wait_for_trial()
+
+    def _must_be_alone(
+        self, worker: str, due: list[Message], reads: list[Message], attempts: int | None
+    ) -> bool:
+        """Whether a worker gets nothing because it holds a suspect on its last attempt, or holds
+        anything while it is the turn of one.
+        """
+        held = [m for m in self.by_state("leased") if m.info["worker_id"] == worker]
+        if attempts in (None, 1) or not held:
+            return False
+        if any(
+            self.alone(m)
+            and m.info["delivery_count"] >= attempts
+            and (m.info["suspect"] or not m.info["failure_count"])
+            for m in held
+        ):
+            return True
+        if not due:
+            return False
+        head = self._head(due, attempts)
+        if reads and self.leases_without_fresh >= 3 and self._isolates(head, attempts):
+            return False
+        return self._suspect(head, attempts) and head.info["delivery_count"] >= attempts - 1
 
     def _turn(
         self, due: list[Message], reads: list[Message], limit: int, attempts: int | None

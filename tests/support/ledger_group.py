@@ -38,11 +38,10 @@ class Group:
     def expire_leases(self, *keep: str) -> None:
         self.ledger = transitions.expire_leases(self.ledger, self.now, self.rules, keep)
 
-    def ask(self, lease_id: str, limit: int = 1, **more) -> Grant:
+    def ask(self, lease_id: str, limit: int = 1, *, worker: str = "", **more) -> Grant:
         self.expire_leases()
-        wanted = AcquireRequest(
-            lease_id, f"worker of {lease_id}", limit, self.now + TIMEOUT, **more
-        )
+        worker = worker or f"worker of {lease_id}"
+        wanted = AcquireRequest(lease_id, worker, limit, self.now + TIMEOUT, **more)
         self.ledger, grant = acquire(self.ledger, self.index, self.now, self.rules, wanted)
         return grant
 

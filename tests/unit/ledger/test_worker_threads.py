@@ -1,0 +1,158 @@
+"""A process ends with all its leases, and only the message that ended it dies."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from support.ledger_group import SECOND, TIMEOUT, Group, limits
+from support.rule_variants import returns, rule_variant
+
+from spark_mq.ledger.settle import ACK, NACK
+
+POISON = {9, 12, 25, 31}
+BUSY = "last_attempt: a message that may end its worker is leased alone"
+
+
+@dataclass
+class Process:
+    """A worker with some threads, each with a lease, which it keeps alive."""
+
+    name: str
+    leases: dict[str, list[int]] = field(default_factory=dict)
+
+
+def run(
+    group: Group, poison: set[int], *, threads: int, size: int, processes: int, seed: int = 0
+) -> int:
+    """Work until all messages are acked or dead. Return how many processes ended."""
+    chance, number, ended = random.Random(seed), 0, 0
+    workers = [Process(f"process {n}") for n in range(processes)]
+    for _ in range(20_000):
+        worker = chance.choice(workers)
+        idle = len(worker.leases) < threads
+        if idle and chance.random() < 0.7:
+            number += 1
+            if taken := group.lease(f"lease {number}", size, worker=worker.name):
+                worker.leases[f"lease {number}"] = taken
+        elif worker.leases:
+            lease_id = chance.choice(list(worker.leases))
+            if poison.isdisjoint(worker.leases.pop(lease_id)):
+                assert group.settle(ACK, lease_id).settled, "a process that lives keeps its leases"
+            else:
+                ended += 1
+                workers[workers.index(worker)] = Process(f"{worker.name}'")
+        elif all(not one.leases for one in workers):
+            acked = group.ledger.head.counters.get("acked", 0)
+            if acked + group.ledger.count(("dead",)) == group.messages:
+                return ended
+            group.now += TIMEOUT // 3
+        for lease_id in (lease for one in workers for lease in one.leases):
+            group.extend(lease_id)
+        group.now += chance.randrange(3 * SECOND)
+    raise AssertionError("no end to it")
+
+
+def dead(group: Group) -> set[int]:
+    return {seq for seq in range(group.messages) if group.state(seq) == "dead"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("attempts", [2, 3, 5])
+@pytest.mark.parametrize("size", [1, 5, 40])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_only_poison_dies_in_processes_of_four_threads(processes, size, attempts, seed):
+    group = Group(messages=40, rules=limits(clock_skew=0, max_delivery_attempts=attempts))
+    run(group, POISON, threads=4, size=size, processes=processes, seed=seed)
+    assert dead(group) == POISON
+
+
+@pytest.mark.parametrize(
+    ("rule", "variant"),
+    [
+        ("without_lone_blame", lambda right: lambda ledger, late: ledger),
+        ("holds_leases", returns(False)),
+        ("holds_last_attempt", returns(False)),
+    ],
+)
+def test_without_one_of_the_rules_an_innocent_dies(rule, variant):
+    def dies(seed: int) -> bool:
+        group = Group(messages=40, rules=limits(clock_skew=0, max_delivery_attempts=3))
+        run(group, POISON, threads=4, size=1, processes=2, seed=seed)
+        return dead(group) != POISON
+
+    with rule_variant(rule, variant):
+        assert any(dies(seed) for seed in range(20))
+
+
+def test_two_leases_of_a_worker_that_expire_apart_blame_no_message():
+    group = Group()
+    group.lease("a", worker="w")
+    group.now += 20 * SECOND
+    group.lease("b", worker="w")
+    group.now += 50 * SECOND
+    group.expire_leases()
+    assert (group.state(0), group.state(1)) == ("available", "leased")
+    assert group.at(0).suspect
+    group.now += 20 * SECOND
+    group.expire_leases()
+    assert group.state(1) == "available"
+    assert group.at(1).suspect
+
+
+def test_a_lease_that_is_acked_before_its_worker_ends_is_no_company():
+    group = Group()
+    group.lease("a", worker="w")
+    group.lease("b", worker="w")
+    group.settle(ACK, "b")
+    group.expire()
+    assert not group.at(0).suspect
+
+
+def test_another_worker_is_no_company():
+    group = Group()
+    group.lease("a", worker="v")
+    group.lease("b", worker="w")
+    group.expire()
+    assert not group.at(0).suspect
+
+
+def failed_in_company(group: Group) -> None:
+    """Let messages 0 and 1 expire with one worker until they have one attempt left."""
+    for attempt in range(2):
+        group.lease(f"a{attempt}", worker=f"w{attempt}", intervals=[(0, 0)])
+        group.lease(f"b{attempt}", worker=f"w{attempt}", intervals=[(1, 1)])
+        group.expire()
+
+
+def test_a_suspect_on_its_last_attempt_waits_until_its_worker_holds_nothing():
+    group = Group(rules=limits(clock_skew=0, max_delivery_attempts=3))
+    failed_in_company(group)
+    assert group.lease("named", worker="w", intervals=[(5, 5)]) == [5]
+    refused = group.ask("more", worker="w")
+    assert (refused.ranges, refused.blocked_because) == ((), BUSY)
+    assert refused.blocked_for_now
+    assert not refused.breaker_stops
+    assert group.lease("another", worker="v") == [0], "another worker holds nothing"
+    assert group.ask("more", worker="v").blocked_because == BUSY
+    group.settle(ACK, "named")
+    assert group.lease("last", worker="w") == [1]
+    assert group.ask("more", worker="w").blocked_because == BUSY
+    group.settle(ACK, "last")
+    assert group.lease("more", worker="w") == [2]
+
+
+def test_messages_that_failed_by_themselves_do_not_wait():
+    group = Group(rules=limits(clock_skew=0, max_delivery_attempts=3))
+    for attempt in range(2):
+        group.lease(f"a{attempt}", 2, intervals=[(0, 1)])
+        group.settle(NACK, f"a{attempt}", [0, 1], delay=0)
+    group.lease("named", worker="w", intervals=[(5, 5)])
+    assert group.lease("last", 2, worker="w") == [0, 1]
+    assert group.lease("more", 2, worker="w") == [2, 3]
+
+
+def test_a_group_with_one_attempt_uses_all_threads():
+    group = Group(rules=limits(clock_skew=0, max_delivery_attempts=1))
+    assert [group.lease(f"{n}", worker="w") for n in range(3)] == [[0], [1], [2]]
