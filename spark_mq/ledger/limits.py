@@ -20,7 +20,13 @@ MAX_IN_FLIGHT_PER_KEY: Final = "max_in_flight_per_key"
 RATE_LIMIT: Final = "rate_limit"
 LAST_ATTEMPT: Final = "last_attempt"
 """A suspect on its last attempt is alone in its worker. The group's settings do not limit that."""
-_LIMITS: Final = (LAST_ATTEMPT, MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, MAX_IN_FLIGHT_PER_KEY, RATE_LIMIT)
+_LIMITS: Final = (
+    LAST_ATTEMPT,
+    MAX_IN_FLIGHT,
+    MAX_IN_FLIGHT_BYTES,
+    MAX_IN_FLIGHT_PER_KEY,
+    RATE_LIMIT,
+)
 
 
 def limit_in(why: str) -> str:

@@ -233,9 +233,7 @@ class Naive:
     # -- transitions
 
     def expire_leases(self, now: int, keep: tuple[str, ...] = ()) -> None:
-        self.note_company(
-            [m for m in self.by_state("leased") if self.late(m, now)]
-        )
+        self.note_company([m for m in self.by_state("leased") if self.late(m, now)])
         ended: dict[str, Message] = {}
         deadlines = {m.seq: m.info["expires_at"] for m in self.by_state("leased")}
         counts = {m.seq: m.info["delivery_count"] for m in self.by_state("leased")}
