@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
+from pyspark import SparkContext
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
     QueryProgressEvent,
@@ -24,6 +27,8 @@ from spark_mq.telemetry import Destination, report_gauges
 __all__ = ["SparkMQListener", "StreamProgress"]
 
 _log = logging.getLogger(__name__)
+
+_PATIENCE_MS: Final = 5_000  # for events at the end of the process
 
 _FIGURES: Final = figures_of(GroupStats)
 _STATES: Final = [name for name in state_figures(GroupStats) if _FIGURES[name].progress]
@@ -103,6 +108,7 @@ class SparkMQListener(StreamingQueryListener):
     def __init__(self, on_progress: Callable[[StreamProgress], None] | None = None) -> None:
         self.latest = {}
         self._on_progress = on_progress
+        atexit.register(_wait_for_events)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Do nothing. Spark calls this when a query starts."""
@@ -133,6 +139,17 @@ class SparkMQListener(StreamingQueryListener):
                         self._on_progress(found)
                 except Exception:
                     _log.exception("the progress of group %s could not be reported", found.group)
+
+
+def _wait_for_events() -> None:
+    """Let Spark deliver its last events, also to a listener that was removed meanwhile.
+
+    Otherwise the JVM logs an error, because it calls a process that has ended.
+    """
+    context = SparkContext._active_spark_context
+    if context is not None:
+        with suppress(Exception):  # the JVM may be gone, or too busy
+            context._jsc.sc().listenerBus().waitUntilEmpty(_PATIENCE_MS)
 
 
 def _groups(offset: Any) -> Iterator[Mapping[str, Any]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -113,3 +115,29 @@ def test_an_error_of_the_callback_for_one_group_leaves_the_others_reported() -> 
     listener.onQueryProgress(event(several))
     assert called == ["/q/a", "/q/b"]
     assert sorted(listener.latest) == [("/q/a", "g"), ("/q/b", "g")]
+
+
+PROGRAM = """
+import sys
+
+from pyspark.sql import SparkSession
+
+from spark_mq.spark import SparkMQListener
+
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+listener = SparkMQListener()
+spark.streams.addListener(listener)
+rows = spark.readStream.schema("a int").json(sys.argv[1])
+rows.writeStream.format("noop").trigger(availableNow=True).start().awaitTermination()
+spark.streams.removeListener(listener)
+"""
+
+
+def test_a_program_that_removes_its_listener_ends_quietly(tmp_path: Path) -> None:
+    """Although the event of the last batch may still be on its way."""
+    (tmp_path / "rows.json").write_text('{"a": 1}')
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert "threw an exception" not in done.stderr
