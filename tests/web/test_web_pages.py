@@ -171,7 +171,7 @@ def test_pages_lead_with_the_isolation_of_suspects(visit: Visit, tmp_path: Path)
     text, own = "isolating 1,000 suspects, about 6 leases left", "/group/killed?group=g"
     for address in ("/", "/queue/killed"):
         assert ("isolating", own, text) in problems_on(visit().get(address).text)
-    assert f'<strong class="warn">isolating</strong> <bdi>{text}</bdi>' in visit().get(own).text
+    assert f"<strong>isolating</strong> <bdi>{text}</bdi>" in visit().get(own).text
 
 
 def test_a_queue_has_the_lag_of_its_worst_group(visit: Visit, queue: Queue) -> None:
@@ -485,8 +485,8 @@ def test_a_group_shows_idle_workers_and_those_that_are_gone(visit: Visit, queue:
         path = heartbeat_path("billing", one.worker_id)
         write_heartbeat(ledgers_of(queue).files, path, one)
     page = get(visit(), "/group/orders", group="billing", part="live")
-    found = [text for text in page.texts if text in ("busy", "idle", "gone", "host-1", "5m00s ago")]
-    assert found == ["busy", "idle", "host-1", "gone", "5m00s ago"]
+    found = [text for text in page.texts if text in ("busy", "idle", "gone", "host-1", "5m ago")]
+    assert found == ["busy", "idle", "host-1", "gone", "5m ago"]
     assert "<script>" in page.text
 
 
