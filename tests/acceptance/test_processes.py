@@ -6,6 +6,7 @@ What came of it is read from the tables afterwards, not from their words.
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from support.processes import (
     start,
     until,
     work,
+    work_in_threads,
+    work_on_messages,
 )
 
 from spark_mq import Message, Queue
@@ -76,8 +79,9 @@ def test_every_message_ends_once_and_no_two_leases_overlap(
     print(dict(found.counts))
 
 
+@pytest.mark.parametrize("work", [work, work_in_threads, work_on_messages])
 def test_a_poison_that_kills_its_worker_is_dead_lettered_alone(
-    place: tuple[str, dict[str, str]],
+    place: tuple[str, dict[str, str]], work: Callable[..., None]
 ) -> None:
     path, options = place
     # A lease that ran out before the poison is handed over counts as dead while its worker still

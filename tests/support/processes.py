@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from spark_mq import Lease, Queue
+from spark_mq import Lease, Queue, ReceivedMessage
 from spark_mq.errors import ContentionTimeout, LeaseLost
 
 SPAWN: Final = multiprocessing.get_context("spawn")
@@ -75,6 +75,31 @@ def handle(lease: Lease) -> None:
 def work(path: str, options: dict[str, str]) -> None:
     Queue.open(path, storage_options=options).group().work(
         handle, max_messages=30, poll_interval="50ms"
+    )
+
+
+def work_in_threads(path: str, options: dict[str, str]) -> None:
+    """Work with four leases of one message at a time."""
+
+    def handle_slowly(lease: Lease) -> None:
+        time.sleep(0.02)  # so that the other threads have leases, too
+        handle(lease)
+
+    Queue.open(path, storage_options=options).group().work(
+        handle_slowly, max_messages=1, threads=4, poll_interval="50ms"
+    )
+
+
+def work_on_messages(path: str, options: dict[str, str]) -> None:
+    """Work on the messages of a lease in four threads."""
+
+    def handle_one(message: ReceivedMessage) -> None:
+        time.sleep(0.02)  # so that the other threads have messages, too
+        if message.text == "poison":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Queue.open(path, storage_options=options).group().work(
+        handle_one, mode="message", max_messages=30, threads=4, poll_interval="50ms"
     )
 
 
