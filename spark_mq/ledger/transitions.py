@@ -91,7 +91,7 @@ def without_lone_blame(ledger: Ledger, late: list[int]) -> Ledger:
     They may all have ended with their worker, so nobody knows which message was the culprit.
     """
     editor = LedgerEditor(ledger)
-    for worker in {r.worker_id for r in ledger.ranges_at(late) if r.lease_size == 1}:
+    for worker in set(ledger.values_at("worker_id", late)):
         rows = ledger.find((LEASED,), ("worker_id", "=", worker))
         held = ledger.ranges_at(rows)
         if len({r.lease_id for r in held}) == 1:

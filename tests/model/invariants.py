@@ -519,6 +519,7 @@ class _Noting:
     def moved(self, old: tuple[Range | None, ...], book: Book, settles: list[Event]) -> None:
         _check_form(book)
         new = self.view
+        self._note_company(old)
         granted: list[int] = []
         for at, (a, b) in enumerate(zip(old, new, strict=True)):
             if a == b:
@@ -595,6 +596,16 @@ class _Noting:
         live = sum(r is not None and r.state == LEASED for r in new)
         if self.onlooker.cap is not None and granted and live > self.onlooker.cap:
             raise Violation(f"{live} messages are in flight, {self.onlooker.cap} are allowed")
+
+    def _note_company(self, old: tuple[Range | None, ...]) -> None:
+        """A lone message had company if its worker held another lease when one of them expired."""
+        held = [r for r in old if r is not None and r.state == LEASED]
+        late = [r for r in held if (r.expires_at or 0) + self.onlooker.skew < self.now]
+        for worker in {r.worker_id for r in late}:
+            mine = [str(r.lease_id) for r in held if r.worker_id == worker]
+            for lease in set(mine) if len(set(mine)) > 1 else ():
+                if self.sizes.get(lease) == 1:
+                    self.sizes[lease] = len(mine)
 
     def _replayed(self, lease: str) -> bool:
         stream, n = batch_of(lease)

@@ -249,7 +249,7 @@ class Naive:
         """A lone message was in company if its worker held another lease: both may have ended with
         the worker.
         """
-        for worker in {m.info["worker_id"] for m in late if self.alone(m)}:
+        for worker in {m.info["worker_id"] for m in late}:
             held = [m for m in self.by_state("leased") if m.info["worker_id"] == worker]
             if len({m.info["lease_id"] for m in held}) > 1:
                 for m in held:

@@ -86,19 +86,20 @@ def test_without_one_of_the_rules_an_innocent_dies(rule, variant):
         assert any(dies(seed) for seed in range(20))
 
 
-def test_two_leases_of_a_worker_that_expire_apart_blame_no_message():
+@pytest.mark.parametrize("size", [1, 3])
+def test_two_leases_of_a_worker_that_expire_apart_blame_no_message(size):
     group = Group()
-    group.lease("a", worker="w")
+    group.lease("a", size, worker="w")
     group.now += 20 * SECOND
-    group.lease("b", worker="w")
+    (lone,) = group.lease("b", worker="w")
     group.now += 50 * SECOND
     group.expire_leases()
-    assert (group.state(0), group.state(1)) == ("available", "leased")
+    assert (group.state(0), group.state(lone)) == ("available", "leased")
     assert group.at(0).suspect
     group.now += 20 * SECOND
     group.expire_leases()
-    assert group.state(1) == "available"
-    assert group.at(1).suspect
+    assert group.state(lone) == "available"
+    assert group.at(lone).suspect
 
 
 def test_a_lease_that_is_acked_before_its_worker_ends_is_no_company():
