@@ -45,7 +45,7 @@ from spark_mq.storage.ledger_files import LedgerSnapshot
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.optimistic_commit import commit
 from spark_mq.telemetry import RECEIVE, SETTLE, Destination, Signal, error_type, watched
-from spark_mq.util.advice import RESUME_GROUP
+from spark_mq.util.advice import resume_group
 from spark_mq.util.call_batcher import CallBatcher
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.process import ForkGuard
@@ -265,7 +265,7 @@ class _Batch:
         for alarm in self._alarms:
             _log.error("group %s: %s", self._group.name, alarm)
         if self._breakers is not None:
-            log_breaker_change(self._group.name, *self._breakers)
+            log_breaker_change(self._group.name, self._group.queue_path, *self._breakers)
 
 
 def _rank(priority: Priority) -> float:
@@ -319,7 +319,7 @@ def _lease_signals(command: Acquire | Replay, result: Grant | Exception) -> list
     return found
 
 
-def log_breaker_change(group: str, before: Breaker, after: Breaker) -> None:
+def log_breaker_change(group: str, queue_path: str, before: Breaker, after: Breaker) -> None:
     if before == after:
         return
     cause, reason = after.cause or "no error text", after.pause_reason or "no reason given"
@@ -327,8 +327,10 @@ def log_breaker_change(group: str, before: Breaker, after: Breaker) -> None:
     if after.opened_at is not None and before.opened_at is None:
         _log.error(
             "group %s: the breaker is open: %d leases failed in a row, the last with %s. The next "
-            "trial is at %s. Repair the handler, or %s",
-            group, len(after.failed), cause, _at(after.next_trial_at), RESUME_GROUP,
+            "trial is at %s. Repair the handler, or %s. If only some messages are bad, let the "
+            "handler reject them, or lower max_delivery_attempts",
+            group, len(after.failed), cause, _at(after.next_trial_at),
+            resume_group(group, queue_path),
         )  # fmt: skip
     elif after.failed_trials > before.failed_trials:
         _log.warning(

@@ -22,12 +22,12 @@ __all__ = [
     "NAME_MESSAGES",
     "OPEN_QUEUE",
     "RAISE_CAP",
-    "RESUME_GROUP",
     "SWEEP",
     "UNBLOCK_GROUP",
     "USE_AS_IT_IS",
     "Advice",
     "drop_group",
+    "resume_group",
     "set_dedup_window",
 ]
 
@@ -61,7 +61,6 @@ ENSURE_GROUP: Final = Advice(
     "The first lease, or ensure(), creates a group",
     "`spark-mq group create {group} -q {queue}` creates a group, and so does the first lease",
 )
-RESUME_GROUP: Final = Advice("call resume()", "run `spark-mq group resume {group} -q {queue}`")
 RAISE_CAP: Final = Advice(
     "configure(...) the cap", "raise the cap with `spark-mq group configure {group} -q {queue}`"
 )
@@ -75,6 +74,11 @@ def drop_group(name: str) -> Advice:
     return Advice(
         f"Queue.drop_group({name!r})", f"`spark-mq group drop {shlex.quote(name)} -q {{queue}}`"
     )
+
+
+def resume_group(name: str, path: str) -> Advice:
+    command = f"run `spark-mq group resume {shlex.quote(name)} -q {shlex.quote(path)}`"
+    return Advice("call resume()", command)
 
 
 def set_dedup_window(path: str) -> Advice:

@@ -17,7 +17,7 @@ from spark_mq import ConsumerGroup, Queue, QueueNotFound
 from spark_mq.cli.app import run
 from spark_mq.cli.output import CommandFormatter, text_for_commands
 from spark_mq.util import advice
-from spark_mq.util.advice import CREATE_QUEUE, Advice, drop_group
+from spark_mq.util.advice import CREATE_QUEUE, Advice, drop_group, resume_group
 
 CALL = re.compile(r"\b(?:[Qq]ueue|group)\.[a-z_]+|\w+\(|\w=True")
 
@@ -130,7 +130,7 @@ def unrouted(queue: Queue) -> None:
 @pytest.mark.parametrize(
     ("happens", "named"),
     [
-        (breaker_opens, "or run `spark-mq group resume GROUP -q PATH`"),
+        (breaker_opens, "or run `spark-mq group resume billing -q PATH`"),
         (alike, "`spark-mq group drop biling -q PATH`"),
         (unrouted, "sweep first (`spark-mq sweep -q PATH`)"),
     ],
@@ -144,14 +144,14 @@ def test_a_warning_names_the_command_that_helps(
     happens(queue)
     lines = [CommandFormatter("%(message)s").format(one) for one in caplog.records
              if one.levelno >= logging.WARNING]  # fmt: skip
-    assert any(named in line for line in lines), lines
+    assert any(named.format(q=queue.path) in line for line in lines), lines
     assert not any(CALL.search(line) for line in lines), lines
 
 
 ADVICE = [one for one in vars(advice).values() if isinstance(one, Advice)]
 
 
-@pytest.mark.parametrize("one", [*ADVICE, drop_group("x")], ids=str)
+@pytest.mark.parametrize("one", [*ADVICE, drop_group("x"), resume_group("x", "/q")], ids=str)
 def test_each_advice_names_a_command_that_there_is(
     one: Advice, capsys: pytest.CaptureFixture[str]
 ) -> None:
