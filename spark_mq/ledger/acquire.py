@@ -389,7 +389,11 @@ def _acquire_by_count(
         if not selector.has_due():
             return ledger, Grant()
         return ledger, Grant((), MAX_IN_FLIGHT, blocked_for_now=True)
-    if (found := selector.acquire()) is None:
+    found = None
+    if trials and request.intervals is None:
+        # Messages that have failed may be bad by themselves, and would keep the breaker open.
+        found = selector.acquire(undelivered=True)
+    if found is None and (found := selector.acquire()) is None:
         return ledger, selector.nothing(blocked)
     after, grant = found
     if request.intervals is not None:

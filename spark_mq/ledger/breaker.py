@@ -1,8 +1,9 @@
-"""Stop a group whose handler fails for every message, or that its owner paused.
+"""Stop a group of which several leases failed in a row, or that its owner paused.
 
 The breaker opens after several leases of different messages failed in a row. Then the group grants
-one lease of one message at a time, the trial. An ack or a reject of the trial closes the breaker. A
-failure of the trial makes the next wait longer.
+one lease of one message at a time, the trial, which is one that was never delivered if any is due.
+An ack or a reject of the trial closes the breaker. A failure of the trial makes the next wait
+longer.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A lease holds messages of one kind, which the first due message that waits decides. Unread messages
 come after all due messages that wait. While suspects are isolated, each fourth lease is of messages
-that were never delivered, so that they do not starve. These rules hold within each priority. In an
+that were never delivered, so that they do not starve. These rules hold within each priority. While
+the breaker is open, such messages of any priority come first. In an
 ordered group only messages of open slots count as due, see :mod:`spark_mq.ledger.lane_walk`.
 """
 
@@ -325,8 +326,11 @@ class LaneSelector:
             return Grant((), shares.why_full(), blocked_for_now=True)
         return Grant(blocked_because="max_tracked_ranges" if full else blocked)
 
-    def acquire(self) -> tuple[Ledger, Grant] | None:
-        """Lease the messages whose turn it is, and skip others. Return None if none are."""
+    def acquire(self, *, undelivered: bool = False) -> tuple[Ledger, Grant] | None:
+        """Lease the messages whose turn it is, and skip others. Return None if none are.
+
+        With `undelivered`, it is only the turn of messages that were never delivered.
+        """
         if self._is_alone:
             return None
         available = None if self._walk.plain else self._find_available()
@@ -339,7 +343,11 @@ class LaneSelector:
             level = self._level(priority, available)
             if self._walk.taken and not level.mixes:
                 break
-            passes_over |= self._take(level)
+            if undelivered:
+                rows = self._due.undelivered()
+                self._walk.take(level.slots, rows, reads=self._reads, all_lanes=False)
+            else:
+                passes_over |= self._take(level)
             if self._is_alone:
                 return None
             above = level

@@ -656,7 +656,8 @@ class Naive:
             return
         assert why == ""
         assert len(set(taken)) == len(taken) <= limit
-        turn = self._turn(due, reads, limit, attempts)
+        trial = self.opened is not None and wanted.intervals is None
+        turn = (trial and self._undelivered(due, reads)) or self._turn(due, reads, limit, attempts)
         expected = self._fitting(turn[:limit], wanted.max_bytes)
         assert taken == [m.seq for m in expected], (
             "the lease takes others than those whose turn it is"
@@ -689,12 +690,17 @@ class Naive:
             for m in held
         ):
             return True
-        if not due:
+        if not due or (self.opened is not None and self._undelivered(due, reads)):
             return False
         head = self._head(due, attempts)
         if reads and self.leases_without_fresh >= 3 and self._isolates(head, attempts):
             return False
         return self._suspect(head, attempts) and head.info["delivery_count"] >= attempts - 1
+
+    @staticmethod
+    def _undelivered(due: list[Message], reads: list[Message]) -> list[Message]:
+        """What a trial prefers, since it cannot have failed by itself."""
+        return [m for m in due if not m.info["delivery_count"]] + reads
 
     def _turn(
         self, due: list[Message], reads: list[Message], limit: int, attempts: int | None

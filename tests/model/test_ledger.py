@@ -199,6 +199,12 @@ class LedgerMachine(RuleBasedStateMachine):
         named = normalise((first, first + length) for first, length in named)
         self.take(limit, 60, 0, False, intervals=named)
 
+    @precondition(lambda self: self.naive.opened is not None)
+    @rule(limit=sizes)
+    def lease_trial(self, limit):
+        self.now = max(self.now, self.naive.trial_from)
+        self.take(limit, 60, 0, False)
+
     def take(self, limit, timeout, reserved_attempts, stream, **less):
         self.expire_leases()
         name = f"s/{self.new_id('')}/" if stream else self.new_id("lease")

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from support.handles import again, lease
@@ -98,6 +99,48 @@ def test_a_waiting_worker_gets_the_trial_when_it_is_due(queue: Queue, clock: Man
     clock.advance("10s")
     thread.join(30)
     assert seen == [1, 10]
+
+
+@pytest.mark.parametrize("mode", ["batch", "message"])
+def test_messages_published_after_bad_ones_do_not_wait_for_them(
+    make: Make, clock: ManualClock, mode: str
+) -> None:
+    """Nothing but bad messages is left. Each of them fails when it is due again."""
+    queue = make(retry="constant", retry_delay="1s", max_delivery_attempts=50)
+    group = queue.group().ensure()
+    queue.publish(["bad"] * 5)
+
+    def handle(given: Any) -> None:
+        if any(m.value == b"bad" for m in getattr(given, "messages", [given])):
+            raise ValueError("no number")
+
+    while group.stats().breaker == "closed":
+        group.work(handle, mode=mode, until="empty", max_messages=1)
+        clock.advance("1s")
+    for _ in range(6):  # each trial fails, so the waits grow to the longest
+        clock.advance("5m")
+        group.work(handle, mode=mode, until="empty", max_messages=1)
+    queue.publish([str(n) for n in range(10)])
+    clock.advance("5m")
+    failed = group.stats().deliveries
+    for _ in range(11):
+        group.work(handle, mode=mode, until="empty", max_messages=1)
+        clock.advance("10s")
+    stats = group.stats()
+    assert (stats.acked, stats.unread, stats.dead) == (10, 0, 0)
+    assert stats.deliveries - failed <= 11 * 6  # a trial, and what opens the breaker again
+
+
+def test_an_outage_makes_no_message_dead_while_others_are_unread(
+    queue: Queue, clock: ManualClock
+) -> None:
+    numbers(queue, 200)
+    for _ in range(8 * 12):
+        queue.group().work(typo, mode="message", until="empty")
+        clock.advance("5m")
+    stats = queue.group().stats()
+    assert (stats.breaker, stats.dead, stats.acked) == ("open", 0, 0)
+    assert stats.unread > 0
 
 
 def test_resume_closes_the_breaker_at_once(queue: Queue) -> None:

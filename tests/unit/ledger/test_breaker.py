@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.ledger_group import SECOND, Group, limits, seek
+from support.slot_files import LANES, file_of, ordered
 
 from spark_mq.ledger import owner_commands
 from spark_mq.ledger.breaker import CLOSED, OPEN, PAUSED, Breaker
+from spark_mq.ledger.data_files import DataFile
+from spark_mq.ledger.message_index import MessageIndex, sequence
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
 
 
@@ -203,6 +208,70 @@ def test_a_trial_that_expires_has_failed():
     group.expire()
     assert breaker(group).failed_trials == 1
     assert breaker(group).next_trial_at == breaker(group).opened_at + 90 * SECOND + 1
+
+
+def with_due_failures(**settings) -> Group:
+    """Five messages have failed and are due again, as are all others, when a trial may begin."""
+    group = Group(messages=5, rules=limits(**settings))
+    for seq in range(5):
+        assert group.lease(f"f{seq}") == [seq]
+        group.settle(NACK, f"f{seq}", delay=9 * SECOND)
+        group.now += 1
+    group.now += 10 * SECOND
+    assert state(group) == OPEN
+    return group
+
+
+@pytest.mark.parametrize("max_delivery_attempts", [2, 5, None])
+def test_a_trial_prefers_a_message_that_was_never_delivered(max_delivery_attempts):
+    group = with_due_failures(max_delivery_attempts=max_delivery_attempts)
+    group.index = MessageIndex([DataFile(0, 8, "a", 80, 0)], 9)
+    assert group.lease("trial", 10) == [5]
+    group.settle(RELEASE, "trial")  # it counts as never delivered, and is tracked now
+    group.now += 10 * SECOND
+    assert group.lease("again", 10) == [5]
+    group.settle(ACK, "again")
+    assert state(group) == CLOSED
+    assert group.lease("next")[0] == 0
+
+
+def test_a_trial_is_a_failed_message_if_all_have_failed():
+    group = with_due_failures()
+    assert group.lease("trial", 10) == [0]
+
+
+def test_a_trial_of_named_messages_is_one_of_them():
+    group = with_due_failures()
+    group.index = MessageIndex([DataFile(0, 8, "a", 80, 0)], 9)
+    assert group.lease("trial", 10, intervals=[(2, 7)]) == [2]
+
+
+def test_a_trial_prefers_such_a_message_of_a_lower_priority():
+    group = ordered(file_of(1, (9, None, 5)), order="none")
+    group.rules = limits()
+    fail(group, 5)
+    group.now += 20_000 * SECOND
+    files = [file_of(1, (9, None, 5)), file_of(2, (1, None, 3))]
+    group.index = MessageIndex(files, 2, lanes=LANES)
+    assert group.lease("trial", 10) == [sequence(2, 0)]
+
+
+def test_a_trial_passes_over_no_failed_message_of_its_key():
+    files = [file_of(1, (0, 0, 5)), file_of(2, (0, 0, 1), (0, 1, 1))]
+    group = ordered(*files)
+    group.rules = limits(order="key", breaker_threshold=1)
+    fail(group, 1)
+    group.now += 20_000 * SECOND
+    assert group.lease("trial", 10) == [sequence(2, 1)]
+
+
+def test_a_trial_leaves_the_count_of_leases_of_suspects_alone():
+    group = with_due_failures()
+    group.ledger = group.ledger.replaced(
+        replace(group.ledger.head, leases_without_fresh=2), group.ledger.events
+    )
+    assert group.lease("trial") == [0]
+    assert group.ledger.head.leases_without_fresh == 2
 
 
 def test_a_trial_that_is_released_leaves_the_wait_as_it_is():
