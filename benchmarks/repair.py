@@ -80,7 +80,7 @@ def page(folder: Path, distinct: int) -> list[float]:
     return found
 
 
-def euro(message: Message) -> bytes:
+def euro(message: ReceivedMessage) -> bytes:
     value = message.value if isinstance(message.value, bytes) else message.value.encode()
     return value.replace(b"EURO", b"EUR")
 

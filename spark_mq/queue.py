@@ -631,9 +631,10 @@ class Queue(QueueViews):
             result has the number until then.
         transform
             Repairs each message before: SQL for its new value, or a function that gets a
-            :class:`Message` and returns one, its value as bytes or str, or None to leave the
-            letter. The message keeps its id, and its header ``spark_mq.repaired`` says so. A letter
-            for which the transform fails stays a letter, and the result says why. Default: none.
+            :class:`ReceivedMessage`, as a handler does, and returns the new value as bytes or str,
+            the message changed by ``dataclasses.replace``, or None to leave the letter. The message
+            keeps its id, and its header ``spark_mq.repaired`` says so. A letter for which the
+            transform fails stays a letter, and the result says why. Default: none.
         format
             What must be able to decode the new values, as for :meth:`ConsumerGroup.work`. The
             transform fails for a letter whose new value it refuses. Default: any value will do.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -12,18 +13,20 @@ import pyarrow.compute as pc
 from spark_mq.errors import InvalidOption, InvalidPayload, UnknownSchema
 from spark_mq.formats.base import Format
 from spark_mq.maintenance.condition import ARROW_ERRORS, Expression, problem_of
-from spark_mq.message import Message, check_format, to_row
+from spark_mq.message import Message, ReceivedMessage, check_format, to_row
 from spark_mq.operations.history import HEADER_PREFIX
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.util.validation import short_repr, truncate_error
 
 __all__ = ["CHANGED", "ERROR", "Repair", "RepairFunction", "before_and_after", "repair_of"]
 
-RepairFunction: TypeAlias = Callable[[Message], Message | bytes | str | None]
+RepairFunction: TypeAlias = Callable[[ReceivedMessage], ReceivedMessage | bytes | str | None]
 
 CHANGED: Final = ("key", "value", "headers", "priority")
 """What a transform may change of a message."""
 ERROR: Final = "transform_error"
+_KEPT: Final = ("message_id", "published_at", "first_leased_at")
+_COUNTS: Final = ("sequence", "delivery_count", "failure_count")
 _NOTHING: Final = "the transform gives no value"
 
 
@@ -81,7 +84,7 @@ def _repair_of(transform: Any) -> Repair:
         return _Function(transform)
     raise InvalidOption(
         f"transform={short_repr(transform)} is no repair: give SQL for the new value, such as "
-        "\"json_set(value, '$.currency', 'EUR')\", or a function of a Message",
+        "\"json_set(value, '$.currency', 'EUR')\", or a function of a ReceivedMessage",
         option="transform",
         value=transform,
     )
@@ -132,7 +135,7 @@ class _Function(Repair):
         self._function = function
 
     def columns(self, letters: pa.Table) -> Mapping[str, pa.Array]:
-        given = letters.select(["message_id", *CHANGED])
+        given = letters.select([*CHANGED, *_KEPT, *_COUNTS])
         rows = [self._row(one) for one in given.to_pylist()]
         found: dict[str, pa.Array] = {
             name: pa.array([row[name] for row, _ in rows], FILE_SCHEMA.field(name).type)
@@ -149,12 +152,13 @@ class _Function(Repair):
             return letter, truncate_error(text)
 
     def _repaired(self, letter: dict[str, Any]) -> dict[str, Any]:
-        message = Message(
-            letter["value"],
+        message = ReceivedMessage(
+            value=letter["value"],
             key=letter["key"],
             headers=dict(letter["headers"] or ()),
-            message_id=letter["message_id"],
             priority=letter["priority"] or 0,
+            **{name: letter[name] for name in _KEPT},
+            **{name: letter[name] or 0 for name in _COUNTS},
         )
         found = self._function(message)
         if found is None:
@@ -162,16 +166,18 @@ class _Function(Repair):
         if isinstance(found, bytes | str):
             new = to_row(Message(found), "it", lambda: 0)
             return {**letter, "value": new["value"]}
-        if not isinstance(found, Message):
+        if not isinstance(found, ReceivedMessage):
             kind = type(found).__name__
-            raise _Unfit(f"the transform returns {kind}: return a Message, bytes, str or None")
-        if found.message_id != message.message_id or found.dedup_id is not None:
-            raise _Unfit("the transform changes the message's id. A repaired message keeps it")
-        if found.deliver_at is not None or found.expires_at is not None:
-            raise _Unfit("the transform sets a time. A repaired message is due at once")
+            raise _Unfit(
+                f"the transform returns {kind}: return the new value as bytes or str, "
+                "dataclasses.replace(message, value=...), or None"
+            )
+        changed = {name: getattr(found, name) for name in CHANGED}
+        if replace(message, **changed) != found:
+            raise _Unfit(f"the transform may change only {', '.join(CHANGED)} of a message")
         if any(name.startswith(HEADER_PREFIX) for name in found.headers):
             raise _Unfit(f"the transform sets a header that begins with {HEADER_PREFIX}")
-        return to_row(found, "the repaired message", lambda: 0)
+        return to_row(Message(**changed), "the repaired message", lambda: 0)
 
 
 class _Checked(Repair):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from support.handles import again, lease, once
 from support.limits import Limits
 from support.tables import on_publish
 
-from spark_mq import InvalidOption, Message, Queue
+from spark_mq import InvalidOption, Message, Queue, ReceivedMessage
 from spark_mq.formats import Json, Pydantic
 from spark_mq.testing import ManualClock, memory_queue
 
@@ -135,16 +137,14 @@ def test_a_dry_run_shows_letters_before_and_after(queue: Queue) -> None:
     assert "failed" in str(queue.redrive(transform=SQL)._repr_html_())
 
 
-def repair(message: Message) -> Message | bytes | str | None:
+def repair(message: ReceivedMessage) -> ReceivedMessage | bytes | str | None:
     """One kind of result for each id."""
     if message.message_id == "id-0":
         return f"{message.value!r} {message.key} {dict(message.headers)} {message.priority}"
     if message.message_id == "id-1":
         return b"bytes"
     if message.message_id == "id-2":
-        return Message(
-            "new", key="other", headers={"a": "b"}, message_id=message.message_id, priority=9
-        )
+        return replace(message, value="new", key="other", headers={"a": "b"}, priority=9)
     return None
 
 
@@ -162,21 +162,43 @@ def test_a_function_repairs_value_key_headers_and_priority(queue: Queue) -> None
     assert change.detail == f"by {__name__}:repair"
 
 
+def test_a_function_reads_the_message_as_its_handler_does(queue: Queue) -> None:
+    with_dead(queue, orders(1))
+    seen: list[ReceivedMessage] = []
+
+    def euro(message: ReceivedMessage) -> str:
+        seen.append(message)
+        return json.dumps({**message.json(), "text": message.text})
+
+    trial = queue.redrive(transform=euro, dry_run=True)
+    assert (trial.messages, trial.failures) == (1, {})
+    (value,) = trial.table["new_value"].to_pylist()
+    assert json.loads(value) == {"id": 0, "currency": "EURO", "text": seen[0].text}
+    (first,) = queue.peek(message_id="id-0")
+    (message,) = seen
+    assert (message.message_id, message.key, message.headers) == ("id-0", "k0", {"own": "1"})
+    assert (message.sequence, message.published_at) == (first.sequence, first.published_at)
+    assert message.delivery_count == 1
+    assert message.first_leased_at is not None
+
+
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
         (lambda m: m.nope, "AttributeError: <text> object has no attribute <text>"),
         (lambda m: 1 / 0, "ZeroDivisionError: division by zero"),
-        (lambda m: {}, "the transform returns dict: return a Message, bytes, str or None"),
-        (lambda m: Message(m.value), "the transform changes the message's id. A repaired message"),
-        (lambda m: Message("x", message_id=m.message_id, dedup_id="d"), "changes the message's id"),
-        (lambda m: Message("x", message_id=m.message_id, deliver_at="5m"), "sets a time"),
+        (lambda m: {}, "the transform returns dict: return the new value as bytes or str, "),
+        (lambda m: Message(m.value), "the transform returns Message: return the new value"),
+        (lambda m: replace(m, message_id="x"), "may change only key, value, headers, priority"),
+        (lambda m: replace(m, sequence=7), "may change only key, value, headers, priority"),
+        (lambda m: replace(m, deliver_at=datetime.now(UTC)), "may change only key, value, headers"),
         (
-            lambda m: Message("x", message_id=m.message_id, headers={"spark_mq.x": ""}),
+            lambda m: replace(m, headers={"spark_mq.x": ""}),
             "sets a header that begins with spark_mq.",
         ),
-        (lambda m: Message("x", message_id=m.message_id, key=7), "has a key of type int"),
-        (lambda m: Message("x", message_id=m.message_id, priority=10), "the priority <n>"),
+        (lambda m: replace(m, key=7), "has a key of type int"),
+        (lambda m: replace(m, priority=10), "the priority <n>"),
+        (lambda m: m.json(), "InvalidPayload: message <n> is no JSON"),
         (lambda m: "\ud800", "text that has no UTF<n> form"),
     ],
 )
