@@ -214,7 +214,8 @@ class LastError(Record):
     state, messages, first
         Their state in the ledger, their number, and the first of them.
     at
-        The latest known time of a delivery or a first failure of them (aware, UTC), or None.
+        When the last of them was leased for the last time (aware, UTC). None if that is not known,
+        such as after a retry that has set the counts to zero.
     """
 
     error: str
@@ -229,7 +230,7 @@ def last_errors(group: GroupLedger, n: int) -> list[LastError]:
     kind = attrgetter("error", "state")
     failed = ledger.ranges_at(ledger.find(UNSETTLED, ("error", "is set", None)))
     alike = (list(ranges) for _, ranges in groupby(sorted(failed, key=kind), key=kind))
-    found = [(_last_seen(ranges), ranges) for ranges in alike]
+    found = [(_last_leased(ranges), ranges) for ranges in alike]
     found.sort(key=lambda pair: (-(pair[0] or 0), pair[1][0].first))
     return [
         LastError(
@@ -243,6 +244,5 @@ def last_errors(group: GroupLedger, n: int) -> list[LastError]:
     ]
 
 
-def _last_seen(ranges: list[Range]) -> int | None:
-    instants = (at for r in ranges for at in (r.leased_at, r.first_failed_at))
-    return max((at for at in instants if at is not None), default=None)
+def _last_leased(ranges: list[Range]) -> int | None:
+    return max((r.leased_at for r in ranges if r.leased_at is not None), default=None)

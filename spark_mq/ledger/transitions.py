@@ -174,7 +174,6 @@ def expired(r: Range, rules: GroupSettings) -> Range:
     return back._replace(
         lease_id=r.lease_id,
         worker_id=r.worker_id,
-        leased_at=r.leased_at,
         lease_size=r.lease_size,
         suspect=r.lease_size != 1,
     )
@@ -202,12 +201,15 @@ def exhausted_limit(r: Range, rules: GroupSettings, now: int, *, own: bool) -> s
 
 
 def to_available(r: Range, available_at: int, error: str | None) -> Range:
-    """Return the range as available, without its lease."""
+    """Return the range as available, without its lease.
+
+    If it has failed, ``leased_at`` stays as the time of the last delivery.
+    """
     return r._replace(
         state=AVAILABLE,
         lease_id=None,
         worker_id=None,
-        leased_at=None,
+        leased_at=r.leased_at if r.failure_count else None,
         expires_at=None,
         lease_size=None,
         available_at=available_at,

@@ -326,7 +326,8 @@ def test_slow_and_failing_messages_are_named(queue: Queue, clock: ManualClock) -
     assert (worst.first, worst.failure_count, worst.error) == (failing, 2, "worse")
     assert {one.first for one in group.slowest(2)} == {slow, failing}
     assert group.slowest(1)[0].duration >= timedelta(seconds=295)
-    assert [one.error for one in group.last_errors()] == ["worse"]
+    (last,) = group.last_errors()
+    assert (last.error, last.at) == ("worse", clock()), "the time of its last delivery"
 
 
 def test_the_clock_of_a_slow_message_ends_when_it_dies() -> None:

@@ -121,6 +121,23 @@ def test_dead_letters_tell_what_they_were_and_why(make: Make, clock: ManualClock
     )
 
 
+def test_a_letter_of_a_lowered_limit_has_its_last_delivery(make: Make, clock: ManualClock) -> None:
+    queue = make()
+    group = queue.group()
+    queue.publish(["a"])
+    lease(queue).nack(delay=0, error="boom 1")
+    clock.advance("5s")
+    lease(queue).nack(delay=0, error="boom 2")
+    leased = clock()
+    clock.advance("1h")
+    group.configure(max_delivery_attempts=2)
+    assert queue.sweep().routed == 1
+    (letter,) = queue.list_dead_letters().to_pylist()
+    assert (letter["reason"], letter["last_leased_at"]) == ("max_delivery_attempts", leased)
+    (failure,) = queue.failures()
+    assert failure.last_at == leased
+
+
 def test_routing_nothing_makes_no_commit(make: Make) -> None:
     queue = make()
     queue.publish("a")

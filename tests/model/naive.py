@@ -54,12 +54,15 @@ class Message:
         self.info = {**DELIVERY, **info}
 
     def end_lease(self, state: str, **info: Any) -> None:
-        """Out of the lease, its id and all that belongs to it gone."""
+        """Out of the lease, its id and all that belongs to it gone.
+
+        The time of the last delivery stays if the message has failed.
+        """
         self.become(
             state,
             lease_id=None,
             worker_id=None,
-            leased_at=None,
+            leased_at=self.info["leased_at"] if self.info["failure_count"] else None,
             expires_at=None,
             lease_size=None,
             **info,
