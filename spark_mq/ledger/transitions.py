@@ -160,6 +160,7 @@ def is_late(r: Range, now: int, rules: GroupSettings) -> bool:
 
 
 def _expiry_error(r: Range) -> str:
+    # util/error_shape.py knows this text, so that expiries of all workers are one failure.
     return f"lease {r.lease_id} of {r.worker_id} expired"
 
 

@@ -16,6 +16,7 @@ _LOOKED_AT: Final = 2_000  # characters of a text, so that a long one costs no m
 # The order counts: what is quoted may have a path inside, and a path a number. Each repetition is
 # possessive or bounded, so a text cannot make a match slow.
 _PARTS: Final[Mapping[str, str]] = {
+    "lease": r"\Alease \S{32,}+ of .+? expired",  # of ledger/transitions.py. A worker has any name
     "url": r"\b[a-z][a-z0-9+.-]{1,30}+://[^\s'\"<>)\],;]++",
     "jdbc": r"\bjdbc:[^\s'\"<>)\],;]++",
     "email": r"\b[\w.+-]{1,64}+@[\w-]{1,63}+(?:\.[\w-]{1,63}+)+",
@@ -30,7 +31,10 @@ _PARTS: Final[Mapping[str, str]] = {
         r"(?<!\w)'(?:[^'\\]|\\.|(?<=\w)'(?=\w)){0,1000}+'"
         r'|"(?:[^"\\]|\\.){0,1000}+"|`[^`]{0,1000}+`'
     ),
-    "path": r"(?<![\w/<.])(?:[A-Za-z]:\\|~?/|\.{1,2}/)[^\s'\"<>:,;()\[\]]++",
+    "path": (
+        r"(?<![\w/<.])(?:[A-Za-z]:\\|~?/|\.{1,2}/)"
+        r"(?=[/=]*+[^\s'\"<>:,;()\[\]])[^\s'\"<>:,;()\[\]]++"  # "//" and "/=" are operators
+    ),
     "hex": (
         r"\b(?=[0-9a-f])(?:0x[0-9a-f]++|(?=[a-f]{0,31}[0-9])(?=[0-9]{0,31}[a-f])[0-9a-f]{8,}+\b)"
         r"|@[0-9a-f]{5,}+\b"
@@ -47,6 +51,7 @@ _SIGNS: Final[Mapping[str, str]] = {
     "/": "path",
     "\\": "path",
     "-": "uuid",
+    " expired": "lease",
 }
 """What a text must have in it, so that a part can be of a kind. The rest may always be there."""
 _START: Final = r"(?=[-+0-9'\"`@/.~]|\b\w)"
@@ -56,7 +61,7 @@ ALIKE_DIGITS: Final = r"([ -@\[-^`{-~])[2-9]"
 
 A digit is in a placeholder, unless it follows a letter or "_". Only 0 is special there, as in 0x.
 """
-_SHOWN: Final = {"jdbc": "url", "quoted": "text"}
+_SHOWN: Final = {"jdbc": "<url>", "quoted": "<text>", "lease": "lease of <worker> expired"}
 _LIST: Final = re.compile(r"(<\w+>)(?:, ?\1)+")
 
 
@@ -64,7 +69,8 @@ def error_shape(text: str) -> str:
     """Return the text of an error with placeholders for what differs from message to message.
 
     These are numbers, dates, ids, paths, addresses and quoted parts. Two errors with one shape
-    probably have one cause. The class of the exception stays.
+    probably have one cause. The class of the exception stays. Expired leases of all workers have
+    one shape.
 
     Parameters
     ----------
@@ -110,4 +116,4 @@ def _pattern(signs: tuple[bool, ...]) -> re.Pattern[str]:
 
 def _placeholder(found: re.Match[Any]) -> str:
     name = found.lastgroup or ""
-    return f"<{_SHOWN.get(name, name)}>"
+    return _SHOWN.get(name, f"<{name}>")

@@ -1,9 +1,11 @@
 import time
+import uuid
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.ledger_group import Group
 
 from spark_mq.maintenance.sql_functions import error_shapes
 from spark_mq.util.error_shape import MAX_SHAPE, error_shape
@@ -90,6 +92,14 @@ SHAPES = {
     ),
     "ValueError: ids 1, 2, 3, 4 are unknown": "ValueError: ids <n>, … are unknown",
     "lease expired": "lease expired",
+    "TypeError: unsupported operand type(s) for //: 'str' and 'int'": (
+        "TypeError: unsupported operand type(s) for //: <text> and <text>"
+    ),
+    "TypeError: unsupported operand type(s) for //=: 'str' and 'int'": (
+        "TypeError: unsupported operand type(s) for //=: <text> and <text>"
+    ),
+    "OSError: cannot open //server/share": "OSError: cannot open <path>",
+    "ValueError: lease 12 of flat 7 expired": "ValueError: lease <n> of flat <n> expired",
     "": "",
 }
 
@@ -112,6 +122,22 @@ def test_an_apostrophe_does_not_hide_the_words_after_it():
     )
 
 
+WORKERS = ["billing-6d4cf56db8-x2x4k", "billing-6d4cf56db8-qqwpz", "it's mine", "w 1/a", "worker-2"]
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize("lease", ["4d" * 16, f"{uuid.UUID(int=1)}/7/0123456789ab"])
+def test_expired_leases_have_one_shape_for_all_workers(worker, lease):
+    group = Group(messages=1)
+    group.lease(lease, worker=worker)
+    group.expire()
+    error = group.at(0).error
+    assert worker in error
+    assert error_shape(error) == "lease of <worker> expired"
+    warned = error_shape(f"{error}. The sink /a may")
+    assert warned == "lease of <worker> expired. The sink <path> may"
+
+
 @given(st.text(max_size=3_000))
 def test_a_shape_is_one_short_line(text):
     shape = error_shape(text)
@@ -119,7 +145,7 @@ def test_a_shape_is_one_short_line(text):
     assert len(shape.splitlines()) <= 1
 
 
-@pytest.mark.parametrize("part", ["'", '"', "\\'", "a@", "0", "0a", "a.", "/", "1,", "x'y", "://"])
+@pytest.mark.parametrize("part", ["'", '"', "\\'", "a@", "0", "0a", "a.", "/", "1,", "x'y", "://", "-/"])
 def test_no_text_is_slow(part):
     started = time.process_time()
     error_shape(part * 100_000)
@@ -127,6 +153,8 @@ def test_no_text_is_slow(part):
 
 
 PIECES = [
+    f"lease {'0b' * 16} of ",
+    " expired",
     *"0123456789afxXzE_-+.,:/'\"`@~ \\(<é\n\u017f",
     "://",
     "jdbc:",
