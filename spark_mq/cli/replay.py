@@ -12,6 +12,7 @@ from spark_mq.cli.progress import track
 from spark_mq.cli.workers import Concurrency, Threads
 from spark_mq.errors import InvalidOption
 from spark_mq.util.loading import load_handler
+from spark_mq.util.show import show_count
 from spark_mq.worker.replay_report import ReplayReport
 
 __all__ = ["replay"]
@@ -53,6 +54,9 @@ def replay(
     fail_if_worse: Annotated[
         bool, option("Exit with 1 if a message was acked then, and fails or is rejected now.")
     ] = False,
+    min_messages: Annotated[
+        int, option("Exit with 1 if fewer messages were replayed.", min=0)
+    ] = 0,
     rows: Annotated[
         Path | None,
         option(
@@ -63,7 +67,8 @@ def replay(
     """Run a function over messages that a group has settled, and compare outcomes.
 
     It settles nothing. The function's own effects do happen. It exits with 0, or with 1 if
-    --fail-if-worse finds a worse outcome, or if all calls hang.
+    --fail-if-worse finds a worse outcome, if fewer than --min-messages were replayed, or if all
+    calls hang.
     """
     _check_folder(rows)
     function = load_handler(handler, f"the handler {handler} cannot be used")
@@ -86,6 +91,12 @@ def replay(
         _write(report, rows)
     if report.summary.stopped_because:
         complain(f"the replay ended early: {report.summary.stopped_because}")
+        on.exit_code = FAILED
+    if report.summary.replayed < min_messages:
+        complain(
+            f"{show_count(report.summary.replayed, 'message')} replayed, fewer than --min-messages "
+            f"{min_messages}: give an earlier --since, or a --where that selects more"
+        )
         on.exit_code = FAILED
     if fail_if_worse and report.is_worse:
         on.exit_code = FAILED

@@ -72,6 +72,17 @@ def test_fail_if_worse_exits_with_1_only_for_a_worse_outcome(
     assert run("replay", "changed:fixed", *here, "--until", "1h", "-o", "json").row["replayed"] == 0
 
 
+def test_min_messages_fails_a_replay_of_fewer(run: Run, queue: Queue) -> None:
+    words = ("replay", "changed:same", "-q", queue.path, "-g", "billing", "--fail-if-worse")
+    run(*words, "--min-messages", 3)
+    few = run(*words, "--min-messages", 4, expect=1)
+    assert "3 messages replayed, fewer than --min-messages 4: give an earlier --since" in few.err
+    assert few.out.startswith("shadow replay of group billing: 3 messages")
+    none = run(*words, "--until", "1h", "--min-messages", 1, "-o", "json", expect=1)
+    assert none.row["replayed"] == 0
+    assert "min-messages" in run(*words, "--min-messages", "-1", expect=2).err
+
+
 def test_a_wrong_argument_exits_with_2_and_a_missing_group_with_3(run: Run, queue: Queue) -> None:
     words = ("replay", "changed:fixed", "-q", queue.path, "-g", "billing")
     for wrong in (
