@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from spark_mq import Message, Queue
+from spark_mq import Message, Queue, ReceivedMessage
 
 PAGE = 8_000  # letters, before every second one is redriven
 CHUNK = 10_000
@@ -81,8 +81,7 @@ def page(folder: Path, distinct: int) -> list[float]:
 
 
 def euro(message: ReceivedMessage) -> bytes:
-    value = message.value if isinstance(message.value, bytes) else message.value.encode()
-    return value.replace(b"EURO", b"EUR")
+    return message.value.replace(b"EURO", b"EUR")
 
 
 def with_letters(path: Path, letters: int, distinct: int) -> Queue:

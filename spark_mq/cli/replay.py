@@ -54,9 +54,7 @@ def replay(
     fail_if_worse: Annotated[
         bool, option("Exit with 1 if a message was acked then, and fails or is rejected now.")
     ] = False,
-    min_messages: Annotated[
-        int, option("Exit with 1 if fewer messages were replayed.", min=0)
-    ] = 0,
+    min_messages: Annotated[int, option("Exit with 1 if fewer messages were replayed.", min=0)] = 0,
     rows: Annotated[
         Path | None,
         option(

@@ -145,7 +145,9 @@ def test_a_shape_is_one_short_line(text):
     assert len(shape.splitlines()) <= 1
 
 
-@pytest.mark.parametrize("part", ["'", '"', "\\'", "a@", "0", "0a", "a.", "/", "1,", "x'y", "://", "-/"])
+@pytest.mark.parametrize(
+    "part", ["'", '"', "\\'", "a@", "0", "0a", "a.", "/", "1,", "x'y", "://", "-/"]
+)
 def test_no_text_is_slow(part):
     started = time.process_time()
     error_shape(part * 100_000)
