@@ -17,7 +17,16 @@ import yaml
 from deltalake import DeltaTable
 from support.blocks import ROOT, blocks_of, pages
 
-from spark_mq import GroupSettings, GroupStats, Queue, QueueSettings, WorkSummary, errors
+from spark_mq import (
+    ConsumerGroup,
+    GroupSettings,
+    GroupStats,
+    Queue,
+    QueueSettings,
+    WorkSummary,
+    errors,
+)
+from spark_mq.util.records import Record
 
 REFERENCE = ROOT / "docs" / "reference"
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -57,6 +66,19 @@ def test_every_error_has_its_place() -> None:
 def test_every_statistic_has_its_place(write_reference: ModuleType) -> None:
     assert {f.name for f in fields(GroupStats)} <= in_code("states.md")
     assert_current(write_reference, "states.md")
+
+
+@pytest.mark.parametrize("owner", [Queue, ConsumerGroup, GroupStats])
+def test_every_method_has_its_place(owner: type) -> None:
+    page = (REFERENCE / "api.md").read_text(encoding="utf-8")
+    listed = re.search(rf"autoclass:: spark_mq\.{owner.__name__}\n   :members: (.*)", page)
+    assert listed is not None
+    found = {
+        name for name in set(dir(owner)) - set(dir(Record))
+        if not name.startswith("_") and (getattr(owner, name).__doc__ or "").strip()
+        and (callable(getattr(owner, name)) or isinstance(getattr(owner, name), property))
+    }  # fmt: skip
+    assert found <= set(listed[1].split(", "))
 
 
 def test_every_extra_for_users_has_its_place() -> None:
