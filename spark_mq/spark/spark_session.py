@@ -148,8 +148,17 @@ def register(spark: SparkSession) -> None:
     >>> register(spark)  # doctest: +SKIP
     """
     check_interpreter(spark)
-    spark.dataSource.register(SparkMQDataSource)
+    if not _has_source(spark):
+        spark.dataSource.register(SparkMQDataSource)
     register_tables(spark)
+
+
+def _has_source(spark: SparkSession) -> bool:
+    """Return whether Spark has the source. It warns of a second one, also for each stream."""
+    java = getattr(spark, "_jsparkSession", None)  # a client of Spark Connect has none
+    if java is None:
+        return False
+    return bool(java.sessionState().dataSourceManager().dataSourceExists(SparkMQDataSource.name()))
 
 
 def _why_no_delta() -> InvalidOption | None:

@@ -49,6 +49,7 @@ def test_a_fresh_program_needs_no_variable_and_no_configuration(tmp_path: Path) 
         env=own, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert "read 1" in done.stdout, done.stderr[-3_000:]
+    assert "registered data source" not in done.stderr, "Spark has found the source by itself"
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("spark_mq started")]
     assert f"Its workers run {sys.executable}." in line
     assert ("with Delta Lake" if delta else "has no JAR for Spark 4.3") in line
