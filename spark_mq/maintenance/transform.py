@@ -152,14 +152,7 @@ class _Function(Repair):
             return letter, truncate_error(text)
 
     def _repaired(self, letter: dict[str, Any]) -> dict[str, Any]:
-        message = ReceivedMessage(
-            value=letter["value"],
-            key=letter["key"],
-            headers=dict(letter["headers"] or ()),
-            priority=letter["priority"] or 0,
-            **{name: letter[name] for name in _KEPT},
-            **{name: letter[name] or 0 for name in _COUNTS},
-        )
+        message = ReceivedMessage(**_fields(letter))
         found = self._function(message)
         if found is None:
             raise _Unfit(_NOTHING)
@@ -178,6 +171,12 @@ class _Function(Repair):
         if any(name.startswith(HEADER_PREFIX) for name in found.headers):
             raise _Unfit(f"the transform sets a header that begins with {HEADER_PREFIX}")
         return to_row(Message(**changed), "the repaired message", lambda: 0)
+
+
+def _fields(letter: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the message of a letter."""
+    counts = {name: letter[name] or 0 for name in (*_COUNTS, "priority")}
+    return {**letter, **counts, "headers": dict(letter["headers"] or ())}
 
 
 class _Checked(Repair):
