@@ -312,7 +312,7 @@ class LaneSelector:
 
     def nothing(self, blocked: str) -> Grant:
         """Return a grant without messages, and with a reason if only the owner can help."""
-        if self._is_alone:
+        if self._is_alone and (self._reads or self._due.count):
             return Grant((), f"{LAST_ATTEMPT}: {_ALONE}", blocked_for_now=True)
         if self._ordered:
             later = (AVAILABLE,), ("available_at", ">", self._now)

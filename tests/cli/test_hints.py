@@ -130,7 +130,7 @@ def unrouted(queue: Queue) -> None:
 @pytest.mark.parametrize(
     ("happens", "named"),
     [
-        (breaker_opens, "or run `spark-mq group resume billing -q PATH`"),
+        (breaker_opens, "or run `spark-mq group resume billing -q {q}`"),
         (alike, "`spark-mq group drop biling -q PATH`"),
         (unrouted, "sweep first (`spark-mq sweep -q PATH`)"),
     ],
@@ -158,7 +158,7 @@ def test_each_advice_names_a_command_that_there_is(
     for words in re.findall(r"`spark-mq ([^`]+)", one.command):
         named = words.split()
         command = named[: 2 if named[0] in ("queue", "group", "schedule") else 1]
-        assert "{queue}" in words or "PATH" in words, "whose queue is it?"
+        assert re.search(r"\{queue\}|PATH|-q /q", words), "whose queue is it?"
         assert run([*command, "--help"]) == 0
         assert " ".join(command) in capsys.readouterr().out
     for option in re.findall(r"--(?:force|message-id|key|exist-ok)\b", one.command):

@@ -257,7 +257,8 @@ class Naive:
             if len({m.info["lease_id"] for m in held}) > 1:
                 for m in held:
                     if self.alone(m):
-                        self.lease_sizes[m.info["lease_id"]] = len(held)
+                        if self.attempts(0) != 1:  # which kills whoever is there
+                            self.lease_sizes[m.info["lease_id"]] = len(held)
                         m.info["lease_size"] = len(held)
 
     def late(self, m: Message, now: int) -> bool:

@@ -165,7 +165,7 @@ def test_the_last_failure_of_a_batch_blames_it_too(queue: Queue, clock: ManualCl
     s = queue.publish([str(n) for n in range(6)]).sequences
     first = lease(queue, 3)
     lease(queue, 2)
-    lease(queue, 1)
+    queue.group().lease("another", max_messages=1)
     queue.group().configure(max_delivery_attempts=1)  # else last attempts would be alone
     first.nack(error="bad")
     clock.advance("1h")
