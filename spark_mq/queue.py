@@ -73,6 +73,8 @@ class Queue(QueueViews):
     """
 
     def __init__(self, context: QueueContext) -> None:
+        if not isinstance(context, QueueContext):
+            raise TypeError("use Queue.open(path) or Queue.create(path)")
         self._context = context
         self._dead_letters: Queue | None = None
 

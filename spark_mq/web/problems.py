@@ -69,7 +69,9 @@ def unreadable(name: str, error: SparkMQError) -> PageProblem:
 def _isolation(overview: QueueOverview) -> Iterator[Problem]:
     for name, stats in overview.groups.items():
         if text := stats.isolation:
-            yield Problem(_ISOLATING, name, text)
+            yield Problem(
+                _ISOLATING, name, f"group {name}: {text.removeprefix(_ISOLATING).lstrip()}"
+            )
 
 
 def _dead_letters(view: View, overview: QueueOverview) -> list[Problem]:
