@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 from spark_mq.cli.command import GROUP_ARGUMENT, Given, argument, command, option, settings
 from spark_mq.cli.messages import lane_rows, priority_rows
-from spark_mq.cli.output import Pages, Part, Rows
+from spark_mq.cli.output import Column, Pages, Part, Rows
 from spark_mq.cli.queues import group_columns, group_rows, shown_settings
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger.settings import GroupSettings
@@ -19,6 +19,10 @@ from spark_mq.util.validation import parse_instant, parse_until
 __all__: list[str] = []
 
 _LANES: Final = 5  # the hottest lanes in the description of a group
+_ERRORS: Final = 3  # the last errors in it
+_ERROR_COLUMNS: Final[list[Column]] = [
+    ("LAST ERROR", "error"), ("STATE", "state"), ("MESSAGES", "messages"), ("AT", "at"),
+]  # fmt: skip
 
 _Reason = Annotated[str | None, option("Why, for people.")]
 _Sequences = Annotated[list[int] | None, argument("The messages.", metavar="SEQUENCES")]
@@ -38,7 +42,7 @@ def list_groups(on: Given) -> Rows:
 
 @command("group describe", GROUP_ARGUMENT)
 def describe(on: Given) -> Pages:
-    """Describe a group with its settings, leases, lanes and blockers.
+    """Describe a group with its settings, leases, lanes, last errors and blockers.
 
     It also shows counts and priorities.
     """
@@ -50,13 +54,15 @@ def describe(on: Given) -> Pages:
         "settings": asdict(group.settings),
         "priorities": group.priorities(),
         "lanes": group.lanes(_LANES),
+        "errors": group.last_errors(_ERRORS),
         "blockers": [one for one in on.queue.blockers() if one.group == group.name],
     }
     return Pages([described], lambda _: _description(described, group.settings))
 
 
 def _description(described: Mapping[str, Any], settings: GroupSettings) -> Iterator[Part]:
-    parts = {name: described[name] for name in ("settings", "priorities", "lanes", "blockers")}
+    names = ("settings", "priorities", "lanes", "errors", "blockers")
+    parts = {name: described[name] for name in names}
     yield {name: value for name, value in described.items() if name not in parts}
     yield ""
     yield shown_settings(settings, settings, json=False)
@@ -66,6 +72,9 @@ def _description(described: Mapping[str, Any], settings: GroupSettings) -> Itera
     if parts["lanes"]:
         yield ""
         yield lane_rows(parts["lanes"])
+    if parts["errors"]:
+        yield ""
+        yield Rows(parts["errors"], _ERROR_COLUMNS)
     for one in parts["blockers"]:
         which = f"messages {one.first} to {one.last}"
         if one.first is None:  # a limit blocks

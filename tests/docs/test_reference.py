@@ -165,9 +165,9 @@ def test_every_command_of_a_page_is_one(page: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         typer.core.TyperCommand, "invoke", lambda _, context: parsed.append(context.command_path)
     )
-    monkeypatch.setenv("SPARK_MQ_QUEUE", "/queues/orders")
-    monkeypatch.setenv("SPARK_MQ_GROUP", "billing")
     texts = [b.text for b in blocks_of(page) if b.language in ("sh", "ini", "text")]
+    for name, value in re.findall(r"\b(SPARK_MQ_(?:QUEUE|GROUP))=(\S+)", "\n".join(texts)):
+        monkeypatch.setenv(name, value)
     lines = [
         line
         for text in texts
@@ -177,6 +177,26 @@ def test_every_command_of_a_page_is_one(page: Path, monkeypatch: pytest.MonkeyPa
         words = shlex.split(line, comments=True)
         typer.main.get_command(app).main(words, "spark-mq", standalone_mode=False)
     assert len(parsed) == len(lines)
+
+
+@pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in pages()])
+def test_every_command_in_a_sentence_is_one(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sentence may leave out what a command needs, but names nothing that it does not have."""
+    typer = pytest.importorskip("typer")
+    from spark_mq.cli.app import app
+
+    monkeypatch.setattr(typer.core.TyperCommand, "invoke", lambda *_: None)
+    monkeypatch.setenv("SPARK_MQ_QUEUE", "/queues/orders")
+    prose = _FENCED.sub("", page.read_text(encoding="utf-8"))
+    wrong = []
+    for line in re.findall(r"`(?:\S*/)?spark-mq ([^`-][^`]*)`", prose):
+        try:
+            words = shlex.split(line.replace("\\|", "|"))
+            typer.main.get_command(app).main(words, "spark-mq", standalone_mode=False)
+        except typer.exceptions.TyperException as error:
+            if not error.format_message().startswith("Missing "):
+                wrong.append(f"spark-mq {line}: {error.format_message()}")
+    assert not wrong
 
 
 def test_every_output_of_work_and_publish_has_its_place() -> None:
