@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import cached_property
 from itertools import chain
 from operator import attrgetter
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
@@ -66,6 +66,19 @@ class Lease:
         return (
             f"Lease({self.lease_id!r}, {show_count(len(self), 'message')}, expires_at={expires_at})"
         )
+
+    if not TYPE_CHECKING:  # else a type checker would allow each name
+
+        def __getattr__(self, name: str) -> Any:
+            if not name.startswith("_") and hasattr(ReceivedMessage, name):
+                raise AttributeError(
+                    f"a Lease has no {name!r}, but its messages have: the handler gets a lease of "
+                    'messages. Give mode="message" (--mode message) if it takes one message',
+                    name=name,
+                    obj=self,
+                )
+            # A property that fails comes here as well, and raises its own error again.
+            return object.__getattribute__(self, name)
 
     def _repr_html_(self) -> str:
         facts = {

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from spark_mq import Message, Queue, ReceivedMessage
+from spark_mq import Lease, Message, Queue, ReceivedMessage
 from spark_mq.errors import InvalidOption
 
 
@@ -47,6 +47,23 @@ def test_the_messages_and_the_table_of_a_lease_are_the_same(queue: Queue) -> Non
         one.headers for one in lease.messages
     ]
     assert set(table.column_names) - both == {"headers", "lease_id", "lease_expires_at"}
+
+
+def test_a_lease_taken_for_a_message_gets_a_hint(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.publish(["a"])
+    lease = queue.group().lease("w")
+    assert lease is not None
+    monkeypatch.setattr(Lease, "table", property(lambda one: one.lost))
+    for name, text in (
+        ("value", 'Give mode="message"'),
+        ("json", 'Give mode="message"'),
+        ("mesages", "'Lease' object has no attribute 'mesages'"),
+        ("table", "no attribute 'lost'"),
+    ):
+        with pytest.raises(AttributeError, match=text):
+            getattr(lease, name)
 
 
 def test_lease_and_work_choose_the_same_name(queue: Queue) -> None:
