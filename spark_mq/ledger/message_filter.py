@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from spark_mq.util.setting_fields import Kind
-from spark_mq.util.validation import invalid
+from spark_mq.util.validation import invalid, short_repr
 
 __all__ = ["HEADER", "KEY_PREFIX", "Filters", "filter_id"]
 
@@ -44,7 +44,7 @@ class Filters(Kind):
                     raise self._invalid(name, value)
                 found[one] = dict(sorted(texts.items()))
             else:
-                raise self._invalid(name, value)
+                raise self._invalid(name, value, one)
         if "" in found.get(KEY_PREFIX, ()):
             raise invalid(name, value, "has an empty key_prefix: leave it out")
         headers = found.get(HEADER, {})
@@ -80,15 +80,19 @@ class Filters(Kind):
             elif given and condition.startswith(_HEADER_DOT):
                 headers.setdefault(condition.removeprefix(_HEADER_DOT), []).append(wanted)
             else:
-                raise self._invalid(name, text)
+                raise self._invalid(name, text, condition)
         both = ((KEY_PREFIX, prefixes), (HEADER, headers))
         return {condition: wanted for condition, wanted in both if wanted}
 
-    def _invalid(self, name: str, value: Any) -> Exception:
+    def _invalid(self, name: str, value: Any, condition: Any = None) -> Exception:
+        known = not condition or condition in (KEY_PREFIX, HEADER)
+        known = known or str(condition).startswith(_HEADER_DOT)
+        problem = "is no filter" if known else f"has no condition {short_repr(condition)}"
         return invalid(
             name,
             value,
-            "is no filter: use conditions such as {'key_prefix': 'eu-'} or {'header': {'region': "
+            f"{problem}: use conditions "
+            "such as {'key_prefix': 'eu-'} or {'header': {'region': "
             "['eu', 'uk']}}, as text 'key_prefix=eu-' or 'header.region=eu, header.region=uk', "
             f"of up to {self.most} values of up to {self.longest:,} characters. None is no filter",
         )
