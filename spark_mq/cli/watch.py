@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from spark_mq.cli.command import Given, command, option
-from spark_mq.cli.output import FAILED, Column, Pages, Rows
+from spark_mq.cli.output import FAILED, OK, Column, Rows
+from spark_mq.errors import InvalidOption, QueueNotFound, SparkMQError
 from spark_mq.inspect.health import Problem
 from spark_mq.queue import Queue
 
@@ -75,19 +77,49 @@ def parse_limit(text: str) -> str | None:
 @command("check")
 def check(
     on: Given, max_unswept: MaxUnswept = "1h", max_age: MaxAge = None, max_dead: MaxDead = None
-) -> Pages:
+) -> Rows | str:
     """Exit with 1, a reason and the command that helps if the queue is unhealthy.
 
     It is unhealthy if it was not swept in time, a group leases nothing, a ledger cannot be read, or
-    a limit is exceeded.
+    a limit is exceeded. For a folder, all queues below it are checked.
     """
-    health = on.queue.health(
-        max_unswept=parse_limit(max_unswept), max_age=max_age, max_dead=max_dead
-    )
-    on.exit_code = 0 if health.healthy else FAILED
-    problems = [{**asdict(one), "command": _remedy(on.queue, one)} for one in health.problems]
-    shown = "healthy" if health.healthy else Rows(problems, _CHECK_COLUMNS)
-    return Pages([{"healthy": health.healthy, "problems": problems}], lambda _: [shown])
+    limits: dict[str, Any] = {
+        "max_unswept": parse_limit(max_unswept),
+        "max_age": max_age,
+        "max_dead": max_dead,
+    }
+    try:
+        judged, columns = [_judge(on.queue, limits)], _CHECK_COLUMNS
+    except QueueNotFound:
+        paths = Queue.find_all(str(on.path), storage_options=on.storage_options)
+        if not paths:
+            raise
+        judged = [_judge_path(path, limits, on.storage_options) for path in paths]
+        columns = [("QUEUE", "queue"), *_CHECK_COLUMNS]
+    problems = [{"queue": one["queue"], **row} for one in judged for row in one["problems"]]
+    on.exit_code = FAILED if problems else OK
+    if on.json:  # a line for each queue
+        return Rows(judged, ())
+    return Rows(problems, columns) if problems else "healthy"
+
+
+def _judge(queue: Queue, limits: Mapping[str, Any]) -> dict[str, Any]:
+    """Return whether a queue is healthy, and its problems with what helps."""
+    health = queue.health(**limits)
+    problems = [{**asdict(one), "command": _remedy(queue, one)} for one in health.problems]
+    return {"queue": queue.path, "healthy": health.healthy, "problems": problems}
+
+
+def _judge_path(path: str, limits: Mapping[str, Any], options: dict[str, str]) -> dict[str, Any]:
+    """Return the same for a queue of a folder. One that cannot be read does not hide the others."""
+    try:
+        return _judge(Queue.open(path, storage_options=options), limits)
+    except InvalidOption:
+        raise
+    except SparkMQError as error:
+        look = f"spark-mq queue describe {shlex.quote(path)}"
+        problem = {**asdict(Problem("unreadable", None, str(error))), "command": look}
+        return {"queue": path, "healthy": False, "problems": [problem]}
 
 
 def _remedy(queue: Queue, problem: Problem) -> str:
