@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -45,6 +46,8 @@ _MODULES: Final = (
     "schedules",
     "batches",
 )
+# Methods of Python whose command has another name.
+_PYTHON_NAMES: Final = {"stats": ("group list", "group describe"), "health": ("check",)}
 _GROUPS: Final = {
     "queue": "List, create, describe, configure, purge and drop queues.",
     "group": "Look at groups, configure and move them.",
@@ -149,7 +152,7 @@ def run(arguments: Sequence[str]) -> int:
 def _failed(error: Exception, arguments: Sequence[str]) -> int:
     """Print an error and return its exit code."""
     if isinstance(error, TyperException):
-        text = _wrong_value(error, arguments) or error.format_message()
+        text = _wrong_value(error, arguments) or _with_suggestion(error.format_message())
         if text.startswith("Usage:"):  # a command without a subcommand
             print(text, file=sys.stderr)
         else:
@@ -160,6 +163,18 @@ def _failed(error: Exception, arguments: Sequence[str]) -> int:
         print("\n".join(map(printable, text.splitlines())), file=sys.stderr)
     complain(text_for_commands(error))
     return exit_code_of(error)
+
+
+def _with_suggestion(text: str) -> str:
+    """Return an error, which names the commands that an unknown one may have meant."""
+    found = re.fullmatch(r"No such command '([\w-]+)'\.", text)
+    if found is None:
+        return text
+    meant = _PYTHON_NAMES.get(found[1]) or [
+        name for name in COMMANDS if name.rpartition(" ")[2] == found[1]
+    ]
+    named = " or ".join(f"`spark-mq {name}`" for name in meant)
+    return f"{text} Use {named}" if meant else text
 
 
 def _wrong_value(error: Exception, arguments: Sequence[str]) -> str:
