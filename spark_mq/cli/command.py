@@ -27,8 +27,10 @@ from spark_mq.errors import InvalidOption, SparkMQError
 from spark_mq.group import ConsumerGroup
 from spark_mq.ledger.settings import GroupSettings, QueueSettings
 from spark_mq.queue import Queue
+from spark_mq.util.sequences import number_in
 from spark_mq.util.setting_fields import Setting, parse_settings, settings_of
 from spark_mq.util.show import printable
+from spark_mq.util.validation import short_repr
 
 __all__ = [
     "COMMANDS",
@@ -73,12 +75,17 @@ def parse_pairs(name: str, pairs: Sequence[str] | None) -> dict[str, str]:
     return found
 
 
-def parse_sequence(text: str, what: str) -> int:
-    """Return a sequence, or raise an InvalidOption that suggests --message-id."""
-    if text.isascii() and text.isdigit():
-        return int(text)
+def parse_sequence(text: str, what: str = "a sequence", *, option: str = "") -> int:
+    """Return a sequence, or raise an InvalidOption. Without an option it suggests --message-id."""
+    number = number_in(text)
+    if number.isascii() and number.isdigit():
+        return int(number)
+    given = f"{option}={short_repr(text)}" if option else repr(text)
+    fix = "" if option else f", or --message-id {text}"
     raise InvalidOption(
-        f"{text!r} is not {what}: give a number, or --message-id {text}", option=what, value=text
+        f"{given} is not {what}: give a number or VERSION:ROW{fix}",
+        option=option or what,
+        value=text,
     )
 
 

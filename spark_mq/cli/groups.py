@@ -7,12 +7,21 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Final
 
-from spark_mq.cli.command import GROUP_ARGUMENT, Given, argument, command, option, settings
+from spark_mq.cli.command import (
+    GROUP_ARGUMENT,
+    Given,
+    argument,
+    command,
+    option,
+    parse_sequence,
+    settings,
+)
 from spark_mq.cli.messages import lane_rows, priority_rows
 from spark_mq.cli.output import Column, Pages, Part, Rows
 from spark_mq.cli.queues import group_columns, group_rows, shown_settings
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger.settings import GroupSettings
+from spark_mq.util.sequences import number_in
 from spark_mq.util.show import show_count
 from spark_mq.util.validation import parse_instant, parse_until
 
@@ -25,7 +34,7 @@ _ERROR_COLUMNS: Final[list[Column]] = [
 ]  # fmt: skip
 
 _Reason = Annotated[str | None, option("Why, for people.")]
-_Sequences = Annotated[list[int] | None, argument("The messages.", metavar="SEQUENCES")]
+_Sequences = Annotated[list[str] | None, argument("The messages.", metavar="SEQUENCES")]
 _MessageIds = Annotated[list[str] | None, option("The message with this id. Repeatable.")]
 _Keys = Annotated[list[str] | None, option("Unsettled messages with this key. Repeatable.")]
 _Force = Annotated[bool, option("Also take them from their leases.")]
@@ -88,7 +97,7 @@ def create(
     start: Annotated[str, option("earliest, latest, a sequence, or an instant.")] = "earliest",
 ) -> Mapping[str, Any]:
     """Create a group at a position. A group that exists stays as it is."""
-    made = on.queue.group(str(on.group_name), start=start)
+    made = on.queue.group(str(on.group_name), start=number_in(start))
     there = made.exists()
     made.ensure()
     return {"group": made.name, "created": not there}
@@ -131,13 +140,16 @@ def resume(on: Given) -> Mapping[str, Any]:
 def unblock(
     on: Given,
     to: Annotated[str, option("retry, dead_letter or drop.")],
-    sequence: Annotated[list[int] | None, option("Only this message. Repeatable.")] = None,
+    sequence: Annotated[
+        list[str] | None, option("Only this message. Repeatable.", metavar="SEQUENCE")
+    ] = None,
 ) -> Mapping[str, Any]:
     """Decide about messages that block a group. Asks before it drops any."""
+    wanted = [parse_sequence(one, option="--sequence") for one in sequence or ()]
     group = on.group
     if to == "drop":
         on.confirm(f"Drop the messages that block group {group.name}?")
-    return {"group": group.name, "unblocked": group.unblock(to, sequence)}
+    return {"group": group.name, "unblocked": group.unblock(to, wanted or None)}
 
 
 @command("group discard", GROUP_ARGUMENT, asks=True)
@@ -150,8 +162,8 @@ def discard(
     force: _Force = False,
 ) -> Mapping[str, Any]:
     """Settle messages without a lease. No worker of the group gets them again. Asks first."""
-    on.confirm(f"Discard these messages of group {on.group.name}?")
     named = _named(sequences, message_id, key)
+    on.confirm(f"Discard these messages of group {on.group.name}?")
     discarded = on.group.discard(**named, reason=reason, force=force)
     return {"group": on.group.name, "discarded": discarded}
 
@@ -165,10 +177,11 @@ def retry_now(
     force: _Force = False,
 ) -> Mapping[str, Any]:
     """Make delayed, dead or blocked messages due now. Asks before it takes any from a lease."""
+    named = _named(sequences, message_id, key)
     group = on.group
     if force:
         on.confirm(f"Take these messages of group {group.name} from their leases?")
-    retried = group.retry_now(**_named(sequences, message_id, key), force=force)
+    retried = group.retry_now(**named, force=force)
     return {"group": group.name, "retried": retried}
 
 
@@ -182,18 +195,19 @@ def dead_letter(
     force: _Force = False,
 ) -> Mapping[str, Any]:
     """Make messages dead without a lease. The sweep makes them dead letters. Asks first."""
-    on.confirm(f"Make these messages of group {on.group.name} dead?")
     named = _named(sequences, message_id, key)
+    on.confirm(f"Make these messages of group {on.group.name} dead?")
     return {
         "group": on.group.name, "dead": on.group.dead_letter(**named, reason=reason, force=force)
     }  # fmt: skip
 
 
 def _named(
-    sequences: list[int] | None, message_id: list[str] | None, key: list[str] | None
+    sequences: list[str] | None, message_id: list[str] | None, key: list[str] | None
 ) -> dict[str, Any]:
     """Return how a change names its messages. What is not given is an empty list."""
-    return {"sequences": sequences or None, "message_id": message_id or None, "key": key or None}
+    numbers = [parse_sequence(one, option="SEQUENCES") for one in sequences or ()]
+    return {"sequences": numbers or None, "message_id": message_id or None, "key": key or None}
 
 
 @command("group seek", GROUP_ARGUMENT)
@@ -202,7 +216,7 @@ def seek(
     to_earliest: Annotated[bool, option("To the first message.")] = False,
     to_latest: Annotated[bool, option("After the last message.")] = False,
     to_datetime: Annotated[str | None, option("An instant, as 2026-01-31T12:00:00Z.")] = None,
-    to_sequence: Annotated[int | None, option("A sequence.")] = None,
+    to_sequence: Annotated[str | None, option("A sequence.", metavar="SEQUENCE")] = None,
     execute: Annotated[
         bool, option("Do it. Without this option nothing changes.", "--execute", "--yes", "-y")
     ] = False,
@@ -212,7 +226,8 @@ def seek(
     given += ["earliest"] if to_earliest else []
     given += ["latest"] if to_latest else []
     given += [] if to_datetime is None else [parse_instant("--to-datetime", to_datetime)]
-    given += [] if to_sequence is None else [to_sequence]
+    if to_sequence is not None:
+        given += [parse_sequence(to_sequence, option="--to-sequence")]
     if len(given) != 1:
         raise InvalidOption(
             f"a seek has {len(given)} targets: give one of --to-earliest, --to-latest, "

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, TypeVar
 import typer
 
 from spark_mq.cli.command import QUEUE, Given, argument, command, option, parse_sequence
-from spark_mq.cli.output import INTERRUPTED, NOT_FOUND, Column, Rows, complain
+from spark_mq.cli.output import FAILED, INTERRUPTED, NOT_FOUND, OK, Column, Rows, complain, note
 from spark_mq.cli.progress import track
 from spark_mq.errors import InvalidOption
 from spark_mq.inspect import Failure
@@ -24,7 +24,7 @@ from spark_mq.maintenance.transform import RepairFunction
 from spark_mq.message import check_format
 from spark_mq.queue import Queue
 from spark_mq.util.loading import load_handler, load_named
-from spark_mq.util.show import show_count, show_number, show_some
+from spark_mq.util.show import show_change, show_count, show_number, show_some
 
 __all__: list[str] = []
 
@@ -69,10 +69,11 @@ def list_failures(
     """Group dead letters by group, reason and shape of the error."""
     found = on.queue.failures(n)
     if unrouted := on.queue.describe().unrouted:
-        complain(f"not among these: {show_count(unrouted, 'dead message')} waiting for a sweep")
+        note(f"not among these: {show_count(unrouted, 'dead message')} waiting for a sweep")
     if not found.complete:
-        complain(f"these are the newest {show_count(found.counted, 'letter')}. Give -n for more")
-    return Rows([_failure_row(one) for one in found], _FAILURE_COLUMNS, _failure_cells)
+        note(f"these are the newest {show_count(found.counted, 'letter')}. Give -n for more")
+    rows = [_failure_row(one) for one in found]
+    return Rows(rows, _FAILURE_COLUMNS, _failure_cells, details=("keys", "samples"))
 
 
 def _failure_row(one: Failure) -> Mapping[str, Any]:
@@ -158,6 +159,7 @@ def redrive(
         redriven = show_number(done.messages)
         complain(f"interrupted. Redriven: {redriven}. Run it again for the rest")
         raise typer.Exit(INTERRUPTED)
+    on.exit_code = FAILED if done.failed else OK
     counts = {"queue": queue.path, "redriven": done.messages}
     return {**counts, "failed": done.failed, "failures": dict(done.failures)} if repair else counts
 
@@ -203,14 +205,19 @@ def _transform(text: str) -> str | RepairFunction:
 def _trial(queue: Queue, where: str | None, limit: int | None, repair: Mapping[str, Any]) -> Rows:
     """Return letters before and after a repair. Their numbers go to standard error."""
     trial = queue.redrive(where=where, limit=limit, dry_run=True, **repair)
-    complain(
+    note(
         f"{show_number(trial.messages)} would be redriven. "
         f"The transform fails for {show_number(trial.failed)}"
     )
     for reason, number in trial.failures.items():
-        complain(f"{show_count(number, 'letter')}: {reason}")
+        note(f"{show_count(number, 'letter')}: {reason}")
     rows = [] if trial.table is None else trial.table.to_pylist()
-    return Rows(rows, _TRIAL_COLUMNS)
+    return Rows(rows, _TRIAL_COLUMNS, _trial_cells)
+
+
+def _trial_cells(row: Any) -> Mapping[str, Any]:
+    before, after = show_change(row["value"], row.get("new_value"))
+    return {**row, "value": before, "new_value": after}
 
 
 def _until_interrupted(call: Callable[[], T], stop: threading.Event) -> T:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -13,11 +12,12 @@ from typing import Annotated, Any, Final
 import typer
 
 from spark_mq.cli.command import GROUP, Given, argument, command, option, parse_sequence
-from spark_mq.cli.output import NOT_FOUND, Column, Pages, Rows
+from spark_mq.cli.output import NOT_FOUND, Column, Pages, Rows, complain
 from spark_mq.errors import InvalidOption
 from spark_mq.queue import Queue
 from spark_mq.util.advice import CREATE_WITH_LANES
 from spark_mq.util.clock import SECOND
+from spark_mq.util.sequences import number_in
 from spark_mq.util.show import show_age, show_time, show_value
 from spark_mq.util.validation import validate_count, validate_duration
 
@@ -73,11 +73,12 @@ def peek(
     ] = None,
     key: Annotated[str | None, option("Only messages with this key.")] = None,
     message_id: Annotated[str | None, option("Only messages with this id.")] = None,
-    after: Annotated[int | None, option("Only after this sequence.", min=0)] = None,
+    after: Annotated[str | None, option("Only after this sequence.", metavar="SEQUENCE")] = None,
     limit: Annotated[int, option("The most messages.", "-n", min=1)] = 10,
 ) -> Rows:
     """Show messages without leasing them."""
-    wanted: dict[str, Any] = {"key": key, "message_id": message_id, "after": after}
+    start = None if after is None else parse_sequence(after, option="--after")
+    wanted: dict[str, Any] = {"key": key, "message_id": message_id, "after": start}
     if group is not None:
         return Rows(on.existing_group(group).peek(limit, state=state, **wanted), _PEEK_COLUMNS)
     if state is not None:
@@ -109,8 +110,9 @@ def _start(queue: Queue, text: str) -> int | None:
     if text in ("earliest", "latest"):
         latest = queue.describe().latest_sequence
         return latest if text == "latest" and latest >= 0 else None
-    if text.isdecimal():
-        return validate_count("--from", text, least=0, most=2**63 - 1)
+    number = number_in(text)
+    if number.isdecimal():
+        return validate_count("--from", number, least=0, most=2**63 - 1)
     raise InvalidOption(
         f"--from {text!r} is not a position: give earliest, latest or a sequence",
         option="--from",
@@ -150,7 +152,7 @@ def locate(
     on: Given, sequence: _Sequence = None, message_id: _MessageId = None, limit: _Newest = 10
 ) -> Rows:
     """Show a message's state in each group, with its worker or outcome."""
-    given = None if sequence is None else parse_sequence(sequence, "a sequence")
+    given = None if sequence is None else parse_sequence(sequence)
     if (given is None) == (message_id is None):
         raise InvalidOption(
             "locate takes one kind of name: give a sequence or --message-id",
@@ -172,7 +174,7 @@ def trace(
 ) -> Pages:
     """Show a message's life, and its state or outcome by group."""
     if sequence is not None:
-        found: Sequence[int] = [parse_sequence(sequence, "a sequence")]
+        found: Sequence[int] = [parse_sequence(sequence)]
     elif message_id is not None or key is not None:
         found = on.queue.find(key=key, message_id=message_id, n=limit)
     else:
@@ -188,7 +190,7 @@ def trace(
 
 def _require_found(sequences: Sequence[int]) -> None:
     if not sequences:
-        print("spark-mq: no message has this id or key", file=sys.stderr)
+        complain("no message has this id or key")
         raise typer.Exit(NOT_FOUND)
 
 

@@ -49,6 +49,7 @@ __all__ = [
     "is_number",
     "make_table",
     "name_subject",
+    "note",
     "show",
     "style_of",
     "text_for_commands",
@@ -71,6 +72,7 @@ _NUMBERS: Final = (int, float)
 _EMPTY: Final = (None, "", 0, (), "-")
 _GAP: Final = 2  # between columns
 _PROSE: Final = 24  # the least width of a column of sentences
+_ERRORS: Final = ("error", "shape")  # of any text, so their words may be broken, too
 _STYLES: Final[Mapping[str, str]] = {
     "dead": "red", "dead_letters": "red", "dead_per_second": "red", "error": "red",
     "blocked": "yellow", "blocked_because": "yellow", "problem": "yellow", "because": "yellow",
@@ -84,6 +86,7 @@ class Rows:
     rows: Iterable[Any]
     columns: Sequence[Column]
     cells: Callable[[Any], Mapping[str, Any]] | None = None  # a row for people
+    details: Sequence[str] = ()  # the values that a narrow terminal does without first
 
     def for_people(self) -> list[Mapping[str, Any]]:
         return [(self.cells or _mapping)(row) for row in self.rows]
@@ -121,7 +124,7 @@ def _print(part: Any) -> None:
     if isinstance(part, str):
         print(printable(part))
     elif isinstance(part, Rows):
-        _print_table(part.for_people(), part.columns)
+        _print_table(part.for_people(), part.columns, part.details)
     else:
         shown = {name: show_cell(value, name) for name, value in _mapping(part).items()}
         width = max(map(len, shown), default=0)
@@ -133,11 +136,13 @@ def _mapping(row: Any) -> dict[str, Any]:
     return asdict(row) if is_dataclass(row) and not isinstance(row, type) else dict(row)
 
 
-def _print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> None:
+def _print_table(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], details: Sequence[str]
+) -> None:
     """Print a table, with rich on a terminal, otherwise as plain lines that no width cuts."""
     if sys.stdout.isatty():
         console = Console()
-        fitting = fit_columns(rows, columns, console.width)
+        fitting = fit_columns(rows, columns, console.width, details)
         console.print(make_table(rows, fitting))
         if left_out := columns_left_out(columns, fitting):
             console.print(Text(left_out, style="dim"))
@@ -170,19 +175,23 @@ def make_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> 
 
 
 def fit_columns(
-    rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], width: int
+    rows: Sequence[Mapping[str, Any]],
+    columns: Sequence[Column],
+    width: int,
+    details: Sequence[str] = (),
 ) -> list[Column]:
     """Return the columns that fit into a width without breaking a number or a name.
 
-    Columns without a value go first, then the others from the right, prose and the first one last.
+    Columns without a value go first and details second. Then go the others from the right, prose
+    and the first one last.
     """
     kept = list(columns)
     needed = {column: _least_width(rows, column) + _GAP for column in kept}
 
-    def importance(column: Column) -> tuple[bool, bool, bool, int]:
-        name = column[1]
+    def importance(column: Column) -> tuple[bool, bool, bool, bool, int]:
+        name, place = column[1], columns.index(column)
         empty = all(row.get(name) in _EMPTY for row in rows)
-        return column == columns[0], not empty, _is_prose(rows, name), -columns.index(column)
+        return place == 0, not empty, name not in details, _is_prose(rows, name), -place
 
     for column in sorted(columns, key=importance):
         if len(kept) == 1 or sum(needed[one] for one in kept) - _GAP <= width:
@@ -219,13 +228,14 @@ def _least_width(rows: Sequence[Mapping[str, Any]], column: Column) -> int:
     texts = [show_cell(row.get(name), name) for row in rows]
     widest = max(map(cell_len, texts), default=0)
     if _is_prose(rows, name):
-        widest = min(widest, max([_PROSE, *(cell_len(w) for text in texts for w in text.split())]))
+        words = [cell_len(word) for text in texts for word in text.split()]
+        widest = min(widest, _PROSE if name in _ERRORS else max([_PROSE, *words]))
     return max(cell_len(heading), widest)
 
 
 def _is_prose(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
-    """Return whether a column has sentences, which may be wrapped."""
-    return any(show_cell(row.get(name), name).count(" ") > 1 for row in rows)
+    """Return whether a column has sentences, which may be wrapped, as errors always may."""
+    return name in _ERRORS or any(show_cell(row.get(name), name).count(" ") > 1 for row in rows)
 
 
 def style_of(row: Mapping[str, Any], name: str) -> str:
@@ -242,8 +252,13 @@ def is_number(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
 
 def complain(text: str) -> None:
     """Print an error as one line on stderr."""
+    note(f"error: {text}")
+
+
+def note(text: str) -> None:
+    """Print what is no error, and no data either, as one line on stderr."""
     line = printable(" ".join(text.split()))
-    print(f"spark-mq: error: {line}", file=sys.stderr, flush=True)
+    print(f"spark-mq: {line}", file=sys.stderr, flush=True)
 
 
 def exit_code_of(error: Exception) -> int:

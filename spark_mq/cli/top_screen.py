@@ -151,7 +151,7 @@ class ViewScreen(Screen[None]):
             return
         rows, place = part.for_people(), table.cursor_row
         width = max(20, self.size.width - 4)  # without the borders of the cells at both ends
-        columns = fit_columns(rows, part.columns, width)
+        columns = fit_columns(rows, part.columns, width, part.details)
         table.clear(columns=True)
         for column, own in zip(columns, column_widths(rows, columns, width), strict=True):
             table.add_column(column[0], width=own)

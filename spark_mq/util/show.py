@@ -17,6 +17,7 @@ __all__ = [
     "show_age",
     "show_bars",
     "show_cell",
+    "show_change",
     "show_count",
     "show_duration",
     "show_moment",
@@ -33,6 +34,8 @@ __all__ = [
 ]
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
+_SHOWN_CHARACTERS: Final = 60  # of a payload
+_BEFORE_CHANGE: Final = 20  # characters before the first change of a payload
 
 
 def show_number(value: float) -> str:
@@ -124,13 +127,27 @@ def show_bars(values: Iterable[float]) -> str:
     return "".join(_BARS[math.ceil(steps * max(0, one) / most) if most > 0 else 0] for one in given)
 
 
-def show_value(value: bytes | None, limit: int = 60) -> str:
+def show_value(value: bytes | None, limit: int = _SHOWN_CHARACTERS) -> str:
     """Return the start of a payload as text."""
     if value is None:
         return "-"
     text = value[: 4 * limit].decode("utf-8", "replace")
     shown = printable(text)[:limit]
     return shown if len(text) <= limit and len(value) <= 4 * limit else shown + "…"
+
+
+def show_change(before: bytes | None, after: bytes | None) -> tuple[str, str]:
+    """Return two payloads as text from a little before the place where they differ."""
+    if before is None or after is None:
+        return show_value(before), show_value(after)
+    old, new = (one.decode("utf-8", "replace") for one in (before, after))
+    pairs = enumerate(zip(old, new, strict=False))
+    changed = next((n for n, (one, other) in pairs if one != other), min(len(old), len(new)))
+    start = max(0, changed - _BEFORE_CHANGE)
+    if start == 0 or max(len(old), len(new)) <= _SHOWN_CHARACTERS:
+        return show_value(before), show_value(after)
+    shown = [f"...{show_value(one[start:].encode())}" for one in (old, new)]
+    return shown[0], shown[1]
 
 
 def show_name(name: str) -> str:

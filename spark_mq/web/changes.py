@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger.settings import GroupSettings
+from spark_mq.util.sequences import number_in, show_sequence
 from spark_mq.util.setting_fields import Choice, Flag, settings_of
 from spark_mq.util.show import show_some
 from spark_mq.util.user import act_as
@@ -22,8 +23,8 @@ from spark_mq.web.message_changes import (
     standing_of,
 )
 from spark_mq.web.message_pages import limit_of, trial
-from spark_mq.web.render import TABS, href, render, show_sequence
-from spark_mq.web.view import Forbidden, View, number_in
+from spark_mq.web.render import TABS, href, render
+from spark_mq.web.view import Forbidden, View
 
 __all__ = ["change", "confirmation"]
 

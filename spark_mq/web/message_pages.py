@@ -7,8 +7,9 @@ from typing import Any, Final, NamedTuple
 from spark_mq.errors import InvalidOption
 from spark_mq.inspect import STATE_NAMES, PeekedMessage
 from spark_mq.operations.life import TraceEvent
+from spark_mq.util.sequences import show_sequence
 from spark_mq.web.message_changes import changes_for, sequence_of
-from spark_mq.web.render import href, render, show_sequence
+from spark_mq.web.render import href, render
 from spark_mq.web.view import View
 
 __all__ = [

@@ -13,8 +13,10 @@ from jinja2 import Environment
 
 from spark_mq import __version__
 from spark_mq.util.records import environment
+from spark_mq.util.sequences import show_sequence
 from spark_mq.util.show import (
     show_age,
+    show_change,
     show_count,
     show_duration,
     show_moment,
@@ -26,9 +28,9 @@ from spark_mq.util.show import (
     show_took,
     show_value,
 )
-from spark_mq.web.view import ROWS_OF_VERSION, View
+from spark_mq.web.view import View
 
-__all__ = ["TABS", "href", "render", "show_sequence"]
+__all__ = ["TABS", "href", "render"]
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 # The pages of a queue, each with the first part of its path and its name.
@@ -60,7 +62,7 @@ def render(template: str, view: View | None = None, **context: Any) -> str:
 @cache
 def _environment() -> Environment:
     made = environment(TEMPLATES)
-    made.globals.update(href=href, tabs=TABS, version=__version__)
+    made.globals.update(change=show_change, href=href, tabs=TABS, version=__version__)
     made.filters.update(
         age=show_age, count=_count, counted=show_count, distance=_distance, fact=_fact,
         moment=show_moment, payload=_payload, percent=show_share, position=show_position,
@@ -86,14 +88,6 @@ def _fact(value: Any) -> Any:
     if value is None or value == "":
         return "-"
     return _count(value) if type(value) in (int, float) else value
-
-
-def show_sequence(number: int) -> str:
-    """Return a sequence as version:row. Without a row it is the place before a version."""
-    version, row = divmod(number, ROWS_OF_VERSION)
-    if number < 0:
-        return "-"
-    return f"before {version + 1}:0" if row == ROWS_OF_VERSION - 1 else f"{version}:{row}"
 
 
 def _distance(at: datetime) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -28,6 +27,7 @@ from spark_mq.ledger.stats import GroupStats
 from spark_mq.operations.schedules import ScheduleInfo
 from spark_mq.queue import Queue
 from spark_mq.util.clock import Duration
+from spark_mq.util.sequences import number_in
 from spark_mq.util.validation import validate_duration
 
 __all__ = [
@@ -38,7 +38,6 @@ __all__ = [
     "OverviewCache",
     "Past",
     "View",
-    "number_in",
 ]
 
 _log = logging.getLogger(__name__)
@@ -236,16 +235,6 @@ def _name(root: str, path: str) -> str:
 
 
 MAX_NUMBER: Final = 2**63 - 1
-ROWS_OF_VERSION: Final = 2**32  # sequences of one version of ``messages/``
-_PLACE: Final = re.compile(r"([0-9]{1,10}):([0-9]{1,10})")
-
-
-def number_in(text: str) -> str:
-    """Return a sequence that is written as version:row as digits. Other texts stay."""
-    found = _PLACE.fullmatch(text)
-    if found is None or int(found[2]) >= ROWS_OF_VERSION:
-        return text
-    return str(int(found[1]) * ROWS_OF_VERSION + int(found[2]))
 
 
 @dataclass(frozen=True, slots=True)

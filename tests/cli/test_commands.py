@@ -492,7 +492,8 @@ def test_dead_letters_are_repaired_by_sql_or_a_function(
     assert "--transform" in run("dlq", "redrive", *here, "--transform", "no:f", "-y", expect=2).err
     file = tmp_path / "repairs.py"
     file.write_text("def f(m): raise ValueError(m.key)\ndef g(m): return m.value.upper()\n")
-    failed = run("dlq", "redrive", *here, "--transform", f"{file}:f", "-y", "-o", "json").row
+    words = ("dlq", "redrive", *here, "--transform", f"{file}:f", "-y", "-o", "json")
+    failed = run(*words, expect=1).row
     assert (failed["redriven"], failed["failed"]) == (0, 1)
     assert failed["failures"] == {"ValueError: key-bad": 1}
     (file.parent / "shapes.py").write_text("from spark_mq.formats import Json\nORDER = Json()\n")
@@ -500,7 +501,7 @@ def test_dead_letters_are_repaired_by_sql_or_a_function(
     trial = run("dlq", "redrive", *checked, "--dry-run")
     assert "0 would be redriven. The transform fails for 1" in trial.err
     assert "1 letter: the format refuses it: no JSON: Expecting value at character <n>" in trial.err
-    assert run("dlq", "redrive", *checked, "-y", "-o", "json").row["failed"] == 1
+    assert run("dlq", "redrive", *checked, "-y", "-o", "json", expect=1).row["failed"] == 1
     wrong = run("dlq", "redrive", *checked[:-1], f"{file}:g", "-y", expect=2)
     assert "format='g' cannot encode and decode" in wrong.err
     assert "has no format 'no'" in run("dlq", "redrive", *checked[:-1], f"{file}:no", expect=2).err
@@ -937,7 +938,9 @@ def test_a_publish_that_is_refused_creates_no_queue(
          "--port='99999' is not valid: give a whole number from 0 to 65,535"),
         (["publish", "--priority", "x"],
          "--priority='x' is not valid: give a whole number from 0 to 9"),
-        (["group", "discard", "g", "x"], "SEQUENCES='x' is not valid: give a whole number"),
+        (["group", "discard", "g", "x"],
+         "SEQUENCES='x' is not a sequence: give a number or VERSION:ROW"),
+        (["peek", "--after", "-1"], "--after='-1' is not a sequence: give a number or VERSION:ROW"),
         (["web", "missing/folder"], "PATH='missing/folder' is not there: give a queue"),
         (["web", ".", "--max-unswept", "soon"], "--max-unswept='soon' is not a duration"),
         (["web", ".", "--max-age", "old"], "--max-age='old' is not a duration"),

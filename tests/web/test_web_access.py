@@ -27,8 +27,8 @@ from support.stocked_queue import sequence_of
 from spark_mq import InvalidOption, Queue
 from spark_mq.inspect import letters as inspect_letters
 from spark_mq.maintenance.condition import Condition
+from spark_mq.util.sequences import show_sequence
 from spark_mq.web import Access, OverviewCache, security, serve, server
-from spark_mq.web.render import show_sequence
 from spark_mq.web.security import is_local
 
 Visit = Callable[..., TestClient]
@@ -476,6 +476,19 @@ def test_dead_letters_are_repaired_after_a_dry_run(visit: Visit, queue: Queue) -
     assert client.post("/change/orders", data=data).status_code == 303
     repaired = [one for one in queue.peek(50) if "spark_mq.repaired" in one.headers]
     assert [json.loads(one.value)["name"] for one in repaired] == ["good"]
+
+
+def test_a_dry_run_shows_the_first_change_of_a_long_value(visit: Visit, queue: Queue) -> None:
+    queue.publish(['{"name": "' + "x" * 90 + '", "currency": "EURO"}'])
+    lease = queue.group("long").lease("w", max_messages=100)
+    lease.reject([lease.messages[-1].sequence], error="no currency")
+    queue.sweep()
+    client = visit(allow_changes=True)
+    sql = "replace(CAST(value AS TEXT), 'EURO', 'EUR')"
+    query = {"do": "redrive", "where": "error = 'no currency'", "limit": 5, "transform": sql}
+    text = html.unescape(client.get("/change/orders", params=with_token(client, **query)).text)
+    assert '<bdi>...x", "currency": "EURO"}</bdi>' in text
+    assert '<bdi>...x", "currency": "EUR"}</bdi>' in text
 
 
 def test_a_redrive_names_the_groups_that_get_the_letters_again(visit: Visit, queue: Queue) -> None:

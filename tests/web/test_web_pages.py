@@ -26,9 +26,9 @@ from spark_mq.inspect.activity import THROUGHPUT_SCHEMA
 from spark_mq.operations.history import HEADER_PREFIX
 from spark_mq.storage.heartbeat_files import Heartbeat, heartbeat_path, write_heartbeat
 from spark_mq.testing import ManualClock, memory_queue
+from spark_mq.util.sequences import show_sequence
 from spark_mq.web import Access, HealthLimits, OverviewCache, create_app
 from spark_mq.web.charts import Chart, group_charts, queue_charts, settled_chart
-from spark_mq.web.render import show_sequence
 from spark_mq.web.view import RANGES, Past
 
 Visit = Callable[..., TestClient]

@@ -10,6 +10,7 @@ import pytest
 from spark_mq.util.show import (
     show_age,
     show_cell,
+    show_change,
     show_count,
     show_duration,
     show_short,
@@ -63,3 +64,24 @@ def test_counts_and_sizes_have_their_noun() -> None:
     assert show_count(1, "message") == "1 message"
     assert show_count(2_000, "message") == "2,000 messages"
     assert (show_size(1), show_size(1023), show_size(1536)) == ("1 byte", "1,023 bytes", "1.5 KiB")
+
+
+X, Y = b"x" * 100, b"y" * 100
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "shown"),
+    [
+        (b"a", b"b", ("a", "b")),
+        (b"a", None, ("a", "-")),
+        (X + b"a", None, ("x" * 60 + "…", "-")),
+        (X + b"a", X + b"b", ("..." + "x" * 20 + "a", "..." + "x" * 20 + "b")),
+        (X, X + Y, ("..." + "x" * 20, "..." + "x" * 20 + "y" * 40 + "…")),
+        (b"a" + X, b"b" + X, ("a" + "x" * 59 + "…", "b" + "x" * 59 + "…")),
+        (X + b"\xff\n", X + b"\x1b", ("..." + "x" * 20 + "� ", "..." + "x" * 20 + "�")),
+    ],
+)
+def test_a_change_shows_both_values_from_before_their_difference(
+    before: bytes, after: bytes | None, shown: tuple[str, str]
+) -> None:
+    assert show_change(before, after) == shown

@@ -1,0 +1,173 @@
+"""What a newcomer tries at the command line works, or the answer names what does."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from support.commands import Run
+from support.handles import lease
+
+from spark_mq import Message, Queue
+from spark_mq.cli.app import run as run_command
+from spark_mq.util.sequences import show_sequence
+
+LONG = "KeyError: 'orders/2026/" + "x" * 60 + "'"
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Queue:
+    queue = Queue.create(tmp_path / "orders", durable=False)
+    queue.publish([Message(f'{{"id": {n}}}', key=f"customer-{n}", message_id=f"id-{n}")
+                   for n in range(4)])  # fmt: skip
+    return queue
+
+
+def test_the_last_errors_of_a_group_are_described(run: Run, queue: Queue) -> None:
+    group = queue.group("billing")
+    group.lease("w", max_messages=4).nack(error="no luck", delay="1h")
+    here = ("group", "describe", "billing", "-q", queue.path)
+    (error,) = run(*here, "-o", "json").row["errors"]
+    assert (error["error"], error["messages"]) == ("no luck", 4)
+    lines = run(*here).out.splitlines()
+    (place,) = [n for n, line in enumerate(lines) if line.startswith("LAST ERROR")]
+    assert lines[place + 1].split()[:3] == ["no", "luck", "available"]
+
+
+@pytest.mark.parametrize("error", ["no luck", "KeyError: 'x'", LONG, "a b c d e f g " * 9])
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_narrow_terminal_shows_the_failure_of_letters(
+    queue: Queue,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: str,
+    width: int,
+) -> None:
+    group = queue.group("billing")
+    group.lease("w", max_messages=4).reject(error=error)
+    queue.sweep()
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert run_command(["dlq", "failures", "-q", queue.path]) == 0
+    shown = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+    table, _, left_out = shown.partition("without ")
+    heads = table.splitlines()[0].split()
+    assert heads[:1] == ["LETTERS"]
+    assert "FAILURE" in heads
+    assert "FAILURE" not in left_out
+    for detail in ("KEYS", "SAMPLES"):
+        assert detail in left_out
+    assert "GROUP" in heads
+
+
+def test_a_dry_run_is_no_error(run: Run, queue: Queue) -> None:
+    lease(queue, 4, "billing").reject(error="bad")
+    assert "error" not in run("dlq", "failures", "-q", queue.path).err
+    queue.sweep()
+    here = ("dlq", "redrive", "-q", queue.path, "--transform")
+    done = run(*here, "value", "--dry-run")
+    assert done.err == "spark-mq: 4 would be redriven. The transform fails for 0\n"
+
+
+def test_a_dry_run_shows_the_first_change_of_a_long_value(run: Run, tmp_path: Path) -> None:
+    queue = Queue.create(tmp_path / "orders", durable=False)
+    queue.publish(['{"name": "' + "x" * 90 + '", "currency": "EURO", "to": 1}', '{"a": 1}'])
+    lease(queue, 2, "billing").reject(error="bad")
+    queue.sweep()
+    sql = "replace(CAST(value AS TEXT), 'EURO', 'EUR')"
+    here = ("dlq", "redrive", "-q", queue.path, "--transform", sql, "--dry-run")
+    long, short = run(*here).out.splitlines()[1:]
+    assert '...x", "currency": "EURO", "to": 1}  ...x", "currency": "EUR", "to": 1}' in long
+    assert short.count('  {"a": 1}  ') == 2
+    assert "x" * 90 in run(*here, "-o", "json").rows[0]["new_value"]
+
+
+@pytest.mark.parametrize("words", [("work", "--until", "empty"), ("replay",)])
+def test_a_handler_of_messages_without_its_mode_gets_the_hint(
+    queue: Queue, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    (tmp_path / "newcomer.py").write_text("def bill(message):\n    return message.json()\n")
+    group = queue.group("billing")
+    group.configure(breaker_threshold=1)
+    if words[0] == "replay":
+        lease(queue, 4, "billing").ack()
+    run_command([*words, f"{tmp_path}/newcomer.py:bill", "-q", queue.path, "-g", "billing"])
+    assert "(--mode message) if it takes one message" in "".join(capsys.readouterr())
+
+
+def test_a_sequence_may_be_that_of_the_page(run: Run, queue: Queue) -> None:
+    here = ("-q", queue.path)
+    number = queue.peek(2)[1].sequence
+    place = show_sequence(number)
+    assert place.endswith(":1")
+    lease(queue, 1, "billing").reject(error="bad")
+    queue.sweep()
+    letter = show_sequence(queue.newest_dead_letters()["dead_letter_sequence"].to_pylist()[0])
+    assert run("trace", place, *here).out == run("trace", number, *here).out
+    assert run("locate", place, *here).out == run("locate", number, *here).out
+    assert "id-0" in run("dlq", "show", letter, *here).out
+    after = run("peek", "--after", place, *here, "-o", "json").rows
+    assert [row["message_id"] for row in after] == ["id-2", "id-3"]
+    tail = run("tail", "--from", place, "-n", 1, *here, "-o", "json").row
+    assert tail["message_id"] == "id-2"
+    group = ("group",)
+    moved = run(*group, "seek", "billing", "--to-sequence", place, *here, "-o", "json").row
+    assert moved == run(*group, "seek", "billing", "--to-sequence", number, *here, "-o", "json").row
+    done = run(*group, "discard", "billing", place, "-y", *here, "-o", "json").row
+    assert done["discarded"] == 1
+    run(*group, "create", "late", "--start", place, *here)
+    assert queue.group("late").stats().ready == 3
+    for wrong in ("1:", "1:2:3", "x", "1:4294967296"):
+        refused = run("trace", wrong, *here, expect=2).err
+        assert f"give a number or VERSION:ROW, or --message-id {wrong}" in refused
+
+
+def test_a_check_of_a_folder_judges_each_queue(run: Run, queue: Queue, tmp_path: Path) -> None:
+    Queue.create(tmp_path / "idle", durable=False)
+    here = ("check", "-q", tmp_path)
+    assert run(*here).out == "healthy\n"
+    queue.group("billing").pause("x")
+    done = run(*here, expect=1).out.splitlines()
+    assert done[0].split() == ["QUEUE", "CHECK", "GROUP", "REASON", "RUN"]
+    assert done[1].startswith(queue.path)
+    assert f"spark-mq group resume billing -q {queue.path}" in done[1]
+    rows = run(*here, "-o", "json", expect=1).rows
+    assert {Path(row["queue"]).name: row["healthy"] for row in rows} == {
+        "idle": True, "orders": False,
+    }  # fmt: skip
+    log = tmp_path / "idle" / "messages" / "_delta_log"
+    for file in log.glob("*.json"):
+        file.write_bytes(b"{")
+    broken = run(*here, "-o", "json", expect=1).rows
+    checks = {Path(row["queue"]).name: [one["check"] for one in row["problems"]] for row in broken}
+    assert checks == {"idle": ["unreadable"], "orders": ["blocked"]}
+    assert "not a duration" in run(*here, "--max-age", "old", expect=2).err
+    shutil.rmtree(tmp_path / "idle")
+    shutil.rmtree(tmp_path / "orders")
+    assert "there is no queue" in run(*here, expect=3).err
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("stats", "Use `spark-mq group list` or `spark-mq group describe`"),
+        ("health", "Use `spark-mq check`"),
+        ("redrive", "Use `spark-mq dlq redrive`"),
+        ("group stats", "Use `spark-mq group list` or `spark-mq group describe`"),
+        ("pek", "Did you mean 'peek'?"),
+    ],
+)
+def test_an_unknown_command_names_the_one_that_is_meant(run: Run, words: str, meant: str) -> None:
+    assert meant in run(*words.split(), expect=2).err
+
+
+def test_a_wrong_condition_of_a_filter_is_named(run: Run, queue: Queue) -> None:
+    queue.group("billing").ensure()
+    here = ("group", "configure", "billing", "-q", queue.path, "--set")
+    for text in ("filter=keyprefix=eu-", "filter=header.region=eu, keyprefix=eu-"):
+        refused = run(*here, text, expect=2).err
+        assert "has no condition 'keyprefix': use conditions such as" in refused
+    assert "is no filter" in run(*here, "filter=key_prefix", expect=2).err
