@@ -67,9 +67,9 @@ def test_an_error_names_the_command_that_helps(
 def test_an_error_of_a_worker_names_its_queue_and_group(
     queue: Queue, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    (tmp_path / "h.py").write_text("def bad(lease):\n    raise ValueError('boom')\n")
+    (tmp_path / "failing.py").write_text("def bad(lease):\n    raise ValueError('boom')\n")
     queue.group("billing").configure(breaker_threshold=1)
-    words = ["work", f"{tmp_path}/h.py:bad", "-g", "billing", "-q", queue.path]
+    words = ["work", f"{tmp_path}/failing.py:bad", "-g", "billing", "-q", queue.path]
     run([*words, "--until", "empty"])
     assert f"`spark-mq group resume billing -q {queue.path}`" in capsys.readouterr().err
 
