@@ -69,9 +69,8 @@ def unreadable(name: str, error: SparkMQError) -> PageProblem:
 def _isolation(overview: QueueOverview) -> Iterator[Problem]:
     for name, stats in overview.groups.items():
         if text := stats.isolation:
-            yield Problem(
-                _ISOLATING, name, f"group {name}: {text.removeprefix(_ISOLATING).lstrip()}"
-            )
+            shown = text.removeprefix(_ISOLATING)  # the check has its name
+            yield Problem(_ISOLATING, name, f"group {name!r}:{shown}")
 
 
 def _dead_letters(view: View, overview: QueueOverview) -> list[Problem]:

@@ -87,6 +87,11 @@ def bad(refused: Refused) -> Check:
 # -- the path
 
 
+def test_a_queue_is_opened_or_created_by_name(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"use Queue\.open\(path\) or Queue\.create\(path\)"):
+        Queue(str(tmp_path))  # type: ignore[arg-type]
+
+
 def test_a_path_without_a_queue(refused: Refused, tmp_path: Path) -> None:
     error = refused(
         errors.QueueNotFound,

@@ -168,10 +168,10 @@ def test_pages_lead_with_the_isolation_of_suspects(visit: Visit, tmp_path: Path)
         lease = group.lease("worker", max_messages=1_000)
         assert lease is not None
         lease.nack(delay=0)
-    text, own = "group g: 1,000 suspects, about 6 leases left", "/group/killed?group=g"
+    text, own = "group 'g': 1,000 suspects, about 6 leases left", "/group/killed?group=g"
     for address in ("/", "/queue/killed"):
         assert ("isolating", own, text) in problems_on(visit().get(address).text)
-    assert f"<strong>isolating</strong> <bdi>{text}</bdi>" in visit().get(own).text
+    assert f"<strong>isolating</strong> <bdi>{text}</bdi>" in html.unescape(visit().get(own).text)
 
 
 def test_a_queue_has_the_lag_of_its_worst_group(visit: Visit, queue: Queue) -> None:
