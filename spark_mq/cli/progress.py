@@ -21,15 +21,24 @@ __all__ = ["busy", "track"]
 
 _PAUSE: Final = 3.0  # seconds between lines of progress, if stderr is no terminal
 _WINDOW: Final = 30.0  # seconds whose messages make the speed
+_LOOK: Final = 1.0  # seconds between looks at how many messages are left
 
 
 class _Messages(Progress):
-    """Counts messages, with their speed and the time that is left."""
+    """Counts messages, with their speed and the time that is left.
+
+    With `left`, which returns how many are left or None, it counts also what others have finished.
+    """
 
     def __init__(
-        self, total: int | None, show: Callable[[_Messages], None], clock: Callable[[], float]
+        self,
+        total: int | None,
+        show: Callable[[_Messages], None],
+        clock: Callable[[], float],
+        left: Callable[[], int | None] | None = None,
     ) -> None:
         self.done, self.total = 0, total
+        self._own, self._left, self._looked = 0, left, float("-inf")
         self._show, self._clock, self._lock = show, clock, threading.Lock()
         self._share: float | None = None
         self._points = deque([(clock(), 0)])  # the time and the number, one a second
@@ -39,16 +48,26 @@ class _Messages(Progress):
 
     def finish(self, messages: int, share: float | None = None) -> None:
         with self._lock:
-            self.done += messages
+            self._own += messages
             self._share = share
+            now = self._clock()
+            if self._left is None:
+                self.done = self._own
+            elif now - self._looked >= _LOOK:
+                self._looked = now
+                self._look(self._left())
             if self.total is not None:  # more may be published meanwhile
                 self.total = max(self.total, self.done)
-            now = self._clock()
             while len(self._points) > 1 and now - self._points[1][0] >= _WINDOW:
                 self._points.popleft()
             if now - self._points[-1][0] >= 1:
                 self._points.append((now, self.done))
             self._show(self)
+
+    def _look(self, left: int | None) -> None:
+        if left is not None:
+            self.total = max(self.total or 0, self._own + left)
+            self.done = self.total - left
 
     def __str__(self) -> str:
         since, before = self._points[0]
@@ -73,8 +92,12 @@ def track(
     *,
     pause: float = _PAUSE,
     clock: Callable[[], float] = time.monotonic,
+    left: Callable[[], int | None] | None = None,
 ) -> Iterator[Progress]:
-    """Show how many messages the operations in the block have finished, and yield their count."""
+    """Show how many messages the operations in the block have finished, and yield their count.
+
+    `left` returns how many are left, or None, if others finish some, too.
+    """
     stream = stream or sys.stderr
     if stream.isatty():
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
@@ -84,7 +107,7 @@ def track(
             def draw(count: _Messages) -> None:
                 bars.update(bar, completed=count.done, total=count.total, text=str(count))
 
-            counted = _Messages(total, draw, clock)
+            counted = _Messages(total, draw, clock, left)
             with listening(counted):
                 yield counted
         return
@@ -96,7 +119,7 @@ def track(
             shown = clock()
             _write_line(f"{what}: {count}", stream)
 
-    counted = _Messages(total, write, clock)
+    counted = _Messages(total, write, clock, left)
     with listening(counted):
         yield counted
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +15,7 @@ import typer
 from spark_mq.cli.command import GROUP, NOTHING, Given, argument, command, option, stopping
 from spark_mq.cli.output import FAILED, NOT_FOUND, Column, Pages, Rows, complain
 from spark_mq.cli.progress import busy, track
+from spark_mq.errors import SparkMQError
 from spark_mq.group import ConsumerGroup
 from spark_mq.queue import Queue
 from spark_mq.util.clock import SECOND
@@ -184,16 +185,19 @@ def tracking_settled(
     stream: TextIO | None = None,
     **progress: Any,
 ) -> Iterator[None]:
-    """Show the progress of a worker that ends, which counts the messages that are settled."""
+    """Show the progress of a worker that ends: what all workers of the group have settled."""
     if until is None:
         yield
         return
-    if group.exists():
-        stats = group.stats()
-        due = stats.ready if until == "empty" else stats.ready + stats.delayed + stats.leased
-    else:
-        due = queue.describe().retained
-    with track("settled", due, stream, **progress):
+
+    def left() -> int | None:
+        with suppress(SparkMQError):
+            stats = group.stats()
+            return stats.ready + stats.leased + (0 if until == "empty" else stats.delayed)
+        return None
+
+    due = left() if group.exists() else queue.describe().retained
+    with track("settled", due, stream, left=left, **progress):
         yield
 
 

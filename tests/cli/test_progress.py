@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import threading
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import pytest
@@ -108,12 +109,12 @@ def test_a_terminal_shows_a_spinner() -> None:
 def test_lines_come_every_few_seconds_with_speed_share_and_time_left() -> None:
     now = 0.0
     stream = io.StringIO()
-    with track("published", 200_000, stream, clock=lambda: now) as count:
+    with track("published", 200_000, stream, clock=lambda: now) as counted:
         for _ in range(8):
             now += 1.0
-            count.finish(18_000)
+            counted.finish(18_000)
         now += 300
-        count.finish(0)
+        counted.finish(0)
     assert stream.getvalue().splitlines() == [
         "published: 54,000 of 200,000 messages, 18k msg/s, 27%, 8s left",
         "published: 108,000 of 200,000 messages, 18k msg/s, 54%, 5s left",
@@ -124,12 +125,12 @@ def test_lines_come_every_few_seconds_with_speed_share_and_time_left() -> None:
 def test_a_total_grows_with_what_is_done_and_one_message_is_one() -> None:
     """Messages may be published meanwhile."""
     stream = io.StringIO()
-    with track("settled", 3, stream, pause=0, clock=lambda: 0.0) as count:
+    with track("settled", 3, stream, pause=0, clock=lambda: 0.0) as counted:
         for done in (1, 2, 1):
-            count.finish(done)
+            counted.finish(done)
     for total in (None, 1):
-        with track("published", total, stream, pause=0, clock=lambda: 0.0) as count:
-            count.finish(1)
+        with track("published", total, stream, pause=0, clock=lambda: 0.0) as counted:
+            counted.finish(1)
     assert stream.getvalue().splitlines() == [
         "settled: 1 of 3 messages, 33%", "settled: 3 of 3 messages, 100%",
         "settled: 4 of 4 messages, 100%", "published: 1 message",
@@ -139,9 +140,9 @@ def test_a_total_grows_with_what_is_done_and_one_message_is_one() -> None:
 
 def test_a_terminal_shows_a_bar_with_the_same_text() -> None:
     now, stream = 0.0, Terminal()
-    with track("published", 40, stream, clock=lambda: now) as count:
+    with track("published", 40, stream, clock=lambda: now) as counted:
         now = 2.0
-        count.finish(10)
+        counted.finish(10)
     assert "10 of 40 messages, 5 msg/s, 25%, 6s left" in stream.getvalue()
 
 
@@ -156,12 +157,30 @@ def test_a_worker_that_ends_counts_what_it_settles(until_what: str | None) -> No
         if message.text == "b":
             raise ValueError("no customer")
 
-    with tracking_settled(queue, group, until_what, stream, pause=0, clock=lambda: 0.0):
+    with tracking_settled(queue, group, until_what, stream, pause=0, clock=count().__next__):
         group.work(handle, mode="message", until=until_what or "empty")
     lines = stream.getvalue().splitlines()
-    assert lines[-1:] == (["settled: 3 of 3 messages, 100%"] if until_what else [])
+    assert [line.partition(",")[0] for line in lines[-1:]] == (
+        ["settled: 3 of 3 messages"] if until_what else []
+    )
     done = [int(line.split()[1]) for line in lines]
     assert done == sorted(set(done)), "a failure that is retried is not counted"
+
+
+def test_a_worker_shows_what_all_workers_of_its_group_have_settled() -> None:
+    queue, stream = memory_queue(), io.StringIO()
+    queue.publish([str(number) for number in range(100)])
+    group = queue.group()
+    other = group.ensure().lease("other", max_messages=60)
+    assert other is not None
+
+    def handle(_: Any) -> None:
+        other.ack()  # the second time it finds them settled
+
+    with tracking_settled(queue, group, "empty", stream, pause=0, clock=count().__next__):
+        group.work(handle, max_messages=20, until="empty")
+    shown = [line.partition(",")[0] for line in stream.getvalue().splitlines()]
+    assert shown == ["settled: 80 of 100 messages", "settled: 100 of 100 messages"]
 
 
 def test_a_redrive_and_a_replay_count_their_messages(queue_with_letters: Queue) -> None:
