@@ -11,7 +11,8 @@ import copy
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, Protocol
@@ -29,7 +30,7 @@ from spark_mq.ledger.commands import (
     join_notes,
 )
 from spark_mq.ledger.log_fingerprints import with_fingerprint
-from spark_mq.ledger.ranges import Ledger
+from spark_mq.ledger.ranges import Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import Settle
 from spark_mq.ledger.stream_batch import AckBatches, Replay
@@ -49,7 +50,7 @@ from spark_mq.util.advice import resume_group
 from spark_mq.util.call_batcher import CallBatcher
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.process import ForkGuard
-from spark_mq.util.show import printable, show_time
+from spark_mq.util.show import printable, show_count, show_some, show_time
 from spark_mq.util.user import current_user
 
 __all__ = ["GroupCommitter"]
@@ -146,6 +147,7 @@ class _Batch:
         self._requests: list[_Unit] = []  # of other writers
         self._alarms: list[str] = []
         self._breakers: tuple[Breaker, Breaker] | None = None  # before and after
+        self._expired: Sequence[tuple[str, Range]] = ()  # of a commit that expires leases
         self._held = frozenset[str]()
         self._steps: list[tuple[_Unit, list[int]]] = []
         self.take(())
@@ -226,6 +228,9 @@ class _Batch:
             changed = before.ledger.head.breaker is not after.ledger.head.breaker
             both = before.ledger.head.breaker, after.ledger.head.breaker
             self._breakers = both if changed else None
+            was, now = before.ledger.head.happened, after.ledger.head.happened
+            expires = was.get("lease_expired", 0) != now.get("lease_expired", 0)
+            self._expired = after.ledger.events if expires else ()
         if not notes:
             return None
         self.note = notes[0] if len(notes) == 1 else join_notes(notes)
@@ -266,6 +271,8 @@ class _Batch:
             _log.error("group %s: %s", self._group.name, alarm)
         if self._breakers is not None:
             log_breaker_change(self._group.name, self._group.queue_path, *self._breakers)
+        if self._expired:
+            log_expired(self._group.name, self._expired)
 
 
 def _rank(priority: Priority) -> float:
@@ -343,6 +350,19 @@ def log_breaker_change(group: str, queue_path: str, before: Breaker, after: Brea
         _log.warning("group %s is paused: %s", group, reason)
     elif before.paused_at is not None and after.paused_at is None:
         _log.warning("group %s is resumed", group)
+
+
+def log_expired(group: str, events: Iterable[tuple[str, Range]]) -> None:
+    """Log which workers lost leases, because they died, hung, or lost sight of the store."""
+    messages: Counter[str] = Counter()
+    for event, r in events:
+        if event == "lease_expired":
+            messages[r.worker_id or "unknown"] += r.message_count
+    _log.warning(
+        "group %s: the leases of %s expired, with %s. Their workers died, hung, or did not reach "
+        "the store",
+        group, show_some(list(messages), 5), show_count(messages.total(), "message"),
+    )  # fmt: skip
 
 
 def _at(instant: int | None) -> str:

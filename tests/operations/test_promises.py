@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -253,3 +254,21 @@ def test_at_most_once_a_lease_that_is_acked_at_once_is_never_given_out_again(
     assert next_values(queue) == []
     assert queue.group().nack(taken.lease_id).settled == 0
     assert next_values(queue) == []
+
+
+def test_the_log_names_the_workers_whose_leases_expired(
+    queue: Queue, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.publish([str(number) for number in range(1_500)])
+    group = queue.group("billing")
+    group.lease("one", max_messages=1_000)
+    group.lease("two", max_messages=200)
+    clock.advance("2h")
+    with caplog.at_level(logging.WARNING, logger="spark_mq"):
+        group.lease("three")
+        group.lease("four")
+    lines = [one.getMessage() for one in caplog.records if "expired" in one.getMessage()]
+    assert lines == [
+        "group billing: the leases of one, two expired, with 1,200 messages. Their workers died, "
+        "hung, or did not reach the store"
+    ]
