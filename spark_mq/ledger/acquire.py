@@ -392,7 +392,7 @@ def _acquire_by_count(
     found = None
     if trials and request.intervals is None:
         # Messages that have failed may be bad by themselves, and would keep the breaker open.
-        found = selector.acquire(undelivered=True)
+        found = selector.acquire(innocent=True)
     if found is None and (found := selector.acquire()) is None:
         return ledger, selector.nothing(blocked)
     after, grant = found

@@ -1,8 +1,8 @@
 """Stop a group of which several leases failed in a row, or that its owner paused.
 
 The breaker opens after several leases of different messages failed in a row. Then the group grants
-one lease of one message at a time, the trial, which is one that was never delivered if any is due.
-An ack or a reject of the trial closes the breaker. A failure of the trial makes the next wait
+one lease of one message at a time, the trial. That is one that was never delivered, or else a
+suspect, if any is due, because others may be bad by themselves. An ack or a reject of the trial closes the breaker. A failure of the trial makes the next wait
 longer.
 """
 

@@ -3,8 +3,8 @@
 A lease holds messages of one kind, which the first due message that waits decides. Unread messages
 come after all due messages that wait. While suspects are isolated, each fourth lease is of messages
 that were never delivered, so that they do not starve. These rules hold within each priority. While
-the breaker is open, such messages of any priority come first. In an
-ordered group only messages of open slots count as due, see :mod:`spark_mq.ledger.lane_walk`.
+the breaker is open, such messages of any priority come first, then suspects. In an ordered group
+only messages of open slots count as due, see :mod:`spark_mq.ledger.lane_walk`.
 """
 
 from __future__ import annotations
@@ -131,6 +131,11 @@ class DueRanges:
         due = (*self._due, ("delivery_count", "=", 0))
         written = (("sink_writes", "is null", None),) if self.written else ()
         return self._only_wanted(self.ledger.find((AVAILABLE,), *due, *written))
+
+    def suspects(self) -> list[int]:
+        """Return the due rows of suspects that need not be alone yet, in order."""
+        early = () if self.attempts is None else (("delivery_count", "<", self.attempts - 1),)
+        return self._only_wanted(self.ledger.find((AVAILABLE,), *self._due, _SUSPECT, *early))
 
     def _available(self, kind: AcquireKind, available: Set[int] | None) -> list[int]:
         rows = self._rows[kind]
@@ -326,10 +331,11 @@ class LaneSelector:
             return Grant((), shares.why_full(), blocked_for_now=True)
         return Grant(blocked_because="max_tracked_ranges" if full else blocked)
 
-    def acquire(self, *, undelivered: bool = False) -> tuple[Ledger, Grant] | None:
+    def acquire(self, *, innocent: bool = False) -> tuple[Ledger, Grant] | None:
         """Lease the messages whose turn it is, and skip others. Return None if none are.
 
-        With `undelivered`, it is only the turn of messages that were never delivered.
+        With `innocent`, it is only the turn of messages that were never delivered. If there are
+        none, it is that of suspects.
         """
         if self._is_alone:
             return None
@@ -343,8 +349,10 @@ class LaneSelector:
             level = self._level(priority, available)
             if self._walk.taken and not level.mixes:
                 break
-            if undelivered:
+            if innocent:
                 rows = self._due.undelivered()
+                if not (rows or self._reads):
+                    rows = self._due.suspects()
                 self._walk.take(level.slots, rows, reads=self._reads, all_lanes=False)
             else:
                 passes_over |= self._take(level)

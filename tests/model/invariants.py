@@ -749,11 +749,11 @@ class _Noting:
             raise Violation(
                 f"a lease mixes last attempts with others: {[then[at] for at in granted]}"
             )
-        is_trial = self.breaker.trial_from is not None  # it prefers unread messages
+        is_trial = self.breaker.trial_from is not None  # it prefers what has not failed by itself
         if read and left and not is_trial and (taken or self.passed < 3):
             raise Violation(f"unread messages overtake messages {left}, which are due")
         limited = self.onlooker.attempts is not None
-        if taken and limited and min(due) not in granted:
+        if taken and limited and not is_trial and min(due) not in granted:
             raise Violation(f"message {min(due)} is due, and others go before it: {granted}")
         if not suspects and any(
             then[at].suspect  # type: ignore[union-attr]

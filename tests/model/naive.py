@@ -661,7 +661,9 @@ class Naive:
         assert why == ""
         assert len(set(taken)) == len(taken) <= limit
         trial = self.opened is not None and wanted.intervals is None
-        turn = (trial and self._undelivered(due, reads)) or self._turn(due, reads, limit, attempts)
+        turn = (trial and self._innocent(due, reads, attempts)) or self._turn(
+            due, reads, limit, attempts
+        )
         expected = self._fitting(turn[:limit], wanted.max_bytes)
         assert taken == [m.seq for m in expected], (
             "the lease takes others than those whose turn it is"
@@ -694,7 +696,7 @@ class Naive:
             for m in held
         ):
             return True
-        if not due or (self.opened is not None and self._undelivered(due, reads)):
+        if not due or (self.opened is not None and self._innocent(due, reads, attempts)):
             return False
         head = self._head(due, attempts)
         if reads and self.leases_without_fresh >= 3 and self._isolates(head, attempts):
@@ -702,9 +704,14 @@ class Naive:
         return self._suspect(head, attempts) and head.info["delivery_count"] >= attempts - 1
 
     @staticmethod
-    def _undelivered(due: list[Message], reads: list[Message]) -> list[Message]:
-        """What a trial prefers, since it cannot have failed by itself."""
-        return [m for m in due if not m.info["delivery_count"]] + reads
+    def _innocent(due: list[Message], reads: list[Message], attempts: int | None) -> list[Message]:
+        """What a trial prefers, since it has not failed by itself."""
+        undelivered = [m for m in due if not m.info["delivery_count"]] + reads
+        return undelivered or [
+            m
+            for m in due
+            if m.info["suspect"] and (attempts is None or m.info["delivery_count"] < attempts - 1)
+        ]
 
     def _turn(
         self, due: list[Message], reads: list[Message], limit: int, attempts: int | None

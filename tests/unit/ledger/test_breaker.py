@@ -235,6 +235,19 @@ def test_a_trial_prefers_a_message_that_was_never_delivered(max_delivery_attempt
     assert group.lease("next")[0] == 0
 
 
+@pytest.mark.parametrize(("max_delivery_attempts", "trial"), [(5, 5), (None, 5), (2, 0)])
+def test_a_trial_prefers_a_suspect_that_need_not_be_alone(max_delivery_attempts, trial):
+    group = Group(messages=8, rules=limits(max_delivery_attempts=max_delivery_attempts))
+    group.lease("together", 3, intervals=[(5, 7)])
+    group.expire()
+    for seq in range(5):
+        group.lease(f"f{seq}", intervals=[(seq, seq)])
+        group.settle(NACK, f"f{seq}", delay=9 * SECOND)
+    group.now += 10 * SECOND
+    assert state(group) == OPEN
+    assert group.lease("trial", 10) == [trial]
+
+
 def test_a_trial_is_a_failed_message_if_all_have_failed():
     group = with_due_failures()
     assert group.lease("trial", 10) == [0]
