@@ -2,8 +2,8 @@
 
 The breaker opens after several leases of different messages failed in a row. Then the group grants
 one lease of one message at a time, the trial. That is one that was never delivered, or else a
-suspect, if any is due, because others may be bad by themselves. An ack or a reject of the trial closes the breaker. A failure of the trial makes the next wait
-longer.
+suspect, if any is due, because others may be bad by themselves. An ack or a reject of the trial
+closes the breaker. A failure of the trial makes the next wait longer.
 """
 
 from __future__ import annotations
