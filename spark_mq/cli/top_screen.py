@@ -153,11 +153,15 @@ class ViewScreen(Screen[None]):
         width = max(20, self.size.width - 4)  # without the borders of the cells at both ends
         columns = fit_columns(rows, part.columns, width, part.details)
         table.clear(columns=True)
-        for column, own in zip(columns, column_widths(rows, columns, width), strict=True):
+        widths = column_widths(rows, columns, width)
+        for column, own in zip(columns, widths, strict=True):
             table.add_column(column[0], width=own)
         right = {name for _, name in columns if is_number(rows, name)}
         for row in rows:
-            table.add_row(*_cells(row, columns, right.__contains__))
+            cells = _cells(row, columns, right.__contains__)
+            for cell, own in zip(cells, widths, strict=True):
+                cell.truncate(own, overflow="ellipsis")  # the table itself cuts without a sign
+            table.add_row(*cells)
         table.move_cursor(row=min(place, len(rows) - 1))
         if left_out := columns_left_out(part.columns, columns):
             note.update(left_out)

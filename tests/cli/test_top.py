@@ -61,7 +61,8 @@ def test_the_queues_below_a_path_open_by_enter_and_close_by_escape(shop: Path, w
     async def steps(pilot: Pilot[None]) -> None:
         heads, first, second = cells(pilot)
         assert (first[0], second[0]) == ("orders", "audit"), "the one with a problem comes first"
-        assert "The warehouse is closed" in first[heads.index("PROBLEM")]
+        problem = first[heads.index("PROBLEM")]
+        assert "The warehouse is closed" in problem if width == 200 else problem.endswith("…")
         assert first[heads.index("READY")] == "50"
         assert ("DEAD" in heads) == (width == 200), "without a value it goes first"
         await pilot.press("enter")
