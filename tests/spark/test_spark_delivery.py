@@ -257,6 +257,8 @@ def test_progress_tells_what_is_ready_and_why_nothing_may_be_leased(
         "leased": 2,
         "dead": 0,
         "blocked": 0,
+        "isolating": 0,
+        "isolation_leases": 0,
         "blocked_because": "max_in_flight",
         "breaker": "closed",
     }
