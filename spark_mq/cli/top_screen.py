@@ -81,7 +81,7 @@ class ViewScreen(Screen[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        self.action_look()
+        self.call_after_refresh(self.action_look)  # a draw before the first one is lost at times
         self.set_interval(self._interval, self._tick)
 
     def on_resize(self) -> None:
