@@ -36,7 +36,7 @@ class TopApp(App[None]):
     """Shows views until the user quits. Enter opens the view of a row, Escape goes back."""
 
     CSS = """
-    DataTable { height: auto; margin: 1 0 0 0; }
+    DataTable { margin: 1 0 0 0; }
     #problem { color: $error; height: auto; }
     .note { color: $text-muted; height: auto; }
     """
@@ -81,7 +81,7 @@ class ViewScreen(Screen[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        self.call_after_refresh(self.action_look)  # a draw before the first one is lost at times
+        self.action_look()
         self.set_interval(self._interval, self._tick)
 
     def on_resize(self) -> None:
@@ -162,6 +162,7 @@ class ViewScreen(Screen[None]):
             for cell, own in zip(cells, widths, strict=True):
                 cell.truncate(own, overflow="ellipsis")  # the table itself cuts without a sign
             table.add_row(*cells)
+        table.styles.height = len(rows) + 1  # auto is too late for the first paint now and then
         table.move_cursor(row=min(place, len(rows) - 1))
         if left_out := columns_left_out(part.columns, columns):
             note.update(left_out)

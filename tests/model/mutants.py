@@ -13,7 +13,7 @@ from typing import Any
 
 from support.rule_variants import Variant, first, gets, instead, returns, rule_variant, then
 
-from spark_mq.ledger.lane_selector import LAST, REST, SUSPECT, Head
+from spark_mq.ledger.due_ranges import LAST, REST, SUSPECT, Head
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, TRANSFERRING, Ledger, Range
 from spark_mq.storage.publishes import PendingPublish
 
