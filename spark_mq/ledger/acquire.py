@@ -380,11 +380,12 @@ def _acquire_by_count(
     if rules.order != "key" or not is_ordered(index, rules):
         # In an ordered group a blocked message stops only its lane.
         request, blocked = _limit_to_unblocked(ledger, request)
-    split = split_due(ledger, index, now, request.cutoff(now), rules)
+    cutoff = request.cutoff(now)
+    split = split_due(ledger, index, now, cutoff, rules)
     if request.intervals is not None:
         full = is_full(split, now, rules)
         split = set_apart(split, index, now, rules, request, full=full)
-    selector = LaneSelector(split, index, now, rules, request)
+    selector = LaneSelector(split, index, now, rules, request, cutoff=cutoff)
     if selector.limit < 1:
         if not selector.has_due():
             return ledger, Grant()

@@ -67,6 +67,7 @@ class DueRanges:
         self._due: tuple[Condition, ...] = (("available_at", "<=", cutoff), *end)
         found = _due_rows(ledger, self._due, attempts)
         self._rows = {kind: self._only_wanted(rows) for kind, rows in found.items()}
+        self.count = sum(len(rows) for rows in self._rows.values())
         # Whether the sink may have some of the messages.
         named = ("sink_writes", "is set", True)
         self.written = sink and ledger.minimum("first", (AVAILABLE,), named) is not None
@@ -77,11 +78,6 @@ class DueRanges:
         firsts, begins = self.ledger.first_sequences, [first for first, _ in self._wanted]
         near = [(row, bisect_right(begins, firsts[row]) - 1) for row in rows]
         return [row for row, at in near if at >= 0 and firsts[row] <= self._wanted[at][1]]
-
-    @property
-    def count(self) -> int:
-        """Return the number of ranges."""
-        return sum(len(rows) for rows in self._rows.values())
 
     def rows(self) -> list[int]:
         """Return the due rows of all kinds, in order."""

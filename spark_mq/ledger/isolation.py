@@ -87,7 +87,7 @@ def holds_leases(ledger: Ledger, worker_id: str) -> bool:
 
 def holds_last_attempt(ledger: Ledger, worker_id: str, attempts: int | None) -> bool:
     """Return whether a worker has a suspect on its last attempt, which must be alone."""
-    if attempts is None or attempts == 1 or LEASED not in ledger.states:
+    if attempts is None or attempts == 1:
         return False
     last = ("lease_size", "=", 1), ("delivery_count", ">=", attempts)
     rows = ledger.find((LEASED,), ("worker_id", "=", worker_id), *last)

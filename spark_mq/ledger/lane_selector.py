@@ -74,19 +74,23 @@ class LaneSelector:
         now: int,
         rules: GroupSettings,
         request: AcquireRequest,
+        *,
+        cutoff: int,
     ) -> None:
         self._ledger, self._index, self._now, self._request = ledger, index, now, request
         self._rules = rules
         self._attempts = rules.attempts_before_isolation(request.reserved_attempts)
         # A stream has one lease at a time. Who names messages has chosen.
         self._minds_others = request.reserved_attempts == 0 and request.intervals is None
-        self._is_alone = self._minds_others and holds_last_attempt(
-            ledger, request.worker_id, self._attempts
+        self._is_alone = (
+            self._minds_others
+            and LEASED in ledger.states
+            and holds_last_attempt(ledger, request.worker_id, self._attempts)
         )
         self.limit = 1 if self._attempts == 1 else request.max_messages
         if rules.max_in_flight is not None:
             self.limit = min(self.limit, rules.max_in_flight - ledger.count((LEASED,)))
-        cutoff, end = request.cutoff(now), index.last_sequence
+        end = index.last_sequence
         if request.max_sequence is not None:
             end = min(end, request.max_sequence)
         self._due = DueRanges(
@@ -224,7 +228,7 @@ class LaneSelector:
         if available is not None:
             slots = self._index.layout.of_priority(priority)
             rows = {row for row, found in available.items() if found & slots}
-        head = self._due.head(rows)
+        head = self._due.head(rows) if self._due.count else None
         if head is None:
             return _Level(slots, None, [], True, not self._due.written)
         taken = self._due.rows_from(head, rows)
