@@ -304,6 +304,7 @@ class Naive:
                 if m.info["first_leased_at"] is None
                 else m.info["first_leased_at"],
             )
+        self.excuse_company(worker_id)
 
     def settle(
         self,
@@ -418,9 +419,22 @@ class Naive:
                     available_at=None,
                     expires_at=expires_at,
                 )
+                self.excuse_company(m.info["worker_id"])
             else:
                 m.become("leased", expires_at=max(expires_at, m.info["expires_at"]))
         return len(held), len(others & done), others - done
+
+    def excuse_company(self, worker: str) -> None:
+        """A message on its last attempt may get company by a lease of named messages, by a stream,
+        and by an extension that revives a lease. Then it may die of it.
+        """
+        held = [m for m in self.by_state("leased") if m.info["worker_id"] == worker]
+        attempts = self.attempts(0)
+        if attempts is None or len({m.info["lease_id"] for m in held}) == 1:
+            return
+        for m in held:
+            if self.alone(m) and m.info["delivery_count"] >= attempts:
+                m.own_failure = True
 
     def replay_batch(
         self,
