@@ -8,9 +8,9 @@ each success without a limit.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 from spark_mq import GroupSettings
 from spark_mq.ledger import lane_selector, transitions
@@ -61,25 +61,13 @@ def unlimited_size(
     return size if size == 1 else max(size, min(limit, size + settled, waiting // 2))
 
 
-@contextmanager
-def replaced(**rules: Callable[..., Any]) -> Iterator[None]:
-    before = {name: getattr(lane_selector, name) for name in rules}
-    try:
-        for name, rule in rules.items():
-            setattr(lane_selector, name, rule)
-        yield
-    finally:
-        for name, rule in before.items():
-            setattr(lane_selector, name, rule)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=50_000)
     messages = parser.parse_args().messages
     variants: dict[str, dict[str, Callable[..., Any]]] = {
         "of one size": {"settled_since": lambda ledger, r: 0},
-        "growing": {},
+        "growing": {"isolation_size": isolation_size},
         "doubling without a limit": {"isolation_size": unlimited_size},
     }
     print("| reader | poison | " + " | ".join(variants) + " | deaths |")
@@ -89,7 +77,7 @@ def main() -> None:
             poison = {int(share * messages) for share in places}
             found = []
             for rules in variants.values():
-                with replaced(**rules):
+                with patch.multiple(lane_selector, **rules):
                     found.append(count(messages, attempts, reserved, poison))
             leases = " | ".join(f"{leases:,}" for leases, _ in found)
             print(f"| {reader} | {name} | {leases} | {found[1][1]} |", flush=True)

@@ -18,7 +18,7 @@ from spark_mq.maintenance.retention import find_held_back
 from spark_mq.operations.context import QueueContext
 from spark_mq.util.clock import Duration, to_datetime
 from spark_mq.util.records import Record
-from spark_mq.util.show import show_age, show_count
+from spark_mq.util.show import show_age, show_count, show_number
 from spark_mq.util.validation import validate_count, validate_duration
 
 __all__ = ["Blocker", "Health", "Problem", "check_health", "find_blockers"]
@@ -212,6 +212,7 @@ def _dead_problems(overview: QueueOverview, limit: int | None) -> list[Problem]:
     dead = overview.dead_letters + overview.unrouted
     if dead <= limit:
         return []
-    waiting = f" ({overview.unrouted:,} waiting for a sweep)" if overview.unrouted else ""
+    unrouted = overview.unrouted
+    waiting = f" ({show_number(unrouted)} waiting for a sweep)" if unrouted else ""
     text = f"{show_count(dead, 'dead message')}{waiting}, more than {limit}"
     return [Problem("too_many_dead", None, text)]

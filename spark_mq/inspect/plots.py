@@ -27,7 +27,7 @@ from spark_mq.operations.context import QueueContext, group_not_found
 from spark_mq.operations.life import Trace, TraceEvent
 from spark_mq.operations.trace import trace
 from spark_mq.util.clock import Duration, to_datetime
-from spark_mq.util.show import printable, show_duration
+from spark_mq.util.show import printable, show_duration, show_number
 from spark_mq.util.validation import validate_count, validate_duration
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class QueuePlots:
         """
         (asked,) = named_sequences(self._context, sequence, message_id, 1)
         chain = trace(self._context, asked).chain()
-        number = load_library("matplotlib.dates", "queue.plot", "plot").date2num
+        number = _dates().date2num
         axes, rows = _new_axes(ax), list[str]()
         axes.axvline(number(chain[0].published_at), color=_GREY, linestyle=":", label="published")
         bars: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
@@ -244,7 +244,7 @@ class QueuePlots:
         if not set(due) & set(states):
             return None
         now = to_datetime(self._context.now())
-        return float(load_library("matplotlib.dates", "queue.plot", "plot").date2num(now))
+        return float(_dates().date2num(now))
 
     def _busiest(self, group: str | None, messages: Mapping[str, int]) -> list[str]:
         """Return the groups to draw. Raise GroupNotFound for one without ledger and history."""
@@ -279,8 +279,12 @@ def _new_axes(ax: Axes | None) -> Axes:
     return axes
 
 
+def _dates() -> Any:
+    return load_library("matplotlib.dates", "queue.plot", "plot")
+
+
 def _time_axis(axes: Axes) -> None:
-    dates: Any = load_library("matplotlib.dates", "queue.plot", "plot")
+    dates = _dates()
     locator = dates.AutoDateLocator(tz=UTC)  # not the zone of matplotlib's settings
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator, tz=UTC))
@@ -308,7 +312,7 @@ def _line(
     """Draw values at the starts of intervals. The line ends before an interval without a value."""
     if not values:
         return
-    dates: Any = load_library("matplotlib.dates", "queue.plot", "plot")
+    dates = _dates()
     points: list[tuple[datetime, float]] = []
     for at, value in sorted(values.items()):
         if points and at - points[-1][0] > every:
@@ -342,4 +346,6 @@ def _named(group: str | None, drawn: Collection[str], found: Collection[str]) ->
     """Return which groups a plot has."""
     if group is not None:
         return f"group {_text(group)}"
-    return "all groups" if len(drawn) == len(found) else f"{len(drawn)} of {len(found):,} groups"
+    if len(drawn) == len(found):
+        return "all groups"
+    return f"{len(drawn)} of {show_number(len(found))} groups"

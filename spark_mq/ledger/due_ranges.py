@@ -24,8 +24,6 @@ class AcquireKind(StrEnum):
     LAST = "last attempt"
     #: Other messages that wait. Unread messages fill up the lease if nothing else waits.
     REST = "rest"
-    #: Unread messages only.
-    UNREAD = "unread"
 
 
 SUSPECT: Final = AcquireKind.SUSPECT

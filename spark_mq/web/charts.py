@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from spark_mq.inspect.activity import ENDS
 from spark_mq.ledger.stats import GroupStats, state_figures
+from spark_mq.util.show import show_number
 from spark_mq.web.view import Past
 
 __all__ = [
@@ -206,5 +207,5 @@ def _text(past: Past, place: int, counts: Mapping[str, int]) -> str:
     start, end = past.starts(place), past.starts(place + 1)
     form = "%Y-%m-%d %H:%M"
     until = "so far" if end > past.until else f"to {end:%H:%M}"
-    shown = ", ".join(f"{name} {count:,}" for name, count in counts.items()) or "none"
+    shown = ", ".join(f"{name} {show_number(count)}" for name, count in counts.items()) or "none"
     return f"{start.astimezone(UTC):{form}} {until}: {shown}"

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Final
 
 import pyarrow as pa
@@ -51,6 +52,12 @@ RANGES: Final[Mapping[str, str]] = {HOUR: "1m", "6h": "5m", "24h": "15m", "7d": 
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 
+@cache
+def _length_of(text: str) -> timedelta:
+    """Return the duration of one of RANGES, for which a chart asks at each interval."""
+    return timedelta(microseconds=validate_duration("range", text))
+
+
 class _Opened:
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
@@ -79,11 +86,11 @@ class Past:
     @property
     def length(self) -> timedelta:
         """Return the length of an interval."""
-        return timedelta(microseconds=validate_duration("every", self.every))
+        return _length_of(self.every)
 
     @property
     def intervals(self) -> int:
-        return validate_duration("range", self.range) // validate_duration("every", self.every)
+        return _length_of(self.range) // self.length
 
     def place(self, at: datetime) -> int:
         """Return the number of the interval of a time. The last one has the end."""

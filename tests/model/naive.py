@@ -257,7 +257,7 @@ class Naive:
             if len({m.info["lease_id"] for m in held}) > 1:
                 for m in held:
                     if self.alone(m):
-                        if self.attempts(0) != 1:  # which kills whoever is there
+                        if self.attempts(0) != 1:  # with one, the death of a worker ends them all
                             self.lease_sizes[m.info["lease_id"]] = len(held)
                         m.info["lease_size"] = len(held)
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow.parquet as pq
 import pytest
+from support import working as worker
 from support.byte_store import ByteStore, Call
 from support.disks import SizeLimit
 from support.handles import again, lease, route, until
@@ -348,26 +349,9 @@ def test_an_outage_that_begins_at_any_call_counts_one_delivery_at_most(
 # -- the worker loop
 
 
-@contextmanager
-def working(queue: Queue, handler: Callable[[Lease], Any], **options: Any) -> Iterator[None]:
-    """A worker in a thread, which ends without an error."""
-    stop, failed = threading.Event(), list[BaseException]()
-
-    def work() -> None:
-        try:
-            queue.group().work(handler, stop=stop, poll_interval="1ms", **options)
-        except BaseException as error:
-            failed.append(error)
-
-    worker = threading.Thread(target=work)
-    worker.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        worker.join(60)
-    assert not worker.is_alive()
-    assert not failed
+def working(queue: Queue, handler: Callable[[Lease], Any], **options: Any) -> Any:
+    """A worker in a thread, which waits out an outage."""
+    return worker.working(queue.group(), handler, patience=60, poll_interval="1ms", **options)
 
 
 @pytest.mark.parametrize("threads", [1, 4])

@@ -14,9 +14,13 @@ __all__ = ["working"]
 
 @contextmanager
 def working(
-    group: ConsumerGroup, handler: Callable[[Any], Any] = lambda _: None, **options: Any
+    group: ConsumerGroup,
+    handler: Callable[[Any], Any] = lambda _: None,
+    *,
+    patience: float = 30,
+    **options: Any,
 ) -> Iterator[None]:
-    """A worker that runs in the block."""
+    """A worker that runs in the block, and ends without an error within `patience` seconds."""
     stop, failed = threading.Event(), list[BaseException]()
 
     def work() -> None:
@@ -31,7 +35,7 @@ def working(
         yield
     finally:
         stop.set()
-        thread.join(30)
+        thread.join(patience)
         assert not thread.is_alive()
     for error in failed:
         raise error
