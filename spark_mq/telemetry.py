@@ -203,7 +203,7 @@ class Reporter:
         )
         self._messages = meter.create_gauge(MESSAGES, "{message}", "Messages of a group by state.")
         self._age = meter.create_gauge(OLDEST_AGE, "s", "Age of the first unsettled message.")
-        self._blocked = meter.create_gauge(BLOCKED, "1", "1 if the group leases nothing.")
+        self._blocked = meter.create_gauge(BLOCKED, "1", "1 if the group is stopped.")
 
     def flush(self) -> None:
         """Send the data that the SDK has collected. A slow receiver delays it by some seconds."""
@@ -212,13 +212,18 @@ class Reporter:
                 flush(_FLUSH_MILLISECONDS)
 
     def set_gauges(
-        self, destination: Destination, stats: Mapping[str, Any], states: Iterable[str]
+        self,
+        destination: Destination,
+        stats: Mapping[str, Any],
+        states: Iterable[str],
+        *,
+        stopped: bool,
     ) -> None:
         attributes = destination.attributes()
         for state in states:
             self._messages.set(stats.get(state) or 0, {**attributes, "spark_mq.state": state})
         self._age.set(stats.get("oldest_unsettled_age") or 0.0, attributes)
-        self._blocked.set(int(bool(stats.get("blocked_because"))), attributes)
+        self._blocked.set(int(stopped), attributes)
 
     # -- receive and settle
 
@@ -407,8 +412,8 @@ def watched(
 
 
 def report_gauges(
-    destination: Destination, stats: Mapping[str, Any], states: Iterable[str]
+    destination: Destination, stats: Mapping[str, Any], states: Iterable[str], *, stopped: bool
 ) -> None:
-    """Set the gauges of a group: messages by state, oldest age, and whether it is blocked."""
+    """Set the gauges of a group: messages by state, oldest age, and whether it is stopped."""
     if (reporter := current_reporter()) is not None:
-        reporter.set_gauges(destination, stats, states)
+        reporter.set_gauges(destination, stats, states, stopped=stopped)

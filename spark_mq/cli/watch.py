@@ -11,6 +11,7 @@ from spark_mq.cli.command import Given, command, option
 from spark_mq.cli.output import FAILED, OK, Column, Rows
 from spark_mq.errors import InvalidOption, QueueNotFound, SparkMQError
 from spark_mq.inspect.health import Problem
+from spark_mq.ledger.breaker import CLOSED
 from spark_mq.queue import Queue
 
 __all__ = ["MaxAge", "MaxDead", "MaxUnswept", "parse_limit"]
@@ -80,8 +81,8 @@ def check(
 ) -> Rows | str:
     """Exit with 1, a reason and the command that helps if the queue is unhealthy.
 
-    It is unhealthy if it was not swept in time, a group leases nothing, a ledger cannot be read, or
-    a limit is exceeded. For a folder, all queues below it are checked.
+    It is unhealthy if it was not swept in time, a group is stopped, a ledger cannot be read, or a
+    limit is exceeded. For a folder, all queues below it are checked.
     """
     limits: dict[str, Any] = {
         "max_unswept": parse_limit(max_unswept),
@@ -129,8 +130,9 @@ def _remedy(queue: Queue, problem: Problem) -> str:
         look = {"not_swept": f"sweep -q {path}", "too_many_dead": f"dlq failures -q {path}"}
         return f"spark-mq {look.get(problem.check, f'queue describe {path}')}"
     of_group = f"{shlex.quote(problem.group)} -q {path}"
-    if problem.check != "blocked":
-        return f"spark-mq group describe {of_group}"
-    if queue.group(problem.group).stats().blocked:
+    stats = queue.group(problem.group).stats() if problem.check == "blocked" else None
+    if stats is not None and stats.breaker != CLOSED:
+        return f"spark-mq group resume {of_group}"
+    if stats is not None and stats.blocked:
         return f"spark-mq group unblock {of_group} --to retry"
-    return f"spark-mq group resume {of_group}"
+    return f"spark-mq group describe {of_group}"

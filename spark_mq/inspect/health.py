@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Final
 
 from spark_mq.inspect.overview import QueueOverview
-from spark_mq.ledger.limits import limit_in
+from spark_mq.ledger.limits import is_stopped
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import BLOCKED, LEASED, SETTLED, Range
 from spark_mq.ledger.stats import GroupStats
@@ -193,9 +193,8 @@ def _sweep_problems(overview: QueueOverview, now: datetime, limit: int | None) -
 
 def _group_problems(name: str, stats: GroupStats, limit: int | None) -> list[Problem]:
     found = []
-    # A busy group reaches its caps, too, which is no problem.
-    if (why := stats.blocked_because) and not limit_in(why):
-        text = f"group {name!r} leases nothing: {why}"
+    if is_stopped(stats.blocked_because):
+        text = f"group {name!r} leases nothing: {stats.blocked_because}"
         found.append(Problem("blocked", name, text))
     age = stats.oldest_unsettled_age
     if limit is not None and age is not None and age > timedelta(microseconds=limit):

@@ -145,7 +145,8 @@ class QueueViews:
     ) -> Health:
         """Return whether the queue is healthy, with its problems.
 
-        A group that leases nothing and an unreadable ledger are problems, too.
+        A group that is stopped by a pause, its breaker, a blocked message or a full ledger is a
+        problem, and so is an unreadable ledger. A limit such as ``max_in_flight`` is none.
 
         Parameters
         ----------

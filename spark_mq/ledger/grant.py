@@ -12,7 +12,7 @@ from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval, subtract
 from spark_mq.ledger.key_order import claims_on_lanes
 from spark_mq.ledger.lane_walk import LaneWalk
-from spark_mq.ledger.limits import limit_in
+from spark_mq.ledger.limits import is_stopped
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import (
     AVAILABLE,
@@ -90,7 +90,7 @@ class Grant:
     @property
     def breaker_stops(self) -> bool:
         """Return whether a pause or the breaker is the reason."""
-        return self.blocked_for_now and not limit_in(self.blocked_because)
+        return self.blocked_for_now and is_stopped(self.blocked_because)
 
 
 def blocked_by(r: Range) -> str:

@@ -1,4 +1,4 @@
-"""Name the limits of a group, which are reasons for no lease that end by themselves."""
+"""Tell the limits of a group, which end by themselves, from what stops it."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ def limit_in(why: str) -> str:
 
 
 def is_stopped(why: str) -> bool:
-    """Return whether a reason for no lease stops a group. A rate limit only slows it down."""
-    return bool(why) and limit_in(why) != RATE_LIMIT
+    """Return whether a reason for no lease is a problem, as it is unless it is a limit."""
+    return bool(why) and not limit_in(why)

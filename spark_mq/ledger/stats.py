@@ -74,7 +74,7 @@ _ISOLATION_LEASES: Final = Metric(
 _STOPPED: Final = Metric(
     "spark_mq_blocked",
     "gauge",
-    "1 if the group leases nothing because of a cap, a pause, its breaker or a blocked message.",
+    "1 if a pause, the breaker, a blocked message or a full ledger stops the group.",
 )
 
 

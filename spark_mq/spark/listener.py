@@ -132,8 +132,8 @@ class SparkMQListener(StreamingQueryListener):
                 found = _progress(progress, source, stats)
                 self.latest[found.queue, found.group] = found
                 stopped = is_stopped(found.blocked_because)
-                gauges = {**stats, "blocked_because": found.blocked_because if stopped else ""}
-                report_gauges(Destination.of(found.queue, found.group), gauges, _STATES)
+                group = Destination.of(found.queue, found.group)
+                report_gauges(group, stats, _STATES, stopped=stopped)
                 try:
                     if self._on_progress is not None:
                         self._on_progress(found)

@@ -8,7 +8,8 @@ from typing import Any, Final, NamedTuple
 
 from spark_mq.errors import SparkMQError
 from spark_mq.inspect import ChangeRecord, LaneInfo, QueueOverview
-from spark_mq.ledger.limits import limit_in
+from spark_mq.ledger.breaker import CLOSED
+from spark_mq.ledger.limits import is_stopped, limit_in
 from spark_mq.ledger.stats import GroupStats, figures_of
 from spark_mq.util.show import show_age, show_number
 from spark_mq.util.validation import validate_choice
@@ -145,7 +146,7 @@ def _limit(stats: GroupStats) -> str:
 
 
 def _busy(stats: GroupStats) -> tuple[int, ...]:
-    return (-bool(stats.blocked_because), -stats.unsettled)
+    return (-is_stopped(stats.blocked_because), -stats.unsettled)
 
 
 def _work(view: View) -> str:
@@ -296,17 +297,18 @@ def _whole(view: View) -> str:
 def figures(stats: GroupStats) -> list[tuple[str, Any]]:
     """Return the figures that the page of a group names."""
     shown = [(name, one, getattr(stats, name)) for name, one in figures_of(type(stats)).items()]
+    told = "breaker" if is_stopped(stats.blocked_because) else ""  # a problem says it
     return [
         (one.fact, show_age(value) if one.unit == "s" else value)
         for name, one, value in shown
-        if one.fact and not (name == "breaker" and stats.blocked_because)  # a problem says it
+        if one.fact and name != told
     ]
 
 
 def _actions(stats: GroupStats) -> list[tuple[str, str, bool]]:
     """Return the changes that fit a group, with the text of each button, and if it is red."""
-    paused = bool(stats.blocked_because) and not stats.blocked
-    found = [(do, do.capitalize(), False) for do in ("resume" if paused else "pause", "seek")]
+    change = "pause" if stats.breaker == CLOSED else "resume"
+    found = [(do, do.capitalize(), False) for do in (change, "seek")]
     found.append(("configure", "Configure", False))
     return [*found, *_UNBLOCKS] if stats.blocked else found
 

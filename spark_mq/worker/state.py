@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spark_mq.ledger.limits import is_stopped
+from spark_mq.ledger.limits import RATE_LIMIT, limit_in
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.outages import OUTAGES
 from spark_mq.operations.work_report import PAST
@@ -146,7 +146,8 @@ def has_ended(ledger: GroupLedger, until: str) -> bool:
         return True
     stats = ledger.stats()
     if until == "empty":  # then messages that wait for a rate limit are due
-        return not stats.ready or is_stopped(stats.blocked_because)
+        why = stats.blocked_because
+        return not stats.ready or (why != "" and limit_in(why) != RATE_LIMIT)
     return not (stats.ready or stats.delayed or stats.leased or stats.blocked)
 
 

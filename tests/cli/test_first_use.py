@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.commands import Run
@@ -123,6 +124,29 @@ def test_a_sequence_may_be_that_of_the_page(run: Run, queue: Queue) -> None:
     for wrong in ("1:", "1:2:3", "x", "1:4294967296"):
         refused = run("trace", wrong, *here, expect=2).err
         assert f"give a number or VERSION:ROW, or --message-id {wrong}" in refused
+
+
+@pytest.mark.parametrize(
+    ("settings", "step", "command"),
+    [
+        ({}, lambda group: group.pause("x"), "resume {}"),
+        (
+            {"on_max_deliveries": "block", "max_delivery_attempts": 1},
+            lambda group: group.lease("w").nack(),
+            "unblock {}",
+        ),
+        ({"max_tracked_ranges": 1}, lambda group: group.lease("w"), "describe {}"),
+    ],
+    ids=["pause", "block", "ledger"],
+)
+def test_a_check_names_the_command_that_helps_a_stopped_group(
+    run: Run, tmp_path: Path, settings: dict[str, Any], step: Any, command: str
+) -> None:
+    queue = Queue.create(tmp_path / "stopped", durable=False, **settings)
+    queue.publish(["a", "b", "c"])
+    step(queue.group("g").ensure())
+    done = run("check", "-q", queue.path, expect=1).out
+    assert f"spark-mq group {command.format('g')} -q {queue.path}" in done
 
 
 def test_a_check_of_a_folder_judges_each_queue(run: Run, queue: Queue, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from spark_mq.errors import InvalidOption
 from spark_mq.ledger.acquire import Acquire
 from spark_mq.operations.acquire import wait_for_lease
 from spark_mq.testing import ManualClock
+from spark_mq.worker.state import has_ended
 
 
 @pytest.fixture
@@ -49,10 +50,21 @@ def test_a_new_limit_begins_with_a_full_burst(group: ConsumerGroup) -> None:
     assert take(group) == 59
 
 
+def test_a_worker_that_ends_when_nothing_is_due_waits_for_its_rate_only(
+    group: ConsumerGroup,
+) -> None:
+    take(group)
+    assert group.blocked_because.startswith("rate_limit")
+    assert not has_ended(group_ledger_of(group), "empty")
+    group.configure(max_in_flight=1, rate_limit="20/s")
+    assert group.blocked_because == "max_in_flight"
+    assert has_ended(group_ledger_of(group), "empty")
+
+
 def test_a_busy_group_is_no_problem_of_health(group: ConsumerGroup) -> None:
     take(group)
     queue = Queue.open(context_of(group).path)
-    assert [one for one in queue.health().problems if one.kind == "blocked"] == []
+    assert [one for one in queue.health().problems if one.check == "blocked"] == []
 
 
 @pytest.mark.parametrize(

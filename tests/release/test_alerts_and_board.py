@@ -107,6 +107,19 @@ def slow_handler(queue: Queue, clock: ManualClock) -> None:
     lease.ack()
 
 
+def at_a_limit(queue: Queue, _: ManualClock) -> None:
+    queue.publish(["m"] * 20)
+    group = queue.group("billing")
+    if group.settings.max_in_flight != 1:
+        group.configure(max_in_flight=1)
+        group.lease("w", visibility_timeout="1h")
+    assert group.blocked_because == "max_in_flight"
+
+
+def paused(queue: Queue, _: ManualClock) -> None:
+    queue.group("billing").pause("repairs")
+
+
 def publish_and_lease(queue: Queue) -> Any:
     queue.publish(["m"] * 20)
     return queue.group("billing").lease("w", max_messages=20, visibility_timeout="1h")
@@ -119,6 +132,8 @@ def publish_and_lease(queue: Queue) -> Any:
         (some_fail, {"SparkMQManyFailures"}),
         (late_leases, {"SparkMQSlowLeases"}),
         (slow_handler, {"SparkMQSlowSettles"}),
+        (at_a_limit, set()),
+        (paused, {"SparkMQGroupBlocked"}),
     ],
 )
 def test_an_alert_fires_on_what_a_queue_serves(

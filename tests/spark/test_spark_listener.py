@@ -95,6 +95,16 @@ def test_a_source_of_several_queues_reports_each_and_others_are_left_out() -> No
     assert listener.latest["/q/a", "g"].batch_duration == timedelta(milliseconds=250)
 
 
+@pytest.mark.parametrize(
+    ("why", "stopped"), [("max_in_flight", 0), ("paused since 2026-11-26: repairs", 1), ("", 0)]
+)
+def test_the_gauge_of_a_stream_is_1_if_its_group_is_stopped(
+    why: str, stopped: int, sdk: Any
+) -> None:
+    SparkMQListener().onQueryProgress(event(json.dumps({**stats("/q/a"), "blocked_because": why})))
+    assert gauges(sdk.reader)["spark_mq.blocked", None] == stopped
+
+
 def test_an_error_of_the_callback_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     def fail(_: StreamProgress) -> None:
         raise ValueError("no dashboard")

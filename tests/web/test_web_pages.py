@@ -425,13 +425,22 @@ def test_a_damaged_group_is_a_problem_with_its_reason(
 
 def test_a_limit_is_no_problem_and_is_named(visit: Visit, queue: Queue) -> None:
     queue.group("billing").configure(max_in_flight=1)
-    client = visit()
+    client = visit(allow_changes=True)
     reason = queue.group("billing").stats().blocked_because
     assert reason.startswith("max_in_flight")
     for address in ("/queue/orders", "/group/orders?group=billing"):
         text = client.get(address).text
         assert problems_on(text) == []
         assert text.split("<details>")[0].count(reason) == 1
+    assert "do=pause" in text
+    assert "do=resume" not in text
+
+
+def test_a_group_that_is_stopped_comes_before_one_at_its_limit(visit: Visit, queue: Queue) -> None:
+    queue.group("billing").configure(max_in_flight=1)
+    queue.group("audit").pause("repairs")
+    links = [link for link in get(visit(), "/queue/orders").links() if "/group/" in link]
+    assert "audit" in links[0]
 
 
 def test_settings_are_folded(visit: Visit, queue: Queue) -> None:

@@ -1,0 +1,66 @@
+"""Which reasons for no lease are a problem, and that metrics, health and pages agree on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from spark_mq import ConsumerGroup, Message, Queue
+from spark_mq.inspect.prometheus import exposition
+from spark_mq.testing import ManualClock, memory_queue
+
+Step = Callable[[ConsumerGroup], Any]
+
+
+def fail_alone(group: ConsumerGroup) -> None:
+    """Let five leases of single messages fail in a row, so that the breaker opens."""
+    for _ in range(5):
+        lease = group.lease("w")
+        assert lease is not None
+        lease.nack(error="down")
+
+
+def fail(group: ConsumerGroup) -> None:
+    lease = group.lease("w")
+    assert lease is not None
+    lease.nack(error="bad")
+
+
+LIMITS: dict[str, tuple[dict[str, Any], Step]] = {
+    "max_in_flight": ({"max_in_flight": 1}, lambda group: group.lease("w")),
+    "max_in_flight_bytes": ({"max_in_flight_bytes": 1}, lambda group: group.lease("w")),
+    "max_in_flight_per_key": ({"max_in_flight_per_key": 1}, lambda group: group.lease("w")),
+    "rate_limit": ({"rate_limit": "1/h"}, lambda group: group.lease("w")),
+    "byte_rate_limit": ({"byte_rate_limit": "1/h"}, lambda group: group.lease("w")),
+}
+STOPS: dict[str, tuple[dict[str, Any], Step]] = {
+    "pause": ({}, lambda group: group.pause("repairs")),
+    "pause with an end": ({}, lambda group: group.pause("repairs", until="1h")),
+    "breaker": ({}, fail_alone),
+    "blocked message": ({"on_max_deliveries": "block", "max_delivery_attempts": 1}, fail),
+    "max_tracked_ranges": ({"max_tracked_ranges": 1}, lambda group: group.lease("w")),
+}
+
+
+@pytest.mark.parametrize("name", [*LIMITS, *STOPS])
+def test_a_stop_is_a_problem_everywhere_and_a_limit_nowhere(name: str, clock: ManualClock) -> None:
+    settings, step = (LIMITS | STOPS)[name]
+    queue = memory_queue(clock, lanes=4, **settings)
+    queue.publish([Message(str(number), key="a") for number in range(9)])
+    step(queue.group("g").ensure())
+    overview = queue.describe()
+    assert overview.groups["g"].blocked_because
+    stopped = int(name in STOPS)
+    assert metric(queue) == stopped
+    assert [one.check for one in queue.health().problems] == ["blocked"] * stopped
+
+
+def metric(queue: Queue) -> float:
+    text = exposition({queue.path: queue.describe()}).decode()
+    labels = f'queue={json.dumps(queue.path)},group="g"'
+    (line,) = [line for line in text.splitlines() if line.startswith("spark_mq_blocked{")]
+    assert line.startswith(f"spark_mq_blocked{{{labels}}} ")
+    return float(line.rpartition(" ")[2])
