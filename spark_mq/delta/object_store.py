@@ -18,7 +18,7 @@ from spark_mq.delta.local_files import LocalBackend, LocalFiles
 from spark_mq.delta.memory_files import MemoryBackend, is_in_memory
 from spark_mq.delta.remote_files import RemoteBackend
 from spark_mq.delta.storage_options import PROVIDERS, account_name, endpoint_of
-from spark_mq.delta.store_errors import one_line
+from spark_mq.delta.store_errors import DamagedFile, one_line
 from spark_mq.delta.unity_catalog import is_in_catalog, parse_name
 from spark_mq.errors import InvalidOption
 
@@ -182,7 +182,7 @@ class ObjectStore:
 
 
 def decode_parquet(path: str, data: bytes, schema: pa.Schema) -> pa.Table:
-    """Return a file's rows, with nulls for missing columns. Raise ArrowInvalid if damaged."""
+    """Return a file's rows, with nulls for missing columns. Raise DamagedFile."""
     try:
         parquet = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
         names = [name for name in parquet.schema_arrow.names if name in schema.names]
@@ -193,7 +193,7 @@ def decode_parquet(path: str, data: bytes, schema: pa.Schema) -> pa.Table:
     except MemoryError:  # pyarrow's is an ArrowException, too
         raise
     except (pa.ArrowException, OSError, ValueError) as error:  # the bytes are read already
-        raise pa.ArrowInvalid(f"{path} is damaged: {one_line(error)}") from error
+        raise DamagedFile(f"{path} is damaged: {one_line(error)}") from error
     return table
 
 

@@ -16,9 +16,17 @@ import pyarrow as pa
 from spark_mq.errors import SparkMQError, StorageError
 from spark_mq.util.show import printable
 
-__all__ = ["REFUSALS", "STORE_ERRORS", "one_line", "to_storage_error", "wrap_store_errors"]
+__all__ = [
+    "REFUSALS",
+    "STORE_ERRORS",
+    "DamagedFile",
+    "one_line",
+    "to_storage_error",
+    "wrap_store_errors",
+]
 
-STORE_ERRORS: Final = (OSError, pa.ArrowException)  # of any layer that reads or writes a table
+# Not pyarrow's own errors: a bug in a rule raises them too, and no retry mends that.
+STORE_ERRORS: Final = (OSError,)
 
 # A store has certainly not applied such a put: no right, or no bucket.
 REFUSALS: Final = (PermissionError, FileNotFoundError)
@@ -64,6 +72,10 @@ _CREDENTIALS: Final = {
     "a": "azure_storage_account_key, azure_storage_sas_key, or azure_client_id, "
     "azure_client_secret and azure_tenant_id",
 }
+
+
+class DamagedFile(pa.ArrowInvalid, OSError):  # type: ignore[misc]
+    """Raised for a file of a store whose bytes cannot be decoded."""
 
 
 def one_line(error: BaseException) -> str:

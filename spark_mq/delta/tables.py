@@ -212,9 +212,11 @@ def write_checkpoint(store: ObjectStore) -> int:
     for left in reversed(range(_ATTEMPTS)):  # a cleaner may delete a file during the read
         try:
             return _write_checkpoint(store)
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, pa.ArrowInvalid) as error:
             if not left:
                 check_start(store)
+                if not isinstance(error, OSError):
+                    raise  # of no file, so a bug
                 raise to_storage_error(store.root, error, "writing a checkpoint of") from error
     raise AssertionError("unreachable")
 

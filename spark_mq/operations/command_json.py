@@ -6,7 +6,7 @@ One wrong value would make a ledger unreadable, so each value of a command is ch
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from typing import Any, Final
 
@@ -49,10 +49,13 @@ _RESULTS: Final = {
 
 def encode_command(command: Command[Any]) -> dict[str, Any] | None:
     """Return a command as JSON, or None if only its own process can run it."""
-    if type(command) not in _COMMANDS.values() or getattr(command, "batch", None) is not None:
+    if type(command) not in _COMMANDS.values():
         return None
     given = asdict(command)  # type: ignore[call-overload]
-    return {command.name: {name: given[name] for name in given if name in _CHECKS}}
+    for field in fields(command):  # type: ignore[arg-type]
+        if field.name not in _CHECKS and given.pop(field.name) != field.default:
+            return None  # without it, another process would run a different command
+    return {command.name: given}
 
 
 def decode_command(data: Mapping[str, Any]) -> Command[Any] | None:

@@ -256,7 +256,8 @@ class DelegationTurn:
         """Note the requests to run. Return whether this writer must commit."""
         own_path = f"{self._folder}/{self._request.name}"
         own = next((one for one in listed if one.path == own_path), None)
-        now = time.time() if own is None else own.modified
+        # By the store's clock alone: this machine's may be ahead of it.
+        now = max((one.modified for one in listed), default=0.0) if own is None else own.modified
         known_after, self._names, self._stale = self._known_after(), [], []
         before = 0
         for info in listed:

@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support import working as worker
@@ -27,6 +28,9 @@ from support.tables import group_ledger_of, ledgers_of, messages_of, on_commands
 from spark_mq import Lease, Message, Queue, errors
 from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.delta.object_store import ObjectStore
+from spark_mq.ledger.acquire import Acquire
+from spark_mq.ledger.commands import Command
+from spark_mq.ledger.owner_commands import Expire
 from spark_mq.ledger.settle import Settle
 from spark_mq.operations import payloads
 from spark_mq.streaming.multi_source import MultiQueueSource
@@ -62,6 +66,37 @@ def drained(queue: Queue) -> list[tuple[bytes, int]]:
         found += [(m.value, m.delivery_count) for m in taken.messages]
         taken.ack()
     return sorted(found)
+
+
+@pytest.mark.parametrize("wrong", [pa.ArrowInvalid, pa.ArrowKeyError, pa.ArrowMemoryError])
+@pytest.mark.parametrize(
+    ("command", "call"),
+    [
+        (Acquire, lambda queue: queue.group().lease("w", wait="1h")),
+        (Acquire, lambda queue: queue.group().work(lambda _: None, until="empty")),
+        (Settle, lambda queue: queue.group().work(lambda _: None, until="empty")),
+        (Expire, lambda queue: queue.sweep()),
+    ],
+    ids=["lease", "worker that leases", "worker that settles", "sweep"],
+)
+def test_a_bug_in_a_rule_is_no_outage(
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    command: type[Command[Any]],
+    call: Callable[[Queue], object],
+    wrong: type[Exception],
+) -> None:
+    """It is raised at once as what it is, because no retry mends it."""
+    queue = make()
+    queue.publish("a")
+    queue.group().ensure()
+
+    def apply(*_: object) -> None:
+        raise wrong("a bug")
+
+    monkeypatch.setattr(command, "apply", apply)
+    with pytest.raises(wrong, match="a bug"):
+        call(queue)
 
 
 # -- leases
