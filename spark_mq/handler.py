@@ -47,6 +47,7 @@ _STATES: Final = {
     SETTLED: "dropped",
     LEASED: "leased again already",
 }
+_DELIVERED_AGAIN: Final = {AVAILABLE, LEASED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +219,7 @@ def describe_held(deliveries: Mapping[int, int], max_delivery_attempts: int | No
 
 
 def log_outcomes(group: str, now: int, done: Iterable[tuple[SettlePart, SettleOutcome]]) -> None:
+    """Log what became of failed messages, as a warning only if some are not delivered again."""
     for part, outcome in done:
         failed = part.handler_failed or part.verb in (NACK, REJECT)
         if not outcome.settled or not failed:
@@ -231,8 +233,9 @@ def log_outcomes(group: str, now: int, done: Iterable[tuple[SettlePart, SettleOu
             for end, count in counts.items()
         )
         verb = _PAST[part.verb]
-        _log.warning(
-            "group %s: %s %s: %s (lease %s)",
+        level = logging.WARNING if outcome.states.keys() - _DELIVERED_AGAIN else logging.INFO
+        _log.log(
+            level, "group %s: %s %s: %s (lease %s)",
             group, _messages(outcome.settled), verb, ends, part.lease_id,
         )  # fmt: skip
 

@@ -269,7 +269,7 @@ class StreamSource:
             return
         text = compute_stats(*self._looked).isolation
         if suspects and text:
-            _log.warning("group %s: %s", self.ledger.name, text)
+            _log.info("group %s: %s", self.ledger.name, text)
         self._isolates = bool(text)
 
     def replay(self, stream: str, n: int) -> BatchPlan:

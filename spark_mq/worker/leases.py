@@ -192,9 +192,8 @@ class FeedCommits:
             return
         self._isolates = True
         text, name = isolation_text([self._ledger]), self._ledger.name
-        level = logging.WARNING if text else logging.INFO  # else a lease is retried whole
         shown = f"leased {show_count(len(lease), 'message')} of a lease that failed"
-        _log.log(level, "group %s: %s", name, ", ".join([shown, text] if text else [shown]))
+        _log.info("group %s: %s", name, ", ".join([shown, text] if text else [shown]))
 
     def _isolation(self) -> str:
         """Return how far the isolation is. Without suspects lately, the store is not asked."""

@@ -12,7 +12,7 @@ from spark_mq.handler import HandlerPolicy, describe_held, parse_result, parts_f
 from spark_mq.lease import Lease
 from spark_mq.ledger.acquire import Acquire
 from spark_mq.ledger.key_order import is_ordered
-from spark_mq.ledger.settle import RELEASE, SettlePart
+from spark_mq.ledger.settle import ACK, REJECT, RELEASE, SettlePart
 from spark_mq.ledger.slots import SlotLayout
 from spark_mq.message import ReceivedMessage
 from spark_mq.operations.context import GroupLedger
@@ -82,6 +82,12 @@ class Task:
             return describe_held(self.lease._deliveries(), limit)
         of = f" of {limit}" if limit else ""
         return f"message {self.message.sequence} (delivery {self.message.delivery_count}{of})"
+
+    def is_last_attempt(self, limit: int | None) -> bool:
+        """Return whether a failure of this delivery makes a message dead."""
+        message = self.message
+        counts = self.lease._deliveries() if message is None else (message.delivery_count,)
+        return limit is not None and max(counts, default=0) >= limit
 
     def has_expired(self, now: int) -> bool:
         """Return whether its lease has expired by `now` in microseconds."""
@@ -233,7 +239,7 @@ class Verdicts:
     ) -> None:
         self._ledger, self._tasks, self._policy, self._state = ledger, tasks, policy, state
         self._outages = 0  # in a row
-        self._shapes = set[str]()  # of the errors whose tracebacks were logged
+        self._shapes = set[tuple[str, bool]]()  # of the errors whose tracebacks were logged
 
     def count_outage(self) -> float:
         """Count an outage. Return the seconds to pause."""
@@ -300,14 +306,17 @@ class Verdicts:
         if verdict.failure is None:
             return
         self._state.count("failed")
-        shape = recent_error_shape(verdict.error or "")
+        limit = self._ledger.last_settings.max_delivery_attempts
+        ends = verdict.verb in (ACK, REJECT) or task.is_last_attempt(limit)
+        shape = recent_error_shape(verdict.error or ""), ends
         first = shape not in self._shapes and len(self._shapes) < _MAX_SHAPES
         if first:
             self._shapes.add(shape)
-        failed = task.describe(self._ledger.last_settings.max_delivery_attempts)
+        failed = task.describe(limit)
         text = "group %s: the handler failed with %s"
-        # One traceback for each kind of error. The line of the verdicts counts the others.
-        level = logging.WARNING if first else logging.DEBUG
+        # One traceback for each kind of error. The line of the verdicts counts the others. A
+        # failure that is retried is ordinary, so only one that ends a message is a warning.
+        level = (logging.WARNING if ends else logging.INFO) if first else logging.DEBUG
         _log.log(level, text, self._ledger.name, failed, exc_info=verdict.failure)
         if self._policy.on_error == "raise":
             self._state.fail(verdict.failure)

@@ -5,6 +5,7 @@ lease.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ import pytest
 from spark_mq import Lease, Queue, ReceivedMessage
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleOutcome, SettlePart
 from spark_mq.operations.work_report import VerdictLog, describe_settled
+from spark_mq.testing import ManualClock
 from spark_mq.util import error_shape
+
+Make = Callable[..., Queue]
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +105,55 @@ def test_a_worker_logs_its_verdicts_in_two_lines_however_many_leases_it_has(
     first, rest = lines(caplog)
     assert first == "group billing: rejected 1 (bad b'<n>' x1), dead 1"
     assert rest.startswith("group billing: rejected 19 (bad b'<n>' x19), dead 19")
+
+
+@pytest.mark.parametrize(("mode", "held", "count"), [("message", 100, 300), ("batch", 1, 60)])
+def test_retries_that_succeed_write_no_warning(
+    make: Make,
+    clock: ManualClock,
+    caplog: pytest.LogCaptureFixture,
+    mode: str,
+    held: int,
+    count: int,
+) -> None:
+    queue, failed = make(retry_delay="10s"), set[int]()
+    queue.publish([str(n) for n in range(count)])
+
+    def handle(given: Any) -> None:
+        for message in [given] if mode == "message" else given.messages:
+            if int(message.value) % 10 == 0 and message.sequence not in failed:
+                failed.add(message.sequence)
+                raise ValueError(f"order {message.sequence} is locked")
+
+    with caplog.at_level(logging.INFO, "spark_mq"):
+        for _ in range(2):
+            queue.group().work(handle, mode=mode, max_messages=held, until="empty")
+            clock.advance("1m")
+    assert queue.group().stats().acked == count
+    assert len(failed) == count // 10
+    assert [r.getMessage() for r in caplog.records if r.levelno > logging.INFO] == []
+    assert sum(r.exc_info is not None for r in caplog.records) == 1, "one kind of error"
+
+
+@pytest.mark.parametrize("mode", ["message", "batch"])
+def test_the_last_attempt_writes_its_traceback_as_a_warning(
+    make: Make, clock: ManualClock, caplog: pytest.LogCaptureFixture, mode: str
+) -> None:
+    queue = make(max_delivery_attempts=2, retry_delay="10s", breaker_threshold=None)
+    queue.publish(["a"])
+
+    def fail(_: Any) -> None:
+        raise ValueError("boom")
+
+    traced = list[str]()
+    with caplog.at_level(logging.INFO, "spark_mq"):
+        for _ in range(2):
+            queue.group().work(fail, mode=mode, until="empty")
+            traced += [r.levelname for r in caplog.records if r.exc_info]
+            caplog.clear()
+            clock.advance("1m")
+    assert traced == ["INFO", "WARNING"]
+    assert queue.group().stats().dead == 1
 
 
 def test_each_verb_has_its_word_in_a_log() -> None:

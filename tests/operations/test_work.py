@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import re
@@ -75,6 +76,7 @@ def test_a_failed_handlers_lease_is_settled_by_the_policy_with_its_error(
 def test_the_log_tells_what_failed_and_what_has_become_of_it(
     make: Make, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "spark_mq")
     queue = make(max_delivery_attempts=2, retry_delay="10s", retry_jitter=0)
 
     def fail(_: Lease) -> None:
