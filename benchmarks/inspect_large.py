@@ -19,9 +19,9 @@ CHILD = """
 import json, resource, sys, time
 from contextlib import redirect_stderr, redirect_stdout
 import io
-import spark_mq.cli.app, spark_mq.queue
+import spark_mq.interfaces.cli.app, spark_mq.queue
 from spark_mq import Queue
-from spark_mq.cli.watch import View
+from spark_mq.interfaces.cli.watch import View
 
 def timed(work):
     wall, cpu = time.perf_counter(), time.process_time()
@@ -31,9 +31,10 @@ def timed(work):
 
 path = sys.argv[1]
 with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-    spark_mq.cli.app.run(["queue", "describe", "/no/queue"])  # typer imports more
-figures = {"describe": timed(lambda: spark_mq.cli.app.run(["queue", "describe", path]))}
-figures["check"] = timed(lambda: spark_mq.cli.app.run(["check", "-q", path, "--max-dead", "0"]))
+    spark_mq.interfaces.cli.app.run(["queue", "describe", "/no/queue"])  # typer imports more
+figures = {"describe": timed(lambda: spark_mq.interfaces.cli.app.run(["queue", "describe", path]))}
+check = ["check", "-q", path, "--max-dead", "0"]
+figures["check"] = timed(lambda: spark_mq.interfaces.cli.app.run(check))
 queue = Queue.open(path)
 view = View(queue, 20)
 figures["top, first view"] = timed(view.refresh)

@@ -64,7 +64,7 @@ def page(folder: Path, distinct: int) -> list[float]:
     """Return the CPU seconds of three loads of the page of dead letters."""
     from starlette.testclient import TestClient
 
-    from spark_mq.web import Access, OverviewCache, create_app
+    from spark_mq.interfaces.web import Access, OverviewCache, create_app
 
     queue = with_letters(folder / "page", PAGE, distinct)
     queue.redrive(where="dead_letter_sequence % 2 = 0")

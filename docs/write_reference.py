@@ -20,7 +20,7 @@ from typing import Any
 
 import typer
 
-from spark_mq.cli.app import app
+from spark_mq.interfaces.cli.app import app
 from spark_mq.ledger.settings import GroupSettings, QueueSettings
 from spark_mq.ledger.stats import GroupStats, figures_of
 from spark_mq.util.setting_fields import Setting, settings_of

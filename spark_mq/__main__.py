@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_mq.cli import main
+from spark_mq.interfaces.cli import main
 
 __all__: list[str] = []
 

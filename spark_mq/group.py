@@ -11,7 +11,6 @@ from datetime import datetime
 from typing import Any, Unpack
 
 from spark_mq.errors import InvalidOption
-from spark_mq.formats.base import Format
 from spark_mq.inspect.group_views import GroupViews
 from spark_mq.lease import Lease
 from spark_mq.ledger.acquire import Acquire
@@ -36,6 +35,7 @@ from spark_mq.operations.settle import (
     settle,
 )
 from spark_mq.operations.sinks import check_no_sink, configure_command
+from spark_mq.payload_format import Format
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.user import acting_by_default, worker_name
 from spark_mq.util.validation import (
@@ -424,9 +424,10 @@ class ConsumerGroup(GroupViews):
             ``order="key"`` the messages of a lane are handled one after the other.
         format
             Decodes each payload into ``message.data`` before the handler is called: one of
-            ``spark_mq.formats``, or an own object with ``encode`` and ``decode``. Messages whose
-            payload is not of the format become dead letters with that reason, and the handler does
-            not get them. Any other error of the format is one of the handler. Default: none.
+            ``spark_mq.integrations.formats``, or an object of your own with ``encode`` and
+            ``decode``. A message whose payload is not of the format becomes a dead letter with that
+            reason, without a call of the handler. Any other error of the format counts as one of
+            the handler. Default: none.
         more_groups
             With ``mode="message"``: more groups, also of other queues, for the same handler or
             each with its own: ``{group: handler}``.

@@ -10,11 +10,10 @@ from typing import Any, Final, TypedDict, Unpack
 import pyarrow as pa
 
 from spark_mq.errors import InvalidOption, InvalidPayload
-from spark_mq.formats.base import Format, unusable
-from spark_mq.formats.json_text import Json
 from spark_mq.ledger.slots import MAX_PRIORITY
 from spark_mq.parquet.publish_table import complete_table
 from spark_mq.parquet.schema import DEDUP_FIELD, MESSAGE_SCHEMA, TIME_COLUMNS
+from spark_mq.payload_format import Format, Json, unusable
 from spark_mq.util.clock import EARLIEST, Duration, to_datetime, to_micros
 from spark_mq.util.records import Record
 from spark_mq.util.show import show_time
@@ -125,13 +124,14 @@ class Message:
         value
             What the format encodes. Raises InvalidOption for others.
         format
-            One of ``spark_mq.formats``, or an own object with ``encode`` and ``decode``.
+            One of ``spark_mq.integrations.formats``, or an object of your own with ``encode`` and
+            ``decode``.
         **fields
             The other parameters of :class:`Message`.
 
         Examples
         --------
-        >>> from spark_mq.formats import Json
+        >>> from spark_mq.integrations.formats import Json
         >>> Message.encode({"id": 1}, Json()).value
         b'{"id":1}'
         """
@@ -226,7 +226,7 @@ def check_format(format: Any) -> Format:
     raise unusable(
         format,
         "cannot encode and decode: give an object such as Pydantic(Order), Avro(schema) or "
-        "Protobuf(Order) of spark_mq.formats",
+        "Protobuf(Order) of spark_mq.integrations.formats",
     )
 
 

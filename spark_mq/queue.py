@@ -13,7 +13,6 @@ import pyarrow as pa
 from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.delta.object_store import absolute_path
 from spark_mq.errors import InvalidOption
-from spark_mq.formats.base import Format
 from spark_mq.group import ConsumerGroup
 from spark_mq.inspect.overview import QueueStats
 from spark_mq.inspect.views import QueueViews, find_queues
@@ -49,6 +48,7 @@ from spark_mq.operations.schedules import (
     set_schedule,
 )
 from spark_mq.operations.trace import Trace, finished, trace
+from spark_mq.payload_format import Format
 from spark_mq.publisher import BufferedPublisher
 from spark_mq.storage.publishes import PublishReceipt, producer_txn
 from spark_mq.util.clock import Clock, Duration

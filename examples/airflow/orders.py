@@ -13,8 +13,8 @@ from airflow.providers.common.messaging.triggers.msg_queue import MessageQueueTr
 from airflow.sdk import DAG, Asset, AssetWatcher, task
 
 from spark_mq import Queue
-from spark_mq.airflow.operators import AckOperator, SweepOperator
-from spark_mq.airflow.sensors import MessageSensor
+from spark_mq.integrations.airflow.operators import AckOperator, SweepOperator
+from spark_mq.integrations.airflow.sensors import MessageSensor
 
 QUEUE = os.environ.get("ORDERS_QUEUE", "/tmp/orders")
 

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from spark_mq.formats.base import load_library
 from spark_mq.inspect.activity import ENDS, throughput
 from spark_mq.inspect.lanes import list_lanes
 from spark_mq.inspect.leases import locate, named_sequences
@@ -26,6 +25,7 @@ from spark_mq.ledger.states import (
 from spark_mq.operations.context import QueueContext, group_not_found
 from spark_mq.operations.life import Trace, TraceEvent
 from spark_mq.operations.trace import trace
+from spark_mq.payload_format import load_library
 from spark_mq.util.clock import Duration, to_datetime
 from spark_mq.util.show import printable, show_duration, show_number
 from spark_mq.util.validation import validate_count, validate_duration

@@ -23,7 +23,6 @@ import pyarrow.compute as pc
 from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.delta.object_store import canonical_uri
 from spark_mq.errors import InvalidOption, NotAQueue, QueueNotFound
-from spark_mq.formats.base import Format
 from spark_mq.ledger.intervals import Interval, from_sequences, subtract
 from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.routing import Freeze, Unfreeze
@@ -49,6 +48,7 @@ from spark_mq.operations.create import open_context, place_of
 from spark_mq.operations.history import HEADER_PREFIX, REDRIVEN_FROM, REPAIRED
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile, discard_files, write_file
+from spark_mq.payload_format import Format
 from spark_mq.util.progress import progress
 from spark_mq.util.records import Record, object_html, table_html
 from spark_mq.util.show import show_count

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.errors import InvalidOption, InvalidPayload, UnknownSchema
-from spark_mq.formats.base import Format
 from spark_mq.maintenance.condition import ARROW_ERRORS, Expression, problem_of
 from spark_mq.message import Message, ReceivedMessage, check_format, to_row
 from spark_mq.operations.history import HEADER_PREFIX
 from spark_mq.parquet.schema import FILE_SCHEMA
+from spark_mq.payload_format import Format
 from spark_mq.util.validation import short_repr, truncate_error
 
 __all__ = ["CHANGED", "ERROR", "Repair", "RepairFunction", "before_and_after", "repair_of"]

@@ -15,7 +15,7 @@ from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_type
 
 from spark_mq.errors import InvalidOption, InvalidPayload, UnknownSchema
-from spark_mq.formats import Avro, Confluent, Protobuf, from_option
+from spark_mq.integrations.formats import Avro, Confluent, Protobuf, from_option
 from spark_mq.util.clock import EARLIEST, LATEST, SECOND
 
 __all__ = ["FormatParser"]

@@ -10,10 +10,10 @@ from functools import wraps
 from typing import Any
 
 from spark_mq.errors import InvalidPayload
-from spark_mq.formats.base import Format
 from spark_mq.lease import Lease
 from spark_mq.ledger.settle import REJECT
 from spark_mq.message import ReceivedMessage
+from spark_mq.payload_format import Format
 from spark_mq.util.show import show_count
 from spark_mq.worker.decisions import Reject
 from spark_mq.worker.pools import is_async

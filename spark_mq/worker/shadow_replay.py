@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.errors import CorruptLog, InvalidOption
-from spark_mq.formats.base import Format
 from spark_mq.handler import HandlerPolicy
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.maintenance.condition import Condition
@@ -21,6 +20,7 @@ from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.settled import SettledMessages, SettledRange, find_settled
 from spark_mq.parquet.reader import MessageReader, to_delivery_table
 from spark_mq.parquet.schema import FILE_SCHEMA, INSTANT
+from spark_mq.payload_format import Format
 from spark_mq.util.clock import Duration, optional_datetime
 from spark_mq.util.progress import progress
 from spark_mq.util.validation import validate_count

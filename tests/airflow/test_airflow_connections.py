@@ -47,7 +47,7 @@ def test_airflow_lists_the_provider(queue: Queue, tmp_path: Path) -> None:
     assert found["description"].startswith("Acknowledged message queues")
     hooks = json.loads(airflow.run("providers", "hooks", "--output", "json"))
     assert [one["class"] for one in hooks if one["connection_type"] == "spark_mq"] == [
-        "spark_mq.airflow.hooks.SparkMQHook"
+        "spark_mq.integrations.airflow.hooks.SparkMQHook"
     ]
 
 

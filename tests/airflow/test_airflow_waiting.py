@@ -17,7 +17,7 @@ from spark_mq.errors import InvalidOption
 def test_the_trigger_of_the_sensor_fires_once_messages_are_due_and_leases_none(
     queue: Queue,
 ) -> None:
-    from spark_mq.airflow.triggers import MessagesDueTrigger
+    from spark_mq.integrations.airflow.triggers import MessagesDueTrigger
 
     async def fire() -> object:
         _, stored = MessagesDueTrigger(path=queue.path, group="g", poll_interval=0.05).serialize()
@@ -37,7 +37,7 @@ def test_a_watcher_blocks_no_loop_and_acks_only_what_airflow_has_stored(
 ) -> None:
     from airflow.triggers.shared_stream import AdvanceItem, AdvanceOutcome
 
-    from spark_mq.airflow.triggers import MessageTrigger
+    from spark_mq.integrations.airflow.triggers import MessageTrigger
 
     group = queue.group("g").ensure()
     queue.publish(["a", "b", "c"])
@@ -75,7 +75,7 @@ def test_a_watcher_blocks_no_loop_and_acks_only_what_airflow_has_stored(
 
 
 def test_values_that_are_no_json_text_are_base64(queue: Queue) -> None:
-    from spark_mq.airflow.payload import to_payload
+    from spark_mq.integrations.airflow.payload import to_payload
 
     queue.publish(["Zoë", b"\xff", b"a\0"])
     lease = queue.group("g").lease("w", max_messages=3)
@@ -86,9 +86,9 @@ def test_values_that_are_no_json_text_are_base64(queue: Queue) -> None:
 
 
 def test_what_names_no_queue_is_refused_and_a_path_becomes_text(queue: Queue) -> None:
-    from spark_mq.airflow.operators import SweepOperator
-    from spark_mq.airflow.sensors import MessageSensor
-    from spark_mq.airflow.triggers import MessagesDueTrigger, MessageTrigger
+    from spark_mq.integrations.airflow.operators import SweepOperator
+    from spark_mq.integrations.airflow.sensors import MessageSensor
+    from spark_mq.integrations.airflow.triggers import MessagesDueTrigger, MessageTrigger
 
     for make in (
         lambda **place: MessageTrigger(group="g", **place),

@@ -23,7 +23,7 @@ from support.stocked_queue import sequence_of, stocked_queue
 from support.working import working
 
 from spark_mq import Message, Queue
-from spark_mq.cli.completion import complete_queues
+from spark_mq.interfaces.cli.completion import complete_queues
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.setting_fields import settings_of
 
@@ -496,7 +496,9 @@ def test_dead_letters_are_repaired_by_sql_or_a_function(
     failed = run(*words, expect=1).row
     assert (failed["redriven"], failed["failed"]) == (0, 1)
     assert failed["failures"] == {"ValueError: key-bad": 1}
-    (file.parent / "shapes.py").write_text("from spark_mq.formats import Json\nORDER = Json()\n")
+    (file.parent / "shapes.py").write_text(
+        "from spark_mq.integrations.formats import Json\nORDER = Json()\n"
+    )
     checked = (*here, "--transform", f"{file}:g", "--format", f"{file.parent}/shapes.py:ORDER")
     trial = run("dlq", "redrive", *checked, "--dry-run")
     assert "0 would be redriven. The transform fails for 1" in trial.err
@@ -842,7 +844,9 @@ def test_completion_offers_commands(shell: str) -> None:
 
 
 def completed(how: str, words: dict[str, str]) -> str:
-    program = "import sys; sys.argv = ['spark-mq']; from spark_mq.cli import main; main()"
+    program = (
+        "import sys; sys.argv = ['spark-mq']; from spark_mq.interfaces.cli import main; main()"
+    )
     return run_program(program, **words, _SPARK_MQ_COMPLETE=how).out
 
 
@@ -882,7 +886,9 @@ def test_completion_offers_the_settings_that_a_command_changes() -> None:
 
 
 def test_a_missing_extra_is_named_in_one_line() -> None:
-    program = "import sys; sys.modules['typer'] = None; from spark_mq.cli import main; main()"
+    program = (
+        "import sys; sys.modules['typer'] = None; from spark_mq.interfaces.cli import main; main()"
+    )
     done = run_program(program)
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "pip install 'spark-mq[cli]'" in done.err

@@ -13,7 +13,7 @@ from support.commands import Run
 from support.handles import lease
 
 from spark_mq import Message, Queue
-from spark_mq.cli.app import run as run_command
+from spark_mq.interfaces.cli.app import run as run_command
 from spark_mq.util.sequences import show_sequence
 
 LONG = "KeyError: 'orders/2026/" + "x" * 60 + "'"

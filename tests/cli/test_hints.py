@@ -14,8 +14,8 @@ from support.handles import lease
 
 import spark_mq
 from spark_mq import ConsumerGroup, Queue, QueueNotFound
-from spark_mq.cli.app import run
-from spark_mq.cli.output import CommandFormatter, text_for_commands
+from spark_mq.interfaces.cli.app import run
+from spark_mq.interfaces.cli.output import CommandFormatter, text_for_commands
 from spark_mq.util import advice
 from spark_mq.util.advice import CREATE_QUEUE, Advice, drop_group, resume_group
 

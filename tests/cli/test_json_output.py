@@ -11,8 +11,8 @@ import pytest
 from support.commands import Run
 
 from spark_mq import Message, Queue
-from spark_mq.cli.app import app
-from spark_mq.cli.command import COMMANDS
+from spark_mq.interfaces.cli.app import app
+from spark_mq.interfaces.cli.command import COMMANDS
 
 assert app  # which fills the table of commands
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from spark_mq import Message, Queue
-from spark_mq.inspect.prometheus import QueueCollector, exposition
+from spark_mq.integrations.prometheus import QueueCollector, exposition
 
 FOLDER = Path(__file__).parents[2] / "examples" / "monitoring"
 _METRIC = re.compile(r"\b((?:spark_mq|messaging_client)_\w+)(?:\{([^}]*)\})?")

@@ -19,7 +19,7 @@ FIELD = """    {name}: timedelta = setting(kinds.Duration(), "9s", "How long a {
 PAGE = """
 import sys
 from starlette.testclient import TestClient
-from spark_mq.web import Access, OverviewCache, create_app
+from spark_mq.interfaces.web import Access, OverviewCache, create_app
 app = create_app(OverviewCache(sys.argv[1]), Access(user="alice", allow_changes=True))
 client = TestClient(app, base_url="http://localhost")
 print(client.get("/group/q", params={"group": "g"}).text)
@@ -88,7 +88,8 @@ def test_it_is_an_argument_that_is_checked_and_stored(tree: Tree, queue: str) ->
 
 def test_the_command_line_shows_and_changes_it(tree: Tree, queue: str) -> None:
     code = (
-        "import sys; from typer.testing import CliRunner; from spark_mq.cli.app import app\n"
+        "import sys; from typer.testing import CliRunner\n"
+        "from spark_mq.interfaces.cli.app import app\n"
         "def run(*words):\n"
         "    done = CliRunner().invoke(app, words)\n"
         "    print((done.output or str(done.exception)).strip())\n"

@@ -12,8 +12,8 @@ import pytest
 from support.handles import lease, until
 
 from spark_mq import Message, Queue
-from spark_mq.cli.progress import busy, track
-from spark_mq.cli.workers import tracking_settled
+from spark_mq.interfaces.cli.progress import busy, track
+from spark_mq.interfaces.cli.workers import tracking_settled
 from spark_mq.testing import memory_queue
 from spark_mq.util.progress import Progress, listening, step
 

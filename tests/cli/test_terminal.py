@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from spark_mq import Message, Queue, Reject
-from spark_mq.cli.app import run
-from spark_mq.cli.output import CommandFormatter
+from spark_mq.interfaces.cli.app import run
+from spark_mq.interfaces.cli.output import CommandFormatter
 
 EVIL = "\x1b]0;owned\x07\x1b[31m\x9b31m\u202egnp.exe\nspark-mq: forged\x85\u2028\ufeff\U000e0041"
 

@@ -20,10 +20,10 @@ from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
 
 from spark_mq import Queue
-from spark_mq.cli.looks import QueueLooks, QueuesLooks
-from spark_mq.cli.output import column_widths, columns_left_out, fit_columns
-from spark_mq.cli.top_screen import TopApp
 from spark_mq.errors import StorageError
+from spark_mq.interfaces.cli.looks import QueueLooks, QueuesLooks
+from spark_mq.interfaces.cli.output import column_widths, columns_left_out, fit_columns
+from spark_mq.interfaces.cli.top_screen import TopApp
 from spark_mq.util.show import show_bars, show_cell
 
 

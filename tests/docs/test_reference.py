@@ -159,7 +159,7 @@ def write_reference() -> ModuleType:
 def test_every_command_of_a_page_is_one(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its names, options and arguments are parsed, and it is not run."""
     typer = pytest.importorskip("typer")
-    from spark_mq.cli.app import app
+    from spark_mq.interfaces.cli.app import app
 
     parsed: list[str] = []
     monkeypatch.setattr(
@@ -183,7 +183,7 @@ def test_every_command_of_a_page_is_one(page: Path, monkeypatch: pytest.MonkeyPa
 def test_every_command_in_a_sentence_is_one(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sentence may leave out what a command needs, but names nothing that it does not have."""
     typer = pytest.importorskip("typer")
-    from spark_mq.cli.app import app
+    from spark_mq.interfaces.cli.app import app
 
     monkeypatch.setattr(typer.core.TyperCommand, "invoke", lambda *_: None)
     monkeypatch.setenv("SPARK_MQ_QUEUE", "/queues/orders")
@@ -200,7 +200,7 @@ def test_every_command_in_a_sentence_is_one(page: Path, monkeypatch: pytest.Monk
 
 
 def test_every_output_of_work_and_publish_has_its_place() -> None:
-    source = (ROOT / "spark_mq" / "cli" / "publish.py").read_text(encoding="utf-8")
+    source = (ROOT / "spark_mq" / "interfaces" / "cli" / "publish.py").read_text(encoding="utf-8")
     (row,) = re.findall(r"return (\{[^}]*\"skipped_lines[^}]*\})", source)
     published = set(re.findall(r'"(\w+)":', row))
     assert "skipped_lines" in published

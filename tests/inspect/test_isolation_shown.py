@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from spark_mq import Lease, Queue
-from spark_mq.cli.looks import QueueLooks
-from spark_mq.inspect.prometheus import exposition
+from spark_mq.integrations.prometheus import exposition
+from spark_mq.interfaces.cli.looks import QueueLooks
 from spark_mq.testing import ManualClock
 
 TEXT = "isolating 1,000 suspects, about 6 leases left"  # pieces of 100, then of 200

@@ -10,9 +10,9 @@ import pytest
 from support.ledger_group import Group
 
 from spark_mq import GroupStats, Queue
-from spark_mq.cli.queues import group_columns, group_rows
 from spark_mq.inspect.overview import groups_html
-from spark_mq.inspect.prometheus import exposition
+from spark_mq.integrations.prometheus import exposition
+from spark_mq.interfaces.cli.queues import group_columns, group_rows
 from spark_mq.ledger.ranges import LEASED
 from spark_mq.ledger.stats import (
     Metric,
@@ -66,7 +66,7 @@ def test_a_new_figure_is_in_every_view(more: MoreStats, queue: Queue) -> None:
 
 def test_a_new_figure_is_on_the_page_of_a_group(more: MoreStats) -> None:
     pytest.importorskip("starlette")
-    from spark_mq.web.queue_pages import figures
+    from spark_mq.interfaces.web.queue_pages import figures
 
     assert ("Leased ranges", 2) in figures(more)
 

@@ -16,8 +16,8 @@ from support.handles import again
 from support.tables import context_of
 
 from spark_mq import Message, Queue, SparkMQError
-from spark_mq.inspect.prometheus import exposition
 from spark_mq.inspect.stats import StatsReader
+from spark_mq.integrations.prometheus import exposition
 from spark_mq.ledger import stats as stats_module
 from spark_mq.testing import ManualClock, memory_queue
 

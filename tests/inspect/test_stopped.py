@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spark_mq import ConsumerGroup, Message, Queue
-from spark_mq.inspect.prometheus import exposition
+from spark_mq.integrations.prometheus import exposition
 from spark_mq.testing import ManualClock, memory_queue
 
 Step = Callable[[ConsumerGroup], Any]

@@ -15,7 +15,7 @@ from support.limits import Limits
 from support.tables import on_publish
 
 from spark_mq import InvalidOption, Message, Queue, ReceivedMessage
-from spark_mq.formats import Json, Pydantic
+from spark_mq.integrations.formats import Json, Pydantic
 from spark_mq.testing import ManualClock, memory_queue
 
 Make = Callable[..., Queue]

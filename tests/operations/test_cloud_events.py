@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_mq import Message, Queue, ReceivedMessage
-from spark_mq.cloud_events import from_message, to_message
 from spark_mq.errors import InvalidOption, InvalidPayload
+from spark_mq.integrations.cloud_events import from_message, to_message
 
 AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
 ATTRIBUTES = {"id": "7", "source": "/shop", "type": "order.paid", "specversion": "1.0", "time": AT,

@@ -31,7 +31,7 @@ from spark_mq import (
     Snooze,
 )
 from spark_mq.errors import InvalidHandlerResult, InvalidOption
-from spark_mq.formats import Json
+from spark_mq.integrations.formats import Json
 from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.worker.replay_report import REPLAY_SCHEMA, compare
 

@@ -12,7 +12,7 @@ from support.tables import ledgers_of
 
 from spark_mq import Lease, Message, Queue, ReceivedMessage
 from spark_mq.errors import InvalidOption, InvalidPayload
-from spark_mq.formats import Avro, Confluent, Json, Protobuf, Pydantic
+from spark_mq.integrations.formats import Avro, Confluent, Json, Protobuf, Pydantic
 
 ProtoOrder = order_class()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from spark_mq.cli.app import app
+from spark_mq.interfaces.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 

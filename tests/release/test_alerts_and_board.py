@@ -14,7 +14,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from spark_mq import Queue
-from spark_mq.inspect.prometheus import exposition
+from spark_mq.integrations.prometheus import exposition
 from spark_mq.testing import ManualClock, memory_queue
 
 ROOT = Path(__file__).parents[2]

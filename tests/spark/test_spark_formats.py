@@ -10,7 +10,7 @@ from support.formats import ORDER, ORDER_VALUE, order_class
 from support.harness import Stream
 
 from spark_mq import Message, Queue
-from spark_mq.formats import Avro, Confluent, Protobuf
+from spark_mq.integrations.formats import Avro, Confluent, Protobuf
 
 AVRO = Avro(ORDER)
 BAD = b"\x02"

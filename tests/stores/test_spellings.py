@@ -16,7 +16,7 @@ from support.tables import ledgers_of, messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption, QueueExists, StorageError
-from spark_mq.web import Access, OverviewCache, create_app
+from spark_mq.interfaces.web import Access, OverviewCache, create_app
 
 Open = Callable[[str], Queue]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from spark_mq.cli.app import run as run_here
+from spark_mq.interfaces.cli.app import run as run_here
 
 ROOT = Path(__file__).parents[2]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spark_mq.formats import Protobuf
+from spark_mq.integrations.formats import Protobuf
 
 __all__ = ["ORDER", "ORDER_VALUE", "order_class", "order_descriptors"]
 

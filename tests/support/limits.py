@@ -56,9 +56,9 @@ PLACES = {
     "trim_commit_files": "storage.table_cleanup.COMMIT_FILES",
     "trim_files": "storage.table_cleanup.BLOCK_FILES",
     "turn_seconds": "storage.delegated_commands.WAIT_PER_WRITER_SECONDS",
-    "web_connections": "web.server.MAX_CONNECTIONS",
-    "web_form_seconds": "web.app.FORM_SECONDS",
-    "web_request_seconds": "web.server.REQUEST_SECONDS",
+    "web_connections": "interfaces.web.server.MAX_CONNECTIONS",
+    "web_form_seconds": "interfaces.web.app.FORM_SECONDS",
+    "web_request_seconds": "interfaces.web.server.REQUEST_SECONDS",
     "whole_group_bytes": "parquet.reader.MAX_GROUP_BYTES",
 }
 

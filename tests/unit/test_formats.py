@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from support.formats import ORDER, ORDER_VALUE, order_class, order_descriptors
 
 from spark_mq.errors import InvalidOption, InvalidPayload, UnknownSchema
-from spark_mq.formats import Avro, Confluent, Json, Protobuf, Pydantic, from_option
+from spark_mq.integrations.formats import Avro, Confluent, Json, Protobuf, Pydantic, from_option
 from spark_mq.message import Message
 
 Order = order_class()
@@ -114,7 +114,7 @@ HUGE = b"\x80\x80\x80\x80\x80\x80\x80\x80\x20"  # 2**60 as a varint with zigzag
 )
 def test_hostile_avro_is_invalid_without_its_memory(schema: str, payload: bytes) -> None:
     program = (
-        "import resource, sys; from spark_mq.formats import Avro\n"
+        "import resource, sys; from spark_mq.integrations.formats import Avro\n"
         "from spark_mq.errors import InvalidPayload\n"
         "avro = Avro(sys.argv[1]); avro._fastavro\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
@@ -348,7 +348,7 @@ def test_a_missing_library_is_an_error_that_names_the_extra(
     module: str, call: str, extra: str
 ) -> None:
     program = (
-        f"import sys; sys.modules[{module!r}] = None; from spark_mq.formats import *\n"
+        f"import sys; sys.modules[{module!r}] = None; from spark_mq.integrations.formats import *\n"
         f"try: {call}\nexcept ModuleNotFoundError as error: print(error)"
     )
     done = subprocess.run(

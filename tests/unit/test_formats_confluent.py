@@ -13,7 +13,7 @@ from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, Proto
 from confluent_kafka.serialization import MessageField, SerializationContext
 from support.formats import ORDER, ORDER_VALUE, order_class
 
-from spark_mq.formats import Avro, Confluent, Protobuf
+from spark_mq.integrations.formats import Avro, Confluent, Protobuf
 
 CONTEXT = SerializationContext("orders", MessageField.VALUE)
 

@@ -55,7 +55,7 @@ def test_the_package_needs_no_extra() -> None:
 def test_the_provider_without_airflow_names_its_extra() -> None:
     program = (
         "import sys; sys.modules['airflow'] = None\n"
-        "try: import spark_mq.airflow.triggers\n"
+        "try: import spark_mq.integrations.airflow.triggers\n"
         "except ModuleNotFoundError as error: print(error)"
     )
     assert "install spark-mq[airflow]" in run(program)

@@ -67,12 +67,18 @@ def test_the_wheel_has_its_types_templates_licences_and_commands(wheel: Path) ->
     names = {*archive.namelist()}
     (info,) = {name.split("/")[0] for name in names if ".dist-info/" in name}
     assert {
-        *("spark_mq/py.typed", "spark_mq/web/templates/layout.html"),
-        *("spark_mq/web/static/htmx.min.js", "spark_mq/web/static/htmx.LICENSE.txt"),
+        *("spark_mq/py.typed", "spark_mq/interfaces/web/templates/layout.html"),
+        *(
+            "spark_mq/interfaces/web/static/htmx.min.js",
+            "spark_mq/interfaces/web/static/htmx.LICENSE.txt",
+        ),
         f"{info}/licenses/LICENSE",
-        f"{info}/licenses/spark_mq/web/static/htmx.LICENSE.txt",
+        f"{info}/licenses/spark_mq/interfaces/web/static/htmx.LICENSE.txt",
     } <= names
-    assert "spark-mq = spark_mq.cli:main" in archive.read(f"{info}/entry_points.txt").decode()
+    assert (
+        "spark-mq = spark_mq.interfaces.cli:main"
+        in archive.read(f"{info}/entry_points.txt").decode()
+    )
 
 
 def test_the_metadata_names_licences_and_classifiers_that_an_index_accepts(wheel: Path) -> None:

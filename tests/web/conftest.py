@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from support.stocked_queue import stocked_queue
 
 from spark_mq import Message, Queue
-from spark_mq.web import Access, HealthLimits, OverviewCache, create_app
+from spark_mq.interfaces.web import Access, HealthLimits, OverviewCache, create_app
 
 
 @pytest.fixture

@@ -26,10 +26,10 @@ from support.stocked_queue import sequence_of
 
 from spark_mq import InvalidOption, Queue
 from spark_mq.inspect import letters as inspect_letters
+from spark_mq.interfaces.web import Access, OverviewCache, security, serve, server
+from spark_mq.interfaces.web.security import is_local
 from spark_mq.maintenance.condition import Condition
 from spark_mq.util.sequences import show_sequence
-from spark_mq.web import Access, OverviewCache, security, serve, server
-from spark_mq.web.security import is_local
 
 Visit = Callable[..., TestClient]
 PASSWORD = "correct horse battery"

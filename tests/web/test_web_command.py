@@ -41,7 +41,7 @@ def test_other_machines_need_a_password(tmp_path: Path) -> None:
 def test_a_missing_extra_is_named_in_one_line() -> None:
     program = (
         "import sys; sys.modules['starlette'] = None; sys.argv = ['spark-mq', 'web']; "
-        "from spark_mq.cli import main; main()"
+        "from spark_mq.interfaces.cli import main; main()"
     )
     done = run_program(program)
     assert (done.code, done.err.count("\n")) == (2, 1)

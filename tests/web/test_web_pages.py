@@ -23,13 +23,13 @@ from support.tables import ledgers_of
 from spark_mq import Message, Queue
 from spark_mq.errors import StorageError
 from spark_mq.inspect.activity import THROUGHPUT_SCHEMA
+from spark_mq.interfaces.web import Access, HealthLimits, OverviewCache, create_app
+from spark_mq.interfaces.web.charts import Chart, group_charts, queue_charts, settled_chart
+from spark_mq.interfaces.web.view import RANGES, Past
 from spark_mq.operations.history import HEADER_PREFIX
 from spark_mq.storage.heartbeat_files import Heartbeat, heartbeat_path, write_heartbeat
 from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.util.sequences import show_sequence
-from spark_mq.web import Access, HealthLimits, OverviewCache, create_app
-from spark_mq.web.charts import Chart, group_charts, queue_charts, settled_chart
-from spark_mq.web.view import RANGES, Past
 
 Visit = Callable[..., TestClient]
 EVIL = "<script>alert(1)</script>\"'&\u202e"

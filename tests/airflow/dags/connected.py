@@ -6,8 +6,8 @@ from airflow.providers.common.messaging.triggers.msg_queue import MessageQueueTr
 from airflow.sdk import DAG, Asset, AssetWatcher
 
 from spark_mq import Message
-from spark_mq.airflow.operators import AckOperator, PublishOperator
-from spark_mq.airflow.sensors import MessageSensor
+from spark_mq.integrations.airflow.operators import AckOperator, PublishOperator
+from spark_mq.integrations.airflow.sensors import MessageSensor
 
 
 def watched(name: str, group: str) -> Asset:

@@ -14,7 +14,7 @@ from pyspark.sql import types as t
 from support.formats import ORDER, ORDER_VALUE, order_class
 
 from spark_mq.errors import InvalidOption
-from spark_mq.formats import Avro, Confluent, Protobuf
+from spark_mq.integrations.formats import Avro, Confluent, Protobuf
 from spark_mq.spark.value_formats import FormatParser
 
 

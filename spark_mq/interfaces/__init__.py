@@ -1,0 +1,1 @@
+"""Let people use queues: the command line and the web page."""

@@ -1,0 +1,26 @@
+"""Define the command ``spark-mq``, which needs the extra ``cli``.
+
+stdout carries data only, as a table for people or as JSON lines. Errors, questions and progress go
+to stderr. Every option is also an environment variable ``SPARK_MQ_*``.
+"""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    try:
+        from spark_mq.interfaces.cli.app import run
+    except ModuleNotFoundError as error:
+        if error.name not in ("typer", "rich"):
+            raise
+        print(
+            f"spark-mq: error: the command line needs {error.name}, which is not installed. "
+            "Run: pip install 'spark-mq[cli]'",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    sys.exit(run(sys.argv[1:]))

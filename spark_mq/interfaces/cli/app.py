@@ -1,0 +1,204 @@
+"""Run a command of the table, and turn an error into one line and an exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Annotated, Any, Final
+
+import typer
+from typer.exceptions import TyperException
+
+from spark_mq.interfaces.cli.command import COMMANDS
+from spark_mq.interfaces.cli.output import (
+    INTERRUPTED,
+    OK,
+    USAGE,
+    CommandFormatter,
+    complain,
+    exit_code_of,
+    name_subject,
+    text_for_commands,
+)
+from spark_mq.util.show import printable
+from spark_mq.util.validation import short_repr
+
+__all__ = ["app", "run"]
+
+# Each module enters its commands in the table, in the order of the help.
+_MODULES: Final = (
+    "publish",
+    "messages",
+    "letters",
+    "workers",
+    "top",
+    "replay",
+    "watch",
+    "servers",
+    "queues",
+    "groups",
+    "schedules",
+    "batches",
+)
+# Methods of Python whose command has another name.
+_PYTHON_NAMES: Final = {"stats": ("group list", "group describe"), "health": ("check",)}
+_GROUPS: Final = {
+    "queue": "List, create, describe, configure, purge and drop queues.",
+    "group": "Look at groups, configure and move them.",
+    "schedule": "List, make, pause, resume and remove schedules.",
+    "batch": "List and close message batches.",
+    "dlq": "Look at dead letters, repair and redrive them.",
+}
+
+
+def _make_app() -> typer.Typer:
+    """Return the table of commands as typer runs it."""
+    for name in _MODULES:
+        import_module(f"spark_mq.interfaces.cli.{name}")
+    made = typer.Typer(
+        name="spark-mq",
+        help=(
+            "Look after queues of spark_mq. Each option is also an environment variable SPARK_MQ_*."
+        ),
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        epilog=(
+            "Exit codes: 0 done, 1 failed or unhealthy, 2 wrong arguments, 3 not found, "
+            "4 the store failed, 130 interrupted."
+        ),
+    )
+    groups = {name: typer.Typer(help=text, no_args_is_help=True) for name, text in _GROUPS.items()}
+    for name, group in groups.items():
+        made.add_typer(group, name=name)
+    for entry in COMMANDS.values():
+        within, _, name = entry.name.rpartition(" ")
+        groups.get(within, made).command(name)(entry.function())
+    return made
+
+
+app = _make_app()
+
+
+def _option(name: str, *short: str, help: str) -> Any:
+    envvar = "SPARK_MQ_" + name.removeprefix("--").upper()
+    return typer.Option(name, *short, help=help, envvar=envvar)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    debug: Annotated[bool, _option("--debug", help="Show the traceback of an error.")] = False,
+    verbose: Annotated[bool, _option("--verbose", "-v", help="Log to stderr.")] = False,
+    version: Annotated[bool, _option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        from spark_mq import __version__
+
+        print(__version__)
+        raise typer.Exit(OK)
+    if context.invoked_subcommand is None:
+        print(context.get_help(), file=sys.stderr)
+        raise typer.Exit(USAGE)
+    context.with_resource(_log_to_stderr(logging.INFO if verbose else logging.WARNING))
+
+
+@contextmanager
+def _log_to_stderr(level: int) -> Iterator[None]:
+    """Log to stderr while a command runs, without a trace in the process of a caller."""
+    root, handler = logging.getLogger(), logging.StreamHandler(sys.stderr)
+    handler.setFormatter(CommandFormatter("spark-mq: %(levelname)s: %(message)s"))
+    handler.setLevel(level)
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(level)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(before)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code."""
+    try:
+        code = app(list(arguments), prog_name="spark-mq", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = _end_of_pipe()
+    except SystemExit as end:
+        # typer exits with 1 if the pipe is closed.
+        piped = isinstance(end.__context__, BrokenPipeError)
+        code = _end_of_pipe() if piped else end.code
+    except (KeyboardInterrupt, typer.Abort):
+        complain("interrupted")
+        code = INTERRUPTED
+    except typer.Exit as error:
+        code = error.exit_code
+    except Exception as error:
+        code = _failed(error, arguments)
+    finally:
+        name_subject(None, None)
+    return code if isinstance(code, int) else OK
+
+
+def _failed(error: Exception, arguments: Sequence[str]) -> int:
+    """Print an error and return its exit code."""
+    if isinstance(error, TyperException):
+        text = _wrong_value(error, arguments) or _with_suggestion(error.format_message())
+        if text.startswith("Usage:"):  # a command without a subcommand
+            print(text, file=sys.stderr)
+        else:
+            complain(text)
+        return error.exit_code
+    if "--debug" in arguments or os.environ.get("SPARK_MQ_DEBUG") not in (None, "", "0"):
+        text = "".join(traceback.format_exception(error))
+        print("\n".join(map(printable, text.splitlines())), file=sys.stderr)
+    complain(text_for_commands(error))
+    return exit_code_of(error)
+
+
+def _with_suggestion(text: str) -> str:
+    """Return an error, which names the commands that an unknown one may have meant."""
+    found = re.fullmatch(r"No such command '([\w-]+)'\.", text)
+    if found is None:
+        return text
+    meant = _PYTHON_NAMES.get(found[1]) or [
+        name for name in COMMANDS if name.rpartition(" ")[2] == found[1]
+    ]
+    named = " or ".join(f"`spark-mq {name}`" for name in meant)
+    return f"{text} Use {named}" if meant else text
+
+
+def _wrong_value(error: Exception, arguments: Sequence[str]) -> str:
+    """Return the error for a value of an option that is no number, or out of range, or no text."""
+    option: Any = getattr(error, "param", None)
+    found: list[Any] = getattr(error.__cause__, "errors", list)()
+    kind = found[0]["type"] if found else ""
+    is_range = kind.startswith(("greater_than", "less_than"))
+    if option is None or not (is_range or kind in ("int_parsing", "float_parsing")):
+        return ""
+    least, most, value = option.min, option.max, str(found[0]["input"])
+    is_whole = kind != "float_parsing" and not isinstance(least, float)
+    fix = "a whole number" if is_whole else "a number"
+    fix += "" if least is None else f" from {least:,} on" if most is None else f" from {least:,}"
+    fix += "" if most is None else f" to {most:,}"
+    names = [name for name in option.opts if name.startswith("--")] or [option.name.upper()]
+    from_environment = os.environ.get(option.envvar or "") == value
+    if from_environment and not any(one.partition("=")[0] in option.opts for one in arguments):
+        names = [option.envvar]
+    return f"{names[0]}={short_repr(value)} is not valid: give {fix}"
+
+
+def _end_of_pipe() -> int:
+    """Return the exit code for a reader that has read enough, such as `head`."""
+    # Python flushes stdout again at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return OK

@@ -1,0 +1,325 @@
+"""Enter commands in one table, with the options that they share declared once.
+
+The function of an entry gets the queue and group that the common options name, and its own options
+as arguments. Its docstring is the help, and :mod:`spark_mq.interfaces.cli.output` shows what it
+returns.
+"""
+
+from __future__ import annotations
+
+import inspect
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Annotated, Any, Final, TypeVar, get_args
+
+import typer
+from typer.models import OptionInfo
+
+from spark_mq.errors import InvalidOption, SparkMQError
+from spark_mq.group import ConsumerGroup
+from spark_mq.interfaces.cli.completion import complete_queues, complete_settings
+from spark_mq.interfaces.cli.output import name_subject, show
+from spark_mq.ledger.settings import GroupSettings, QueueSettings
+from spark_mq.queue import Queue
+from spark_mq.util.sequences import number_in
+from spark_mq.util.setting_fields import Setting, parse_settings, settings_of
+from spark_mq.util.show import printable
+from spark_mq.util.validation import short_repr
+
+__all__ = [
+    "COMMANDS",
+    "GROUP",
+    "GROUP_ARGUMENT",
+    "NOTHING",
+    "QUEUE",
+    "QUEUE_ARGUMENT",
+    "Command",
+    "Given",
+    "argument",
+    "command",
+    "option",
+    "parse_pairs",
+    "parse_sequence",
+    "settings",
+    "stopping",
+]
+
+
+def option(help: str, *names: str, **more: Any) -> Any:
+    """Return an option. Without a long name it has that of the function's parameter."""
+    return typer.Option(*names, help=help, **more)
+
+
+def argument(help: str, **more: Any) -> Any:
+    """Return an argument, which is named after the function's parameter."""
+    return typer.Argument(help=help, **more)
+
+
+def parse_pairs(name: str, pairs: Sequence[str] | None) -> dict[str, str]:
+    """Return NAME=VALUE texts as a mapping."""
+    found = {}
+    for pair in pairs or ():
+        key, equals, value = pair.partition("=")
+        if not key or not equals:
+            # The value may be a secret, so the error does not show it.
+            raise InvalidOption(
+                f"{name} {key!r} has no value: give NAME=VALUE", option=name, value=key
+            )
+        found[key] = value
+    return found
+
+
+def parse_sequence(text: str, what: str = "a sequence", *, option: str = "") -> int:
+    """Return a sequence, or raise an InvalidOption. Without an option it suggests --message-id."""
+    number = number_in(text)
+    if number.isascii() and number.isdigit():
+        return int(number)
+    given = f"{option}={short_repr(text)}" if option else repr(text)
+    fix = "" if option else f", or --message-id {text}"
+    raise InvalidOption(
+        f"{given} is not {what}: give a number or VERSION:ROW{fix}",
+        option=option or what,
+        value=text,
+    )
+
+
+class _OutputFormat(StrEnum):
+    table = "table"
+    json = "json"
+
+
+@dataclass
+class Given:
+    """What the common options of a call name. The queue and the group are opened at their use."""
+
+    path: str | None = None
+    group_name: str | None = None
+    storage_pairs: Sequence[str] = ()
+    yes: bool = False
+    json: bool = False
+    setting_pairs: Sequence[str] = ()
+    exit_code: int = field(default=0, init=False)  # once the result is shown
+
+    @cached_property
+    def storage_options(self) -> dict[str, str]:
+        return parse_pairs("--storage-option", self.storage_pairs)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that the call gives. An unknown one stays text."""
+        return parse_settings(
+            parse_pairs("--set", self.setting_pairs), QueueSettings, GroupSettings
+        )
+
+    @cached_property
+    def queue(self) -> Queue:
+        return Queue.open(str(self.path), storage_options=self.storage_options)
+
+    @cached_property
+    def group(self) -> ConsumerGroup:
+        return self.existing_group(self.group_name)
+
+    def existing_group(self, name: str | None) -> ConsumerGroup:
+        """Return a group, or raise GroupNotFound instead of creating it."""
+        return self.queue.group(str(name), create=False)
+
+    def confirm(self, question: str) -> None:
+        """Ask before data is lost. Raise Abort for a no, InvalidOption without a terminal."""
+        if self.yes:
+            return
+        question = printable(question)
+        if not sys.stdin.isatty():
+            raise InvalidOption(
+                f"{question} Nobody can answer here: give --yes", option="--yes", value=False
+            )
+        if not typer.confirm(question, err=True):
+            raise typer.Abort
+
+
+def _complete_groups(context: typer.Context, incomplete: str) -> list[str]:
+    given = Given(context.params.get("queue"), None, context.params.get("storage_option") or ())
+    try:
+        names = given.queue.groups() if given.path else []
+    except (SparkMQError, OSError):
+        return []
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _parameter(name: str, kind: Any, info: Any, default: Any = inspect.Parameter.empty) -> Any:
+    """Return a parameter as the signature of a function has it, from which typer reads it."""
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
+    )
+
+
+def _named(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Name a parameter's option, and the variable of the environment that it is also read from."""
+    kind, given = get_args(parameter.annotation)
+    info, name = copy(given), parameter.name.replace("_", "-")
+    if isinstance(info, OptionInfo):
+        names = [] if info.default is ... else [str(info.default)]
+        names += info.param_decls or ()
+        if not any(one.startswith("--") for one in names):
+            names.append(f"--{name}")
+        name = next(one for one in names if one.startswith("--")).partition("/")[0]
+        info.default, info.param_decls = ..., names
+    info.envvar = "SPARK_MQ_" + name.removeprefix("--").upper().replace("-", "_")
+    annotation: Any = Annotated[kind, info]
+    return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=annotation)
+
+
+_QUEUE_HELP: Final = "The queue: a path or a URI."
+_QUEUE: Final = _parameter(
+    "queue", str, option(_QUEUE_HELP, "-q", metavar="PATH", autocompletion=complete_queues)
+)
+_GROUP_HELP: Final = "The group."
+# How a command names what it is about.
+NOTHING: Final = ()
+QUEUE: Final = (_QUEUE,)
+QUEUE_ARGUMENT: Final = (
+    _parameter(
+        "queue", str, argument(_QUEUE_HELP, metavar="QUEUE", autocompletion=complete_queues)
+    ),
+)
+GROUP: Final = (
+    _QUEUE,
+    _parameter(
+        "group",
+        str,
+        option(_GROUP_HELP, "-g", metavar="NAME", autocompletion=_complete_groups),
+        "default",
+    ),
+)
+GROUP_ARGUMENT: Final = (
+    _parameter(
+        "group", str, argument(_GROUP_HELP, metavar="GROUP", autocompletion=_complete_groups)
+    ),
+    _QUEUE,
+)
+
+_YES: Final = _parameter("yes", bool, option("Do not ask.", "-y"), False)
+_STORAGE: Final = _parameter(
+    "storage_option",
+    list[str] | None,
+    option(
+        "Option of the object store. Repeatable. Prefer the environment for secrets.",
+        metavar="NAME=VALUE",
+    ),
+    None,
+)
+_OUTPUT: Final = _parameter(
+    "output", _OutputFormat, option("A table, or JSON lines.", "-o"), _OutputFormat.table
+)
+
+
+_ALL_SETTINGS: Final = {**settings_of(QueueSettings), **settings_of(GroupSettings)}
+
+
+def settings(example: str, *common: str) -> Sequence[inspect.Parameter]:
+    """Return the option --set, and an option for each `common` setting."""
+    text = f"A setting, such as {example}. Repeatable."
+    info = option(text, "--set", metavar="NAME=VALUE", autocompletion=complete_settings)
+    rest = _parameter("settings", list[str] | None, info, None)
+    return (*(_setting(_ALL_SETTINGS[name]) for name in common), rest)
+
+
+def _setting(one: Setting) -> inspect.Parameter:
+    brief = one.doc.replace("`", "").partition(". ")[0].rstrip(".")
+    default = False if one.default is None else one.shown_default
+    return _parameter(one.name, str | None, option(f"{brief}.", show_default=default), None)
+
+
+@dataclass(frozen=True)
+class Command:
+    """An entry of the table: a name such as ``group pause``, and the call that it makes."""
+
+    name: str
+    call: Callable[..., Any]
+    about: Sequence[inspect.Parameter]
+    common: Sequence[inspect.Parameter]
+
+    def function(self) -> Callable[..., None]:
+        """Return the function that typer reads the arguments from, and calls with them."""
+        own = list(inspect.signature(self.call, eval_str=True).parameters.values())[1:]
+        names = {one.name for one in own}
+
+        def run(**values: Any) -> None:
+            given = {name: value for name, value in values.items() if name not in names}
+            on = _given(given)
+            name_subject(on.path, on.group_name)
+            show(self.call(on, **{name: values[name] for name in names}), json=on.json)
+            if on.exit_code:
+                raise typer.Exit(on.exit_code)
+
+        parameters = [_named(one) for one in (*self.about, *own, *self.common)]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__doc__ = self.call.__doc__
+        return run
+
+
+def _given(values: Mapping[str, Any]) -> Given:
+    common = [f"{name}={values[name]}" for name in _ALL_SETTINGS if values.get(name) is not None]
+    return Given(
+        path=values.get("queue"),
+        group_name=values.get("group"),
+        storage_pairs=values.get("storage_option") or (),
+        yes=values.get("yes", False),
+        json=values.get("output") is _OutputFormat.json,
+        setting_pairs=[*common, *(values.get("settings") or ())],
+    )
+
+
+COMMANDS: Final[dict[str, Command]] = {}
+Call = TypeVar("Call", bound=Callable[..., Any])
+
+
+def command(
+    name: str,
+    about: Sequence[inspect.Parameter] = QUEUE,
+    *,
+    asks: bool = False,
+    stores: bool = True,
+    prints: bool = True,
+) -> Callable[[Call], Call]:
+    """Enter a function in the table.
+
+    Parameters
+    ----------
+    name
+        The words of the command.
+    about
+        The options that name its queue or group.
+    asks
+        Whether it asks before it changes something, so that it needs --yes.
+    stores, prints
+        Whether it opens a queue, and prints data.
+    """
+    chosen = ((_YES, asks), (_STORAGE, stores), (_OUTPUT, prints))
+    common = [parameter for parameter, wanted in chosen if wanted]
+
+    def enter(call: Call) -> Call:
+        COMMANDS[name] = Command(name, call, about, common)
+        return call
+
+    return enter
+
+
+@contextmanager
+def stopping() -> Iterator[threading.Event]:
+    """Yield an event that SIGTERM and Ctrl-C set, so that running work can end first."""
+    stop = threading.Event()
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before[number] = signal.signal(number, lambda *_: stop.set())
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,248 @@
+"""Show, group, repair, redrive and discard dead letters with ``spark-mq dlq``."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextvars import copy_context
+from dataclasses import asdict
+from functools import partial
+from typing import Annotated, Any, Final, TypeVar
+
+import typer
+
+from spark_mq.errors import InvalidOption
+from spark_mq.inspect import Failure
+from spark_mq.interfaces.cli.command import QUEUE, Given, argument, command, option, parse_sequence
+from spark_mq.interfaces.cli.output import (
+    FAILED,
+    INTERRUPTED,
+    NOT_FOUND,
+    OK,
+    Column,
+    Rows,
+    complain,
+    note,
+)
+from spark_mq.interfaces.cli.progress import track
+from spark_mq.maintenance.discard import DiscardResult
+from spark_mq.maintenance.transform import RepairFunction
+from spark_mq.message import check_format
+from spark_mq.queue import Queue
+from spark_mq.util.loading import load_handler, load_named
+from spark_mq.util.show import show_change, show_count, show_number, show_some
+
+__all__: list[str] = []
+
+_FAILURE_COLUMNS: Final[list[Column]] = [
+    ("LETTERS", "messages"), ("GROUP", "group"), ("REASON", "reason"), ("FAILURE", "shape"),
+    ("FIRST", "first_at"), ("LAST", "last_at"), ("KEYS", "keys"), ("SAMPLES", "samples"),
+]  # fmt: skip
+_TRIAL_COLUMNS: Final[list[Column]] = [
+    ("LETTER", "dead_letter_sequence"), ("ID", "message_id"), ("KEY", "key"), ("BEFORE", "value"),
+    ("AFTER", "new_value"), ("FAILS", "transform_error"),
+]  # fmt: skip
+_FUNCTION: Final = re.compile(r"""[^\s:'"]+:\w+""")  # no SQL has a colon outside of a text
+_LETTER_COLUMNS: Final[list[Column]] = [
+    ("LETTER", "dead_letter_sequence"), ("SEQUENCE", "sequence"), ("ID", "message_id"),
+    ("GROUP", "consumer_group"), ("DELIVERIES", "delivery_count"), ("REASON", "reason"),
+    ("ERROR", "error"), ("KEY", "key"), ("VALUE", "value"),
+]  # fmt: skip
+_Where = Annotated[str | None, option("SQL over the columns, such as \"reason = 'rejected'\".")]
+
+T = TypeVar("T")
+
+
+@command("dlq list")
+def list_letters(
+    on: Given,
+    where: _Where = None,
+    limit: Annotated[int, option("The most letters.", "-n", min=1)] = 100,
+) -> Rows:
+    """List dead letters that are neither redriven nor discarded."""
+    return _letters(on, where, limit)
+
+
+def _letters(on: Given, where: str | None, limit: int | None) -> Rows:
+    return Rows(on.queue.list_dead_letters(where=where, limit=limit).to_pylist(), _LETTER_COLUMNS)
+
+
+@command("dlq failures")
+def list_failures(
+    on: Given,
+    n: Annotated[int, option("The newest letters to look at.", "-n", min=1)] = 100_000,
+) -> Rows:
+    """Group dead letters by group, reason and shape of the error."""
+    found = on.queue.failures(n)
+    if unrouted := on.queue.describe().unrouted:
+        note(f"not among these: {show_count(unrouted, 'dead message')} waiting for a sweep")
+    if not found.complete:
+        note(f"these are the newest {show_count(found.counted, 'letter')}. Give -n for more")
+    rows = [_failure_row(one) for one in found]
+    return Rows(rows, _FAILURE_COLUMNS, _failure_cells, details=("keys", "samples"))
+
+
+def _failure_row(one: Failure) -> Mapping[str, Any]:
+    return {**asdict(one), "where": one.where}
+
+
+def _failure_cells(row: Any) -> Mapping[str, Any]:
+    keys = ", ".join(f"{one['key']} ({show_number(one['messages'])})" for one in row["keys"])
+    return {**row, "keys": keys, "samples": ", ".join(map(str, row["samples"]))}
+
+
+@command("dlq show")
+def show(
+    on: Given,
+    letter: Annotated[str | None, argument("The LETTER of `dlq list`.")] = None,
+    message_id: Annotated[str | None, option("The first letter with this id.")] = None,
+) -> Mapping[str, Any]:
+    """Show one dead letter with its headers and its value."""
+    queue = on.queue
+    where, wanted = _which(queue, letter, message_id)
+    rows = queue.list_dead_letters(where=where, limit=1).to_pylist()
+    if not rows:
+        complain(f"no dead letter has the {wanted}")
+        raise typer.Exit(NOT_FOUND)
+    return {**rows[0], "headers": dict(rows[0]["headers"] or ())}
+
+
+def _which(queue: Queue, letter: str | None, message_id: str | None) -> tuple[str, str]:
+    """Return the SQL condition for a letter, and its name in words."""
+    if (letter is None) == (message_id is None):
+        raise InvalidOption(
+            "dlq show needs one dead letter: give the LETTER of "
+            f"`spark-mq dlq list -q {shlex.quote(queue.path)}`, or --message-id",
+            option="letter",
+            value=letter,
+        )
+    if letter is not None:
+        number = parse_sequence(letter, "a dead letter")
+        return f"dead_letter_sequence = {number}", f"number {number}"
+    quoted = str(message_id).replace("'", "''")
+    return f"message_id = '{quoted}'", f"id {message_id}"
+
+
+@command("dlq redrive", QUEUE, asks=True)
+def redrive(
+    on: Given,
+    where: _Where = None,
+    limit: Annotated[int | None, option("The most letters. Default: all.", "-n", min=1)] = None,
+    rate: Annotated[float | None, option("The most messages a second.")] = None,
+    to: Annotated[str | None, option("Another queue, as its path. Default: their own.")] = None,
+    transform: Annotated[
+        str | None,
+        option("Repair each message before: SQL for its new value, or MODULE:FUNCTION."),
+    ] = None,
+    format: Annotated[
+        str | None,
+        option("What must decode the repaired values: MODULE:NAME of a format.", metavar="FORMAT"),
+    ] = None,
+    dry_run: Annotated[bool, option("Only list which, with --transform before and after.")] = False,
+) -> Rows | Mapping[str, Any]:
+    """Publish dead letters into their queue again, each once, for all groups. Asks first.
+
+    Ctrl-C ends it after the letters in hand, 10,000 or those of a second at most.
+    """
+    queue = on.queue
+    repair: dict[str, Any] = {}
+    if transform:
+        repair["transform"] = _transform(transform)
+    if format:
+        repair["format"] = check_format(
+            load_named(format, f"--format {format} cannot be used", "format")
+        )
+    if dry_run:
+        return _trial(queue, where, limit, repair) if repair else _letters(on, where, limit)
+    which = f"that meet {where}" if where else "of this queue"
+    how = f" after {transform}" if transform else ""
+    on.confirm(f"Redrive the dead letters {which}{f' to {to}' if to else ''}{how}?")
+    stop = threading.Event()
+    call = partial(queue.redrive, where=where, limit=limit, rate=rate, to=to, stop=stop, **repair)
+    with track("redriven", limit if where else _letters_to_redrive(queue, limit)):
+        done = _until_interrupted(call, stop)
+    if stop.is_set():
+        redriven = show_number(done.messages)
+        complain(f"interrupted. Redriven: {redriven}. Run it again for the rest")
+        raise typer.Exit(INTERRUPTED)
+    on.exit_code = FAILED if done.failed else OK
+    counts = {"queue": queue.path, "redriven": done.messages}
+    return {**counts, "failed": done.failed, "failures": dict(done.failures)} if repair else counts
+
+
+def _letters_to_redrive(queue: Queue, limit: int | None) -> int | None:
+    letters = queue.describe().dead_letters
+    return limit if letters is None or (limit is not None and limit < letters) else letters
+
+
+@command("dlq discard", QUEUE, asks=True)
+def discard(
+    on: Given,
+    where: Annotated[
+        str, option("SQL over the columns, such as \"reason = 'rejected'\". All letters: true.")
+    ],
+    dry_run: Annotated[bool, option("Only count which, by group.")] = False,
+) -> Rows | Mapping[str, Any]:
+    """Settle dead letters for good, so that no redrive finds them. Counts them, and asks first."""
+    queue = on.queue
+    found = queue.discard_dead_letters(where=where, dry_run=True)
+    if dry_run:
+        rows = [{"group": name, "messages": n} for name, n in found.groups.items()]
+        return Rows(rows, [("LETTERS", "messages"), ("GROUP", "group")])
+    discarded = 0
+    if found.newest is not None:
+        on.confirm(f"Discard {_named(found)} of {queue.path}? No redrive brings them back.")
+        done = queue.discard_dead_letters(where=where, before=found.newest + 1)
+        discarded = done.messages
+    return {"queue": queue.path, "discarded": discarded}
+
+
+def _named(found: DiscardResult) -> str:
+    """Return how many letters were found, and in which groups they died."""
+    groups = [f"{show_number(n)} of group {name or 'unknown'}" for name, n in found.groups.items()]
+    return f"{show_count(found.messages, 'dead letter')} ({show_some(groups, 10)})"
+
+
+def _transform(text: str) -> str | RepairFunction:
+    """Return the function that a text names, or the text as SQL."""
+    return load_handler(text, "--transform") if _FUNCTION.fullmatch(text) else text
+
+
+def _trial(queue: Queue, where: str | None, limit: int | None, repair: Mapping[str, Any]) -> Rows:
+    """Return letters before and after a repair. Their numbers go to standard error."""
+    trial = queue.redrive(where=where, limit=limit, dry_run=True, **repair)
+    note(
+        f"{show_number(trial.messages)} would be redriven. "
+        f"The transform fails for {show_number(trial.failed)}"
+    )
+    for reason, number in trial.failures.items():
+        note(f"{show_count(number, 'letter')}: {reason}")
+    rows = [] if trial.table is None else trial.table.to_pylist()
+    return Rows(rows, _TRIAL_COLUMNS, _trial_cells)
+
+
+def _trial_cells(row: Any) -> Mapping[str, Any]:
+    before, after = show_change(row["value"], row.get("new_value"))
+    return {**row, "value": before, "new_value": after}
+
+
+def _until_interrupted(call: Callable[[], T], stop: threading.Event) -> T:
+    """Return the result of a call. Ctrl-C sets `stop`, and a second one leaves at once."""
+    # In a thread of its own, because Ctrl-C interrupts the main thread at any line.
+    future, context = Future[T](), copy_context()
+
+    def run() -> None:
+        try:
+            future.set_result(context.run(call))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="spark_mq redrive", daemon=True).start()
+    try:
+        return future.result()
+    except KeyboardInterrupt:
+        stop.set()
+        return future.result()

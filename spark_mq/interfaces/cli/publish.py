@@ -1,0 +1,249 @@
+"""Publish lines of files or stdin with ``spark-mq publish``."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
+
+from spark_mq.errors import InvalidOption, QueueNotFound, SparkMQError
+from spark_mq.interfaces.cli.command import Given, argument, command, option
+from spark_mq.interfaces.cli.progress import track
+from spark_mq.message import Message, to_publish
+from spark_mq.queue import Queue
+from spark_mq.util.clock import system_clock, to_micros
+from spark_mq.util.show import show_count
+
+__all__ = ["publish"]
+
+_Chunk = tuple[list[Any], int]  # the messages of a commit, and the number of lines read so far
+
+# A commit ends with either.
+_CHUNK_LINES = 10_000
+_CHUNK_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """How a line becomes a message."""
+
+    raw: bool = False
+    envelope: bool = False
+    key_field: str | None = None
+    id_field: str | None = None
+    dedup_field: str | None = None
+    priority: int = 0
+
+
+@command("publish")
+def publish(
+    on: Given,
+    files: Annotated[list[str] | None, argument("Files of lines. Default, and -: stdin.")] = None,
+    create: Annotated[
+        bool, option("Create the queue with default settings if it does not exist.")
+    ] = False,
+    raw: Annotated[bool, option("Lines are any text, not JSON.")] = False,
+    envelope: Annotated[
+        bool,
+        option(
+            "Lines are objects: value, key, headers, message_id, priority, as peek prints them. "
+            "They may have a dedup_id."
+        ),
+    ] = False,
+    key_field: Annotated[str | None, option("The field of the object that is the key.")] = None,
+    id_field: Annotated[str | None, option("The field of the object that is the id.")] = None,
+    dedup_field: Annotated[
+        str | None, option("The field of the object that is the dedup id.")
+    ] = None,
+    priority: Annotated[
+        int,
+        option("A higher one is leased first. That of an envelope comes before it.", min=0, max=9),
+    ] = 0,
+    producer_id: Annotated[
+        str | None,
+        option("A name for this input. A repeated call continues after the last line published."),
+    ] = None,
+    batch_id: Annotated[
+        str | None, option("The message batch of the lines, which `batch close` closes.")
+    ] = None,
+) -> Mapping[str, Any]:
+    """Publish JSON lines of files or stdin, one message a line.
+
+    Blank lines are left out. Up to 10,000 lines are one commit. With --producer-id a call that was
+    killed can be repeated with the same input, because it continues after the last line published.
+    """
+    lines = _Format(raw, envelope, key_field, id_field, dedup_field, priority)
+    if raw and (envelope or key_field or id_field or dedup_field):
+        raise InvalidOption(
+            "--raw lines have no fields: leave out --envelope, --key-field, --id-field and "
+            "--dedup-field",
+            option="--raw",
+            value=True,
+        )
+    queue = _queue(on, create)
+    done = published = duplicates = 0
+    if queue is not None and producer_id is not None:
+        done = queue.last_producer_sequence(producer_id) or 0
+    with _inputs(files or ["-"]) as inputs, track("published") as progress:
+        chunks = _chunks(inputs, lines, done)
+        if queue is None:
+            queue, chunks = _create(on, chunks)
+        try:
+            for chunk, at in chunks:
+                numbered: dict[str, Any] = {}
+                if producer_id is not None:
+                    numbered = {"producer_id": producer_id, "producer_sequence": at}
+                receipt = queue.publish(chunk, batch_id=batch_id, **numbered)
+                published += receipt.published
+                duplicates += len(receipt.duplicates)
+                progress.finish(receipt.published, _share_read(inputs))
+        except SparkMQError as error:
+            raise _stopped(error, published, producer_id) from error
+    return {
+        "queue": queue.path,
+        "published": published,
+        "duplicates": duplicates,
+        "skipped_lines": done,
+    }
+
+
+def _queue(on: Given, create: bool) -> Queue | None:
+    """Return the queue, or None if it has to be created."""
+    try:
+        return on.queue
+    except QueueNotFound:
+        if create:
+            return None
+        raise
+
+
+def _create(on: Given, chunks: Iterator[_Chunk]) -> tuple[Queue, Iterator[_Chunk]]:
+    """Create the queue once its first messages are checked. Return it and all chunks."""
+    path, first = str(on.path), list(islice(chunks, 1))
+    for messages, _ in first:
+        table = to_publish(messages, to_micros(system_clock()))
+        if "dedup_id" in table.schema.names:
+            raise InvalidOption(
+                "a message has a dedup_id, and --create makes a queue without a dedup_window. Make "
+                f"one by `spark-mq queue create {shlex.quote(path)} --set dedup_window=1h`, or "
+                "leave the dedup_id out",
+                option="--create",
+                value=True,
+            )
+    queue = Queue.create(path, exist_ok=True, storage_options=on.storage_options)
+    return queue, chain(first, chunks)
+
+
+def _stopped(error: SparkMQError, published: int, producer_id: str | None) -> SparkMQError:
+    """Return the error of a publish, with the number of messages published before it."""
+    text = str(error)
+    if published:
+        rest = "Publish the rest only" if producer_id is None else "Run the same command again"
+        text += f". Published before: {show_count(published, 'message')}. {rest}"
+    return type(error)(text, **error.data)
+
+
+@contextmanager
+def _inputs(names: list[str]) -> Iterator[Sequence[tuple[str, BinaryIO]]]:
+    """Open all inputs, so that a missing one is found before anything is published."""
+    with ExitStack() as stack:
+        opened: list[tuple[str, BinaryIO]] = []
+        for name in names:
+            if name == "-":
+                opened.append(("stdin", sys.stdin.buffer))
+                continue
+            try:
+                opened.append((name, stack.enter_context(Path(name).open("rb"))))
+            except OSError as error:
+                raise InvalidOption(
+                    f"{name} cannot be read: {error.strerror}. Give files of lines, or - for stdin",
+                    option="files",
+                    value=name,
+                ) from error
+        yield opened
+
+
+def _share_read(inputs: Sequence[tuple[str, BinaryIO]]) -> float | None:
+    """Return which share of the files is read, or None with stdin or a pipe."""
+    files = [file for _, file in inputs if file is not sys.stdin.buffer and file.seekable()]
+    if len(files) < len(inputs):
+        return None
+    return sum(file.tell() for file in files) / sum(os.fstat(one.fileno()).st_size for one in files)
+
+
+def _chunks(inputs: Iterable[tuple[str, BinaryIO]], lines: _Format, skip: int) -> Iterator[_Chunk]:
+    chunk: list[Any] = []
+    size = number = 0
+    for name, file in inputs:
+        for at, line in enumerate(file, 1):
+            number += 1
+            text = line.rstrip(b"\r\n")
+            if number <= skip or not text.strip():
+                continue
+            chunk.append(_message(text, f"{name}:{at}", lines))
+            size += len(text)
+            if len(chunk) >= _CHUNK_LINES or size >= _CHUNK_BYTES:
+                yield chunk, number
+                chunk, size = [], 0
+    if chunk:
+        yield chunk, number
+
+
+def _message(line: bytes, where: str, lines: _Format) -> Any:
+    if lines.raw:
+        return Message(line, priority=lines.priority) if lines.priority else line
+    try:
+        data = json.loads(line)
+    except ValueError:
+        raise _bad_line(where, "is not JSON: repair it, or give --raw for any text") from None
+    if lines.envelope:
+        return _from_envelope(data, where, lines.priority)
+    fields = (lines.key_field, lines.id_field, lines.dedup_field)
+    if fields == (None, None, None) and not lines.priority:
+        return line
+    return Message(
+        line,
+        key=_field(data, lines.key_field, where),
+        message_id=_field(data, lines.id_field, where),
+        dedup_id=_field(data, lines.dedup_field, where),
+        priority=lines.priority,
+    )
+
+
+def _from_envelope(data: Any, where: str, priority: int) -> Any:
+    if not isinstance(data, Mapping) or "value" not in data:
+        raise _bad_line(where, "is not an object with a value")
+    value = data["value"]
+    if isinstance(value, Mapping) and set(value) == {"base64"}:
+        value = base64.b64decode(value["base64"])
+    elif not isinstance(value, str):
+        value = json.dumps(value)
+    return Message(
+        value,
+        key=data.get("key"),
+        headers=dict(data.get("headers") or {}),
+        message_id=data.get("message_id"),
+        dedup_id=data.get("dedup_id"),
+        priority=priority if (own := data.get("priority")) is None else own,
+    )
+
+
+def _field(data: Any, name: str | None, where: str) -> str | None:
+    if name is None:
+        return None
+    if not isinstance(data, Mapping) or name not in data:
+        raise _bad_line(where, f"has no field {name!r}")
+    value = data[name]
+    return value if value is None or isinstance(value, str) else json.dumps(value)
+
+
+def _bad_line(where: str, problem: str) -> InvalidOption:
+    return InvalidOption(f"line {where} {problem}", option="files", value=where)

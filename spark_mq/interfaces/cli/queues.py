@@ -1,0 +1,198 @@
+"""List, create, describe, change and drop queues with ``spark-mq queue``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Annotated, Any, Final
+
+from spark_mq.delta.object_store import absolute_path
+from spark_mq.errors import SparkMQError
+from spark_mq.inspect.overview import QueueOverview
+from spark_mq.interfaces.cli.command import (
+    NOTHING,
+    QUEUE_ARGUMENT,
+    Given,
+    argument,
+    command,
+    option,
+    settings,
+)
+from spark_mq.interfaces.cli.output import Column, Pages, Part, Rows
+from spark_mq.interfaces.cli.progress import busy
+from spark_mq.ledger.settings import GroupSettings, QueueSettings
+from spark_mq.ledger.stats import GroupStats, figures_of
+from spark_mq.queue import Queue
+from spark_mq.util.show import show_cell, show_count, show_duration, show_size, show_time
+
+__all__ = ["group_columns", "group_rows", "shown_settings"]
+
+_LIST_COLUMNS: Final[list[Column]] = [
+    ("QUEUE", "queue"), ("PUBLISHED", "published"), ("GROUPS", "groups"),
+    ("DEAD LETTERS", "dead_letters"),
+]  # fmt: skip
+_DEFAULTS: Final = "group"  # the setting of a queue that holds the defaults of its groups
+
+
+@command("queue list", NOTHING)
+def list_queues(
+    on: Given,
+    path: Annotated[str, argument("Where to look: a path or a URI.")] = ".",
+    max_depth: Annotated[int, option("Folders between the path and a queue.", min=0)] = 3,
+) -> Rows:
+    """List the queues under a path. Dead-letter queues inside of one are left out."""
+    options = on.storage_options
+    rows: list[dict[str, Any]] = []
+    for found in Queue.find_all(path, storage_options=options, max_depth=max_depth):
+        try:
+            overview = Queue.open(found, storage_options=options).describe()
+        except SparkMQError as error:
+            rows.append({"queue": found, "error": str(error)})
+        else:
+            rows.append(
+                {
+                    "queue": found,
+                    "published": overview.published,
+                    "groups": len(overview.groups),
+                    "dead_letters": overview.dead_letters,
+                    "error": None,
+                }
+            )
+    wrong: list[Column] = [("ERROR", "error")] if any(row["error"] for row in rows) else []
+    return Rows(rows, [*_LIST_COLUMNS, *wrong])
+
+
+_COMMON: Final = settings(
+    "max_in_flight=7", "visibility_timeout", "max_delivery_attempts", "retention",
+    "dead_letter_path", "lanes",
+)  # fmt: skip
+
+
+@command("queue create", (*QUEUE_ARGUMENT, *_COMMON))
+def create(
+    on: Given,
+    exist_ok: Annotated[bool, option("A queue with these settings may be there.")] = False,
+) -> Mapping[str, Any]:
+    """Create a queue."""
+    created = Queue.create(
+        str(on.path), storage_options=on.storage_options, exist_ok=exist_ok, **on.settings
+    )
+    return {"queue": created.path, "name": created.name}
+
+
+@command("queue describe", QUEUE_ARGUMENT)
+def describe(
+    on: Given,
+    groups: Annotated[int, option("Groups in the table, the busiest first.")] = 20,
+) -> Pages:
+    """Describe a queue with its sizes, groups, dead letters and sweeps."""
+    overview = on.queue.describe()
+    return Pages([overview], lambda _: _description(overview, groups))
+
+
+def _description(overview: QueueOverview, groups: int) -> Iterator[Part]:
+    sweeps = overview.sweeps
+    yield {
+        "queue": overview.path,
+        "published": f"{show_count(overview.published, 'message')}, the last one "
+        f"{show_time(overview.last_published_at)}",
+        "retained": f"{show_count(overview.retained, 'message')}, "
+        f"{show_size(overview.retained_bytes)}",
+        "latest sequence": overview.latest_sequence,
+        "horizon": overview.horizon,
+        "dead letters": overview.dead_letters,
+        "last sweep": f"{show_time(sweeps.last_change_at)}, "
+        f"{show_count(sweeps.unarchived_commits, 'commit')} waiting",
+        "groups": len(overview.groups) + len(overview.damaged),
+        "lanes": overview.settings.lanes or "none",
+    }
+    if overview.groups:
+        yield ""
+        yield Rows(group_rows(overview.groups, groups), group_columns())
+        if len(overview.groups) > groups:
+            more = show_count(len(overview.groups) - groups, "more group")
+            yield f"... and {more}: --groups shows them"
+    for name, why in overview.damaged.items():
+        yield f"group {name} is damaged: {why}"
+
+
+def group_columns(owner: type[GroupStats] = GroupStats) -> list[Column]:
+    """Return the columns of a table of groups: the figures that have a heading."""
+    figures = figures_of(owner).items()
+    return [("GROUP", "group"), *((one.heading, name) for name, one in figures if one.heading)]
+
+
+def group_rows(groups: Mapping[str, GroupStats], most: int) -> list[dict[str, Any]]:
+    """Return the stats of groups as rows, the `most` busiest first."""
+    busiest = sorted(groups.items(), key=_business)[:most]
+    return [
+        {"group": name, **{one: getattr(stats, one) for one in figures_of(type(stats))}}
+        for name, stats in busiest
+    ]
+
+
+def _business(item: tuple[str, GroupStats]) -> tuple[int | str, ...]:
+    name, one = item
+    return (-one.blocked, -one.dead, -one.leased, -one.ready, -one.delayed, name)
+
+
+@command("queue configure", (*QUEUE_ARGUMENT, *settings("retention=3d")))
+def configure(on: Given) -> Mapping[str, Any]:
+    """Change settings of a queue, and print all of them.
+
+    A changed one is shown as old -> new.
+    """
+    before = on.queue.settings
+    after = on.queue.configure(**on.settings) if on.settings else before
+    return {"queue": on.queue.path, **shown_settings(before, after, json=on.json)}
+
+
+def shown_settings(
+    before: GroupSettings | QueueSettings, after: GroupSettings | QueueSettings, *, json: bool
+) -> Mapping[str, Any]:
+    """Return settings. JSON has the new ones, people see a changed one as ``old -> new``."""
+    return asdict(after) if json else dict(_differences(asdict(before), asdict(after)))
+
+
+def _differences(
+    before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, str]]:
+    """Yield each setting with its text, the defaults of groups last, one by one."""
+    for name, value in after.items():
+        if name != _DEFAULTS:
+            old, new = _setting_cell(before[name]), _setting_cell(value)
+            yield prefix + name, new if old == new else f"{old} -> {new}"
+    if _DEFAULTS in after:
+        yield from _differences(before[_DEFAULTS], after[_DEFAULTS], f"{_DEFAULTS}.")
+
+
+def _setting_cell(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(_setting_cell, value)) or show_cell(None)
+    return show_duration(value) if isinstance(value, timedelta) else show_cell(value)
+
+
+@command("queue purge", QUEUE_ARGUMENT, asks=True)
+def purge(on: Given) -> Mapping[str, Any]:
+    """Drop every message published up to now, for all groups. Asks first."""
+    queue = on.queue
+    messages = queue.describe().retained
+    on.confirm(f"Purge {queue.path}: drop {show_count(messages, 'message')} for all groups?")
+    with busy("purging"):
+        dropped = queue.purge(queue.name)
+    row = {"messages_dropped": dropped.messages, "files_dropped": dropped.files}
+    return {"queue": queue.path, **row}
+
+
+@command("queue drop", QUEUE_ARGUMENT, asks=True)
+def drop(on: Given) -> Mapping[str, Any]:
+    """Delete a queue with all its tables. Asks first.
+
+    The dead letters inside of it are deleted, too.
+    """
+    on.confirm(f"Delete the queue at {on.path} with all of its messages?")
+    path = absolute_path(str(on.path))
+    name = path.rstrip("/").rpartition("/")[2]
+    files = Queue.drop_at(path, name, storage_options=on.storage_options)
+    return {"queue": path, "files_deleted": files}

@@ -1,0 +1,113 @@
+"""List, make, pause, resume and remove schedules with ``spark-mq schedule``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+from spark_mq.interfaces.cli.command import Given, argument, command, option, parse_pairs
+from spark_mq.interfaces.cli.output import Column, Pages, Rows
+from spark_mq.message import Message
+from spark_mq.operations.schedules import ScheduleInfo
+from spark_mq.util.show import show_duration
+from spark_mq.util.validation import parse_instant
+
+__all__: list[str] = []
+
+_COLUMNS: Final[list[Column]] = [
+    ("SCHEDULE", "name"), ("RULE", "rule"), ("CATCH UP", "catch_up"), ("NEXT", "next_at"),
+    ("LAST", "last_at"), ("PAUSED", "paused_at"), ("REASON", "pause_reason"),
+]  # fmt: skip
+
+_Name = Annotated[str, argument("The schedule.", metavar="SCHEDULE")]
+
+
+@command("schedule list")
+def list_schedules(on: Given) -> Rows:
+    """List the schedules with their next and last instants."""
+    return Rows(on.queue.schedules(), _COLUMNS, _cells)
+
+
+def _cells(one: ScheduleInfo) -> Mapping[str, Any]:
+    return {name: getattr(one, name) for _, name in _COLUMNS}
+
+
+@command("schedule add")
+def add(
+    on: Given,
+    name: _Name,
+    message: Annotated[str, argument("The payload. -: all of stdin.")],
+    cron: Annotated[str | None, option("Five fields, such as '0 2 * * *'.")] = None,
+    every: Annotated[str | None, option("A period, such as 15m, instead of --cron.")] = None,
+    timezone: Annotated[
+        str | None, option("The zone of --cron, such as Europe/Berlin. UTC without it.")
+    ] = None,
+    catch_up: Annotated[
+        str, option("After a time without sweeps: latest, all or none.")
+    ] = "latest",
+    jitter: Annotated[str, option("Delay each message by a part of this duration.")] = "0s",
+    starts_at: Annotated[str | None, option("No instant is earlier.", metavar="INSTANT")] = None,
+    key: Annotated[str | None, option("The key of the messages.")] = None,
+    header: Annotated[
+        list[str] | None, option("A header. Repeatable.", metavar="NAME=VALUE")
+    ] = None,
+    priority: Annotated[int, option("A higher one is leased first.", min=0, max=9)] = 0,
+) -> Pages:
+    """Make or change a schedule, whose messages the sweep publishes.
+
+    The same definition again changes nothing.
+    """
+    value: bytes | str = sys.stdin.buffer.read() if message == "-" else message
+    made = on.queue.schedule(
+        name,
+        message=Message(value, key, parse_pairs("--header", header), priority=priority),
+        cron=cron,
+        every=every,
+        timezone=timezone,
+        catch_up=catch_up,
+        jitter=jitter,
+        starts_at=None if starts_at is None else parse_instant("--starts-at", starts_at),
+    )
+    return _brief(made)
+
+
+@command("schedule pause")
+def pause(
+    on: Given, name: _Name, reason: Annotated[str | None, option("Why, for people.")] = None
+) -> Pages:
+    """Publish no message of a schedule until `schedule resume`. Its instants are skipped."""
+    return _brief(on.queue.pause_schedule(name, reason))
+
+
+@command("schedule resume")
+def resume(on: Given, name: _Name) -> Pages:
+    """End a pause of a schedule, from now on."""
+    return _brief(on.queue.resume_schedule(name))
+
+
+@command("schedule remove", asks=True)
+def remove(on: Given, name: _Name) -> Mapping[str, Any]:
+    """Remove a schedule. Asks first. Messages that it has published stay."""
+    queue = on.queue
+    on.confirm(f"Remove schedule {name} of {queue.path}?")
+    queue.remove_schedule(name)
+    return {"queue": queue.path, "removed": name}
+
+
+def _brief(made: ScheduleInfo) -> Pages:
+    return Pages([made], lambda one: [_facts(one)])
+
+
+def _facts(one: ScheduleInfo) -> Mapping[str, Any]:
+    return {
+        "schedule": one.name,
+        "rule": one.rule,
+        "starts_at": one.starts_at,
+        "catch_up": one.catch_up,
+        "jitter": show_duration(one.jitter),
+        "next_at": one.next_at,
+        "last_at": one.last_at,
+        "paused_at": one.paused_at,
+        "pause_reason": one.pause_reason,
+    }

@@ -1,0 +1,224 @@
+"""Run sweeps and workers, and list workers and jobs: ``sweep``, ``work``, ``workers``, ``jobs``."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any, Final, TextIO
+
+import typer
+
+from spark_mq.errors import SparkMQError
+from spark_mq.group import ConsumerGroup
+from spark_mq.interfaces.cli.command import (
+    GROUP,
+    NOTHING,
+    Given,
+    argument,
+    command,
+    option,
+    stopping,
+)
+from spark_mq.interfaces.cli.output import FAILED, NOT_FOUND, Column, Pages, Rows, complain
+from spark_mq.interfaces.cli.progress import busy, track
+from spark_mq.queue import Queue
+from spark_mq.util.clock import SECOND
+from spark_mq.util.loading import load_handler
+from spark_mq.util.validation import validate_duration
+from spark_mq.worker.state import WorkSummary
+
+__all__ = ["Concurrency", "Threads", "tracking_settled", "worker_cells"]
+
+Threads = Annotated[int, option("Threads that call it.", min=1)]
+Concurrency = Annotated[
+    int | None,
+    option("Calls of an async function at a time, with --mode message. Default: 100.", min=1),
+]
+
+_WORKER_COLUMNS: Final[list[Column]] = [
+    ("WORKER", "worker_id"), ("GROUP", "group"), ("STATE", "state"), ("LEASES", "leases"),
+    ("MESSAGES", "messages"), ("OLDEST", "oldest_lease_age"), ("SEEN", "seen_age"),
+    ("PROCESSES", "processes"), ("HOST", "host"), ("PROCESS", "process_id"),
+    ("VERSION", "version"), ("SETTLED", "settled"),
+]  # fmt: skip
+_JOB_COLUMNS: Final[list[Column]] = [("JOB", "job"), ("PATH", "path")]
+
+
+@command("sweep")
+def sweep(
+    on: Given,
+    every: Annotated[
+        str | None, option("Repeat with this pause, such as 60s.", metavar="DURATION")
+    ] = None,
+) -> Pages:
+    """Run the chores that keep the queue small.
+
+    They run once, or --every so often until SIGTERM.
+    """
+    pause = None if every is None else validate_duration("--every", every) / SECOND
+    return Pages(
+        _reports(on.queue, pause), lambda report: [report if every is None else _in_a_line(report)]
+    )
+
+
+def _reports(queue: Queue, pause: float | None) -> Iterator[Mapping[str, Any]]:
+    """Sweep and yield the report, once or with a pause until a signal."""
+    with stopping() as stop:
+        while True:
+            with busy("sweeping"):
+                report = asdict(queue.sweep())
+            yield report
+            if pause is None or stop.wait(pause):
+                return
+
+
+def _in_a_line(report: Mapping[str, Any]) -> str:
+    return "  ".join(f"{name}={count}" for name, count in report.items())
+
+
+@command("work", GROUP)
+def work(
+    on: Given,
+    handler: Annotated[
+        str,
+        argument(
+            "The function, called with a lease or message. Or path/to/file.py:function.",
+            metavar="MODULE:FUNCTION",
+        ),
+    ],
+    mode: Annotated[
+        str, option("batch: call it with each lease. message: each message.")
+    ] = "batch",
+    max_messages: Annotated[
+        int | None,
+        option(
+            "The most messages in a lease. Default: 1. With --mode message the most that the "
+            "worker holds. Default: 1,000.",
+            min=1,
+        ),
+    ] = None,
+    threads: Threads = 1,
+    concurrency: Concurrency = None,
+    worker_id: Annotated[
+        str | None, option("A label for people. Default: host and process.")
+    ] = None,
+    visibility_timeout: Annotated[
+        str | None, option("How long a lease lasts without an extension. Default: the group's.")
+    ] = None,
+    max_lease_duration: Annotated[
+        str, option("A lease ends after this time, and later verdicts of its handler are refused.")
+    ] = "30m",
+    timeout: Annotated[
+        str | None, option("How long one call may take. Its messages fail then. Default: no limit.")
+    ] = None,
+    on_error: Annotated[str, option("nack, reject, ack or raise.")] = "nack",
+    ack: Annotated[str, option("on_success, on_receive or manual.")] = "on_success",
+    shutdown_timeout: Annotated[
+        str, option("How long running calls have after SIGTERM or Ctrl-C.")
+    ] = "30s",
+    until: Annotated[
+        str | None, option("empty: nothing is due. settled: no message is left.")
+    ] = None,
+    heartbeat: Annotated[
+        str | None,
+        option(
+            "How often to write the file that shows the worker while it is idle: 30s to 1h, or "
+            "off. Default: 30s, and off in an object store."
+        ),
+    ] = None,
+    create_group: Annotated[
+        bool,
+        option(
+            "Create the group if it is missing, which is otherwise an error.",
+            "--create-group/--no-create-group",
+        ),
+    ] = True,
+) -> WorkSummary:
+    """Run a worker in plain Python until SIGTERM or Ctrl-C.
+
+    It leases messages, calls the function with them, and settles them.
+    """
+    function = load_handler(handler, f"the handler {handler} cannot be used")
+    group = on.queue.group(str(on.group_name), create=create_group)
+    with tracking_settled(on.queue, group, until):
+        summary = group.work(
+            function,
+            mode=mode,
+            concurrency=concurrency,
+            worker_id=worker_id,
+            threads=threads,
+            max_messages=max_messages,
+            visibility_timeout=visibility_timeout,
+            max_lease_duration=max_lease_duration,
+            timeout=timeout,
+            on_error=on_error,
+            ack=ack,
+            shutdown_timeout=shutdown_timeout,
+            until=until,
+            heartbeat=heartbeat,
+        )
+    if summary.blocked_because:  # a warning in the log names the group and the counts
+        on.exit_code = FAILED
+    return summary
+
+
+@command("workers")
+def workers(
+    on: Given, group: Annotated[str | None, option("Only this group.", "-g")] = None
+) -> Rows:
+    """List the workers of all groups, or of one, also those that are idle."""
+    names = on.queue.groups() if group is None else [group]
+    found = [(name, one) for name in names for one in on.existing_group(name).workers()]
+    rows = [{"group": name, **asdict(one)} for name, one in found]
+    return Rows(rows, _WORKER_COLUMNS, worker_cells)
+
+
+def worker_cells(worker: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a worker with the age of its oldest lease, and the time since it was seen."""
+    now = datetime.now(UTC)
+    times = {"oldest_lease_age": worker["since"], "seen_age": worker["seen_at"]}
+    ages = {name: at and max(timedelta(), now - at) for name, at in times.items()}
+    return {**worker, **ages}
+
+
+@contextmanager
+def tracking_settled(
+    queue: Queue,
+    group: ConsumerGroup,
+    until: str | None,
+    stream: TextIO | None = None,
+    **progress: Any,
+) -> Iterator[None]:
+    """Show the progress of a worker that ends: what all workers of the group have settled."""
+    if until is None:
+        yield
+        return
+
+    def left() -> int | None:
+        with suppress(SparkMQError):
+            stats = group.stats()
+            return stats.ready + stats.leased + (0 if until == "empty" else stats.delayed)
+        return None
+
+    due = left() if group.exists() else queue.describe().retained
+    with track("settled", due, stream, left=left, **progress):
+        yield
+
+
+@command("jobs", NOTHING, stores=False)
+def jobs(on: Given) -> Rows:
+    """Print the paths of the jobs for spark-submit."""
+    folders = [Path(__file__).parents[3] / "jobs"]
+    spec = importlib.util.find_spec("spark_mq_jobs")
+    if spec is not None and spec.submodule_search_locations:
+        folders.insert(0, Path(next(iter(spec.submodule_search_locations))))
+    for folder in folders:
+        paths = sorted(path for path in folder.glob("*.py") if not path.name.startswith("_"))
+        if paths:
+            return Rows([{"job": path.stem, "path": str(path)} for path in paths], _JOB_COLUMNS)
+    complain("the jobs are not installed")
+    raise typer.Exit(NOT_FOUND)

@@ -1,0 +1,11 @@
+"""Serve a web page of queues (extra ``web``), also as ``spark-mq web``.
+
+Pages load nothing from other hosts, and only look at queues unless ``allow_changes`` is given.
+"""
+
+from spark_mq.interfaces.web.app import create_app
+from spark_mq.interfaces.web.security import Access
+from spark_mq.interfaces.web.server import serve
+from spark_mq.interfaces.web.view import HealthLimits, OverviewCache
+
+__all__ = ["Access", "HealthLimits", "OverviewCache", "create_app", "serve"]

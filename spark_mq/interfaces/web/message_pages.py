@@ -1,0 +1,244 @@
+"""Find messages and dead letters, and show one with its whole life."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from spark_mq.errors import InvalidOption
+from spark_mq.inspect import STATE_NAMES, PeekedMessage
+from spark_mq.interfaces.web.message_changes import changes_for, sequence_of
+from spark_mq.interfaces.web.render import href, render
+from spark_mq.interfaces.web.view import View
+from spark_mq.operations.life import TraceEvent
+from spark_mq.util.sequences import show_sequence
+
+__all__ = [
+    "Trial",
+    "letters_form",
+    "letters_page",
+    "limit_of",
+    "message_page",
+    "messages_form",
+    "messages_page",
+    "trial",
+]
+
+ROWS: Final = 50
+MAX_EVENTS: Final = 500
+MAX_GROUPS: Final = 200
+MAX_CHOICES: Final = 50  # groups that the form offers. With more, the name is typed
+COUNTED: Final = 10_000  # the newest letters, which the page groups by failure
+MAX_FAILURES: Final = 100
+MAX_REDRIVE: Final = 10_000  # letters that one redrive from the page publishes
+DEFAULT_REDRIVE: Final = 1_000
+
+
+def messages_page(view: View) -> str:
+    """Show messages by sequence, id, key or state."""
+    given = {name: view.text(name) for name in ("id", "key", "group", "state")}
+    if given["state"] is not None and given["group"] is None:
+        raise InvalidOption(
+            f"state={given['state']!r} has no group: give the group whose state it is",
+            option="state",
+            value=given["state"],
+        )
+    if (sequence := view.sequence("sequence")) is not None:
+        found = _at(view, sequence)
+    else:
+        found = _peek(view)
+    following = None
+    if sequence is None and len(found) >= ROWS:
+        following = href("messages", view.name, **given, after=found[-1].sequence)
+    return render(
+        "messages.html",
+        view,
+        title="Messages",
+        tab="messages",
+        messages=found,
+        following=following,
+        **messages_form(view),
+    )
+
+
+def _peek(view: View) -> list[PeekedMessage]:
+    key, message_id, after = view.text("key"), view.text("id"), view.number("after")
+    if view.text("group") is None:
+        return view.queue.peek(ROWS, key=key, message_id=message_id, after=after)
+    group, state = view.group()[0], view.text("state")
+    return group.peek(ROWS, state=state, key=key, message_id=message_id, after=after)
+
+
+def _at(view: View, sequence: int) -> list[PeekedMessage]:
+    """Return the message of a sequence in a list, which is empty without it."""
+    found = view.queue.peek(1, after=sequence - 1) if sequence else view.queue.peek(1)
+    return [one for one in found if one.sequence == sequence]
+
+
+def messages_form(view: View) -> dict[str, Any]:
+    """Return what the form for a search offers."""
+    names, given = list(view.overview.groups), view.text("group")
+    offered = len(names) <= MAX_CHOICES and given in (None, *names)
+    return {"groups": ("", *names) if offered else (), "states": ("", *STATE_NAMES)}
+
+
+def message_page(view: View) -> str:
+    """Show one message, or its life."""
+    sequence = sequence_of(view)
+    if view.text("part") == "life":
+        return _life(view, sequence)
+    return render(
+        "message.html",
+        view,
+        title=f"Message {show_sequence(sequence)}",
+        tab="messages",
+        crumbs=[("Messages", href("messages", view.name))],
+        sequence=sequence,
+        changed=view.number("changed"),
+        message=next(iter(_at(view, sequence)), None),
+    )
+
+
+def _life(view: View, sequence: int) -> str:
+    """Show a message's events, and its state in each group."""
+    trace = view.queue.trace(sequence)
+    positions = view.queue._locate_traced(trace)
+    linked = [("Redriven from", trace.earlier), *(("Redriven as", one) for one in trace.later)]
+    return render(
+        "message_life.html",
+        view,
+        trace=trace,
+        events=[(one, _cause(one), _failure(one)) for one in trace.events[:MAX_EVENTS]],
+        positions=[
+            (one, changes_for(one) if view.allow_changes else []) for one in positions[:MAX_GROUPS]
+        ],
+        groups=len(positions),
+        redrives=[(how, one) for how, one in linked if one is not None],
+        blocked=trace.blocked[:MAX_GROUPS],
+    )
+
+
+def _cause(one: TraceEvent) -> str:
+    """Return who caused an event, without "by", which the heading has."""
+    user = one.user and f"user {one.user}"
+    return ", ".join(filter(None, (one.shown_worker.removeprefix("by "), user)))
+
+
+def _failure(one: TraceEvent) -> str:
+    return ": ".join(filter(None, (one.reason, one.shown_error)))
+
+
+class Trial(NamedTuple):
+    """The letters that a redrive would publish."""
+
+    number: int
+    limit: int
+    rows: list[dict[str, Any]]  # the first of them
+    redrive: str  # the address that asks whether to redrive them
+    discard: str  # the address that asks whether to discard all that meet the condition
+    transform: str | None  # SQL that repairs them
+    failed: int  # letters that the transform fails for
+
+
+def letters_page(view: View) -> str:
+    """Show dead letters, one of them, or those that a condition selects."""
+    if (sequence := view.number("letter")) is not None:
+        return _letter(view, sequence)
+    where = _picked(view) or view.condition()
+    return render(
+        "letters.html",
+        view,
+        title="Dead letters",
+        tab="letters",
+        trial=trial(view, where, limit_of(view)) if where else None,
+        discarded=view.number("discarded"),
+        **letters_form(view, where),
+        **({} if where else _letters(view)),
+    )
+
+
+def _picked(view: View) -> str | None:
+    """Return SQL that selects the ticked letters, or None without any."""
+    picked = [view.number("pick", text=one) for one in view.several("pick")]
+    return f"dead_letter_sequence IN ({', '.join(map(str, picked))})" if picked else None
+
+
+def limit_of(view: View) -> int:
+    return view.number("limit", least=1, most=MAX_REDRIVE) or DEFAULT_REDRIVE
+
+
+def letters_form(view: View, where: str | None = None) -> dict[str, Any]:
+    """Return what the form for a condition shows, which may be invalid input."""
+    return {
+        "where": where or view.text("where"),
+        "limit": view.text("limit") or DEFAULT_REDRIVE,
+        "transform": view.text("transform"),
+    }
+
+
+def _letters(view: View) -> dict[str, Any]:
+    """Return all letters by failure, and the newest."""
+    letters = view.queue._remaining_letters()
+    found = letters.failures(None if view.text("count") == "all" else COUNTED)
+    newest = letters.newest(ROWS, view.number("before")).to_pylist()
+    last = newest[-1]["dead_letter_sequence"] if len(newest) >= ROWS else None
+    return {
+        "total": view.overview.dead_letters,
+        "unrouted": view.overview.unrouted,
+        "found": found,
+        "failures": [(one, _of_failure(view, one.where)) for one in found.failures[:MAX_FAILURES]],
+        "newest": newest,
+        "ticked": view.text("tick") == "all",
+        "tick_all": href("letters", view.name, before=view.number("before"), tick="all"),
+        "older": last and href("letters", view.name, before=last),
+    }
+
+
+class _Addresses(NamedTuple):
+    """Where the letters of a failure are, and what asks whether to change all of them."""
+
+    letters: str
+    redrive: str
+    discard: str
+
+
+def _of_failure(view: View, where: str) -> _Addresses:
+    letters = href("letters", view.name, where=where, csrf=view.csrf_token)
+    return _Addresses(letters, _redrive(view, where, MAX_REDRIVE), _discard(view, where))
+
+
+def trial(view: View, where: str, limit: int) -> Trial:
+    """Return the letters that a redrive would publish, without publishing any."""
+    transform = view.text("transform")
+    found = view.queue.redrive(where=where, limit=limit, transform=transform, dry_run=True)
+    rows = [] if found.table is None else found.table.slice(0, ROWS).to_pylist()
+    redrive, discard = _redrive(view, where, limit, transform), _discard(view, where)
+    return Trial(found.messages, limit, rows, redrive, discard, transform, found.failed)
+
+
+def _redrive(view: View, where: str, limit: int, transform: str | None = None) -> str:
+    asked: dict[str, str | int | None] = {"where": where, "limit": limit, "transform": transform}
+    return href("change", view.name, do="redrive", **asked, csrf=view.csrf_token)
+
+
+def _discard(view: View, where: str) -> str:
+    return href("change", view.name, do="discard", where=where, csrf=view.csrf_token)
+
+
+def _letter(view: View, sequence: int) -> str:
+    rows = view.queue.newest_dead_letters(1, before=sequence + 1).to_pylist()
+    letter = rows[0] if rows and rows[0]["dead_letter_sequence"] == sequence else {}
+    columns = {name: one for name, one in letter.items() if name not in ("value", "headers")}
+    if letter:
+        columns["dead_letter_sequence"] = str(sequence)
+    return render(
+        "letter.html",
+        view,
+        title=f"Dead letter {show_sequence(sequence)}",
+        tab="letters",
+        crumbs=[("Dead letters", href("letters", view.name))],
+        columns=columns,
+        value=letter.get("value"),
+        letter_headers=dict(letter.get("headers") or ()),
+        redrive=_redrive(view, f"dead_letter_sequence = {sequence}", 1),
+        discard=_discard(view, f"dead_letter_sequence = {sequence}"),
+    )

@@ -1,0 +1,380 @@
+"""Show all queues, one queue with its blockers, sweeps and changes, and one group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final, NamedTuple
+
+from spark_mq.errors import SparkMQError
+from spark_mq.inspect import ChangeRecord, LaneInfo, QueueOverview
+from spark_mq.interfaces.web.charts import (
+    Chart,
+    group_charts,
+    queue_charts,
+    settled_chart,
+    state_bar,
+)
+from spark_mq.interfaces.web.problems import (
+    PageProblem,
+    first_problems,
+    health_of,
+    lead_with,
+    problems_of,
+    unreadable,
+)
+from spark_mq.interfaces.web.render import href, render
+from spark_mq.interfaces.web.view import HOUR, RANGES, View
+from spark_mq.ledger.breaker import CLOSED
+from spark_mq.ledger.limits import is_stopped, limit_in
+from spark_mq.ledger.stats import GroupStats, figures_of
+from spark_mq.util.show import show_age, show_number
+from spark_mq.util.validation import validate_choice
+
+__all__ = [
+    "batches_page",
+    "changes_page",
+    "figures",
+    "group_page",
+    "home",
+    "queue_page",
+    "schedules_page",
+    "sweeps_page",
+]
+
+LEADING_EACH: Final = 3  # problems of each queue on the first page
+LEADING: Final = 10  # problems that the page of a queue leads with
+MAX_CHARTS: Final = 50  # queues of the first page that have a chart
+CHARTS_READ: Final = 5  # of them that one request reads
+ROWS: Final = 50  # groups of one page of the table
+BUSY: Final = 10  # the busiest groups whose workers are listed, and workers of each
+MAX_WORKERS: Final = 20
+MAX_BLOCKERS: Final = 50
+MAX_PROBLEMS: Final = 200
+MAX_CHANGES: Final = 200
+PERIODS: Final = ("1h", "1d", "7d", "30d")
+_CHANGES: Final = {"redriven": "redrive"}  # the word for a change, if its commit has another one
+MAX_LEASES: Final = 50
+TOP: Final = 20  # the hottest lanes of a table, or the commonest keys
+_UNBLOCKS: Final = (
+    ("unblock-retry", "Retry what blocks", False),
+    ("unblock-dead_letter", "Dead-letter what blocks", False),
+    ("unblock-drop", "Drop what blocks", True),
+)
+LANE_KINDS: Final = ("free", "leased", "held back")
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A queue on the first page. Without an overview it cannot be read."""
+
+    name: str
+    problems: list[PageProblem]
+    overview: QueueOverview | None = None
+    worst: str | None = None  # the group with the greatest lag
+    oldest: Any = None
+
+
+def home(view: View) -> str:
+    """Show what is wrong with the queues under the path, and all of them."""
+    rows = [_row(view, name, one) for name, one in view.overviews.all().items()]
+    rows.sort(key=lambda row: not row.problems)
+    readable = [row.name for row in rows if row.overview is not None]
+    hours = view.overviews.last_hours(readable[:MAX_CHARTS], CHARTS_READ)
+    problems = [one for row in rows for one in first_problems(row.problems, LEADING_EACH)]
+    return render(
+        "home_live.html" if view.text("part") == "live" else "home.html",
+        view,
+        title="Queues",
+        rows=rows,
+        path=view.overviews.path,
+        charts={name: settled_chart(hour) for name, hour in hours.items()},
+        **lead_with(view, problems[:MAX_PROBLEMS], "No queue has a problem." if rows else ""),
+    )
+
+
+def _row(view: View, name: str, one: QueueOverview | SparkMQError) -> _Row:
+    if isinstance(one, SparkMQError):
+        return _Row(name, [unreadable(name, one)])
+    lags = {group: own.unsettled for group, own in one.groups.items()}
+    return _Row(
+        name,
+        problems_of(view, name, one),
+        overview=one,
+        worst=max(lags, key=lambda group: (lags[group], group), default=None),
+        oldest=_oldest(own.oldest_unsettled_age for own in one.groups.values()),
+    )
+
+
+def _oldest(ages: Iterable[Any]) -> Any:
+    return max((age for age in ages if age is not None), default=None)
+
+
+def queue_page(view: View) -> str:
+    """Show one queue, or a part of its page."""
+    parts: Mapping[str | None, Callable[[View], str]] = {"work": _work, "past": _past}
+    part = view.text("part")
+    return parts.get(part, _queue)(view)
+
+
+def _queue(view: View) -> str:
+    overview, search = view.overview, view.text("q")
+    problems = first_problems(problems_of(view, view.name, overview), LEADING)
+    number = view.number("page", most=10**9) or 0
+    names = [name for name in overview.groups if search is None or search in name]
+    names.sort(key=lambda name: (*_busy(overview.groups[name]), name))
+    shown = names[number * ROWS : (number + 1) * ROWS]
+    limits = {name: _limit(overview.groups[name]) for name in shown}
+    return render(
+        "queue_live.html" if view.text("part") == "live" else "queue.html",
+        view,
+        title=view.name,
+        tab="queue",
+        overview=overview,
+        bar_of=state_bar,
+        oldest=_oldest(one.oldest_unsettled_age for one in overview.groups.values()),
+        unswept=any(one.check == "not_swept" for one in problems),
+        limits=limits if any(limits.values()) else {},
+        span=_span(view),
+        settings={name: one for name, one in asdict(overview.settings).items() if name != "group"},
+        names=shown,
+        search=search,
+        page=number,
+        pages=-(-len(names) // ROWS),
+        searchable=len(overview.groups) > ROWS or search is not None,
+        **lead_with(view, problems, "Nothing is wrong with the queue."),
+    )
+
+
+def _limit(stats: GroupStats) -> str:
+    """Return the limit that a group has reached, which ends by itself, or no text."""
+    return stats.blocked_because if limit_in(stats.blocked_because) else ""
+
+
+def _busy(stats: GroupStats) -> tuple[int, ...]:
+    return (-is_stopped(stats.blocked_because), -stats.unsettled)
+
+
+def _work(view: View) -> str:
+    groups = view.overview.groups
+    busy = sorted((n for n in groups if groups[n].leased), key=lambda n: -groups[n].leased)
+    workers = [
+        (name, one) for name in busy[:BUSY] for one in view.queue.group(name).workers()[:BUSY]
+    ]
+    workers.sort(key=lambda pair: -pair[1].messages)
+    return render(
+        "queue_work.html",
+        view,
+        workers=workers[:MAX_WORKERS],
+        busy=len(busy),
+        most_busy=BUSY,
+        blockers=[one for one in view.queue.blockers() if one.first is not None][:MAX_BLOCKERS],
+    )
+
+
+def _past(view: View) -> str:
+    """Show what was published, and what the groups settled."""
+    return _charts(view, queue_charts(view.overviews.past(view.name, _span(view))))
+
+
+def _group_past(view: View) -> str:
+    """Show what a group settled, and how often it failed."""
+    group, _ = view.group()
+    return _charts(view, group_charts(view.overviews.past(view.name, _span(view)), group.name))
+
+
+def _span(view: View) -> str:
+    """Return the range that the charts show."""
+    return validate_choice("range", view.text("range") or HOUR, tuple(RANGES))
+
+
+def _charts(view: View, charts: list[Chart]) -> str:
+    page, group = ("group", view.text("group")) if view.text("group") else ("queue", None)
+    ranges = [
+        (span, href(page, view.name, group=group, range=span),
+         href(page, view.name, group=group, range=span, part="past"))
+        for span in RANGES
+    ]  # fmt: skip
+    return render("past.html", view, charts=charts, ranges=ranges, span=_span(view))
+
+
+def schedules_page(view: View) -> str:
+    """Show the schedules with their next and last instants."""
+    return render(
+        "schedules.html",
+        view,
+        title="Schedules",
+        tab="schedules",
+        schedules=view.queue.schedules(),
+    )
+
+
+def batches_page(view: View) -> str:
+    """Show the message batches with how much of them is settled."""
+    return render(
+        "batches.html", view, title="Batches", tab="batches", batches=view.queue.batches()
+    )
+
+
+def sweeps_page(view: View) -> str:
+    """Show what is wrong, and what waits for a sweep."""
+    health = health_of(view, view.overview)
+    return render(
+        "sweeps.html",
+        view,
+        title="Sweeps and health",
+        tab="sweeps",
+        overview=view.overview,
+        health=health,
+        problems=health.problems[:MAX_PROBLEMS],
+        routed=view.number("routed"),
+    )
+
+
+def changes_page(view: View) -> str:
+    """Show what people changed."""
+    asked = view.text("since")
+    since = asked if asked in PERIODS else "1d"
+    changes = view.queue.changes(MAX_CHANGES, since=since)
+    return render(
+        "changes.html",
+        view,
+        title="Changes",
+        tab="changes",
+        changes=[(one, _words(one), one.group or "") for one in changes],
+        since=since,
+        periods=PERIODS,
+        redriven=view.number("redriven"),
+    )
+
+
+def _words(change: ChangeRecord) -> str:
+    """Return a change in the glossary's words. A commit may hold several operations."""
+    names = change.operation.split("+")
+    return ", ".join(_CHANGES.get(one, one.replace("_", " ")) for one in names)
+
+
+class LaneCell(NamedTuple):
+    """A lane with messages in the strip of all lanes."""
+
+    lane: int
+    kind: str  # one of LANE_KINDS
+    opacity: str
+    text: str
+
+
+def group_page(view: View) -> str:
+    """Show one group, a part of its page, or one of its lanes."""
+    parts: Mapping[str | None, Callable[[View], str]] = {
+        "notable": _notable, "lanes": _lanes, "past": _group_past,
+    }  # fmt: skip
+    if (part := view.text("part")) in parts:
+        return parts[part](view)
+    if part != "live" and (lane := view.number("lane")) is not None:
+        return _lane(view, lane)
+    return _whole(view)
+
+
+def _whole(view: View) -> str:
+    group, stats = view.group()
+    own = [one for one in problems_of(view, view.name, view.overview) if one.group == group.name]
+    problems = [replace(one, address="") for one in own]
+    return render(
+        "group_live.html" if view.text("part") == "live" else "group.html",
+        view,
+        title=f"Group {group.name}",
+        tab="queue",
+        name=group.name,
+        actions=_actions(stats) if view.allow_changes else [],
+        stats=stats,
+        figures=figures(stats),
+        limit_of=_limit,
+        bar=state_bar(stats),
+        leases=group.leases(),
+        workers=group.workers(),
+        errors=group.last_errors(10),
+        most=MAX_LEASES,
+        span=_span(view),
+        settings=asdict(group.settings),
+        **lead_with(view, problems, "Nothing is wrong with the group."),
+    )
+
+
+def figures(stats: GroupStats) -> list[tuple[str, Any]]:
+    """Return the figures that the page of a group names."""
+    shown = [(name, one, getattr(stats, name)) for name, one in figures_of(type(stats)).items()]
+    told = "breaker" if is_stopped(stats.blocked_because) else ""  # a problem says it
+    return [
+        (one.fact, show_age(value) if one.unit == "s" else value)
+        for name, one, value in shown
+        if one.fact and name != told
+    ]
+
+
+def _actions(stats: GroupStats) -> list[tuple[str, str, bool]]:
+    """Return the changes that fit a group, with the text of each button, and if it is red."""
+    change = "pause" if stats.breaker == CLOSED else "resume"
+    found = [(do, do.capitalize(), False) for do in (change, "seek")]
+    found.append(("configure", "Configure", False))
+    return [*found, *_UNBLOCKS] if stats.blocked else found
+
+
+def _notable(view: View) -> str:
+    group, _ = view.group()
+    found = {"Slowest": group.slowest(5), "Most failing": group.most_failing(5)}
+    return render("group_notable.html", view, found=found)
+
+
+def _lanes(view: View) -> str:
+    """Show a group's priorities and lanes, which are empty if it has neither."""
+    group, _ = view.group()
+    lanes = group.lanes(None)
+    numbered = [one for one in lanes if one.lane is not None]
+    return render(
+        "group_lanes.html",
+        view,
+        name=group.name,
+        priorities=group.priorities(),
+        number=view.overview.settings.lanes,
+        by_key=group.settings.order == "key",
+        lanes=lanes,
+        held_back=sum(_kind(one) == "held back" for one in lanes),
+        strip=_strip(numbered),
+        kinds=[(kind, sum(_kind(one) == kind for one in numbered)) for kind in LANE_KINDS],
+        top=TOP,
+    )
+
+
+def _strip(numbered: list[LaneInfo]) -> list[LaneCell]:
+    most = max((one.messages for one in numbered), default=0)
+    return [
+        LaneCell(
+            one.lane or 0,
+            _kind(one),
+            f"{0.25 + 0.75 * one.messages / most:.2f}",
+            f"lane {one.lane}, {show_number(one.messages)}"
+            + (f": {one.because}" if one.because else ""),
+        )
+        for one in numbered
+        if one.messages
+    ]
+
+
+def _kind(one: LaneInfo) -> str:
+    if one.held_by in ("lease", "limit"):
+        return "leased"
+    return "held back" if one.held_back else "free"
+
+
+def _lane(view: View, lane: int) -> str:
+    """Show the commonest keys of a lane."""
+    group, _ = view.group()
+    return render(
+        "lane.html",
+        view,
+        title=f"Lane {lane} of group {group.name}",
+        tab="queue",
+        crumbs=[(f"Group {group.name}", href("group", view.name, group=group.name))],
+        name=group.name,
+        keys=group.hot_keys(lane, TOP),
+    )

@@ -1,0 +1,109 @@
+"""Serve the page until a signal comes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final, cast
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from spark_mq.errors import InvalidOption, SparkMQError
+from spark_mq.inspect import QueueOverview
+from spark_mq.interfaces.web.app import HealthLimits, create_app
+from spark_mq.interfaces.web.security import Access, is_local
+from spark_mq.interfaces.web.view import HOUR, OverviewCache
+from spark_mq.util.listening import host_of, listen
+
+__all__ = ["serve"]
+
+_log = logging.getLogger(__name__)
+
+# Seconds for a client to take an answer and to send the head of the next request.
+REQUEST_SECONDS: Final = 10.0
+# One more closes the oldest without a request, which is the new one if all others have one.
+MAX_CONNECTIONS: Final = 200
+
+
+class BoundedProtocol(H11Protocol):
+    """Closes connections without a request, for which uvicorn has no setting.
+
+    Its `timeout_keep_alive` ends with any byte after an answer. Its `limit_concurrency` counts half
+    a request as one, and refuses those of others.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._deadline = self.loop.call_later(REQUEST_SECONDS, self._end_if_idle)
+        if len(self.connections) > MAX_CONNECTIONS:
+            ours = cast("set[BoundedProtocol]", self.connections)
+            idle = [one for one in ours if one._is_idle]
+            min(idle, key=lambda one: one._deadline.when())._end()
+
+    def on_response_complete(self) -> None:
+        self._deadline.cancel()
+        self._deadline = self.loop.call_later(REQUEST_SECONDS, self._end_if_idle)
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._deadline.cancel()
+        super().connection_lost(exc)
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _end_if_idle(self) -> None:
+        if self._is_idle:
+            self._end()
+
+    def _end(self) -> None:
+        self.connections.discard(self)  # others may connect before the loop calls connection_lost
+        self.transport.abort()
+
+
+def serve(
+    overviews: OverviewCache,
+    access: Access,
+    *,
+    address: str,
+    port: int,
+    health: HealthLimits | None = None,
+    listening: Callable[[str], None],
+) -> None:
+    """Serve the page until SIGTERM or Ctrl-C, and call `listening`. Raise InvalidOption."""
+    if access.is_open and not is_local(address):
+        raise InvalidOption(
+            f"--address {address} is open to other machines: set SPARK_MQ_WEB_PASSWORD or "
+            "SPARK_MQ_WEB_TOKEN",
+            option="--address",
+            value=address,
+        )
+    with listen(address, port) as listener:
+        config = uvicorn.Config(
+            create_app(overviews, access, health),
+            access_log=False,
+            http=BoundedProtocol,
+            log_config=None,
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=10,
+            ws="none",
+        )
+        # So that the first visitor does not wait until all ledgers are read.
+        threading.Thread(target=_read_once, args=[overviews], daemon=True).start()
+        listening(f"http://{host_of(address)}:{listener.getsockname()[1]}/")
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _read_once(overviews: OverviewCache) -> None:
+    """Read all queues and their last hour. The pages show the errors."""
+    try:
+        for name, overview in overviews.all().items():
+            if isinstance(overview, QueueOverview):
+                overviews.past(name, HOUR)
+    except (SparkMQError, OSError) as error:
+        _log.warning("the first look at %s failed: %s", overviews.path, error)
