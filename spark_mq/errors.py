@@ -8,7 +8,7 @@ travel between processes.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 __all__ = [
     "BatchClosed",
@@ -44,6 +44,13 @@ __all__ = [
     "UsedAfterFork",
 ]
 
+_MAX_TEXT: Final = 10_000  # characters of a message; a longer one would be a user's data
+
+
+def shorten(text: str, most: int) -> str:
+    """Cut a text that is too long, and say how long it was."""
+    return text if len(text) <= most else f"{text[: most - 30]}... ({len(text)} characters)"
+
 
 class SparkMQError(Exception):
     """Base class of all errors of spark_mq.
@@ -61,7 +68,7 @@ class SparkMQError(Exception):
     def __init__(
         self, message: str, *, advice: Iterable[tuple[str, str]] = (), **data: Any
     ) -> None:
-        super().__init__(message)
+        super().__init__(shorten(message, _MAX_TEXT))
         self.advice = tuple(advice)
         self.data = data
         for name, value in data.items():

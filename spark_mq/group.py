@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Unpack
+from typing import Any, SupportsIndex, Unpack
 
 from spark_mq.errors import InvalidOption
 from spark_mq.inspect.group_views import GroupViews
@@ -21,7 +21,7 @@ from spark_mq.ledger.setting_options import GroupOptions
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
 from spark_mq.ledger.stats import GroupStats
-from spark_mq.message import check_time
+from spark_mq.message import MessageSelector, check_time
 from spark_mq.operations.acquire import named_messages, raise_if_blocked, wait_for_lease
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.find_messages import find_messages
@@ -53,7 +53,7 @@ from spark_mq.worker.state import WorkSummary
 
 __all__ = ["ConsumerGroup", "LeaseSelector"]
 
-LeaseSelector = str | Lease | Iterable[str | Lease] | Mapping[str, Iterable[int] | None]
+LeaseSelector = str | Lease | Iterable[str | Lease] | Mapping[str, MessageSelector | None]
 """Leases by id or as objects, or a mapping of these to some sequences, or to None for all."""
 
 
@@ -135,7 +135,7 @@ class ConsumerGroup(GroupViews):
         return self._ledger.settings()
 
     @acting_by_default
-    def unblock(self, to: str, sequences: Iterable[int] | None = None) -> int:
+    def unblock(self, to: str, sequences: MessageSelector | None = None) -> int:
         """Decide about messages that block the group. Return their number.
 
         A group blocks with ``on_max_deliveries="block"``.
@@ -153,7 +153,7 @@ class ConsumerGroup(GroupViews):
 
     def discard(
         self,
-        sequences: int | Iterable[int] | None = None,
+        sequences: SupportsIndex | MessageSelector | None = None,
         *,
         message_id: str | Sequence[str] | None = None,
         key: str | Sequence[str] | None = None,
@@ -194,7 +194,7 @@ class ConsumerGroup(GroupViews):
 
     def retry_now(
         self,
-        sequences: int | Iterable[int] | None = None,
+        sequences: SupportsIndex | MessageSelector | None = None,
         *,
         message_id: str | Sequence[str] | None = None,
         key: str | Sequence[str] | None = None,
@@ -214,7 +214,7 @@ class ConsumerGroup(GroupViews):
 
     def dead_letter(
         self,
-        sequences: int | Iterable[int] | None = None,
+        sequences: SupportsIndex | MessageSelector | None = None,
         *,
         message_id: str | Sequence[str] | None = None,
         key: str | Sequence[str] | None = None,
@@ -290,7 +290,7 @@ class ConsumerGroup(GroupViews):
         *,
         max_messages: int | None = None,
         max_bytes: int | str | None = None,
-        sequences: Iterable[int] | None = None,
+        sequences: MessageSelector | None = None,
         wait: Duration = 0,
         poll_interval: Duration | None = None,
         visibility_timeout: Duration | None = None,
@@ -527,7 +527,7 @@ class ConsumerGroup(GroupViews):
     def ack(
         self,
         leases: LeaseSelector,
-        sequences: Iterable[int] | None = None,
+        sequences: MessageSelector | None = None,
         *,
         message_ids: Iterable[str] | None = None,
     ) -> SettleResult:
@@ -538,8 +538,8 @@ class ConsumerGroup(GroupViews):
         leases
             A lease id, a Lease, several of these, or {lease id: sequences, or None for all}.
         sequences
-            Messages of one lease. Default: all that it holds. A ``range`` means all messages in
-            between.
+            Messages of one lease: a message, a list of messages or of sequences, or an array of
+            sequences. Default: all that it holds. A ``range`` means all messages in between.
         message_ids
             All held messages with one of these ids.
 
@@ -559,7 +559,7 @@ class ConsumerGroup(GroupViews):
     def nack(
         self,
         leases: LeaseSelector,
-        sequences: Iterable[int] | None = None,
+        sequences: MessageSelector | None = None,
         *,
         message_ids: Iterable[str] | None = None,
         delay: Duration | None = None,
@@ -583,7 +583,7 @@ class ConsumerGroup(GroupViews):
     def reject(
         self,
         leases: LeaseSelector,
-        sequences: Iterable[int] | None = None,
+        sequences: MessageSelector | None = None,
         *,
         message_ids: Iterable[str] | None = None,
         error: str | None = None,
@@ -597,7 +597,7 @@ class ConsumerGroup(GroupViews):
     def release(
         self,
         leases: LeaseSelector,
-        sequences: Iterable[int] | None = None,
+        sequences: MessageSelector | None = None,
         *,
         message_ids: Iterable[str] | None = None,
         delay: Duration | None = None,
@@ -619,7 +619,7 @@ class ConsumerGroup(GroupViews):
         self,
         verb: str,
         leases: LeaseSelector,
-        sequences: Iterable[int] | None,
+        sequences: MessageSelector | None,
         message_ids: Iterable[str] | None,
         *,
         delay: Duration | None = None,
@@ -645,7 +645,7 @@ class ConsumerGroup(GroupViews):
         self,
         leases: LeaseSelector,
         timeout: Duration | None = None,
-        sequences: Iterable[int] | None = None,
+        sequences: MessageSelector | None = None,
         *,
         message_ids: Iterable[str] | None = None,
     ) -> SettleResult:

@@ -18,7 +18,7 @@ from spark_mq.ledger.settle import ACK, NACK, REJECT, SettleOutcome, SettlePart
 from spark_mq.operations.settle import SettleResult
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.show import show_count, show_number, show_time
-from spark_mq.util.validation import validate_choice, validate_duration
+from spark_mq.util.validation import short_repr, validate_choice, validate_duration
 
 __all__ = [
     "OUTCOMES",
@@ -97,7 +97,7 @@ def verdict(
     """Build a verdict from a handler's values. Raises InvalidHandlerResult."""
     if outcome is not None and outcome not in OUTCOMES:
         raise InvalidHandlerResult(
-            f"outcome={outcome!r} is not valid: use ack, nack or reject, or null",
+            f"outcome={short_repr(outcome)} is not valid: use ack, nack or reject, or null",
             option="outcome",
             value=outcome,
         )
@@ -125,9 +125,9 @@ def parse_result(returned: Any, lease_id: str, held: Iterable[Interval]) -> list
             f"message {first} does not belong to this lease", option="sequence", value=first
         )
     return [
-        verdict(lease_id, (row["sequence"], row["sequence"]),
-                **{name: row.get(name) for name in COLUMNS if name != "sequence"})
+        verdict(lease_id, interval, **{name: row.get(name) for name in COLUMNS[1:]})
         for row in rows
+        for interval in from_sequences([row["sequence"]])
     ]  # fmt: skip
 
 

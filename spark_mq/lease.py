@@ -20,7 +20,7 @@ from spark_mq.ledger.intervals import from_sequences, subtract
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettlePart
-from spark_mq.message import ReceivedMessage, to_received
+from spark_mq.message import MessageSelector, ReceivedMessage, to_received
 from spark_mq.operations.acquire import find_damage, reject_damaged
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.keep_alive import KeepAlive
@@ -190,14 +190,15 @@ class Lease:
     # -- settle: each call is one commit at most, and the calls of several threads share one
 
     def ack(
-        self, sequences: Iterable[int] | None = None, *, message_ids: Iterable[str] | None = None
+        self, sequences: MessageSelector | None = None, *, message_ids: Iterable[str] | None = None
     ) -> SettleResult:
         """Settle messages as done.
 
         Parameters
         ----------
         sequences
-            The messages. Default: all that this object has not settled yet. A ``range`` means all
+            The messages: one of :attr:`messages`, a list of them or of their sequences, or an array
+            of sequences. Default: all that this object has not settled yet. A ``range`` means all
             messages in between.
         message_ids
             The same, by message id.
@@ -211,7 +212,7 @@ class Lease:
 
     def nack(
         self,
-        sequences: Iterable[int] | None = None,
+        sequences: MessageSelector | None = None,
         *,
         message_ids: Iterable[str] | None = None,
         delay: Duration | None = None,
@@ -233,7 +234,7 @@ class Lease:
 
     def reject(
         self,
-        sequences: Iterable[int] | None = None,
+        sequences: MessageSelector | None = None,
         *,
         message_ids: Iterable[str] | None = None,
         error: str | None = None,
@@ -246,7 +247,7 @@ class Lease:
 
     def release(
         self,
-        sequences: Iterable[int] | None = None,
+        sequences: MessageSelector | None = None,
         *,
         message_ids: Iterable[str] | None = None,
         delay: Duration | None = None,
@@ -263,7 +264,7 @@ class Lease:
         return self._settle(RELEASE, sequences, message_ids, delay)
 
     def _settle(
-        self, verb: str, sequences: Iterable[int] | None, message_ids: Iterable[str] | None,
+        self, verb: str, sequences: MessageSelector | None, message_ids: Iterable[str] | None,
         delay: Duration | None = None, error: str | None = None,
     ) -> SettleResult:  # fmt: skip
         pause = None if delay is None else validate_duration("delay", delay, zero=True)
@@ -356,7 +357,7 @@ class Lease:
     def extend(
         self,
         timeout: Duration | None = None,
-        sequences: Iterable[int] | None = None,
+        sequences: MessageSelector | None = None,
         *,
         message_ids: Iterable[str] | None = None,
     ) -> SettleResult:

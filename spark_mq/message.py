@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Final, TypedDict, Unpack
+from typing import Any, Final, SupportsIndex, TypedDict, Unpack
 
 import pyarrow as pa
 
@@ -17,10 +17,11 @@ from spark_mq.payload_format import Format, Json, unusable
 from spark_mq.util.clock import EARLIEST, Duration, to_datetime, to_micros
 from spark_mq.util.records import Record
 from spark_mq.util.show import show_time
-from spark_mq.util.validation import parse_instant, short_repr, validate_duration
+from spark_mq.util.validation import parse_instant, plain_number, short_repr, validate_duration
 
 __all__ = [
     "Message",
+    "MessageSelector",
     "ReceivedMessage",
     "check_format",
     "check_past",
@@ -216,6 +217,10 @@ class ReceivedMessage(Record):
             raise InvalidPayload(text, sequence=self.sequence) from None
 
 
+MessageSelector = ReceivedMessage | Iterable[SupportsIndex | ReceivedMessage]
+"""A message, or several messages or sequences."""
+
+
 def check_format(format: Any) -> Format:
     """Return a format. Raise InvalidOption if it is none."""
     if not isinstance(format, type) and all(
@@ -296,7 +301,7 @@ def to_row(message: Any, which: str, now: Callable[[], int]) -> dict[str, Any]:
         "headers": list(m.headers.items()) or None,  # Null, as other writers leave it.
         "deliver_at": deliver_at,
         "expires_at": expires_at,
-        "priority": m.priority or None,
+        "priority": plain_number(m.priority) or None,
         **({} if m.dedup_id is None else {"dedup_id": m.dedup_id}),
     }
 
@@ -322,6 +327,7 @@ def _problem(m: Message) -> str | None:
 
 
 def _priority_problem(priority: Any) -> str | None:
+    priority = plain_number(priority)
     if type(priority) is int and 0 <= priority <= MAX_PRIORITY:
         return None
     return f"the priority {short_repr(priority)}: give a whole number from 0 to {MAX_PRIORITY}"
@@ -351,7 +357,7 @@ def check_past(option: str, at: Any, now: int) -> int:
 
     A duration may have a minus. Text may be an instant with a zone.
     """
-    back = at.strip().removeprefix("-") if isinstance(at, str) else at
+    back = at.strip().removeprefix("-") if isinstance(at, str) else plain_number(at)
     try:
         if isinstance(at, datetime):
             return to_micros(at)
@@ -396,7 +402,8 @@ def _at(given: datetime | Duration | None, start: int) -> datetime | None:
 def _time_problem(at: Any) -> str:
     if at is None:
         return ""
-    if isinstance(at, int | float) and at >= _UNIX_TIME:
+    number = plain_number(at)
+    if isinstance(number, int | float) and number >= _UNIX_TIME:
         return "no time from now but a Unix time: give datetime.fromtimestamp(..., UTC)"
     try:
         if not isinstance(at, datetime):

@@ -30,7 +30,7 @@ from spark_mq.util.advice import LIST_LANES
 from spark_mq.util.clock import optional_datetime
 from spark_mq.util.records import Record
 from spark_mq.util.show import show_count, show_time
-from spark_mq.util.validation import validate_choice, validate_count
+from spark_mq.util.validation import short_repr, validate_choice, validate_count
 
 __all__ = [
     "HotKey",
@@ -301,7 +301,7 @@ def find_hot_keys(group: GroupLedger, lane: int, n: int) -> list[HotKey]:
     if type(lane) is not int or not 0 <= lane < lanes:
         has = f"lanes 0 to {lanes - 1}" if lanes else "no lanes"
         raise InvalidOption(
-            f"lane={lane!r}: the queue has {has}. {LIST_LANES} those with messages.",
+            f"lane={short_repr(lane)}: the queue has {has}. {LIST_LANES} those with messages.",
             advice=[LIST_LANES],
             option="lane",
             value=lane,

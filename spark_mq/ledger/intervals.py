@@ -7,6 +7,7 @@ from operator import eq
 from typing import Any, Final, overload
 
 from spark_mq.errors import InvalidOption
+from spark_mq.util.validation import is_message, plain_number, plain_values, short_repr
 
 __all__ = [
     "Interval",
@@ -20,6 +21,7 @@ __all__ = [
 
 Interval = tuple[int, int]
 
+_MAX_SHOWN: Final = 40  # characters of what is no sequence
 MAX_FORMATTED: Final = 200  # intervals that a text shows
 
 
@@ -69,15 +71,17 @@ def format_intervals(intervals: Sequence[Interval]) -> str:
     return text
 
 
-def from_sequences(sequences: Iterable[Any]) -> list[Interval]:
-    """Return the intervals of a user's sequences, or raise InvalidOption.
+def from_sequences(sequences: Any) -> list[Interval]:
+    """Return the intervals of a user's sequences or messages, or raise InvalidOption.
 
     A ``range`` is one interval: it is not iterated, and gaps between its messages are no error.
     """
+    if is_message(sequences):
+        sequences = [sequences]
     if not isinstance(sequences, Iterable) or isinstance(sequences, str | bytes):
         raise InvalidOption(
-            f"sequences={sequences!r} is not a list of sequences: it is "
-            f"{type(sequences).__name__}. Give a list of whole numbers.",
+            f"sequences is {type(sequences).__name__}, not a list of sequences: give messages, or "
+            "a list of whole numbers",
             option="sequences",
             value=sequences,
         )
@@ -86,16 +90,22 @@ def from_sequences(sequences: Iterable[Any]) -> list[Interval]:
     if isinstance(sequences, range) and abs(sequences.step) == 1:
         ends = [_checked(sequences[at]) for at in (0, -1)] if sequences else []
         return [(min(ends), max(ends))] if ends else []
-    checked = map(_checked, sequences)
+    checked = map(_checked, plain_values(sequences))
     return normalise((value, value) for value in checked)
 
 
-def _checked(value: Any) -> int:
+def _checked(given: Any) -> int:
+    if type(given) is int and 0 <= given < 2**63:
+        return given  # the fast path
+    value = plain_number(getattr(given, "sequence", given) if is_message(given) else given)
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
         return value
+    shown = short_repr(value)
+    if len(shown) > _MAX_SHOWN:
+        shown = f"a {type(value).__name__}"  # it may be a payload
     raise InvalidOption(
-        f"{value!r} is not a sequence: a sequence is a whole number from 0. Use the "
-        f"values of the column 'sequence'.",
+        f"{shown} is not a sequence: give messages, or whole numbers from 0, such as the values "
+        "of the column 'sequence'",
         option="sequences",
         value=value,
     )

@@ -8,7 +8,7 @@ from datetime import timedelta
 from spark_mq.errors import InvalidOption
 from spark_mq.util.advice import CREATE_WITH_LANES
 from spark_mq.util.show import show_duration
-from spark_mq.util.validation import invalid
+from spark_mq.util.validation import invalid, short_repr
 
 __all__ = ["check_delays", "check_keys", "check_lanes", "check_replaces"]
 
@@ -19,7 +19,8 @@ def check_lanes(lanes: int, order: str, limit: int | None) -> None:
     for name, value in needs.items():
         if value is not None and not lanes:
             raise InvalidOption(
-                f"{name}={value!r} needs lanes: the queue has none. {CREATE_WITH_LANES} and "
+                f"{name}={short_repr(value)} needs lanes: the queue has none. {CREATE_WITH_LANES} "
+                "and "
                 "publish the messages there.",
                 advice=[CREATE_WITH_LANES],
                 option=name,

@@ -25,6 +25,7 @@ from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.util.clock import MICROSECOND
 from spark_mq.util.progress import counted, step
 from spark_mq.util.records import Record
+from spark_mq.util.validation import short_repr
 
 __all__ = [
     "GroupStart",
@@ -134,7 +135,8 @@ def trim(context: QueueContext) -> Trimmed:
 def purge(context: QueueContext, name: str) -> PurgeResult:
     if name != context.name:
         raise InvalidOption(
-            f"name={name!r}: a purge drops every message; to confirm it, give the queue's name, "
+            f"name={short_repr(name)}: a purge drops every message; to confirm it, give the "
+            "queue's name, "
             f"{context.name!r}",
             option="name",
             value=name,
@@ -251,7 +253,8 @@ def drop_queue(root: str, name: str, options: Mapping[str, str] | None = None) -
     own = root.rstrip("/").rpartition("/")[2]
     if name != own:
         raise InvalidOption(
-            f"name={name!r}: a drop deletes the whole queue. To confirm it, give the queue's "
+            f"name={short_repr(name)}: a drop deletes the whole queue. To confirm it, give the "
+            "queue's "
             f"name, {own!r}",
             option="name",
             value=name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from spark_mq.errors import GroupBlocked, InvalidOption
@@ -14,6 +14,7 @@ from spark_mq.ledger.lane_walk import MAX_PIECES
 from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.schedule import next_due_at
 from spark_mq.ledger.settle import REJECT, RELEASE, SettlePart
+from spark_mq.message import MessageSelector
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.outages import OUTAGES, outage_pause
 from spark_mq.operations.pauses import Pauses
@@ -38,7 +39,7 @@ RATE_PAUSE: Final = 5.0
 """Seconds until a wait for a rate limit looks if the limit has changed."""
 
 
-def named_messages(sequences: Iterable[int]) -> tuple[list[Interval], int]:
+def named_messages(sequences: MessageSelector) -> tuple[list[Interval], int]:
     """Return the intervals of the messages that a lease names, and their most messages."""
     intervals = from_sequences(sequences)
     if len(intervals) > MAX_PIECES:

@@ -312,7 +312,8 @@ def relative_place(root: str, place: str | None, options: Mapping[str, str]) -> 
     own, other = canonical_path(root, options), canonical_path(place, options)
     if own == other:
         raise InvalidOption(
-            f"dead_letter_path={place!r} is the queue itself: give another queue, or leave it out",
+            f"dead_letter_path={short_repr(place)} is the queue itself: give another queue, or "
+            "leave it out",
             option="dead_letter_path",
             value=place,
         )
@@ -410,7 +411,7 @@ def _check_name(name: str, value: Any) -> None:
         meant = f"Did you mean {hint!r}?" if hint else f"Use {', '.join(changeable)}."
         why = f"the name is unknown. {meant}"
     raise InvalidOption(
-        f"{CONFIGURE_QUEUE} cannot change {name!r}: {why}",
+        f"{CONFIGURE_QUEUE} cannot change {short_repr(name)}: {why}",
         advice=[CONFIGURE_GROUP, CONFIGURE_QUEUE],
         option=name,
         value=value,

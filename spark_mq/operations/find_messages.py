@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, SupportsIndex
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,12 +12,14 @@ import pyarrow.compute as pc
 from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import CorruptLog, InvalidOption, SparkMQError
 from spark_mq.ledger.intervals import Interval, from_sequences
+from spark_mq.message import MessageSelector
 from spark_mq.operations.context import GroupLedger
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.storage.history_table import history_rows
 from spark_mq.storage.message_table import MessageTable
 from spark_mq.util.advice import NAME_MESSAGES
 from spark_mq.util.clock import SECOND, to_datetime
+from spark_mq.util.validation import plain_number, plain_values, short_repr
 
 __all__ = [
     "PastLease",
@@ -55,17 +57,19 @@ def find_values(
 def check_ids(ids: Iterable[str]) -> list[str]:
     """Return a list of message ids. Raise InvalidOption."""
     if not isinstance(ids, str | bytes) and isinstance(ids, Iterable):
-        given = list(ids)
+        given = list(plain_values(ids))
         if all(isinstance(one, str) for one in given):
             return given
     raise InvalidOption(
-        f"message_ids={ids!r} is not a list of message ids", option="message_ids", value=ids
+        f"message_ids={short_repr(ids)} is not a list of message ids: give a list of text",
+        option="message_ids",
+        value=ids,
     )
 
 
 def find_messages(
     ledger: GroupLedger,
-    sequences: int | Iterable[int] | None,
+    sequences: SupportsIndex | MessageSelector | None,
     message_id: str | Iterable[str] | None,
     key: str | Iterable[str] | None,
 ) -> list[Interval]:
@@ -80,7 +84,8 @@ def find_messages(
             value=given[named[0]] if named else None,
         )
     if sequences is not None:
-        several = [sequences] if isinstance(sequences, int | str | bytes) else sequences
+        number = plain_number(sequences)
+        several = [number] if isinstance(number, int | str | bytes) else sequences
         return _checked(ledger, from_sequences(several))
     return _search(ledger, named[0], given[named[0]])
 
@@ -101,10 +106,12 @@ def _checked(ledger: GroupLedger, intervals: list[Interval]) -> list[Interval]:
 
 def _search(ledger: GroupLedger, column: str, wanted: object) -> list[Interval]:
     """Return the messages with some ids or keys, those after the start sequence if any."""
-    values = [wanted] if isinstance(wanted, str) else wanted
+    values = [wanted] if isinstance(wanted, str) else plain_values(wanted)
     if not isinstance(values, Sequence) or not all(isinstance(one, str) for one in values):
         raise InvalidOption(
-            f"{column}={wanted!r} is not text: give one, or a list", option=column, value=wanted
+            f"{column}={short_repr(wanted)} is not text: give a text, or a list of texts",
+            option=column,
+            value=wanted,
         )
     messages, low = ledger.messages, ledger.queue.horizon() + 1
     start = max(ledger.current().head.start_sequence + 1, low)
@@ -113,7 +120,7 @@ def _search(ledger: GroupLedger, column: str, wanted: object) -> list[Interval]:
     found = found or find_values(messages, column, values, [(low, start - 1)])
     if not found:
         raise InvalidOption(
-            f"{column}={wanted!r}: {ledger.queue_path} has no message with it",
+            f"{column}={short_repr(wanted)}: {ledger.queue_path} has no message with it",
             option=column,
             value=wanted,
         )

@@ -35,6 +35,7 @@ from spark_mq.util.show import show_duration, show_some
 from spark_mq.util.validation import (
     invalid,
     parse_instant,
+    short_repr,
     suggest,
     truncate_error,
     validate_choice,
@@ -335,7 +336,8 @@ def _not_found(context: QueueContext, state: TableState, name: str) -> ScheduleN
     there = f"The queue has {show_some(known, _MAX_NAMED)}. " if known else ""
     hint = f"Did you mean {nearest!r}? " if nearest else there
     return ScheduleNotFound(
-        f"there is no schedule {name!r} in {context.path}. {hint}{ADD_SCHEDULE} makes one",
+        f"there is no schedule {short_repr(name)} in {context.path}. {hint}{ADD_SCHEDULE} makes "
+        "one",
         advice=[ADD_SCHEDULE],
         schedule=name,
     )

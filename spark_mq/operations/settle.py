@@ -11,6 +11,7 @@ from spark_mq.errors import InvalidOption, LeaseLost, MessagesHeld
 from spark_mq.ledger.intervals import Interval, from_sequences, subtract
 from spark_mq.ledger.interventions import Intervene, Intervention
 from spark_mq.ledger.settle import Extend, SettleOutcome, SettlePart
+from spark_mq.message import MessageSelector
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.find_messages import check_ids, find_past_lease, find_values
 from spark_mq.util.advice import FORCE
@@ -70,7 +71,7 @@ class HeldLease:
 
 
 # One lease or several, or some sequences of each. None stands for all that it holds.
-HeldSelector = str | HeldLease | Iterable[str | HeldLease] | Mapping[str, Iterable[int] | None]
+HeldSelector = str | HeldLease | Iterable[str | HeldLease] | Mapping[str, MessageSelector | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def settle(
     leases: HeldSelector,
     verb: str,
     *,
-    sequences: Iterable[int] | None = None,
+    sequences: MessageSelector | None = None,
     message_ids: Iterable[str] | None = None,
     delay: int | None = None,
     error: str | None = None,
@@ -159,7 +160,7 @@ def extend(
     leases: HeldSelector,
     timeout: int | None,
     *,
-    sequences: Iterable[int] | None = None,
+    sequences: MessageSelector | None = None,
     message_ids: Iterable[str] | None = None,
 ) -> tuple[SettleResult, int]:
     """Extend leases, or selected messages, in one commit. Return the new deadline, too.
@@ -176,7 +177,7 @@ def extend(
 def _resolve(
     ledger: GroupLedger,
     leases: HeldSelector,
-    sequences: Iterable[int] | None,
+    sequences: MessageSelector | None,
     message_ids: Iterable[str] | None,
 ) -> tuple[list[_Selection], list[str]]:
     """Return the selected messages by lease, and the message ids that no lease holds."""
@@ -198,7 +199,7 @@ def _resolve(
     return (selected, []) if message_ids is None else _by_message_id(ledger, selected, message_ids)
 
 
-def _select(lease: str | HeldLease, sequences: Iterable[int] | None) -> _Selection:
+def _select(lease: str | HeldLease, sequences: MessageSelector | None) -> _Selection:
     intervals = None if sequences is None else from_sequences(sequences)
     if isinstance(lease, HeldLease):
         return _Selection(lease.lease_id, intervals, lease)

@@ -23,6 +23,7 @@ from spark_mq.spark.schema import parse_value_schema
 from spark_mq.streaming.source import StreamOptions
 from spark_mq.util.clock import SECOND
 from spark_mq.util.validation import (
+    short_repr,
     suggest,
     validate_choice,
     validate_count,
@@ -137,7 +138,9 @@ class WriteOptions:
         path = _path(own)
         if path.lstrip().startswith("["):
             raise InvalidOption(
-                f"path={path!r} is a list. A write goes to one queue", option="path", value=path
+                f"path={short_repr(path)} is a list. A write goes to one queue",
+                option="path",
+                value=path,
             )
         return cls(path, storage, SinkProducer.parse(own))
 
@@ -230,14 +233,14 @@ def _split(
         else:
             if lower in _ELSEWHERE:
                 raise InvalidOption(
-                    f"option {name!r} is not one of Spark: {_ELSEWHERE[lower]}",
+                    f"option {short_repr(name)} is not one of Spark: {_ELSEWHERE[lower]}",
                     option=name,
                     value=value,
                 )
             hint = suggest(name, [*known, "storageOptions.*"])
             # Not the value, because the name may be a misspelt secret.
             raise InvalidOption(
-                f"unknown option {name!r}"
+                f"unknown option {short_repr(name)}"
                 + (
                     f": did you mean {hint!r}?" if hint else f"; the options are {', '.join(known)}"
                 ),
@@ -273,7 +276,7 @@ def _paths(own: Mapping[str, str], storage: Mapping[str, str]) -> tuple[tuple[st
         or not all(isinstance(path, str) and path.strip() for path in paths)
     ):
         raise InvalidOption(
-            f'path={text!r} is not a list of paths: give JSON like ["/queues/orders", '
+            f'path={short_repr(text)} is not a list of paths: give JSON like ["/queues/orders", '
             f'"/queues/returns"]',
             option="path",
             value=text,
@@ -281,7 +284,9 @@ def _paths(own: Mapping[str, str], storage: Mapping[str, str]) -> tuple[tuple[st
     places = Counter(canonical_uri(absolute_path(path), storage) for path in paths)
     if twice := [path for path, times in places.items() if times > 1]:
         raise InvalidOption(
-            f"path={text!r} names {twice[0]} twice: a queue is read once", option="path", value=text
+            f"path={short_repr(text)} names {twice[0]} twice: a queue is read once",
+            option="path",
+            value=text,
         )
     return tuple(paths), True
 

@@ -24,7 +24,7 @@ from spark_mq.parquet.writer import WrittenFile, discard_files, write_file
 from spark_mq.storage.id_files import ID_BYTES, IdWindow
 from spark_mq.util.records import object_html
 from spark_mq.util.show import show_count
-from spark_mq.util.validation import invalid, validate_name
+from spark_mq.util.validation import invalid, plain_number, validate_name
 
 __all__ = [
     "NOTHING_MET",
@@ -238,6 +238,7 @@ class PublishReceipt:
         Raises InvalidOption for a position that is not one of the given messages, from 0.
         """
         count = len(self.sequences) + len(self.duplicates)
+        position = plain_number(position)
         known = isinstance(position, int) and not isinstance(position, bool)
         if not known or not 0 <= position < count:
             has = show_count(count, "message")

@@ -20,6 +20,7 @@ from spark_mq.util.records import Record, with_attributes
 from spark_mq.util.show import show_duration
 from spark_mq.util.validation import (
     invalid,
+    plain_number,
     validate_choice,
     validate_count,
     validate_duration,
@@ -339,7 +340,7 @@ class Weights(Kind):
         }
 
     def _weight(self, name: str, key: str, value: Any) -> float:
-        weight = parse_number(value.strip()) if isinstance(value, str) else value
+        weight = parse_number(value.strip()) if isinstance(value, str) else plain_number(value)
         if isinstance(weight, bool) or not isinstance(weight, int | float):
             weight = 0
         if not 0.01 <= weight <= 100:

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import operator
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime, timedelta
+from itertools import islice
+from numbers import Real
 from typing import Any, Final
 
-from spark_mq.errors import InvalidOption
+from spark_mq.errors import InvalidOption, shorten
 from spark_mq.util.clock import SECOND, to_micros
 
 __all__ = [
@@ -21,6 +25,8 @@ __all__ = [
     "invalid",
     "parse_instant",
     "parse_until",
+    "plain_number",
+    "plain_values",
     "short_repr",
     "suggest",
     "truncate_error",
@@ -43,6 +49,7 @@ RESERVED_PREFIX: Final = "__"  # start of names that only spark_mq uses
 
 MAX_ERROR_LENGTH: Final = 2_000  # characters of a failure's text that the ledger keeps
 
+_MAX_NAME: Final = 32  # bytes that may still be a name in the wrong type
 _MAX_SHOWN: Final = 200  # characters of a value that an error message shows
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -74,7 +81,10 @@ _MAX_DURATION: Final = 100 * 365 * 86_400 * SECOND
 
 
 def short_repr(value: Any) -> str:
-    """Return repr() of a value, truncated for error messages."""
+    """Return repr() of a value for error messages: short, and without payloads."""
+    some = islice(value, 10) if isinstance(value, list | tuple | set | frozenset) else [value]
+    if any(is_message(one) or _may_be_payload(one) for one in some):
+        return f"<{type(value).__name__}>"
     try:
         text = repr(value)
     except ValueError:
@@ -82,9 +92,37 @@ def short_repr(value: Any) -> str:
         if isinstance(value, int):
             return f"a number of {value.bit_length()} bits"
         return f"a {type(value).__name__} with a very large number"
-    if len(text) <= _MAX_SHOWN:
-        return text
-    return f"{text[:_MAX_SHOWN]}... ({len(text)} characters)"
+    return shorten(text, _MAX_SHOWN)
+
+
+def _may_be_payload(value: Any) -> bool:
+    return isinstance(value, bytes | bytearray | memoryview) and len(value) > _MAX_NAME
+
+
+def is_message(value: Any) -> bool:
+    """Return whether a value has a payload, as the messages of a lease and those to publish."""
+    return hasattr(type(value), "__dataclass_fields__") and hasattr(value, "value")
+
+
+def plain_number(value: Any) -> Any:
+    """Return a number of NumPy or Arrow as one of Python. Anything else stays as it is."""
+    if value is None or isinstance(value, bool | int | float | str | bytes | timedelta):
+        return value
+    with suppress(Exception):  # a user's type may raise anything
+        return operator.index(value)
+    if hasattr(value, "as_py"):
+        return value.as_py()
+    if type(value).__name__ == "timedelta64":
+        return value.astype("timedelta64[us]").item()
+    return float(value) if isinstance(value, Real) else value
+
+
+def plain_values(values: Any) -> Any:
+    """Return an array of NumPy or Arrow as a list. Anything else stays as it is."""
+    for name in ("to_pylist", "tolist"):
+        if callable(convert := getattr(values, name, None)):
+            return convert()
+    return values
 
 
 def invalid(option: str, value: Any, problem: str) -> InvalidOption:
@@ -109,10 +147,11 @@ def truncate_error(text: str) -> str:
 def validate_duration(option: str, value: Any, *, zero: bool = False) -> int:
     """Return the microseconds of seconds, a timedelta, or text like "30s", "250ms" or "2d 3h"."""
     result: float | None = None
-    if isinstance(value, timedelta):
-        result = value.total_seconds() * SECOND
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        result = value * SECOND
+    number = plain_number(value)
+    if isinstance(number, timedelta):
+        result = number.total_seconds() * SECOND
+    elif isinstance(number, int | float) and not isinstance(number, bool):
+        result = number * SECOND
     elif isinstance(value, str) and (match := _DURATION.fullmatch(value)):
         unit = (match[2] or "s").lower()
         if unit not in _UNITS:
@@ -181,7 +220,7 @@ def validate_count(
     option: str, value: Any, *, least: int = 1, most: int = 2**31 - 1, text: bool = True
 ) -> int:
     """Validate a whole number. With `text` also as digits, because Spark's options are text."""
-    number = value
+    number = plain_number(value)
     if text and isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d{1,30}\s*", value):
         number = int(value)
     whole = isinstance(number, int) and not isinstance(number, bool)
@@ -210,6 +249,7 @@ def validate_callable(option: str, value: Any, *takes: str) -> None:
 
 def validate_position(option: str, value: Any) -> str | int | datetime:
     """Validate a position in the log, also as text, because Spark's options are text."""
+    value = plain_number(value)
     if isinstance(value, str):
         if value.lower() in ("earliest", "latest"):
             return value.lower()
@@ -237,6 +277,7 @@ def validate_position(option: str, value: Any) -> str | int | datetime:
 
 def validate_rate(option: str, value: Any) -> float:
     """Validate a number of messages a second, more than 0."""
+    value = plain_number(value)
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e300:
         return float(value)
     raise invalid(option, value, "is not a rate: give messages a second, more than 0")
@@ -244,6 +285,7 @@ def validate_rate(option: str, value: Any) -> float:
 
 def validate_fraction(option: str, value: Any) -> float:
     """Validate a number from 0 to 1."""
+    value = plain_number(value)
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
         return float(value)
     raise invalid(option, value, "is not a fraction: give a number from 0 to 1")
@@ -251,6 +293,7 @@ def validate_fraction(option: str, value: Any) -> float:
 
 def validate_size(option: str, value: Any) -> int:
     """Validate a number of bytes, more than 0. Text like "64m" or "1g" is valid too."""
+    value = plain_number(value)
     given = isinstance(value, int | str) and not isinstance(value, bool)
     text = str(value).strip().lower() if given else ""
     digits = text.rstrip("bkmg")
@@ -286,7 +329,8 @@ def parse_instant(name: str, text: str) -> datetime:
         found = None
     if found is None or found.tzinfo is None:
         raise InvalidOption(
-            f"{name} {text} is not an instant: give one with a zone, as 2026-01-31T12:00:00Z",
+            f"{name} {shorten(text, _MAX_SHOWN)} is not an instant: give one with a zone, as "
+            "2026-01-31T12:00:00Z",
             option=name,
             value=text,
         )

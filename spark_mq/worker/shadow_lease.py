@@ -14,7 +14,7 @@ from spark_mq.ledger.acquire import Grant
 from spark_mq.ledger.intervals import Interval, from_sequences, intersect, subtract
 from spark_mq.ledger.ranges import LEASED, Range
 from spark_mq.ledger.settle import REJECT, SettleOutcome, SettlePart
-from spark_mq.message import ReceivedMessage
+from spark_mq.message import MessageSelector, ReceivedMessage
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.find_messages import check_ids
 from spark_mq.operations.settle import SettleResult, summarize
@@ -72,7 +72,7 @@ class ShadowLease(Lease):
     def extend(
         self,
         timeout: Duration | None = None,
-        sequences: Iterable[int] | None = None,
+        sequences: MessageSelector | None = None,
         *,
         message_ids: Iterable[str] | None = None,
     ) -> SettleResult:
@@ -84,7 +84,7 @@ class ShadowLease(Lease):
         return summarize([self.lease_id], [SettleOutcome(settled=count)], missing)
 
     def _settle(
-        self, verb: str, sequences: Iterable[int] | None, message_ids: Iterable[str] | None,
+        self, verb: str, sequences: MessageSelector | None, message_ids: Iterable[str] | None,
         delay: Duration | None = None, error: str | None = None,
     ) -> SettleResult:  # fmt: skip
         pause = None if delay is None else validate_duration("delay", delay, zero=True)
@@ -103,7 +103,7 @@ class ShadowLease(Lease):
         return summarize([self.lease_id], [outcome], missing)
 
     def _named(
-        self, sequences: Iterable[int] | None, message_ids: Iterable[str] | None
+        self, sequences: MessageSelector | None, message_ids: Iterable[str] | None
     ) -> tuple[list[Interval] | None, list[str]]:
         """Return the named messages, or None if none are named, and the ids that nobody has."""
         if message_ids is None:

@@ -9,6 +9,7 @@ from airflow.sdk import BaseHook
 
 from spark_mq.errors import InvalidOption
 from spark_mq.queue import Queue
+from spark_mq.util.validation import short_repr
 
 __all__ = ["SparkMQHook"]
 
@@ -76,7 +77,7 @@ def check_place(path: str | PathLike[str] | None, conn_id: str | None) -> str | 
     """Return the path as text. Refuse an object that names no queue before Airflow runs it."""
     if not path and not conn_id:
         raise InvalidOption(
-            f"path={path!r} names no queue: give a path or URI, or spark_mq_conn_id=",
+            f"path={short_repr(path)} names no queue: give a path or URI, or spark_mq_conn_id=",
             option="path",
             value=path,
         )

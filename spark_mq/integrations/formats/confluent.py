@@ -13,7 +13,7 @@ from spark_mq.integrations.formats.avro import Avro
 from spark_mq.integrations.formats.protobuf import Protobuf
 from spark_mq.integrations.formats.pydantic_model import Pydantic
 from spark_mq.payload_format import Json, unusable
-from spark_mq.util.validation import short_repr, validate_count
+from spark_mq.util.validation import plain_number, short_repr, validate_count
 
 __all__ = ["Confluent", "from_option"]
 
@@ -169,7 +169,7 @@ def _check_schemas(format: Any, schemas: Any) -> None:
     fix = "give a mapping {id: schema}, a function of the id, or the registry's client"
     if isinstance(schemas, Mapping):
         for number in schemas:
-            if not isinstance(number, int) or not 0 < number <= _MAX_SCHEMA_ID:
+            if not isinstance(plain_number(number), int) or not 0 < number <= _MAX_SCHEMA_ID:
                 raise InvalidOption(
                     f"the key {short_repr(number)} of schemas is no id of a schema: give a whole "
                     f"number from 1 to {_MAX_SCHEMA_ID:,}",

@@ -70,7 +70,7 @@ def parse_pairs(name: str, pairs: Sequence[str] | None) -> dict[str, str]:
         if not key or not equals:
             # The value may be a secret, so the error does not show it.
             raise InvalidOption(
-                f"{name} {key!r} has no value: give NAME=VALUE", option=name, value=key
+                f"{name} {short_repr(key)} has no value: give NAME=VALUE", option=name, value=key
             )
         found[key] = value
     return found

@@ -19,7 +19,7 @@ from spark_mq.util.advice import CREATE_WITH_LANES
 from spark_mq.util.clock import SECOND
 from spark_mq.util.sequences import number_in
 from spark_mq.util.show import show_age, show_time, show_value
-from spark_mq.util.validation import validate_count, validate_duration
+from spark_mq.util.validation import short_repr, validate_count, validate_duration
 
 __all__ = ["lane_rows", "priority_rows"]
 
@@ -114,7 +114,7 @@ def _start(queue: Queue, text: str) -> int | None:
     if number.isdecimal():
         return validate_count("--from", number, least=0, most=2**63 - 1)
     raise InvalidOption(
-        f"--from {text!r} is not a position: give earliest, latest or a sequence",
+        f"--from {short_repr(text)} is not a position: give earliest, latest or a sequence",
         option="--from",
         value=text,
     )

@@ -19,7 +19,7 @@ from spark_mq.interfaces.cli.command import NOTHING, Given, argument, command, o
 from spark_mq.interfaces.cli.output import complain
 from spark_mq.interfaces.cli.watch import MaxAge, MaxDead, MaxUnswept, parse_limit
 from spark_mq.util.listening import host_of, listen
-from spark_mq.util.validation import validate_duration
+from spark_mq.util.validation import short_repr, validate_duration
 
 __all__: list[str] = []
 
@@ -132,7 +132,8 @@ def web(
             validate_duration(name, limit)
     if "://" not in path and not os.path.exists(path):
         raise InvalidOption(
-            f"PATH={path!r} is not there: give a queue, or a folder in which to look for queues",
+            f"PATH={short_repr(path)} is not there: give a queue, or a folder in which to look "
+            "for queues",
             option="PATH",
             value=path,
         )

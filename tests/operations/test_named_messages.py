@@ -1,0 +1,184 @@
+"""Messages are named by themselves, and by the integers of NumPy and Arrow, at every door."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from support.handles import lease
+
+from spark_mq import Message, Queue, errors
+from spark_mq.errors import InvalidOption
+from spark_mq.testing import ManualClock, memory_queue
+from spark_mq.util.validation import (
+    short_repr,
+    validate_count,
+    validate_duration,
+    validate_fraction,
+    validate_position,
+    validate_rate,
+    validate_size,
+)
+
+np = pytest.importorskip("numpy")
+
+SETTLES = ("ack", "nack", "reject", "release")
+SECRET = "payload of " + "x" * 2_000_000
+
+
+@pytest.fixture
+def queue(clock: ManualClock) -> Queue:
+    return memory_queue(clock)
+
+
+@pytest.mark.parametrize("verb", SETTLES)
+def test_a_lease_settles_messages_themselves(queue: Queue, verb: str) -> None:
+    queue.publish(["a", "b", "c", "d"])
+    held = lease(queue)
+    first, *rest = held.messages
+    assert getattr(held, verb)(first).settled == 1
+    assert getattr(held, verb)(rest[:2]).settled == 2
+    assert getattr(held, verb)([rest[2].sequence]).settled == 1
+
+
+@pytest.mark.parametrize("verb", SETTLES)
+def test_a_group_settles_messages_themselves(queue: Queue, verb: str) -> None:
+    queue.publish(["a", "b", "c", "d"])
+    held, group = lease(queue), queue.group()
+    first, *rest = held.messages
+    settle = getattr(group, verb)
+    assert settle(held, first).settled == 1
+    assert settle(held.lease_id, iter(rest[:2])).settled == 2
+    assert settle({held: rest[2]}).settled == 1
+
+
+def test_messages_are_named_at_all_other_doors(queue: Queue) -> None:
+    queue.publish([str(n) for n in range(6)])
+    held, group = lease(queue, 2), queue.group()
+    message = held.messages[0]
+    assert held.extend("60s", message).settled == 1
+    assert group.extend(held, "60s", [message]).settled == 1
+    [peeked, *_] = queue.peek(5)[3:]
+    assert group.discard(peeked) == 1
+    assert group.dead_letter([message], force=True) == 1
+
+
+ARRAYS: dict[str, Callable[[list[int]], Any]] = {
+    "numpy": lambda given: np.array(given, np.int64),
+    "unsigned": lambda given: np.array(given, np.uint64),
+    "scalars": lambda given: [np.int64(one) for one in given],
+    "arrow": pa.array,
+    "chunks": lambda given: pa.chunked_array([given[:1], given[1:]]),
+    "arrow scalars": lambda given: list(pa.array(given)),
+}
+
+
+@pytest.mark.parametrize("array", ARRAYS.values(), ids=ARRAYS.keys())
+def test_arrays_of_integers_name_messages(queue: Queue, array: Callable[[list[int]], Any]) -> None:
+    sequences = queue.publish(["a", "b", "c", "d"]).sequences
+    held = queue.group().lease("w", sequences=array(list(sequences[:3])))
+    assert held is not None
+    assert held.ack(array([sequences[0]])).settled == 1
+    assert queue.group().ack(held, array(list(sequences[1:3]))).settled == 2
+    assert queue.group().discard(array([sequences[3]])) == 1
+    assert queue.group().stats().unsettled == 0
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        np.array([True, False]), [np.bool_(True)], pa.array([True]), np.array([1.0]), [-1],
+        np.array([[0, 1]]), np.array([2**63], np.uint64), [True], pa.array([None], pa.int64()),
+        True, 0, np.int64(0),
+    ],
+)  # fmt: skip
+def test_other_values_are_no_sequences(queue: Queue, given: Any) -> None:
+    queue.publish(["a", "b"])
+    held = lease(queue)
+    with pytest.raises(InvalidOption, match="sequence"):
+        held.ack(given)
+    assert queue.group().stats().leased == 2
+
+
+def test_a_handler_returns_rows_with_integers_of_numpy(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+
+    def handler(held: Any) -> list[dict[str, Any]]:
+        rows = np.array([message.sequence for message in held.messages])
+        return [{"sequence": rows[0], "outcome": "reject", "delay": None, "error": "no"}]
+
+    queue.group().work(handler, max_messages=np.int64(2), until="empty")
+    stats = queue.group().stats()
+    assert (stats.dead, stats.acked) == (1, 1)
+
+
+@pytest.mark.parametrize("three", [np.int64(3), np.uint8(3), pa.scalar(3), np.array(3)])
+def test_numbers_of_numpy_and_arrow_are_numbers(queue: Queue, three: Any) -> None:
+    receipt = queue.publish([Message("a", priority=three), "b", "c", Message("d", priority=three)])
+    assert receipt.sequence_of(three) == receipt.sequences[3]
+    held = queue.group().lease("w", max_messages=three, visibility_timeout=three)
+    assert held is not None
+    priorities = {message.sequence: message.priority for message in held.messages}
+    assert [priorities[receipt.sequences[at]] for at in (0, 3)] == [3, 3]
+    assert validate_count("n", three) == 3
+    assert type(validate_count("n", three)) is int
+    assert validate_position("at", three) == 3
+    assert validate_size("max_bytes", three) == 3
+    assert validate_rate("rate", three) == 3.0
+
+
+def test_durations_and_fractions_of_numpy_and_arrow_are_valid() -> None:
+    given = [
+        np.float64(1.5), np.float32(1.5), np.timedelta64(1500, "ms"),
+        np.timedelta64(1_500_000_000, "ns"), pa.scalar(1.5), pa.scalar(timedelta(seconds=1.5)),
+    ]  # fmt: skip
+    assert [validate_duration("wait", one) for one in given] == [1_500_000] * len(given)
+    assert validate_fraction("jitter", np.float32(0.5)) == 0.5
+
+
+@pytest.mark.parametrize("flag", [True, np.bool_(True), pa.scalar(True)])
+def test_a_truth_value_is_no_number(flag: Any) -> None:
+    for check in (validate_count, validate_duration, validate_rate, validate_size):
+        with pytest.raises(InvalidOption):
+            check("option", flag)
+    queue = memory_queue()
+    with pytest.raises(InvalidOption):
+        queue.publish(Message("a", priority=flag))
+
+
+def test_errors_show_no_payload_and_stay_short(queue: Queue) -> None:
+    queue.publish([Message(SECRET, headers={"h": SECRET})])
+    held, group = lease(queue), queue.group()
+    message = held.messages[0]
+    calls: list[Callable[[], Any]] = [
+        lambda: held.ack(message.value),
+        lambda: held.ack(SECRET),
+        lambda: held.ack([SECRET]),
+        lambda: held.ack([{"value": SECRET}]),
+        lambda: held.ack(held.table()),
+        lambda: held.ack(message_ids=message),
+        lambda: held.ack(message_ids=[message]),
+        lambda: group.ack(message),
+        lambda: group.ack([message]),
+        lambda: group.discard(key=message),
+        lambda: group.discard(message_id=[message]),
+        lambda: group.lease("w", max_messages=message),
+        lambda: group.work(lambda _: None, on_error=message),
+        lambda: queue.publish(Message("a", priority=message)),
+        lambda: queue.publish("a", dedup_id=message),
+    ]
+    for call in calls:
+        with pytest.raises((errors.SparkMQError, TypeError)) as caught:
+            call()
+        assert len(str(caught.value)) < 1_000
+        assert "payload of" not in str(caught.value)
+
+
+def test_every_error_is_short() -> None:
+    error = errors.QueueNotFound(f"there is no queue {SECRET}", path="q")
+    assert len(str(error)) <= 10_000
+    assert str(error).endswith("(2000029 characters)")
+    assert len(short_repr(SECRET)) <= 200
