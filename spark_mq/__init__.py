@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_mq import errors
 from spark_mq.errors import *  # noqa: F403
-from spark_mq.util.loading import lazy_names
+from spark_mq.util.loading import INTEGRATIONS, lazy_names
 
 if TYPE_CHECKING:
     from spark_mq.group import ConsumerGroup
@@ -99,6 +99,10 @@ _MODULES = {
     "WorkSummary": "worker.state",
 }
 """The module of each public name. It loads at first use, as a Spark process needs few of them."""
+
+# On top of all modules, so that the core depends on no other product. Each loads at first use.
+INTEGRATIONS["catalog"] = "spark_mq.integrations.unity_catalog"
+INTEGRATIONS["telemetry"] = "spark_mq.integrations.opentelemetry"
 
 __getattr__, __dir__ = lazy_names(globals(), _MODULES)
 

@@ -1,25 +1,21 @@
-"""Report traces and metrics by OpenTelemetry's messaging conventions (extra ``otel``).
+"""Say what operations report: sends, receives, settles and work, by the messaging conventions.
 
-OpenTelemetry is imported only if the program has set up an SDK. Otherwise an operation looks up two
-names in ``sys.modules`` and nothing else. This module knows no queue: operations pass it names and
-numbers.
+This module knows no queue and no product. Operations pass it names and numbers, and an integration
+makes spans and metrics of them.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-if TYPE_CHECKING:
-    from opentelemetry.trace import Span
+from spark_mq.util.loading import integration
 
 __all__ = [
     "MAX_LINKS",
@@ -48,25 +44,10 @@ RECEIVE: Final = "receive"
 PROCESS: Final = "process"
 SETTLE: Final = "settle"
 
-SENT_MESSAGES: Final = "messaging.client.sent.messages"
-CONSUMED_MESSAGES: Final = "messaging.client.consumed.messages"
-OPERATION_DURATION: Final = "messaging.client.operation.duration"
-PROCESS_DURATION: Final = "messaging.process.duration"
-
-# Upper bounds in seconds, as the conventions advise.
-DURATION_BUCKETS: Final = (
-    0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
-)  # fmt: skip
-
 TRACE_HEADERS: Final = ("traceparent", "tracestate")
 _HEADERS: Final = pa.map_(pa.string(), pa.string())
 
 MAX_LINKS: Final = 128  # of a span. An SDK's default limit is the same.
-_NANOS: Final = 1e9
-_FLUSH_MILLISECONDS: Final = 5_000
-MESSAGES: Final = "spark_mq.messages"
-OLDEST_AGE: Final = "spark_mq.oldest_unsettled_age"
-BLOCKED: Final = "spark_mq.blocked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,66 +131,10 @@ def trace_headers(column: pa.ChunkedArray) -> Iterator[dict[str, str]]:
             yield found
 
 
-def _provider(name: str) -> Any:
-    """Return the provider of an SDK, or None. Without an SDK the API's own providers do nothing."""
-    module = sys.modules.get(f"opentelemetry.{name}")
-    if module is None:
-        return None
-    getter = "get_tracer_provider" if name == "trace" else "get_meter_provider"
-    provider = getattr(module, getter)()
-    return None if type(provider).__module__.startswith(f"opentelemetry.{name}") else provider
+class Reporter(Protocol):
+    """Makes spans and metrics of what operations hand to it. Thread-safe."""
 
-
-def current_reporter() -> Reporter | None:
-    """Return the reporter to the program's SDK, or None without one."""
-    traces, metrics = _provider("trace"), _provider("metrics")
-    if traces is None and metrics is None:
-        return None
-    known = _known.get("reporter")
-    if known is None or known.providers != (traces, metrics):
-        known = _known["reporter"] = Reporter(traces, metrics)
-    return known
-
-
-_known: dict[str, Reporter] = {}
-
-
-class Reporter:
-    """Makes the spans and metrics of spark_mq. Thread-safe."""
-
-    def __init__(self, traces: Any, metrics: Any) -> None:
-        from opentelemetry import metrics as metrics_api
-        from opentelemetry import propagate, trace
-        from opentelemetry.context import Context
-
-        self.providers = (traces, metrics)
-        self._trace, self._propagate, self._root = trace, propagate, Context()
-        self._tracer = (traces or trace.NoOpTracerProvider()).get_tracer(SYSTEM)
-        meter = (metrics or metrics_api.NoOpMeterProvider()).get_meter(SYSTEM)
-        buckets = {"explicit_bucket_boundaries_advisory": DURATION_BUCKETS}
-        self._sent = meter.create_counter(
-            SENT_MESSAGES, "{message}", "Number of messages producer attempted to send."
-        )
-        self._consumed = meter.create_counter(
-            CONSUMED_MESSAGES,
-            "{message}",
-            "Number of messages that were delivered to the application.",
-        )
-        self._operation = meter.create_histogram(
-            OPERATION_DURATION, "s", "Duration of messaging operation.", **buckets
-        )
-        self._process = meter.create_histogram(
-            PROCESS_DURATION, "s", "Duration of processing operation.", **buckets
-        )
-        self._messages = meter.create_gauge(MESSAGES, "{message}", "Messages of a group by state.")
-        self._age = meter.create_gauge(OLDEST_AGE, "s", "Age of the first unsettled message.")
-        self._blocked = meter.create_gauge(BLOCKED, "1", "1 if the group is stopped.")
-
-    def flush(self) -> None:
-        """Send the data that the SDK has collected. A slow receiver delays it by some seconds."""
-        for provider in self.providers:
-            if (flush := getattr(provider, "force_flush", None)) is not None:
-                flush(_FLUSH_MILLISECONDS)
+    def flush(self) -> None: ...
 
     def set_gauges(
         self,
@@ -218,44 +143,12 @@ class Reporter:
         states: Iterable[str],
         *,
         stopped: bool,
-    ) -> None:
-        attributes = destination.attributes()
-        for state in states:
-            self._messages.set(stats.get(state) or 0, {**attributes, "spark_mq.state": state})
-        self._age.set(stats.get("oldest_unsettled_age") or 0.0, attributes)
-        self._blocked.set(int(stopped), attributes)
-
-    # -- receive and settle
+    ) -> None: ...
 
     def report(
         self, destination: Destination, signal: Signal, started: int, *, root: bool = False
-    ) -> None:
-        """Make the span and the metrics of an operation that began at `started` (``time_ns``)."""
-        ended = time.time_ns()
-        span = self._tracer.start_span(
-            f"{signal.name} {destination.queue}",
-            context=self._root if root else None,
-            kind=self._trace.SpanKind.CLIENT,
-            attributes=signal.span_attributes(destination),
-            start_time=started,
-        )
-        if signal.error is not None:
-            span.set_status(self._trace.StatusCode.ERROR, signal.error)
-        span.end(ended)
-        self._measure(destination, signal, (ended - started) / _NANOS)
+    ) -> None: ...
 
-    def _measure(self, destination: Destination, signal: Signal, seconds: float) -> None:
-        attributes = signal.attributes(destination)
-        self._operation.record(seconds, attributes)
-        del attributes["messaging.operation.type"]
-        if signal.kind == SEND:
-            self._sent.add(signal.messages, attributes)
-        elif signal.kind == RECEIVE:
-            self._consumed.add(signal.messages, attributes)
-
-    # -- send
-
-    @contextmanager
     def sending(
         self,
         destination: Destination,
@@ -263,46 +156,10 @@ class Reporter:
         *,
         message_id: str | None = None,
         created: Iterable[Mapping[str, str]] = (),
-    ) -> Iterator[SendReport]:
-        """Report a send around its commit. `created` has headers of messages with own contexts."""
-        details = {} if message_id is None else {"messaging.message.id": message_id}
-        links = self._links(created)
-        kind = self._trace.SpanKind
-        signal = Signal("publish", SEND, messages, None, details)
-        started = time.time_ns()
-        with self._tracer.start_as_current_span(
-            f"publish {destination.queue}",
-            # A producer's span is the context in which its messages were created.
-            kind=kind.CLIENT if len(links) >= messages else kind.PRODUCER,
-            attributes=signal.span_attributes(destination),
-            links=links,
-            start_time=started,
-        ) as span:
-            report = SendReport()
-            self._propagate.inject(report.headers)
-            try:
-                yield report
-            except BaseException as error:
-                report.error = error
-                raise
-            finally:
-                if report.error is not None:
-                    signal = replace(signal, error=error_type(report.error))
-                    span.set_attribute("error.type", signal.error or "")
-                    span.set_status(self._trace.StatusCode.ERROR, str(report.error))
-                self._measure(destination, signal, (time.time_ns() - started) / _NANOS)
+    ) -> AbstractContextManager[SendReport]: ...
 
-    def context_headers(self) -> dict[str, str]:
-        """Return the headers of the caller's span, empty without one."""
-        if not self._trace.get_current_span().get_span_context().is_valid:
-            return {}
-        carrier: dict[str, str] = {}
-        self._propagate.inject(carrier)
-        return carrier
+    def context_headers(self) -> dict[str, str]: ...
 
-    # -- process
-
-    @contextmanager
     def processing(
         self,
         destination: Destination,
@@ -310,59 +167,13 @@ class Reporter:
         *,
         client_id: str | None,
         created: Iterable[Mapping[str, str]],
-    ) -> Iterator[WorkReport]:
-        """Report the work on a lease around a block, with links to its messages' contexts."""
-        details = {} if client_id is None else {"messaging.client.id": client_id}
-        links = self._links(created)
-        alone = messages == 1 and len(links) == 1
-        has_parent = self._trace.get_current_span().get_span_context().is_valid
-        parent = None
-        if alone and not has_parent:
-            parent = self._trace.set_span_in_context(
-                self._trace.NonRecordingSpan(links[0].context), self._root
-            )
-        started = time.time_ns()
-        span = self._tracer.start_span(
-            f"process {destination.queue}",
-            context=parent,
-            kind=self._trace.SpanKind.CONSUMER,
-            attributes=Signal("process", PROCESS, messages, None, details).span_attributes(
-                destination
-            ),
-            links=links,
-            start_time=started,
-        )
-        report = WorkReport(self, span, destination, started)
-        with self._trace.use_span(span, record_exception=False, set_status_on_exception=False):
-            try:
-                yield report
-            finally:
-                report.end(None)
+    ) -> AbstractContextManager[WorkReport]: ...
 
-    def _end_work(
-        self, span: Span, destination: Destination, started: int, error: BaseException | None
-    ) -> None:
-        ended = time.time_ns()
-        signal = Signal("process", PROCESS, error=None if error is None else error_type(error))
-        if error is not None:
-            span.set_attribute("error.type", error_type(error))
-            span.record_exception(error)
-            span.set_status(self._trace.StatusCode.ERROR, f"{type(error).__name__}: {error}")
-        span.end(ended)
-        attributes = signal.attributes(destination)
-        del attributes["messaging.operation.type"]
-        self._process.record((ended - started) / _NANOS, attributes)
 
-    def _links(self, created: Iterable[Mapping[str, str]]) -> list[Any]:
-        found: list[Any] = []
-        seen = set()
-        for headers in islice(created, MAX_LINKS):
-            context = self._propagate.extract(headers, self._root)
-            at = self._trace.get_current_span(context).get_span_context()
-            if at.is_valid and (at.trace_id, at.span_id) not in seen:
-                seen.add((at.trace_id, at.span_id))
-                found.append(self._trace.Link(at))
-        return found
+def current_reporter() -> Reporter | None:
+    """Return the reporter to the program's SDK, or None without one."""
+    reporter: Reporter | None = integration("telemetry").current_reporter()
+    return reporter
 
 
 class SendReport:
@@ -372,18 +183,16 @@ class SendReport:
 
 
 class WorkReport:
-    def __init__(
-        self, reporter: Reporter, span: Span, destination: Destination, started: int
-    ) -> None:
-        self._reporter, self._span = reporter, span
-        self._destination, self._started = destination, started
-        self._ended = False
+    """The work on a lease. `end` is called once, with the error that ended the work, or None."""
+
+    def __init__(self, end: Callable[[BaseException | None], None]) -> None:
+        self._end: Callable[[BaseException | None], None] | None = end
 
     def end(self, error: BaseException | None) -> None:
         """End the span. A second call does nothing."""
-        if not self._ended:
-            self._ended = True
-            self._reporter._end_work(self._span, self._destination, self._started, error)
+        end, self._end = self._end, None
+        if end is not None:
+            end(error)
 
 
 Watch = Callable[[Any], Sequence[Signal]]  # from an operation's result, or its error

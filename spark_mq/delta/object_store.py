@@ -17,10 +17,10 @@ from spark_mq.delta.file_info import FileInfo, FileInfos
 from spark_mq.delta.local_files import LocalBackend, LocalFiles
 from spark_mq.delta.memory_files import MemoryBackend, is_in_memory
 from spark_mq.delta.remote_files import RemoteBackend
-from spark_mq.delta.storage_options import PROVIDERS, account_name, endpoint_of
+from spark_mq.delta.storage_options import PROVIDERS, account_name, endpoint_of, is_in_catalog
 from spark_mq.delta.store_errors import DamagedFile, one_line
-from spark_mq.delta.unity_catalog import is_in_catalog, parse_name
 from spark_mq.errors import InvalidOption
+from spark_mq.util.loading import integration
 
 __all__ = [
     "FileInfo",
@@ -260,7 +260,7 @@ def _checked_uri(uri: str, option: str) -> str:
             option=option,
         )
     if is_in_catalog(uri):
-        parse_name(uri, option)
+        integration("catalog").parse_name(uri, option)
     elif scheme not in PROVIDERS or not re.match(r"^[^:]+://[^/]", uri):
         raise InvalidOption(
             f"Using {option}={shown!r} failed: the scheme {scheme!r} is not supported, or the "

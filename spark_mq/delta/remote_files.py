@@ -18,9 +18,9 @@ from obstore import exceptions, store
 
 from spark_mq.delta.azure import account_in_authority
 from spark_mq.delta.file_info import FileInfo
-from spark_mq.delta.storage_options import PROVIDERS, secret_values, store_options
-from spark_mq.delta.unity_catalog import VendedCredentials, is_in_catalog, locate
+from spark_mq.delta.storage_options import PROVIDERS, is_in_catalog, secret_values, store_options
 from spark_mq.errors import InvalidOption
+from spark_mq.util.loading import integration
 from spark_mq.util.process import ForkGuard
 
 __all__ = ["RemoteBackend"]
@@ -65,9 +65,9 @@ class RemoteBackend:
     now = staticmethod(time.time)
 
     def __init__(self, root: str, options: Mapping[str, str]) -> None:
-        self._credentials: VendedCredentials | None = None
+        self._credentials: Any = None  # what gives current ones, if they expire
         if is_in_catalog(root):
-            found = locate(root, options, os.environ)
+            found = integration("catalog").locate(root, options, os.environ)
             root, self._credentials = found.url, found.credentials
         parts = urlsplit(root)
         self._secrets = _secrets(options)
@@ -258,7 +258,7 @@ def _open_store(
     url: str,
     options: Mapping[str, str],
     secrets: list[str],
-    credentials: VendedCredentials | None,
+    credentials: Any,
 ) -> Any:
     parts = urlsplit(url)
     scheme = parts.scheme.lower()

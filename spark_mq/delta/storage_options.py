@@ -20,6 +20,7 @@ __all__ = [
     "StoreOptions",
     "account_name",
     "endpoint_of",
+    "is_in_catalog",
     "is_secret",
     "secret_values",
     "store_options",
@@ -402,3 +403,8 @@ def _unknown(provider: str, name: str) -> InvalidOption:
 
 def _invalid(name: str, cause: str) -> InvalidOption:
     return InvalidOption(f"Reading storage option {name!r} failed: {cause}.", option=name)
+
+
+def is_in_catalog(path: str) -> bool:
+    """Return whether a path names a volume or table of a catalog."""
+    return path[:5].lower() == "uc://"

@@ -1,4 +1,4 @@
-"""Load the module of a public name at its first use, and the functions that users name."""
+"""Load modules at their first use: of public names, of integrations, of what users name."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from spark_mq.errors import InvalidOption
 
-__all__ = ["folder_of", "lazy_names", "load_handler", "load_named"]
+__all__ = ["INTEGRATIONS", "folder_of", "integration", "lazy_names", "load_handler", "load_named"]
+
+
+INTEGRATIONS: Final[dict[str, str]] = {}
+"""The modules of integrations by their job. The package's face fills it, so the core knows none."""
+
+
+def integration(job: str) -> Any:
+    """Return the module that does a job for the core."""
+    return importlib.import_module(INTEGRATIONS[job])
 
 
 def lazy_names(

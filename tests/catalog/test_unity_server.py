@@ -17,8 +17,8 @@ from support.harness import Stream, numbered, values
 from support.unity_server import UnityServer
 
 from spark_mq import Queue
-from spark_mq.delta.unity_catalog import locate
 from spark_mq.errors import InvalidOption, StorageError
+from spark_mq.integrations.unity_catalog import locate
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:

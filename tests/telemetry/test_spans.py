@@ -10,6 +10,7 @@ import pytest
 from support.tables import on_publish
 
 from spark_mq import Lease, LeaseLost, Message, Queue, telemetry
+from spark_mq.integrations import opentelemetry
 from spark_mq.telemetry import add_headers, trace_headers
 
 pytest.importorskip("opentelemetry.sdk")
@@ -23,10 +24,10 @@ from opentelemetry.trace import SpanKind, StatusCode
 def test_the_names_are_those_of_the_conventions() -> None:
     types = {kind.value for kind in names.MessagingOperationTypeValues}
     assert {telemetry.SEND, telemetry.RECEIVE, telemetry.PROCESS, telemetry.SETTLE} <= types
-    assert telemetry.SENT_MESSAGES == metrics.MESSAGING_CLIENT_SENT_MESSAGES
-    assert telemetry.CONSUMED_MESSAGES == metrics.MESSAGING_CLIENT_CONSUMED_MESSAGES
-    assert telemetry.OPERATION_DURATION == metrics.MESSAGING_CLIENT_OPERATION_DURATION
-    assert telemetry.PROCESS_DURATION == metrics.MESSAGING_PROCESS_DURATION
+    assert opentelemetry.SENT_MESSAGES == metrics.MESSAGING_CLIENT_SENT_MESSAGES
+    assert opentelemetry.CONSUMED_MESSAGES == metrics.MESSAGING_CLIENT_CONSUMED_MESSAGES
+    assert opentelemetry.OPERATION_DURATION == metrics.MESSAGING_CLIENT_OPERATION_DURATION
+    assert opentelemetry.PROCESS_DURATION == metrics.MESSAGING_PROCESS_DURATION
 
 
 def test_a_publish_is_a_send_span(queue: Queue, recorded: Any) -> None:
@@ -231,7 +232,7 @@ def test_the_metrics_count_and_time_the_operations(queue: Queue, recorded: Any) 
     assert set(durations) == {"publish", "lease", "ack"}
     assert durations["lease"].count == 2
     assert durations["ack"].attributes[names.MESSAGING_OPERATION_TYPE] == "settle"
-    assert durations["ack"].explicit_bounds == telemetry.DURATION_BUCKETS
+    assert durations["ack"].explicit_bounds == opentelemetry.DURATION_BUCKETS
     (processed,) = recorded.points(metrics.MESSAGING_PROCESS_DURATION)
     assert processed.count == 2
     assert recorded.units() == {

@@ -13,8 +13,8 @@ from support.catalog import TOKEN, CatalogStandIn, keys, volume
 from spark_mq import Queue
 from spark_mq.delta.object_store import ObjectStore, absolute_path
 from spark_mq.delta.storage_options import is_secret, store_options
-from spark_mq.delta.unity_catalog import VendedCredentials, catalog_server, locate
 from spark_mq.errors import InvalidOption, StorageError
+from spark_mq.integrations.unity_catalog import VendedCredentials, catalog_server, locate
 
 FILES = "uc://main.app.files/queues/orders"
 

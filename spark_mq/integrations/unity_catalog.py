@@ -30,7 +30,6 @@ __all__ = [
     "Location",
     "VendedCredentials",
     "catalog_server",
-    "is_in_catalog",
     "locate",
     "parse_name",
 ]
@@ -143,11 +142,6 @@ class VendedCredentials:
         self._keys = {**keys, "expires_at": datetime.fromtimestamp(until, UTC) if until else None}
         self._expires = until or math.inf
         self._renew_at = self._expires - min(_MARGIN, (self._expires - now) / 2)
-
-
-def is_in_catalog(path: str) -> bool:
-    """Return whether a path names a volume or table of a catalog."""
-    return path[:5].lower() == "uc://"
 
 
 def parse_name(path: str, option: str = "path") -> tuple[str, str]:
