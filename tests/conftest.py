@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -35,13 +35,9 @@ settings.register_profile(
 )
 settings.register_profile("daily", settings.get_profile("default"), max_examples=25)
 
-# After make setup-core there is no pyspark. These import it, or modules of spark_mq that do.
-NEED_PYSPARK = [
-    *("cluster", "connect", "jobs", "notebooks", "pipelines", "spark", "unit/spark"),
-    *("model/test_dedup.py", "model/test_scenarios.py", "stores/test_spark_remote.py"),
-    *("unit/test_fuzz.py", "unit/test_public_names.py"),
-]
-collect_ignore = [] if find_spec("pyspark") else NEED_PYSPARK
+HAS_PYSPARK = find_spec("pyspark") is not None
+NOT_IN_CORE = ("pyspark", "nbformat")
+"""Packages that ``make setup-core`` leaves out. A test module that imports one is left out, too."""
 
 OPTIONAL = (
     *("airflow", "browser", "catalog", "cluster", "connect", "pipelines", "release", "wheel"),
@@ -76,7 +72,26 @@ def _has_memory() -> bool:
 
 
 def pytest_report_header() -> str:
-    return f"left out without pyspark: {', '.join(collect_ignore)}" if collect_ignore else ""
+    return "" if HAS_PYSPARK else "without pyspark, the tests that import it are left out"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Skip what can't be imported because ``make setup-core`` doesn't install a package it needs.
+
+    Any other import that fails is an error, as each of them is where pyspark is installed. The
+    conftest of a folder is imported before, so it must import pyspark within its fixtures.
+    """
+    report = yield
+    if HAS_PYSPARK or not report.failed:
+        return report
+    error = report.call.excinfo.value
+    error = error.__cause__ or error  # pytest wraps those of test modules
+    package = (getattr(error, "name", None) or "").partition(".")[0]
+    if package not in NOT_IN_CORE:
+        return report
+    skipped = (report.nodeid, 0, f"needs {package}")
+    return pytest.CollectReport(report.nodeid, "skipped", skipped, [])
 
 
 def _is_daily(config: pytest.Config) -> bool:

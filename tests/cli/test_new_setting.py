@@ -31,6 +31,7 @@ Tree = Path
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
     """The code with one more setting of groups, `nap`, and of queues, `siesta`."""
+    pytest.importorskip("pyspark")  # the reference has the options of the source, too
     root = tmp_path_factory.mktemp("tree")
     skipped = shutil.ignore_patterns("__pycache__")
     for name in ("spark_mq", "jobs", "docs"):

@@ -10,14 +10,15 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spark_mq import Queue
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.spark import SparkMQDataSource
-from spark_mq.spark.stream_reader import LeaseReader
 from support.tables import context_of
+
+if TYPE_CHECKING:
+    from spark_mq.spark.stream_reader import LeaseReader
 
 PATIENCE = 150.0
 """Seconds until a condition counts as never coming true.
@@ -45,6 +46,7 @@ def storage_options(queue: Queue) -> dict[str, str]:
 
 def session_with(spark: Any, reader_class: type[LeaseReader]) -> Any:
     """Return a session whose source reads by a class of a test."""
+    from spark_mq.spark import SparkMQDataSource
 
     class Source(SparkMQDataSource):
         """Under the real one's name, by which a batch's lease is found."""

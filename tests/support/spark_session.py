@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from spark_mq.spark import session
 from support.marks import without_delta
 from support.processes import SPAWN
 from support.stores import STORES
@@ -72,6 +71,8 @@ def _stop_session(folder: Path, settings: Mapping[str, str]) -> None:
 
 def new_session(warehouse: Path, own: Mapping[str, str] | None = None) -> Any:
     """Start a session with settings of its own, or with Delta if its Spark has it."""
+    from spark_mq.spark import session
+
     settings = {
         "spark.master": "local[2]",
         # The session lives for minutes: compiling better code takes longer than it saves.

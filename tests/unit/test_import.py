@@ -76,3 +76,17 @@ def test_a_stream_function_can_be_made_from_a_group_alone() -> None:
     )
     pytest.importorskip("pyspark")
     assert run(program).strip() == "True"
+
+
+@pytest.mark.slow  # it imports all test modules
+def test_without_spark_the_tests_that_need_none_are_collected() -> None:
+    program = (
+        "import sys, pytest\n"
+        "sys.modules |= dict.fromkeys(('pyspark', 'delta', 'nbformat', 'nbclient'))\n"
+        "sys.exit(pytest.main(['--collect-only', '-q', '-p', 'no:cacheprovider']))"
+    )
+    listed = run(program)
+    for there in ("docs/test_figures.py::", "operations/test_identity.py::", "unit/test_import.py"):
+        assert f"tests/{there}" in listed
+    for left_out in ("tests/model/test_filter.py::", "tests/unit/spark/test_partitions.py::"):
+        assert left_out not in listed
