@@ -344,6 +344,8 @@ class Lease:
         with self._lock:
             self._ranges = tuple(piece for r in self._ranges for piece in r.within(kept, index))
         self._held.mark_settled(from_sequences(chain.from_iterable(rejected.values())))
+        for part, outcome in zip(parts, outcomes, strict=True):
+            self._held.note_settle(part, outcome)
         return sum(outcome.settled for outcome in outcomes)
 
     def _met_outage(self, error: Exception) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -42,13 +42,17 @@ class SettleResult(Record):
 
 
 class HeldLease:
-    """The messages of a lease that its holder has not settled yet. Thread-safe."""
+    """The messages of a lease that its holder has not settled yet. Thread-safe.
+
+    `on_settle` is told of each settle by the holder, with its outcome.
+    """
 
     def __init__(self, lease_id: str, intervals: Iterable[Interval], expires_at: int) -> None:
         self.lease_id = lease_id
         self.expires_at = expires_at
         self.ends_at: int | None = None  # when the extensions stop, unless a later deadline counts
         self.granted = list(intervals)
+        self.on_settle: Callable[[SettlePart, SettleOutcome], None] | None = None
         self._unsettled = list(self.granted)
         self._lock = threading.Lock()
 
@@ -59,6 +63,12 @@ class HeldLease:
     def mark_settled(self, intervals: Iterable[Interval]) -> None:
         with self._lock:
             self._unsettled = subtract(self._unsettled, intervals)
+
+    def note_settle(self, part: SettlePart, outcome: SettleOutcome) -> None:
+        """Note what a settle by the holder did."""
+        self.mark_settled([*outcome.ranges, *outcome.returned])
+        if self.on_settle is not None:
+            self.on_settle(part, outcome)
 
     def move_deadline(self, deadline: int) -> None:
         """Note an extension of the whole lease."""
@@ -117,9 +127,9 @@ def settle(
         ledger.require_group()
     outcomes = ledger.settle([part for _, part in asked]) if asked else []
     asked, outcomes = _without_repeats(ledger, asked, outcomes)
-    for (one, _), outcome in zip(asked, outcomes, strict=True):
+    for (one, part), outcome in zip(asked, outcomes, strict=True):
         if one.held is not None:
-            one.held.mark_settled([*outcome.ranges, *outcome.returned])
+            one.held.note_settle(part, outcome)
     of = [one.lease_id for one in selected]
     outcomes += [SettleOutcome(lost=lost) for _, lost in ended]
     return _result([one.lease_id for one, _ in [*asked, *ended]], outcomes, missing, of=of)

@@ -11,7 +11,6 @@ from typing import Any
 
 from spark_mq.errors import InvalidPayload
 from spark_mq.lease import Lease
-from spark_mq.ledger.settle import REJECT
 from spark_mq.message import ReceivedMessage
 from spark_mq.payload_format import Format
 from spark_mq.util.show import show_count
@@ -50,8 +49,8 @@ def _decoded(message: ReceivedMessage, format: Format) -> ReceivedMessage:
         raise Reject(str(error)) from None
 
 
-def decoding_leases(handler: Handler, format: Format, count: Callable[[str, int], None]) -> Handler:
-    """Return a handler of leases whose messages have their ``data``. `count` counts the others."""
+def decoding_leases(handler: Handler, format: Format) -> Handler:
+    """Return a handler of leases whose messages have their ``data``. The others are rejected."""
 
     @wraps(handler)
     def call(lease: Lease) -> Any:
@@ -63,7 +62,6 @@ def decoding_leases(handler: Handler, format: Format, count: Callable[[str, int]
                 reasons.setdefault(str(error), []).append(message.sequence)
         rejected = lease._keep(good, reasons)
         if rejected:
-            count(REJECT, rejected)
             text = "group %s: rejects what cannot be decoded, %s, such as: %s (lease %s)"
             shown, why = show_count(rejected, "message"), next(iter(reasons))
             _log.warning(text, lease._ledger.name, shown, why, lease.lease_id)

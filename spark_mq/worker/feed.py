@@ -204,6 +204,7 @@ class GroupFeed:
         if not tasks:
             self._held.remove(lease)
             return False
+        self._commits.watch(lease)
         self._held.open(lease, len(tasks))
         self._open.add(tasks)
         return True

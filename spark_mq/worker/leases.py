@@ -183,6 +183,14 @@ class FeedCommits:
         (outcome,), granted = done
         return outcome.settled == len(lease), granted
 
+    def watch(self, lease: Lease) -> None:
+        """Log and count what a handler settles itself."""
+        lease._held.on_settle = self._note_own
+
+    def _note_own(self, part: SettlePart, outcome: SettleOutcome) -> None:
+        self._state.count(part.verb, outcome.settled)
+        self._verdict_log.add([part], [outcome])
+
     def lease_of(self, grant: Grant) -> Lease:
         return Lease(self._ledger, self._worker_id, grant)
 

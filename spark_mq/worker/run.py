@@ -290,7 +290,7 @@ def run_worker(served: Served, options: WorkOptions) -> WorkSummary:
     rules = options.task_options(batches)
     shutdown_timeout = options.seconds("shutdown_timeout", zero=True)
     state = WorkState(options.stop)
-    served = decoding(served, options, batches, state)
+    served = decoding(served, options, batches)
     pool = make_pool([handler for _, handler in served], options, state)
     feeds = [
         GroupFeed(ledger, kind(handler, rules), rules, pool, state) for ledger, handler in served
@@ -354,7 +354,7 @@ def _run(
     return state.summary
 
 
-def decoding(served: Served, options: WorkOptions, batches: bool, state: WorkState) -> Served:
+def decoding(served: Served, options: WorkOptions, batches: bool) -> Served:
     """Return the groups with handlers that get decoded messages, if there is a format."""
     if options.format is None:
         return served
@@ -367,7 +367,7 @@ def decoding(served: Served, options: WorkOptions, batches: bool, state: WorkSta
             value="on_receive",
         )
     if batches:
-        return [(one, decoding_leases(each, format, state.count)) for one, each in served]
+        return [(one, decoding_leases(each, format)) for one, each in served]
     return [(one, decoding_messages(each, format)) for one, each in served]
 
 

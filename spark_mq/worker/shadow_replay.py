@@ -126,7 +126,7 @@ def shadow_replay(
     limit = None if given.limit is None else validate_count("limit", given.limit, most=2**63 - 1)
     where = given.where
     condition = None if where is None else Condition(where, SETTLED_SCHEMA, _EXAMPLE)
-    ((_, called),) = decoding(served, options, batches, state)
+    ((_, called),) = decoding(served, options, batches)
     pool = make_pool([called], options, state)
     group.settings()  # whose last look says whether the order of keys counts
     settled = find_settled(group, since, until)

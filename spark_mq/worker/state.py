@@ -23,7 +23,7 @@ _log = logging.getLogger("spark_mq.worker")
 class WorkSummary(Record):
     """The results of a worker loop.
 
-    Messages that a handler settled itself are not counted.
+    They include what a handler settled itself by its lease, such as by ``lease.reject``.
 
     Attributes
     ----------

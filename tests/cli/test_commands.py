@@ -42,6 +42,9 @@ def picky(lease):
         for message in lease.messages if message.value == b"bad"
     ]
 
+def settles(lease):
+    lease.reject([message.sequence for message in lease.messages if message.value == b"bad"])
+
 def one(message):
     if message.value == b"bad":
         raise Reject("bad")
@@ -583,6 +586,8 @@ def test_work_calls_a_function_until_the_queue_is_empty(
     row = run("work", f"{handlers}:picky", *here).row
     assert (row["leases"], row["settled"], row["rejected"]) == (1, 5, 1)
     assert queue.group("new").stats().acked == 4
+    own = run("work", "handlers.py:settles", *here, "-g", "own").row
+    assert (own["settled"], own["acked"], own["rejected"]) == (5, 4, 1)
     # What a handler says cannot steer a terminal.
     assert "\x1b" not in run("trace", "--message-id", "id-bad", "-q", queue.path).out
     assert run("work", "handlers.py:good", *here, "--heartbeat", "off").row["leases"] == 0

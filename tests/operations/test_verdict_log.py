@@ -112,6 +112,7 @@ def test_retries_that_succeed_write_no_warning(
     make: Make,
     clock: ManualClock,
     caplog: pytest.LogCaptureFixture,
+    *,
     mode: str,
     held: int,
     count: int,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -139,8 +140,37 @@ def test_what_the_handler_settled_itself_stands(queue: Queue) -> None:
         raise ValueError("the rest")
 
     summary = drain(queue, handle, max_messages=4)
-    assert (summary.settled, summary.nacked) == (0, 2), "the loop gave back the rest"
+    assert (summary.acked, summary.rejected, summary.settled) == (1, 1, 2)
+    assert summary.nacked == 2, "the loop gave back the rest"
     assert counts(queue) == {"dead": 1, "acked": 1, "delayed": 2}
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "reject", "release"])
+@pytest.mark.parametrize("by_group", [False, True], ids=["lease", "group"])
+def test_the_summary_and_the_log_count_what_the_handler_settles_itself(
+    queue: Queue, caplog: pytest.LogCaptureFixture, verb: str, by_group: bool
+) -> None:
+    group, receipt = queue.group(), queue.publish([str(n) for n in range(4)])
+    named, options = receipt.sequences[:2], {} if verb == "ack" else {"delay": "1h"}
+    if verb == "reject":
+        options = {"error": "no"}
+
+    def handle(taken: Lease) -> None:
+        settle = getattr(group if by_group else taken, verb)
+        settle(*([{taken: named}] if by_group else [named]), **options)
+        with contextlib.suppress(LeaseLost):  # once more
+            settle(*([{taken: named}] if by_group else [named]), **options)
+
+    with caplog.at_level(logging.INFO, "spark_mq.verdicts"):
+        summary = drain(queue, handle, max_messages=4)
+    counted = {"ack": "acked", "nack": "nacked", "reject": "rejected", "release": "released"}
+    found = {name: getattr(summary, name) for name in counted.values()}
+    expected = {**dict.fromkeys(found, 0), "acked": 2}
+    expected[counted[verb]] += 2
+    assert found == expected
+    assert summary.settled == summary.acked + summary.rejected
+    line = {"ack": "", "release": "", "nack": "nacked 2", "reject": "rejected 2 (no x2), dead 2"}
+    assert line[verb] in caplog.text
 
 
 @MODES
