@@ -56,6 +56,7 @@ PLACES = {
     "trim_commit_files": "storage.table_cleanup.COMMIT_FILES",
     "trim_files": "storage.table_cleanup.BLOCK_FILES",
     "turn_seconds": "storage.delegated_commands.WAIT_PER_WRITER_SECONDS",
+    "web_clients": "interfaces.web.security.MAX_CLIENTS",
     "web_connections": "interfaces.web.server.MAX_CONNECTIONS",
     "web_form_seconds": "interfaces.web.app.FORM_SECONDS",
     "web_request_seconds": "interfaces.web.server.REQUEST_SECONDS",

@@ -19,15 +19,15 @@ import pytest
 import uvicorn
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
-from support.forms import with_token
+from support.forms import after_a_visit
 from support.handles import until
 from support.limits import Limits
 from support.stocked_queue import sequence_of
 
 from spark_mq import InvalidOption, Queue
 from spark_mq.inspect import letters as inspect_letters
-from spark_mq.interfaces.web import Access, OverviewCache, security, serve, server
-from spark_mq.interfaces.web.security import is_local
+from spark_mq.interfaces.web import Access, OverviewCache, create_app, security, serve, server
+from spark_mq.interfaces.web.security import COOKIE, is_local, parse_proxies
 from spark_mq.maintenance.condition import Condition
 from spark_mq.util.sequences import show_sequence
 
@@ -43,7 +43,7 @@ def basic(user: str, password: str) -> dict[str, str]:
 
 def form_of(client: TestClient, **query: Any) -> dict[str, str]:
     """The fields of the form that asks for confirmation."""
-    given = with_token(client, **query) if "where" in query else query
+    given = after_a_visit(client, **query) if "where" in query else query
     answer = client.get("/change/orders", params=given)
     assert answer.status_code == 200, answer.text
     return dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', answer.text))
@@ -90,32 +90,132 @@ def test_a_password_is_needed_if_there_is_one(visit: Visit, queue: Queue, addres
     assert client.get(address, headers=basic("bob", PASSWORD)).status_code == 200
 
 
-def test_after_twenty_wrong_passwords_each_further_try_waits_a_second(
-    visit: Visit, queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+TOKEN = {"Authorization": "Bearer a-token-of-prometheus"}
+RIGHT = basic("bob", PASSWORD)
+WRONG = [basic("bob", "wrong"), {"Authorization": "Bearer wrong"}, {"Authorization": "Basic %"}]
+
+
+class Visitors:
+    """Clients of one page at addresses of their own, on a clock that the test moves."""
+
+    def __init__(self, overviews: OverviewCache, **access: Any) -> None:
+        secrets = {"password": PASSWORD, "token": "a-token-of-prometheus"}
+        self._app = create_app(overviews, Access(**{**secrets, **access}))
+
+    def at(self, address: str) -> TestClient:
+        return TestClient(self._app, base_url="http://localhost", client=(address, 50_000))
+
+    def answers(
+        self, number: int, *headers: dict[str, str], at: str = "192.0.2.1", **more: str
+    ) -> list[int]:
+        """The status of requests without a cookie."""
+        return [
+            self.at(at).get("/", headers={**headers[n % len(headers)], **more}).status_code
+            for n in range(number)
+        ]
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1_000.0]
     monkeypatch.setattr(security, "monotonic", lambda: now[0])
-    client, right = visit(password=PASSWORD, token="a-token-of-prometheus"), basic("bob", PASSWORD)
-    tries = [basic("bob", "wrong"), {"Authorization": "Bearer wrong"}, {"Authorization": "Basic %"}]
+    return now
 
-    def answers(number: int, *headers: dict[str, str]) -> list[int]:
-        return [client.get("/", headers=headers[n % len(headers)]).status_code
-                for n in range(number)]  # fmt: skip
 
-    assert answers(5, right) == [200] * 5, "only wrong ones count"
+@pytest.fixture
+def visitors(queue: Queue, overviews: OverviewCache, now: list[float]) -> Callable[..., Visitors]:
+    return lambda **access: Visitors(overviews, **access)
+
+
+def test_after_twenty_wrong_passwords_each_further_try_waits_a_second(
+    visitors: Callable[..., Visitors], now: list[float]
+) -> None:
+    page = visitors()
+    answers = page.answers
+    assert answers(5, RIGHT) == [200] * 5, "only wrong ones count"
     assert answers(30, {}) == [401] * 30, "a browser asks without one first"
-    assert answers(25, *tries) == [401] * 20 + [429] * 5
-    refused = client.get("/", headers=right)
+    assert answers(25, *WRONG) == [401] * 20 + [429] * 5
+    refused = page.at("192.0.2.1").get("/", headers=RIGHT)
     assert refused.status_code == 429, "a guess that is right must not show"
     assert (refused.headers["retry-after"], "orders" in refused.text) == ("1", False)
-    assert client.get("/healthz").status_code == 200
+    assert page.at("192.0.2.1").get("/healthz").status_code == 200
     now[0] += 1
-    assert answers(3, right) == [200] * 3
-    assert answers(3, *tries) == [401, 429, 429]
+    assert answers(3, RIGHT) == [200] * 3
+    assert answers(3, *WRONG) == [401, 429, 429]
     now[0] += 3
-    assert answers(9, *tries) == [401] * 3 + [429] * 6
+    assert answers(9, *WRONG) == [401] * 3 + [429] * 6
     now[0] += 60
-    assert answers(25, *tries) == [401] * 20 + [429] * 5
+    assert answers(25, *WRONG) == [401] * 20 + [429] * 5
+
+
+def test_guesses_lock_out_only_their_own_address(visitors: Callable[..., Visitors]) -> None:
+    page = visitors()
+    seen = page.at("192.0.2.1")
+    assert seen.get("/", headers=RIGHT).status_code == 200
+    assert page.answers(40, *WRONG)[-1] == 429
+    assert page.answers(2, RIGHT, at="192.0.2.2") == [200] * 2
+    assert page.answers(1, *WRONG, at="192.0.2.2") == [401]
+    assert page.answers(9, TOKEN) == [200] * 9, "the scrape of the metrics"
+    assert seen.get("/", headers=RIGHT).status_code == 200, "who was let in before"
+    assert seen.get("/", headers=WRONG[0]).status_code == 429
+    forged = {**RIGHT, "Cookie": f"{COOKIE}={'s' * 43}.{'0' * 64}"}
+    assert page.answers(1, forged) == [429]
+
+
+def test_an_open_address_gives_no_session_to_who_guesses(
+    visitors: Callable[..., Visitors],
+) -> None:
+    page = visitors()
+    client = page.at("192.0.2.1")
+    assert "set-cookie" not in client.get("/healthz").headers
+    assert "set-cookie" in client.get("/", headers=RIGHT).headers
+
+
+@pytest.mark.parametrize(
+    ("peer", "forwarded", "same", "other"),
+    [
+        # No proxy is trusted here, so what a client sends about itself counts for nothing.
+        ("192.0.2.1", "198.51.100.1", "198.51.100.2", None),
+        # A trusted one adds the address that it sees behind those that the client invents.
+        ("10.0.0.7", "198.51.100.1", "203.0.113.9, 198.51.100.1", "198.51.100.2"),
+        ("10.0.0.7", "198.51.100.1", "198.51.100.1, 10.0.0.8", "198.51.100.1, 198.51.100.2"),
+        ("10.0.0.7", "198.51.100.1", "198.51.100.1:4711", "[2001:db8::1]:4711"),
+        ("10.0.0.7", "2001:db8::1", "2001:db8::2", "2001:db8:0:1::1"),
+        ("::ffff:10.0.0.7", "198.51.100.1", "::ffff:198.51.100.1", "198.51.100.2"),
+        ("10.0.0.7", "unknown", "", "198.51.100.2"),
+    ],
+)
+def test_a_forwarded_address_counts_if_the_proxy_is_trusted(
+    visitors: Callable[..., Visitors], peer: str, forwarded: str, same: str, other: str | None
+) -> None:
+    page = visitors(proxies=parse_proxies(["10.0.0.0/8"]))
+
+    def answers(number: int, header: str) -> list[int]:
+        return page.answers(number, WRONG[0], at=peer, **{"X-Forwarded-For": header})
+
+    assert answers(20, forwarded) == [401] * 20
+    assert answers(1, same) == [429]
+    if other is not None:
+        assert answers(1, other) == [401]
+
+
+def test_the_guesses_of_many_addresses_take_bounded_memory(
+    visitors: Callable[..., Visitors], limits: Limits
+) -> None:
+    limits(web_clients=3)
+    page = visitors()
+    assert page.answers(20, *WRONG, at="192.0.2.1") == [401] * 20
+    for number in range(2, 4):
+        page.answers(1, *WRONG, at=f"192.0.2.{number}")
+    assert page.answers(1, *WRONG, at="192.0.2.1") == [429]
+    page.answers(1, *WRONG, at="192.0.2.4")
+    assert page.answers(1, *WRONG, at="192.0.2.1") == [401], "the oldest is forgotten"
+
+
+@pytest.mark.parametrize("wrong", ["proxy.example", "10.0.0.7/8", "", "10.0.0.0/40"])
+def test_a_trusted_proxy_is_an_address_or_a_network(wrong: str) -> None:
+    with pytest.raises(InvalidOption, match="--trusted-proxy"):
+        parse_proxies([wrong])
 
 
 Serve = Callable[[Any], int]
@@ -321,7 +421,7 @@ def test_a_page_that_only_looks_offers_and_makes_no_change(visit: Visit, queue: 
                     "/letters/orders", "/schedules/orders"):  # fmt: skip
         text = client.get(address).text
         assert "/change/" not in text
-    trial = client.get("/letters/orders", params=with_token(client, where="true"))
+    trial = client.get("/letters/orders", params=after_a_visit(client, where="true"))
     assert "1 letter would be redriven" in trial.text
     assert "/change/" not in trial.text
     assert client.get("/change/orders", params={"do": "sweep"}).status_code == 403
@@ -447,7 +547,7 @@ def test_dead_letters_are_redriven_after_a_dry_run(visit: Visit, queue: Queue) -
     queue.sweep()
     client = visit(allow_changes=True)
     query = {"do": "redrive", "where": "reason = 'rejected'", "limit": 5}
-    asked = client.get("/change/orders", params=with_token(client, **query))
+    asked = client.get("/change/orders", params=after_a_visit(client, **query))
     assert "1 letter would be redriven" in asked.text
     assert queue.describe().dead_letters == 1
     data = form_of(client, **query)
@@ -470,7 +570,7 @@ def test_dead_letters_are_repaired_after_a_dry_run(visit: Visit, queue: Queue) -
     client = visit(allow_changes=True)
     sql = "json_set(value, '$.name', 'good')"
     query = {"do": "redrive", "where": "reason = 'rejected'", "limit": 5, "transform": sql}
-    asked = client.get("/change/orders", params=with_token(client, **query))
+    asked = client.get("/change/orders", params=after_a_visit(client, **query))
     assert "fails for 0 letters" in asked.text
     data = {**form_of(client, **query), "where": query["where"], "transform": sql}
     assert client.post("/change/orders", data=data).status_code == 303
@@ -486,7 +586,7 @@ def test_a_dry_run_shows_the_first_change_of_a_long_value(visit: Visit, queue: Q
     client = visit(allow_changes=True)
     sql = "replace(CAST(value AS TEXT), 'EURO', 'EUR')"
     query = {"do": "redrive", "where": "error = 'no currency'", "limit": 5, "transform": sql}
-    text = html.unescape(client.get("/change/orders", params=with_token(client, **query)).text)
+    text = html.unescape(client.get("/change/orders", params=after_a_visit(client, **query)).text)
     assert '<bdi>...x", "currency": "EURO"}</bdi>' in text
     assert '<bdi>...x", "currency": "EUR"}</bdi>' in text
 
@@ -494,7 +594,7 @@ def test_a_dry_run_shows_the_first_change_of_a_long_value(visit: Visit, queue: Q
 def test_a_redrive_names_the_groups_that_get_the_letters_again(visit: Visit, queue: Queue) -> None:
     queue.sweep()
     client = visit(allow_changes=True)
-    query = with_token(client, do="redrive", where="true")
+    query = after_a_visit(client, do="redrive", where="true")
     text = client.get("/change/orders", params=query).text
     assert "Every group gets them again, as new messages: audit, billing." in text
 
@@ -505,7 +605,7 @@ def test_a_redrive_of_nothing_is_not_offered_and_says_so(visit: Visit, queue: Qu
     query = {"do": "redrive", "where": "true"}
     form = {**form_of(client, **query), "where": "true"}
     assert queue.redrive().messages == 1
-    asked = client.get("/change/orders", params=with_token(client, **query)).text
+    asked = client.get("/change/orders", params=after_a_visit(client, **query)).text
     assert "No dead letter matches the condition." in asked
     assert "csrf" not in asked
     assert '<a href="/letters/orders" class="button">Back</a>' in asked
@@ -513,22 +613,23 @@ def test_a_redrive_of_nothing_is_not_offered_and_says_so(visit: Visit, queue: Qu
     assert "Redriven: 0 dead letters." in client.get(late.headers["location"]).text
 
 
-@pytest.mark.parametrize(
-    ("token", "headers"),
-    [
-        (None, {}), ("x", {}), ("é", {}), ("own", {"Sec-Fetch-Site": "cross-site"}),
-        ("own", {"Sec-Fetch-Site": "same-site"}), ("other", {"Sec-Fetch-Site": "same-origin"}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("site", ["cross-site", "same-site", None, "forged", "another server's"])
 def test_a_condition_of_another_site_is_shown_and_not_run(
-    visit: Visit, queue: Queue, monkeypatch: pytest.MonkeyPatch, token: str, headers: Any
+    visit: Visit, queue: Queue, monkeypatch: pytest.MonkeyPatch, site: str | None
 ) -> None:
     queue.sweep()
     client = visit(allow_changes=True)
-    query: dict[str, Any] = {"where": "reason = 'rejected'"}
-    tokens = {"own": with_token(client)["csrf"], "other": with_token(visit())["csrf"]}
-    if token is not None:
-        query["csrf"] = tokens.get(token, token)
+    query = {"where": "reason = 'rejected'"}
+    headers = {}
+    if site in ("cross-site", "same-site"):
+        headers = {"Sec-Fetch-Site": site}
+        after_a_visit(client)
+    elif site == "forged":
+        headers = {"Cookie": f"{COOKIE}={'s' * 43}.{'0' * 64}"}
+    elif site is not None:
+        other = visit(allow_changes=True)
+        after_a_visit(other)
+        headers = {"Cookie": f"{COOKIE}={other.cookies[COOKIE]}"}
     run: list[str] = []
     real = Condition.__init__
     monkeypatch.setattr(
@@ -537,15 +638,47 @@ def test_a_condition_of_another_site_is_shown_and_not_run(
     for address, given in (
         ("/letters/orders", query), ("/change/orders", {**query, "do": "redrive"})
     ):  # fmt: skip
-        assert client.get(address, params=given, headers=headers).status_code == 403
+        shown = client.get(address, params=given, headers=headers)
+        assert shown.status_code == 403
+        client.cookies.clear()
+        if site in ("cross-site", "same-site"):
+            after_a_visit(client)
     shown = client.get("/letters/orders", params=query, headers=headers)
     assert 'value="reason = &#39;rejected&#39;"' in shown.text, "to run by the button"
     assert run == []
-    own = with_token(client, where="true")
-    for site in ("same-origin", "none"):
-        found = client.get("/letters/orders", params=own, headers={"Sec-Fetch-Site": site})
+    own = after_a_visit(client, where="true")
+    for own_site in ("same-origin", "none"):
+        found = client.get("/letters/orders", params=own, headers={"Sec-Fetch-Site": own_site})
         assert "1 letter would be redriven" in found.text
     assert run
+
+
+def test_no_address_has_a_secret(visit: Visit, queue: Queue) -> None:
+    """The logs of a proxy have addresses. A form with a secret is posted."""
+    queue.sweep()
+    queue.schedule("nightly", cron="0 2 * * *", message="x")
+    client = visit(allow_changes=True)
+    form = form_of(client, do="pause", group="billing")
+    secrets = {form["csrf"], client.cookies[COOKIE], *client.cookies[COOKIE].split(".")}
+    wanted, seen, sent = ["/"], set[str](), 0
+    while wanted:
+        address = wanted.pop()
+        if address in seen:
+            continue
+        seen.add(address)
+        answer = client.get(address)
+        assert answer.status_code == 200, (address, answer.text)
+        text = html.unescape(answer.text)
+        found = re.findall(r'(href|action|hx-get|src|formaction)="(/[^"]*)"', text)
+        for _, link in found:
+            assert not any(secret in link for secret in secrets), link
+        for method, inside in re.findall(r"<form([^>]*)>(.*?)</form>", text, re.DOTALL):
+            sent += any(secret in inside for secret in secrets)
+            assert "post" in method or not any(secret in inside for secret in secrets), address
+        followed = [link for kind, link in found if kind in ("href", "hx-get")]
+        wanted += [link for link in followed if not link.startswith("/static/")]
+    assert len(seen) > 30
+    assert sent > 5, "the forms that change something have the token"
 
 
 def test_the_links_of_the_page_run_their_conditions(visit: Visit, queue: Queue) -> None:
@@ -576,7 +709,7 @@ def test_the_letters_of_a_failure_are_discarded_after_a_count_by_group(
     one = next(one for one in queue.failures() if one.error == "spam")
     query = {"do": "discard", "where": one.where}
     assert client.get("/change/orders", params=query).status_code == 403, "of another site"
-    asked = client.get("/change/orders", params=with_token(client, **query)).text
+    asked = client.get("/change/orders", params=after_a_visit(client, **query)).text
     for text in ("<dt>Queue</dt><dd>orders</dd>", f"<dt>Dead letters</dt><dd>{one.messages}</dd>",
                  "<td><bdi>billing</bdi></td>", "No redrive brings them back"):  # fmt: skip
         assert text in asked
@@ -593,7 +726,9 @@ def test_the_letters_of_a_failure_are_discarded_after_a_count_by_group(
     )
     assert ("discard", "alice") in who(queue)
     assert client.post("/change/orders", data=form).status_code == 303
-    none = client.get("/change/orders", params=with_token(client, do="discard", where="false")).text
+    none = client.get(
+        "/change/orders", params=after_a_visit(client, do="discard", where="false")
+    ).text
     assert "No dead letter matches the condition." in none
 
 
@@ -777,8 +912,8 @@ def test_a_button_says_the_verb_and_is_red_only_for_a_loss(visit: Visit, queue: 
         ({"do": "seek", "group": "billing", "to": "latest"}, "Move it", True),
         ({"do": "sweep"}, "Sweep", False),
         ({"do": "remove-schedule", "schedule": "nightly"}, "Remove", True),
-        (with_token(client, do="redrive", where="true"), "Redrive them", False),
-        (with_token(client, do="discard", where="true"), "Discard them", True),
+        (after_a_visit(client, do="redrive", where="true"), "Redrive them", False),
+        (after_a_visit(client, do="discard", where="true"), "Discard them", True),
     ):
         text = client.get("/change/orders", params=query).text
         assert re.findall('<button class="([a-z]*)">([^<]*)<', text) == [
@@ -863,13 +998,15 @@ def test_wrong_changes_are_refused(visit: Visit, queue: Queue) -> None:
     for query, code in (
         ({"do": "drop"}, 400), ({}, 400), ({"do": "pause"}, 404),
         ({"do": "pause", "group": "nope"}, 404), ({"do": "redrive"}, 400),
-        (with_token(client, do="redrive", where="nope = 1"), 400), ({"do": "discard"}, 400),
+        (after_a_visit(client, do="redrive", where="nope = 1"), 400), ({"do": "discard"}, 400),
         ({"do": "discard-message", "group": "billing"}, 400),
         ({"do": "discard-message", "group": "billing", "sequence": "x"}, 400),
         ({"do": "discard-message", "group": "nope", "sequence": "1:0"}, 404),
-        ({"do": "redrive", "where": "true"}, 403),
     ):  # fmt: skip
         assert client.get("/change/orders", params=query).status_code == code, query
+    first = visit(allow_changes=True)
+    asked = first.get("/change/orders", params={"do": "redrive", "where": "true"})
+    assert asked.status_code == 403
     form = form_of(client, do="sweep")
     many = {**form, **{f"field-{n}": "x" for n in range(20)}}
     refused = client.post("/change/orders", data=many)

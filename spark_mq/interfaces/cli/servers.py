@@ -99,6 +99,10 @@ def web(
     user: Annotated[
         str | None, option("The name in the records, without a password. Default: the login name.")
     ] = None,
+    trusted_proxy: Annotated[
+        list[str] | None,
+        option("An address or a network whose X-Forwarded-For is believed. Repeatable."),
+    ] = None,
     max_depth: Annotated[int, option("Folders between the path and a queue.", min=0)] = 3,
     max_unswept: MaxUnswept = "1h",
     max_age: MaxAge = None,
@@ -110,7 +114,13 @@ def web(
     SPARK_MQ_WEB_TOKEN.
     """
     try:
-        from spark_mq.interfaces.web import Access, HealthLimits, OverviewCache, serve
+        from spark_mq.interfaces.web import (
+            Access,
+            HealthLimits,
+            OverviewCache,
+            parse_proxies,
+            serve,
+        )
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
         if name not in _PACKAGES:
@@ -125,6 +135,7 @@ def web(
         token=os.environ.get("SPARK_MQ_WEB_TOKEN") or None,
         allow_changes=allow_changes,
         user=user or _login(),
+        proxies=parse_proxies(trusted_proxy or ()),
     )
     unswept = parse_limit(max_unswept)
     for name, limit in (("--max-unswept", unswept), ("--max-age", max_age)):

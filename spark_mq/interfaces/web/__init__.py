@@ -4,8 +4,8 @@ Pages load nothing from other hosts, and only look at queues unless ``allow_chan
 """
 
 from spark_mq.interfaces.web.app import create_app
-from spark_mq.interfaces.web.security import Access
+from spark_mq.interfaces.web.security import Access, parse_proxies
 from spark_mq.interfaces.web.server import serve
 from spark_mq.interfaces.web.view import HealthLimits, OverviewCache
 
-__all__ = ["Access", "HealthLimits", "OverviewCache", "create_app", "serve"]
+__all__ = ["Access", "HealthLimits", "OverviewCache", "create_app", "parse_proxies", "serve"]

@@ -143,7 +143,8 @@ class _Pages:
             self._access.allow_changes,
             user,
             self._access.csrf_token(request.state.session, user),
-            request.headers.get("sec-fetch-site", "none") in ("same-origin", "none"),
+            not request.state.is_new
+            and request.headers.get("sec-fetch-site", "none") in ("same-origin", "none"),
         )
 
     def endpoint(self, show: Callable[[View], str]) -> Callable[[Request], Response]:

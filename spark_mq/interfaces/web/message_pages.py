@@ -202,7 +202,7 @@ class _Addresses(NamedTuple):
 
 
 def _of_failure(view: View, where: str) -> _Addresses:
-    letters = href("letters", view.name, where=where, csrf=view.csrf_token)
+    letters = href("letters", view.name, where=where)
     return _Addresses(letters, _redrive(view, where, MAX_REDRIVE), _discard(view, where))
 
 
@@ -217,11 +217,11 @@ def trial(view: View, where: str, limit: int) -> Trial:
 
 def _redrive(view: View, where: str, limit: int, transform: str | None = None) -> str:
     asked: dict[str, str | int | None] = {"where": where, "limit": limit, "transform": transform}
-    return href("change", view.name, do="redrive", **asked, csrf=view.csrf_token)
+    return href("change", view.name, do="redrive", **asked)
 
 
 def _discard(view: View, where: str) -> str:
-    return href("change", view.name, do="discard", where=where, csrf=view.csrf_token)
+    return href("change", view.name, do="discard", where=where)
 
 
 def _letter(view: View, sequence: int) -> str:

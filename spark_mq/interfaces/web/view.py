@@ -242,6 +242,9 @@ def _name(root: str, path: str) -> str:
 
 
 MAX_NUMBER: Final = 2**63 - 1
+_STRANGE: Final = (
+    "the form is out of date, or comes from another site: load the page again, and confirm again"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +271,7 @@ class View:
     allow_changes: bool
     user: str
     csrf_token: str = field(repr=False)  # a form must carry it
-    from_page: bool = True  # False if the browser says that another site sent it
+    from_page: bool = True  # False without the cookie, or if another site made the browser send it
 
     @property
     def queue(self) -> Queue:
@@ -310,19 +313,17 @@ class View:
         return None if text is None else self.number(name, text=number_in(text))
 
     def check_form(self) -> None:
-        """Raise Forbidden, unless the request comes from a form or a link of this visitor."""
+        """Raise Forbidden, unless the request is a form of this visitor."""
         given = (self.text("csrf") or "").encode()
         if not (self.from_page and hmac.compare_digest(given, self.csrf_token.encode())):
-            raise Forbidden(
-                "the form is out of date, or comes from another site: load the page again, and "
-                "confirm again"
-            )
+            raise Forbidden(_STRANGE)
 
     def condition(self) -> str | None:
         """Return the condition for dead letters, or None without one."""
         where = self.text("where")
-        if where is not None:  # another site must not start a search of all letters
-            self.check_form()
+        if where is not None and not self.from_page:
+            # Another site must not start a search of all letters.
+            raise Forbidden(_STRANGE)
         return where
 
     def schedule(self) -> ScheduleInfo:
