@@ -15,8 +15,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
+
+from spark_mq.util.signals import calling_on_signal
 
 if TYPE_CHECKING:
     from spark_mq.spark.foreach_batch import ForEachBatch
@@ -60,16 +61,13 @@ def on_sigterm(
     ...     query.awaitTermination()  # doctest: +SKIP
     """
     requested, ended, answered = threading.Event(), threading.Event(), threading.Event()
-    signals: SimpleQueue[bool] = SimpleQueue()
     watchdog = threading.Timer(timeout, _give_up, [timeout])
     watchdog.daemon = True
 
-    def wait_for_signal() -> None:
-        if signals.get():
-            requested.set()
-            terminate()
-
-    def terminate() -> None:
+    def terminate(_: int) -> None:
+        if requested.is_set():
+            return
+        requested.set()
         _log.warning("SIGTERM: stopping within %.0f s", timeout)
         watchdog.start()
         try:
@@ -77,35 +75,25 @@ def on_sigterm(
         except Exception:
             _log.exception("the stop failed")
 
-    # Started before any signal, because a signal handler may not start a thread, nor set an event.
-    # The thread that it interrupts may hold a lock that these need, or be inside a py4j call.
-    waiting = threading.Thread(target=wait_for_signal, name="spark_mq-terminate", daemon=True)
-    waiting.start()
-
-    def begin(*_: object) -> None:
-        signals.put(True)  # safe in a signal handler
-
     def from_jvm() -> None:
-        begin()
+        begin(signal.SIGTERM)
         ended.wait(timeout)
         answered.set()
 
-    remove_hook = _add_hook(spark, from_jvm, timeout)
-    before = signal.signal(signal.SIGTERM, begin)
+    remove_hook = None
     try:
-        yield requested
+        # The block ends with the query. Python's end must not cut off the rest of the stop, which
+        # gives leases back, so this waits for it.
+        with calling_on_signal(terminate, signal.SIGTERM, join_seconds=timeout) as begin:
+            remove_hook = _add_hook(spark, from_jvm, timeout)
+            yield requested
     finally:
-        signals.put(False)
-        # The block ends with the query. Python's end must not cut off the rest of the stop,
-        # which gives leases back.
-        waiting.join(timeout)
         watchdog.cancel()  # the process may continue after the block
         ended.set()
-        if not remove_hook():
+        if remove_hook is not None and not remove_hook():
             # The JVM is shutting down. Without the hook's answer it waits for its own timeout.
             answered.wait(1)
             time.sleep(0.2)
-        signal.signal(signal.SIGTERM, before)
 
 
 def stop_query(query: Any, each: ForEachBatch, timeout: float = GRACE) -> bool:

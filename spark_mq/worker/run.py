@@ -7,9 +7,8 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
@@ -22,6 +21,7 @@ from spark_mq.operations.pauses import LOCAL_POLL
 from spark_mq.payload_format import Format
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.show import show_count
+from spark_mq.util.signals import taking_signals
 from spark_mq.util.user import worker_name
 from spark_mq.util.validation import (
     validate_callable,
@@ -77,8 +77,7 @@ class ThreadWatch:
             for call in calls
         ]
         self._stop, self._poll, self._on_interrupt = stop, poll, on_interrupt
-        # Signal numbers, and 0 if a thread has ended. A signal handler may call its put, but not
-        # the set of an Event, because the interrupted thread may hold the lock that set needs.
+        # Signal numbers, and 0 if a thread has ended.
         self._signals: SimpleQueue[int] = SimpleQueue()
         self._ended = 0
         self._interrupts = 0
@@ -121,27 +120,9 @@ class ThreadWatch:
         if error is not None:
             raise error
 
-    @contextlib.contextmanager
-    def signals(self) -> Iterator[None]:
+    def signals(self) -> contextlib.AbstractContextManager[None]:
         """Obey SIGTERM and Ctrl-C in the block, which only the main thread can do."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        interrupt = signal.getsignal(signal.SIGINT)
-        terminate = signal.getsignal(signal.SIGTERM)
-        ours: Any = self._on_signal
-        if callable(interrupt) and interrupt is not signal.default_int_handler:
-            # The program's own handler may raise KeyboardInterrupt, which counts as Ctrl-C.
-            ours = partial(self._on_own_signal, interrupt)
-        try:
-            if callable(interrupt):
-                signal.signal(signal.SIGINT, ours)
-            signal.signal(signal.SIGTERM, self._on_signal)
-            yield
-        finally:
-            if signal.getsignal(signal.SIGINT) is ours:  # the program has set no other one
-                signal.signal(signal.SIGINT, interrupt)
-            signal.signal(signal.SIGTERM, terminate)
+        return taking_signals(self._on_signal, signal.SIGINT, signal.SIGTERM)
 
     def _call(self, call: Callable[[], None]) -> None:
         try:
@@ -180,17 +161,11 @@ class ThreadWatch:
             self._reported = True
             self._on_interrupt()
 
-    def _on_signal(self, number: int, _: Any) -> None:
+    def _on_signal(self, number: int) -> None:
         self._interrupts += number == signal.SIGINT
         if self._interrupts > 2:
             raise KeyboardInterrupt
         self._signals.put(number)
-
-    def _on_own_signal(self, theirs: Callable[[int, Any], Any], number: int, frame: Any) -> None:
-        try:
-            theirs(number, frame)
-        except KeyboardInterrupt:
-            self._on_signal(number, frame)
 
 
 def describe_wait(running: Sequence[tuple[str, float]], seconds: float) -> str:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import random
 import re
 import signal
 import socket
+import subprocess
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,12 +21,14 @@ from urllib.request import Request, urlopen
 
 import pytest
 from support.commands import Done, Run, run_program, started
+from support.deadlines import no_longer_than
 from support.handles import until
 from support.limits import Limits
 from support.stocked_queue import sequence_of, stocked_queue
 from support.working import working
 
 from spark_mq import Message, Queue
+from spark_mq.interfaces.cli.command import stopping
 from spark_mq.interfaces.cli.completion import complete_queues
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.setting_fields import settings_of
@@ -653,6 +659,42 @@ def test_work_and_sweep_end_cleanly_after_sigterm(
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
         assert process.returncode == 0
+
+
+def test_sigterm_ends_a_command_whose_thread_holds_the_lock_of_its_event() -> None:
+    with no_longer_than(60), stopping() as stop:
+        with stop._cond:  # type: ignore[attr-defined]
+            signal.raise_signal(signal.SIGTERM)
+        assert stop.wait(30)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(("sweep", "--every", "1ms", "-o", "json"), id="sweep"),
+        pytest.param(("metrics", "--port", "0"), id="metrics"),
+        pytest.param(("web", "--port", "0"), id="web", marks=pytest.mark.slow),
+        pytest.param(("work", "handlers:good"), id="work", marks=pytest.mark.slow),
+    ],
+)
+def test_many_sigterms_at_random_moments_end_a_command(
+    queue: Queue, handlers: str, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    where = [str(tmp_path)] if words[0] == "web" else ["-q", queue.path]
+    process = started("-v", *words, *where, folder=tmp_path)
+    said = process.stdout if words[0] == "sweep" else process.stderr
+    assert said.readline()
+    deadline, pause = time.monotonic() + 60, random.Random(1)
+    while process.poll() is None:
+        if time.monotonic() > deadline:
+            process.kill()
+            pytest.fail("the process waits for itself")
+        process.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(pause.random() / 1_000)
+    process.communicate()
+    # A signal after the end of the work ends the process as it would any other.
+    assert process.returncode in (0, -signal.SIGTERM)
 
 
 @pytest.mark.parametrize("presses", [1, 2])

@@ -14,12 +14,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 import pytest
+from support.deadlines import no_longer_than
 from support.handles import lease, until
 from support.marks import slow
 
@@ -277,22 +278,6 @@ def test_an_interrupt_frees_the_locks_of_the_whole_process(find: Callable[[str],
         other.start()
         other.join(10)
         assert not other.is_alive(), line
-
-
-@contextlib.contextmanager
-def no_longer_than(seconds: float) -> Iterator[None]:
-    """Ends a deadlock of the main thread."""
-
-    def give_up(*_: object) -> None:
-        raise AssertionError("the main thread waits for itself")
-
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 class Interrupted(threading.Event):

@@ -31,6 +31,7 @@ from spark_mq.queue import Queue
 from spark_mq.util.sequences import number_in
 from spark_mq.util.setting_fields import Setting, parse_settings, settings_of
 from spark_mq.util.show import printable
+from spark_mq.util.signals import calling_on_signal
 from spark_mq.util.validation import short_repr
 
 __all__ = [
@@ -315,11 +316,5 @@ def command(
 def stopping() -> Iterator[threading.Event]:
     """Yield an event that SIGTERM and Ctrl-C set, so that running work can end first."""
     stop = threading.Event()
-    before = {}
-    for number in (signal.SIGTERM, signal.SIGINT):
-        before[number] = signal.signal(number, lambda *_: stop.set())
-    try:
+    with calling_on_signal(lambda _: stop.set(), signal.SIGTERM, signal.SIGINT):
         yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -37,8 +37,8 @@ def metrics(on: Given, port: _Port = 9464, address: _Address = "127.0.0.1") -> N
         server = _server(listener, lambda: exposition(_look(queue)))
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
-        _say_listening(f"http://{host_of(address)}:{listener.getsockname()[1]}/metrics")
         with stopping() as stop:
+            _say_listening(f"http://{host_of(address)}:{listener.getsockname()[1]}/metrics")
             stop.wait()
         server.shutdown()
         server.server_close()
@@ -149,15 +149,14 @@ def web(
             value=path,
         )
     overviews = OverviewCache(path, on.storage_options, max_depth=max_depth)
-    with stopping():  # the server sends itself the signal again once it has ended
-        serve(
-            overviews,
-            access,
-            address=address,
-            port=port,
-            health=HealthLimits(unswept, max_age, max_dead),
-            listening=_say_listening,
-        )
+    serve(
+        overviews,
+        access,
+        address=address,
+        port=port,
+        health=HealthLimits(unswept, max_age, max_dead),
+        listening=_say_listening,
+    )
 
 
 def _login() -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Final, cast
 
 import uvicorn
@@ -17,6 +20,7 @@ from spark_mq.interfaces.web.app import HealthLimits, create_app
 from spark_mq.interfaces.web.security import Access, is_local
 from spark_mq.interfaces.web.view import HOUR, OverviewCache
 from spark_mq.util.listening import host_of, listen
+from spark_mq.util.signals import calling_on_signal
 
 __all__ = ["serve"]
 
@@ -65,6 +69,13 @@ class BoundedProtocol(H11Protocol):
         self.transport.abort()
 
 
+class _Server(uvicorn.Server):
+    """Leaves signals to its caller. uvicorn would miss those that come before it listens."""
+
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
+        return contextlib.nullcontext()
+
+
 def serve(
     overviews: OverviewCache,
     access: Access,
@@ -95,8 +106,11 @@ def serve(
         )
         # So that the first visitor does not wait until all ledgers are read.
         threading.Thread(target=_read_once, args=[overviews], daemon=True).start()
-        listening(f"http://{host_of(address)}:{listener.getsockname()[1]}/")
-        uvicorn.Server(config).run(sockets=[listener])
+        server = _Server(config)
+        end = partial(server.handle_exit, frame=None)
+        with calling_on_signal(end, signal.SIGTERM, signal.SIGINT):
+            listening(f"http://{host_of(address)}:{listener.getsockname()[1]}/")
+            server.run(sockets=[listener])
 
 
 def _read_once(overviews: OverviewCache) -> None:
