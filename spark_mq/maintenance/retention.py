@@ -264,6 +264,7 @@ def drop_queue(root: str, name: str, options: Mapping[str, str] | None = None) -
     with wrap_store_errors(root, "dropping"):
         store.write(DROP_MARK, b"{}")
         for part in _PARTS:
+            store.delete_stale_temporaries(part, 0.0)  # of killed writers, perhaps with payloads
             for info in store.list_all(part):
                 if info.path != DROP_MARK:
                     store.delete(info.path)

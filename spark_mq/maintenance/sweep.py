@@ -192,10 +192,10 @@ class _ChoreRunner:
 def clean_messages(
     context: QueueContext, keep_versions: int | None = None, keep_seconds: float | None = None
 ) -> int:
-    """Clean the logs of ``messages/`` and ``commits/`` and old dedup ids. Return the file count."""
+    """Clean the logs of ``messages/`` and ``commits/``, dedup ids and leftovers. Count files."""
     with wrap_store_errors(context.path, "cleaning"):
-        ids = context.messages.clean_ids()
-        return ids + context.messages.clean(keep_versions, keep_seconds)
+        cleaned = context.messages.clean_ids() + context.messages.clean_leftovers()
+        return cleaned + context.messages.clean(keep_versions, keep_seconds)
 
 
 def clean_ledgers(

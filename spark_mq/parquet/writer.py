@@ -61,6 +61,7 @@ class WrittenFile:
     # The row of each given message, if they were sorted.
     places: pa.Array | None = field(default=None, compare=False, repr=False)
     prioritised: bool = False  # some message has a priority
+    fence: int = -1  # the last list of leftovers when it was written, or -1 if unknown
 
     @property
     def tags(self) -> dict[str, str]:
@@ -77,7 +78,7 @@ class WrittenFile:
 
 
 def write_file(
-    files: ObjectStore, table: pa.Table, *, sync: bool = True, lanes: int = 0
+    files: ObjectStore, table: pa.Table, *, sync: bool = True, lanes: int = 0, fence: int = -1
 ) -> WrittenFile:
     """Write messages as a data file, sorted by slot. Raise StorageError."""
     table, slots, places = sort_by_slot(table, lanes)
@@ -89,7 +90,7 @@ def write_file(
     timed = any(whole[name].null_count < whole.num_rows for name in TIME_COLUMNS)
     prioritised = whole["priority"].null_count < whole.num_rows
     return WrittenFile(
-        path, len(data), whole.num_rows, timed, sync, slots, places, prioritised=prioritised
+        path, len(data), whole.num_rows, timed, sync, slots, places, prioritised, fence
     )
 
 

@@ -63,6 +63,7 @@ def write_files(
     Raises InvalidSchema for a null value. Then no file stays.
     """
     queue = options.open()
+    fence = queue.messages.fence  # as of before the first file
     now = time.time_ns() // 1000
     files: list[WrittenFile] = []
     ids: list[bytes | None] = []
@@ -77,7 +78,7 @@ def write_files(
             if "dedup_id" in table.schema.names:
                 table = sort_by_slot(table, lanes).table  # the ids are in the order of the file
                 ids.extend(hashed_ids(table["dedup_id"]))
-            files.append(write_file(queue.messages.files, table, lanes=lanes))
+            files.append(write_file(queue.messages.files, table, lanes=lanes, fence=fence))
             pending.clear()
 
     try:
@@ -94,10 +95,10 @@ def write_files(
 
 
 def log_unpublished(files: Sequence[WrittenFile]) -> None:
-    """Log the files that stay unpublished. They only take space.
+    """Log the files that stay unpublished. A sweep deletes them after a day.
 
-    They are not deleted, because Spark calls abort also after a commit that raised, which may have
-    landed.
+    They are not deleted here, because Spark calls abort also after a commit that raised, which may
+    have landed.
     """
     if files:
         _log.warning(

@@ -25,6 +25,7 @@ from spark_mq.storage.id_files import (
     head_of,
     new_name,
 )
+from spark_mq.storage.leftovers import clean_leftovers, fence_in, has_leftovers
 from spark_mq.storage.log_recovery import LogPlan, plan_recovery
 from spark_mq.storage.message_log import MessageLog
 from spark_mq.storage.publishes import (
@@ -166,7 +167,18 @@ class MessageTable(MessageLog):
         with wrap_store_errors(self.path, "cleaning"):
             return clean_ids(self.log, self.ids)
 
+    @property
+    def fence(self) -> int:
+        """Return the last list of leftovers as of the last look, for a file to be written."""
+        with wrap_store_errors(self.path, "reading"):
+            return fence_in(self.log.state.txns)
+
     # -- keeping the table small
+
+    def clean_leftovers(self) -> int:
+        """Delete old data files that no commit names. Return their number."""
+        with wrap_store_errors(self.path, "cleaning"):
+            return clean_leftovers(self.log, self.published)
 
     def drop(self, horizon: int) -> int:
         """Drop files wholly at or below `horizon`. Return their number. Safe to kill and repeat."""
@@ -244,6 +256,7 @@ class _Publish:
     def run(self) -> PublishReceipt:
         """Publish the messages that are no duplicates. Each lost race is computed again."""
         table, pending = self._table, self._pending
+        pending.fence = fence_in(table.log.state.txns)
         if not pending.ids:
             pending.files()  # before the look at the log, so that fewer commits land after it
         version, done = table.log.transact(self._compute, timeout=_COMMIT_TIMEOUT_SECONDS)
@@ -273,6 +286,10 @@ class _Publish:
         if not files:
             receipt = PublishReceipt.of_duplicates(met.duplicates)
             return (self._change(()) if self._txn else None), receipt
+        if has_leftovers(self._table.files, fence_in(state.txns), files):
+            pending.fence = fence_in(state.txns)
+            pending.write_again()
+            files = pending.files(met.duplicates)
         fresh = pending.fresh(met.duplicates)
         if fresh:  # else only messages without an id are left
             self._window = window.with_ids(

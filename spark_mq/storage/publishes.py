@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.errors import DuplicatePublish, ProducerFenced
+from spark_mq.errors import DuplicatePublish, ProducerFenced, StorageError
 from spark_mq.ledger.held_ids import AskHeld
 from spark_mq.ledger.intervals import SequenceRange
 from spark_mq.ledger.message_index import sequence
@@ -89,6 +89,7 @@ class PendingPublish:
         # The files of each commit that was tried, and what its ids have met.
         self.tried: list[tuple[list[WrittenFile], Met]] = []
         self.landed: Sequence[WrittenFile] = ()  # the files that the commit published
+        self.fence = -1  # the last list of leftovers as of now, of the files that are written next
         self._store, self._given, self._lanes, self._replaces = store, given, lanes, replaces
         self._last: tuple[set[int], list[WrittenFile]] | None = None
         # Given files stay after an error, unless their duplicates are written again.
@@ -111,6 +112,20 @@ class PendingPublish:
         if self._last is None or self._last[0] != left_out:
             self._last = (left_out, list(self._make(left_out)))
         return self._last[1]
+
+    def write_again(self) -> None:
+        """Write the files again when they are asked for. Raise StorageError for given ones."""
+        given = [one for one in self._given if isinstance(one, WrittenFile)]
+        if given:
+            raise StorageError(
+                f"publishing to {self._store.root} failed, nothing was changed: its files, such as "
+                f"{given[0].path}, were written more than a day before their commit, so a sweep "
+                "took them for those of a dead publish. Publish the messages again, in smaller "
+                "parts",
+                path=self._store.root,
+                landed=False,
+            )
+        self._last = None
 
     def fresh(self, duplicates: Collection[int]) -> dict[bytes, int]:
         """Return the id of each message but the duplicates, with its row in the commit."""
@@ -139,7 +154,7 @@ class PendingPublish:
             table = self._read(one) if isinstance(one, WrittenFile) else one
             if not duplicates.isdisjoint(rows):
                 table = table.filter(pa.array([at not in duplicates for at in rows]))
-            file = write_file(self._store, table, sync=False, lanes=self._lanes)
+            file = write_file(self._store, table, sync=False, lanes=self._lanes, fence=self.fence)
             self._written.append(file)
             yield file
 

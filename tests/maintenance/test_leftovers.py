@@ -1,0 +1,298 @@
+"""Data files that no commit names go, and none that a slow publish still commits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from support.byte_store import ByteStore, Call
+from support.handles import Killed, again, die, lease, on_commit
+from support.limits import Limits
+from support.tables import context_of, messages_of
+
+from spark_mq import Queue, errors
+from spark_mq.delta.memory_files import is_in_memory
+from spark_mq.operations.publish import pending_of_files, publish_pending
+from spark_mq.parquet.writer import write_file
+from spark_mq.testing import ManualClock
+
+Make = Callable[..., Queue]
+HOUR = 3600.0
+SECRET = "a value that nobody may keep"
+
+
+@pytest.fixture(autouse=True)
+def _always(limits: Limits) -> None:
+    limits(leftover_look=0.0)
+
+
+def data_files(queue: Queue) -> list[str]:
+    return [one.path for one in messages_of(queue).files.list("") if one.path.endswith("parquet")]
+
+
+def age(queue: Queue, clock: ManualClock, hours: float) -> None:
+    """Let all data files be so many hours older than the next write, by the store's clock."""
+    if is_in_memory(queue.path):
+        clock.advance(hours * HOUR)
+        return
+    for path in data_files(queue):
+        file = Path(messages_of(queue).path, path)
+        then = file.stat().st_mtime - hours * HOUR
+        os.utime(file, (then, then))
+
+
+def die_in_a_publish(queue: Queue, **options: Any) -> None:
+    publisher = again(queue)
+    with pytest.MonkeyPatch.context() as patch:
+        on_commit(patch, "messages", before=die)
+        with pytest.raises(Killed):
+            publisher.publish([SECRET], **options)
+
+
+def values(queue: Queue) -> list[bytes | None]:
+    return [message.value for message in lease(queue, 100).messages]
+
+
+def unreadable(queue: Queue) -> list[str]:
+    return [one.check for one in queue.health().problems if one.check == "unreadable"]
+
+
+@pytest.mark.parametrize("options", [{}, {"producer_id": "p", "producer_sequence": 1}])
+def test_the_file_of_a_dead_publish_goes_after_a_day(
+    make: Make, clock: ManualClock, options: Any
+) -> None:
+    queue = make()
+    queue.publish(["kept"])
+    kept = data_files(queue)
+    die_in_a_publish(queue, **options)
+    assert len(data_files(queue)) == 2
+    age(queue, clock, 23)
+    queue.sweep()
+    assert len(data_files(queue)) == 2, "a publish may take that long"
+    age(queue, clock, 2)
+    assert queue.sweep().cleaned_files >= 1
+    assert data_files(queue) == kept
+    assert values(again(queue)) == [b"kept"]
+    assert unreadable(queue) == []
+
+
+def test_the_file_of_a_killed_process_goes_after_a_day(
+    delta_queue: Make, clock: ManualClock
+) -> None:
+    queue = delta_queue()
+    program = f"""
+import os
+from spark_mq import Queue
+from spark_mq.storage.message_table import MessageTable
+queue = Queue.open({queue.path!r})
+queue._context.messages.log.commit = lambda *_: os._exit(9)
+queue.publish(["killed"])
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 9
+    assert len(data_files(queue)) == 1
+    age(queue, clock, 25)
+    queue.sweep()
+    assert data_files(queue) == []
+    queue.publish(["next"])
+    assert values(queue) == [b"next"]
+
+
+def test_a_file_that_a_killed_process_was_writing_goes_too(delta_queue: Make) -> None:
+    queue = delta_queue()
+    half = Path(messages_of(queue).path, f".spark_mq-{'0' * 32}.tmp")
+    for hours, left in [(23, True), (25, False)]:
+        half.write_text(SECRET)
+        then = half.stat().st_mtime - hours * HOUR
+        os.utime(half, (then, then))
+        queue.sweep()
+        assert half.exists() is left
+    half.write_text(SECRET)
+    queue.drop("queue")
+    assert not Path(queue.path).exists()
+
+
+def test_a_file_of_another_writer_stays_for_a_week(delta_queue: Make, clock: ManualClock) -> None:
+    """As long as Delta's own VACUUM keeps it by default, because the writer may be that slow."""
+    queue = delta_queue()
+    foreign = Path(messages_of(queue).path, "part-00000-6f0c3f4e-c000.snappy.parquet")
+    foreign.write_bytes(b"")
+    age(queue, clock, 6 * 24)
+    queue.sweep()
+    assert foreign.exists()
+    age(queue, clock, 2 * 24)
+    queue.sweep()
+    assert not foreign.exists()
+
+
+def test_the_letters_of_a_routing_that_died_go_too(make: Make, clock: ManualClock) -> None:
+    queue = make()
+    queue.publish(["bad"])
+    lease(queue, 1).reject()
+    queue.sweep()
+    dead = queue.dead_letters
+    die_in_a_publish(dead)
+    assert len(data_files(dead)) == 2
+    age(dead, clock, 25)
+    queue.sweep()
+    assert len(data_files(dead)) == 1
+
+
+@pytest.mark.parametrize("ids", [False, True])
+def test_a_publish_that_froze_before_its_commit_writes_its_file_again(
+    make: Make, clock: ManualClock, ids: bool
+) -> None:
+    """It wakes up after its file is gone, in the middle of its commit."""
+    queue = make(dedup_window="30d") if ids else make()
+    queue.publish(["first"])
+    other = again(queue)
+    gone = list[bool]()
+
+    def freeze() -> None:
+        before = set(data_files(queue))
+        age(queue, clock, 25)
+        other.sweep()
+        gone.append(set(data_files(queue)) < before)
+
+    with pytest.MonkeyPatch.context() as patch:
+        on_commit(patch, "messages", before=freeze)
+        message = {"value": "late", "dedup_id": "1"} if ids else {"value": "late"}
+        receipt = queue.publish(pa.Table.from_pylist([message]))
+    assert gone == [True]
+    assert values(again(queue)) == [b"first", b"late"]
+    assert len(receipt.sequences) == 1
+    assert unreadable(queue) == []
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_files_that_a_sweep_has_listed_are_not_committed(
+    make: Make, clock: ManualClock, byte_store: ByteStore, deleted: bool
+) -> None:
+    """Those of Spark tasks cannot be written again, so the whole write fails."""
+    queue = make()
+    queue.publish(["first"])
+    table = pa.table({"value": [b"late"]})
+    files = [write_file(messages_of(queue).files, table, fence=messages_of(queue).fence)]
+    pending = pending_of_files(context_of(queue), files)
+    age(queue, clock, 25)
+    if not deleted:  # the sweep is slower than the publish
+        byte_store.on("delete_many", act=lambda call: None, of="messages")
+    again(queue).sweep()
+    with pytest.raises(errors.StorageError, match="nothing was changed") as raised:
+        publish_pending(messages_of(queue), pending)
+    assert raised.value.landed is False
+    byte_store.clear()
+    assert values(again(queue)) == [b"first"]
+
+
+def test_files_of_tasks_are_committed_after_the_sweep_of_others(
+    make: Make, clock: ManualClock
+) -> None:
+    queue = make()
+    die_in_a_publish(queue)
+    age(queue, clock, 25)
+    table = pa.table({"value": [b"late"]})
+    files = [write_file(messages_of(queue).files, table)]
+    queue.sweep()
+    publish_pending(messages_of(queue), pending_of_files(context_of(queue), files))
+    assert len(data_files(queue)) == 1
+    assert values(again(queue)) == [b"late"]
+
+
+@pytest.mark.parametrize("verb", ["iterate", "write", "create", "delete_many"])
+def test_a_file_whose_commit_lands_during_the_look_stays(
+    make: Make, clock: ManualClock, byte_store: ByteStore, verb: str
+) -> None:
+    queue = make()
+    table = pa.table({"value": [b"late"]})
+    publisher = again(queue)
+    files = [write_file(messages_of(queue).files, table)]
+    age(queue, clock, 25)
+    landed = list[bool]()
+
+    def land(call: Call) -> Any:
+        result = call.run()
+        if not landed and (verb != "write" or "looked" not in call.path):
+            landed.append(True)
+            with suppress(errors.StorageError):
+                pending = pending_of_files(context_of(publisher), files)
+                publish_pending(messages_of(publisher), pending)
+        return result
+
+    sweeper = again(queue)
+    byte_store.on(verb, act=land, of=messages_of(sweeper).files)
+    sweeper.sweep()
+    sweeper.sweep()
+    byte_store.clear()
+    assert landed == [True]
+    fresh = again(queue)
+    named = messages_of(fresh).published().index.files.paths
+    assert data_files(fresh) == list(named)
+    assert unreadable(fresh) == []
+
+
+def steps() -> Iterator[Any]:
+    for verb, at in [("write", 1), ("write", 2), ("create", 1), ("delete_many", 1), ("stat", 2)]:
+        yield pytest.param(verb, at, id=f"{verb} {at}")
+
+
+@pytest.mark.parametrize(("verb", "at"), list(steps()))
+def test_a_sweep_killed_anywhere_leaves_the_rest_to_the_next(
+    make: Make, clock: ManualClock, byte_store: ByteStore, verb: str, at: int
+) -> None:
+    queue = make()
+    queue.publish(["kept"])
+    for _ in range(3):
+        die_in_a_publish(queue)
+    age(queue, clock, 25)
+    sweeper = again(queue)
+    injected = byte_store.inject(verb, of=messages_of(sweeper).files, after=die, at=at)
+    with pytest.raises(Killed):
+        messages_of(sweeper).clean_leftovers()
+    byte_store.clear()
+    assert injected.calls == at
+    again(queue).sweep()
+    assert len(data_files(queue)) == 1
+    assert values(again(queue)) == [b"kept"]
+    age(queue, clock, 25)
+    again(queue).publish(["more"])
+    assert unreadable(again(queue)) == []
+
+
+def test_two_sweeps_at_once_delete_only_leftovers(
+    make: Make, clock: ManualClock, byte_store: ByteStore
+) -> None:
+    queue = make()
+    queue.publish(["kept"])
+    die_in_a_publish(queue)
+    age(queue, clock, 25)
+    one, two = again(queue), again(queue)
+    byte_store.inject("create", of=messages_of(one).files, before=two.sweep)
+    one.sweep()
+    assert len(data_files(queue)) == 1
+    assert values(again(queue)) == [b"kept"]
+
+
+def test_a_look_comes_once_an_hour_by_the_stores_clock(
+    make: Make, clock: ManualClock, byte_store: ByteStore, limits: Limits
+) -> None:
+    """It lists the whole folder."""
+    limits(leftover_look=HOUR)
+    queue = make()
+    queue.sweep()
+    seen = byte_store.paths("iterate", of=messages_of(queue).files)
+    queue.sweep()
+    assert "" not in seen
+    die_in_a_publish(queue)
+    clock.advance("25h")
+    byte_store.advance(25 * HOUR)
+    later = again(queue)
+    seen = byte_store.paths("iterate", of=messages_of(later).files)
+    later.sweep()
+    assert "" in seen
