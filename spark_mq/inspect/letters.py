@@ -54,7 +54,8 @@ class Failure(Record):
         The group, and why they died. None if their headers do not name it.
     shape
         Their errors, with ``<n>``, ``<text>``, ``<date>``, ``<path>`` and others in the place of
-        what differs. None if they have no error. ``…`` counts all failures beyond the first 1,000.
+        what differs. A status code or another number that is the cause stays. None if they have no
+        error. ``…`` counts all failures beyond the first 1,000.
     messages
         Their number.
     first_at, last_at

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.maintenance import json_path
-from spark_mq.util.error_shape import ALIKE_DIGITS, error_shape
+from spark_mq.util.error_shape import ALIKE_DIGITS, MAY_HAVE_CODE, error_shape
 from spark_mq.util.validation import short_repr
 
 __all__ = ["FUNCTIONS", "MOST_ARGUMENTS", "Refused", "case", "concat", "error_shapes"]
@@ -36,10 +36,11 @@ def error_shapes(texts: Any) -> Any:
     if isinstance(texts, pa.Scalar):
         found = texts.as_py()
         return pa.scalar(None if found is None else error_shape(str(found)), pa.string())
-    alike = texts.cast(pa.string())
+    alike = given = texts.cast(pa.string())
     for _ in range(2):  # a match ends with its digit, so each pass finds every second one
         alike = pc.replace_substring_regex(alike, ALIKE_DIGITS, r"\11")
-    each = alike.dictionary_encode()
+    each = pc.if_else(pc.match_substring_regex(given, MAY_HAVE_CODE), given, alike)
+    each = each.dictionary_encode()
     shapes = pa.array([error_shape(one) for one in each.dictionary.to_pylist()], pa.string())
     return shapes.take(each.indices)
 

@@ -5,13 +5,48 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache, lru_cache
+from http import HTTPStatus
 from typing import Any, Final
 
-__all__ = ["ALIKE_DIGITS", "MAX_SHAPE", "error_shape", "recent_error_shape"]
+__all__ = ["ALIKE_DIGITS", "MAX_SHAPE", "MAY_HAVE_CODE", "error_shape", "recent_error_shape"]
 
 MAX_SHAPE: Final = 200
 """Most characters of a shape."""
 _LOOKED_AT: Final = 2_000  # characters of a text, so that a long one costs no more
+
+# A number that says what went wrong stays. There are few of each kind, so a shape has few variants.
+_PHRASES: Final = "|".join(sorted({re.escape(status.phrase) for status in HTTPStatus}))
+_CODES: Final = (  # what stands before it, what stays, and what may not or must follow
+    (  # HTTP Error 503, status code: 429, "status": 404, Response [503]
+        "",
+        r"['\"]?\b(?:(?:http(?:/[0-9](?:\.[0-9])?)?|status|error|response|occurred)[ _-]?){1,3}"
+        r"(?:code)?['\"]?(?: is| was| of)?(?: ?[:=] ?| ?[(\[]| )[1-5][0-9]{2}\b",
+        r"(?![.,][0-9])",
+    ),
+    (  # returned 500
+        "",
+        r"\b(?:returned|(?:responded|answered|replied|failed) with)(?: an?)? [1-5][0-9]{2}\b",
+        r"(?=\s*(?:$|[^\w\s.,]|[.,](?![0-9]))|\s+(?:for|from|on|when|while|after|with|instead)\b)",
+    ),
+    ("", rf"['\"]?\b[1-5][0-9]{{2}}:? (?:{_PHRASES}|(?:Server|Client) Error)\b['\"]?", ""),
+    ("", r"\b[45][0-9]{2} error(?: responses?)?\b", ""),  # too many 503 error responses
+    ("", r"\b[1-5][0-9]{2},? (?-i:GET|HEAD|POST|PUT|PATCH|DELETE|message)\b", ""),
+    ("", r"\b(?:errno|winerror|sqlcode)\W{1,2}-?[0-9]{1,5}\b", ""),
+    (  # exit code 137, error code 1045
+        "",
+        r"\b(?:exit(?:ed)?|return|error|result|vendor|native)[ _-]?(?:with )?(?:exit )?"
+        r"(?:code|status)\W{1,2}(?:0x[0-9a-f]{1,8}|-?[0-9]{1,5})\b",
+        "",
+    ),
+    ("", r"\bsignal[ :=]{1,2}[0-9]{1,2}\b", ""),
+    ("", r"\bgrpc[ _-]status(?:[ _-]code)?\W{1,3}[0-9]{1,2}\b", ""),
+    ("", r"\bsqlstate\W{1,2}[0-9a-z]{5}\b", ""),
+    ("", r"\b(?:ORA|TNS|PLS|MY)-[0-9]{4,6}\b", ""),
+    ("", r"\berror [0-9]{4} \([0-9a-z]{5}\)", ""),  # of MySQL, as is the next
+    (r"Error: \(", r"[0-9]{4}\b", r"(?=, ['\"])"),
+)
+MAY_HAVE_CODE: Final = "(?i)" + "|".join(before + stays for before, stays, _ in _CODES)
+"""What each text with such a number matches, and some others. It is a pattern for Arrow, too."""
 
 # The order counts: what is quoted may have a path inside, and a path a number. Each repetition is
 # possessive or bounded, so a text cannot make a match slow.
@@ -26,6 +61,11 @@ _PARTS: Final[Mapping[str, str]] = {
         r"(?:[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]+)?)?(?:Z|[+-][0-9]{2}:?[0-9]{2})?)?"
         r"|[0-9]{1,2}/[0-9]{1,2}/[0-9]{2,4}\b|[0-9]{1,2}\.[0-9]{1,2}\.[0-9]{4}\b"
         r"|[0-9]{1,2}:[0-9]{2}:[0-9]{2}(?:[.,][0-9]+)?)"
+    ),
+    "code": (
+        r"(?=['\"]?[0-9aefghmnoprstvw])(?:"
+        + "|".join(f"(?<={before}){stays}{after}" for before, stays, after in _CODES)
+        + ")"
     ),
     "quoted": (
         r"(?<!\w)'(?:[^'\\]|\\.|(?<=\w)'(?=\w)){0,1000}+'"
@@ -59,7 +99,8 @@ _START: Final = r"(?=[-+0-9'\"`@/.~]|\b\w)"
 ALIKE_DIGITS: Final = r"([ -@\[-^`{-~])[2-9]"
 """What may be replaced by group 1 and a 1, without an effect on a shape.
 
-A digit is in a placeholder, unless it follows a letter or "_". Only 0 is special there, as in 0x.
+A digit is in a placeholder, unless it follows a letter or "_", or MAY_HAVE_CODE matches the text.
+Only 0 is special there, as in 0x.
 """
 _SHOWN: Final = {"jdbc": "<url>", "quoted": "<text>", "lease": "lease of <worker> expired"}
 _LIST: Final = re.compile(r"(<\w+>)(?:, ?\1)+")
@@ -69,8 +110,9 @@ def error_shape(text: str) -> str:
     """Return the text of an error with placeholders for what differs from message to message.
 
     These are numbers, dates, ids, paths, addresses and quoted parts. Two errors with one shape
-    probably have one cause. The class of the exception stays. Expired leases of all workers have
-    one shape.
+    probably have one cause. The class of the exception stays, and so does a number that is the
+    cause: the status of HTTP and gRPC, an errno, an exit code, a signal, and the codes of
+    databases. Expired leases of all workers have one shape.
 
     Parameters
     ----------
@@ -88,6 +130,8 @@ def error_shape(text: str) -> str:
     'KeyError: <text>'
     >>> error_shape("ValueError: amount -12.50 of order 4711 is negative")
     'ValueError: amount <n> of order <n> is negative'
+    >>> error_shape("HTTP Error 503 for order 4711")
+    'HTTP Error 503 for order <n>'
     """
     text = text[:_LOOKED_AT]
     shape = _pattern(tuple(sign in text for sign in _SIGNS)).sub(_placeholder, text)
@@ -116,4 +160,6 @@ def _pattern(signs: tuple[bool, ...]) -> re.Pattern[str]:
 
 def _placeholder(found: re.Match[Any]) -> str:
     name = found.lastgroup or ""
+    if name == "code":
+        return str(found[0])
     return _SHOWN.get(name, f"<{name}>")

@@ -27,7 +27,7 @@ SHAPES = {
         "invalid start byte"
     ),
     "FileNotFoundError: [Errno 2] No such file or directory: '/data/in/4711.csv'": (
-        "FileNotFoundError: [Errno <n>] No such file or directory: <text>"
+        "FileNotFoundError: [Errno 2] No such file or directory: <text>"
     ),
     "AttributeError: 'NoneType' object has no attribute 'total'": (
         "AttributeError: <text> object has no attribute <text>"
@@ -37,7 +37,7 @@ SHAPES = {
     ),
     "requests.exceptions.HTTPError: 503 Server Error: Service Unavailable for url: "
     "https://api.example.com/v1/orders/4711?page=2": (
-        "requests.exceptions.HTTPError: <n> Server Error: Service Unavailable for url: <url>"
+        "requests.exceptions.HTTPError: 503 Server Error: Service Unavailable for url: <url>"
     ),
     "ConnectionError: HTTPSConnectionPool(host='api.example.com', port=443): Read timed out. "
     "(read timeout=5.0)": (
@@ -54,7 +54,7 @@ SHAPES = {
     '[CAST_INVALID_INPUT] The value \'abc\' of the type "STRING" cannot be cast to "INT" because '
     "it is malformed. SQLSTATE: 22018": (
         "[CAST_INVALID_INPUT] The value <text> of the type <text> cannot be cast to <text> because "
-        "it is malformed. SQLSTATE: <n>"
+        "it is malformed. SQLSTATE: 22018"
     ),
     'psycopg.errors.UniqueViolation: duplicate key value violates unique constraint "orders_pkey"\n'
     "DETAIL:  Key (order_id, line)=(4711, 2) already exists.": (
@@ -69,7 +69,7 @@ SHAPES = {
         "com.mysql.cj.jdbc.exceptions.CommunicationsException: cannot reach <url> within <n> ms"
     ),
     "ORA-00001: unique constraint (SHOP.ORDERS_PK) violated": (
-        "ORA-<n>: unique constraint (SHOP.ORDERS_PK) violated"
+        "ORA-00001: unique constraint (SHOP.ORDERS_PK) violated"
     ),
     "LookupError: no customer 9f8e7d6c-1111-4222-8333-abcdefabcdef since 2026-03-01T12:00:00Z": (
         "LookupError: no customer <uuid> since <date>"
@@ -102,6 +102,59 @@ SHAPES = {
     "ValueError: lease 12 of flat 7 expired": "ValueError: lease <n> of flat <n> expired",
     "": "",
 }
+
+
+CODES = [
+    "HTTP 503", "HTTP/1.1 502 Bad Gateway", "urllib.error.HTTPError: HTTP Error 400: Bad Request",
+    "status 404", "status code: 429", "StatusCode=403", "Request failed with status code 500",
+    "httpx.HTTPStatusError: Server error '503 Service Unavailable'",
+    "fastapi.exceptions.HTTPException: 404: Not Found", "<Response [503]>", "429 Too Many Requests",
+    "Server returned HTTP response code: 503", "the server returned 500", "it responded with 502",
+    "google.api_core.exceptions.NotFound: 404 POST", "too many 503 error responses",
+    "An error occurred (503) when calling PutObject", "[Errno 111] Connection refused",
+    "[WinError 10061] No connection", "returned non-zero exit status 137.", "exit code: 1",
+    "the job exited with code 143", "killed by signal 9", "error code: 0x80070005",
+    "SQLSTATE[HY000]", "SQLCODE=-803, SQLSTATE=23505", "ERROR 1205 (HY000): Lock wait timeout",
+    "TNS-12541: no listener", "grpc_status:14", "status = StatusCode.UNAVAILABLE",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", CODES)
+def test_a_number_that_is_the_cause_stays(text):
+    shape = error_shape(f"{text}, order 4711")
+    assert shape == f"{text}, order <n>"
+    assert error_shapes(
+        pa.array([f"{text}, order {n}" for n in range(9)])
+    ).unique().to_pylist() == [shape]
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        ("aiohttp.ClientResponseError: 503, message='Slow'",
+         "aiohttp.ClientResponseError: 503, message=<text>"),
+        ("{'status': 503, 'id': 17}", "{'status': 503, <text>: <n>}"),
+        ('{"status_code":429,"id":4711}', '{"status_code":429,<text>:<n>}'),
+        ("pymysql.err.OperationalError: (1205, 'Lock wait')",
+         "pymysql.err.OperationalError: (1205, <text>)"),
+        ("the server returned 500 for order 17", "the server returned 500 for order <n>"),
+    ],
+)  # fmt: skip
+def test_a_code_stays_beside_what_is_quoted(text, shape):
+    assert error_shape(text) == shape
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["order 503 is unknown", "503 orders are late", "order status 17", "status 4711 is unknown",
+     "the query returned 500 rows", "it returned 117 items", "price 404.50 is negative",
+     "line 503, column 404", "response time 503 ms", "area code 415 is unknown",
+     "ID-00017 is late"],
+)  # fmt: skip
+def test_a_number_of_the_data_is_replaced(text):
+    shape = error_shape(text)
+    assert "<n>" in shape
+    assert not any(letter.isdigit() for letter in shape)
 
 
 @pytest.mark.parametrize("text", SHAPES)
@@ -146,7 +199,26 @@ def test_a_shape_is_one_short_line(text):
 
 
 @pytest.mark.parametrize(
-    "part", ["'", '"', "\\'", "a@", "0", "0a", "a.", "/", "1,", "x'y", "://", "-/"]
+    "part",
+    [
+        "'",
+        '"',
+        "\\'",
+        "a@",
+        "0",
+        "0a",
+        "a.",
+        "/",
+        "1,",
+        "x'y",
+        "://",
+        "-/",
+        "status ",
+        "HTTP",
+        "error_",
+        "503 ",
+        "returned ",
+    ],
 )
 def test_no_text_is_slow(part):
     started = time.process_time()
@@ -155,6 +227,8 @@ def test_no_text_is_slow(part):
 
 
 PIECES = [
+    *("HTTP Error ", "status", "code", "returned ", "errno ", "sqlstate ", "Error: (", "ORA-"),
+    *("503", "404 Not Found", " with ", "exit "),
     f"lease {'0b' * 16} of ",
     " expired",
     *"0123456789afxXzE_-+.,:/'\"`@~ \\(<é\n\u017f",
