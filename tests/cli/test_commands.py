@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import inspect
 import json
 import os
 import random
@@ -28,7 +29,7 @@ from support.stocked_queue import sequence_of, stocked_queue
 from support.working import working
 
 from spark_mq import Message, Queue
-from spark_mq.interfaces.cli.command import stopping
+from spark_mq.interfaces.cli.command import COMMANDS, stopping
 from spark_mq.interfaces.cli.completion import complete_queues
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.setting_fields import settings_of
@@ -854,13 +855,72 @@ def test_jobs_prints_their_paths(run: Run) -> None:
     assert all(Path(row["path"]).is_file() for row in rows)
 
 
-def test_every_option_is_read_from_the_environment(run: Run, process: Run, queue: Queue) -> None:
+def test_a_few_options_are_read_from_the_environment(
+    run: Run, process: Run, queue: Queue, handlers: str
+) -> None:
     where = {"SPARK_MQ_QUEUE": queue.path, "SPARK_MQ_GROUP": "billing"}
-    rows = process("peek", SPARK_MQ_STATE="dead", SPARK_MQ_OUTPUT="json", **where).rows
+    rows = process("peek", "--state", "dead", SPARK_MQ_OUTPUT="json", **where).rows
     assert [row["message_id"] for row in rows] == ["id-bad"]
-    run("queue", "describe", SPARK_MQ_QUEUE=queue.path)
-    run("group", "describe", SPARK_MQ_QUEUE=queue.path, SPARK_MQ_GROUP="audit")
-    assert "SPARK_MQ_MAX_DEAD" in run("check", "--help").out
+    run("group", "describe", "audit", SPARK_MQ_QUEUE=queue.path)
+    assert run("leases", SPARK_MQ_STORAGE_OPTION="a=b c", expect=2, **where).err.count("'c'") == 1
+    work = {"SPARK_MQ_HANDLER": "handlers:one", "SPARK_MQ_MODE": "message",
+            "SPARK_MQ_THREADS": "2", "SPARK_MQ_WORKER_ID": "me"}  # fmt: skip
+    options = {**work, **where, "SPARK_MQ_GROUP": "new", "SPARK_MQ_VERBOSE": "1"}
+    assert "group 'new' is created" in run("work", "--until", "empty", **options).err
+    assert re.search(r"\bme\b", run("trace", "--message-id", "id-bad", **where).out)
+
+
+def environment_variables() -> dict[str, set[str]]:
+    """The variables that options and arguments of each command read."""
+    return {
+        name: {
+            parameter.annotation.__metadata__[0].envvar
+            for parameter in inspect.signature(entry.function()).parameters.values()
+        }
+        - {None}
+        for name, entry in COMMANDS.items()
+    }
+
+
+def test_each_variable_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/cli.md").read_text()
+    table = page.partition("## Environment")[2].partition("## ")[0].partition("| --- |")[2]
+    root = {"SPARK_MQ_DEBUG", "SPARK_MQ_VERBOSE", "SPARK_MQ_WEB_PASSWORD", "SPARK_MQ_WEB_TOKEN"}
+    read = set().union(*environment_variables().values(), root)
+    assert set(re.findall(r"SPARK_MQ_[A-Z_]+", table)) == read
+
+
+def test_a_variable_is_never_an_argument_of_what_destroys(
+    run: Run, queue: Queue, handlers: str
+) -> None:
+    """`group drop -y` dropped the group of the worker whose variables were set."""
+    asking = {
+        name
+        for name, entry in COMMANDS.items()
+        if "yes" in inspect.signature(entry.function()).parameters
+    }
+    assert asking > {"queue drop", "queue purge", "group drop", "group discard", "dlq discard"}
+    for name in (*asking, "group seek"):
+        assert not environment_variables()[name]
+    variables = {
+        "SPARK_MQ_" + name.upper().replace("-", "_"): value
+        for name, value in (("queue", queue.path), ("group", "billing"), ("yes", "1"),
+                            ("force", "1"), ("execute", "1"), ("where", "true"))
+    }  # fmt: skip
+    for words in ("group drop -y", "group drop audit -y", f"group drop audit -q {queue.path}",
+                  "queue drop -y", "queue purge -y", "dlq discard -y",
+                  "group seek latest"):  # fmt: skip
+        run(*words.split(), expect=2, **variables)
+    assert Queue.open(queue.path).groups() == queue.groups()
+
+
+@pytest.mark.parametrize("command", ["metrics", "web"])
+def test_the_variables_of_a_kubernetes_service_change_nothing(queue: Queue, command: str) -> None:
+    where = ["-q", queue.path] if command == "metrics" else [queue.path]
+    process = started(command, *where, "--port", "0", SPARK_MQ_PORT="tcp://10.0.0.1:9465")
+    assert "listening on" in process.stderr.readline()
+    process.terminate()
+    assert process.communicate(timeout=60) == ("", "")
 
 
 def test_a_pipe_that_closes_early_is_no_error(queue: Queue) -> None:
@@ -1010,8 +1070,8 @@ def test_a_value_that_is_wrong_is_refused_in_one_form(
 
 
 def test_a_wrong_value_of_the_environment_names_its_variable(run: Run) -> None:
-    refused = run("web", ".", SPARK_MQ_PORT="99999", expect=2)
-    assert "SPARK_MQ_PORT='99999' is not valid" in refused.err
+    refused = run("work", "a:b", "-q", "q", SPARK_MQ_THREADS="x", expect=2)
+    assert "SPARK_MQ_THREADS='x' is not valid" in refused.err
 
 
 def keyed(run: Run, path: Path) -> Queue:

@@ -1,7 +1,8 @@
 """Define the command ``spark-mq``, which needs the extra ``cli``.
 
 stdout carries data only, as a table for people or as JSON lines. Errors, questions and progress go
-to stderr. Every option is also an environment variable ``SPARK_MQ_*``.
+to stderr. A few options are also environment variables ``SPARK_MQ_*``, unless the command destroys
+something.
 """
 
 from __future__ import annotations

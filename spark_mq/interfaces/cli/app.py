@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.exceptions import TyperException
 
-from spark_mq.interfaces.cli.command import COMMANDS
+from spark_mq.interfaces.cli.command import COMMANDS, option
 from spark_mq.interfaces.cli.output import (
     INTERRUPTED,
     OK,
@@ -63,9 +63,7 @@ def _make_app() -> typer.Typer:
         import_module(f"spark_mq.interfaces.cli.{name}")
     made = typer.Typer(
         name="spark-mq",
-        help=(
-            "Look after queues of spark_mq. Each option is also an environment variable SPARK_MQ_*."
-        ),
+        help="Look after queues of spark_mq.",
         no_args_is_help=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
@@ -87,17 +85,16 @@ def _make_app() -> typer.Typer:
 app = _make_app()
 
 
-def _option(name: str, *short: str, help: str) -> Any:
-    envvar = "SPARK_MQ_" + name.removeprefix("--").upper()
-    return typer.Option(name, *short, help=help, envvar=envvar)
-
-
 @app.callback(invoke_without_command=True)
 def _root(
     context: typer.Context,
-    debug: Annotated[bool, _option("--debug", help="Show the traceback of an error.")] = False,
-    verbose: Annotated[bool, _option("--verbose", "-v", help="Log to stderr.")] = False,
-    version: Annotated[bool, _option("--version", help="Print the version.")] = False,
+    debug: Annotated[
+        bool, option("Show the traceback of an error.", "--debug", envvar="SPARK_MQ_DEBUG")
+    ] = False,
+    verbose: Annotated[
+        bool, option("Log to stderr.", "--verbose", "-v", envvar="SPARK_MQ_VERBOSE")
+    ] = False,
+    version: Annotated[bool, option("Print the version.", "--version")] = False,
 ) -> None:
     if version:
         from spark_mq import __version__
@@ -179,21 +176,21 @@ def _with_suggestion(text: str) -> str:
 
 def _wrong_value(error: Exception, arguments: Sequence[str]) -> str:
     """Return the error for a value of an option that is no number, or out of range, or no text."""
-    option: Any = getattr(error, "param", None)
+    parameter: Any = getattr(error, "param", None)
     found: list[Any] = getattr(error.__cause__, "errors", list)()
     kind = found[0]["type"] if found else ""
     is_range = kind.startswith(("greater_than", "less_than"))
-    if option is None or not (is_range or kind in ("int_parsing", "float_parsing")):
+    if parameter is None or not (is_range or kind in ("int_parsing", "float_parsing")):
         return ""
-    least, most, value = option.min, option.max, str(found[0]["input"])
+    least, most, value = parameter.min, parameter.max, str(found[0]["input"])
     is_whole = kind != "float_parsing" and not isinstance(least, float)
     fix = "a whole number" if is_whole else "a number"
     fix += "" if least is None else f" from {least:,} on" if most is None else f" from {least:,}"
     fix += "" if most is None else f" to {most:,}"
-    names = [name for name in option.opts if name.startswith("--")] or [option.name.upper()]
-    from_environment = os.environ.get(option.envvar or "") == value
-    if from_environment and not any(one.partition("=")[0] in option.opts for one in arguments):
-        names = [option.envvar]
+    names = [name for name in parameter.opts if name.startswith("--")] or [parameter.name.upper()]
+    from_environment = os.environ.get(parameter.envvar or "") == value
+    if from_environment and not any(one.partition("=")[0] in parameter.opts for one in arguments):
+        names = [parameter.envvar]
     return f"{names[0]}={short_repr(value)} is not valid: give {fix}"
 
 

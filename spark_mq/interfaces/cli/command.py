@@ -160,25 +160,33 @@ def _parameter(name: str, kind: Any, info: Any, default: Any = inspect.Parameter
     )
 
 
-def _named(parameter: inspect.Parameter) -> inspect.Parameter:
-    """Name a parameter's option, and the variable of the environment that it is also read from."""
+def _named(parameter: inspect.Parameter, from_environment: bool) -> inspect.Parameter:
+    """Name a parameter's option, and forget its variable unless the environment may give it."""
     kind, given = get_args(parameter.annotation)
-    info, name = copy(given), parameter.name.replace("_", "-")
+    info = copy(given)
     if isinstance(info, OptionInfo):
         names = [] if info.default is ... else [str(info.default)]
         names += info.param_decls or ()
         if not any(one.startswith("--") for one in names):
-            names.append(f"--{name}")
-        name = next(one for one in names if one.startswith("--")).partition("/")[0]
+            names.append(f"--{parameter.name.replace('_', '-')}")
         info.default, info.param_decls = ..., names
-    info.envvar = "SPARK_MQ_" + name.removeprefix("--").upper().replace("-", "_")
+    if not from_environment:
+        info.envvar = None
     annotation: Any = Annotated[kind, info]
     return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=annotation)
 
 
 _QUEUE_HELP: Final = "The queue: a path or a URI."
 _QUEUE: Final = _parameter(
-    "queue", str, option(_QUEUE_HELP, "-q", metavar="PATH", autocompletion=complete_queues)
+    "queue",
+    str,
+    option(
+        _QUEUE_HELP,
+        "-q",
+        metavar="PATH",
+        autocompletion=complete_queues,
+        envvar="SPARK_MQ_QUEUE",
+    ),
 )
 _GROUP_HELP: Final = "The group."
 # How a command names what it is about.
@@ -194,7 +202,13 @@ GROUP: Final = (
     _parameter(
         "group",
         str,
-        option(_GROUP_HELP, "-g", metavar="NAME", autocompletion=_complete_groups),
+        option(
+            _GROUP_HELP,
+            "-g",
+            metavar="NAME",
+            autocompletion=_complete_groups,
+            envvar="SPARK_MQ_GROUP",
+        ),
         "default",
     ),
 )
@@ -212,11 +226,15 @@ _STORAGE: Final = _parameter(
     option(
         "Option of the object store. Repeatable. Prefer the environment for secrets.",
         metavar="NAME=VALUE",
+        envvar="SPARK_MQ_STORAGE_OPTION",
     ),
     None,
 )
 _OUTPUT: Final = _parameter(
-    "output", _OutputFormat, option("A table, or JSON lines.", "-o"), _OutputFormat.table
+    "output",
+    _OutputFormat,
+    option("A table, or JSON lines.", "-o", envvar="SPARK_MQ_OUTPUT"),
+    _OutputFormat.table,
 )
 
 
@@ -245,6 +263,7 @@ class Command:
     call: Callable[..., Any]
     about: Sequence[inspect.Parameter]
     common: Sequence[inspect.Parameter]
+    from_environment: bool
 
     def function(self) -> Callable[..., None]:
         """Return the function that typer reads the arguments from, and calls with them."""
@@ -259,7 +278,8 @@ class Command:
             if on.exit_code:
                 raise typer.Exit(on.exit_code)
 
-        parameters = [_named(one) for one in (*self.about, *own, *self.common)]
+        given = (*self.about, *own, *self.common)
+        parameters = [_named(one, self.from_environment) for one in given]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__doc__ = self.call.__doc__
         return run
@@ -286,6 +306,7 @@ def command(
     about: Sequence[inspect.Parameter] = QUEUE,
     *,
     asks: bool = False,
+    destroys: bool = False,
     stores: bool = True,
     prints: bool = True,
 ) -> Callable[[Call], Call]:
@@ -299,6 +320,9 @@ def command(
         The options that name its queue or group.
     asks
         Whether it asks before it changes something, so that it needs --yes.
+    destroys
+        Whether it can lose something without asking. Like those that ask, it reads no variable of
+        the environment, which somebody may have set for another command.
     stores, prints
         Whether it opens a queue, and prints data.
     """
@@ -306,7 +330,7 @@ def command(
     common = [parameter for parameter, wanted in chosen if wanted]
 
     def enter(call: Call) -> Call:
-        COMMANDS[name] = Command(name, call, about, common)
+        COMMANDS[name] = Command(name, call, about, common, not (asks or destroys))
         return call
 
     return enter

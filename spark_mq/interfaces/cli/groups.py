@@ -210,7 +210,7 @@ def _named(
     return {"sequences": numbers or None, "message_id": message_id or None, "key": key or None}
 
 
-@command("group seek", GROUP_ARGUMENT)
+@command("group seek", GROUP_ARGUMENT, destroys=True)
 def seek(
     on: Given,
     to_earliest: Annotated[bool, option("To the first message.")] = False,

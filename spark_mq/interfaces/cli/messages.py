@@ -67,7 +67,9 @@ def _complete_states(incomplete: str) -> list[str]:
 @command("peek")
 def peek(
     on: Given,
-    group: Annotated[str | None, option("Show the state in this group.", "-g")] = None,
+    group: Annotated[
+        str | None, option("Show the state in this group.", "-g", envvar="SPARK_MQ_GROUP")
+    ] = None,
     state: Annotated[
         str | None, option("Only this state of the group.", autocompletion=_complete_states)
     ] = None,

@@ -10,7 +10,7 @@ from spark_mq.errors import InvalidOption
 from spark_mq.interfaces.cli.command import GROUP, Given, argument, command, option
 from spark_mq.interfaces.cli.output import FAILED, Pages, complain
 from spark_mq.interfaces.cli.progress import track
-from spark_mq.interfaces.cli.workers import Concurrency, Threads
+from spark_mq.interfaces.cli.workers import Concurrency
 from spark_mq.util.loading import load_handler
 from spark_mq.util.show import show_count
 from spark_mq.worker.replay_report import ReplayReport
@@ -45,7 +45,7 @@ def replay(
     max_messages: Annotated[
         int | None, option("The most messages in a batch. Default: 1.", min=1)
     ] = None,
-    threads: Threads = 1,
+    threads: Annotated[int, option("Threads that call it.", min=1)] = 1,
     concurrency: Concurrency = None,
     timeout: Annotated[
         str | None, option("How long one call may take. Its messages fail then. Default: no limit.")

@@ -89,7 +89,9 @@ def _look(queue: Any) -> Mapping[str, QueueOverview | None]:
 @command("web", NOTHING, prints=False)
 def web(
     on: Given,
-    path: Annotated[str, argument("A queue, or where to look for queues.")] = ".",
+    path: Annotated[
+        str, argument("A queue, or where to look for queues.", envvar="SPARK_MQ_PATH")
+    ] = ".",
     port: _Port = 9465,
     address: _Address = "127.0.0.1",
     allow_changes: Annotated[

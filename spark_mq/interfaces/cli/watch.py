@@ -33,7 +33,7 @@ _CHECK_COLUMNS: Final[list[Column]] = [
 MaxUnswept = Annotated[str, option("How long work may wait for a sweep, or none.")]
 MaxAge = Annotated[str | None, option("The greatest age of an unsettled message.")]
 MaxDead = Annotated[int | None, option("The most dead messages and dead letters.", min=0)]
-_OnlyGroup = Annotated[str | None, option("Only this group.", "-g")]
+_OnlyGroup = Annotated[str | None, option("Only this group.", "-g", envvar="SPARK_MQ_GROUP")]
 
 
 @command("throughput")

@@ -31,9 +31,8 @@ from spark_mq.util.loading import load_handler
 from spark_mq.util.validation import validate_duration
 from spark_mq.worker.state import WorkSummary
 
-__all__ = ["Concurrency", "Threads", "tracking_settled", "worker_cells"]
+__all__ = ["Concurrency", "tracking_settled", "worker_cells"]
 
-Threads = Annotated[int, option("Threads that call it.", min=1)]
 Concurrency = Annotated[
     int | None,
     option("Calls of an async function at a time, with --mode message. Default: 100.", min=1),
@@ -88,10 +87,12 @@ def work(
         argument(
             "The function, called with a lease or message. Or path/to/file.py:function.",
             metavar="MODULE:FUNCTION",
+            envvar="SPARK_MQ_HANDLER",
         ),
     ],
     mode: Annotated[
-        str, option("batch: call it with each lease. message: each message.")
+        str,
+        option("batch: call it with each lease. message: each message.", envvar="SPARK_MQ_MODE"),
     ] = "batch",
     max_messages: Annotated[
         int | None,
@@ -101,10 +102,11 @@ def work(
             min=1,
         ),
     ] = None,
-    threads: Threads = 1,
+    threads: Annotated[int, option("Threads that call it.", min=1, envvar="SPARK_MQ_THREADS")] = 1,
     concurrency: Concurrency = None,
     worker_id: Annotated[
-        str | None, option("A label for people. Default: host and process.")
+        str | None,
+        option("A label for people. Default: host and process.", envvar="SPARK_MQ_WORKER_ID"),
     ] = None,
     visibility_timeout: Annotated[
         str | None, option("How long a lease lasts without an extension. Default: the group's.")
@@ -168,7 +170,8 @@ def work(
 
 @command("workers")
 def workers(
-    on: Given, group: Annotated[str | None, option("Only this group.", "-g")] = None
+    on: Given,
+    group: Annotated[str | None, option("Only this group.", "-g", envvar="SPARK_MQ_GROUP")] = None,
 ) -> Rows:
     """List the workers of all groups, or of one, also those that are idle."""
     names = on.queue.groups() if group is None else [group]
