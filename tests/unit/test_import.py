@@ -26,6 +26,7 @@ EXTRAS = (
     "google.protobuf",
     "pydantic",
     "cloudevents",
+    "duckdb",
 )
 
 

@@ -14,11 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = sorted(
-    {*PROJECT["optional-dependencies"]}
-    - {"dev", "bench", "peers", "lint", "docs", "browser", "release"}
-)
-"""Those that users install. The others are for work on the project."""
+EXTRAS = sorted(PROJECT["optional-dependencies"])
 
 
 def run(*command: object, expect: int = 0, stdin: str = "") -> str:
@@ -105,8 +101,6 @@ def test_the_package_works_with_each_extra(wheel: Path, tmp_path: Path, extra: s
     assert version == PROJECT["version"]
     if extra == "cli":
         run_commands(python.with_name("spark-mq"), tmp_path)
-    if extra == "test":
-        run_plugin(python, tmp_path)
     if extra == "otel":
         run_with_opentelemetry(python, tmp_path)
     if extra == "spark":
@@ -148,8 +142,10 @@ def run_with_opentelemetry(python: Path, tmp_path: Path) -> None:
     assert '"name": "ack orders"' in out
 
 
-def run_plugin(python: Path, tmp_path: Path) -> None:
-    """Run a test that uses the plugin's fixtures."""
+@pytest.mark.slow  # pip gets pytest
+def test_pytest_finds_the_fixtures_of_the_installed_package(wheel: Path, tmp_path: Path) -> None:
+    python = install(tmp_path / "venv", wheel, None)
+    run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "pytest")
     test = (
         "def test_it(mq_queue, drain):\n    mq_queue.publish('a')\n    assert len(drain()) == 1\n"
     )
