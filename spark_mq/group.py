@@ -37,7 +37,7 @@ from spark_mq.operations.settle import (
 from spark_mq.operations.sinks import check_no_sink, configure_command
 from spark_mq.payload_format import Format
 from spark_mq.util.clock import SECOND, Duration
-from spark_mq.util.user import acting_by_default, worker_name
+from spark_mq.util.user import acting_by_default, identify_worker, worker_name
 from spark_mq.util.validation import (
     short_repr,
     validate_choice,
@@ -263,7 +263,7 @@ class ConsumerGroup(GroupViews):
 
     @property
     def blocked_because(self) -> str:
-        """Return why the group leases nothing now, or an empty string."""
+        """Return why the group leases nothing to this process now, or an empty string."""
         return self.stats().blocked_because
 
     def stats(self) -> GroupStats:
@@ -362,7 +362,9 @@ class ConsumerGroup(GroupViews):
         size = None if max_bytes is None else validate_size("max_bytes", max_bytes)
         if named == []:
             return None
-        command = Acquire(worker, most, timeout, fail_on_data_loss, size, intervals=named)
+        command = Acquire(
+            identify_worker(worker), most, timeout, fail_on_data_loss, size, intervals=named
+        )
         deadline = time.monotonic() + wait_seconds
 
         def time_left() -> float:

@@ -298,7 +298,7 @@ def _record(group: str, r: Range, until: int) -> MessageRecord:
         state=str(r.state),
         delivery_count=r.delivery_count,
         failure_count=r.failure_count,
-        worker_id=r.worker_id,
+        worker_id=r.worker,
         reason=r.reason,
         error=r.error,
     )

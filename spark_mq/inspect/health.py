@@ -149,7 +149,7 @@ def _trim_blocker(
         r.last,
         waiting,
         lease_id=r.lease_id if leased else None,
-        worker_id=r.worker_id if leased else None,
+        worker_id=r.worker if leased else None,
         since=to_datetime(index.file_at(r.first).committed_at),
         error=r.error,
     )

@@ -251,7 +251,7 @@ def _lane(look: _Look, one: LaneStats, total: int) -> LaneInfo:
         sequence=one.sequence,
         until=until,
         lease_id=r.lease_id if r is not None and leased else None,
-        worker_id=r.worker_id if r is not None and leased else None,
+        worker_id=r.worker if r is not None and leased else None,
         error=None if r is None else r.error,
     )
 
@@ -259,7 +259,7 @@ def _lane(look: _Look, one: LaneStats, total: int) -> LaneInfo:
 def _because(one: LaneStats, r: Range | None, until: datetime | None) -> str:
     message, at = f"message {one.sequence}", show_time(until)
     if one.holder == Holder.LEASE and r is not None:
-        return f"lease {r.lease_id} of {r.worker_id} until {at}"
+        return f"lease {r.lease_id} of {r.worker} until {at}"
     if one.holder == Holder.RETRY:
         return f"{message} failed, its retry is at {at}"
     if one.holder == Holder.DELAY:

@@ -126,7 +126,7 @@ def _lease(ranges: list[Range], now: int) -> LeaseInfo:
     messages = sum(r.message_count for r in ranges)
     return LeaseInfo(
         lease_id=first.lease_id or "",
-        worker_id=first.worker_id or "",
+        worker_id=first.worker or "",
         since=to_datetime(min(r.leased_at or 0 for r in ranges)),
         until=to_datetime(until),
         expired=until < now,

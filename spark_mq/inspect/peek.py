@@ -239,7 +239,7 @@ def shown_range(state: str, r: Range) -> dict[str, Any]:
         "delivery_count": r.delivery_count,
         "failure_count": r.failure_count,
         "lease_id": r.lease_id if leased else None,
-        "worker_id": r.worker_id if leased else None,
+        "worker_id": r.worker if leased else None,
         "leased_until": optional_datetime(r.expires_at) if leased else None,
         "available_at": optional_datetime(r.available_at) if state == DELAYED else None,
         "reason": r.reason,

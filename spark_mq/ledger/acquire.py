@@ -33,6 +33,7 @@ from spark_mq.ledger.stream_batch import StreamBatch
 from spark_mq.ledger.transitions import expire_leases, rejected
 from spark_mq.ledger.walk_filter import FILTERED, REPLACED
 from spark_mq.util.clock import MICROSECOND, SECOND
+from spark_mq.util.user import worker_label
 
 __all__ = [
     "UNREADABLE",
@@ -183,7 +184,7 @@ def _lease_note(request: AcquireRequest, grant: Grant) -> dict[str, Any]:
     return {
         "operation": "lease",
         "lease_id": request.lease_id,
-        "worker_id": request.worker_id,
+        "worker_id": worker_label(request.worker_id),
         "messages": sum(r.message_count for r in grant.ranges),
         "ranges": format_intervals([(r.first, r.last) for r in grant.ranges]),
     }

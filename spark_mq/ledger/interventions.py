@@ -128,7 +128,7 @@ def _held(
     """Yield the messages that must not change, and their holders."""
     kept = (TRANSFERRING,) if force else (TRANSFERRING, LEASED)
     for piece in LedgerEditor(ledger).cut(wanted, index, kept):
-        who = f"lease {piece.lease_id} of {piece.worker_id} holds it"
+        who = f"lease {piece.lease_id} of {piece.worker} holds it"
         if piece.state == TRANSFERRING:
             who = "a sweep or redrive copies it"
         yield piece.first, piece.last, who

@@ -2,15 +2,15 @@
 
 If a lease of several messages fails as a whole, nobody knows its culprit, so all of them are
 suspects. They come back in pieces that get smaller with each failure, and on its last attempt a
-suspect is alone. So only a message that really kills its worker dies. Alone means that its worker
-has no other lease, because all leases of a process end with it.
+suspect is alone. So only a message that really kills its worker dies. Alone means that its process
+has no other lease, because all of them end with it.
 """
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from spark_mq.ledger.ranges import AVAILABLE, LEASED, Condition, Ledger, Range
+from spark_mq.ledger.ranges import AVAILABLE, LEASED, Condition, Ledger, Range, of_process
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.states import UNSETTLED
 from spark_mq.ledger.stream_batch import names_batch
@@ -82,15 +82,15 @@ def is_last_attempt(r: Range, attempts: int | None) -> bool:
 
 
 def holds_leases(ledger: Ledger, worker_id: str) -> bool:
-    return LEASED in ledger.states and ledger.count((LEASED,), ("worker_id", "=", worker_id)) > 0
+    return LEASED in ledger.states and ledger.count((LEASED,), of_process(worker_id)) > 0
 
 
 def holds_last_attempt(ledger: Ledger, worker_id: str, attempts: int | None) -> bool:
-    """Return whether a worker has a suspect on its last attempt, which must be alone."""
+    """Return whether a worker's process has a suspect on its last attempt, which must be alone."""
     if attempts is None or attempts == 1:
         return False
     last = ("lease_size", "=", 1), ("delivery_count", ">=", attempts)
-    rows = ledger.find((LEASED,), ("worker_id", "=", worker_id), *last)
+    rows = ledger.find((LEASED,), of_process(worker_id), *last)
     return any(r.suspect or not r.failure_count for r in ledger.ranges_at(rows))
 
 

@@ -33,6 +33,7 @@ from spark_mq.ledger.states import (
     UNREAD,
     State,
 )
+from spark_mq.util.user import process_of, worker_label
 
 __all__ = [
     "AVAILABLE",
@@ -56,6 +57,7 @@ __all__ = [
     "LogFingerprint",
     "Range",
     "State",
+    "of_process",
     "range_between",
     "to_ranges",
     "to_table",
@@ -97,6 +99,11 @@ class Range(NamedTuple):
     sink_writes: str | None = None
     """The writes under which the group's sink may have it, oldest first, as ``writer:number``.
     While a lease holds it, the last one is of the lease. See :mod:`spark_mq.ledger.sink_writes`."""
+
+    @property
+    def worker(self) -> str | None:
+        """Return the worker's name. ``worker_id`` also tells its process from all others."""
+        return worker_label(self.worker_id)
 
     def same_state_as(self, other: Range) -> bool:
         """Return whether both ranges differ only in their place."""
@@ -228,6 +235,15 @@ LIST_LIMIT: Final = 100
 
 Condition = tuple[str, str, Any]
 """A field of :class:`Range`, a key of ``_TESTS``, and a value. Only "is null" is true for None."""
+
+
+def of_process(worker_id: str) -> Condition:
+    """Return what is true for the leases that end together with a worker's process.
+
+    Its name says nothing, because workers of several processes may share one.
+    """
+    process, is_known = process_of(worker_id)
+    return "worker_id", "starts with" if is_known else "=", process
 
 
 def _is_null(value: Any, _: Any) -> bool:

@@ -360,10 +360,15 @@ class GroupStats(Record):
         return self.backlog + self.dead + self.transferring
 
 
-def facts_of(ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: int) -> GroupFacts:
-    """Return what figures are made of. The caller has expired leases already."""
+def facts_of(
+    ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: int, worker_id: str = ""
+) -> GroupFacts:
+    """Return what figures are made of. The caller has expired leases already.
+
+    The reason for no lease is that of a worker, by default of one that holds nothing.
+    """
     ledger = split_due(ledger, index, now, now, rules)
-    _, grant = acquire(ledger, index, now, rules, AcquireRequest("stats", "stats", 1, now))
+    _, grant = acquire(ledger, index, now, rules, AcquireRequest("stats", worker_id, 1, now))
     head = ledger.head
     sums = sum_states(ledger.ranges, now).get(0, {})
     timed = index.has_times_after(head.start_sequence)
@@ -382,7 +387,7 @@ def facts_of(ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: int
 
 
 def compute_stats(
-    ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: int
+    ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: int, worker_id: str = ""
 ) -> GroupStats:
-    """Return the stats of a ledger. The caller has expired leases already."""
-    return GroupStats.of(facts_of(ledger, index, rules, now))
+    """Return the stats of a ledger, as :func:`facts_of`."""
+    return GroupStats.of(facts_of(ledger, index, rules, now, worker_id))

@@ -37,6 +37,7 @@ from spark_mq.ledger.transitions import (
     with_failure,
 )
 from spark_mq.util.clock import MICROSECOND
+from spark_mq.util.user import worker_label
 
 __all__ = [
     "STREAM_ID",
@@ -248,7 +249,7 @@ class Replay(Command[Grant]):
         note = {
             "operation": self.name,
             "lease_id": batch.lease_id,
-            "worker_id": self.worker_id,
+            "worker_id": worker_label(self.worker_id),
             "messages": grant.message_count,
         }
         return Change(after, grant, note, None if number == replayed else batch.txn(2))

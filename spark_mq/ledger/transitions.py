@@ -16,6 +16,7 @@ from spark_mq.ledger.ranges import (
     Condition,
     Ledger,
     Range,
+    of_process,
 )
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.clock import MICROSECOND
@@ -86,13 +87,13 @@ def expire_leases(
 
 
 def without_lone_blame(ledger: Ledger, late: list[int]) -> Ledger:
-    """Return the ledger in which no message counts as alone whose worker held other leases.
+    """Return the ledger in which no message counts as alone whose process held other leases.
 
-    They may all have ended with their worker, so nobody knows which message was the culprit.
+    They may all have ended with it, so nobody knows which message was the culprit.
     """
     editor = LedgerEditor(ledger)
-    for worker in set(ledger.values_at("worker_id", late)):
-        rows = ledger.find((LEASED,), ("worker_id", "=", worker))
+    for process in {of_process(worker) for worker in ledger.values_at("worker_id", late) if worker}:
+        rows = ledger.find((LEASED,), process)
         held = ledger.ranges_at(rows)
         if len({r.lease_id for r in held}) == 1:
             continue
@@ -161,7 +162,7 @@ def is_late(r: Range, now: int, rules: GroupSettings) -> bool:
 
 def _expiry_error(r: Range) -> str:
     # util/error_shape.py knows this text, so that expiries of all workers are one failure.
-    return f"lease {r.lease_id} of {r.worker_id} expired"
+    return f"lease {r.lease_id} of {r.worker} expired"
 
 
 def expired(r: Range, rules: GroupSettings) -> Range:

@@ -26,13 +26,13 @@ from spark_mq.ledger.settle import (
     SettleOutcome,
     SettlePart,
 )
+from spark_mq.util.user import validate_worker
 from spark_mq.util.validation import (
     truncate_error,
     validate_choice,
     validate_count,
     validate_fraction,
     validate_lease_id,
-    validate_name,
 )
 
 __all__ = ["decode_command", "decode_result", "encode_command", "encode_result"]
@@ -112,7 +112,7 @@ def _targets(given: Sequence[Any]) -> tuple[tuple[str, list[Interval] | None], .
 
 _MOST_MICROSECONDS: Final = 2**52
 _CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "worker_id": partial(validate_name, "worker_id"),
+    "worker_id": validate_worker,
     "max_messages": partial(validate_count, "max_messages"),
     "timeout": _or_none(partial(validate_count, "timeout", most=_MOST_MICROSECONDS)),
     "max_timeout": _or_none(partial(validate_count, "max_timeout", most=_MOST_MICROSECONDS)),

@@ -51,7 +51,7 @@ from spark_mq.util.call_batcher import CallBatcher
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.process import ForkGuard
 from spark_mq.util.show import printable, show_count, show_some, show_time
-from spark_mq.util.user import current_user
+from spark_mq.util.user import current_user, worker_label
 
 __all__ = ["GroupCommitter"]
 
@@ -317,7 +317,7 @@ def _ack_signals(messages: Any) -> list[Signal]:
 
 
 def _lease_signals(command: Acquire | Replay, result: Grant | Exception) -> list[Signal]:
-    details = {"messaging.client.id": command.worker_id}
+    details = {"messaging.client.id": worker_label(command.worker_id)}
     if isinstance(result, Exception):
         return [Signal(command.name, RECEIVE, 0, error_type(result), details)]
     found, messages = _ack_signals(result.acked), result.message_count
@@ -357,7 +357,7 @@ def log_expired(group: str, events: Iterable[tuple[str, Range]]) -> None:
     messages: Counter[str] = Counter()
     for event, r in events:
         if event == "lease_expired":
-            messages[r.worker_id or "unknown"] += r.message_count
+            messages[r.worker or "unknown"] += r.message_count
     _log.warning(
         "group %s: the leases of %s expired, with %s. Their workers died, hung, or did not reach "
         "the store",

@@ -34,7 +34,8 @@ from spark_mq.util.clock import Clock, system_clock, to_micros
 from spark_mq.util.process import ForkGuard
 from spark_mq.util.recent import RecentDict
 from spark_mq.util.show import show_some
-from spark_mq.util.validation import short_repr, suggest
+from spark_mq.util.user import identify_worker
+from spark_mq.util.validation import suggest
 
 __all__ = [
     "MAX_COMPARED_GROUPS",
@@ -215,7 +216,7 @@ class GroupLedger:
         self.defaults = queue.settings.group
         self._created = False
         if name not in committers:  # all handles of the group share it
-            process = ForkGuard(f"group {short_repr(name)} of {queue.path}")
+            process = ForkGuard(f"group {name!r} of {queue.path}")
             committers[name] = GroupCommitter(self, self._ledgers, self.defaults, process)
         self.committer = committers[name]
 
@@ -397,7 +398,7 @@ class GroupLedger:
             self.require(snapshot)
         settings = self.settings_in(snapshot)
         ledger = expire_leases(self.ledger_in(snapshot), now, settings)
-        return compute_stats(ledger, self.index_for(ledger), settings, now)
+        return compute_stats(ledger, self.index_for(ledger), settings, now, identify_worker(""))
 
     def may_have_lost(self, ledger: Ledger) -> bool:
         """Return whether a trim may have dropped unsettled messages."""
@@ -447,7 +448,7 @@ def group_not_found(queue: QueueContext, name: str) -> GroupNotFound:
     known = queue.ledgers.groups() if few else []
     nearest = _misspelt(name, known)
     return GroupNotFound(
-        f"there is no consumer group {short_repr(name)} in {queue.path}. "
+        f"there is no consumer group {name!r} in {queue.path}. "
         + (f"Did you mean {nearest!r}? " if nearest else "")
         + (f"The queue has {show_some(known, _MAX_NAMED)}. " if known else "")
         + str(ENSURE_GROUP),

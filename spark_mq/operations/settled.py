@@ -37,7 +37,7 @@ class SettledRange(NamedTuple):
     first_leased_at: int | None = None
     # What a range of the ledger also has. A settled message has no holder and is not due.
     lease_id: None = None
-    worker_id: None = None
+    worker: None = None
     expires_at: None = None
     available_at: None = None
 

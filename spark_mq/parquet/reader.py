@@ -45,6 +45,8 @@ __all__ = [
 ]
 
 # A larger row group is decoded in steps, so that a reader never holds all of one.
+_ATTRIBUTES: Final = {"lease_expires_at": "expires_at", "worker_id": "worker"}
+"""What a range calls a column, where the names differ."""
 _STEP_ROWS: Final = 10_000
 _STEP_BYTES: Final = 16 * 2**20
 
@@ -343,7 +345,7 @@ def to_delivery_table(
             return sequences_of(piece for piece, _ in pieces)
         if field.name in constants:
             return _repeated([constants[field.name]], [sum(rows)], field.type)
-        name = "expires_at" if field.name == "lease_expires_at" else field.name
+        name = _ATTRIBUTES.get(field.name, field.name)
         return _repeated([getattr(of, name) for _, of in pieces], rows, field.type)
 
     return pa.table([column(field) for field in schema], schema=schema)

@@ -41,7 +41,7 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "state": "state",
     "delivery_count": "delivery_count",
     "failure_count": "failure_count",
-    "worker_id": "worker_id",
+    "worker_id": "worker",
     "lease_id": "lease_id",
     "lease_expires_at": "expires_at",
     "available_at": "available_at",
@@ -51,7 +51,7 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "settled_at": "settled_at",
 }
 # Attributes that an ended message lacks.
-_HELD: Final = ("worker_id", "lease_id", "expires_at", "available_at")
+_HELD: Final = ("worker", "lease_id", "expires_at", "available_at")
 _COMPARE: Final[Mapping[type, Callable[[Any, Any], bool]]] = {
     EqualTo: operator.eq,
     GreaterThan: operator.gt,

@@ -99,8 +99,13 @@ def encode_ledger(ledger: Ledger) -> tuple[bytes | memoryview, int]:
     header = (*_header_range(ledger.head), ledger.head.revision, ledger.head.to_json())
     rows: list[tuple[Any, ...]] = [header]
     rows += [(*r, None, None) for r in ledger.rows]
-    rows += [(*r._replace(state=EVENT), None, f"{event}:{r.state}") for event, r in ledger.events]
+    rows += [(*_event_row(r), None, f"{event}:{r.state}") for event, r in ledger.events]
     return _SMALL_FILE.encode(list(zip(*rows, strict=True))), count
+
+
+def _event_row(r: Range) -> Range:
+    """Return a range of an event as the history keeps it, with a worker's name only."""
+    return r._replace(state=EVENT, worker_id=r.worker)
 
 
 def _encode_table(rows: pa.Table) -> memoryview:
@@ -124,7 +129,7 @@ def _encode_table(rows: pa.Table) -> memoryview:
 def _file_rows(ledger: Ledger) -> pa.Table:
     """Return the rows of a data file. Their order does not matter."""
     head, events = ledger.head, ledger.events
-    others = [_header_range(head), *(r._replace(state=EVENT) for _, r in events)]
+    others = [_header_range(head), *(_event_row(r) for _, r in events)]
     details = [head.to_json(), *(f"{event}:{r.state}" for event, r in events)]
     count, ranges = len(others), ledger.ranges
     more = [

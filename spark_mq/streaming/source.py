@@ -43,6 +43,7 @@ from spark_mq.streaming.lanes import LaneRuns, lane_runs
 from spark_mq.streaming.offset import parse_offset
 from spark_mq.util.clock import MICROSECOND, SECOND
 from spark_mq.util.show import show_count
+from spark_mq.util.user import identify_worker
 
 __all__ = [
     "BatchPlan",
@@ -240,7 +241,7 @@ class StreamSource:
         tail, due_by = self._bound if self._bound else (None, None)
         messages, size = limits or (options.max_messages, options.max_bytes)
         return Acquire(
-            options.worker_id,
+            identify_worker(options.worker_id),
             messages,
             options.visibility_timeout,
             options.fail_on_data_loss,
@@ -278,7 +279,7 @@ class StreamSource:
         grant = self.ledger.run(
             Replay(
                 self._batch(stream, n),
-                options.worker_id,
+                identify_worker(options.worker_id),
                 options.visibility_timeout,
                 options.max_lease_duration,
             )

@@ -6,19 +6,31 @@ import getpass
 import os
 import re
 import socket
+import uuid
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar, copy_context
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import Any, Final, ParamSpec, TypeVar
 
 from spark_mq.util.validation import validate_name
 
-__all__ = ["act_as", "acting_by_default", "current_user", "with_user", "worker_name"]
+__all__ = [
+    "act_as",
+    "acting_by_default",
+    "current_user",
+    "identify_worker",
+    "process_of",
+    "validate_worker",
+    "with_user",
+    "worker_label",
+    "worker_name",
+]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _USER: Final[ContextVar[str | None]] = ContextVar("spark_mq_user", default=None)
+_MARK: Final = "~"  # between the id of a worker's process and its name, which has no such sign
 MAX_LENGTH: Final = 200  # characters of a name that are kept
 
 
@@ -70,3 +82,32 @@ def worker_name(given: str | None = None) -> str:
         return validate_name("worker_id", given)
     host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:100]
     return f"{host}-{os.getpid()}"
+
+
+def identify_worker(name: str) -> str:
+    """Return what the ledger keeps of a worker: its name, and the process with which it ends."""
+    return f"{_process_id(os.getpid())}{_MARK}{name}"
+
+
+@cache
+def _process_id(pid: int) -> str:
+    """Return an id that no other process has. A fork gets its own, since it has another pid."""
+    return uuid.uuid4().hex[:10]
+
+
+def worker_label(worker_id: str | None) -> str | None:
+    """Return the name in a worker's identity. Older versions kept the name alone."""
+    return worker_id and worker_id.rpartition(_MARK)[2]
+
+
+def process_of(worker_id: str) -> tuple[str, bool]:
+    """Return how the identities of all workers of a process begin, or an older name and False."""
+    process, mark, _ = worker_id.partition(_MARK)
+    return process + mark, bool(mark)
+
+
+def validate_worker(worker_id: str) -> str:
+    """Validate a worker's identity of another process. Raise InvalidOption."""
+    for name in worker_id.split(_MARK, 1):
+        validate_name("worker_id", name)
+    return worker_id

@@ -18,6 +18,7 @@ from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.outages import OUTAGES
 from spark_mq.operations.pauses import default_poll
 from spark_mq.util.show import show_count, show_duration
+from spark_mq.util.user import worker_label
 from spark_mq.worker.decisions import Verdict
 from spark_mq.worker.leases import FeedCommits, HeldLeases, More, returned_places
 from spark_mq.worker.open_tasks import Demand, OpenTasks
@@ -41,7 +42,7 @@ class GroupFeed:
     def __init__(
         self, ledger: GroupLedger, tasks: Tasks, options: TaskOptions, pool: Pool, state: WorkState
     ) -> None:
-        self.ledger, self.worker_id = ledger, options.lease.worker_id
+        self.ledger, self.worker = ledger, worker_label(options.lease.worker_id) or ""
         self._tasks, self._options, self._pool, self._state = tasks, options, pool, state
         self._acks_first = options.policy.ack == "on_receive"
         # Messages that were acked first are lost with their process.
@@ -50,7 +51,7 @@ class GroupFeed:
         self._poll = default_poll(ledger) if options.poll is None else options.poll
         self._demand = Demand(most, self._poll, may_prefetch=may_prefetch)
         self._held = HeldLeases(ledger, options.limit, self._end_lease)
-        self._commits = FeedCommits(ledger, self.worker_id, state, self._wait_for_store)
+        self._commits = FeedCommits(ledger, self.worker, state, self._wait_for_store)
         self._verdicts = Verdicts(ledger, tasks, options.policy, state)
         self._open = OpenTasks(pool, self._demand, options.linger)
         self._idle = False  # no feed had anything to do at the last look

@@ -55,7 +55,7 @@ class HeartbeatWriter:
     def __init__(self, feed: GroupFeed, state: WorkState, interval: int) -> None:
         self._feed, self._state, self._interval = feed, state, interval
         self._ledger, self._files = feed.ledger, feed.ledger.ledgers.files
-        self._path = heartbeat_path(feed.ledger.name, f"{feed.worker_id}-{uuid.uuid4().hex[:12]}")
+        self._path = heartbeat_path(feed.ledger.name, f"{feed.worker}-{uuid.uuid4().hex[:12]}")
         self._started_at = self._ledger.now()
         self._tried_at: int | None = None
         self._failed = False
@@ -84,7 +84,7 @@ class HeartbeatWriter:
 
     def _heartbeat(self, now: int) -> Heartbeat:
         return Heartbeat(
-            self._feed.worker_id,
+            self._feed.worker,
             printable(socket.gethostname())[:255],
             os.getpid(),
             _version(),

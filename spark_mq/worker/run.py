@@ -22,7 +22,7 @@ from spark_mq.payload_format import Format
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.show import show_count
 from spark_mq.util.signals import taking_signals
-from spark_mq.util.user import worker_name
+from spark_mq.util.user import identify_worker, worker_name
 from spark_mq.util.validation import (
     validate_callable,
     validate_choice,
@@ -216,7 +216,7 @@ class WorkOptions:
         elif not batches:
             linger = DEFAULT_SETTLE_LINGER
         lease = Acquire(
-            worker_name(self.worker_id),
+            identify_worker(worker_name(self.worker_id)),
             validate_count("max_messages", messages, text=False),
             timeout,
             self.fail_on_data_loss,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
+from unittest.mock import patch
 
 from support.handles import Killed
 from support.tables import context_of, group_ledger_of
@@ -24,6 +25,7 @@ from spark_mq.spark.foreach_batch import ForEachBatch
 from spark_mq.spark.lease_lookup import BatchLeases
 from spark_mq.spark.lease_router import LeaseRouter
 from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
+from spark_mq.util import user
 from spark_mq.util.clock import to_micros
 
 from .explorer import EFFECT, FREE, Suspend, Tape
@@ -123,7 +125,8 @@ class Program:
 
     def run(self, ctx: Context, pc: str) -> str:
         try:
-            return str(getattr(self, pc)(ctx))
+            with patch.object(user, "_process_id", lambda _: self.name):
+                return str(getattr(self, pc)(ctx))
         except Killed:
             return OFF
 

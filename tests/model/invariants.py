@@ -601,8 +601,8 @@ class _Noting:
         """A lone message had company if its worker held another lease when one of them expired."""
         held = [r for r in old if r is not None and r.state == LEASED]
         late = [r for r in held if (r.expires_at or 0) + self.onlooker.skew < self.now]
-        for worker in {r.worker_id for r in late}:
-            mine = [str(r.lease_id) for r in held if r.worker_id == worker]
+        for process in {_process(r) for r in late}:
+            mine = [str(r.lease_id) for r in held if _process(r) == process]
             for lease in set(mine) if len(set(mine)) > 1 else ():
                 if self.sizes.get(lease) == 1:
                     self.sizes[lease] = len(mine)
@@ -933,6 +933,10 @@ def _check_form(book: Book) -> None:
             raise Violation(f"ranges overlap: {a} and {b}")
         if _alike(a, b):
             raise Violation(f"neighbours are alike: {a} and {b}")
+
+
+def _process(r: Range) -> str:
+    return str(r.worker_id).split("~")[0]
 
 
 def _alike(a: Range, b: Range) -> bool:

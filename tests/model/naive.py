@@ -253,13 +253,19 @@ class Naive:
         the worker.
         """
         for worker in {m.info["worker_id"] for m in late}:
-            held = [m for m in self.by_state("leased") if m.info["worker_id"] == worker]
+            held = self.held_by_process_of(worker)
             if len({m.info["lease_id"] for m in held}) > 1:
                 for m in held:
                     if self.alone(m):
                         if self.attempts(0) != 1:  # with one, the death of a worker ends them all
                             self.lease_sizes[m.info["lease_id"]] = len(held)
                         m.info["lease_size"] = len(held)
+
+    def held_by_process_of(self, worker: str) -> list[Message]:
+        """A worker is ``process~name``. Its process ends with all its leases, whatever its name."""
+        process = worker.split("~", maxsplit=1)[0]
+        leased = self.by_state("leased")
+        return [m for m in leased if m.info["worker_id"].split("~")[0] == process]
 
     def late(self, m: Message, now: int) -> bool:
         return m.state == "leased" and m.info["expires_at"] + self.skew < now
@@ -428,7 +434,7 @@ class Naive:
         """A message on its last attempt may get company by a lease of named messages, by a stream,
         and by an extension that revives a lease. Then it may die of it.
         """
-        held = [m for m in self.by_state("leased") if m.info["worker_id"] == worker]
+        held = self.held_by_process_of(worker)
         attempts = self.attempts(0)
         if attempts is None or len({m.info["lease_id"] for m in held}) == 1:
             return
@@ -700,7 +706,7 @@ class Naive:
         """Whether a worker gets nothing because it holds a suspect on its last attempt, or holds
         anything while it is the turn of one.
         """
-        held = [m for m in self.by_state("leased") if m.info["worker_id"] == worker]
+        held = self.held_by_process_of(worker)
         if attempts in (None, 1) or not held:
             return False
         if any(

@@ -211,7 +211,7 @@ class LedgerMachine(RuleBasedStateMachine):
         lease_id = f"{name}runner0" if stream else name
         wanted = AcquireRequest(
             lease_id,
-            f"worker{limit % 3}",
+            f"process{limit % 2}~worker{limit % 3}",
             limit,
             self.now + timeout * SECOND,
             reserved_attempts=reserved_attempts,

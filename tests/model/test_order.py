@@ -18,8 +18,9 @@ from spark_mq.ledger import owner_commands
 from spark_mq.ledger.acquire import AcquireRequest, acquire, postpone_due, reject_unreadable
 from spark_mq.ledger.delivery_times import DeliveryTimes
 from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW, intervene
+from spark_mq.ledger.limits import LAST_ATTEMPT, limit_in
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
-from spark_mq.ledger.ranges import Ledger, LedgerHeader
+from spark_mq.ledger.ranges import Ledger, LedgerHeader, of_process
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettlePart, extend, settle
 from spark_mq.ledger.slots import SlotLayout, encode_slots
 from spark_mq.ledger.stream_batch import replay_batch
@@ -155,9 +156,10 @@ class Order(RuleBasedStateMachine):
         self.ids += 1
         self.expire()
         lease_id = f"s/{self.ids}/x" if stream else f"l{self.ids}"
+        worker = f"{self.ids % 3}~w"
         request = AcquireRequest(
             lease_id,
-            "w",
+            worker,
             limit,
             self.now + TIMEOUT,
             max_bytes,
@@ -176,7 +178,7 @@ class Order(RuleBasedStateMachine):
             self.leases.append(lease_id)
             self._judge(before, granted)
         else:
-            self._judge_nothing(before, grant)
+            self._judge_nothing(before, grant, worker)
         self._judge_priority(before, granted)
 
     def _judge(self, before, granted):
@@ -221,7 +223,11 @@ class Order(RuleBasedStateMachine):
             stop = min((s for s, (state, *_) in before.items() if state == "blocked"), default=stop)
         return [m for m in heads if m.seq < stop]
 
-    def _judge_nothing(self, before, grant):
+    def _judge_nothing(self, before, grant, worker):
+        if limit_in(grant.blocked_because) == LAST_ATTEMPT:
+            held = self.ledger.count(("leased",), of_process(worker))
+            assert held, f"{worker} holds nothing and must wait ({grant})"
+            return
         cap = self.rules.max_in_flight
         if cap is not None and sum(state == "leased" for state, *_ in before.values()) >= cap:
             return

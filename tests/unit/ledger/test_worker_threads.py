@@ -17,7 +17,10 @@ BUSY = "last_attempt: a message that may end its worker is leased alone"
 
 @dataclass
 class Process:
-    """A worker with some threads, each with a lease, which it keeps alive."""
+    """A process with some threads, each with a lease, which it keeps alive.
+
+    Its workers have two names, which those of all other processes have too.
+    """
 
     name: str
     leases: dict[str, list[int]] = field(default_factory=dict)
@@ -34,7 +37,9 @@ def run(
         idle = len(worker.leases) < threads
         if idle and chance.random() < 0.7:
             number += 1
-            if taken := group.lease(f"lease {number}", size, worker=worker.name):
+            if taken := group.lease(
+                f"lease {number}", size, worker=f"{worker.name}~{'vw'[number % 2]}"
+            ):
                 worker.leases[f"lease {number}"] = taken
         elif worker.leases:
             lease_id = chance.choice(list(worker.leases))
@@ -74,6 +79,7 @@ def test_only_poison_dies_in_processes_of_four_threads(processes, size, attempts
         ("without_lone_blame", lambda right: lambda ledger, late: ledger),
         ("holds_leases", returns(False)),
         ("holds_last_attempt", returns(False)),
+        ("of_process", lambda right: lambda worker_id: ("worker_id", "=", worker_id)),
     ],
 )
 def test_without_one_of_the_rules_an_innocent_dies(rule, variant):
@@ -119,6 +125,23 @@ def test_another_worker_is_no_company():
     assert not group.at(0).suspect
 
 
+def test_another_process_is_no_company_of_a_worker_of_the_same_name():
+    group = Group()
+    group.lease("a", worker="1~w")
+    group.lease("b", worker="2~w")
+    group.expire()
+    assert not group.at(0).suspect
+
+
+def test_a_process_is_company_of_itself_under_any_name():
+    group = Group()
+    group.lease("a", worker="1~v")
+    group.lease("b", worker="1~w")
+    group.expire()
+    assert group.at(0).suspect
+    assert group.at(1).suspect
+
+
 def failed_in_company(group: Group) -> None:
     """Let messages 0 and 1 expire with one worker until they have one attempt left."""
     for attempt in range(2):
@@ -142,6 +165,15 @@ def test_a_suspect_on_its_last_attempt_waits_until_its_worker_holds_nothing():
     assert group.ask("more", worker="w").blocked_because == BUSY
     group.settle(ACK, "last")
     assert group.lease("more", worker="w") == [2]
+
+
+def test_two_processes_of_one_name_do_not_wait_for_each_other():
+    group = Group(rules=limits(clock_skew=0, max_delivery_attempts=3))
+    failed_in_company(group)
+    assert group.lease("last", worker="1~w") == [0]
+    assert group.ask("more", worker="1~v").blocked_because == BUSY
+    assert group.lease("other last", worker="2~w") == [1]
+    assert group.lease("old", worker="w") == [2], "a version that kept the name alone"
 
 
 def test_messages_that_failed_by_themselves_do_not_wait():

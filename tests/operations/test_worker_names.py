@@ -1,0 +1,138 @@
+"""A worker's name is a label. Its process tells it from all others."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import pytest
+from support.handles import again, history
+from support.tables import group_ledger_of
+
+from spark_mq import ConsumerGroup, Lease, Queue
+from spark_mq.testing import ManualClock, memory_queue
+from spark_mq.util import user
+from spark_mq.util.user import identify_worker, process_of, worker_label
+
+BUSY = "last_attempt: a message that may end its worker is leased alone"
+
+
+@contextmanager
+def process(name: str) -> Iterator[None]:
+    """Be another process."""
+    with patch.object(user, "_process_id", lambda _: name):
+        yield
+
+
+def taken(group: ConsumerGroup, worker: str = "w", count: int = 1) -> Lease:
+    lease = group.lease(worker, max_messages=count)
+    assert lease is not None
+    return lease
+
+
+@pytest.fixture
+def suspects(clock: ManualClock) -> Queue:
+    """Messages of which the first two are suspects on their last attempt, and others."""
+    queue = memory_queue(clock, max_delivery_attempts=3, clock_skew="0s", visibility_timeout="60s")
+    queue.publish(["a", "b"])
+    for attempt in range(2):
+        with process(f"killed {attempt}"):
+            for _ in range(2):
+                taken(queue.group())
+            clock.advance(61)
+            queue.group().expire()
+    queue.publish(["c", "d"])
+    return queue
+
+
+def test_workers_of_one_name_do_not_wait_for_each_other(suspects: Queue) -> None:
+    with process("1"):
+        first = taken(suspects.group())
+        assert first.messages[0].delivery_count == 3
+    with process("2"):
+        second = taken(again(suspects).group())
+        assert second.messages[0].delivery_count == 3, "the other suspect"
+    assert first.worker_id == second.worker_id == "w"
+
+
+def test_all_workers_of_a_process_wait_and_the_group_says_why(suspects: Queue) -> None:
+    group = suspects.group()
+    last = taken(group)
+    for handle in (group, again(suspects).group()):
+        for name in ("w", "other", None):
+            assert handle.lease(name) is None
+        assert handle.blocked_because == BUSY
+    with process("another"):
+        assert group.blocked_because == ""
+    last.ack()
+    assert group.blocked_because == ""
+    assert taken(group, "other").messages[0].delivery_count == 3
+
+
+def test_a_process_that_holds_leases_is_told_why_it_must_wait(suspects: Queue) -> None:
+    group = suspects.group()
+    sequence = suspects.describe().latest_sequence
+    assert group.lease("w", sequences=[sequence]) is not None
+    assert group.lease("w") is None
+    assert group.blocked_because == BUSY
+
+
+def test_a_restarted_worker_does_not_answer_for_its_predecessor(clock: ManualClock) -> None:
+    queue = memory_queue(clock, max_delivery_attempts=3, clock_skew="0s", visibility_timeout="60s")
+    queue.publish(["poison", "b"])
+    with process("before"):
+        taken(queue.group())
+    clock.advance(30)
+    with process("after"):
+        taken(queue.group())
+    clock.advance(31)
+    ledger = group_ledger_of(queue.group()).current()
+    assert [r.suspect for r in ledger if r.state == "available"] == [False], "it failed alone"
+
+
+def test_everybody_sees_only_the_name(clock: ManualClock) -> None:
+    queue = memory_queue(clock, clock_skew="0s", visibility_timeout="60s")
+    queue.publish(["a", "b"])
+    group = queue.group()
+    lease = taken(group, "label", 2)
+    sequences = [message.sequence for message in lease.messages]
+    (held,) = group_ledger_of(queue.group()).current()
+    assert held.worker_id == identify_worker("label")
+    assert held.worker_id != "label"
+    shown = [
+        lease.worker_id, group.leases()[0].worker_id, group.workers()[0].worker_id,
+        group.peek(1)[0].worker_id, group.slowest()[0].worker_id,
+        queue.locate(sequences[0])[0].worker_id,
+    ]  # fmt: skip
+    assert shown == ["label"] * len(shown)
+    clock.advance(61)
+    group.expire()
+    assert [error.error for error in group.last_errors()] == [
+        f"lease {lease.lease_id} of label expired"
+    ]
+    rows = history(queue, group="default").to_pylist()
+    assert {row["worker_id"] for row in rows if row["lease_id"]} == {"label"}
+    assert "~" not in str(queue.trace(sequences[0]))
+
+
+def test_a_ledger_of_an_older_version_has_the_name_alone() -> None:
+    assert worker_label("host-1") == "host-1"
+    assert process_of("host-1") == ("host-1", False)
+    assert worker_label(None) is None
+    assert worker_label(identify_worker("host-1")) == "host-1"
+
+
+def _identity(_: int) -> tuple[int, str]:
+    return os.getpid(), identify_worker("w")
+
+
+def test_each_process_has_an_identity_of_its_own() -> None:
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        found = dict(pool.map(_identity, range(8), chunksize=1))
+    found[os.getpid()] = identify_worker("w")
+    assert len(set(found.values())) == len(found)
+    assert identify_worker("w") == identify_worker("w")
+    assert user._process_id(-1) != user._process_id(os.getpid()), "a fork has another pid"
