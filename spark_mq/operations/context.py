@@ -139,11 +139,8 @@ class QueueContext:
         """Return which messages hold their dedup id. Looks once at ``leases/``."""
         groups, until = self.groups(), self.settings.dedup_until
         horizon, reach = self.horizon(refresh=False), max(sequences)
-        found = []
-        for group in groups:
-            ledger = self.ledgers.read(group.name, refresh=False).ledger
-            if ledger is not None:
-                found.append((ledger, group.index_for(ledger, reach)))
+        read = [(group, self.ledgers.read(group.name, refresh=False).ledger) for group in groups]
+        found = [(one, group.index_for(one, reach)) for group, one in read if one is not None]
         return held_ids(found, sequences, horizon=horizon, now=self.now(), until=until)
 
     def group(
