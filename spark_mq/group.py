@@ -475,10 +475,10 @@ class ConsumerGroup(GroupViews):
             With ``mode="message"``: how long a finished message may wait for others, to be settled
             together. Default: 100 ms.
         until
-            "empty": end once nothing can be leased, so also if the group is paused or blocked. The
-            summary then says why (``blocked_because``). "settled": end once no message is left, so
-            also wait for delayed ones, retries, and leases of others. Dead messages count as
-            settled, and blocked ones do not. Default: do not end.
+            "empty": end once nothing can be leased, so also if the group is paused or blocked, but
+            wait for a rate limit. The summary says why (``blocked_because``). "settled": end once
+            no message is left, so also wait for delayed ones, retries, and leases of others. Dead
+            messages count as settled, and blocked ones do not. Default: do not end.
         heartbeat
             How often the worker writes a small file that shows it in :meth:`workers` also while it
             is idle: "30s" to "1h", or "off". The first write comes after a second, and the end of

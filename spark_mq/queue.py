@@ -582,9 +582,10 @@ class Queue(QueueViews):
 
         The sweep publishes what is due of schedules, expires leases, moves dead messages to the
         dead-letter queue, and trims messages that every group has settled. It archives commits and
-        history, and cleans the tables' logs. Run it every few minutes (``jobs/sweep.py`` is a job
-        for it). It is safe to kill, to repeat, and to run twice at once. A failed chore does not
-        stop the others, and the first error is raised at the end.
+        history, and cleans the tables' logs. Run it every minute, or every five minutes if workers
+        lease rarely (``jobs/sweep.py`` is a job for it). It is safe to kill, to repeat, and to run
+        twice at once. A failed chore does not stop the others, and the first error is raised at the
+        end.
 
         Parameters
         ----------

@@ -315,7 +315,7 @@ class QueueSettings(Settings):
         kinds.Flag(),
         True,
         "Whether local commits are synced to the disk before they are reported. Without it, a "
-        "power cut may lose the last second. Object stores always sync.",
+        "power cut may lose all that the system has not written yet. Object stores always sync.",
         fixed="each open handle chose how it writes when it was opened. Create another queue",
     )
     queue_id: str = setting(

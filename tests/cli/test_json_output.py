@@ -106,3 +106,23 @@ def test_each_command_that_prints_data_is_called() -> None:
     printing = {name for name, one in COMMANDS.items() if "output" in {p.name for p in one.common}}
     called = {name for name in printing for call in CALLS if f"{call} ".startswith(f"{name} ")}
     assert printing - called == set()
+
+
+@pytest.mark.slow
+def test_only_the_commands_that_the_reference_names_make_commits(folder: Path, run: Run) -> None:
+    page = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
+    text = " ".join(page.read_text(encoding="utf-8").split())
+    (sentence,) = re.findall(r"These commands make commits: (.*?)\. All others only look", text)
+    named = re.findall(r"`([a-z ]+)[^`]*`", sentence)
+    made = set()
+    for call in CALLS:
+        before = commits_below(folder)
+        run(*call.split(), "-o", "json")
+        if commits_below(folder) != before:
+            made.add(next((name for name in named if f"{call} ".startswith(f"{name} ")), call))
+    # The letters were redriven before, so there is none to discard.
+    assert made == {name.strip() for name in named} - {"web", "dlq discard"}
+
+
+def commits_below(folder: Path) -> set[Path]:
+    return set(folder.rglob("_delta_log/*.json"))

@@ -64,3 +64,15 @@ def metric(queue: Queue) -> float:
     (line,) = [line for line in text.splitlines() if line.startswith("spark_mq_blocked{")]
     assert line.startswith(f"spark_mq_blocked{{{labels}}} ")
     return float(line.rpartition(" ")[2])
+
+
+def test_a_group_of_which_nothing_is_due_gives_no_reason(clock: ManualClock) -> None:
+    queue = memory_queue(clock)
+    group = queue.group("g").ensure()
+    queue.publish([Message("later", deliver_at="1h"), "now", "held"])
+    lease = group.lease("w", max_messages=1)
+    assert lease is not None
+    lease.nack(delay="1h")
+    group.lease("w")
+    stats = group.stats()
+    assert (stats.blocked_because, stats.ready, stats.delayed, stats.leased) == ("", 0, 2, 1)

@@ -116,7 +116,9 @@ def _started(
     program: str, *arguments: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[str]:
     """Run a server until the block ends. Its address is known once it answers."""
-    assert (STORES / program).exists(), f"{program} is not installed: make test-suite SUITE=catalog does it"
+    assert (STORES / program).exists(), (
+        f"{program} is not installed: make test-suite SUITE=catalog does it"
+    )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -90,7 +90,9 @@ class AckOperator(_QueueOperator):
 
 
 class SweepOperator(_QueueOperator):
-    """Sweep a queue. Run it every minute in a DAG of its own.
+    """Sweep a queue in a DAG of its own.
+
+    Run it every minute, or every five minutes if workers lease rarely.
 
     Parameters
     ----------

@@ -96,7 +96,7 @@ def web(
     address: _Address = "127.0.0.1",
     allow_changes: Annotated[
         bool,
-        option("Offer redrive, sweep, and pause, resume, seek, configure and unblock of a group."),
+        option("Offer changes of dead letters, groups, messages and schedules, and a sweep."),
     ] = False,
     user: Annotated[
         str | None, option("The name in the records, without a password. Default: the login name.")

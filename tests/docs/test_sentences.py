@@ -1,0 +1,55 @@
+"""Sentences of the pages that name figures, reasons and intervals of the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from support.blocks import ROOT
+
+from spark_mq.ledger import acquire, settle, transitions
+from spark_mq.parquet.read_cache import MAX_KEPT_BYTES
+
+SWEEP = "every minute, or every five minutes if workers lease rarely"
+OTHER_SWEEP = re.compile(r"every few minutes|1 or 5 minutes|every five minutes (otherwise|is)")
+SWEEP_PAGES = (
+    "README.md", "docs/llms.txt", "docs/tutorial.md", "docs/explanation/design.md",
+    "docs/howto/airflow.md", "docs/howto/operating.md", "docs/howto/schedule-sweep.md",
+    "spark_mq/queue.py", "spark_mq/integrations/airflow/operators.py",
+)  # fmt: skip
+
+
+def words(name: str | Path) -> str:
+    """The text of a page in one line."""
+    return " ".join((ROOT / name).read_text(encoding="utf-8").split())
+
+
+@pytest.mark.parametrize("name", SWEEP_PAGES)
+def test_each_page_says_the_same_about_how_often_to_sweep(name: str) -> None:
+    assert SWEEP in words(name)
+    assert not [text for text in re.findall(r"[^.]*", words(name))
+                if "sweep" in text.lower() and OTHER_SWEEP.search(text)]  # fmt: skip
+
+
+def test_the_price_of_an_idle_queue_is_the_computed_one() -> None:
+    """The console of the page, which the examples run, prints it."""
+    computed = re.search(r"dollars\(idle_processes=1\).*\n([0-9.]+)\n",
+                         (ROOT / "docs/howto/sizing.md").read_text())  # fmt: skip
+    assert computed is not None
+    assert f"[{computed[1]} dollars a month]" in words("docs/faq.md")
+
+
+def test_the_pages_name_the_memory_of_decoded_messages() -> None:
+    shown = f"{MAX_KEPT_BYTES // 2**20} MiB"
+    assert f"keeps up to {shown} of decoded messages" in words("docs/howto/operating.md")
+    assert f"keeps {shown} at most" in words("docs/explanation/design.md")
+
+
+def test_the_reference_names_every_reason_of_a_dead_message() -> None:
+    reasons = {
+        settle.REJECTED, acquire.UNREADABLE, transitions.ATTEMPT_LIMIT, transitions.FAILURE_LIMIT,
+        transitions.AGE_LIMIT, transitions.EXPIRED, transitions.REQUESTED,
+    }  # fmt: skip
+    (sentence,) = re.findall(r"`reason` is (.*?) ## ", words("docs/reference/tables.md"))
+    assert set(re.findall(r"`([a-z_ ]+)`", sentence)) - {"expires_at"} == reasons
