@@ -108,20 +108,16 @@ def open_file(
     root: str,
     metadata: pq.FileMetaData | None = None,
     dictionaries: Collection[str] = (),
-    *,
-    in_steps: bool = False,
 ) -> pq.ParquetFile:
-    """Open a data file, without a read if `metadata` is given, perhaps to decode it in steps."""
+    """Open a data file, without a read if `metadata` is given."""
     return pq.ParquetFile(
         raw,
         metadata=metadata,
         read_dictionary=list(dictionaries) or None,  # these columns hold equal values once
         coerce_int96_timestamp_unit="us",
         page_checksum_verification=True,
-        # Without a buffer, pyarrow fetches a whole column chunk in one piece.
-        buffer_size=2**20 if in_steps else 0,
         # A store needs few large requests. A disk needs no second copy.
-        pre_buffer="://" in root and not in_steps,
+        pre_buffer="://" in root,
     )
 
 

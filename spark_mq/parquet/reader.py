@@ -23,7 +23,6 @@ from spark_mq.parquet.files import (
 )
 from spark_mq.parquet.lease_columns import clamp_instants, effective_priorities
 from spark_mq.parquet.read_cache import (
-    MAX_GROUP_BYTES,
     check_group,
     expanding_columns,
     footers,
@@ -44,11 +43,8 @@ __all__ = [
     "verify_slice",
 ]
 
-# A larger row group is decoded in steps, so that a reader never holds all of one.
 _ATTRIBUTES: Final = {"lease_expires_at": "expires_at", "worker_id": "worker"}
 """What a range calls a column, where the names differ."""
-_STEP_ROWS: Final = 10_000
-_STEP_BYTES: Final = 16 * 2**20
 
 _PATIENCE_SECONDS: Final = 1.0  # then a thread reads all the same: one file may take another long
 
@@ -80,9 +76,8 @@ def repeat_values(values: Sequence[Any], rows: Sequence[int], kind: pa.DataType)
 class MessageReader:
     """Read slices of data files, in the types of FILE_SCHEMA.
 
-    It decodes whole row groups, and very large ones in steps. It keeps the last row group, so
-    scattered messages of one group are read once. With `share`, later readers of this process also
-    find row groups that are read in parts.
+    It decodes whole row groups and keeps the last one, so scattered messages of one group are read
+    once. With `share`, later readers of this process find row groups that are read in parts, too.
     """
 
     def __init__(
@@ -184,21 +179,18 @@ class MessageReader:
         for group, those in groupby(spans, key=itemgetter(0)):
             wanted = [(first, end) for _, first, end in those]
             rows = self._footer.rows[group]
-            if wanted == [(0, rows)] and group != self._group and not self._is_large(group):
+            if wanted == [(0, rows)] and group != self._group:
                 whole.append(group)
                 continue
             if whole:
                 yield self._typed(self._decoded(*whole))
                 whole = []
-            yield (self._in_steps if self._is_large(group) else self._rows)(group, wanted)
+            yield self._rows(group, wanted)
         if whole:
             yield self._typed(self._decoded(*whole))
 
-    def _is_large(self, group: int) -> bool:
-        return self._footer.sizes[group] > MAX_GROUP_BYTES
-
     def _rows(self, group: int, spans: list[tuple[int, int]]) -> pa.Table:
-        """Return parts of one small row group."""
+        """Return parts of one row group."""
         wanted = sum(end - first for first, end in spans)
         if group != self._group:
             self._table, self._group = self._shared(group, wanted), group
@@ -229,28 +221,6 @@ class MessageReader:
         # One thread is enough, because the column of values takes nearly all of the time.
         rows = file.read_row_groups(groups, self._present, use_threads=False)
         return self._typed(rows, later=names)
-
-    def _in_steps(self, group: int, spans: list[tuple[int, int]]) -> pa.Table:
-        """Return parts of a row group that is too large for the memory. Decode it up to them."""
-        metadata = self._footer.metadata
-        meta = metadata.row_group(group)
-        check_group(meta, self._present)
-        names = expanding_columns(meta, self._present)
-        file = open_file(self._raw, self.files.root, metadata, names, in_steps=True)
-        size = min(_STEP_ROWS, max(1, _STEP_BYTES * meta.num_rows // max(1, meta.total_byte_size)))
-        last, at = max(end for _, end in spans), 0
-        found: list[list[pa.Table]] = [[] for _ in spans]
-        for batch in file.iter_batches(size, [group], self._present, use_threads=False):
-            step, upto = pa.Table.from_batches([batch]), at + batch.num_rows
-            for parts, (first, end) in zip(found, spans, strict=True):
-                if (low := max(first, at)) < (high := min(end, upto)):
-                    parts.append(self._typed(step.slice(low - at, high - low)))
-            at = upto
-            if at >= last:
-                break
-        if at < last:
-            raise pa.ArrowInvalid(f"a row group ends after {at} rows, too early")
-        return pa.concat_tables([part for parts in found for part in parts])
 
     def _typed(self, rows: pa.Table, later: Collection[str] = ()) -> pa.Table:
         """Cast all columns but `later` to FILE_SCHEMA, and cut foreign nanoseconds off."""

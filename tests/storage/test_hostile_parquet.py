@@ -57,7 +57,7 @@ def claims_size(meta: Struct, group: Struct) -> None:
 
 
 def claims_group_size(meta: Struct, group: Struct) -> None:
-    """A large row group is read in steps."""
+    """The row group claims it, too."""
     meta[6], group[2] = (I64, CLAIM), (I64, CLAIM)
 
 

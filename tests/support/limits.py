@@ -61,7 +61,6 @@ PLACES = {
     "web_connections": "interfaces.web.server.MAX_CONNECTIONS",
     "web_form_seconds": "interfaces.web.app.FORM_SECONDS",
     "web_request_seconds": "interfaces.web.server.REQUEST_SECONDS",
-    "whole_group_bytes": "parquet.reader.MAX_GROUP_BYTES",
 }
 
 
