@@ -19,6 +19,7 @@ from spark_mq.errors import (
     QueueNotFound,
     SparkMQError,
 )
+from spark_mq.util.failures import safe_text
 from spark_mq.util.validation import validate_duration
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def run(main: Callable[[], None]) -> NoReturn:
     try:
         main()
     except SparkMQError as error:
-        _fail(str(error), 2 if isinstance(error, _BAD_ARGUMENTS) else 1)
+        _fail(safe_text(error), 2 if isinstance(error, _BAD_ARGUMENTS) else 1)
     except KeyboardInterrupt:
         _fail("interrupted", 130)
     except Exception as error:
@@ -137,7 +138,7 @@ def _in_a_line(error: Exception) -> tuple[str, int] | None:
     from pyspark.errors import AnalysisException, PySparkException
 
     # An error of spark_mq in another process arrives as the text of a Spark error.
-    if ours := re.search(r"spark_mq\.errors\.\w+: (.*)", str(error)):
+    if ours := re.search(r"spark_mq\.errors\.\w+: (.*)", safe_text(error)):
         return ours[1], 1
     if isinstance(error, PySparkException) and (line := str(error).partition("\n")[0]):
         if isinstance(error, AnalysisException):  # a path or a column is missing

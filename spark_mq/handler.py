@@ -17,6 +17,7 @@ from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, SETTLED, TR
 from spark_mq.ledger.settle import ACK, NACK, REJECT, SettleOutcome, SettlePart
 from spark_mq.operations.settle import SettleResult
 from spark_mq.util.clock import to_datetime
+from spark_mq.util.failures import describe_error, safe_text
 from spark_mq.util.show import show_count, show_number, show_time
 from spark_mq.util.validation import short_repr, validate_choice, validate_duration
 
@@ -105,7 +106,7 @@ def verdict(
         pause = None if delay is None else validate_duration("delay", delay, zero=True)
     except InvalidOption as wrong:
         raise InvalidHandlerResult(str(wrong), option="delay", value=delay) from wrong
-    text = None if error is None else str(error)
+    text = None if error is None else safe_text(error)
     return MessageVerdict(lease_id, *interval, outcome, pause, text)
 
 
@@ -149,8 +150,8 @@ def _rows(returned: Any) -> list[Mapping[str, Any]]:
     for row in rows:
         if "sequence" not in row or not set(row) <= set(COLUMNS):
             raise InvalidHandlerResult(
-                f"the handler returned a row with {', '.join(map(str, row))}: give sequence, and "
-                f"only these other columns: {', '.join(COLUMNS[1:])}",
+                f"the handler returned a row with {', '.join(map(safe_text, row))}: give sequence, "
+                f"and only these other columns: {', '.join(COLUMNS[1:])}",
                 option="handler",
                 value=list(row),
             )
@@ -165,7 +166,7 @@ def parts_for(
     """Return the parts that settle leases, one for equal verdicts, after a result or error."""
     error, verdicts = None, result
     if isinstance(result, Exception):
-        error, verdicts = f"{type(result).__name__}: {result}", ()
+        error, verdicts = describe_error(result), ()
     assert not isinstance(verdicts, Exception)
     parts = _named(verdicts, policy.failure_verb)
     verb = policy.verb_for_rest(failed=error is not None)

@@ -39,6 +39,7 @@ from spark_mq.operations.sinks import refuse_publish
 from spark_mq.queue import Queue
 from spark_mq.storage.publishes import PublishReceipt
 from spark_mq.util.clock import Clock, Duration, optional_datetime, system_clock, to_micros
+from spark_mq.util.failures import cause_of, to_failure
 from spark_mq.util.notifier import Notifier
 from spark_mq.util.validation import validate_duration
 from spark_mq.worker.pools import is_async
@@ -397,10 +398,10 @@ def run_batch(
         settled = returned is None or is_settle_result(returned)
         rows = None if settled else _verdict_rows(returned)
         result: Any = parse_result(rows, lease.lease_id, granted)
-    except Exception as error:
+    except BaseException as error:
+        result = to_failure(error, "process")
         if on_error == "raise":
-            raise
-        result = error
+            raise result from cause_of(result)
     parts = parts_for(result, policy, {lease.lease_id: lease._held.unsettled()})
     if parts:
         outcomes = lease._ledger.settle(parts)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +28,7 @@ from spark_mq.telemetry import (
     WorkReport,
     error_type,
 )
+from spark_mq.util.failures import describe_error, safe_text, traceable
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -189,7 +191,7 @@ class Reporter:
                 if report.error is not None:
                     signal = replace(signal, error=error_type(report.error))
                     span.set_attribute("error.type", signal.error or "")
-                    span.set_status(self._trace.StatusCode.ERROR, str(report.error))
+                    span.set_status(self._trace.StatusCode.ERROR, safe_text(report.error))
                 self._measure(destination, signal, (time.time_ns() - started) / _NANOS)
 
     def context_headers(self) -> dict[str, str]:
@@ -246,8 +248,8 @@ class Reporter:
         signal = Signal("process", PROCESS, error=None if error is None else error_type(error))
         if error is not None:
             span.set_attribute("error.type", error_type(error))
-            span.record_exception(error)
-            span.set_status(self._trace.StatusCode.ERROR, f"{type(error).__name__}: {error}")
+            span.add_event("exception", _exception_attributes(error))
+            span.set_status(self._trace.StatusCode.ERROR, describe_error(error))
         span.end(ended)
         attributes = signal.attributes(destination)
         del attributes["messaging.operation.type"]
@@ -263,3 +265,13 @@ class Reporter:
                 seen.add((at.trace_id, at.span_id))
                 found.append(self._trace.Link(at))
         return found
+
+
+def _exception_attributes(error: BaseException) -> dict[str, str]:
+    """Return what ``Span.record_exception`` notes, which fails if the text of an error does."""
+    return {
+        "exception.type": error_type(error),
+        "exception.message": safe_text(error),
+        "exception.stacktrace": "".join(traceback.format_exception(traceable(error))),
+        "exception.escaped": "False",
+    }

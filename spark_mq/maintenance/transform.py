@@ -16,6 +16,7 @@ from spark_mq.message import Message, ReceivedMessage, check_format, to_row
 from spark_mq.operations.history import HEADER_PREFIX
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.payload_format import Format
+from spark_mq.util.failures import describe_error, safe_text, to_failure
 from spark_mq.util.validation import short_repr, truncate_error
 
 __all__ = ["CHANGED", "ERROR", "Repair", "RepairFunction", "before_and_after", "repair_of"]
@@ -147,9 +148,10 @@ class _Function(Repair):
         """Return the new row of a letter, and why the function fails, or None."""
         try:
             return self._repaired(letter), None
-        except Exception as error:
-            text = str(error) if isinstance(error, _Unfit) else f"{type(error).__name__}: {error}"
-            return letter, truncate_error(text)
+        except BaseException as error:
+            failure = to_failure(error, "the transform")
+            shown = safe_text if isinstance(failure, _Unfit) else describe_error
+            return letter, truncate_error(shown(failure))
 
     def _repaired(self, letter: dict[str, Any]) -> dict[str, Any]:
         message = ReceivedMessage(**_fields(letter))
@@ -197,7 +199,7 @@ class _Checked(Repair):
         try:
             self._format.decode(value)
         except (InvalidPayload, UnknownSchema) as error:
-            return truncate_error(f"the format refuses it: {error}")
+            return truncate_error(f"the format refuses it: {safe_text(error)}")
         return None
 
 

@@ -8,6 +8,7 @@ from typing import Final
 from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import ContentionTimeout, HandlerTimeout, SparkMQError, StorageError
 from spark_mq.operations.context import GroupLedger
+from spark_mq.util.failures import cause_of
 
 __all__ = ["OUTAGES", "find_store_failure", "is_outage", "may_be_outage", "outage_pause"]
 
@@ -30,7 +31,7 @@ def is_outage(error: BaseException | None) -> bool:
         if isinstance(error, StorageError | ContentionTimeout):
             return True
         seen.add(id(error))
-        error = error.__cause__ or error.__context__
+        error = cause_of(error)
     return False
 
 

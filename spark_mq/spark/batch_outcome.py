@@ -21,6 +21,7 @@ from spark_mq.spark.lease_lookup import BatchLeases
 from spark_mq.spark.lease_router import LeaseRouter
 from spark_mq.streaming.offset import older_stream_ids, stream_id_in_queue
 from spark_mq.streaming.source import leave_batch
+from spark_mq.util.failures import exc_info, safe_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -54,7 +55,7 @@ def find_outage(owners: LeaseRouter, failure: Exception, lease: BatchLease) -> E
     if owners.outage is not None and is_outage(failure):
         return failure
     ledgers = [(lease_id, owners.of(lease_id)._ledger) for lease_id in lease.lease_ids]
-    found = _REMOTE_OUTAGE.search(str(failure))
+    found = _REMOTE_OUTAGE.search(safe_text(failure))
     if found and any(_is_named(ledger.queue, found[0]) for _, ledger in ledgers):
         return StorageError(f"a task failed: {found[0][:400]}", path=None, landed=None)
     for lease_id, ledger in ledgers:
@@ -83,21 +84,22 @@ def release_batch(owners: LeaseRouter, lease: BatchLease) -> None:
         _log.warning("%s met a failing store. Its messages are released, uncounted", named)
 
 
-def log_failure(owners: LeaseRouter, lease: BatchLease, verb: str | None) -> None:
-    """Log the current exception with the messages of each lease. `verb` settles them, if any."""
+def log_failure(
+    owners: LeaseRouter, lease: BatchLease, failure: Exception, verb: str | None
+) -> None:
+    """Log why a batch failed with the messages of each lease. `verb` settles them, if any."""
     for lease_id in lease.lease_ids:
         group = owners.of(lease_id)
         end = f"; its lease {lease_id} is {verb}ed" if verb else f" (lease {lease_id})"
-        _log.exception(
-            "group %s: a batch failed with %s%s", group.name, _held_by(group, lease_id), end
-        )
+        text, held = "group %s: a batch failed with %s%s", _held_by(group, lease_id)
+        _log.error(text, group.name, held, end, exc_info=exc_info(failure))
 
 
 def _held_by(group: ConsumerGroup, lease_id: str) -> str:
     try:
         held = group._ledger.current().held(lease_id)
     except Exception as error:  # the log of the failure itself must not fail
-        return f"messages that cannot be read now ({error})"
+        return f"messages that cannot be read now ({safe_text(error)})"
     deliveries: Counter[int] = Counter()
     for r in held:
         deliveries[r.delivery_count] += r.message_count

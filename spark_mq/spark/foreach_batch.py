@@ -40,6 +40,7 @@ from spark_mq.spark.batch_outcome import (
 )
 from spark_mq.spark.lease_lookup import LeaseLookup
 from spark_mq.spark.lease_router import LeaseRouter
+from spark_mq.util.failures import to_failure
 from spark_mq.util.validation import validate_callable, validate_choice
 
 if TYPE_CHECKING:
@@ -276,7 +277,8 @@ class ForEachBatch:
             lease._guard.check_outcomes((one.outcome for one in result), "process")
         except (StreamFenced, InvalidHandlerResult):
             raise
-        except Exception as failure:
+        except BaseException as error:
+            failure = to_failure(error, "process")
             if (outage := find_outage(self._owners, failure, lease)) is not None:
                 release_batch(self._owners, lease)
                 if outage is failure:
@@ -284,8 +286,10 @@ class ForEachBatch:
                 raise outage from failure
             if self.policy.on_error == "raise":
                 self._owners.check(lease.lease_ids)
-                raise
-            log_failure(self._owners, lease, self.policy.verb_for_rest(failed=True))
+                if failure is error:
+                    raise
+                raise failure from error
+            log_failure(self._owners, lease, failure, self.policy.verb_for_rest(failed=True))
             result = failure
         parts = parts_for(result, self.policy, dict.fromkeys(lease.lease_ids))
         outcomes = self._settle(lease, parts, start)

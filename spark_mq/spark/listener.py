@@ -137,7 +137,7 @@ class SparkMQListener(StreamingQueryListener):
                 try:
                     if self._on_progress is not None:
                         self._on_progress(found)
-                except Exception:
+                except (Exception, SystemExit):
                     _log.exception("the progress of group %s could not be reported", found.group)
 
 

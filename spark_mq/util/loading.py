@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from spark_mq.errors import InvalidOption
+from spark_mq.util.failures import describe_error
 
 __all__ = ["INTEGRATIONS", "folder_of", "integration", "lazy_names", "load_handler", "load_named"]
 
@@ -71,6 +72,8 @@ def load_named(
         found = load(Path(where).stem if where.endswith(".py") else where)
     except ImportError as error:
         raise wrong(f"the module cannot be imported ({error})") from error
+    except SystemExit as error:
+        raise wrong(f"its import raised {describe_error(error)}") from error
     if not hasattr(found, name):
         raise wrong(f"{found.__file__} has no {kind} {name!r}")
     return getattr(found, name)

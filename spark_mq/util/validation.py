@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from spark_mq.errors import InvalidOption, shorten
 from spark_mq.util.clock import SECOND, to_micros
+from spark_mq.util.failures import safe_repr, safe_text
 
 __all__ = [
     "RESERVED_PREFIX",
@@ -92,6 +93,8 @@ def short_repr(value: Any) -> str:
         if isinstance(value, int):
             return f"a number of {value.bit_length()} bits"
         return f"a {type(value).__name__} with a very large number"
+    except BaseException:
+        text = safe_repr(value)
     return shorten(text, _MAX_SHOWN)
 
 
@@ -309,7 +312,7 @@ def validate_choice(option: str, value: Any, choices: Iterable[str]) -> str:
     for choice in known:
         if isinstance(value, str) and value.lower() == choice.lower():
             return choice
-    hint = suggest(str(value), known)
+    hint = suggest(safe_text(value), known)
     suffix = f" (did you mean {hint!r}?)" if hint else ""
     raise invalid(option, value, f"is not valid: use one of {', '.join(known)}{suffix}")
 

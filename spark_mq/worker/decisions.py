@@ -16,6 +16,7 @@ from spark_mq.handler import HandlerPolicy, MessageVerdict
 from spark_mq.ledger.intervals import from_sequences
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettlePart
 from spark_mq.util.clock import Duration
+from spark_mq.util.failures import cause_of, describe_error, safe_text
 from spark_mq.util.validation import short_repr, validate_duration
 
 __all__ = [
@@ -42,10 +43,10 @@ class Decision(Exception):
 
     def _text(self, error: object) -> str | None:
         """Return the given error, or that from which the decision was raised."""
-        cause = error if error is not None else self.__cause__ or self.__context__
-        return f"{type(cause).__name__}: {cause}" if isinstance(cause, BaseException) else (
-            None if cause is None else str(cause)
-        )  # fmt: skip
+        cause = cause_of(self) if error is None else error
+        if isinstance(cause, BaseException):
+            return describe_error(cause)
+        return None if cause is None else safe_text(cause)
 
 
 class Retry(Decision):
@@ -128,7 +129,7 @@ def _retry_delay(delay: Duration) -> int:
     except InvalidOption as wrong:
         if not isinstance(delay, str | BaseException):
             raise
-        given = short_repr(str(delay))
+        given = short_repr(safe_text(delay))
         raise InvalidOption(
             f"{wrong}. The first parameter is the delay: name the reason, Retry(error={given})",
             option="delay",
@@ -240,7 +241,7 @@ def verdict_of_error(error: Exception, policy: HandlerPolicy) -> Verdict:
     """Return the verdict on a message whose handler raised an error."""
     if isinstance(error, Decision):
         return error.verdict()
-    text = f"{type(error).__name__}: {error}"
+    text = describe_error(error)
     verb = None if policy.on_error == "raise" else policy.failure_verb
     return Verdict(verb, None, text, verb in (ACK, REJECT), failure=error)
 

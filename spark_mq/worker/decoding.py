@@ -13,6 +13,7 @@ from spark_mq.errors import InvalidPayload
 from spark_mq.lease import Lease
 from spark_mq.message import ReceivedMessage
 from spark_mq.payload_format import Format
+from spark_mq.util.failures import safe_text
 from spark_mq.util.show import show_count
 from spark_mq.worker.decisions import Reject
 from spark_mq.worker.pools import is_async
@@ -46,7 +47,7 @@ def _decoded(message: ReceivedMessage, format: Format) -> ReceivedMessage:
     try:
         return replace(message, data=format.decode(message.value))
     except InvalidPayload as error:
-        raise Reject(str(error)) from None
+        raise Reject(safe_text(error)) from None
 
 
 def decoding_leases(handler: Handler, format: Format) -> Handler:
@@ -59,7 +60,7 @@ def decoding_leases(handler: Handler, format: Format) -> Handler:
             try:
                 good.append(replace(message, data=format.decode(message.value)))
             except InvalidPayload as error:
-                reasons.setdefault(str(error), []).append(message.sequence)
+                reasons.setdefault(safe_text(error), []).append(message.sequence)
         rejected = lease._keep(good, reasons)
         if rejected:
             text = "group %s: rejects what cannot be decoded, %s, such as: %s (lease %s)"

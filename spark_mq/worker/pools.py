@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Final
 
+from spark_mq.util.failures import describe_error
 from spark_mq.worker.tasks import Task
 
 __all__ = ["CoroutinePool", "Pool", "ThreadPool", "is_async"]
+
+_log = logging.getLogger("spark_mq.worker")
 
 _CANCEL_SECONDS: Final = 5.0  # for coroutines to end after they were cancelled
 
@@ -123,13 +127,22 @@ class CoroutinePool(Pool):
             running.cancel()
 
     def _serve(self) -> None:
+        work = self._loop.create_task(self._run_all())
+        while not work.done():
+            self._run_until(work)
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+    def _run_until(self, work: asyncio.Task[Any]) -> None:
         try:
-            self._loop.run_until_complete(self._run_all())
+            self._loop.run_until_complete(work)
         except asyncio.CancelledError:
             pass
-        finally:
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
+        except SystemExit as error:
+            # asyncio raises it here as well as at the await of the task that a handler has started.
+            _log.warning("a task or callback of a handler raised %s", describe_error(error))
+        except BaseException as error:
+            self._fail(error)
 
     async def _run_all(self) -> None:
         await asyncio.gather(*(self._serve_one() for _ in range(self._all)))
@@ -152,14 +165,11 @@ class CoroutinePool(Pool):
             self._running[task] = runner
             try:
                 result = await task.call()
-            except asyncio.CancelledError as cancelled:
-                if self._stopped:
-                    raise
-                # Of a task inside the handler, or after its lease has ended. The runner continues.
-                error = RuntimeError("the handler was cancelled")
-                error.__cause__ = cancelled
-                pause = task.finish(error=error)
             except BaseException as error:
+                # Cancelled by a task inside the handler, or after its lease has ended, the runner
+                # continues.
+                if self._stopped and isinstance(error, asyncio.CancelledError):
+                    raise
                 pause = task.finish(error=error)
             else:
                 pause = task.finish(result)

@@ -9,13 +9,14 @@ from typing import Any, Final
 
 from spark_mq.errors import HandlerTimeout, InvalidHandlerResult
 from spark_mq.operations.pauses import LOCAL_POLL
+from spark_mq.util.failures import to_failure
 from spark_mq.util.progress import progress
 from spark_mq.util.show import show_duration
 from spark_mq.worker.decisions import Verdict, verdict_of_error
 from spark_mq.worker.open_tasks import LaneChains
 from spark_mq.worker.pools import Pool
 from spark_mq.worker.state import WorkState
-from spark_mq.worker.tasks import Done, Task, TaskOptions, Tasks
+from spark_mq.worker.tasks import Done, Task, TaskOptions, Tasks, verdict_on_result
 from spark_mq.worker.time_limit import TimeLimit
 
 __all__ = ["ShadowCalls"]
@@ -133,11 +134,10 @@ class ShadowCalls:
 
     def _verdict(self, task: Task, result: Any, error: BaseException | None) -> Verdict:
         if error is None:
-            return self._tasks.verdict(task, result)
-        is_mistake = task.message is None and isinstance(error, InvalidHandlerResult)
-        if is_mistake or not isinstance(error, Exception):
+            return verdict_on_result(self._tasks, task, result, self._policy)
+        if task.message is None and isinstance(error, InvalidHandlerResult):
             raise error
-        return verdict_of_error(error, self._policy)
+        return verdict_of_error(to_failure(error), self._policy)
 
     # -- in the thread of the time limit
 

@@ -116,7 +116,7 @@ class WorkState:
     def fail(self, error: BaseException) -> None:
         """End the work with an error. The first one counts."""
         with self._lock:
-            self.error = self.error or error
+            self.error = error if self.error is None else self.error
         self.end()
 
     def end(self) -> None:

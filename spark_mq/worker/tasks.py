@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
-from spark_mq.errors import InvalidHandlerResult
+from spark_mq.errors import InvalidHandlerResult, SparkMQError
 from spark_mq.handler import HandlerPolicy, describe_held, parse_result, parts_for
 from spark_mq.lease import Lease
 from spark_mq.ledger.acquire import Acquire
@@ -19,6 +19,7 @@ from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.outages import may_be_outage, outage_pause
 from spark_mq.operations.work_report import reported_work
 from spark_mq.util.error_shape import recent_error_shape
+from spark_mq.util.failures import exc_info, safe_text, to_failure
 from spark_mq.util.show import show_count
 from spark_mq.worker.decisions import (
     Decision,
@@ -30,7 +31,16 @@ from spark_mq.worker.decisions import (
 )
 from spark_mq.worker.state import WorkState
 
-__all__ = ["Done", "LeaseTasks", "MessageTasks", "Task", "TaskOptions", "Tasks", "Verdicts"]
+__all__ = [
+    "Done",
+    "LeaseTasks",
+    "MessageTasks",
+    "Task",
+    "TaskOptions",
+    "Tasks",
+    "Verdicts",
+    "verdict_on_result",
+]
 
 _log = logging.getLogger("spark_mq.worker")
 _MAX_SHAPES: Final = 100  # errors of which a worker logs a traceback
@@ -177,7 +187,8 @@ class LeaseTasks:
                 if unsettled:
                     parts.append(SettlePart(RELEASE, lease_id, unsettled, whole=True))
             elif verdict.verb is not None or verdict.rows:
-                result = verdict.failure or list(verdict.rows)
+                failure = verdict.failure
+                result = list(verdict.rows) if failure is None else failure
                 parts += parts_for(result, policy, {lease_id: unsettled})
         return parts
 
@@ -231,6 +242,16 @@ def _with_lane(
             yield from ((sequence, lane) for sequence in range(first, last + 1))
 
 
+def verdict_on_result(tasks: Tasks, task: Task, result: Any, policy: HandlerPolicy) -> Verdict:
+    """Return the verdict of a handler that has returned. Raise InvalidHandlerResult."""
+    try:
+        return tasks.verdict(task, result)
+    except SparkMQError:
+        raise
+    except BaseException as error:  # of the result's own methods
+        return verdict_of_error(to_failure(error, "the result of the handler"), policy)
+
+
 class Verdicts:
     """Decides the verdicts of a feed's tasks, and counts outages of the store."""
 
@@ -256,11 +277,10 @@ class Verdicts:
 
         An error of a store leaves the verdict in doubt, unless this thread may look at the store.
         """
-        if error is not None and not isinstance(error, Exception):
-            raise error
+        failure = None if error is None else to_failure(error)
         if task.message is None and isinstance(error, InvalidHandlerResult):
             raise error  # of a decision about one message
-        verdict = self._verdict(task, result, error)
+        verdict = self._verdict(task, result, failure)
         if verdict.doubt is None:
             if error is None:
                 self._outages = 0
@@ -278,7 +298,7 @@ class Verdicts:
             return Verdict(RELEASE, doubt=error or outage)
         if error is not None:
             return verdict_of_error(error, self._policy)
-        return self._tasks.verdict(task, result)
+        return verdict_on_result(self._tasks, task, result, self._policy)
 
     def without_doubts(self, done: Sequence[Done]) -> list[Done]:
         """Return tasks with their verdicts. Look at the store if a handler met an error of one."""
@@ -299,7 +319,7 @@ class Verdicts:
 
     def _log_outage(self, error: Exception) -> None:
         text = "group %s: a handler met a failing store. Its messages are released, uncounted: %s"
-        _log.warning(text, self._ledger.name, error)
+        _log.warning(text, self._ledger.name, safe_text(error))
 
     def _note_failure(self, task: Task, verdict: Verdict) -> None:
         """Count and log a failure. The policy may end the work."""
@@ -317,6 +337,7 @@ class Verdicts:
         # One traceback for each kind of error. The line of the verdicts counts the others. A
         # failure that is retried is ordinary, so only one that ends a message is a warning.
         level = (logging.WARNING if ends else logging.INFO) if first else logging.DEBUG
-        _log.log(level, text, self._ledger.name, failed, exc_info=verdict.failure)
+        if _log.isEnabledFor(level):
+            _log.log(level, text, self._ledger.name, failed, exc_info=exc_info(verdict.failure))
         if self._policy.on_error == "raise":
             self._state.fail(verdict.failure)

@@ -52,6 +52,9 @@ def picky(lease):
 def settles(lease):
     lease.reject([message.sequence for message in lease.messages if message.value == b"bad"])
 
+def leaves(lease):
+    raise SystemExit(0)
+
 def one(message):
     if message.value == b"bad":
         raise Reject("bad")
@@ -632,6 +635,22 @@ def test_work_calls_a_function_for_each_message_until_all_are_settled(
     for wrong in (("--until", "never"), ("--mode", "x")):
         assert wrong[1] in run(*words, "handlers:one", "-g", "not", *wrong, expect=2).err
     assert "not" not in queue.groups()
+
+
+def test_work_counts_an_exit_of_the_function_as_a_failure(
+    run: Run, queue: Queue, handlers: str, tmp_path: Path
+) -> None:
+    queue.group("new").configure(breaker_threshold=None)
+    here = ("-q", queue.path, "-g", "new", "--until", "empty", "-o", "json")
+    row = run("work", f"{handlers}:leaves", *here).row
+    assert (row["failed"], row["nacked"], row["acked"]) == (5, 5, 0)
+    assert queue.group("new").stats().delayed == 5
+    error = run(
+        "work", "handlers:leaves", *here, "--on-error", "raise", "-g", "other", expect=1
+    ).err
+    assert "the handler raised SystemExit: 0" in error
+    (tmp_path / "leaving.py").write_text("raise SystemExit(0)")
+    assert "its import raised SystemExit: 0" in run("work", "leaving:one", *here, expect=2).err
 
 
 def test_work_that_leaves_messages_exits_with_1_and_the_cause(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 from support.harness import Stream, finish, make_queue, numbered, start, until, values
 from support.marks import slow
@@ -406,6 +407,44 @@ def test_an_exception_settles_the_batch_as_asked_and_the_query_goes_on(
     stats = stream.group.stats()
     assert (stats.ready, stats.dead, stats.acked) == (ready, dead, 0)
     assert {r.error for r in group_ledger_of(stream.group).current()} == {"ValueError: boom"}
+
+
+class ApiError(Exception):
+    def __str__(self) -> str:
+        raise AttributeError("there is no response")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (SystemExit(0), "RuntimeError: process raised SystemExit: 0"),
+        (ApiError(), "ApiError: (ApiError without a text: its str() raised AttributeError)"),
+    ],
+    ids=["exit", "no text"],
+)
+def test_what_would_end_the_driver_settles_the_batch_as_any_error(
+    stream: Stream, queue: Queue, wrong: BaseException, text: str
+) -> None:
+    queue.publish(numbered(3))
+
+    def process(batch: Any, lease: Any) -> None:
+        raise wrong
+
+    stream.settle_with(process, on_error="nack")
+    assert stream.group.stats().ready == 3
+    assert {r.error for r in group_ledger_of(stream.group).current()} == {text}
+
+
+def test_with_raise_an_exit_of_the_function_ends_the_query_with_an_error(
+    stream: Stream, queue: Queue
+) -> None:
+    queue.publish(numbered(3))
+
+    def process(batch: Any, lease: Any) -> None:
+        raise SystemExit(0)
+
+    with pytest.raises(StreamingQueryException, match="process raised SystemExit: 0"):
+        stream.settle_with(process, on_error="raise")
 
 
 def test_a_settle_of_rows_reads_no_column_that_it_has_no_use_for(

@@ -188,6 +188,28 @@ def test_a_handler_that_fails_marks_its_span(queue: Queue, recorded: Any) -> Non
     assert recorded.span("reject orders").parent.span_id == span.context.span_id
 
 
+def test_an_error_without_a_text_is_reported_and_fails_only_its_message(
+    queue: Queue, recorded: Any
+) -> None:
+    class ApiError(Exception):
+        def __str__(self) -> str:
+            raise AttributeError("there is no response")
+
+    def fail(_: Lease) -> None:
+        raise ApiError
+
+    queue.publish("a")
+    group = queue.group("billing")
+    group.configure(retry_delay="1m")
+    assert group.work(fail, until="empty").nacked == 1
+    span = recorded.span("process orders")
+    text = "(ApiError without a text: its str() raised AttributeError)"
+    assert span.status.description == f"ApiError: {text}"
+    (event,) = [one for one in span.events if one.name == "exception"]
+    assert event.attributes["exception.message"] == text
+    assert "in fail" in event.attributes["exception.stacktrace"]
+
+
 def test_the_links_of_a_large_batch_are_capped(queue: Queue, recorded: Any) -> None:
     contexts = [f"00-{n + 1:032x}-{n + 1:016x}-01" for n in range(300)]
     queue.publish([Message("x", headers={"traceparent": one}) for one in contexts])

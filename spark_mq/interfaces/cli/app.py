@@ -26,6 +26,7 @@ from spark_mq.interfaces.cli.output import (
     name_subject,
     text_for_commands,
 )
+from spark_mq.util.failures import traceable
 from spark_mq.util.show import printable
 from spark_mq.util.validation import short_repr
 
@@ -156,7 +157,7 @@ def _failed(error: Exception, arguments: Sequence[str]) -> int:
             complain(text)
         return error.exit_code
     if "--debug" in arguments or os.environ.get("SPARK_MQ_DEBUG") not in (None, "", "0"):
-        text = "".join(traceback.format_exception(error))
+        text = "".join(traceback.format_exception(traceable(error)))
         print("\n".join(map(printable, text.splitlines())), file=sys.stderr)
     complain(text_for_commands(error))
     return exit_code_of(error)

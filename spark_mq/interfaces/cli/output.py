@@ -28,6 +28,7 @@ from spark_mq.errors import (
     UnsupportedTable,
 )
 from spark_mq.util.advice import Advice
+from spark_mq.util.failures import cause_of, safe_text
 from spark_mq.util.show import json_line, printable, show_cell
 
 __all__ = [
@@ -269,7 +270,7 @@ def exit_code_of(error: Exception) -> int:
 
 
 def text_for_commands(error: BaseException) -> str:
-    text = str(error) or type(error).__name__
+    text = safe_text(error) or type(error).__name__
     for call, command in _advice(error):
         text = text.replace(call, command)
     return text
@@ -296,14 +297,14 @@ def _named(command: str, group: str | None = None) -> str:
 
 def _advice(error: BaseException) -> Iterator[tuple[str, str]]:
     """Yield the advice of an error and of its causes, because it may repeat their text."""
-    seen: list[BaseException] = []
+    seen = set[int]()
     found: BaseException | None = error
-    while found is not None and found not in seen:
+    while found is not None and id(found) not in seen:
         if isinstance(found, SparkMQError):
             for call, command in found.advice:
                 yield call, _named(command, found.data.get("group"))
-        seen.append(found)
-        found = found.__cause__ or found.__context__
+        seen.add(id(found))
+        found = cause_of(found)
 
 
 class CommandFormatter(logging.Formatter):

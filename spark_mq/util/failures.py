@@ -1,0 +1,82 @@
+"""Handle what the functions of users raise and return, whose own methods may fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from traceback import TracebackException
+from types import TracebackType
+from typing import Final
+
+__all__ = [
+    "cause_of",
+    "class_name",
+    "describe_error",
+    "exc_info",
+    "safe_repr",
+    "safe_text",
+    "to_failure",
+    "traceable",
+]
+
+class_name: Final = type.__dict__["__name__"].__get__  # not the attribute of a class of the user
+
+
+def safe_text(value: object) -> str:
+    """Return str() of a value, or what stands for it if its own method fails."""
+    return _shown(str, value)
+
+
+def safe_repr(value: object) -> str:
+    """Return repr() of a value, or what stands for it if its own method fails."""
+    return _shown(repr, value)
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the class and the text of an error."""
+    return f"{class_name(type(error))}: {safe_text(error)}"
+
+
+def traceable(error: BaseException) -> BaseException:
+    """Return an error, or what stands for it if Python's own tracebacks fail for it."""
+    try:
+        TracebackException.from_exception(error, lookup_lines=False)
+    except Exception:  # Python asks if an error is true, for example
+        return RuntimeError(describe_error(error)).with_traceback(error.__traceback__)
+    return error
+
+
+def exc_info(
+    error: BaseException,
+) -> tuple[type[BaseException], BaseException, TracebackType | None]:
+    """Return an error for a log, which would ask an error alone if it is true."""
+    shown = traceable(error)
+    return type(shown), shown, shown.__traceback__
+
+
+def cause_of(error: BaseException) -> BaseException | None:
+    """Return the error from which an error was raised, or None."""
+    return error.__context__ if error.__cause__ is None else error.__cause__
+
+
+def to_failure(error: BaseException, what: str = "the handler") -> Exception:
+    """Return what a user's function raised as an Exception, but raise KeyboardInterrupt.
+
+    A SystemExit, for example, would otherwise end a worker without a word.
+    """
+    if isinstance(error, Exception):
+        return error
+    if isinstance(error, KeyboardInterrupt):
+        raise error
+    failure = RuntimeError(f"{what} raised {describe_error(error).removesuffix(': ')}")
+    failure.__cause__ = error
+    return failure
+
+
+def _shown(show: Callable[[object], str], value: object) -> str:
+    try:
+        return str.__str__(show(value))  # a method may return a subclass of str
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        kinds = class_name(type(value)), class_name(type(error))
+        return f"({kinds[0]} without a text: its {show.__name__}() raised {kinds[1]})"

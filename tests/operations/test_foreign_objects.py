@@ -1,0 +1,380 @@
+"""What a handler raises and returns is an object of the user, whose own methods may fail, and some
+errors would end a thread or a process without a word. Each is a failure of its message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import pytest
+from support.handles import lease
+
+from spark_mq import Lease, Queue, ReceivedMessage, Reject, Retry, WorkSummary
+from spark_mq.errors import InvalidHandlerResult, InvalidPayload
+from spark_mq.testing import ManualClock, memory_queue, run_batch
+from spark_mq.util.failures import describe_error, safe_repr, safe_text
+from spark_mq.util.validation import short_repr
+
+KINDS = pytest.mark.parametrize("kind", ["message", "batch", "async"])
+
+
+class Odd:
+    """An object of which each method fails that Python calls by itself."""
+
+    def _fail(self, *_: Any) -> Any:
+        raise AttributeError("there is no response")
+
+    __str__ = __repr__ = __bool__ = __len__ = __eq__ = __hash__ = _fail  # type: ignore[assignment]
+    __iter__ = __getitem__ = __format__ = __index__ = _fail
+
+
+class OddError(Odd, Exception):
+    pass
+
+
+class Unbound:
+    """A proxy as those of web frameworks, whose attributes fail outside a request."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError("working outside of a request")
+
+
+class OwnEnd(BaseException):
+    pass
+
+
+ENDS = [
+    SystemExit(0), SystemExit("done"), GeneratorExit(), asyncio.CancelledError(), OwnEnd("x"),
+]  # fmt: skip
+EACH_END = pytest.mark.parametrize("end", ENDS, ids=lambda end: f"{type(end).__name__} {end}")
+
+
+def work(
+    queue: Queue, kind: str, call: Callable[[ReceivedMessage], Any], **options: Any
+) -> WorkSummary:
+    """Call a function with each message, by a handler of this kind, until all have ended."""
+
+    def handle(given: Any) -> Any:
+        return call(given.messages[0] if kind == "batch" else given)
+
+    async def handle_async(message: ReceivedMessage) -> Any:
+        await asyncio.sleep(0)
+        return call(message)
+
+    mode = "batch" if kind == "batch" else "message"
+    handler = handle_async if kind == "async" else handle
+    return queue.group().work(handler, **{"mode": mode, "until": "settled", **options})
+
+
+def once_each(max_delivery_attempts: int = 1) -> Queue:
+    """A queue of three messages that are dead after their first failure."""
+    queue = memory_queue(max_delivery_attempts=max_delivery_attempts, breaker_threshold=None)
+    queue.publish(["a", "bad", "c"])
+    return queue
+
+
+def letters(queue: Queue) -> list[tuple[bytes, str]]:
+    queue.sweep()
+    found = queue.list_dead_letters()
+    return list(zip(found["value"].to_pylist(), found["error"].to_pylist(), strict=True))
+
+
+# -- texts
+
+
+def test_a_value_whose_methods_fail_has_a_text() -> None:
+    text = "(Odd without a text: its str() raised AttributeError)"
+    assert safe_text(Odd()) == text
+    assert safe_repr(Odd()) == short_repr(Odd()) == text.replace("str()", "repr()")
+    assert describe_error(OddError()) == f"OddError: {text}".replace("(Odd ", "(OddError ")
+    assert describe_error(ValueError("boom")) == "ValueError: boom"
+
+
+def test_a_text_is_no_object_of_a_class_of_the_user() -> None:
+    class Text(str):
+        __slots__ = ()
+
+        def __str__(self) -> str:
+            return self
+
+    assert type(safe_text(Text("a"))) is str
+
+
+# -- what a handler raises
+
+
+@KINDS
+def test_an_error_without_a_text_is_a_failure_of_its_message(kind: str) -> None:
+    queue = once_each()
+
+    def call(message: ReceivedMessage) -> None:
+        if message.value == b"bad":
+            raise OddError("bad")
+
+    summary = work(queue, kind, call)
+    assert (summary.acked, summary.nacked, summary.failed) == (2, 1, 1)
+    ((value, error),) = letters(queue)
+    assert value == b"bad"
+    assert error == "OddError: (OddError without a text: its str() raised AttributeError)"
+
+
+@KINDS
+def test_with_raise_the_error_itself_ends_the_loop(kind: str) -> None:
+    def call(_: ReceivedMessage) -> None:
+        raise OddError("bad")
+
+    with pytest.raises(OddError):
+        work(once_each(), kind, call, on_error="raise")
+
+
+@KINDS
+@EACH_END
+def test_what_would_end_a_program_is_a_failure_of_its_message(
+    kind: str, end: BaseException
+) -> None:
+    queue = once_each()
+
+    def call(message: ReceivedMessage) -> None:
+        if message.value == b"bad":
+            raise end
+
+    summary = work(queue, kind, call)
+    assert (summary.acked, summary.nacked, summary.failed) == (2, 1, 1)
+    text = f"RuntimeError: the handler raised {type(end).__name__}: {end}".removesuffix(": ")
+    assert letters(queue) == [(b"bad", text)]
+
+
+@KINDS
+@EACH_END
+def test_with_raise_it_ends_the_loop_with_an_error_that_is_no_silent_end(
+    kind: str, end: BaseException
+) -> None:
+    def call(_: ReceivedMessage) -> None:
+        raise end
+
+    with pytest.raises(RuntimeError, match=f"the handler raised {type(end).__name__}") as raised:
+        work(once_each(), kind, call, on_error="raise")
+    assert raised.value.__cause__ is end
+
+
+@KINDS
+def test_a_keyboard_interrupt_ends_the_loop(kind: str) -> None:
+    queue = once_each()
+
+    def call(_: ReceivedMessage) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work(queue, kind, call)
+    assert queue.group().stats().dead == 0
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["awaited", "forgotten"])
+def test_an_exit_in_a_task_of_a_coroutine_ends_no_other_coroutine(
+    waits: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue, tasks = once_each(), list[Any]()
+
+    async def leave() -> None:
+        raise SystemExit(0)
+
+    async def handle(message: ReceivedMessage) -> None:
+        if message.value == b"bad":
+            tasks.append(asyncio.ensure_future(leave()))
+            await (tasks[0] if waits else asyncio.wait(tasks))
+
+    summary = queue.group().work(handle, mode="message", until="settled")
+    assert (summary.acked, summary.failed) == ((2, 1) if waits else (3, 0))
+    assert "a task or callback of a handler raised SystemExit: 0" in caplog.text
+    assert isinstance(tasks[0].exception(), SystemExit)
+
+
+def test_an_interrupt_in_a_task_of_a_coroutine_ends_the_loop() -> None:
+    async def leave() -> None:
+        raise KeyboardInterrupt
+
+    async def handle(_: ReceivedMessage) -> None:
+        await asyncio.ensure_future(leave())
+
+    with pytest.raises(KeyboardInterrupt):
+        once_each().group().work(handle, mode="message", until="settled")
+
+
+def test_a_child_of_a_process_pool_that_dies_is_a_failure_of_its_message() -> None:
+    queue = once_each()
+
+    def call(message: ReceivedMessage) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+            pool.submit(os._exit if message.value == b"bad" else os.getpgid, 0).result(60)
+
+    summary = work(queue, "message", call)
+    assert (summary.acked, summary.failed) == (2, 1)
+    ((value, error),) = letters(queue)
+    assert value == b"bad"
+    assert error.startswith("BrokenProcessPool: ")
+
+
+def _leave(path: str) -> None:
+    Queue.open(path).group().work(lambda _: os._exit(0), heartbeat="off")
+
+
+def test_a_process_that_ends_itself_leaves_its_lease_to_expire_as_a_failure(
+    delta_queue: Callable[..., Queue], clock: ManualClock
+) -> None:
+    queue = delta_queue(max_delivery_attempts=1)
+    queue.publish("bad")
+    process = multiprocessing.get_context("spawn").Process(target=_leave, args=(queue.path,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert queue.group().stats().leased == 1
+    clock.advance("5m")
+    ((value, error),) = letters(queue)
+    assert value == b"bad"
+    assert "expired" in error
+
+
+# -- what a handler returns or decides
+
+
+@KINDS
+@pytest.mark.parametrize("kinds", [Odd, Unbound])
+def test_an_odd_result_is_a_failure_or_an_ack_of_its_message(kind: str, kinds: Any) -> None:
+    queue = once_each()
+    summary = work(
+        queue, kind, lambda m: kinds() if m.value == b"bad" and kind != "batch" else None
+    )
+    assert summary.acked + summary.nacked == 3
+    assert summary.acked >= 2
+
+
+def rows_with(column: str) -> Callable[[Lease], Any]:
+    def handle(taken: Lease) -> Any:
+        (message,) = taken.messages
+        row: dict[str, Any] = {"sequence": message.sequence, "outcome": "nack"}
+        return [{**row, column: Odd()}] if message.value == b"bad" else None
+
+    return handle
+
+
+@pytest.mark.parametrize("column", ["outcome", "error"])
+def test_a_row_with_an_odd_value_is_a_failure_of_its_message(column: str) -> None:
+    queue = once_each()
+    summary = queue.group().work(rows_with(column), until="settled")
+    assert (summary.acked, summary.nacked) == (2, 1)
+    assert [value for value, _ in letters(queue)] == [b"bad"]
+
+
+@pytest.mark.parametrize("column", ["sequence", "delay"])
+def test_a_row_that_names_nothing_ends_the_loop_with_an_error_that_has_a_text(column: str) -> None:
+    with pytest.raises(InvalidHandlerResult, match=r"Odd .*(sequence|duration)"):
+        once_each().group().work(rows_with(column), until="settled")
+
+
+@KINDS
+@pytest.mark.parametrize("decision", [Retry, Reject])
+def test_a_decision_may_have_any_reason(kind: str, decision: Any) -> None:
+    if kind == "batch":
+        pytest.skip("a handler of leases decides by rows")
+    queue = once_each()
+
+    def call(message: ReceivedMessage) -> Any:
+        if message.value == b"bad":
+            raise decision(error=OddError())
+        if message.value == b"a":
+            return decision(error=Odd())
+        try:
+            raise OddError
+        except OddError:
+            raise decision from None
+
+    summary = work(queue, kind, call)
+    assert summary.failed == 0
+    assert {value for value, _ in letters(queue)} == {b"a", b"bad", b"c"}
+    assert {error.partition(" without")[0] for _, error in letters(queue)} == {
+        "(Odd", "OddError: (OddError"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["message", "batch"])
+def test_a_format_may_raise_an_error_without_a_text(mode: str) -> None:
+    class Unreadable(Odd, InvalidPayload):
+        pass
+
+    class Odds:
+        def encode(self, value: Any) -> bytes:
+            return b""
+
+        def decode(self, payload: bytes) -> Any:
+            if payload == b"bad":
+                raise Unreadable("bad")
+
+    queue = once_each()
+    summary = queue.group().work(lambda _: None, mode=mode, until="settled", format=Odds())
+    assert (summary.acked, summary.rejected) == (2, 1)
+
+
+# -- other functions of users
+
+
+@EACH_END
+def test_run_batch_settles_or_raises_what_ends_a_program(end: BaseException) -> None:
+    def process(_: Any, __: Any) -> None:
+        raise end
+
+    queue = once_each(5)
+    with pytest.raises(RuntimeError, match="process raised"):
+        run_batch(process, queue.group(), on_error="raise")
+    queue = once_each(5)
+    assert run_batch(process, queue.group(), on_error="reject") is not None
+    assert len(letters(queue)) == 3
+
+
+@pytest.mark.parametrize("wrong", [OddError("x"), *ENDS], ids=lambda one: type(one).__name__)
+def test_a_transform_that_fails_oddly_leaves_its_letter(wrong: BaseException) -> None:
+    queue = once_each(5)
+    lease(queue, 3).reject(error="bad")
+    queue.sweep()
+
+    def repair(message: ReceivedMessage) -> bytes:
+        if message.value == b"bad":
+            raise wrong
+        return message.value + b"!"
+
+    done = queue.redrive(transform=repair)
+    assert (done.messages, done.failed) == (2, 1)
+    ((text, count),) = done.failures.items()
+    assert count == 1
+    assert type(wrong).__name__ in text
+
+
+def test_a_transform_passes_an_interrupt_on() -> None:
+    queue = once_each(5)
+    lease(queue, 3).reject(error="bad")
+    queue.sweep()
+
+    def repair(_: ReceivedMessage) -> bytes:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        queue.redrive(transform=repair)
+
+
+@pytest.mark.parametrize("wrong", [OddError("x"), *ENDS], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("mode", ["message", "batch"])
+def test_a_replay_counts_what_fails_oddly(mode: str, wrong: BaseException) -> None:
+    queue = once_each(5)
+    lease(queue, 3).ack()
+
+    def handle(_: Any) -> None:
+        raise wrong
+
+    report = queue.replay(handle, group="default", mode=mode)
+    assert report.summary.worse == 3
+    assert type(wrong).__name__ in report.errors[0].error
