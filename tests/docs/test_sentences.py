@@ -53,3 +53,9 @@ def test_the_reference_names_every_reason_of_a_dead_message() -> None:
     }  # fmt: skip
     (sentence,) = re.findall(r"`reason` is (.*?) ## ", words("docs/reference/tables.md"))
     assert set(re.findall(r"`([a-z_ ]+)`", sentence)) - {"expires_at"} == reasons
+
+
+def test_the_changelog_has_one_version_that_is_not_released() -> None:
+    headings = re.findall(r"^## (\[.*)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    unreleased = [heading for heading in headings if "unreleased" in heading]
+    assert unreleased in ([], headings[:1])
