@@ -28,6 +28,7 @@ __all__ = [
     "check_time",
     "expires_too_early",
     "from_rows",
+    "to_headers",
     "to_publish",
     "to_received",
     "to_row",
@@ -316,7 +317,7 @@ def _problem(m: Message) -> str | None:
             return f"a {name} of type {type(given).__name__}: give str"
     headers = _header_texts(m.headers)
     if headers is None:
-        return "headers that are no mapping from str to str"
+        return "headers that are no mapping from str to str: leave out a header without a value"
     texts = [m.value, m.key, m.message_id, m.dedup_id, *headers]
     if not all(_is_utf8(text) for text in texts if isinstance(text, str)):
         return "text that has no UTF-8 form (a lone surrogate)"
@@ -440,12 +441,17 @@ def to_received(table: pa.Table, more: Sequence[Sequence[Any]] = ()) -> list[Rec
         table["message_id"].to_pylist(),
         table["key"].to_pylist(),
         table["value"].to_pylist(),
-        [dict(pairs or ()) for pairs in given],
+        list(map(to_headers, given)),
         [known[instant] for instant in instants],
         table["delivery_count"].to_pylist(),
         *more,
     ]
     return list(map(ReceivedMessage, *columns))
+
+
+def to_headers(pairs: Iterable[tuple[str, str | None]] | None) -> dict[str, str]:
+    """Return headers by name. Other writers may have left null values, which are no headers."""
+    return {name: text for name, text in pairs or () if text is not None}
 
 
 def _decode_text(value: bytes, sequence: int) -> str:

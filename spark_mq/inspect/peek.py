@@ -16,6 +16,7 @@ from spark_mq.ledger.ranges import LEASED, Range
 from spark_mq.ledger.slots import SlotLayout
 from spark_mq.ledger.states import DELAYED, STATE_NAMES
 from spark_mq.ledger.walk import range_of, walk
+from spark_mq.message import to_headers
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.util.clock import optional_datetime
@@ -225,7 +226,7 @@ def _messages(
         return
     for row, values in enumerate(rows):
         given: dict[str, Any] = {name: values[name] for name in _COLUMNS}
-        given["headers"] = dict(given["headers"] or ())
+        given["headers"] = to_headers(given["headers"])
         given["priority"] = given["priority"] or 0
         given["lane"] = layout.lane(given["key"])
         yield replace(base, sequence=piece.first + row, **given)

@@ -50,7 +50,7 @@ class Expression:
                 value=text,
             )
         try:
-            self._steps, self.may_fail = Parser(text, self._columns).parse()
+            self._steps, self.may_fail = Parser(text.removeprefix("\ufeff"), self._columns).parse()
         except Refused as error:
             raise self.refusal(str(error)) from None
         self.check(self.run(schema.empty_table()).type)

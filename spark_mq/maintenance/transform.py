@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from spark_mq.errors import InvalidOption, InvalidPayload, UnknownSchema
 from spark_mq.maintenance.condition import ARROW_ERRORS, Expression, problem_of
-from spark_mq.message import Message, ReceivedMessage, check_format, to_row
+from spark_mq.message import Message, ReceivedMessage, check_format, to_headers, to_row
 from spark_mq.operations.history import HEADER_PREFIX
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.payload_format import Format
@@ -178,7 +178,7 @@ class _Function(Repair):
 def _fields(letter: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the message of a letter."""
     counts = {name: letter[name] or 0 for name in (*_COUNTS, "priority")}
-    return {**letter, **counts, "headers": dict(letter["headers"] or ())}
+    return {**letter, **counts, "headers": to_headers(letter["headers"])}
 
 
 class _Checked(Repair):

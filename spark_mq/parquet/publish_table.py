@@ -13,7 +13,7 @@ from spark_mq.ledger.slots import MAX_PRIORITY
 from spark_mq.parquet.schema import DEDUP_FIELD, INSTANT, MESSAGE_SCHEMA
 from spark_mq.util.clock import EARLIEST, LATEST, SECOND
 from spark_mq.util.columns import random_ids
-from spark_mq.util.validation import suggest
+from spark_mq.util.validation import short_repr, suggest
 
 __all__ = ["PUBLISH_COLUMNS", "check_publishable", "complete_table"]
 
@@ -39,6 +39,7 @@ def complete_table(table: pa.Table, now: int, times: Mapping[str, int]) -> pa.Ta
         else:
             table = _with(table, name, _repeated_instant(at, table.num_rows))
     _check_priorities(table)
+    _check_headers(table)
     for name in table.schema.names:
         table = _with(table, name, _cast(table[name], _PUBLISH_SCHEMA.field(name)))
     _check_instants(table)
@@ -89,6 +90,19 @@ def _check_priorities(table: pa.Table) -> None:
             f"{MAX_PRIORITY}, or null for 0",
             column="priority",
         )
+
+
+def _check_headers(table: pa.Table) -> None:
+    """Refuse null values, as ``Message(headers=...)`` does. Nulls of rows are no headers."""
+    chunks = table["headers"].chunks if "headers" in table.schema.names else ()
+    for chunk in (chunk for chunk in chunks if chunk.items.null_count):  # or of a slice's rest
+        names = (name for pairs in chunk.to_pylist() for name, text in pairs or () if text is None)
+        for name in names:
+            raise InvalidSchema(
+                f"column 'headers' has a null value for {short_repr(name)}: leave the header out, "
+                "such as by map_filter(headers, (name, value) -> value IS NOT NULL)",
+                column="headers",
+            )
 
 
 def _due_at_once(table: pa.Table, now: int) -> pa.Table:

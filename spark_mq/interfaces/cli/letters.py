@@ -30,7 +30,7 @@ from spark_mq.interfaces.cli.output import (
 from spark_mq.interfaces.cli.progress import track
 from spark_mq.maintenance.discard import DiscardResult
 from spark_mq.maintenance.transform import RepairFunction
-from spark_mq.message import check_format
+from spark_mq.message import check_format, to_headers
 from spark_mq.queue import Queue
 from spark_mq.util.loading import load_handler, load_named
 from spark_mq.util.show import show_change, show_count, show_number, show_some
@@ -107,7 +107,7 @@ def show(
     if not rows:
         complain(f"no dead letter has the {wanted}")
         raise typer.Exit(NOT_FOUND)
-    return {**rows[0], "headers": dict(rows[0]["headers"] or ())}
+    return {**rows[0], "headers": to_headers(rows[0]["headers"])}
 
 
 def _which(queue: Queue, letter: str | None, message_id: str | None) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import json
 import os
 import shlex
@@ -14,10 +15,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
-from spark_mq.errors import InvalidOption, QueueNotFound, SparkMQError
+from spark_mq.errors import InvalidOption, InvalidPayload, QueueNotFound, SparkMQError
 from spark_mq.interfaces.cli.command import Given, argument, command, option
 from spark_mq.interfaces.cli.progress import track
 from spark_mq.message import Message, to_publish
+from spark_mq.payload_format import Json
 from spark_mq.queue import Queue
 from spark_mq.util.clock import system_clock, to_micros
 from spark_mq.util.show import show_count
@@ -25,6 +27,9 @@ from spark_mq.util.show import show_count
 __all__ = ["publish"]
 
 _Chunk = tuple[list[Any], int]  # the messages of a commit, and the number of lines read so far
+
+_JSON = Json()
+_OTHER_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)  # and UTF-32-LE
 
 # A commit ends with either.
 _CHUNK_LINES = 10_000
@@ -186,6 +191,8 @@ def _chunks(inputs: Iterable[tuple[str, BinaryIO]], lines: _Format, skip: int) -
         for at, line in enumerate(file, 1):
             number += 1
             text = line.rstrip(b"\r\n")
+            if at == 1:
+                text = _without_mark(text, f"{name}:{at}")
             if number <= skip or not text.strip():
                 continue
             chunk.append(_message(text, f"{name}:{at}", lines))
@@ -197,13 +204,23 @@ def _chunks(inputs: Iterable[tuple[str, BinaryIO]], lines: _Format, skip: int) -
         yield chunk, number
 
 
+def _without_mark(line: bytes, where: str) -> bytes:
+    """Return the first line of a file without a byte order mark, which is no part of its text."""
+    if line.startswith(_OTHER_MARKS):
+        raise _bad_line(where, "is in UTF-16 or UTF-32: convert the file to UTF-8, as by iconv")
+    return line.removeprefix(codecs.BOM_UTF8)
+
+
 def _message(line: bytes, where: str, lines: _Format) -> Any:
     if lines.raw:
         return Message(line, priority=lines.priority) if lines.priority else line
+    line = line.removeprefix(codecs.BOM_UTF8)  # of a file that was appended to another one
     try:
-        data = json.loads(line)
-    except ValueError:
-        raise _bad_line(where, "is not JSON: repair it, or give --raw for any text") from None
+        data = _JSON.decode(line)
+    except InvalidPayload as error:
+        why = str(error).removeprefix("no JSON: ")
+        text = f"is not JSON: {why}. Repair it, or give --raw for any text"
+        raise _bad_line(where, text) from None
     if lines.envelope:
         return _from_envelope(data, where, lines.priority)
     fields = (lines.key_field, lines.id_field, lines.dedup_field)

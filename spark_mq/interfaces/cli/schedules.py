@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import sys
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
@@ -58,7 +59,9 @@ def add(
 
     The same definition again changes nothing.
     """
-    value: bytes | str = sys.stdin.buffer.read() if message == "-" else message
+    value: bytes | str = message
+    if message == "-":
+        value = sys.stdin.buffer.read().removeprefix(codecs.BOM_UTF8)  # a mark of text files
     made = on.queue.schedule(
         name,
         message=Message(value, key, parse_pairs("--header", header), priority=priority),

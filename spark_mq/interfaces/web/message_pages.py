@@ -9,6 +9,7 @@ from spark_mq.inspect import STATE_NAMES, PeekedMessage
 from spark_mq.interfaces.web.message_changes import changes_for, sequence_of
 from spark_mq.interfaces.web.render import href, render
 from spark_mq.interfaces.web.view import View
+from spark_mq.message import to_headers
 from spark_mq.operations.life import TraceEvent
 from spark_mq.util.sequences import show_sequence
 
@@ -238,7 +239,7 @@ def _letter(view: View, sequence: int) -> str:
         crumbs=[("Dead letters", href("letters", view.name))],
         columns=columns,
         value=letter.get("value"),
-        letter_headers=dict(letter.get("headers") or ()),
+        letter_headers=to_headers(letter.get("headers")),
         redrive=_redrive(view, f"dead_letter_sequence = {sequence}", 1),
         discard=_discard(view, f"dead_letter_sequence = {sequence}"),
     )

@@ -283,7 +283,7 @@ class View:
 
     def text(self, name: str) -> str | None:
         """Return a parameter, or None if it is missing or empty."""
-        return self.query.get(name, "").strip() or None
+        return self.query.get(name, "").strip().removeprefix("\ufeff") or None
 
     def several(self, name: str) -> list[str]:
         """Return the values of a parameter that may be repeated."""

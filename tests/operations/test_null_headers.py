@@ -1,0 +1,76 @@
+"""A header has a text. A null value is refused at every door, and read as no header."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from support.handles import lease, sweep
+from support.tables import messages_of
+
+from spark_mq import Message, Queue
+from spark_mq.errors import InvalidOption, InvalidSchema
+from spark_mq.parquet import publish_table
+from spark_mq.testing import ManualClock, memory_queue
+
+MAP = pa.map_(pa.string(), pa.string())
+
+
+@pytest.fixture
+def queue(clock: ManualClock) -> Queue:
+    return memory_queue(clock)
+
+
+def table(*headers: object) -> pa.Table:
+    values = [f"m{n}".encode() for n in range(len(headers))]
+    return pa.table({"value": values, "headers": pa.array(headers, MAP)})
+
+
+def test_a_table_with_a_null_header_is_refused(queue: Queue) -> None:
+    wrong = table([("a", "1")], None, [("h", None)])
+    with pytest.raises(InvalidSchema, match=r"'h'.*leave the header out") as caught:
+        queue.publish(wrong)
+    assert caught.value.column == "headers"
+    assert "map_filter" in str(caught.value)
+    assert queue.describe().latest_sequence == -1
+    assert queue.publish(wrong.slice(0, 2)).published == 2, "a slice without it"
+    assert [m.headers for m in lease(queue).messages] == [{"a": "1"}, {}]
+
+
+@pytest.mark.parametrize("headers", [{"h": None}, {None: "x"}, {"h": 1}])
+def test_a_message_with_a_null_header_is_refused(queue: Queue, headers: dict) -> None:
+    with pytest.raises(InvalidOption, match="from str to str: leave out"):
+        queue.publish(Message("a", headers=headers))
+    with pytest.raises(InvalidOption, match="from str to str: leave out"):
+        queue.schedule("s", every="1h", message=Message("a", headers=headers))
+
+
+def foreign(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Publish a null header, as older versions and other writers do."""
+    with monkeypatch.context() as patch:
+        patch.setattr(publish_table, "_check_headers", lambda _: None)
+        queue.publish(table([("h", None), ("a", "1")]))
+
+
+def test_a_null_header_of_another_writer_is_no_header(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign(queue, monkeypatch)
+    assert messages_of(queue)
+    assert queue.peek(1)[0].headers == {"a": "1"}
+    (message,) = lease(queue).messages
+    assert message.headers == {"a": "1"}
+
+
+def test_a_letter_with_a_null_header_is_redriven(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign(queue, monkeypatch)
+    lease(queue).reject()
+    sweep(queue)
+    assert queue.redrive(transform=lambda m: replace(m, value=b"new")).messages == 1
+    (message,) = lease(queue).messages
+    assert (message.value, message.headers["a"]) == (b"new", "1")
+    assert "h" not in message.headers
+    assert None not in message.headers.values()
