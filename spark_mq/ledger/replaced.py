@@ -15,8 +15,16 @@ from typing import Final
 
 from spark_mq.ledger.intervals import Interval, normalise
 
-__all__ = ["decode_replaced", "encode_replaced", "split_replaced", "valid_replaced"]
+__all__ = [
+    "MAX_REPLACED_BYTES",
+    "decode_replaced",
+    "encode_replaced",
+    "split_replaced",
+    "valid_replaced",
+]
 
+# Of the text of one commit, which every reader of the log reads and every checkpoint keeps.
+MAX_REPLACED_BYTES: Final = 2**18
 _INTERVAL: Final = r"[0-9]{1,19}(\+[0-9]{1,19})?"
 _TEXT: Final = re.compile(f"{_INTERVAL}(,{_INTERVAL})*")
 _last_of: Final = itemgetter(1)

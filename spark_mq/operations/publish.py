@@ -238,7 +238,7 @@ def publish_pending(
     """Publish pending messages as one commit. Raise as :meth:`MessageTable.commit`."""
     try:
         receipt = messages.commit(pending, txn=txn, after=after, note=note, check=check)
-    except (BatchClosed, DuplicatePublish, ProducerFenced):
+    except (BatchClosed, DuplicatePublish, InvalidOption, ProducerFenced):
         pending.discard()
         raise
     except TablesDisagree:

@@ -13,7 +13,6 @@ from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.delta.tables import KEPT_BY_THE_SWEEP, create_table
 from spark_mq.errors import CorruptLog, TablesDisagree
 from spark_mq.ledger.held_ids import AskHeld, Held
-from spark_mq.ledger.replaced import encode_replaced
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.parquet.writer import BATCH_TAG, REPLACES_TAG, WrittenFile
 from spark_mq.storage.id_files import (
@@ -323,7 +322,7 @@ class _Publish:
         batch = {} if self._pending.batch is None else {BATCH_TAG: self._pending.batch}
         tags = [{**file.tags, **batch} for file in files]
         if met.replaces:  # one file names them for the whole commit
-            tags[0][REPLACES_TAG] = encode_replaced(met.replaces.values())
+            tags[0][REPLACES_TAG] = met.replaced_text
         return Change(
             uuid.uuid4().hex,
             self._note or {"operation": "publish"},

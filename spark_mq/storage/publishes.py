@@ -16,10 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.errors import DuplicatePublish, ProducerFenced, StorageError
+from spark_mq.errors import DuplicatePublish, InvalidOption, ProducerFenced, StorageError
 from spark_mq.ledger.held_ids import AskHeld
 from spark_mq.ledger.intervals import SequenceRange
 from spark_mq.ledger.message_index import sequence
+from spark_mq.ledger.replaced import MAX_REPLACED_BYTES, encode_replaced
 from spark_mq.parquet.writer import WrittenFile, discard_files, write_file
 from spark_mq.storage.id_files import ID_BYTES, IdWindow
 from spark_mq.util.records import object_html
@@ -55,6 +56,7 @@ class Met(NamedTuple):
 
     duplicates: Mapping[int, int]  # as ``IdWindow.duplicates`` returns them
     replaces: Mapping[int, int] = MappingProxyType({})  # the sequences of replaced messages
+    replaced_text: str = ""  # the same, as the commit has it
 
 
 NOTHING_MET: Final = Met({})
@@ -103,7 +105,8 @@ class PendingPublish:
     def meet(self, window: IdWindow) -> Met:
         """Return what the ids of the messages meet in the window of the log."""
         if self._replaces:
-            return Met(*window.replaced(self.ids, self.since, self.ask))
+            duplicates, replaces = window.replaced(self.ids, self.since, self.ask)
+            return Met(duplicates, replaces, _replaced_text(replaces))
         return Met(window.duplicates(self.ids, self.since, self.ask))
 
     def files(self, duplicates: Collection[int] = ()) -> list[WrittenFile]:
@@ -161,6 +164,22 @@ class PendingPublish:
     def _read(self, file: WrittenFile) -> pa.Table:
         with self._store.open(file.path) as source:
             return pq.ParquetFile(source).read(use_threads=False)
+
+
+def _replaced_text(replaces: Mapping[int, int]) -> str:
+    """Return the text for the commit. Raise InvalidOption if it is too long."""
+    text = encode_replaced(replaces.values())
+    if len(text) > MAX_REPLACED_BYTES:
+        count = len(replaces)
+        parts = 1 + 2 * len(text) // MAX_REPLACED_BYTES
+        raise InvalidOption(
+            f"this publish replaces {show_count(count, 'message')} that lie too far apart to name "
+            f"them in one commit, so nothing was published. Publish in {parts} parts, of about "
+            f"{count // parts:,} messages with a known dedup_id each",
+            option="dedup_id",
+            value=count,
+        )
+    return text
 
 
 def _rows(files: Iterable[WrittenFile]) -> Iterator[int]:

@@ -15,6 +15,8 @@ from support.tables import as_in_a_store, context_of, messages_of
 from spark_mq import ConsumerGroup, Message, PublishReceipt, Queue
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger import walk_filter
+from spark_mq.ledger.message_index import sequence
+from spark_mq.ledger.replaced import MAX_REPLACED_BYTES, encode_replaced
 from spark_mq.testing import ManualClock, memory_queue
 
 Make = Callable[..., Queue]
@@ -354,3 +356,42 @@ def test_an_expired_message_is_expired_and_not_replaced(queue: Queue, clock: Man
     assert leased(queue) == ["a2"]
     stats = queue.group().stats()
     assert stats.skipped + stats.expired == 1
+
+
+@pytest.mark.parametrize("buffered", [False, True])
+def test_a_publish_that_replaces_too_many_scattered_messages_is_refused(
+    queue: Queue, limits: Limits, buffered: bool
+) -> None:
+    """Its commit would have a tag without a bound."""
+    letters = "abcdefghijkl"
+    for letter in letters:
+        publish(queue, f"{letter}1")
+        queue.publish("between")
+    limits(replaced_bytes=100)
+    before = messages_of(queue).log.refresh().version
+    later = [f"{letter}2" for letter in letters]
+
+    def send() -> None:
+        if not buffered:
+            publish(queue, *later)
+            return
+        with queue.publisher() as publisher:
+            for text in later:
+                publisher.publish(Message(text, dedup_id=text[0]))
+
+    with pytest.raises(InvalidOption, match=r"replaces 12 messages .* in 3 parts, of about 4 "):
+        send()
+    assert messages_of(queue).log.refresh().version == before
+    files = [one.path for one in messages_of(queue).files.list("") if "part-" in one.path]
+    assert len(files) == 2 * len(letters), "nothing is left behind"
+    for first in range(0, len(later), 4):
+        publish(queue, *later[first : first + 4])
+    assert [one for one in leased(queue) if one != "between"] == later
+
+
+def test_fifteen_thousand_messages_anywhere_fit_into_a_commit() -> None:
+    """Each was published alone, in one of a billion commits."""
+    step = 10**9 // 15_000
+    text = encode_replaced(sequence(at * step, at % 1_000) for at in range(1, 15_001))
+    assert len(text) <= MAX_REPLACED_BYTES
+    assert len(encode_replaced(range(10**6))) < 20

@@ -47,6 +47,7 @@ PLACES = {
     "poll_pause": "operations.pauses.FIRST_PAUSE",
     "recent_seconds": "storage.message_log.RECENT_SECONDS",
     "redrive_chunk": "maintenance.redrive.CHUNK",
+    "replaced_bytes": "storage.publishes.MAX_REPLACED_BYTES",
     "replay_patience": "worker.shadow_calls.PATIENCE_SECONDS",
     "replay_rows": "worker.shadow_replay.ROWS",
     "replay_shapes": "worker.replay_report.MAX_SHAPES",
