@@ -104,7 +104,8 @@ class Queue(QueueViews):
         Parameters
         ----------
         path
-            Where the queue lies: a path or a URI.
+            Where the queue lies: a path or a URI. ``~`` is the home, and a ``file:`` URI may be
+            percent-encoded. An environment variable such as ``$HOME`` is refused.
         storage_options
             Options of the object store.
         clock

@@ -39,6 +39,7 @@ _SUPPORTED: Final = (
 )
 _FILE: Final = re.compile(r"^file:(?://(?=/)|(?=/(?!/)))", re.IGNORECASE)
 _SCHEME: Final = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):/")
+_VARIABLE: Final = re.compile(r"(?<![^/])\$(?:\w+|\{\w+\})(?![^/])")
 _SCHEMES: Final = {"aws": "s3", "google": "gs"}  # by provider, of a canonical path
 _NO_LOCAL_PATH: Final = re.compile(r"[\[\]^|\\\x00-\x1f\x7f\ud800-\udfff]|%[0-9A-Fa-f]{2}")
 _NO_URI: Final = re.compile(r"[\x00-\x1f\x7f?#\ud800-\udfff]|(?<=[^:/])//|/\.\.?(?=/|$)")
@@ -64,7 +65,7 @@ class ObjectStore:
         durable: bool = True,
         local_files: LocalFiles | None = None,
     ) -> None:
-        self.root = _FILE.sub("", os.fspath(root))
+        self.root = _without_file_scheme(root)
         # Whether each call is cheap and sees all that was written.
         self.is_local = "://" not in self.root or is_in_memory(self.root)
         self.options = dict(storage_options or {})
@@ -203,10 +204,32 @@ def join(root: str, name: str) -> str:
 
 def absolute_path(path: Any, option: str = "path") -> str:
     """Return an absolute local path, or a URI without a final slash. Raise InvalidOption."""
-    text = to_abfss(_FILE.sub("", os.fspath(path)))
+    text = to_abfss(_without_file_scheme(path))
+    if not text.strip():
+        raise InvalidOption(
+            f"{option} is empty. Give a folder, or '.' for the working directory",
+            option=option,
+            value=text,
+        )
+    if variable := _VARIABLE.search(text):
+        raise InvalidOption(
+            f"{option}={text!r} names the environment variable {variable[0]}, which only a shell "
+            f"replaces. Give its value: os.path.expandvars({text!r}) in Python, or double quotes "
+            "in a shell",
+            option=option,
+            value=text,
+        )
     if _SCHEME.match(text):
         return _checked_uri(text, option).rstrip("/")
-    local = os.path.abspath(text)  # other processes have another working directory
+    home = os.path.expanduser(text)
+    if home.startswith("~"):
+        raise InvalidOption(
+            f"{option}={text!r} names the home of a user that this machine lacks. Give the whole "
+            f"path, or {'./' + text!r} for a folder of that name",
+            option=option,
+            value=text,
+        )
+    local = os.path.abspath(home)  # other processes have another working directory
     if wrong := _NO_LOCAL_PATH.search(local):
         raise InvalidOption(
             f"Using {option}={local!r} failed: delta-rs cannot open a path with {wrong[0]!r}. "
@@ -215,6 +238,13 @@ def absolute_path(path: Any, option: str = "path") -> str:
             value=local,
         )
     return local
+
+
+def _without_file_scheme(path: str | os.PathLike[str]) -> str:
+    """Return a path, or that of a file URI, in which names may be percent-encoded."""
+    text = os.fspath(path)
+    rest = _FILE.sub("", text)
+    return rest if rest == text else unquote(rest)
 
 
 def canonical_path(path: str, options: Mapping[str, str] | None = None) -> str:

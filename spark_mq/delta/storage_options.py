@@ -86,6 +86,11 @@ _CONFIG: Final = {
     },
 }  # fmt: skip
 
+# The options that are paths of local files.
+_FILES: Final = {
+    "application_credentials", "container_authorization_token_file", "federated_token_file",
+    "service_account", "web_identity_token_file",
+}  # fmt: skip
 _CLIENT: Final = _same(
     "allow_http allow_invalid_certificates connect_timeout default_content_type http1_only"
     " http2_keep_alive_interval http2_keep_alive_timeout http2_keep_alive_while_idle"
@@ -317,6 +322,8 @@ def _value(name: str, group: str, key: str, value: str) -> Any:
         return str(value.lower() == "virtual").lower()
     if key == "conditional_put" and value.lower() != "etag":
         raise _invalid(name, "commits need conditional writes by etag. Remove the option")
+    if key in _FILES and value[:1] in ("~", "$"):
+        raise _invalid(name, "'~' and variables are not replaced. Give the whole path")
     if key == "allow_http" and value.lower() in _TRUE | _FALSE:
         return str(value.lower() in _TRUE).lower()
     return value

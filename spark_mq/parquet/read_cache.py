@@ -18,6 +18,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.util.process import call_in_forks
 from spark_mq.util.recent import RecentDict
 
@@ -117,7 +118,7 @@ def open_file(
         coerce_int96_timestamp_unit="us",
         page_checksum_verification=True,
         # A store needs few large requests. A disk needs no second copy.
-        pre_buffer="://" in root,
+        pre_buffer="://" in root and not is_in_memory(root),
     )
 
 

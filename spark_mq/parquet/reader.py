@@ -103,7 +103,7 @@ class MessageReader:
         """Return the rows as :meth:`read`, but raise OSError and pyarrow's errors unchanged."""
         if not pieces:
             return self._schema.empty_table()
-        if "://" in self.files.root:  # most of such a read is waiting for the network
+        if not self.files.is_local:  # most of such a read is waiting for the network
             return self._read(pieces, lambda: None)
         turn = read_turns.hold(_PATIENCE_SECONDS)
         try:

@@ -118,7 +118,7 @@ class ReadOptions:
     def open(self) -> list[GroupLedger]:
         """Return the group in the queue at each path. Raise NotAQueue."""
         return [
-            open_context(absolute_path(path), self.storage_options).group(
+            open_context(path, self.storage_options).group(
                 self.group, self.start, create=self.create_group
             )
             for path in self.paths
@@ -146,7 +146,7 @@ class WriteOptions:
 
     def open(self) -> QueueContext:
         """Open the queue. Raise NotAQueue."""
-        return open_context(absolute_path(self.path), self.storage_options)
+        return open_context(self.path, self.storage_options)
 
 
 def _value_schema(own: Mapping[str, str]) -> DataType | None:
@@ -258,7 +258,8 @@ def _path(own: Mapping[str, str]) -> str:
             option="path",
             value=path,
         )
-    return path
+    # A task has another home and another working directory.
+    return path if path.lstrip().startswith("[") else absolute_path(path)
 
 
 def _paths(own: Mapping[str, str], storage: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
@@ -281,7 +282,8 @@ def _paths(own: Mapping[str, str], storage: Mapping[str, str]) -> tuple[tuple[st
             option="path",
             value=text,
         )
-    places = Counter(canonical_uri(absolute_path(path), storage) for path in paths)
+    paths = [absolute_path(path) for path in paths]
+    places = Counter(canonical_uri(path, storage) for path in paths)
     if twice := [path for path, times in places.items() if times > 1]:
         raise InvalidOption(
             f"path={short_repr(text)} names {twice[0]} twice: a queue is read once",

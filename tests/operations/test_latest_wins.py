@@ -13,7 +13,7 @@ from support.limits import Limits
 from support.tables import as_in_a_store, context_of, messages_of
 
 from spark_mq import ConsumerGroup, Message, PublishReceipt, Queue
-from spark_mq.errors import InvalidOption
+from spark_mq.errors import InvalidOption, SparkMQError
 from spark_mq.ledger import walk_filter
 from spark_mq.ledger.message_index import sequence
 from spark_mq.ledger.replaced import MAX_REPLACED_BYTES, encode_replaced
@@ -379,7 +379,7 @@ def test_a_publish_that_replaces_too_many_scattered_messages_is_refused(
             for text in later:
                 publisher.publish(Message(text, dedup_id=text[0]))
 
-    with pytest.raises(InvalidOption, match=r"replaces 12 messages .* in 3 parts, of about 4 "):
+    with pytest.raises(SparkMQError, match=r"replaces 12 messages .* in 3 parts, of about 4 "):
         send()
     assert messages_of(queue).log.refresh().version == before
     files = [one.path for one in messages_of(queue).files.list("") if "part-" in one.path]

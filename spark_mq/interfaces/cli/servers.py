@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Annotated, Any, Final
 
+from spark_mq.delta.object_store import absolute_path
 from spark_mq.errors import InvalidOption, SparkMQError
 from spark_mq.inspect.overview import QueueOverview
 from spark_mq.integrations.prometheus import CONTENT_TYPE, exposition
@@ -143,7 +144,8 @@ def web(
     for name, limit in (("--max-unswept", unswept), ("--max-age", max_age)):
         if limit is not None:
             validate_duration(name, limit)
-    if "://" not in path and not os.path.exists(path):
+    place = absolute_path(path, "PATH")
+    if "://" not in place and not os.path.exists(place):
         raise InvalidOption(
             f"PATH={short_repr(path)} is not there: give a queue, or a folder in which to look "
             "for queues",

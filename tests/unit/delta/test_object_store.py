@@ -637,6 +637,47 @@ def test_absolute_path_makes_local_paths_absolute(
         assert absolute_path(uri) == "/a b"
 
 
+@pytest.mark.parametrize("name", ["a b", "a+b", "ü", "a%b", "a#b", "é日本"])
+def test_the_uri_of_a_folder_names_it(name: str) -> None:
+    if "%" not in name:  # pathlib decodes nothing
+        assert absolute_path(Path("/", name).as_uri()) == f"/{name}"
+    assert absolute_path(f"file:///{name}") == f"/{name}"
+    assert ObjectStore(Path("/", name).as_uri()).root == f"/{name}"
+
+
+def test_a_tilde_is_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert absolute_path("~/q") == absolute_path(Path("~/q")) == "/home/me/q"
+    assert absolute_path("~") == "/home/me"
+    assert absolute_path("/a/~/b~") == "/a/~/b~"
+    assert absolute_path("s3://b/~/q") == "s3://b/~/q"
+    with pytest.raises(InvalidOption, match="path='~nobody-here/q' names the home of a user"):
+        absolute_path("~nobody-here/q")
+
+
+@pytest.mark.parametrize(
+    "path", ["$HOME/q", "${HOME}/q", "/data/$ENV/q", "/data/$ENV", "s3://b/$ENV/q", "file:/$A"]
+)
+def test_a_variable_that_no_shell_replaced_is_refused(path: str) -> None:
+    with pytest.raises(InvalidOption, match=r"target=.*variable \$.*expandvars") as caught:
+        absolute_path(path, "target")
+    assert caught.value.data["option"] == "target"
+
+
+@pytest.mark.parametrize("path", ["/a$b", "/$", "/a/$b$", "/c$HOME/d"])
+def test_a_dollar_within_a_name_is_part_of_it(path: str) -> None:
+    assert absolute_path(path) == path
+
+
+@pytest.mark.parametrize("path", ["", " ", "file:///", Path()])
+def test_only_an_empty_path_names_no_folder(path: Any) -> None:
+    if not str(path).strip():
+        with pytest.raises(InvalidOption, match="path is empty"):
+            absolute_path(path)
+    else:
+        assert absolute_path(path) in ("/", os.getcwd())
+
+
 def test_a_dot_at_the_end_of_a_folder_is_part_of_its_name_elsewhere() -> None:
     assert absolute_path("s3://bucket/a./b.") == "s3://bucket/a./b."
 

@@ -152,6 +152,21 @@ def test_an_unknown_option_is_named_with_its_nearest_but_without_its_value(schem
     assert_hidden(caught.value)
 
 
+@pytest.mark.parametrize("path", ["~/key.json", "$HOME/key.json", "${HOME}/key.json"])
+@pytest.mark.parametrize(
+    ("scheme", "name"),
+    [
+        ("gs", "google_service_account"),
+        ("gs", "google_application_credentials"),
+        ("s3", "aws_web_identity_token_file"),
+        ("az", "azure_federated_token_file"),
+    ],
+)
+def test_a_path_that_no_library_expands_is_refused(scheme: str, name: str, path: str) -> None:
+    with pytest.raises(InvalidOption, match=f"'{name}'.*Give the whole path"):
+        store_options(scheme, {name: path})
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
