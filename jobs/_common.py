@@ -20,6 +20,7 @@ from spark_mq.errors import (
     SparkMQError,
 )
 from spark_mq.util.failures import safe_text
+from spark_mq.util.show import encode_anything
 from spark_mq.util.validation import validate_duration
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ def run(main: Callable[[], None]) -> NoReturn:
 
     An error of spark_mq is one line. Any other one is a traceback.
     """
+    encode_anything(sys.stdout, sys.stderr)
     logging.basicConfig(
         level=logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Final
 
 from spark_mq.util.records import Record, rows_html
-from spark_mq.util.show import show_moment, show_number
+from spark_mq.util.show import show_moment, show_name, show_number
 
 __all__ = ["MessageOutcome", "Trace", "TraceEvent"]
 
@@ -190,7 +190,7 @@ class Trace(Record):
         return [f"  group {one.group} settled it: {one}" for one in self.outcomes]
 
     def _head(self) -> str:
-        named = self.message_id if self.retained else "payload trimmed"
+        named = show_name(str(self.message_id)) if self.retained else "payload trimmed"
         when = f"published {show_moment(self.published_at)}"
         if self.redriven_at is not None:  # a redrive keeps the time of the publish
             when = f"first {when}, redriven {show_moment(self.redriven_at)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import math
 import re
@@ -12,6 +13,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 __all__ = [
+    "bounded",
+    "encode_anything",
     "json_line",
     "printable",
     "show_age",
@@ -35,6 +38,7 @@ __all__ = [
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _SHOWN_CHARACTERS: Final = 60  # of a payload
+_CELL_CHARACTERS: Final = 2_000  # of a text in a table, as many as the ledger keeps of an error
 _BEFORE_CHANGE: Final = 20  # characters before the first change of a payload
 
 
@@ -160,6 +164,20 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else "�" if one != "\n" else " " for one in text)
 
 
+def bounded(value: Any) -> Any:
+    """Return a value, or the start of a text that is too long for a cell."""
+    if isinstance(value, str) and len(value) > _CELL_CHARACTERS:
+        return value[:_CELL_CHARACTERS] + "…"
+    return value
+
+
+def encode_anything(*streams: Any) -> None:
+    """Let streams escape the characters that their encoding lacks, instead of failing."""
+    for stream in streams:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def show_some(texts: Sequence[str], most: int, separator: str = ", ") -> str:
     """Return the first of some texts, and the number of the others."""
     more = len(texts) - most
@@ -177,7 +195,7 @@ def show_cell(value: Any, name: str = "") -> str:
     for kind, show in _SHOWN:
         if isinstance(value, kind):
             return show(value)
-    return printable(json.dumps(_plain(value)))
+    return printable(bounded(json.dumps(_plain(value))))
 
 
 # Names of numbers that only tell things apart, which have no separators.
@@ -190,13 +208,13 @@ _SHOWN: Final[tuple[tuple[type, Callable[[Any], str]], ...]] = (
     (datetime, show_time),
     (timedelta, show_age),
     (bytes, show_value),
-    (str, printable),
+    (str, lambda value: printable(bounded(value))),
 )
 
 
-def json_line(value: Any) -> str:
+def json_line(value: Any, *, ascii: bool = False) -> str:
     """Return an object as one line of JSON, with times in UTC and durations in seconds."""
-    text = json.dumps(_plain(value), ensure_ascii=False)
+    text = json.dumps(_plain(value), ensure_ascii=ascii)
     if text.isprintable():
         return text
     # A terminal may show the line, so what could steer it is escaped, as JSON allows.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import Run
+from support.commands import Run, run_program
 
 from spark_mq import Message, Queue
 from spark_mq.interfaces.cli.app import app
@@ -51,6 +51,20 @@ CALLS = (
 )  # fmt: skip
 
 
+ALL_IN_ONE = """
+import sys
+from spark_mq.interfaces.cli import main
+codes = set()
+for call in {calls}:
+    sys.argv = ["spark-mq", *call.split(), "-o", "{output}"]
+    try:
+        main()
+    except SystemExit as end:
+        codes.add(end.code)
+print("ended with", codes, file=sys.stderr)
+"""
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a queue that has leases, delays, dead letters, a batch and lanes."""
@@ -66,9 +80,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     group.configure(order="key")
     taken = group.lease("w", max_messages=3, visibility_timeout="1h")
     held = {message.text: message.sequence for message in taken.messages}
-    taken.reject([held["bad"]], error="boom 1")
-    taken.nack([held["nacked"]], error="boom 2", delay="1h")
-    queue.publish([Message("late", deliver_at="5 minutes"), "x"], batch_id="day")
+    taken.reject([held["bad"]], error="boom 1 äπ😀")
+    taken.nack([held["nacked"]], error="boom 2 äπ😀", delay="1h")
+    queue.publish([Message("late äπ😀", deliver_at="5 minutes"), "x"], batch_id="day")
     queue.sweep()
     return tmp_path
 
@@ -126,3 +140,24 @@ def test_only_the_commands_that_the_reference_names_make_commits(folder: Path, r
 
 def commits_below(folder: Path) -> set[Path]:
     return set(folder.rglob("_delta_log/*.json"))
+
+
+@pytest.mark.parametrize("variables", [
+    {"PYTHONIOENCODING": "ascii"},
+    pytest.param({"PYTHONIOENCODING": "latin-1"}, marks=pytest.mark.slow),
+    pytest.param({"LC_ALL": "C"}, marks=pytest.mark.slow),
+    pytest.param({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+                 marks=pytest.mark.slow),
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_no_command_fails_because_stdout_lacks_a_character(
+    folder: Path, variables: dict[str, str], output: str
+) -> None:
+    done = run_program(ALL_IN_ONE.format(calls=CALLS, output=output), **variables)
+    assert done.err.splitlines()[-1] == "ended with {0}", done.err
+    assert done.code == 0
+    if output == "json":
+        texts = [text for row in done.rows for _, text in values_in(row) if isinstance(text, str)]
+        assert "boom 1 äπ😀" in texts
+    elif variables.get("PYTHONIOENCODING") == "ascii":
+        assert "boom 1 \\xe4\\u03c0\\U0001f600" in done.out

@@ -109,3 +109,28 @@ def test_no_log_of_the_library_has_what_steers_a_terminal(
     texts += [group.stats().blocked_because for group in (billing, stuck)]
     assert sum("owned" in text for text in texts) > 3
     assert [text for text in texts if not text.isprintable()] == []
+
+
+def test_a_long_text_does_not_widen_the_cells_of_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One key of 20 MB made `peek` print 200 MB of blanks."""
+    queue, long = Queue.create(tmp_path / "q", durable=False, lanes=2), "k" * 1_000_000
+    queue.publish([Message("x", key=long, message_id=long), *["y"] * 9])
+    group = queue.group("g")
+    group.configure(order="key")
+    sequence = queue.peek()[0].sequence
+    where = ["-q", queue.path]
+    for words in (["peek"], ["tail", "--from", "earliest", "-n", "10"], ["lanes", "-g", "g"],
+                  ["lanes", "-g", "g", "--lane", str(queue.peek()[0].lane)],
+                  ["trace", str(sequence)], ["locate", str(sequence)]):  # fmt: skip
+        assert run([*words, *where]) == 0
+        out = capsys.readouterr().out
+        assert len(out) < 100_000, words
+    group.lease("w", max_messages=10).reject([sequence], error="bad")
+    queue.sweep()
+    for words in (["list"], ["failures"], ["redrive", "--dry-run"], ["show", "0"]):
+        run(["dlq", *words, *where])
+        assert len(capsys.readouterr().out) < 100_000, words
+    assert len(queue.trace(sequence)._repr_html_()) < 100_000
+    assert len(str(queue.trace(sequence))) < 100_000

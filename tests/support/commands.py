@@ -59,7 +59,8 @@ def run_program(code: str, **env: str) -> Done:
     """Run code in a process of its own, as a script that calls the command line."""
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env=environment(**env), capture_output=True, text=True, timeout=60, check=False,
+        env=environment(**env), capture_output=True, text=True, timeout=120,
+        errors="backslashreplace", check=False,
     )  # fmt: skip
     return Done(done.returncode, done.stdout, done.stderr)
 

@@ -982,3 +982,19 @@ def test_a_message_shows_lane_priority_and_why_it_came_back(visit: Visit, keyed:
 def test_metrics_have_lanes(visit: Visit, keyed: Queue) -> None:
     text = visit().get("/metrics").text
     assert f'spark_mq_lanes_held_back{{queue="{keyed.path}",group="billing"}} 1' in text
+
+
+def test_a_long_key_is_cut_on_all_pages(visit: Visit, tmp_path: Path) -> None:
+    queue = Queue.create(tmp_path / "queues" / "long", durable=False, lanes=2)
+    long = "k" * 1_000_000
+    queue.publish([Message("x", key=long, message_id=long)])
+    queue.group("g").configure(order="key")
+    (message,) = queue.peek()
+    client = visit()
+    for address in ("messages/long", f"message/long?sequence={message.sequence}",
+                    f"message/long?sequence={message.sequence}&part=life",
+                    f"group/long?group=g&lane={message.lane}", "group/long?group=g"):  # fmt: skip
+        assert len(client.get(f"/{address}").text) < 100_000, address
+    queue.group("g").lease("w").reject(error="bad")
+    queue.sweep()
+    assert len(client.get("/letters/long").text) < 100_000

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import sys
 
+from spark_mq.util.show import encode_anything
+
 __all__ = ["main"]
 
 
@@ -24,4 +26,5 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
+    encode_anything(sys.stdout, sys.stderr)
     sys.exit(run(sys.argv[1:]))

@@ -18,7 +18,7 @@ from spark_mq.queue import Queue
 from spark_mq.util.advice import CREATE_WITH_LANES
 from spark_mq.util.clock import SECOND
 from spark_mq.util.sequences import number_in
-from spark_mq.util.show import show_age, show_time, show_value
+from spark_mq.util.show import show_age, show_name, show_time, show_value
 from spark_mq.util.validation import short_repr, validate_count, validate_duration
 
 __all__ = ["lane_rows", "priority_rows"]
@@ -133,7 +133,7 @@ def _new_messages(queue: Queue, after: int | None, pause: float) -> Iterator[Any
 
 
 def _message_line(message: Any) -> list[str]:
-    key = "" if message.key is None else f"  {message.key}"
+    key = "" if message.key is None else f"  {show_name(message.key)}"
     value = show_value(message.value, 1_000)
     return [f"{message.sequence}  {show_time(message.published_at)}{key}  {value}"]
 

@@ -110,8 +110,10 @@ def show(result: Any, *, json: bool) -> None:
         return
     if json:
         rows = result.results if isinstance(result, Pages) else [result]
+        # Only JSON's own escapes may stand for what the encoding of stdout lacks.
+        ascii = "utf" not in (sys.stdout.encoding or "").lower()
         for row in result.rows if isinstance(result, Rows) else rows:
-            print(json_line(row), flush=isinstance(result, Pages))
+            print(json_line(row, ascii=ascii), flush=isinstance(result, Pages))
     elif isinstance(result, Pages):
         for page in result.results:
             for part in result.parts(page):

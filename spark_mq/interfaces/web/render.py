@@ -16,6 +16,7 @@ from spark_mq.interfaces.web.view import View
 from spark_mq.util.records import environment
 from spark_mq.util.sequences import show_sequence
 from spark_mq.util.show import (
+    bounded,
     show_age,
     show_change,
     show_count,
@@ -64,10 +65,10 @@ def _environment() -> Environment:
     made = environment(TEMPLATES)
     made.globals.update(change=show_change, href=href, tabs=TABS, version=__version__)
     made.filters.update(
-        age=show_age, count=_count, counted=show_count, distance=_distance, fact=_fact,
-        moment=show_moment, payload=_payload, percent=show_share, position=show_position,
-        sequence=show_sequence, setting=_setting, size=show_size, time=show_time, took=show_took,
-        value=show_value,
+        age=show_age, bounded=bounded, count=_count, counted=show_count, distance=_distance,
+        fact=_fact, moment=show_moment, payload=_payload, percent=show_share,
+        position=show_position, sequence=show_sequence, setting=_setting, size=show_size,
+        time=show_time, took=show_took, value=show_value,
     )  # fmt: skip
     made.tests["instant"] = lambda value: isinstance(value, datetime)
     return made
@@ -87,7 +88,7 @@ def _count(value: int | float | None) -> str:
 def _fact(value: Any) -> Any:
     if value is None or value == "":
         return "-"
-    return _count(value) if type(value) in (int, float) else value
+    return _count(value) if type(value) in (int, float) else bounded(value)
 
 
 def _distance(at: datetime) -> str:
