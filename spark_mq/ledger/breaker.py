@@ -24,6 +24,7 @@ OPEN: Final = "open"
 PAUSED: Final = "paused"
 
 _MAX_CAUSE: Final = 200  # characters of an error
+_SWITCH_OFF: Final = "To get dead letters instead, set breaker_threshold=None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Breaker:
         """Return why the group grants no lease now, or an empty string."""
         if not self.is_paused(now) and self.is_open(rules):
             if on_trial:
-                return f"{self._why_open()}; message {self.trial} is the trial"
+                return f"{self._why_open()}; message {self.trial} is the trial. {_SWITCH_OFF}"
             if now >= (self.next_trial_at or 0):
                 return ""
         return self.why(rules, now)
@@ -78,7 +79,8 @@ class Breaker:
             return f"paused since {_at(self.paused_at or 0)}{until}{reason}"
         if not self.is_open(rules):
             return ""
-        return f"{self._why_open()}; the next trial is at {_at(self.next_trial_at or 0)}"
+        at = _at(self.next_trial_at or 0)
+        return f"{self._why_open()}; the next trial is at {at}. {_SWITCH_OFF}"
 
     def _why_open(self) -> str:
         return (

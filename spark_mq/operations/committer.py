@@ -335,7 +335,7 @@ def log_breaker_change(group: str, queue_path: str, before: Breaker, after: Brea
         _log.error(
             "group %s: the breaker is open: %d leases failed in a row, the last with %s. The next "
             "trial is at %s. Repair the handler, or %s. If only some messages are bad, let the "
-            "handler reject them, or lower max_delivery_attempts",
+            "handler reject them, or set breaker_threshold=None, so that they become dead letters",
             group, len(after.failed), cause, _at(after.next_trial_at),
             resume_group(group, queue_path),
         )  # fmt: skip
