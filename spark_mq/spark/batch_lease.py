@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from spark_mq.errors import InvalidOption, LeaseLost
@@ -53,6 +54,22 @@ class BatchLease:
         self._guard = AppendGuard(found.lease_ids[0])
         self.lease_ids = tuple(found.lease_ids)
         self.settled = 0
+
+    def _begin(self) -> None:
+        """Look at what the lease holds before `process` settles rows, if the group has a sink."""
+        if len(self.lease_ids) != 1:
+            return
+        ledger = self._owners.of(self.lease_id)._ledger
+        known = ledger.ledgers.read(ledger.name, refresh=None)  # which costs no request
+        if ledger.settings_in(known).sink is not None:
+            _ = self._granted
+
+    @cached_property
+    def _granted(self) -> tuple[list[Range], str | None]:
+        """Return what the lease held at the first look, and the sink that it began with."""
+        ledger = self._owners.of(self.lease_id)._ledger
+        key = ledger.settings().sink_key  # before the look at what the lease holds
+        return ledger.current().held(self.lease_id), key
 
     @property
     def lease_id(self) -> str:
@@ -208,14 +225,12 @@ class BatchLease:
         from spark_mq.spark.sink_frame import append_frame
 
         def target() -> LeaseSink:
-            ledger = self._owners.of(self.lease_id)._ledger
-            key = ledger.settings().sink_key  # before the look at what the lease holds
-            held = ledger.current().held(self.lease_id)
+            held, key = self._granted
             if not held:
                 raise LeaseLost(
                     f"lease {self.lease_id} holds no messages", lease_id=self.lease_id, lost=[]
                 )
-            return sink_of_lease(ledger, self.lease_id, held, key)
+            return sink_of_lease(self._owners.of(self.lease_id)._ledger, self.lease_id, held, key)
 
         return self._guard.append(
             target,

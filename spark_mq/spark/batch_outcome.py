@@ -137,8 +137,12 @@ class RejectInvalid:
         batch = batch.persist()  # Two jobs read it, and Python parses it.
         try:
             invalid = batch.where("data_error IS NOT NULL")
-            lease.reject(invalid.selectExpr("lease_id", "sequence", "data_error AS error"))
+            rejected = lease.reject(
+                invalid.selectExpr("lease_id", "sequence", "data_error AS error")
+            )
             lease._batch = batch.where("data_error IS NULL")  # for its read()
+            if rejected.settled + rejected.already_settled and lease._batch.isEmpty():
+                return None
             return self._process(lease._batch, lease)
         finally:
             batch.unpersist()

@@ -113,7 +113,8 @@ def for_each_batch(
     invalid
         What happens to values that do not fit the source's ``valueSchema`` or ``valueFormat``.
         "keep": `process` gets them, with ``data_error``. "reject": they become dead letters with
-        that reason before `process` is called. Default: "keep".
+        that reason before `process` is called. It is not called for a batch without a valid value.
+        Default: "keep".
 
     Returns
     -------
@@ -266,6 +267,7 @@ class ForEachBatch:
 
     def _run(self, batch: DataFrame, lease: BatchLease, run: Callable[..., Any]) -> None:
         start = time.monotonic()
+        lease._begin()
         if self.policy.ack == "on_receive":
             lease._ack_first()
         result: list[MessageVerdict] | Exception

@@ -377,6 +377,34 @@ def test_publish_csv_and_parquet_and_route_in_tasks(start, queue: Queue, tmp_pat
 
 @pytest.mark.spark
 @pytest.mark.slow
+def test_a_worker_goes_on_after_a_batch_of_which_it_rejected_all(
+    start, queue: Queue, tmp_path: Path
+) -> None:
+    (tmp_path / "strict.py").write_text(
+        """
+def process(batch, lease):
+    rows = batch.selectExpr("*", "CAST(value AS STRING) AS word").persist()
+    lease.reject(rows.where("word = ''"), error="empty")
+    lease.append(rows.where("word <> ''").selectExpr("word AS value"))
+"""
+    )
+    sink = Queue.create(tmp_path / "sink")
+    queue.group("g").configure(sink=sink.path)
+    for texts in (["", ""], ["a", ""]):
+        queue.publish(texts)
+        worker = start(
+            sys.executable, JOBS / "worker.py", "--queue", queue.path, "--group", "g",
+            "--handler", "strict:process", "--checkpoint", tmp_path / "checkpoint",
+            "--trigger", "available-now", "--on-error", "raise",
+        )  # fmt: skip
+        assert "LeaseLost" not in ended(worker, 0)
+    stats = queue.group("g").stats()
+    assert (stats.acked, stats.dead, stats.leased) == (1, 3, 0)
+    assert [m.text for m in sink.group("look").lease("w", max_messages=9).messages] == ["a"]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["spark-submit", "python"])
 def test_sigterm_lets_the_batch_in_hand_finish(
     start, queue: Queue, tmp_path: Path, launcher: str

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.errors import StreamingQueryException
-from support.harness import Stream, make_queue, start
+from support.harness import Stream, forget_last_commit, make_queue, start
 from support.sinks import OF_QUEUES, OF_TABLES, SCHEMA, values
 
 from spark_mq import Message, Queue, errors
@@ -105,6 +105,74 @@ def test_rows_that_are_rejected_before_the_append_are_not_in_the_table(
     queue.sweep()
     assert values(sink) == ["1", "3"]
     assert [one["value"] for one in queue.list_dead_letters().to_pylist()] == [b"x"]
+
+
+@pytest.mark.parametrize("settle", ["reject", "nack", "ack"])
+def test_a_batch_of_which_every_row_is_settled_appends_nothing_and_goes_on(
+    stream: Stream, queue: Queue, sink: str, settle: str
+) -> None:
+    queue.publish(["", ""])
+    wrote: list[bool] = []
+
+    def process(batch: Any, lease: Any) -> None:
+        getattr(lease, settle)(batch)
+        wrote.append(lease.append(texts(batch.where("value <> ''"))))
+
+    stream.settle_with(process)
+    forget_last_commit(stream.checkpoint)  # a worker that died before it
+    stream.settle_with(process)
+    assert set(wrote) == {True}
+    assert values(sink) == []
+    stats = queue.group("g").stats()
+    assert (stats.dead, stats.leased) == (2 * (settle == "reject"), 0)
+
+
+@pytest.mark.delta
+@OF_TABLES
+def test_writers_with_options_of_the_lease_take_a_batch_without_rows(
+    stream: Stream, queue: Queue, tmp_path: Path
+) -> None:
+    queue.publish(["", ""])
+    queue.group("g").configure(sink=None)
+    target, table = Queue.create(tmp_path / "target"), str(tmp_path / "table")
+
+    def process(batch: Any, lease: Any) -> None:
+        lease.reject(batch)
+        rows = texts(batch.where("value <> ''"))
+        rows.write.format("delta").mode("append").options(**lease.delta_options).save(table)
+        writer = rows.write.format("spark_mq").mode("append")
+        writer.options(**lease.publish_options).save(target.path)
+        assert not lease.publish(target, []).published
+
+    stream.settle_with(process)
+    assert DeltaTable(table).to_pyarrow_table().num_rows == 0
+    assert target.group("look").lease("w") is None
+    assert queue.group("g").stats().dead == 2
+
+
+def test_a_batch_of_which_every_row_is_rejected_may_append_a_summary(
+    stream: Stream, queue: Queue, sink: str
+) -> None:
+    """It is the same in a Python worker."""
+    queue.publish(["x", "y"])
+
+    def process(batch: Any, lease: Any) -> None:
+        summary = batch.selectExpr("CAST(count(*) AS STRING) AS value").persist()
+        summary.count()
+        lease.reject(batch)
+        assert lease.append(summary)
+
+    stream.settle_with(process)
+    assert values(sink) == ["2"]
+
+    def handle(lease: Any) -> None:
+        count = len(lease.messages)
+        lease.reject([message.sequence for message in lease.messages])
+        assert lease.append(pa.table({"value": [str(count)]}, SCHEMA))
+
+    queue.publish(["x", "y", "z"])
+    queue.group("g").work(handle, max_messages=10, until="settled")
+    assert values(sink) == ["2", "3"]
 
 
 def test_after_the_append_no_single_row_is_given_back(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from support.harness import Stream, finish, start
+from support.harness import Stream, finish, forget_last_commit, start
 
 from spark_mq import Queue
 from spark_mq.errors import InvalidOption
@@ -93,6 +93,21 @@ def test_rejected_values_do_not_come_back_by_a_read_that_python_does(
     parsed.run(parsed.group.for_each_batch(process, on_error="raise", invalid="reject"))
     assert sorted(seen, key=str) == [1, 2]
     assert parsed.group.stats().dead == 1
+
+
+def test_process_is_not_called_if_no_value_is_valid(queue: Queue, stream: Stream) -> None:
+    queue.publish([BAD, BAD])
+    parsed = Stream(stream.spark, queue, stream.checkpoint, valueSchema=SCHEMA)
+    called: list[Any] = []
+    each = parsed.group.for_each_batch(
+        lambda batch, lease: called.append(batch), on_error="raise", invalid="reject"
+    )
+    parsed.run(each)
+    forget_last_commit(parsed.checkpoint)
+    parsed.run(each)
+    assert called == []
+    stats = parsed.group.stats()
+    assert (stats.dead, stats.leased) == (2, 0)
 
 
 @pytest.mark.slow
