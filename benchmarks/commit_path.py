@@ -1,7 +1,5 @@
 """Compare a lease and an ack with the same change of the same ledger made by delta-rs, in one run.
 
-    .venv/bin/python benchmarks/commit_path.py --rounds 200
-
 Each round leases and acks 100 messages of a queue, synced and not synced, and then replaces the
 same rows of a copy of the ledger's table by ``write_deltalake`` twice. The ratio is delta-rs's time
 divided by ours.
@@ -9,9 +7,7 @@ divided by ours.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -90,19 +86,3 @@ def commit_path(folder: Path, count: int) -> Iterator[Result]:
         goal = "5x" if name.endswith("unsynced") else "3x"
         beside = f"{other / took:.2f}x as fast as delta-rs"
         yield Result(f"{name}, 100 messages, p50", took, "ms", beside, goal)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=200)
-    count = parser.parse_args().rounds
-    with tempfile.TemporaryDirectory() as folder:
-        times = {
-            name: statistics.median(took) for name, took in rounds(Path(folder), count).items()
-        }
-    for name, took in times.items():
-        print(f"{name:16} p50 {took:7.2f} ms   delta-rs / this {times['delta-rs'] / took:5.2f}x")
-
-
-if __name__ == "__main__":
-    main()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from targets import KINDS, Values, ledger, ratio, rows
+from targets import KINDS, Values, ledger, rows
 
 __all__ = ["FIGURES", "Results"]
 
@@ -16,8 +16,6 @@ POSTGRES, PGMQ = "PostgreSQL", "PostgreSQL, pgmq's way"
 VALKEY, UPDATE = "Valkey, appendfsync everysec", "row a message, delta-rs UPDATE"
 DRAIN = "drain, {}"
 PLAIN_DELTA, KAFKA = "plain Delta stream, no leases", "Kafka, one node, by Spark's own source"
-MERGE = "row a message, delta-spark MERGE"
-VECTORS = f"{MERGE}, deletion vectors"
 
 
 @dataclass(frozen=True)
@@ -90,32 +88,11 @@ def values_table(lines: Iterable[tuple[str, Figure]]) -> Figure:
 # -- commits
 
 
-def beside(depth: str, peer: str) -> Figure:
-    """Return how many times as fast as a peer a lease and an ack are."""
-    names = [f"{verb} of 1,000, backlog {depth}, p50: " for verb in ("lease", "ack")]
-    return lambda found: " and ".join(
-        times(ratio(name + peer, name + OWN)(found.values)) for name in names
-    )
-
-
 def commits() -> Iterator[tuple[str, Figure]]:
     yield (
         "lease and ack of 1,000, synced, p50 (`commits`)",
         several(ms, "lease, 1,000 messages, p50", "ack, 1,000 messages, p50"),
     )
-    way = "ledger commit by {}, {} ranges, p50"
-    for ranges in ("2", "16,000"):
-        yield (
-            f"the ledger of {ranges} ranges, replaced, and by a MERGE of delta-rs",
-            several(ms, way.format("replacing the partition", ranges), way.format("MERGE", ranges)),
-        )
-    for depth in ("100,000", "1,000,000"):
-        for name, peer in (("UPDATE of delta-rs", UPDATE), ("MERGE of delta-spark", MERGE),
-                           ("the same with deletion vectors", VECTORS)):  # fmt: skip
-            yield (
-                f"lease and ack of 1,000 beside one row a message, backlog {depth}: {name}",
-                beside(depth, peer),
-            )
     log = "100,000 commits of one message, {}: {}"
     yield (
         "100,000 commits of one message: open and first lease, unswept and swept",
@@ -140,17 +117,6 @@ def commits() -> Iterator[tuple[str, Figure]]:
         ),
     )
     yield "the nack of 500,000 of a million by sequence", plain("{} s", f"{nacked}the nack", whole)
-    for kind in ("own", "foreign"):
-        deep = f"deep in a file of 1,000,000 rows of 1000 B, {kind}, Python: lease and read 1,000"
-        yield (
-            f"lease and read of 1,000 of 1 KB, 0 % and 99 % into a file of a million: {kind} file",
-            several(ms, f"{deep}, at 0 %", f"{deep}, at 99 %"),
-        )
-    memory = "memory of a driver and a worker, 36,000 leases: at the "
-    yield (
-        "memory of a driver and a worker in MB: at the start, and after 36,000 leases",
-        several(whole, f"{memory}start", f"{memory}end"),
-    )
 
 
 def workers(found: Results) -> str:
@@ -283,49 +249,6 @@ def commits_a_second(found: Results, many: int, groups: int) -> float:
     return float(found.notes[f"{at_s3(many, groups)}operations/s"].removesuffix(" commits/s"))
 
 
-def simulated(found: Results) -> str:
-    sizes = ("1,000", "10,000", "100,000", "1,000,000")
-    lines: list[Iterable[str]] = [("simulated messages/s", *(f"{size} a lease" for size in sizes))]
-    for many in (50, 500):
-        names = [f"simulated: {many} workers on 1 group, {size} a lease" for size in sizes]
-        notes = [found.notes[name].split(", commit p50 ") for name in names]
-        rates = [found.values[name] for name in names]
-        shares = (share.removesuffix(" of the workers' own") for share, _ in notes)
-        lines += [
-            (f"{many} workers on one group", *map(whole, rates)),
-            ("... of what the workers could do", *shares),
-            ("... a commit takes, p50", *(wait for _, wait in notes)),
-            ("... a billion messages", *(f"{1e9 / rate / 3600:.2g} h" for rate in rates)),
-        ]
-    return table(*lines)
-
-
-def commit_seconds(many: int, groups: int) -> Figure:
-    return lambda found: f"{1 / commits_a_second(found, many, groups):.3f} s"
-
-
-def fit(found: Results) -> str:
-    """Return how well the simulation fits what was measured."""
-    lines: list[Iterable[str]] = [("workers on one group", "simulated/s", "measured/s")]
-    for many in (1, 2, 4, 8):
-        where = f"{many} worker{'s' * (many > 1)} on 1 group"
-        own = found.values[f"simulated: {where}, no work, operations/s"]
-        measured = found.values[f"{at_s3(many, 1)}operations/s"]
-        lines.append((str(many), f"{own:.1f}", f"{measured:.1f}"))
-    return table(*lines)
-
-
-def longest_commit(many: int) -> Figure:
-    """Return the longest median of a commit among so many simulated workers."""
-    prefix = f"simulated: {many} workers on 1 group"
-
-    def figure(found: Results) -> str:
-        waits = [note.split("p50 ") for name, note in found.notes.items() if prefix in name]
-        return f"{max(float(wait[1].removesuffix(' s')) for wait in waits):.1f} s"
-
-    return figure
-
-
 def beside_peer(what: str, peer: str) -> Figure:
     """Return how many times as fast as a peer spark_mq is, for messages of each kind."""
 
@@ -350,13 +273,6 @@ FIGURES: dict[str, Figure] = {
     "drains": drains,
     "through-spark": values_table(through_spark()),
     "s3": s3,
-    "simulated": simulated,
-    "fit": fit,
-    "commit-alone": commit_seconds(1, 1),
-    "commit-contended": commit_seconds(8, 1),
-    "commit-log": commit_seconds(8, 4),
-    "commit-of-50": longest_commit(50),
-    "commit-of-500": longest_commit(500),
     "local-rate-1": plain("{}", "1 worker on 1 group: operations/s", rough),
     "local-rate-8": plain("{}", "8 workers on 1 group: operations/s", rough),
     "s3-rate-1": plain("{}", f"{at_s3(1, 1)}operations/s", rough),

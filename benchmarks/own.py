@@ -1,4 +1,4 @@
-"""What spark_mq's own operations cost: commits beside a MERGE, settling beside a handler, the
+"""What spark_mq's own operations cost: commits, settling beside a handler, the
 buffered publisher.
 """
 
@@ -7,22 +7,17 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from commit_path import commit_path
 from curves.commits import Times, cycle
-from deltalake import DeltaTable, PostCommitHookProperties
-from figures import Part, Result, median_ms
+from figures import Part, Result
 from session import session
 from single_messages import single_messages
 
 from spark_mq import Message, Queue
-from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
-from spark_mq.storage.ledger_files import LEASES_SCHEMA, to_rows
-from spark_mq.storage.ledger_table import LedgerTable
 
 __all__ = ["PARTS"]
 
@@ -55,67 +50,6 @@ def commits(folder: Path, rounds: int) -> Iterator[Result]:
             "ms",
             f"{value / base:.2f}x of {small:,}",
             "< 30 ms, the same",
-        )
-
-
-def ledger_commit(folder: Path, rounds: int) -> Iterator[Result]:
-    """Why a ledger commit replaces its partition: the same change by that, and by a MERGE of the
-    changed rows, in turn.
-    """
-    for ranges in (2, 16_000):
-        ledger = Ledger.from_ranges(
-            LedgerHeader(),
-            [
-                Range(i * 2, i * 2, "available", 1, available_at=i, delivery_count=1)
-                for i in range(ranges)
-            ],
-        )
-        ours, theirs = (
-            LedgerTable(str(folder / f"{kind}-{ranges}")) for kind in ("replace", "merge")
-        )
-        for table in (ours, theirs):
-            table.create("bench")
-            table.write(table.read("g"), ledger, operation_id=f"first-{ranges}", note={})
-        changed = to_rows("g", Ledger(ledger.head, ledger.ranges.slice(0, 2))).append_column(
-            "op", pa.array(["put"] * 3, pa.string())
-        )  # the header row and two ranges
-
-        def by_replace(table: LedgerTable = ours, ledger: Ledger = ledger) -> None:
-            stored = table.read("g")
-            head = replace(ledger.head, revision=stored.ledger.head.revision + 1)  # type: ignore[union-attr]
-            table.write(
-                stored, Ledger(head, ledger.ranges), operation_id=str(time.monotonic_ns()), note={}
-            )
-
-        handle = DeltaTable(theirs.path)
-
-        def by_merge(handle: DeltaTable = handle, changed: pa.Table = changed) -> None:
-            handle.update_incremental()
-            columns = {name: f"s.{name}" for name in LEASES_SCHEMA.names}
-            (
-                handle.merge(
-                    changed, "t.consumer_group = 'g' AND t.first = s.first", source_alias="s",
-                    target_alias="t",
-                    post_commithook_properties=PostCommitHookProperties(create_checkpoint=False,
-                        cleanup_expired_logs=False),
-                )
-                .when_matched_delete("s.op = 'delete'")
-                .when_matched_update(columns, "s.op = 'put'")
-                .when_not_matched_insert(columns, "s.op = 'put'")
-                .execute()
-            )  # fmt: skip
-
-        times: dict[str, list[float]] = {"replace": [], "merge": []}
-        for _ in range(rounds):
-            times["replace"].append(median_ms(by_replace, 1, 0))
-            times["merge"].append(median_ms(by_merge, 1, 0))
-        merge, own = statistics.median(times["merge"]), statistics.median(times["replace"])
-        yield Result(f"ledger commit by MERGE, {ranges:,} ranges, p50", merge, "ms")
-        yield Result(
-            f"ledger commit by replacing the partition, {ranges:,} ranges, p50",
-            own,
-            "ms",
-            f"{merge / own:.1f}x as fast as MERGE",
         )
 
 
@@ -203,7 +137,6 @@ PARTS: dict[str, Part] = {
     "commits": commits,
     "commit-path": commit_path,
     "single-messages": single_messages,
-    "ledger": ledger_commit,
     "buffered": buffered,
     "micro-batch": micro_batch,
 }

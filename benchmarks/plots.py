@@ -57,9 +57,6 @@ PLOTS = (
          "leases and settles a second", ("operations/s",)),
     Plot("workers-wait.png", "workers", "What an operation takes among competing workers",
          "workers", "ms", ("p50", "p95")),
-    Plot("position.png", "position, 1000 B",
-         "Lease and read 1,000 messages in a file of a million (1 KB)", "position, %", "ms",
-         log="y"),
     Plot("log.png", "log", "A log of single-message commits, opened by a new process", "commits",
          "ms",
          ("open and first lease, without a sweep", "open and first lease, swept", "poll, swept",
@@ -67,12 +64,8 @@ PLOTS = (
     Plot("fragments.png", "fragmentation",
          "1,000 messages, while every second of a million is nacked", "", "ms", (), "y", None,
          {0: "before", 1: "in pieces", 2: "settled"}),
-    Plot("memory.png", "memory", "Resident memory of a driver and a worker", "leases so far", "MB"),
     Plot("s3.png", "S3 workers", "Competing workers over S3, 30 ms a request", "workers",
          "leases and settles a second", ("operations/s",)),
-    Plot("scaling.png", "simulated, 500 workers", "Simulated: 500 workers on one group over S3",
-         "messages a lease", "messages a second",
-         ("messages/s",), "xy"),
 )  # fmt: skip
 
 

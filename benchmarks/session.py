@@ -8,25 +8,13 @@ from pathlib import Path
 from typing import Any
 
 SETTINGS = {
+    "spark.master": "local[2]",
     "spark.driver.memory": "3g",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.databricks.delta.snapshotPartitions": "1",
-    # What Delta drags in and Spark has already.
-    "spark.jars.excludes": ",".join(
-        f"org.apache.{name}"
-        for name in (
-            "hadoop:hadoop-client-api",
-            "hadoop:hadoop-client-runtime",
-            "logging.log4j:log4j-api",
-            "logging.log4j:log4j-core",
-            "logging.log4j:log4j-slf4j2-impl",
-        )
-    ),
 }
 
 
@@ -34,25 +22,20 @@ SETTINGS = {
 def session(folder: Path, **settings: str) -> Iterator[Any]:
     """A session, stopped at the end.
 
-    All of a run share one JVM: the first that starts sets its class path and memory.
+    All of a run share one JVM: the first that starts sets its class path and memory. So Delta's
+    settings are given to each, because `spark_mq.spark.session` adds them to the first one only.
     """
-    from delta import configure_spark_with_delta_pip
     from peers.kafka import CONNECTOR
-    from pyspark.sql import SparkSession
 
-    from spark_mq.spark import register
+    from spark_mq import spark
+    from spark_mq.spark.spark_session import delta_settings
 
-    builder = SparkSession.builder.master("local[2]").appName("spark_mq benchmarks")
-    for name, value in {
-        **SETTINGS,
-        "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        **settings,
-    }.items():
-        builder = builder.config(name, value)
-    spark = configure_spark_with_delta_pip(builder, [CONNECTOR]).getOrCreate()
+    own = {"spark.jars.packages": CONNECTOR, "spark.sql.warehouse.dir": str(folder / "warehouse")}
+    started = spark.session(
+        "spark_mq benchmarks", delta_settings({**SETTINGS, **own, **settings}, {}), quiet=True
+    )
     try:
-        spark.sparkContext.setLogLevel("ERROR")
-        register(spark)
-        yield spark
+        started.sparkContext.setLogLevel("ERROR")
+        yield started
     finally:
-        spark.stop()
+        started.stop()

@@ -1,19 +1,13 @@
 """Compare a handler for single messages with leases of one message, in one run.
 
-    .venv/bin/python benchmarks/single_messages.py --messages 200 --work 10ms --threads 8
-
 Each round fills three queues with the same messages. Then ``group.work`` drains one with leases of
-one, one with ``mode="message"`` in as many threads, and one with as many coroutines. The handler
-waits for
-``--work``. It prints the median of the rounds: seconds, messages a second, commits in ``leases/``.
+one, one with ``mode="message"`` in as many threads, and one with as many coroutines.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,8 +16,6 @@ from typing import Any
 from figures import Result
 
 from spark_mq import Queue
-from spark_mq.util.clock import SECOND
-from spark_mq.util.validation import validate_duration
 
 
 def filled(path: Path, messages: int) -> Queue:
@@ -76,29 +68,3 @@ def single_messages(folder: Path, rounds: int) -> Iterator[Result]:
         commits = statistics.median(commits for _, commits in seen)
         goal = "<= 100" if name == "leases of one" else ""
         yield Result(f"{what}: commits", commits, "", goal=goal)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=200)
-    parser.add_argument("--work", default="10ms")
-    parser.add_argument("--threads", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
-    work = validate_duration("--work", given.work, zero=True) / SECOND
-    figures: dict[str, list[tuple[float, int]]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(given.rounds):
-            for name, (handler, options) in kinds(work, given.threads).items():
-                queue = filled(Path(folder) / f"{number} {name}", given.messages)
-                figures.setdefault(name, []).append(drained(queue, handler, **options))
-    base = statistics.median(took for took, _ in figures["leases of one"])
-    for name, rounds in figures.items():
-        took = statistics.median(took for took, _ in rounds)
-        commits = statistics.median(commits for _, commits in rounds)
-        rate = given.messages / took
-        print(f"{name:22} {took:7.2f} s {rate:9,.0f}/s {commits:5.0f} commits {base / took:6.1f}x")
-
-
-if __name__ == "__main__":
-    main()

@@ -21,7 +21,7 @@ _MARKED = re.compile(r"(<!-- figure: (?P<name>[\w-]+) -->).*?(<!-- /figure -->)"
 
 def documents() -> list[Path]:
     """Return the documents that may have figures."""
-    own = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", ROOT / "benchmarks/SCALING.md"]
+    own = [ROOT / "README.md", ROOT / "benchmarks" / "README.md"]
     return [*own, *sorted((ROOT / "docs").rglob("*.md"))]
 
 

@@ -88,22 +88,16 @@ def duration(text: str) -> str:
 def session(name: str, *, module_path: str | None = None) -> SparkSession:
     """Return the session. Plain Python uses the jobs' conf/ unless SPARK_CONF_DIR is set.
 
-    ``module_path`` is a directory from which Spark's Python workers can import too.
+    Delta Lake comes from there. ``module_path`` is a directory from which Spark's Python workers
+    can import too.
     """
-    from pyspark.sql import SparkSession
+    from spark_mq import spark
 
-    from spark_mq.spark import check_interpreter
-
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not under spark-submit
         os.environ.setdefault("SPARK_CONF_DIR", str(_CONF))
-    builder = SparkSession.builder.appName(name)
-    if module_path:
-        path = os.pathsep.join(filter(None, [module_path, os.environ.get("PYTHONPATH")]))
-        builder = builder.config("spark.executorEnv.PYTHONPATH", path)
-    spark = builder.getOrCreate()
-    check_interpreter(spark)
-    return spark
+    path = os.pathsep.join(filter(None, [module_path, os.environ.get("PYTHONPATH")]))
+    settings = {"spark.executorEnv.PYTHONPATH": path} if module_path else {}
+    return spark.session(name, settings, delta=False, quiet=True)
 
 
 def run(main: Callable[[], None]) -> NoReturn:

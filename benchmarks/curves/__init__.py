@@ -30,10 +30,8 @@ CURVES: dict[str, Callable[[], Curve]] = {
     "backlog": _of("commits", "against_backlog"),
     "age": _of("age", "age"),
     "workers": _of("workers", "workers"),
-    "deep": _of("deep", "deep"),
     "log": _of("backlog", "backlog"),
     "fragments": _of("fragments", "fragments"),
     "latency": _of("latency", "latency"),
     "s3": _of("s3", "s3"),
-    "memory": _of("memory", "memory"),
 }

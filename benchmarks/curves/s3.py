@@ -1,8 +1,7 @@
 """Over an S3 endpoint with the latency of a real one: what a lease and an ack ask of the store, and
 what competing workers get done.
 
-Then the same line of commits with 50 and 500 workers, simulated with what was measured
-(``line.py``). The latency is an assumption.
+The latency is an assumption.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from contention import run
 from figures import Point, Result
 
 from curves.commits import Times, cycle
-from curves.line import simulate
 from curves.slow_s3 import SlowS3, slow_s3
 from curves.workers import contest_name, reported
 from spark_mq import Queue
@@ -32,16 +30,12 @@ GOALS = {
 """By workers and groups."""
 REQUESTS = {"lease": "3", "ack": "2", "publish": "2"}
 """The goal for one worker alone."""
-RATE = 20_000
-"""Messages a second that one worker gets through, in the simulation."""
 
 
 def s3(folder: Path, rounds: int, short: bool = False) -> Iterator[Result | Point]:
     """``folder`` is not used: all is in the store."""
     with slow_s3(LATENCY) as store:
         yield from requests(store, max(3, rounds // 3))
-        rates: dict[int, float] = {}
-        commits: dict[int, float] = {}
         contests = ((1, 1), (2, 1)) if short else ((1, 1), (2, 1), (4, 1), (8, 1), (8, 4))
         for workers, groups in contests:
             root = f"{store.root}/{uuid.uuid4().hex}"
@@ -81,23 +75,7 @@ def s3(folder: Path, rounds: int, short: bool = False) -> Iterator[Result | Poin
                 goal=goals.get("fairness", ""),
             )
             if groups == 1:
-                rates[workers] = figures["operations/s"]
-                commits[workers] = figures["commits/s"]
                 yield Point("S3 workers", workers, figures)
-        # The last contest, on several groups, shows what the log takes.
-        measured = {
-            "alone": 1 / rates[1],
-            "contended": 1 / commits[max(commits)],
-            "log": 1 / figures["commits/s"],
-        }
-        for (
-            workers,
-            rate,
-        ) in rates.items():  # does the simulation agree with figures that it was not given?
-            guess = 2 * simulate(workers, 1, 0.0, **measured).batches_per_second
-            name = f"simulated: {contest_name(workers, 1)}, no work, operations/s"
-            yield Result(name, guess, "/s", f"{guess / rate:.2f}x of the measured ones")
-    yield from simulated(measured)
 
 
 def requests(store: SlowS3, rounds: int) -> Iterator[Result]:
@@ -142,26 +120,3 @@ def publish(queue: Queue, times: list[float]) -> None:
     start = time.perf_counter()
     queue.publish([b"x"] * 100)
     times.append((time.perf_counter() - start) * 1000)
-
-
-def simulated(measured: dict[str, float]) -> Iterator[Result | Point]:
-    """Workers that get through RATE messages a second each, by the size of their batches."""
-    for workers in (50, 500):
-        for groups in (1, 8):
-            for batch in (1_000, 10_000, 100_000, 1_000_000):
-                found = simulate(workers, groups, batch / RATE, **measured)
-                each = found.batches_per_second * batch
-                of_all = each / (workers * RATE)
-                name = f"simulated: {contest_name(workers, groups)}, {batch:,} a lease"
-                yield Result(
-                    name,
-                    each,
-                    "/s",
-                    f"{of_all:.0%} of the workers' own, commit p50 {found.commit_p50:.1f} s",
-                )
-                if groups == 1:
-                    yield Point(
-                        f"simulated, {workers} workers",
-                        batch,
-                        {"messages/s": each, "share": of_all, "commit p50": found.commit_p50},
-                    )

@@ -16,8 +16,6 @@ PGMQ_ASYNC: Final = "PostgreSQL, pgmq's way, synchronous_commit off"
 VALKEY: Final = "Valkey, appendfsync everysec"
 VALKEY_MEMORY: Final = "Valkey, in memory"
 ROWS: Final = "row a message, delta-rs UPDATE"
-ROWS_MERGE: Final = "row a message, delta-spark MERGE"
-ROWS_VECTORS: Final = "row a message, delta-spark MERGE, deletion vectors"
 
 BROKERS: Final[dict[str, Opener]] = {
     POSTGRES: postgres.opener(postgres.Postgres, synchronous=True),

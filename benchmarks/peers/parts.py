@@ -8,12 +8,11 @@ from pathlib import Path
 
 from figures import Result
 
-from peers import part_cost, part_drain, part_publish, part_python
+from peers import part_drain, part_publish, part_python
 from peers.sizes import Sizes
 
 MODULES = {
     "peers-python": part_python,
-    "peers-cost": part_cost,
     "peers-publish": part_publish,
     "peers-drain": part_drain,
 }

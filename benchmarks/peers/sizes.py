@@ -25,15 +25,9 @@ class Sizes:
     publish_rounds: int = 7
     buffered: int = 100_000
     buffered_batch: int = 1_000
-    backlogs: tuple[int, ...] = (100_000, 1_000_000)
-    cost_batch: int = 1_000
-    cost_rounds: int = 7
-    cost_warm_up: int = 3
-    deletion_vectors: bool = True
 
 
 SHORT = Sizes(
     kinds=KINDS[:1], drain=80_000, drain_batch=20_000, drain_rounds=1, brokers=40_000,
     python=15_000, publish_rounds=2, buffered=10_000,
-    backlogs=(10_000,), cost_rounds=1, cost_warm_up=0, deletion_vectors=False,
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """Spark Declarative Pipelines: `examples/pipeline`, run by the command `spark-pipelines`.
 
-With --pipelines only: `make test-suite SUITE=spark43` and `make test-suite SUITE=connect` have the packages.
+With --pipelines only: `make test-suite` has the packages, by SUITE=spark43 and SUITE=connect.
 """
 
 from __future__ import annotations
