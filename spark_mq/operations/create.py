@@ -98,7 +98,9 @@ def create_queue_tables(
             f"queue's own",
             path=root,
         )
-    refused = _differences(found, settings, given if exist_ok else None, options)
+    # A queue that is completed here must have the defaults of the settings that were not given.
+    named = given if exist_ok or complete else None
+    refused = _differences(found, settings, named, options)
     if refused or (complete and not exist_ok):
         raise _exists(root, refused)
     if not complete and not _complete(ledgers, messages.table_id, own=own) and not exist_ok:

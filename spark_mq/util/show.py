@@ -200,7 +200,7 @@ def show_cell(value: Any, name: str = "") -> str:
 
 # Names of numbers that only tell things apart, which have no separators.
 _NO_QUANTITY: Final = re.compile(
-    r"(sequence|version|horizon|lane|head|first|last|newest|position|port|pid)$"
+    r"(sequence|version|horizon|lane|head|first|last|newest|position|port|pid|process_id)$"
 )
 _SHOWN: Final[tuple[tuple[type, Callable[[Any], str]], ...]] = (
     (type(None), lambda _: "-"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import inspect
+import io
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -29,6 +31,7 @@ from support.stocked_queue import sequence_of, stocked_queue
 from support.working import working
 
 from spark_mq import Message, Queue
+from spark_mq.interfaces.cli.app import run as run_here
 from spark_mq.interfaces.cli.command import COMMANDS, stopping
 from spark_mq.interfaces.cli.completion import complete_queues
 from spark_mq.ledger.settings import GroupSettings
@@ -1212,3 +1215,26 @@ def test_ctrl_c_ends_a_redrive_after_the_letters_in_hand(
     monkeypatch.setattr(Queue, "redrive", interrupted)
     ended = run("dlq", "redrive", "-q", queue.path, "--yes", expect=130)
     assert "interrupted. Redriven: 1. Run it again for the rest" in ended.err
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_no_to_a_question_changes_nothing_and_is_no_error(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
+    assert run_here(["group", "drop", "audit", "-q", queue.path]) == 130
+    said = capsys.readouterr().err
+    assert said.endswith("spark-mq: nothing was changed\n")
+    assert "error" not in said
+    assert "audit" in queue.groups()
+
+
+def test_a_folder_that_is_no_queue_is_not_found(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "q" / "messages" / "_delta_log").mkdir(parents=True)
+    (tmp_path / "table" / "_delta_log").mkdir(parents=True)
+    for name in ("q", "table", "none"):
+        run("peek", "-q", tmp_path / name, expect=3)

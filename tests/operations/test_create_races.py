@@ -216,10 +216,20 @@ def test_an_existing_queue_refuses_other_settings_and_lists_them(
     for exist_ok in (True, False):
         with pytest.raises(QueueExists, match="with other settings") as refused:
             Queue.create(**at, **given, exist_ok=exist_ok)
-        if exist_ok:
-            assert f"{named}." in str(refused.value)
+        assert f"{named}." in str(refused.value)
         assert refused.value.path == queue.path
     assert Queue.open(**at).settings == queue.settings
+
+
+def test_an_existing_queue_is_not_compared_with_defaults_that_nobody_gave(place: Place) -> None:
+    at = place()
+    Queue.create(**at, lanes=2, visibility_timeout="30s")
+    with pytest.raises(QueueExists) as refused:
+        Queue.create(**at)
+    assert "with other settings" not in str(refused.value)
+    with pytest.raises(QueueExists, match="with other settings: lanes=2, not 4") as refused:
+        Queue.create(**at, lanes=4)
+    assert "visibility_timeout" not in str(refused.value)
 
 
 def test_an_existing_queue_is_used_as_it_is_if_only_equal_settings_are_given(place: Place) -> None:

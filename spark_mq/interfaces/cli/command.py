@@ -25,7 +25,7 @@ from typer.models import OptionInfo
 from spark_mq.errors import InvalidOption, SparkMQError
 from spark_mq.group import ConsumerGroup
 from spark_mq.interfaces.cli.completion import complete_queues, complete_settings
-from spark_mq.interfaces.cli.output import name_subject, show
+from spark_mq.interfaces.cli.output import INTERRUPTED, name_subject, note, show
 from spark_mq.ledger.settings import GroupSettings, QueueSettings
 from spark_mq.queue import Queue
 from spark_mq.util.sequences import number_in
@@ -132,7 +132,7 @@ class Given:
         return self.queue.group(str(name), create=False)
 
     def confirm(self, question: str) -> None:
-        """Ask before data is lost. Raise Abort for a no, InvalidOption without a terminal."""
+        """Ask before data is lost. Raise Exit for a no, InvalidOption without a terminal."""
         if self.yes:
             return
         question = printable(question)
@@ -141,7 +141,8 @@ class Given:
                 f"{question} Nobody can answer here: give --yes", option="--yes", value=False
             )
         if not typer.confirm(question, err=True):
-            raise typer.Abort
+            note("nothing was changed")
+            raise typer.Exit(INTERRUPTED)
 
 
 def _complete_groups(context: typer.Context, incomplete: str) -> list[str]:

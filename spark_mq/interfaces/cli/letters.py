@@ -67,7 +67,15 @@ def list_letters(
 
 
 def _letters(on: Given, where: str | None, limit: int | None) -> Rows:
-    return Rows(on.queue.list_dead_letters(where=where, limit=limit).to_pylist(), _LETTER_COLUMNS)
+    return Rows(_letter_rows(on.queue.list_dead_letters(where=where, limit=limit)), _LETTER_COLUMNS)
+
+
+def _letter_rows(table: Any) -> list[dict[str, Any]]:
+    """Return letters with their headers and priority as all other commands show them."""
+    return [
+        {**row, "headers": to_headers(row["headers"]), "priority": row["priority"] or 0}
+        for row in table.to_pylist()
+    ]
 
 
 @command("dlq failures")
@@ -103,11 +111,11 @@ def show(
     """Show one dead letter with its headers and its value."""
     queue = on.queue
     where, wanted = _which(queue, letter, message_id)
-    rows = queue.list_dead_letters(where=where, limit=1).to_pylist()
+    rows = _letter_rows(queue.list_dead_letters(where=where, limit=1))
     if not rows:
         complain(f"no dead letter has the {wanted}")
         raise typer.Exit(NOT_FOUND)
-    return {**rows[0], "headers": to_headers(rows[0]["headers"])}
+    return rows[0]
 
 
 def _which(queue: Queue, letter: str | None, message_id: str | None) -> tuple[str, str]:
@@ -220,7 +228,7 @@ def _trial(queue: Queue, where: str | None, limit: int | None, repair: Mapping[s
     )
     for reason, number in trial.failures.items():
         note(f"{show_count(number, 'letter')}: {reason}")
-    rows = [] if trial.table is None else trial.table.to_pylist()
+    rows = [] if trial.table is None else _letter_rows(trial.table)
     return Rows(rows, _TRIAL_COLUMNS, _trial_cells)
 
 

@@ -63,9 +63,9 @@ NOT_FOUND: Final = 3  # there is no such queue, group, schedule or message
 STORE: Final = 4  # the store failed, or a table is damaged
 INTERRUPTED: Final = 130  # Ctrl-C, or no to a question
 
-_NOT_FOUND: Final = (QueueNotFound, GroupNotFound, ScheduleNotFound)
+_NOT_FOUND: Final = (QueueNotFound, NotAQueue, GroupNotFound, ScheduleNotFound)
 _USAGE: Final = (InvalidOption, InvalidSchema)
-_STORE: Final = (StorageError, CorruptLog, NotAQueue, UnsupportedTable, ContentionTimeout)
+_STORE: Final = (StorageError, CorruptLog, UnsupportedTable, ContentionTimeout)
 
 Column = tuple[str, str]  # the heading, and the name of the value in a row
 

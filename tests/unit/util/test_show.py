@@ -26,6 +26,7 @@ from spark_mq.util.show import (
         (0.0, "rate", "0.0"), (-1500, "offset", "-1,500"), (True, "expired", "yes"),
         (1234567, "sequence", "1234567"), (1234567, "dead_letter_sequence", "1234567"),
         (8080, "port", "8080"), (4096, "latest sequence", "4096"), (123456, "version", "123456"),
+        (24766, "process_id", "24766"),
         (0.1234, "share", "12.3%"), (None, "messages", "-"), ((), "samples", "-"),
         (timedelta(seconds=192.7), "oldest_unsettled_age", "3m 12s"),
         (datetime(2026, 1, 2, 3, 4, 5, 678, UTC), "at", "2026-01-02 03:04:05Z"),
