@@ -37,7 +37,7 @@ from spark_mq.util.advice import (
     OPEN_QUEUE,
     USE_AS_IT_IS,
 )
-from spark_mq.util.clock import Clock
+from spark_mq.util.clock import Clock, require_zones
 from spark_mq.util.setting_fields import settings_of
 from spark_mq.util.show import show_some
 from spark_mq.util.validation import short_repr, suggest
@@ -147,6 +147,7 @@ _Stores = tuple[MessageTable, LedgerTable, HistoryTable]
 
 
 def _stores(root: str, options: Mapping[str, str], settings: QueueSettings) -> _Stores:
+    require_zones()
     durable = settings.durable
     ledgers = LedgerTable(join(root, "leases"), options, durable=durable)
     return (

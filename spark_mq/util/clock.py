@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from typing import Final
 
-from spark_mq.errors import InvalidOption
+from spark_mq.errors import InvalidOption, SparkMQError
 
 __all__ = [
     "EARLIEST",
@@ -22,6 +22,7 @@ __all__ = [
     "ElapsedClock",
     "Instant",
     "optional_datetime",
+    "require_zones",
     "system_clock",
     "to_datetime",
     "to_micros",
@@ -75,6 +76,20 @@ def to_datetime(instant: int) -> datetime:
 
 def optional_datetime(instant: int | None) -> datetime | None:
     return None if instant is None else to_datetime(instant)
+
+
+@cache
+def require_zones() -> None:
+    """Raise SparkMQError if Python cannot read the times of Arrow, which are in UTC."""
+    from zoneinfo import ZoneInfo  # slow to load
+
+    try:
+        ZoneInfo("UTC")
+    except (LookupError, OSError, ValueError) as error:
+        raise SparkMQError(
+            "this Python finds no time zone, not even UTC, so it cannot read the times in a "
+            "queue. Install the package tzdata, or set PYTHONTZPATH to a folder of time zones"
+        ) from error
 
 
 def to_seconds(duration: timedelta | None) -> float | None:

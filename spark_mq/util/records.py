@@ -12,7 +12,6 @@ from dataclasses import asdict, fields, is_dataclass
 from datetime import datetime, timedelta
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
@@ -43,15 +42,18 @@ MAX_BYTES: Final = 32  # of a value that is no text
 T = TypeVar("T")
 
 
-def environment(folder: Path) -> Environment:
-    """Return the templates of a folder. They escape each value, and replace hidden characters."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # slow to load
+def environment(package: str, folder: str = "") -> Environment:
+    """Return the templates of a package, which may be in an archive.
+
+    They escape each value, and replace hidden characters.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # slow to load
 
     return Environment(
         autoescape=True,
         auto_reload=False,
         finalize=_finalize,
-        loader=FileSystemLoader(folder),
+        loader=PackageLoader(package, folder),
         lstrip_blocks=True,
         trim_blocks=True,
         undefined=StrictUndefined,
@@ -91,7 +93,7 @@ def object_html(value: Any, title: str = "") -> str:
 
 @cache
 def _macro(name: str) -> Any:
-    made = environment(Path(__file__).parent)
+    made = environment(__package__)
     made.filters.update(columns=_columns, mapping=_mapping, show=show)
     made.filters.update(side=_side, sides=_sides)
     made.tests.update(record=_is_record, records=_are_records, instant=_is_instant)

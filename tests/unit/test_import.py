@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,66 @@ def test_the_package_is_imported_within_its_limit() -> None:
         "import time; t = time.process_time(); import spark_mq; print(time.process_time() - t)"
     )
     assert min(float(run(program)) for _ in range(3)) < LIMIT_SECONDS
+
+
+ARCHIVED = """
+import sys
+sys.path.insert(0, {archive!r})
+import spark_mq
+from starlette.testclient import TestClient
+from spark_mq.interfaces.web import Access, OverviewCache, create_app
+
+assert spark_mq.__file__.startswith({archive!r})
+queue = spark_mq.Queue.create({folder!r} + "/orders")
+queue.publish("hello")
+assert "hello" in queue.peek(1)._repr_html_()
+app = create_app(OverviewCache({folder!r}), Access(user="alice"), None)
+visit = TestClient(app, base_url="http://localhost")
+page = visit.get("/queue/orders")
+assert page.status_code == 200 and "orders" in page.text
+style = visit.get("/static/style.css")
+assert style.status_code == 200 and style.headers["content-type"].startswith("text/css")
+assert style.content == {style!r}
+"""
+
+
+def test_the_package_runs_from_an_archive(tmp_path: Path) -> None:
+    archive = tmp_path / "all.zip"
+    with zipfile.ZipFile(archive, "w") as opened:
+        for path in sorted((ROOT / "spark_mq").rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                opened.write(path, path.relative_to(ROOT))
+    style = (ROOT / "spark_mq/interfaces/web/static/style.css").read_bytes()
+    program = ARCHIVED.format(archive=str(archive), folder=str(tmp_path), style=style)
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=120)
+
+
+ZONES = """
+import sys
+sys.modules["tzdata"] = {tzdata}
+from spark_mq import Queue, SparkMQError
+try:
+    queue = Queue.create({path!r})
+except SparkMQError as error:
+    print(error)
+else:
+    queue.publish("a")
+    queue.group("g").lease("w").ack()
+    queue.sweep()
+    print(queue.peek(1)[0].published_at.tzname())
+"""
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_without_zones_of_the_machine_the_package_brings_them(tmp_path: Path, hidden: bool) -> None:
+    tzdata = "None" if hidden else "__import__('tzdata')"
+    program = ZONES.format(path=str(tmp_path / "queue"), tzdata=tzdata)
+    printed = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env={**os.environ, "PYTHONTZPATH": ""},
+        check=True, capture_output=True, text=True, timeout=120,
+    ).stdout  # fmt: skip
+    assert ("Install the package tzdata" in printed) is hidden
+    assert (printed.strip() == "UTC") is not hidden
 
 
 def test_the_package_needs_no_extra() -> None:

@@ -223,5 +223,5 @@ def jobs(on: Given) -> Rows:
         paths = sorted(path for path in folder.glob("*.py") if not path.name.startswith("_"))
         if paths:
             return Rows([{"job": path.stem, "path": str(path)} for path in paths], _JOB_COLUMNS)
-    complain("the jobs are not installed")
+    complain("the jobs are not installed as files, which spark-submit needs: install the wheel")
     raise typer.Exit(NOT_FOUND)

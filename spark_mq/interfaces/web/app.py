@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from pathlib import Path
+from importlib.resources import files
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
@@ -17,7 +17,6 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import (
-    FileResponse,
     HTMLResponse,
     JSONResponse,
     RedirectResponse,
@@ -60,7 +59,6 @@ __all__ = ["HealthLimits", "create_app"]
 
 _log = logging.getLogger(__name__)
 
-STATIC: Final = Path(__file__).parent / "static"
 THREADS: Final = 8  # pages that are made at the same time. It bounds memory
 MAX_FORM: Final = 64 * 1024  # bytes of a form
 MAX_FIELDS: Final = 20
@@ -252,6 +250,6 @@ def _file(request: Request) -> Response:
     name = request.path_params["name"]
     if name not in _FILES:
         raise HTTPException(404)
-    return FileResponse(
-        STATIC / name, media_type=_FILES[name], headers={"Cache-Control": "private, max-age=3600"}
-    )
+    file = files(__package__).joinpath("static", name)  # perhaps in an archive
+    headers = {"Cache-Control": "private, max-age=3600"}
+    return Response(file.read_bytes(), media_type=_FILES[name], headers=headers)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode
 
@@ -33,7 +32,6 @@ from spark_mq.util.show import (
 
 __all__ = ["TABS", "href", "render"]
 
-TEMPLATES: Final = Path(__file__).parent / "templates"
 # The pages of a queue, each with the first part of its path and its name.
 TABS: Final = (
     ("queue", "Queue"),
@@ -62,7 +60,7 @@ def render(template: str, view: View | None = None, **context: Any) -> str:
 
 @cache
 def _environment() -> Environment:
-    made = environment(TEMPLATES)
+    made = environment(__package__, "templates")
     made.globals.update(change=show_change, href=href, tabs=TABS, version=__version__)
     made.filters.update(
         age=show_age, bounded=bounded, count=_count, counted=show_count, distance=_distance,
