@@ -123,7 +123,7 @@ class Queue(QueueViews):
             There is a queue at the path, and ``exist_ok`` is False or it has other settings, which
             the error lists.
         NotAQueue
-            Something else is at the path.
+            Something else is at the path, or it lies within another queue or around one.
         InvalidOption
             A setting is unknown or its value is invalid.
         """

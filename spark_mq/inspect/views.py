@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Final
 
-from spark_mq.delta.object_store import ObjectStore, absolute_path, join
+from spark_mq.delta.object_store import ObjectStore, join
 from spark_mq.delta.store_errors import wrap_store_errors
-from spark_mq.errors import InvalidOption
 from spark_mq.inspect.activity import (
     ChangeRecord,
     list_changes,
@@ -35,13 +33,12 @@ from spark_mq.ledger.stats import GroupStats
 from spark_mq.maintenance.redrive import redrive
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.life import Trace
+from spark_mq.operations.nesting import find_folders
 from spark_mq.util.clock import Duration, to_datetime
 from spark_mq.util.records import ArrowRows, Records
 from spark_mq.util.validation import validate_count
 
 __all__ = ["QueueViews", "find_queues"]
-
-_TABLES: Final = ("messages", "leases")
 
 
 def find_queues(
@@ -51,26 +48,8 @@ def find_queues(
     validate_count("max_depth", max_depth, least=0, most=100)
     store = ObjectStore(root, storage_options)
     with wrap_store_errors(root, "listing"):
-        found = [join(root, name) if name else root for name in _find(store, "", max_depth + 1)]
+        found = [join(root, name) if name else root for name in find_folders(store, max_depth + 1)]
     return sorted(found)
-
-
-def _find(store: ObjectStore, folder: str, depth: int) -> Iterator[str]:
-    names = store.folders(folder)
-    if set(_TABLES) <= set(names):
-        yield folder
-    elif depth and "_delta_log" not in names:
-        for name in names:
-            if not name.startswith((".", "_")) and _is_name(join(store.root, name)):
-                yield from _find(store, f"{folder}/{name}" if folder else name, depth - 1)
-
-
-def _is_name(path: str) -> bool:
-    try:
-        absolute_path(path)
-    except InvalidOption:
-        return False
-    return True
 
 
 class QueueViews:

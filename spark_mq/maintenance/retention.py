@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -16,11 +15,11 @@ from spark_mq.ledger.log_fingerprints import MAX_SEQUENCE
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.owner_commands import Seek
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
-from spark_mq.ledger.settings import QueueSettings
 from spark_mq.maintenance.find_letters import REDRIVE
 from spark_mq.operations.batches import uncounted_start
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.create import DROP_MARK
+from spark_mq.operations.nesting import is_queue
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.util.clock import MICROSECOND
 from spark_mq.util.progress import counted, step
@@ -281,17 +280,8 @@ def _require_queue(root: str, options: Mapping[str, str] | None) -> None:
         table = DeltaLog(ObjectStore(join(root, "messages"), options)).open()
     if table is None:
         raise QueueNotFound(f"there is no queue at {root} to drop", path=root)
-    if not _is_queue(table.description):
+    if not is_queue(table.description):
         raise NotAQueue(
             f"{root}/messages is a Delta table, but not one of a queue: it is not deleted",
             path=root,
         )
-
-
-def _is_queue(description: str | None) -> bool:
-    """Return whether a spark_mq of any version wrote a table's description."""
-    try:
-        data = json.loads(description or "")
-    except ValueError:
-        return False
-    return isinstance(data, dict) and data.get("format") == QueueSettings.FORMAT

@@ -27,6 +27,7 @@ from spark_mq.ledger.owner_commands import NoteChange
 from spark_mq.ledger.setting_options import CreateOptions
 from spark_mq.ledger.settings import ITSELF, GroupSettings, QueueSettings, new_settings
 from spark_mq.operations.context import QueueContext
+from spark_mq.operations.nesting import OWN_DEAD_LETTERS, is_queue_at, refuse_nested
 from spark_mq.storage.history_table import HistoryTable
 from spark_mq.storage.ledger_table import HORIZON, LedgerTable
 from spark_mq.storage.message_table import MessageTable
@@ -89,6 +90,7 @@ def create_queue_tables(
     own = False
     if begun is None:
         refuse_foreign_files(root)
+        refuse_nested(root, options)
         own = messages.create(identified(settings, root, options).to_json())
         begun = messages.open()
     found = None if begun is None else QueueSettings.from_json(begun.description, root)
@@ -291,9 +293,6 @@ def refuse_delta_table(root: str, options: Mapping[str, str]) -> None:
         )
 
 
-_OWN_DEAD_LETTERS = "./dead_letters"
-
-
 def identified(settings: QueueSettings, root: str, options: Mapping[str, str]) -> QueueSettings:
     """Return the settings of a new queue, with a new id."""
     return replace(settings, queue_id=uuid.uuid4().hex, home=canonical_path(root, options))
@@ -320,7 +319,11 @@ def relative_place(root: str, place: str | None, options: Mapping[str, str]) -> 
             option="dead_letter_path",
             value=place,
         )
-    return f".{other[len(own) :]}" if other.startswith(own + "/") else place
+    if other.startswith(own + "/"):
+        return f".{other[len(own) :]}"
+    if not is_queue_at(place, options):
+        refuse_nested(place, options)
+    return place
 
 
 def is_own_place(settings: QueueSettings) -> bool:
@@ -366,7 +369,7 @@ def check_home(
 
 def dead_letter_place(root: str, settings: QueueSettings, options: Mapping[str, str]) -> str:
     """Return the path of the dead letters. Raise CopiedQueue if another queue may use it, too."""
-    place = settings.dead_letter_path or _OWN_DEAD_LETTERS
+    place = settings.dead_letter_path or OWN_DEAD_LETTERS
     if settings.is_dead_letter_queue:
         return root
     if place.startswith("./"):

@@ -1,0 +1,90 @@
+"""No queue lies within another one, because a drop of that would take half of it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from spark_mq import Queue, errors
+from spark_mq.delta.memory_files import MemoryFiles
+from spark_mq.interfaces.cli.app import app
+from spark_mq.operations.create import create_queue_tables, new_settings, open_context
+from spark_mq.util.clock import system_clock
+
+
+@pytest.mark.parametrize("inner", ["inner", "a/b/inner", "messages/inner", "history", "leases"])
+def test_a_queue_within_another_is_refused(tmp_path: Path, inner: str) -> None:
+    queue = Queue.create(tmp_path / "events")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(errors.NotAQueue, match=re.escape(queue.path)):
+        Queue.create(tmp_path / "events" / inner)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert Queue.find_all(tmp_path) == [queue.path]
+    queue.drop("events")
+    assert not (tmp_path / "events").exists()
+
+
+def test_a_link_into_a_queue_is_refused_too(tmp_path: Path) -> None:
+    queue = Queue.create(tmp_path / "events")
+    (tmp_path / "link").symlink_to(tmp_path / "events")
+    with pytest.raises(errors.NotAQueue, match="lies within the queue"):
+        Queue.create(tmp_path / "link" / "inner")
+    assert Queue.find_all(tmp_path / "events") == [queue.path]
+
+
+def test_the_command_refuses_it_as_well(tmp_path: Path) -> None:
+    Queue.create(tmp_path / "events")
+    result = CliRunner().invoke(app, ["queue", "create", "-q", str(tmp_path / "events" / "inner")])
+    assert result.exit_code != 0
+    assert not (tmp_path / "events" / "inner").exists()
+
+
+def test_dead_letters_may_lie_within_their_queue(tmp_path: Path) -> None:
+    queue = Queue.create(tmp_path / "own")
+    assert queue.dead_letters.path == str(tmp_path / "own" / "dead_letters")
+    other = Queue.create(tmp_path / "other", dead_letter_path=tmp_path / "other" / "letters")
+    assert other.dead_letters.path == str(tmp_path / "other" / "letters")
+    with pytest.raises(errors.NotAQueue):
+        Queue.create(tmp_path / "third", dead_letter_path=tmp_path / "own" / "letters")
+
+
+def test_queues_beside_each_other_and_a_repeated_create_are_as_before(tmp_path: Path) -> None:
+    for name in ("events", "events2", "team/events"):
+        Queue.create(tmp_path / name)
+    assert Queue.create(tmp_path / "events", exist_ok=True).path == str(tmp_path / "events")
+    assert len(Queue.find_all(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("inner", ["inner", "history", "a/b/inner"])
+def test_a_queue_around_others_is_refused(tmp_path: Path, inner: str) -> None:
+    queue = Queue.create(tmp_path / "team" / inner)
+    with pytest.raises(errors.NotAQueue):
+        Queue.create(tmp_path / "team")
+    assert Queue.find_all(tmp_path) == [queue.path]
+
+
+@pytest.mark.parametrize("inner", ["inner", "a/b/inner", "history"])
+def test_a_store_has_no_folders_and_refuses_both(inner: str) -> None:
+    root = MemoryFiles(system_clock)
+    team, below = f"{root.root}/team", f"{root.root}/team/{inner}"
+    settings = new_settings({})
+    create_queue_tables(below, settings, {}, exist_ok=False)
+    with pytest.raises(errors.NotAQueue, match="there is a queue at"):
+        create_queue_tables(team, settings, {}, exist_ok=False)
+    create_queue_tables(f"{root.root}/other", settings, {}, exist_ok=False)
+    with pytest.raises(errors.NotAQueue, match="lies within the queue at"):
+        create_queue_tables(f"{root.root}/other/{inner}", settings, {}, exist_ok=False)
+    assert open_context(below, {}, system_clock).dead_letters().path == f"{below}/dead_letters"
+
+
+def test_a_queue_whose_own_tables_are_gone_is_created_around_its_dead_letters(
+    tmp_path: Path,
+) -> None:
+    queue = Queue.create(tmp_path / "events")
+    for table in ("messages", "leases"):
+        shutil.rmtree(tmp_path / "events" / table)
+    assert Queue.create(tmp_path / "events").dead_letters.path == queue.dead_letters.path
