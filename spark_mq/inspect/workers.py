@@ -30,9 +30,9 @@ class WorkerInfo(Record):
         The worker's name. Several processes may use the same one.
     state
         "busy" with a live lease, or if a handler ran when it was last seen. "idle" if it was seen
-        lately, within four intervals of its heartbeat. "gone" otherwise.
+        lately, within two intervals of its heartbeat. "gone" otherwise.
     leases, messages
-        Its leases, and the messages under them.
+        Its leases that have not expired, and the messages under them.
     since, until
         The start of its oldest lease, and its next deadline (aware, UTC), or None without a lease.
     processes
@@ -77,7 +77,8 @@ def _worker(
     name: str, leases: Sequence[LeaseInfo], heartbeats: Sequence[Heartbeat], now: int
 ) -> WorkerInfo:
     alive = [one for one in heartbeats if not one.is_gone(now)]
-    is_busy = any(not one.expired for one in leases) or any(one.state == "busy" for one in alive)
+    leases = [one for one in leases if not one.expired]
+    is_busy = bool(leases) or any(one.state == "busy" for one in alive)
     idle = "idle" if alive else "gone"
     held = WorkerInfo(
         name,

@@ -32,7 +32,7 @@ MAX_READ: Final = 1_000  # files of one group, the newest
 _MAX_BYTES: Final = 4_096
 _THREADS: Final = 32
 _TEXTS: Final = ("worker_id", "host", "version", "state")  # the other values are numbers
-_MISSED: Final = 4  # a worker is gone after so many intervals without a write
+_MISSED: Final = 2  # a worker is gone after so many intervals without a write
 
 
 @dataclass(frozen=True, slots=True)

@@ -365,6 +365,9 @@ def test_peek_shows_states_and_finds_messages(run: Run, queue: Queue) -> None:
         "id-acked": "settled", "id-nacked": "delayed", "id-bad": "dead", "id-leased": "leased",
         "id-unread": "ready",
     }  # fmt: skip
+    assert list(states) == ["id-nacked", "id-bad", "id-leased", "id-unread", "id-acked"]
+    (first,) = run(*here, "-g", "billing", "-n", "1", "-o", "json").rows
+    assert first["message_id"] == "id-nacked"
     (leased,) = run(*here, "-g", "billing", "--state", "leased", "-o", "json").rows
     assert leased["worker_id"] == "worker-7"
     table = run(*here, "--key", "key-bad").out.splitlines()

@@ -122,20 +122,20 @@ def test_a_longer_interval_is_kept_and_delays_the_state_gone(
         look_again(looks)
         assert group.workers()[0].seen_at == first
     kill(group, byte_store, heartbeat="10m", worker_id="slow")
-    clock.advance("40m")
+    clock.advance("20m")
     assert states(group) == {"slow": "idle"}
     clock.advance("1s")
     assert states(group) == {"slow": "gone"}
 
 
-def test_a_killed_worker_is_gone_after_two_minutes_and_its_file_after_a_day(
+def test_a_killed_worker_is_gone_after_a_minute_and_its_file_after_a_day(
     queue: Queue, clock: ManualClock, byte_store: ByteStore
 ) -> None:
     group, seen = queue.group().ensure(), clock()
     kill(group, byte_store, worker_id="w-1")
-    clock.advance("2m")
+    clock.advance("1m")
     assert [(one.state, one.processes) for one in group.workers()] == [("idle", 1)]
-    clock.advance("3m")
+    clock.advance("4m")
     (found,) = group.workers()
     assert (found.state, found.processes, found.seen_at) == ("gone", 0, seen)
     queue.sweep()
@@ -178,7 +178,8 @@ def test_a_lease_shows_a_worker_without_a_heartbeat(queue: Queue, clock: ManualC
     (found,) = group.workers()
     assert (found.state, found.messages, found.since, found.seen_at) == ("busy", 1, clock(), None)
     clock.advance("2m")
-    assert states(group) == {"own-loop": "gone"}
+    (found,) = group.workers()
+    assert (found.state, found.leases, found.messages) == ("gone", 0, 0)
 
 
 def test_workers_of_one_name_are_one_row_and_counted(

@@ -12,6 +12,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from spark_mq.errors import InvalidOption
+from spark_mq.group import ConsumerGroup
+from spark_mq.inspect.peek import PeekedMessage
 from spark_mq.interfaces.cli.command import GROUP, Given, argument, command, option, parse_sequence
 from spark_mq.interfaces.cli.output import NOT_FOUND, Column, Pages, Rows, complain
 from spark_mq.queue import Queue
@@ -82,7 +84,10 @@ def peek(
     start = None if after is None else parse_sequence(after, option="--after")
     wanted: dict[str, Any] = {"key": key, "message_id": message_id, "after": start}
     if group is not None:
-        return Rows(on.existing_group(group).peek(limit, state=state, **wanted), _PEEK_COLUMNS)
+        found = on.existing_group(group)
+        if state is None and not any(value is not None for value in wanted.values()):
+            return Rows(_unsettled_first(found, limit), _PEEK_COLUMNS)
+        return Rows(found.peek(limit, state=state, **wanted), _PEEK_COLUMNS)
     if state is not None:
         raise InvalidOption(
             f"--state {state} needs --group: a state belongs to a group",
@@ -91,6 +96,17 @@ def peek(
         )
     columns = [one for one in _PEEK_COLUMNS if one[1] in _QUEUE_COLUMNS]
     return Rows(on.queue.peek(limit, **wanted), columns)
+
+
+def _unsettled_first(group: ConsumerGroup, limit: int) -> list[PeekedMessage]:
+    """Return the first messages of a group, those that are settled last."""
+    from spark_mq.ledger.states import SETTLED, STATE_NAMES, UNREAD
+
+    states = set(STATE_NAMES) - {SETTLED, UNREAD}  # ready ones contain unread ones
+    found = {one.sequence: one for state in states for one in group.peek(limit, state=state)}
+    first = [found[sequence] for sequence in sorted(found)][:limit]
+    missing = limit - len(first)
+    return first + (list(group.peek(missing, state=SETTLED)) if missing else [])
 
 
 @command("tail")

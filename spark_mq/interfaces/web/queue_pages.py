@@ -326,17 +326,17 @@ def _notable(view: View) -> str:
 
 
 def _lanes(view: View) -> str:
-    """Show a group's priorities and lanes, which are empty if it has neither."""
+    """Show a group's priorities, and its lanes if it keeps an order."""
     group, _ = view.group()
-    lanes = group.lanes(None)
+    ordered = group.settings.order != "none"
+    lanes = group.lanes(None) if ordered else []
     numbered = [one for one in lanes if one.lane is not None]
     return render(
         "group_lanes.html",
         view,
         name=group.name,
         priorities=group.priorities(),
-        number=view.overview.settings.lanes,
-        by_key=group.settings.order == "key",
+        number=ordered and view.overview.settings.lanes,
         lanes=lanes,
         held_back=sum(_kind(one) == "held back" for one in lanes),
         strip=_strip(numbered),
