@@ -234,7 +234,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
             made, heard = list[uvicorn.Server](), queues.SimpleQueue[str]()
             monkeypatch.setattr(server, "create_app", lambda *_: app)
             monkeypatch.setattr(
-                server.uvicorn, "Server", lambda config: made.append(real(config)) or made[0]
+                server, "_Server", lambda config: made.append(real(config)) or made[0]
             )
             options = {"address": "127.0.0.1", "port": 0, "listening": heard.put}
             thread = threading.Thread(
@@ -248,7 +248,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
             ends.callback(lambda: setattr(made[0], "should_exit", True))
             return int(heard.get(timeout=PATIENCE).split(":")[-1].strip("/"))
 
-        real = uvicorn.Server
+        real = server._Server
         yield start
 
 
