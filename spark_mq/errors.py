@@ -235,7 +235,12 @@ class StorageError(SparkMQError, OSError):
         The path of the table.
     landed : bool or None
         Whether the failed commit changed the table. None if unknown, because it may still do so.
+    lasting : bool
+        Whether no wait helps unless somebody changes a right, a path or a setting. A worker that
+        has not worked yet ends then.
     """
+
+    lasting = False
 
 
 class GroupNotFound(SparkMQError, LookupError):

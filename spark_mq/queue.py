@@ -129,8 +129,9 @@ class Queue(QueueViews):
         """
         given, root, options = tuple(settings), absolute_path(path), dict(storage_options or {})
         wanted = settings_at(root, settings, options)
-        create_queue_tables(root, wanted, options, exist_ok=exist_ok, given=given)
+        created = create_queue_tables(root, wanted, options, exist_ok=exist_ok, given=given)
         context = open_context(root, options, clock)
+        context.ledgers.was_changed = created
         if is_own_place(context.settings):
             context.dead_letters()
         return cls(context)

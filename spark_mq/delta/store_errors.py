@@ -51,6 +51,13 @@ _REFUSED: Final = re.compile(
     r"?denied|forbidden|unauthenticated|\b40[13]\b",
     re.IGNORECASE,
 )
+_NO_FOLDER_CODES: Final = {errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
+_NO_BUCKET: Final = re.compile(
+    r"NoSuchBucket|ContainerNotFound|bucket does not exist", re.IGNORECASE
+)
+_WRONG_REGION: Final = re.compile(
+    r"incorrectly configured region|PermanentRedirect|AuthorizationHeaderMalformed", re.IGNORECASE
+)
 _IN_THE_WAY: Final = re.compile(r"status code: 409\b")
 _UNREACHABLE: Final = re.compile(
     r"sending request|timed? ?out|connect|reset|dns|http|retries|\b50\d\b|generic (s3|gcs|azure)",
@@ -95,20 +102,31 @@ def to_storage_error(
     text, code = one_line(error), getattr(error, "errno", None)
     said = _PATHS.sub(" ", text)
     outcome, repeat = _OUTCOMES[landed]
+    lasting = True
     if _NO_CREDENTIALS.search(text):
         advice = _credentials_advice(path)
     elif code in _FULL_CODES or _FULL.search(said):
-        advice = "The disk or its quota is full. Free some space and retry"
+        advice, lasting = "The disk or its quota is full. Free some space and retry", False
     elif code in _REFUSED_CODES or isinstance(error, PermissionError) or _REFUSED.search(said):
         advice = "The store refuses access. Make it readable and writable for this user and retry"
+    elif code in _NO_FOLDER_CODES:
+        advice = "A part of the path is no folder. Correct the path, or remove what is in its place"
+    elif _NO_BUCKET.search(said):
+        advice = "There is no such bucket. Correct the path, or create the bucket"
+    elif _WRONG_REGION.search(said):
+        advice = "The bucket is in another region. Give its region in the storage options"
     elif _IN_THE_WAY.search(said):
         advice = "Other requests for the same name or folder were in the way. Retry"
+        lasting = False
     elif isinstance(error, TimeoutError | ConnectionError) or _UNREACHABLE.search(said):
-        advice = "The store is out of reach. Retry"
+        advice, lasting = "The store is out of reach. Retry", False
     else:
-        advice = "Retry. If it fails again, check the store"
+        advice, lasting = "Retry. If it fails again, check the store", False
     return StorageError(
-        f"{operation} {path} failed, {outcome}: {text}. {advice}{repeat}", path=path, landed=landed
+        f"{operation} {path} failed, {outcome}: {text}. {advice}{repeat}",
+        path=path,
+        landed=landed,
+        lasting=lasting,
     )
 
 

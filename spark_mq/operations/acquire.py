@@ -60,12 +60,13 @@ def wait_for_lease(
     wake: threading.Event | None = None,
     *,
     on_try: Callable[[], None] = lambda: None,
+    give_up: Callable[[Exception], bool] = lambda _: False,
 ) -> Grant:
     """Acquire a lease as soon as messages are due. It has no ranges if the time is up.
 
     `poll` is seconds between looks at other processes' commits. Setting `wake` causes a look, which
     clears it. `on_try` is called before each look. Raise StorageError or ContentionTimeout if the
-    last try in time failed with it.
+    last try in time failed with it, or if `give_up` says that no wait helps.
     """
     failures, known = 0, ""
     checks = FileChecks(ledger.payloads)
@@ -99,7 +100,7 @@ def wait_for_lease(
                 elif not _pause(ledger, grant, pauses, time_left, left=left, poll=poll):
                     return grant
             except OUTAGES as error:
-                if (left := time_left()) <= 0:
+                if (left := time_left()) <= 0 or give_up(error):
                     raise
                 wait, failures = outage_pause(failures), failures + 1
                 checks = FileChecks(ledger.payloads)

@@ -69,8 +69,8 @@ def create_queue_tables(
     *,
     exist_ok: bool,
     given: Collection[str] = (),
-) -> None:
-    """Create the missing tables of a queue. Raise NotAQueue or QueueExists.
+) -> bool:
+    """Create the missing tables of a queue, and return if any was. Raise NotAQueue or QueueExists.
 
     Commit 0 of ``messages/`` decides on the settings. Commit 0 of ``leases/`` completes the queue
     and decides whose queue is new. Between both, nobody can know if the creator crashed or is slow,
@@ -107,6 +107,7 @@ def create_queue_tables(
         raise _exists(root, refused)
     if not complete and not _complete(ledgers, messages.table_id, own=own) and not exist_ok:
         raise _exists(root)
+    return not complete
 
 
 def _differences(

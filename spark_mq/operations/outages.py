@@ -10,7 +10,14 @@ from spark_mq.errors import ContentionTimeout, HandlerTimeout, SparkMQError, Sto
 from spark_mq.operations.context import GroupLedger
 from spark_mq.util.failures import cause_of
 
-__all__ = ["OUTAGES", "find_store_failure", "is_outage", "may_be_outage", "outage_pause"]
+__all__ = [
+    "OUTAGES",
+    "find_store_failure",
+    "is_outage",
+    "is_refusal",
+    "may_be_outage",
+    "outage_pause",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +45,21 @@ def is_outage(error: BaseException | None) -> bool:
 def may_be_outage(error: BaseException | None) -> bool:
     """Return whether a handler's error may be an outage, or a call that hung in one."""
     return is_outage(error) or isinstance(error, HandlerTimeout)
+
+
+def is_refusal(ledger: GroupLedger, error: Exception) -> bool:
+    """Return whether a store refuses what this process never could do, so that no wait helps.
+
+    If the process has changed the group's table before, it is an outage. So it is if nothing can be
+    read now, because the queue was read when it was opened.
+    """
+    if ledger.ledgers.was_changed or not getattr(error, "lasting", False):
+        return False
+    try:
+        ledger.ledgers.read(ledger.name)
+    except OUTAGES:
+        return False
+    return True
 
 
 def find_store_failure(ledger: GroupLedger, lease_id: str) -> Exception | None:

@@ -88,6 +88,7 @@ class LedgerTable:
         self.backoffs: dict[str, Backoff] = {}
         self._pauses_read_up_to = -1  # the version up to which pauses were taken over
         self._last_operation = ""  # the id of the last commit of this handle
+        self.was_changed = False  # by this handle, or for it
         self._lock = threading.RLock()
 
     def create(self, description: str, operation_id: str | None = None) -> bool:
@@ -225,7 +226,7 @@ class LedgerTable:
             if added is not None and lost:
                 self._discard(added)
             raise
-        self._last_operation = operation_id
+        self._last_operation, self.was_changed = operation_id, True
         if self._pauses_read_up_to == version - 1:
             self._pauses_read_up_to = version
         if ledger is None or added is None:

@@ -170,6 +170,7 @@ class OptimisticCommit:
             return False
         self._won(backoff, 0.0, shared=self._turn.shared)
         self._batch.accept(outcome)
+        self._store.was_changed = True
         return True
 
     def _take_requests(self, turn: DelegationTurn) -> None:

@@ -15,7 +15,7 @@ from spark_mq.ledger.acquire import Acquire, Grant
 from spark_mq.ledger.settle import NACK, RELEASE, SettleOutcome, SettlePart
 from spark_mq.operations.acquire import wait_for_lease
 from spark_mq.operations.context import GroupLedger
-from spark_mq.operations.outages import OUTAGES
+from spark_mq.operations.outages import OUTAGES, is_refusal
 from spark_mq.operations.pauses import default_poll
 from spark_mq.util.show import show_count, show_duration
 from spark_mq.util.user import worker_label
@@ -113,11 +113,19 @@ class GroupFeed:
         command = self._tasks.lease_command(self._open.wanted())
         try:
             wake = self._open.changed
-            note = partial(self._state.note_look, wake)
+            note, give_up = partial(self._state.note_look, wake), partial(is_refusal, self.ledger)
             grant = wait_for_lease(
-                self.ledger, command, self._time_left, self._poll, wake, on_try=note
+                self.ledger,
+                command,
+                self._time_left,
+                self._poll,
+                wake,
+                on_try=note,
+                give_up=give_up,
             )
         except OUTAGES as error:
+            if is_refusal(self.ledger, error):
+                raise
             _log.warning("could not lease, trying again: %s", error)
             self._state.stop.wait(self._verdicts.count_outage())
             return

@@ -128,9 +128,10 @@ def work(path: str, notes: Path, stop: Flag, name: str) -> None:
 
     It dies of poison; what it returns fails or is rejected at times, by single messages.
     """
-    journal, ended = Journal(notes, "done"), threading.Event()
+    journal, ended, worked = Journal(notes, "done"), threading.Event(), threading.Event()
 
     def handle(lease: Lease) -> list[dict[str, Any]]:
+        worked.set()
         if poison(lease):
             os.kill(os.getpid(), signal.SIGKILL)
         stop.wait(random.uniform(0, 0.2))  # its work
@@ -151,7 +152,7 @@ def work(path: str, notes: Path, stop: Flag, name: str) -> None:
     threading.Thread(target=watch, daemon=True).start()
     group = opened(path, stop).group(GROUP)
     while not ended.is_set():
-        with suppress(KeyboardInterrupt):  # the handle works afterwards
+        try:
             group.work(
                 handle,
                 worker_id=name,
@@ -160,6 +161,12 @@ def work(path: str, notes: Path, stop: Flag, name: str) -> None:
                 poll_interval="100ms",
                 stop=ended,
             )
+        except KeyboardInterrupt:
+            continue  # the handle works afterwards
+        except StorageError as error:
+            if worked.is_set() or not error.lasting:
+                raise
+            stop.wait(0.2)  # it began in an outage, so what supervises it starts it again
 
 
 def settle(path: str, notes: Path, stop: Flag, name: str) -> None:

@@ -5,6 +5,7 @@ A damaged file still makes its messages dead.
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Callable
@@ -450,6 +451,91 @@ def test_workers_wait_out_an_outage_of_ledgers_and_logs(
         until(lambda: clock.advance("10s") or len(seen) == 8)
     assert sorted(seen) == [(str(n).encode(), 1) for n in range(8)]
     assert queue.group().stats().acked == 8
+
+
+REFUSALS = {
+    "no right": (PermissionError(errno.EACCES, "Permission denied"), "readable and writable"),
+    "a read-only disk": (OSError(errno.EROFS, "Read-only file system"), "readable and writable"),
+    "no folder": (NotADirectoryError(errno.ENOTDIR, "Not a directory"), "Correct the path"),
+    "access denied": (OSError(errno.EIO, "Generic S3 error: 403 AccessDenied"), "readable and wri"),
+    "no bucket": (OSError(errno.EIO, "NoSuchBucket: 404"), "create the bucket"),
+    "wrong region": (OSError(errno.EIO, "PermanentRedirect: 301"), "in another region"),
+}
+
+
+@pytest.mark.parametrize("how", [None, "empty", "settled"])
+@pytest.mark.parametrize("mode", ["batch", "message"])
+@pytest.mark.parametrize("why", REFUSALS)
+def test_a_worker_that_its_store_refuses_from_the_start_ends_with_the_path_and_the_fix(
+    delta_queue: Make, outage: Outage, how: Any, mode: Any, why: str
+) -> None:
+    queue, (error, fix) = delta_queue(), REFUSALS[why]
+    queue.publish("a")
+    group = again(queue).group()
+    outage.error = lambda *_: error  # type: ignore[assignment]
+    with outage.of("leases", WRITES), pytest.raises(errors.StorageError, match=fix) as raised:
+        group.work(lambda _: None, until=how, mode=mode)
+    assert raised.value.lasting
+    assert queue.path in str(raised.value)
+    assert drained(queue) == [(b"a", 1)]
+
+
+def test_a_worker_that_may_read_no_payload_from_the_start_ends(
+    delta_queue: Make, outage: Outage
+) -> None:
+    queue = delta_queue()
+    queue.publish("a")
+    queue.group().ensure()
+    with outage(), pytest.raises(errors.StorageError, match="readable and writable"):
+        again(queue).group().work(lambda _: None)
+    assert drained(queue) == [(b"a", 1)]
+
+
+@pytest.mark.parametrize(
+    ("verbs", "error"),
+    [
+        pytest.param(WRITES, lambda *_: TimeoutError(errno.ETIMEDOUT, "late"), id="it is late"),
+        pytest.param(WRITES, lambda *_: OSError(errno.ENOSPC, "No space left"), id="it is full"),
+        pytest.param((*READS, *WRITES), PermissionError, id="nothing can be read either"),
+    ],
+)
+def test_a_worker_that_has_not_worked_yet_waits_out_an_outage(
+    delta_queue: Make,
+    clock: ManualClock,
+    outage: Outage,
+    limits: Limits,
+    *,
+    verbs: Any,
+    error: Any,
+) -> None:
+    limits(outage_pause=0.0)
+    queue = delta_queue(visibility_timeout="30d")
+    queue.publish("a")
+    queue.group().ensure()
+    opened, seen, outage.error = again(queue), list[int](), error
+    outage.begin("leases", verbs)
+    with working(opened, lambda taken: seen.append(len(taken))):
+        until(lambda: outage.failed > 4)
+        outage.on = False
+        until(lambda: clock.advance("10s") or seen)
+    assert drained(queue) == []
+
+
+def test_a_worker_that_has_worked_waits_for_its_rights(
+    delta_queue: Make, outage: Outage, limits: Limits
+) -> None:
+    limits(outage_pause=0.0)
+    queue = delta_queue(visibility_timeout="30d")
+    queue.publish("a")
+    opened, seen = again(queue), list[int]()
+    with working(opened, lambda taken: seen.append(len(taken))):
+        until(lambda: seen and queue.group().stats().acked)
+        outage.begin("leases", WRITES)
+        queue.publish("b")
+        until(lambda: outage.failed > 4)
+        assert len(seen) == 1
+        outage.on = False
+        until(lambda: len(seen) == 2)
 
 
 @pytest.mark.parametrize("ack", ["on_success", "manual"])
