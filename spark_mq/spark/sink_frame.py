@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
@@ -84,7 +84,8 @@ def _append(sink: DeltaSink, frame: DataFrame, write: SinkWrite, *, merge: bool)
     rows, folder = _fitting(frame, schema, fill=merge), f"spark-{uuid.uuid4().hex}"
     store = ObjectStore(sink.path, sink.storage_options)
     _write(rows, f"{sink.path}/{folder}", table.partition_columns)
-    files = list(_files(store, folder))
+    instants = {one.name for one in schema if one.dataType.typeName() == "timestamp"}
+    files = list(_files(store, folder, instants))
     try:
         sink.append_files(files, write)
     except LeaseLost:
@@ -157,13 +158,14 @@ def _write(rows: DataFrame, path: str, partitions: list[str]) -> None:
     before = str(conf.get(_INSTANTS))
     conf.set(_INSTANTS, "TIMESTAMP_MICROS")  # Spark's default is INT96, which has no statistics
     try:
-        rows.write.mode("error").partitionBy(*partitions).parquet(path)
+        writer = rows.write.mode("error").option("timeZone", "UTC")  # of the names of folders
+        writer.partitionBy(*partitions).parquet(path)
     finally:
         conf.set(_INSTANTS, before)
 
 
-def _files(store: ObjectStore, folder: str) -> Iterator[SinkFile]:
-    """Yield the files with rows below a folder."""
+def _files(store: ObjectStore, folder: str, instants: Container[str]) -> Iterator[SinkFile]:
+    """Yield the files with rows below a folder. Partitions by `instants` are named in UTC."""
     for file in store.list_all(folder):
         name = file.path.rpartition("/")[2]
         if not name.endswith(".parquet") or name.startswith((".", "_")):
@@ -171,7 +173,11 @@ def _files(store: ObjectStore, folder: str) -> Iterator[SinkFile]:
         with store.open(file.path) as opened:
             metadata = pq.ParquetFile(opened).metadata
         if metadata.num_rows:
-            values = dict(_partition_values(file.path))
+            values = {
+                # Spark reads an instant without a zone in the time zone of its session.
+                name: f"{value.replace(' ', 'T')}Z" if value and name in instants else value
+                for name, value in _partition_values(file.path)
+            }
             stats = json.dumps({"numRecords": metadata.num_rows, **_statistics(metadata)})
             yield SinkFile(file.path, file.size, values, stats)
 

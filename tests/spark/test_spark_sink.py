@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.errors import StreamingQueryException
-from support.harness import Stream, forget_last_commit, make_queue, start
+from support.harness import Stream, configured, forget_last_commit, make_queue, start
 from support.sinks import OF_QUEUES, OF_TABLES, SCHEMA, values
 
 from spark_mq import Message, Queue, errors
@@ -244,6 +244,54 @@ def test_a_partitioned_table_gets_files_with_statistics(
     if spark.conf.get("spark.sql.extensions", ""):
         found = spark.read.format("delta").load(path).where("kind = 'a b/=3'").collect()
         assert [row.n for row in found] == [3]
+
+
+@OF_TABLES
+def test_partitions_by_time_have_the_instants_of_the_rows_in_each_time_zone(
+    spark: Any, tmp_path: Path, sink: str
+) -> None:
+    """In New York, 01:30 comes twice in the night in which the clock goes back."""
+    path = str(tmp_path / "partitioned")
+    schema = pa.schema(
+        [("n", pa.int64()), ("at", pa.timestamp("us", tz="UTC")), ("local", pa.timestamp("us")),
+         ("day", pa.date32())]
+    )  # fmt: skip
+    write_deltalake(path, schema.empty_table(), partition_by=["at", "local", "day"])
+    queue = make_queue(tmp_path / "by-time")
+    group = queue.group("g")
+    group.configure(sink=path)
+    first = dt.datetime(2026, 11, 1, 5, 30, 0, 250_000, dt.UTC)
+    wanted = [
+        {"n": n, "at": first + dt.timedelta(hours=n),
+         "local": dt.datetime(2026, 11, 1, 1, 30, 0, 5), "day": dt.date(2026, 11, 1)}
+        for n in range(3)
+    ]  # fmt: skip
+    queue.publish(["0", "1"])
+
+    def process(batch: Any, lease: Any) -> None:
+        number, start = "CAST(CAST(value AS STRING) AS BIGINT)", int(first.timestamp() * 1_000_000)
+        lease.append(
+            batch.selectExpr(
+                f"{number} AS n",
+                f"TIMESTAMP_MICROS({start} + {number} * 3600000000) AS at",
+                "TIMESTAMP_NTZ '2026-11-01 01:30:00.000005' AS local",
+                "DATE '2026-11-01' AS day",
+            )
+        )
+
+    with configured(spark, "spark.sql.session.timeZone", "America/New_York"):
+        Stream(spark, queue, tmp_path / "checkpoint").settle_with(process)
+        queue.publish(["2"])
+        lease = group.lease("python")
+        assert lease is not None
+        lease.append(pa.Table.from_pylist(wanted[2:], schema))
+        lease.ack()
+        rows = DeltaTable(path).to_pyarrow_table().to_pylist()
+        assert sorted(rows, key=lambda row: row["n"]) == wanted
+        if spark.conf.get("spark.sql.extensions", ""):
+            micros = "SELECT unix_micros(at) AS at FROM delta.`{}` WHERE n < 2 ORDER BY n"
+            found = [row["at"] for row in spark.sql(micros.format(path)).collect()]
+            assert found == [int(one["at"].timestamp() * 1_000_000) for one in wanted[:2]]
 
 
 def last_commit(path: str) -> list[str]:
