@@ -40,6 +40,7 @@ class Store:
         self.unseen = remote.options
         # The keys of several deletes in one request are in its body.
         self.options = {**remote.options_at(proxy), "AWS_DISABLE_BULK_DELETE": "true"}
+        self.more: list[str] = []  # what a publisher reads because of the queue's settings
 
     def open(self) -> Queue:
         return Queue.open(self.path, storage_options=self.options)
@@ -65,14 +66,23 @@ class Store:
         assert [one.wait() for one in running] == [0] * count
 
 
-@pytest.fixture
-def store(remote: RemoteStore) -> Iterator[Store]:
+SETTINGS: dict[str, dict[str, Any]] = {
+    "window": {"dedup_window": "1h"},
+    "settled": {"dedup_until": "settled"},
+    "leased": {"dedup_until": "leased"},
+    "replaces": {"dedup_window": "1h", "dedup_replaces": True},
+}
+"""Those of a queue that could change what a role reads."""
+
+
+@pytest.fixture(params=SETTINGS)
+def store(request: pytest.FixtureRequest, remote: RemoteStore) -> Iterator[Store]:
     """A queue with commits of every kind: swept, trimmed, with a dead letter."""
+    settings = SETTINGS[request.param]
     with counting(remote.url) as (url, seen):
         store = Store(remote, url, seen)
-        queue = Queue.create(
-            store.path, storage_options=store.unseen, retention=0, dedup_window="1h"
-        )
+        store.more = ["leases/"] if "dedup_until" in settings else []
+        queue = Queue.create(store.path, storage_options=store.unseen, retention=0, **settings)
         for number in range(3):
             queue.publish([Message(str(number), dedup_id=f"first {number}"), "bad"])
             lease = queue.group().lease("w", max_messages=2)
@@ -162,9 +172,16 @@ def test_the_page_names_each_role() -> None:
 @pytest.mark.parametrize("role", ROLES)
 def test_a_role_needs_the_folders_that_the_page_gives_it(store: Store, role: str) -> None:
     reads, writes = table()[role]
+    if role == "publisher":
+        reads += store.more
     read, written = store.requests(lambda: ROLES[role](store))
     assert missing(read, reads) == set()
     assert missing(written, writes) == set()
+
+
+def test_the_page_names_what_a_publisher_reads_because_of_a_setting() -> None:
+    text = " ".join(PAGE.read_text().split())
+    assert "has [`dedup_until`](workers.md#publish), a publisher also reads `leases/`" in text
 
 
 def test_the_policy_of_the_page_is_that_of_its_table() -> None:
