@@ -153,6 +153,7 @@ def test_the_code_of_the_readme_runs_as_pasted(tmp_path: Path) -> None:
         env=env, cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-3_000:]
+    assert "has already settled" not in ran.stderr
 
 
 def test_no_page_installs_from_an_index_that_does_not_have_the_package() -> None:
