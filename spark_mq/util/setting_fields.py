@@ -19,6 +19,7 @@ from spark_mq.util.clock import MICROSECOND
 from spark_mq.util.records import Record, with_attributes
 from spark_mq.util.show import show_duration
 from spark_mq.util.validation import (
+    SHORTEST,
     invalid,
     plain_number,
     validate_choice,
@@ -365,7 +366,8 @@ class Setting:
 
     @property
     def values(self) -> str:
-        return f"{self.kind.values}, or none" if self.optional else self.kind.values
+        values = f"`{SHORTEST[self.name]}` or more" if self.name in SHORTEST else self.kind.values
+        return f"{values}, or none" if self.optional else values
 
     @property
     def shown_default(self) -> str:

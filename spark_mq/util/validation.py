@@ -23,6 +23,7 @@ from spark_mq.util.failures import safe_repr, safe_text
 
 __all__ = [
     "RESERVED_PREFIX",
+    "SHORTEST",
     "invalid",
     "parse_instant",
     "parse_until",
@@ -45,6 +46,19 @@ __all__ = [
     "validate_size",
     "validate_text",
 ]
+
+# The shortest durations, by option. With leases of "1ms" all messages would die of expiries before
+# a handler sees them, and with such a retention they would be lost.
+SHORTEST: Final = {
+    **dict.fromkeys(("visibility_timeout", "visibilityTimeout"), "1s"),
+    **dict.fromkeys(("max_lease_duration", "maxLeaseDuration", "--every"), "1s"),
+    **dict.fromkeys(("max_retry_age", "message_ttl", "dedup_window"), "1s"),
+    **dict.fromkeys(("breaker_reset_timeout", "breaker_max_wait"), "1s"),
+    "hard_retention": "1m",
+    "history_retention": "1h",
+    "group_expiry": "1h",
+    "timeout": "10ms",
+}
 
 RESERVED_PREFIX: Final = "__"  # start of names that only spark_mq uses
 
@@ -148,7 +162,10 @@ def truncate_error(text: str) -> str:
 
 
 def validate_duration(option: str, value: Any, *, zero: bool = False) -> int:
-    """Return the microseconds of seconds, a timedelta, or text like "30s", "250ms" or "2d 3h"."""
+    """Return the microseconds of seconds, a timedelta, or text like "30s", "250ms" or "2d 3h".
+
+    Some options have a shortest duration, because a shorter one would do harm.
+    """
     result: float | None = None
     number = plain_number(value)
     if isinstance(number, timedelta):
@@ -171,6 +188,9 @@ def validate_duration(option: str, value: Any, *, zero: bool = False) -> int:
             f"is not a duration: give {least} as seconds, a timedelta, or text like '30s', '5m', "
             "'7d'",
         )
+    least = SHORTEST.get(option)
+    if least and round(result) < validate_duration("least", least):
+        raise invalid(option, value, f"is too short: give {least} or more")
     return round(result)
 
 

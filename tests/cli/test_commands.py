@@ -697,7 +697,7 @@ def test_sigterm_ends_a_command_whose_thread_holds_the_lock_of_its_event() -> No
 @pytest.mark.parametrize(
     "words",
     [
-        pytest.param(("sweep", "--every", "1ms", "-o", "json"), id="sweep"),
+        pytest.param(("sweep", "--every", "1s", "-o", "json"), id="sweep"),
         pytest.param(("metrics", "--port", "0"), id="metrics"),
         pytest.param(("web", "--port", "0"), id="web", marks=pytest.mark.slow),
         pytest.param(("work", "handlers:good"), id="work", marks=pytest.mark.slow),

@@ -518,7 +518,7 @@ def test_sweep_again_and_again_until_sigterm(start, queue: Queue, tmp_path: Path
     queue.publish(["good", "bad"])
     lease = queue.group("g").lease("w", max_messages=2)
     lease.reject([lease.messages[1].sequence], error="bad")
-    sweep = start(*submit("sweep"), "--queue", queue.path, "--every", "0.5")
+    sweep = start(*submit("sweep"), "--queue", queue.path, "--every", "1")
     wait_for(lambda: queue.group("g").ensure().stats().dead_lettered == 1, sweep)
     time.sleep(2)
     sweep.send_signal(signal.SIGTERM)

@@ -679,7 +679,7 @@ def test_a_handlers_own_oserror_is_its_failure(make: Make) -> None:
 def test_a_settle_waits_for_the_store_and_keeps_its_lease(
     delta_queue: Make, byte_store: ByteStore, ack: str
 ) -> None:
-    queue = delta_queue(visibility_timeout="300ms", clock_skew=0)
+    queue = delta_queue(visibility_timeout="1s", clock_skew=0)
     queue = Queue.open(queue.path)  # by the machine's clock: the lease is to be extended
     queue.publish(["a", "b"])
     full, failed = threading.Event(), list[float]()
@@ -697,8 +697,8 @@ def test_a_settle_waits_for_the_store_and_keeps_its_lease(
         seen.extend(m.delivery_count for m in taken.messages)
 
     full.set()
-    with working(queue, handle, ack=ack, max_messages=2, max_lease_duration="400ms"):
-        until(lambda: failed and failed[-1] - failed[0] > 1.5)
+    with working(queue, handle, ack=ack, max_messages=2, max_lease_duration="1s"):
+        until(lambda: failed and failed[-1] - failed[0] > 2.5)
         full.clear()
         until(lambda: queue.group().stats().acked == 2)
     assert seen == [1, 1], "nobody else got them meanwhile"

@@ -141,7 +141,7 @@ def test_a_delayed_message_is_leased_when_it_is_due(tmp_path: Path) -> None:
 
 
 def test_an_expiry_is_noticed_when_it_comes(tmp_path: Path) -> None:
-    queue = Queue.create(tmp_path / "queue", visibility_timeout="500ms", clock_skew="100ms")
+    queue = Queue.create(tmp_path / "queue", visibility_timeout="1s", clock_skew="100ms")
     queue.publish(["a"])
     first = lease(queue)
     second = queue.group().lease("w", wait="30s", poll_interval=LONG)

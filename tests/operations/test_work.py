@@ -339,7 +339,7 @@ def test_threads_handle_leases_side_by_side(queue: Queue) -> None:
 
 
 def test_the_lease_is_extended_while_its_handler_runs(tmp_path: Path) -> None:
-    queue = Queue.create(tmp_path / "queue", visibility_timeout="300ms", clock_skew=0)
+    queue = Queue.create(tmp_path / "queue", visibility_timeout="1s", clock_skew=0)
     queue.publish(["slow"])
 
     def handle(taken: Lease) -> None:
@@ -355,7 +355,7 @@ def test_the_lease_is_extended_while_its_handler_runs(tmp_path: Path) -> None:
 
 
 def test_extensions_end_with_the_longest_duration(tmp_path: Path) -> None:
-    queue = Queue.create(tmp_path / "queue", visibility_timeout="200ms", clock_skew=0)
+    queue = Queue.create(tmp_path / "queue", visibility_timeout="1s", clock_skew=0)
     queue.publish(["hung"])
     others: list[Lease | None] = []
 
@@ -363,7 +363,7 @@ def test_extensions_end_with_the_longest_duration(tmp_path: Path) -> None:
         if not others:  # on a busy machine, this worker can get the message once more
             others.append(again(queue).group().lease("other", wait="30s"))
 
-    drain(queue, handle, max_lease_duration="400ms")
+    drain(queue, handle, max_lease_duration="2s")
     assert others[0] is not None
 
 

@@ -557,12 +557,12 @@ def test_sigterm_ends_it_after_the_running_handlers(queue: Queue) -> None:
 
 
 def test_leases_are_extended_while_their_messages_are_in_hand(delta_queue: Make) -> None:
-    queue = Queue.open(delta_queue(visibility_timeout="300ms", clock_skew=0).path)
+    queue = Queue.open(delta_queue(visibility_timeout="1s", clock_skew=0).path)
     queue.publish(["slow", "slow"])
 
     def handle(_: ReceivedMessage) -> None:
         now = context_of(queue).clock()
-        until(lambda: (context_of(queue).clock() - now).total_seconds() > 1)
+        until(lambda: (context_of(queue).clock() - now).total_seconds() > 2)
         assert again(queue, context_of(queue).clock).group().lease("other") is None
 
     assert drain(queue, handle, threads=2).settled == 2
@@ -724,7 +724,7 @@ def test_a_thread_that_returns_while_its_lease_ends_takes_messages_again(
 def test_each_lease_is_extended_by_its_own_timeout(queue: Queue, clock: ManualClock) -> None:
     queue.publish(["a", "b"])
     group = queue.group()
-    taken = [group.lease("w", visibility_timeout=timeout) for timeout in ("30ms", "300ms")]
+    taken = [group.lease("w", visibility_timeout=timeout) for timeout in ("1s", "3s")]
     leases = [one for one in taken if one is not None]
     clock.advance("10ms")
     now = context_of(queue).now()
@@ -732,7 +732,7 @@ def test_each_lease_is_extended_by_its_own_timeout(queue: Queue, clock: ManualCl
     try:
         for one in leases:
             held.add(one)
-        until(lambda: [one._held.expires_at - now for one in leases] == [30_000, 300_000])
+        until(lambda: [one._held.expires_at - now for one in leases] == [SECOND, 3 * SECOND])
     finally:
         held.stop()
 

@@ -324,7 +324,7 @@ def test_a_replay_of_a_batch_that_another_worker_emptied_stays_empty(
 def test_a_replay_whose_lease_was_taken_over_is_empty_and_fails_nothing(
     mortal_spark: Any, tmp_path: Path
 ) -> None:
-    queue = make_queue(tmp_path / "queue", visibility_timeout="300ms")
+    queue = make_queue(tmp_path / "queue", visibility_timeout="1s")
     stream = Stream(mortal_spark, queue, tmp_path / "checkpoint")
     queue.publish(numbered(3))
     die(queue, "after lease")
@@ -508,7 +508,7 @@ def test_a_frozen_driver_loses_its_lease_and_is_reported_so(
     """
     receipt = queue.publish(numbered(3))
     stream = Stream(
-        spark, queue, tmp_path / "checkpoint", visibilityTimeout="300ms", maxLeaseDuration="1s"
+        spark, queue, tmp_path / "checkpoint", visibilityTimeout="1s", maxLeaseDuration="2s"
     )
     frozen = Freezer()
     query = stream.start(
@@ -536,7 +536,7 @@ def test_a_lease_outlives_its_timeout_while_its_batch_is_worked_on(
     spark: Any, queue: Queue, tmp_path: Path
 ) -> None:
     queue.publish(numbered(2))
-    stream = Stream(spark, queue, tmp_path / "checkpoint", visibilityTimeout="600ms")
+    stream = Stream(spark, queue, tmp_path / "checkpoint", visibilityTimeout="1s")
     extended: list[bool] = []
 
     def process(batch: Any, lease: Any) -> None:

@@ -172,8 +172,8 @@ def test_manual_mode_leaves_what_was_not_settled_to_expire(
         queue,
         tmp_path / "ck",
         ack="manual",
-        visibilityTimeout="500ms",
-        maxLeaseDuration="500ms",
+        visibilityTimeout="1s",
+        maxLeaseDuration="1s",
     )
     receipt = queue.publish(numbered(3))
 
@@ -196,8 +196,8 @@ def test_what_ack_manual_leaves_expires_and_comes_again_though_the_stream_acks_o
         spark,
         queue,
         tmp_path / "ck",
-        visibilityTimeout="500ms",
-        maxLeaseDuration="500ms",
+        visibilityTimeout="1s",
+        maxLeaseDuration="1s",
         maxMessagesPerTrigger="2",
     )
     queue.publish(numbered(4))

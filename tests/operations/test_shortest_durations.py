@@ -1,0 +1,81 @@
+"""A duration that would end messages without a call, or lose them, is refused at the door."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.handles import lease
+
+from spark_mq import Queue
+from spark_mq.errors import InvalidOption
+from spark_mq.ledger.settings import GroupSettings, QueueSettings
+from spark_mq.testing import ManualClock, memory_queue
+from spark_mq.util.setting_fields import Duration, settings_of
+from spark_mq.util.validation import SHORTEST
+
+# What may be as short as one likes, because it ends no message and loses none.
+HARMLESS = {"retry_delay", "max_retry_delay", "clock_skew", "rate_burst", "delivery_delay",
+            "retention"}  # fmt: skip
+
+
+@pytest.fixture
+def queue(clock: ManualClock) -> Queue:
+    return memory_queue(clock)
+
+
+def durations() -> dict[str, Duration]:
+    both = {**settings_of(GroupSettings), **settings_of(QueueSettings)}
+    return {name: one.kind for name, one in both.items() if isinstance(one.kind, Duration)}
+
+
+def test_each_duration_has_a_bound_or_is_harmless() -> None:
+    assert {name for name in durations() if name not in SHORTEST} == HARMLESS
+
+
+@pytest.mark.parametrize("name", sorted(durations().keys() - HARMLESS))
+def test_a_setting_that_is_too_short_is_refused(name: str) -> None:
+    least = SHORTEST[name]
+    with pytest.raises(InvalidOption) as caught:
+        memory_queue(**{name: "1ms"})
+    assert str(caught.value) == f"{name}='1ms' is too short: give {least} or more"
+    assert (caught.value.option, caught.value.value) == (name, "1ms")
+    memory_queue(**{name: least})
+
+
+def test_a_lease_that_is_too_short_is_refused_at_each_door(queue: Queue) -> None:
+    queue.publish("a")
+    group = queue.group()
+    held = lease(queue)
+    work = {"until": "empty"}
+    calls: dict[str, list[Any]] = {
+        "visibility_timeout": [
+            lambda: group.lease(visibility_timeout="1ms"),
+            lambda: group.work(print, visibility_timeout=0.001, **work),
+        ],
+        "timeout": [
+            lambda: held.extend("1ms"),
+            lambda: group.extend(held, "1ms"),
+            lambda: group.work(print, mode="message", timeout="1ms", **work),
+        ],
+        "max_lease_duration": [
+            lambda: group.work(print, max_lease_duration="1ms", **work),
+            lambda: held.keep_alive("1ms").__enter__(),
+        ],
+    }
+    for option, doors in calls.items():
+        for door in doors:
+            with pytest.raises(InvalidOption, match=f"^{option}=.* is too short: give 1"):
+                door()
+
+
+@pytest.mark.parametrize("option", ["visibilityTimeout", "maxLeaseDuration"])
+def test_a_stream_with_leases_that_are_too_short_is_refused(option: str) -> None:
+    options = pytest.importorskip("spark_mq.spark.options")
+    with pytest.raises(InvalidOption, match=f"^{option}='1ms' is too short: give 1s or more"):
+        options.ReadOptions.parse({"path": "/q", option: "1ms"})
+
+
+def test_a_queue_with_a_shorter_setting_of_an_older_version_is_read() -> None:
+    stored = {"visibility_timeout": 1_000}
+    assert GroupSettings.decoded(stored).visibility_timeout.total_seconds() == 0.001
