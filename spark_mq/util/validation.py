@@ -188,9 +188,9 @@ def validate_duration(option: str, value: Any, *, zero: bool = False) -> int:
             f"is not a duration: give {least} as seconds, a timedelta, or text like '30s', '5m', "
             "'7d'",
         )
-    least = SHORTEST.get(option)
-    if least and round(result) < validate_duration("least", least):
-        raise invalid(option, value, f"is too short: give {least} or more")
+    shortest = SHORTEST.get(option)
+    if shortest and round(result) < validate_duration("shortest", shortest):
+        raise invalid(option, value, f"is too short: give {shortest} or more")
     return round(result)
 
 
