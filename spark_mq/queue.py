@@ -608,13 +608,14 @@ class Queue(QueueViews):
         to: Queue | Path | None = None,
         stop: threading.Event | None = None,
         transform: str | RepairFunction | None = None,
-        format: Format | None = None,
-    ) -> RedriveResult:
-        """Publish dead letters of this queue again, each once.
+        format: Format | None = None, to_all_groups: bool = False,
+    ) -> RedriveResult:  # fmt: skip
+        """Publish dead letters of this queue again, each once, for the group in which it died.
 
-        That holds also after crashes. All groups see them as new messages, which keep their id,
-        key, priority, value and own headers. The header ``spark_mq.group`` names the group in which
-        they died.
+        That holds after crashes, too. The group gets them as new messages, which keep their id,
+        key, priority, value and own headers, and the other groups skip them. The header
+        ``spark_mq.group`` names the group. A letter whose group does not exist stays a letter, and
+        the result and a warning say so.
 
         Parameters
         ----------
@@ -630,7 +631,7 @@ class Queue(QueueViews):
             The most messages a second. Default: no limit.
         to
             Another queue to publish them to, or its path. The storage options of this queue must
-            reach it. Default: this queue.
+            reach it, and all of its groups get them. Default: this queue.
         stop
             Ends the redrive after its current round once it is set, of at most 10,000 letters. The
             result has the number until then.
@@ -643,6 +644,9 @@ class Queue(QueueViews):
         format
             What must be able to decode the new values, as for :meth:`ConsumerGroup.work`. The
             transform fails for a letter whose new value it refuses. Default: any value will do.
+        to_all_groups
+            Publish them for all groups, so that those which have settled the message get it again.
+            Default: only for the group in which it died.
 
         Raises
         ------
@@ -654,7 +658,7 @@ class Queue(QueueViews):
         """
         return redrive(
             self._context, where, limit, dry_run, rate, to=to, stop=stop, transform=transform,
-            format=format,
+            format=format, to_all_groups=to_all_groups,
         )  # fmt: skip
 
     @acting_by_default

@@ -11,7 +11,7 @@ from typing import Final
 from spark_mq.inspect.overview import QueueOverview
 from spark_mq.ledger.limits import is_stopped
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import BLOCKED, LEASED, SETTLED, Range
+from spark_mq.ledger.ranges import BLOCKED, LEASED, SETTLED, UNREAD, Range
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.ledger.walk import range_of, walk
 from spark_mq.maintenance.retention import find_held_back
@@ -131,8 +131,10 @@ def _first_unsettled(
     """Return the state and the range of a group's first unsettled messages after a sequence."""
     ledger = context.group(name).current()
     for piece in islice(walk(ledger, index, context.now(), start + 1), MAX_RANGES):
-        if piece.state != SETTLED:
-            return piece.state, range_of(piece, ledger, index)
+        if piece.state != SETTLED or piece.row is None:
+            # A lease has still to skip those that the group does not get.
+            state = UNREAD if piece.state == SETTLED else piece.state
+            return state, range_of(piece, ledger, index)
     return None
 
 

@@ -56,7 +56,7 @@ class StatsReader:
         self._refresh(now)
         fast = context.ledgers.known_horizon() >= context.messages.trimmed
         found = {
-            name: _stats_of(digest, index, now) if fast else None
+            name: _stats_of(name, digest, index, now) if fast else None
             for name, (_, digest) in self._known.items()
         }
         by_rules = [name for name, stats in found.items() if stats is None]
@@ -103,7 +103,7 @@ class StatsReader:
     def _by_rules(self, names: Sequence[str], now: int) -> Iterator[tuple[str, GroupStats]]:
         for name, rows in self._scan(names, None):
             try:
-                ledger = from_rows(rows)
+                ledger = from_rows(rows, name)
                 settings = GroupSettings.decoded(ledger.head.settings)
                 ledger = expire_leases(ledger, now, settings)
                 index = self._context.group(name).index_for(ledger)
@@ -216,14 +216,14 @@ def _digest(start: int, text: str) -> _Digest:
     )
 
 
-def _stats_of(digest: _Digest, index: MessageIndex, now: int) -> GroupStats | None:
+def _stats_of(name: str, digest: _Digest, index: MessageIndex, now: int) -> GroupStats | None:
     """Return the stats of a digest that holds, or None if they need the ledger's own rules."""
     if digest.may_need_rules() or index.has_times_after(digest.start_sequence):
         return None
     if not _is_of_log(digest, index):
         return None
     start, happened = digest.start_sequence, dict(digest.happened)
-    sums = with_unread(digest.sums, start, index, now, digest.settings)
+    sums = with_unread(digest.sums, start, index, now, digest.settings, group=name)
     if (late := sums.pop(LATE, None)) is not None:
         sums[READY] = late.joined(sums.get(READY, StateSum()))
         happened["lease_expired"] = happened.get("lease_expired", 0) + late.messages

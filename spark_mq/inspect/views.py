@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
 from spark_mq.delta.object_store import ObjectStore, join
 from spark_mq.delta.store_errors import wrap_store_errors
@@ -31,6 +32,7 @@ from spark_mq.inspect.plots import QueuePlots
 from spark_mq.inspect.stats import StatsReader
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.maintenance.redrive import redrive
+from spark_mq.maintenance.redrive_result import RedriveResult
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.life import Trace
 from spark_mq.operations.nesting import find_folders
@@ -220,7 +222,13 @@ class QueueViews:
         limit
             The most letters to return. Default: all.
         """
-        return ArrowRows(redrive(self._context, where, limit, True, None).table)
+        return ArrowRows(redrive(self._context, where, limit, True, None, to_all_groups=True).table)
+
+    def _count_to_redrive(
+        self, where: str | None, limit: int | None, **place: Any
+    ) -> RedriveResult:
+        """Count the letters of a redrive, and by group, without their payloads."""
+        return redrive(self._context, where, limit, True, None, count_only=True, **place)
 
     def newest_dead_letters(self, n: int = 50, *, before: int | None = None) -> ArrowRows:
         """Return dead letters that are neither redriven nor discarded, the newest first.

@@ -31,7 +31,7 @@ from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.sink_writes import next_write
 from spark_mq.ledger.stream_batch import StreamBatch
 from spark_mq.ledger.transitions import expire_leases, rejected
-from spark_mq.ledger.walk_filter import FILTERED, REPLACED
+from spark_mq.ledger.walk_filter import FILTERED, OTHER_GROUP, REPLACED
 from spark_mq.util.clock import MICROSECOND, SECOND
 from spark_mq.util.user import worker_label
 
@@ -61,9 +61,9 @@ class Acquire(Command[Grant]):
     """Lease due messages whose payload files are readable.
 
     Messages of damaged files become dead. Those of files out of reach are due again later if others
-    can be delivered. If none can, nothing is granted, and nothing is postponed. Messages that later
-    ones replace, or that the group's filter does not match, are settled as skipped, as far as the
-    lease looks.
+    can be delivered. If none can, nothing is granted, and nothing is postponed. As far as the lease
+    looks, it settles as skipped what the group does not get: messages for another group alone,
+    those that later ones replace, and those that the group's filter does not match.
     """
 
     worker_id: str
@@ -173,7 +173,7 @@ class SkipFiltered(Command[Grant]):
         return Change(found.ledger, found.grant, join_notes(_skip_notes(found.grant)))
 
 
-_SKIPS: Final = {FILTERED: SkipFiltered.name, REPLACED: "replace"}
+_SKIPS: Final = {FILTERED: SkipFiltered.name, REPLACED: "replace", OTHER_GROUP: "skip"}
 
 
 def _skip_notes(grant: Grant) -> list[dict[str, Any]]:

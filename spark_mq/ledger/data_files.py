@@ -39,6 +39,7 @@ class DataFile:
     slots: str = ""  # see ``slots.encode_slots``; empty if all rows are in the last slot
     batch: str = ""  # the id of its message batch, or empty
     replaces: str = ""  # see ``replaced.encode_replaced``; empty if it replaces no message
+    group: str = ""  # the only group that gets its messages; empty if all do
 
     @property
     def last(self) -> int:
@@ -190,6 +191,7 @@ class FileList(Sequence[DataFile]):
         self.priorities = array("H")  # the set of the priorities of each of them
         self.batches = FileTexts()  # the message batch of a file
         self.replacing = FileTexts()  # the messages that those of a file replace
+        self.addressed = FileTexts()  # the only group that gets the messages of a file
 
     def last_at(self, at: int) -> int:
         return self.firsts[at] + self.rows[at] - 1
@@ -221,6 +223,7 @@ class FileList(Sequence[DataFile]):
             self.slots_of(first),
             self.batches.of(first),
             self.replacing.of(first),
+            self.addressed.of(first),
         )
 
     def __iter__(self) -> Iterator[DataFile]:
@@ -263,9 +266,11 @@ class FileList(Sequence[DataFile]):
             if file.slots:
                 self._add_slots(file.first, file.slots)
             if file.batch:
-                self._add_batch(file.first, file.batch)
+                self._add_name(self.batches, file.first, file.batch)
             if file.replaces:
                 self.replacing.add(file.first, file.replaces)
+            if file.group:
+                self._add_name(self.addressed, file.first, file.group)
         self.firsts.extend(array("q", (file.first for file in files)))
         self.total = total
 
@@ -284,9 +289,11 @@ class FileList(Sequence[DataFile]):
         for at, slots in columns.slots:
             self._add_slots(columns.firsts[at], slots)
         for at, batch in columns.batches:
-            self._add_batch(columns.firsts[at], batch)
+            self._add_name(self.batches, columns.firsts[at], batch)
         for at, replaced in columns.replaces:
             self.replacing.add(columns.firsts[at], replaced)
+        for at, group in columns.groups:
+            self._add_name(self.addressed, columns.firsts[at], group)
         self.firsts.extend(columns.firsts)
         self.total = total
 
@@ -305,7 +312,7 @@ class FileList(Sequence[DataFile]):
             self._slots.truncate(kept)
             prioritised = bisect_right(self.prioritised, self.firsts[-1]) if count else 0
             del self.prioritised[prioritised:], self.priorities[prioritised:]
-            for texts in (self.batches, self.replacing):
+            for texts in (self.batches, self.replacing, self.addressed):
                 texts.truncate(self.firsts[-1] if count else -1)
         self.total = self.before[-1] + self.rows[-1] if count else self._before_all
 
@@ -322,6 +329,7 @@ class FileList(Sequence[DataFile]):
         kept.prioritised = self.prioritised[prioritised:]
         kept.priorities = self.priorities[prioritised:]
         kept.batches, kept.replacing = self.batches.tail(first), self.replacing.tail(first)
+        kept.addressed = self.addressed.tail(first)
         kept.rows, kept.sizes = self.rows[start:], self.sizes[start:]
         kept.committed_at, kept.before = self.committed_at[start:], self.before[start:]
         # A copy, because a slice would keep all paths in memory.
@@ -336,8 +344,8 @@ class FileList(Sequence[DataFile]):
             self.prioritised.append(first)
         self.with_slots.append(first)
 
-    def _add_batch(self, first: int, batch: str) -> None:
-        self.batches.add(first, sys.intern(batch))  # the files of a batch share its name
+    def _add_name(self, names: FileTexts, first: int, name: str) -> None:
+        names.add(first, sys.intern(name))  # many files share it
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,3 +361,4 @@ class FileColumns:
     slots: Iterable[tuple[int, str]] = ()  # the places and slots of files with slots
     batches: Iterable[tuple[int, str]] = ()  # the places and batches of files of a batch
     replaces: Iterable[tuple[int, str]] = ()  # the places of files that replace messages, and which
+    groups: Iterable[tuple[int, str]] = ()  # the places of files for one group, and that group

@@ -34,6 +34,7 @@ END_REASONS: Final = {name: name for name in _OWN_NAMES} | {
     "routed": "dead_lettered",
     "filtered": "skipped",
     "replaced": "skipped",
+    "other_group": "skipped",
 }
 """The outcome of messages, by the event that settled them. Any other event dropped them."""
 

@@ -26,7 +26,7 @@ from spark_mq.ledger.ranges import (
 from spark_mq.ledger.schedule import add_scheduled, split_by_time
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.sink_writes import SinkWrite, with_write
-from spark_mq.ledger.walk_filter import RowRuns, Taken
+from spark_mq.ledger.walk_filter import OTHER_GROUP, RowRuns, Taken
 
 __all__ = [
     "MAX_LEASES_WITHOUT_FRESH",
@@ -215,11 +215,17 @@ def _add_skipped(
     *,
     rules: GroupSettings,
 ) -> None:
-    """Add the unread messages before others that the lease took, and those up to `reach`."""
+    """Add the unread messages before others that the lease took, and those up to `reach`.
+
+    Those that only other groups get are settled.
+    """
     # The times are the instant of the lease, and until when a message must be due.
     begin, end = editor.ledger.end_sequence + 1, max([reach, *(last for _, last in taken)])
     timed = index.has_times(begin, end)
-    for first, last in subtract([(begin, end)], taken):
+    others = subtract(index.for_others(begin, end, editor.ledger.head.group), taken)
+    for r in filter(None, (range_between(index, *one, UNREAD) for one in others)):
+        editor.add(r.as_settled(), r, OTHER_GROUP)
+    for first, last in subtract([(begin, end)], [*taken, *others]):
         skipped = range_between(index, first, last, UNREAD)
         if skipped is None:
             continue

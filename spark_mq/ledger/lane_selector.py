@@ -116,7 +116,8 @@ class LaneSelector:
         row_filter, replaced = None, _NOTHING_REPLACED
         if index.files.replacing.firsts:  # most queues have none, and do not pay for it
             replaced = index.replaced_after(ledger.head.start_sequence)
-        if request.matches is not None or replaced:
+        addressed = index.is_addressed_after(ledger.head.start_sequence)
+        if request.matches is not None or replaced or addressed:
             room = rules.max_tracked_ranges - ledger.size
             row_filter = WalkFilter(request.matches, replaced, ledger, index, room)
         self._walk = LaneWalk(

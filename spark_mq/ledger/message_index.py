@@ -18,7 +18,7 @@ from typing import Final, cast
 
 from spark_mq.ledger.data_files import DataFile, FileColumns, FileList
 from spark_mq.ledger.delivery_times import DeliveryTimes, TimedRun
-from spark_mq.ledger.intervals import Interval, normalise
+from spark_mq.ledger.intervals import Interval, intersect, normalise
 from spark_mq.ledger.replaced import decode_replaced
 from spark_mq.ledger.slots import FileSlots, SlotLayout, decode_slots
 
@@ -303,6 +303,19 @@ class MessageIndex:
                     self._replaced[begins] = normalise([*known, (begins + start, begins + end)])
                     self._last_replaced = max(self._last_replaced, begins + end)
             self._replacing += 1
+
+    def is_addressed_after(self, seq: int) -> bool:
+        """Return whether a file for one group alone ends after `seq`."""
+        addressed = self.files.addressed.firsts
+        return bool(addressed) and self.files.last_of(addressed[-1]) > seq
+
+    def for_others(self, first: int, last: int, group: str) -> list[Interval]:
+        """Return the messages in ``first..last`` that only groups other than `group` get."""
+        if not self.is_addressed_after(first - 1):
+            return []
+        others = (seq for seq, name in self.files.addressed.items() if name != group)
+        files = ((seq, self.files.last_of(seq)) for seq in others)
+        return intersect(normalise(files), [(first, last)])
 
     def size(self, first: int, last: int) -> int:
         """Estimate the bytes of the messages in ``first..last`` in their files."""

@@ -120,6 +120,7 @@ class Create(Command[bool]):
             start_sequence=start,
             settled_count=index.count(0, start),
             settings=self.settings.encoded(),
+            group=view.group,
         )
         return Change(Ledger(head), True, {"operation": self.name})
 

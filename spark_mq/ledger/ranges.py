@@ -210,6 +210,7 @@ class LedgerHeader:
     fair_time: int = 0  # how far a fair group has shared leases between lanes
     happened: dict[str, int] = field(default_factory=dict)
     """Leases, and messages by what happened to them. No rule reads it."""
+    group: str = ""  # whose ledger it is, which the store keeps in the partition
 
     def to_json(self) -> str:
         """Return the fields without a column of their own as JSON."""

@@ -12,7 +12,7 @@ from spark_mq.ledger.acquire import AcquireRequest, acquire
 from spark_mq.ledger.breaker import CLOSED
 from spark_mq.ledger.isolation import NOTHING_ISOLATED, Isolation, estimate_isolation
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, TRANSFERRING, UNREAD, Ledger
+from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, SETTLED, TRANSFERRING, UNREAD, Ledger
 from spark_mq.ledger.schedule import split_due
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.states import DELAYED, READY
@@ -101,8 +101,7 @@ class GroupFacts:
     @property
     def first_unsettled(self) -> int | None:
         # The lowest range of a ledger is never settled.
-        firsts = [one.first for one in self.sums.values() if one.first is not None]
-        return min(firsts) if firsts else self.index.first_at_or_after(self.start_sequence + 1)
+        return min((one.first for one in self.sums.values() if one.first is not None), default=None)
 
     @property
     def oldest_since(self) -> int | None:
@@ -113,17 +112,26 @@ class GroupFacts:
 
 
 def with_unread(
-    sums: Mapping[str, StateSum], start: int, index: MessageIndex, now: int, rules: GroupSettings
+    sums: Mapping[str, StateSum],
+    start: int,
+    index: MessageIndex,
+    now: int,
+    rules: GroupSettings,
+    *,
+    group: str,
 ) -> dict[str, StateSum]:
     """Return the sums of a ledger together with the unread messages that follow it."""
     found = dict(sums)
     reach = max([start, *(one.last for one in sums.values() if one.last is not None)])
-    for piece in walk_unread(index, reach + 1, now, rules):
+    for piece in walk_unread(index, reach + 1, now, rules, group):
+        if piece.state == SETTLED and not piece.expired:
+            continue
         count = index.count(piece.first, piece.last)
         state = EXPIRED if piece.expired and piece.state != DEAD else piece.state
         for name in (READY, UNREAD) if state == READY else (state,):
             own = found.get(name, _NOTHING)
-            found[name] = own._replace(messages=own.messages + count)
+            first = piece.first if own.first is None else own.first
+            found[name] = own._replace(messages=own.messages + count, first=first)
     return found
 
 
@@ -231,7 +239,9 @@ class GroupStats(Record):
         "dropped", "Dropped since the group began, at a limit, by a reject or by the owner."
     )
     skipped: int = _ended(
-        "skipped", "Skipped by seeks, purges and the filter, or replaced, since the group began."
+        "skipped",
+        "Skipped by seeks, purges and the filter, replaced, or redriven for another group, since "
+        "the group began.",
     )
     expired: int = figure(
         lambda facts: facts.counters.get("expired", 0) + facts.sum(EXPIRED).messages,
@@ -373,7 +383,7 @@ def facts_of(
     sums = sum_states(ledger.ranges, now).get(0, {})
     timed = index.has_times_after(head.start_sequence)
     return GroupFacts(
-        with_unread(sums, head.start_sequence, index, now, rules),
+        with_unread(sums, head.start_sequence, index, now, rules, group=head.group),
         head.counters,
         head.start_sequence,
         index,

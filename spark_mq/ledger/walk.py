@@ -71,16 +71,27 @@ def walk(ledger: Ledger, index: MessageIndex, now: int, first: int = 0) -> Itera
             yield from _split(r, index, now, row, rules)
         else:
             yield Piece(state, low, high, row)
-    yield from walk_unread(index, max(first, ledger.end_sequence + 1), now, rules)
+    unread = max(first, ledger.end_sequence + 1)
+    yield from walk_unread(index, unread, now, rules, ledger.head.group)
 
 
-def walk_unread(index: MessageIndex, first: int, now: int, rules: GroupSettings) -> Iterator[Piece]:
-    """Yield the messages from a sequence on, none of which a group has leased, in order."""
-    unread = range_between(index, first, index.last_sequence, UNREAD)
-    if unread and index.has_times_after(first - 1):
-        yield from _split(unread, index, now, None, rules)
-    elif unread:
-        yield Piece(READY, unread.first, unread.last, None)
+def walk_unread(
+    index: MessageIndex, first: int, now: int, rules: GroupSettings, group: str
+) -> Iterator[Piece]:
+    """Yield the messages from a sequence on, none of which a group has leased, in order.
+
+    Those that only other groups get are settled, because its next lease skips them.
+    """
+    last, timed = index.last_sequence, index.has_times_after(first - 1)
+    for low, high in (*index.for_others(first, last, group), (last + 1, last)):
+        unread = range_between(index, first, low - 1, UNREAD)
+        if unread and timed:
+            yield from _split(unread, index, now, None, rules)
+        elif unread:
+            yield Piece(READY, unread.first, unread.last, None)
+        if low <= high:
+            yield Piece(SETTLED, low, high, None)
+        first = high + 1
 
 
 def _states(ledger: Ledger, now: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Skip replaced messages, and those that a filter does not match, while a walk takes the others."""
+"""Skip messages that a group does not get, while a walk takes the others."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ __all__ = [
     "FILTERED",
     "MAX_FILTERED_FILES",
     "MAX_FILTERED_PIECES",
+    "OTHER_GROUP",
     "REPLACED",
     "RowRuns",
     "Taken",
@@ -27,6 +28,7 @@ __all__ = [
 
 FILTERED: Final = "filtered"  # the event of messages that a filter does not match
 REPLACED: Final = "replaced"  # and of those that a later one replaces
+OTHER_GROUP: Final = "other_group"  # and of those that were published for another group alone
 MAX_FILTERED_PIECES: Final = 4_000
 """Pieces that a lease and what it skips may have. More would make its commit large."""
 MAX_FILTERED_FILES: Final = 1_000  # with messages that one lease skips, so that it commits soon
@@ -85,7 +87,8 @@ class RowRuns:
 class WalkFilter:
     """The messages of a walk that a lease takes, and those that it skips.
 
-    It skips messages that later ones replace, and those that the group's filter does not match.
+    It skips messages that were published for another group alone, those that later ones replace,
+    and those that the group's filter does not match.
     Messages of files that no check has read count as matching. Messages that were leased before are
     never skipped.
     """
@@ -99,7 +102,7 @@ class WalkFilter:
         room: int,
     ) -> None:
         self._matches, self._index = {} if matches is None else matches, index
-        self._replaced = replaced
+        self._replaced, self._group = replaced, ledger.head.group
         self._most = max(2, min(MAX_FILTERED_PIECES, room))
         leased = ("first_leased_at", "is set", True)
         self._leased = frozenset(ledger.find((AVAILABLE,), leased))
@@ -119,6 +122,9 @@ class WalkFilter:
         file = self._index.file_at(first)
         if row in self._leased:
             yield "", first, last
+            return
+        if file.group not in ("", self._group):
+            yield OTHER_GROUP, first, last
             return
         replaced = self._replaced.get(file.first, ())
         for is_replaced, low, high in split_replaced(replaced, first, last):

@@ -29,7 +29,7 @@ from spark_mq.ledger.ranges import RANGE_SCHEMA, TRANSFERRING, Ledger, LedgerHea
 from spark_mq.ledger.states import CHANGEABLE
 from spark_mq.maintenance.dead_letters import Routing, Transfer, copy_dead
 from spark_mq.maintenance.find_letters import REDRIVE
-from spark_mq.maintenance.redrive import REPAIR, Redrive
+from spark_mq.maintenance.redrive import Redrive, goes_to_other
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.history import commits_after
 from spark_mq.storage.ledger_table import HORIZON
@@ -277,8 +277,7 @@ def _lost(
     rows = _events(source, group.name)
     done = rows.filter(pc.equal(rows["event"], event))
     if not to_others:  # a redrive to another queue has a reason, which names it
-        repaired = pc.fill_null(pc.equal(done["reason"], REPAIR), False)  # these come as they died
-        done = done.filter(pc.or_(pc.is_null(done["reason"]), repaired))
+        done = done.filter(pc.invert(pc.fill_null(goes_to_other(done["reason"]), False)))
     ids = [one for one in pc.unique(done["lease_id"]).to_pylist() if one is not None]
     lost = [one for one in ids if all_lost or transfer.target.last_number(one) is None]
     index = source.messages.plan_recovery().index if lost else None
@@ -286,8 +285,9 @@ def _lost(
         assert index is not None
         mine = done.filter(pc.equal(done["lease_id"], transfer_id))
         ranges = list(_ranges(group, index, mine, rows))
-        if ranges:
-            yield _Lost(transfer, transfer_id, ranges)
+        again = transfer.begun(ranges[0]) if ranges else None
+        if again is not None:
+            yield _Lost(again, transfer_id, ranges)
 
 
 def _events(source: QueueContext, group: str) -> pa.Table:

@@ -1,5 +1,8 @@
 """Publish dead letters into their queue again, or into another one, each once.
 
+A letter goes back to the group in which it died: each data file names its group, and the leases of
+other groups skip it. Files for all groups, and those in another queue, name none.
+
 A redrive is a transfer, as routing is. A reserved group of the dead-letter queue holds the redriven
 letters in its ledger. While they are in transfer, their reason names the other queue, so that
 another process can finish it. If a transform repairs them, only the process that has it can publish
@@ -13,8 +16,8 @@ import threading
 import time
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -22,7 +25,7 @@ import pyarrow.compute as pc
 
 from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.delta.object_store import canonical_uri
-from spark_mq.errors import InvalidOption, NotAQueue, QueueNotFound
+from spark_mq.errors import GroupNotFound, InvalidOption, NotAQueue, QueueNotFound
 from spark_mq.ledger.intervals import Interval, from_sequences, subtract
 from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.routing import Freeze, Unfreeze
@@ -41,24 +44,24 @@ from spark_mq.maintenance.find_letters import (
     try_condition,
     warn_unrouted,
 )
+from spark_mq.maintenance.redrive_result import RedriveResult
 from spark_mq.maintenance.sql_functions import error_shapes
 from spark_mq.maintenance.transform import ERROR, RepairFunction, before_and_after, repair_of
-from spark_mq.operations.context import QueueContext
+from spark_mq.operations.context import QueueContext, group_not_found
 from spark_mq.operations.create import open_context, place_of
 from spark_mq.operations.history import HEADER_PREFIX, REDRIVEN_FROM, REPAIRED
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile, discard_files, write_file
 from spark_mq.payload_format import Format
+from spark_mq.util.advice import TO_ALL_GROUPS
 from spark_mq.util.progress import progress
-from spark_mq.util.records import Record, object_html, table_html
-from spark_mq.util.show import show_count
 from spark_mq.util.validation import truncate_error, validate_count, validate_rate
 
 __all__ = [
     "COLUMNS",
-    "REPAIR",
     "Redrive",
     "RedriveResult",
+    "goes_to_other",
     "letter_schema",
     "redrive",
 ]
@@ -68,39 +71,12 @@ _log = logging.getLogger(__name__)
 REPAIR: Final = "repair"  # what the reason begins with of letters that a transform repairs
 _MAX_FAILURES: Final = 20  # in the result
 _TO: Final = "to "  # what the reason begins with that names another queue
+_ALL: Final = "all groups"  # the reason if all groups get the messages
+_GROUP: Final = "consumer_group"  # the column of the group in which a letter died
 _LETTER: Final = HEADER_PREFIX + "dead_letter"  # in a message of another queue: its dead letter
 
+_COUNTED: Final = (SEQUENCE, _GROUP)  # the columns that a count needs
 CHUNK: Final = 10_000  # messages looked at, and redriven, by one round of commits
-
-
-@dataclass(frozen=True, slots=True)
-class RedriveResult(Record):
-    """The result of a redrive, or of a dry run.
-
-    ``messages`` is the number of letters. ``table`` has the letters of a dry run, with the columns
-    of ``redrive.COLUMNS``. It is None after a redrive. With a transform, the table has what it
-    makes of them in ``new_key``, ``new_value``, ``new_headers`` and ``new_priority``, and the
-    reason in ``transform_error`` if it fails. ``failed`` counts the letters that it fails for,
-    which stay letters, and ``failures`` counts them by the shape of that reason.
-    """
-
-    messages: int
-    table: pa.Table | None = None
-    failed: int = 0
-    failures: Mapping[str, int] = field(default_factory=dict, hash=False)
-
-    def to_arrow(self) -> pa.Table:
-        """Return the letters of a dry run, or the numbers in a table of one row."""
-        if self.table is not None:
-            return self.table
-        return pa.table({"messages": [self.messages], "failed": [self.failed]})
-
-    def _repr_html_(self) -> str:
-        what = "redriven" if self.table is None else "to redrive"
-        title = f"{show_count(self.messages, 'message')} {what}"
-        if self.table is None:
-            return object_html({"messages": self.messages, "failed": self.failed}, title)
-        return table_html(self.table, title)
 
 
 def redrive(
@@ -114,56 +90,93 @@ def redrive(
     stop: threading.Event | None = None,
     transform: str | RepairFunction | None = None,
     format: Format | None = None,
+    to_all_groups: bool = False,
+    count_only: bool = False,
 ) -> RedriveResult:
-    """Redrive as :meth:`spark_mq.Queue.redrive`."""
+    """Redrive as :meth:`spark_mq.Queue.redrive`. A dry run may only count, without payloads."""
     left = None if limit is None else validate_count("limit", limit, most=2**63 - 1)
     chunk = CHUNK if rate is None else max(1, min(CHUNK, int(validate_rate("rate", rate))))
     condition = None if where is None else Condition(where)
     repair = repair_of(transform, format)
     to = None if to is None else _other_queue(context, place_of(to))
-    warn_unrouted(context)
+    if not count_only:
+        warn_unrouted(context)
     if condition is not None and condition.may_fail and not dry_run:
         try_condition(context, condition, left, CHUNK)
+    all_groups = to is not None or to_all_groups
+    asked = _Asked(where, to, None if repair is None else repair.name, all_groups)
+    with_payloads = repair is not None or (dry_run and not count_only)
+    columns = COLUMNS if with_payloads else _COUNTED
     pause = 0.0
     total = 0 if dry_run else Redrive(context).finish_all()
     found: list[pa.Table] = []
-    failures: Counter[str] = Counter()
-    columns = COLUMNS if dry_run or repair else [SEQUENCE]
-    for letters in candidates(context, condition, chunk, columns):
-        table = letters if left is None else letters.slice(0, left)
-        left = None if left is None else left - table.num_rows
-        repaired = None if repair is None else repair.apply(table)
-        if repaired is not None:
-            errors = repaired[ERROR].combine_chunks()
+    failures, groups, missing = Counter[str](), Counter[str](), Counter[str]()
+    letters = candidates(context, condition, chunk, columns)
+    for table in _chosen(context, letters, left, None if all_groups else missing):
+        publishes, repaired = table, None
+        if repair is not None:
+            publishes = repair.apply(table)
+            errors = publishes[ERROR].combine_chunks()
             failures.update(pc.drop_null(error_shapes(errors)).to_pylist())
             fits = pc.is_null(errors)
-            table = before_and_after(table, repaired) if dry_run else table.filter(fits)
-            repaired = repaired.filter(fits)
+            table = before_and_after(table, publishes) if dry_run else table.filter(fits)
+            publishes = repaired = publishes.filter(fits)
         if dry_run:
             found.append(table)
-            total += table.num_rows if repaired is None else repaired.num_rows
+            total += publishes.num_rows
+            groups.update(publishes[_GROUP].to_pylist())
         elif table.num_rows:
             if stop is None:
                 time.sleep(pause)
             elif stop.wait(pause):
                 break
-            chosen = from_sequences(table[SEQUENCE].to_pylist())
-            asked = _Asked(where, to, None if repair is None else repair.name)
-            moved = _redrive(context, chosen, asked, repaired)
+            sequences = from_sequences(table[SEQUENCE].to_pylist())
+            moved, own = _redrive(context, sequences, asked, repaired)
             progress().finish(moved)
             total += moved
+            groups.update(own)
             pause = 0.0 if rate is None else table.num_rows / rate
-        if left == 0:
-            break
-    empty = letter_schema().empty_table()
+    empty = letter_schema().empty_table().select(columns)
     if repair is not None:
         empty = before_and_after(empty, repair.apply(empty))
-    return RedriveResult(
+    result = RedriveResult(
         total,
         pa.concat_tables([empty, *found]) if dry_run else None,
         failures.total(),
         dict(failures.most_common(_MAX_FAILURES)),
+        {} if all_groups else dict(groups),
+        dict(missing),
     )
+    if missing and not count_only:
+        _log.warning(
+            "%s. To publish them, create the group, or give %s", result.staying, TO_ALL_GROUPS
+        )
+    return result
+
+
+def _chosen(
+    context: QueueContext,
+    letters: Iterable[pa.Table],
+    limit: int | None,
+    missing: Counter[str] | None,
+) -> Iterator[pa.Table]:
+    """Yield letters up to a limit. With `missing`, count there those whose group is missing."""
+    for table in letters:
+        table = table if missing is None else _of_groups(context, table, missing)
+        if limit is not None:
+            table = table.slice(0, limit)
+            limit -= table.num_rows
+        yield table
+        if limit == 0:
+            return
+
+
+def _of_groups(context: QueueContext, letters: pa.Table, missing: Counter[str]) -> pa.Table:
+    """Return the letters whose group exists. Count the others by their group."""
+    names = pc.fill_null(letters[_GROUP], "")
+    known = pc.is_in(names, value_set=pa.array(context.ledgers.groups(), pa.string()))
+    missing.update(names.filter(pc.invert(known)).to_pylist())
+    return letters.filter(known)
 
 
 def _other_queue(context: QueueContext, path: str) -> str | None:
@@ -190,24 +203,44 @@ def _other_queue(context: QueueContext, path: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a person asked for: a condition, the path of another queue, and a transform."""
+    """What a person asked for: a condition, the place of the messages, and a transform."""
 
     where: str | None = None
-    to: str | None = None
+    to: str | None = None  # the path of another queue
     transform: str | None = None
+    all_groups: bool = False  # all groups get the messages, as they always do in another queue
+
+    @property
+    def place(self) -> str | None:
+        if self.to is not None:
+            return _TO + self.to
+        return _ALL if self.all_groups else None
 
     @property
     def detail(self) -> str | None:
-        parts = self.where, self.to and _TO + self.to, self.transform and f"by {self.transform}"
+        parts = self.where, self.place, self.transform and f"by {self.transform}"
         return truncate_error(" ".join(filter(None, parts))) or None
+
+    @classmethod
+    def of(cls, place: str | None) -> _Asked:
+        """Return what somebody asked for, as far as its place says it."""
+        to = place.removeprefix(_TO) if place and place.startswith(_TO) else None
+        return cls(to=to, all_groups=place is not None)
+
+
+def goes_to_other(reasons: pa.Array) -> pa.Array:
+    """Return a mask of the reasons of transfers to another queue. Null stays null."""
+    return pc.match_substring_regex(reasons, f"^({REPAIR} )?{_TO}")
 
 
 def _redrive(
     context: QueueContext, intervals: Sequence[Interval], asked: _Asked, repaired: pa.Table | None
-) -> int:
+) -> tuple[int, Mapping[str, int]]:
+    """Redrive letters. Return the number of messages, and by the only group that gets them."""
     transfer = Redrive(context, intervals, asked, repaired)
     transfer_id = transfer.freeze()
-    return 0 if transfer_id is None else transfer.finish(transfer_id)
+    moved = 0 if transfer_id is None else transfer.finish(transfer_id)
+    return moved, transfer.groups if moved else {}
 
 
 class Redrive(Transfer):
@@ -225,25 +258,26 @@ class Redrive(Transfer):
         to = asked.to
         target = context if to is None else open_context(to, context.storage_options, context.clock)
         super().__init__(context.dead_letters().group(REDRIVE), target.messages)
-        self._to = to
+        self._asked = asked
         self.detail = asked.detail
+        self.groups = Counter[str]()  # the messages that were written, by the only group of each
+        self._existing: Collection[str] | None = None  # groups, or None if all names will do
         self._context = context
         self._intervals = intervals
         self._repaired = repaired
-        self._messages = 0
 
     def freezing(self, transfer_id: str) -> Freeze:
         how = None if self._repaired is None else REPAIR
-        reason = " ".join(filter(None, (how, self._to and _TO + self._to))) or None
+        reason = " ".join(filter(None, (how, self._asked.place))) or None
         return Freeze(transfer_id, self._intervals, reason)
 
     def begun(self, r: Range) -> Transfer | None:
         reason = r.reason or ""
-        to = reason.removeprefix(REPAIR).strip().removeprefix(_TO) or None
+        asked = _Asked.of(reason.removeprefix(REPAIR).strip() or None)
+        to = asked.to
         try:
-            if reason.startswith(REPAIR):
-                return _BegunRepair(self._context, asked=_Asked(to=to))
-            return self if to == self._to else Redrive(self._context, asked=_Asked(to=to))
+            kind = _BegunRepair if reason.startswith(REPAIR) else Redrive
+            return kind(self._context, asked=asked)
         except (QueueNotFound, NotAQueue) as error:
             _log.error(
                 "dead letters stay in transfer to %s: %s. Once the queue is there again, the next "
@@ -252,15 +286,23 @@ class Redrive(Transfer):
             )  # fmt: skip
             return None
 
+    def finish(self, transfer_id: str) -> int:
+        self._existing = self._context.ledgers.groups()
+        try:
+            return super().finish(transfer_id)
+        except GroupNotFound as error:  # it was dropped since, so nobody would get the message
+            _log.warning("dead letters stay: %s", error)
+            return self._settle_repair(transfer_id)
+
     def settle(self, transfer_id: str) -> int:
         if self._repaired is None:
             return super().settle(transfer_id)
         return self._settle_repair(transfer_id)
 
     def _settle_repair(self, transfer_id: str) -> int:
-        """Settle repaired letters that are published. Give others back, and prevent their publish.
+        """Settle letters that are published. Give others back, and prevent their publish.
 
-        Only the process that has the transform can publish them, and it may be dead or slow.
+        Only the process that has a transform can publish repaired ones, and it may be dead or slow.
         """
         if self.target.has_or_fence(transfer_id, 1):
             return super().settle(transfer_id)
@@ -279,7 +321,8 @@ class Redrive(Transfer):
         if not own:
             discard_files(self.target.files, files)
             return None  # begun by another queue with the same dead-letter queue, which finishes it
-        self._messages = sum(file.rows for file in files)
+        for file in files:
+            self.groups[file.group] += file.rows
         return files
 
     def _write(self, intervals: Sequence[Interval], files: list[WrittenFile]) -> bool:
@@ -294,18 +337,31 @@ class Redrive(Transfer):
         return True
 
     def _write_file(self, table: pa.Table, files: list[WrittenFile]) -> None:
-        messages = self._as_messages(table)
-        files.append(write_file(self.target.files, messages, lanes=self.target.lanes))
+        for group, letters in self._by_group(table):
+            messages = self._as_messages(letters)
+            file = write_file(self.target.files, messages, lanes=self.target.lanes)
+            files.append(replace(file, group=group))
+
+    def _by_group(self, table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+        """Yield letters with the only group that gets them, or all of them if all groups do."""
+        if self._asked.all_groups:
+            yield "", table
+            return
+        names = pc.fill_null(table[_GROUP], "")
+        for name in names.unique().to_pylist():
+            if self._existing is not None and name not in self._existing:
+                raise group_not_found(self._context, name)
+            yield name, table.filter(pc.equal(names, name))
 
     def _as_messages(self, table: pa.Table) -> pa.Table:
         more = [] if self._repaired is None else [(REPAIRED, "true")]
         # In another queue the number of a letter would name one of its own letters.
-        if self._to is None:
+        if self._asked.to is None:
             return _as_messages(table, REDRIVEN_FROM, more)
         return _as_messages(table, _LETTER, [(HEADER_PREFIX + "queue", self._context.path), *more])
 
     def commit_info(self) -> Mapping[str, Any]:
-        return {"messages": self._messages}
+        return {"messages": self.groups.total()}
 
 
 def _within(letters: pa.Table, intervals: Sequence[Interval]) -> pa.Table:

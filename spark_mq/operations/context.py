@@ -288,7 +288,7 @@ class GroupLedger:
         needs, ledger = command.needs, snapshot.ledger
         horizon = self._horizon_for(needs, ledger)
         if ledger is None:
-            ledger = Ledger(LedgerHeader(start_sequence=horizon))
+            ledger = Ledger(LedgerHeader(start_sequence=horizon, group=self.name))
         index, damage = self._index_for(needs, ledger, horizon)
         settings, files = self.settings_in(snapshot), self.payloads.known
         if checks is not None or settings.filter is not None:
@@ -381,7 +381,7 @@ class GroupLedger:
         """Return the ledger of a snapshot, or an empty one."""
         if snapshot.ledger is not None:
             return snapshot.ledger
-        return Ledger(LedgerHeader(start_sequence=self.queue.horizon()))
+        return Ledger(LedgerHeader(start_sequence=self.queue.horizon(), group=self.name))
 
     def current(self) -> Ledger:
         """Return the ledger with late leases expired, or an empty one."""

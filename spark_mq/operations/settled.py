@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
@@ -71,6 +71,16 @@ class SettledMessages:
     @property
     def unknown_count(self) -> int:
         return sum(self.index.count(one.first, one.last) for one in self.unknown)
+
+    def without_others(self, group: str) -> SettledMessages:
+        """Return those that a group could get, without messages for other groups alone."""
+        others = self.index.for_others(0, self.index.last_sequence, group)
+        own = (
+            one._replace(first=first, last=last)
+            for one in self.ranges
+            for first, last in subtract([(one.first, one.last)], others)
+        )
+        return replace(self, ranges=tuple(own))
 
 
 def find_settled(

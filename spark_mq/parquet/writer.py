@@ -21,6 +21,7 @@ from spark_mq.parquet.schema import FILE_SCHEMA, TIME_COLUMNS
 
 __all__ = [
     "BATCH_TAG",
+    "GROUP_TAG",
     "REPLACES_TAG",
     "SLOTS_TAG",
     "WrittenFile",
@@ -31,6 +32,7 @@ __all__ = [
 SLOTS_TAG: Final = "spark_mq.slots"  # in an ``add`` action: the slots of the rows
 BATCH_TAG: Final = "spark_mq.batch"  # and their message batch
 REPLACES_TAG: Final = "spark_mq.replaces"  # the messages that those of the commit replace
+GROUP_TAG: Final = "spark_mq.group"  # the only group that gets the messages
 
 # Row groups are small, because a lease decodes each row group that it touches.
 ROW_GROUP_ROWS: Final = 5_000
@@ -62,11 +64,13 @@ class WrittenFile:
     places: pa.Array | None = field(default=None, compare=False, repr=False)
     prioritised: bool = False  # some message has a priority
     fence: int = -1  # the last list of leftovers when it was written, or -1 if unknown
+    group: str = ""  # the only group that gets the messages; empty if all do
 
     @property
     def tags(self) -> dict[str, str]:
         """Return the tags for the ``add`` action."""
-        return {SLOTS_TAG: self.slots} if self.slots else {}
+        texts = {SLOTS_TAG: self.slots, GROUP_TAG: self.group}
+        return {name: text for name, text in texts.items() if text}
 
     @property
     def stats(self) -> str:

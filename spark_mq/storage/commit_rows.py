@@ -56,6 +56,7 @@ COMMITS_SCHEMA: Final = pa.schema(
         pa.field("slots", pa.string()),  # the rows of each slot, if there are slots
         pa.field("batch", pa.string()),  # the message batch of a file
         pa.field("replaces", pa.string()),  # the messages that those of a file replace
+        pa.field("consumer_group", pa.string()),  # the only group that gets those of a file
     ]
 )
 
@@ -79,6 +80,7 @@ def publish_rows(files: FileList, start: int, end: int) -> pa.Table:
             "slots": _slots_column(files, start, end),
             "batch": _text_column(files.batches, files, start, end),
             "replaces": _text_column(files.replacing, files, start, end),
+            "consumer_group": _text_column(files.addressed, files, start, end),
         },
     )
 
@@ -185,6 +187,7 @@ def file_columns(rows: pa.Table, wanted: pa.ChunkedArray | None = None) -> FileC
         _texts(column("slots")),
         _texts(column("batch")),
         _texts(column("replaces")),
+        _texts(column("consumer_group")),
     )
 
 

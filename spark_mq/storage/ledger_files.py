@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import attrgetter
 from typing import Any, Final
@@ -152,9 +152,11 @@ def _header_range(head: LedgerHeader) -> Range:
     return Range(-1, head.start_sequence, HEADER, head.settled_count)
 
 
-def from_rows(rows: pa.Table) -> Ledger:
+def from_rows(rows: pa.Table, group: str = "") -> Ledger:
     """Return the ledger in the rows of a group. Raise NotAQueue if others wrote there."""
-    return _from_few(rows) if rows.num_rows <= _SMALL_ROWS else _from_many(rows)
+    found = _from_few(rows) if rows.num_rows <= _SMALL_ROWS else _from_many(rows)
+    found.head = replace(found.head, group=group)
+    return found
 
 
 def _from_few(rows: pa.Table) -> Ledger:

@@ -180,7 +180,7 @@ class LedgerTable:
         if cached is None or cached[0] != paths:
             parts = [read_rows(self.files, f.path, f.size, LEASES_SCHEMA) for f in files]
             rows = parts[0] if len(parts) == 1 else pa.concat_tables(parts)
-            cached = self._cache[group] = (paths, from_rows(rows))
+            cached = self._cache[group] = (paths, from_rows(rows, group))
         return cached[1]
 
     def _unreadable(self, group: str, files: tuple[AddFile, ...], error: Exception) -> CorruptLog:

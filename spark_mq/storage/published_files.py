@@ -26,7 +26,7 @@ from spark_mq.ledger.slots import valid_slots
 from spark_mq.parquet.files import unreadable_reason
 from spark_mq.parquet.lease_columns import may_have, read_delivery_times, read_slots
 from spark_mq.parquet.schema import TIME_COLUMNS
-from spark_mq.parquet.writer import BATCH_TAG, REPLACES_TAG, SLOTS_TAG
+from spark_mq.parquet.writer import BATCH_TAG, GROUP_TAG, REPLACES_TAG, SLOTS_TAG
 from spark_mq.storage.commit_rows import (
     COMMITS_SCHEMA,
     PRODUCER_NUMBER,
@@ -39,7 +39,7 @@ from spark_mq.storage.commit_rows import (
 )
 from spark_mq.util.columns import sort_rows
 from spark_mq.util.show import show_name
-from spark_mq.util.validation import short_repr
+from spark_mq.util.validation import is_name, short_repr
 
 __all__ = ["COMMITS_SCHEMA", "PublishedFiles", "commit_matches"]
 
@@ -160,8 +160,10 @@ class PublishedFiles:
                 first = sequence(version, ordinal)
                 batch = batch if isinstance(batch, str) else ""
                 replaces = replaces if replaces and valid_replaced(replaces, first) else ""
+                group = add.tags.get(GROUP_TAG)
+                group = group if is_name(group) else ""
                 files.append(
-                    DataFile(first, rows, path, add.size, at, times, slots, batch, replaces)
+                    DataFile(first, rows, path, add.size, at, times, slots, batch, replaces, group)
                 )
                 ordinal += rows
         return files

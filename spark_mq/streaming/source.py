@@ -208,7 +208,7 @@ class StreamSource:
             view = self._view(command)
         log, start = view.log, view.ledger.head.start_sequence
         replaced = log.files.replacing.firsts and log.replaced_after(start)
-        if view.settings.filter is not None or replaced:
+        if view.settings.filter is not None or replaced or log.is_addressed_after(start):
             self._skip_filtered(command)
             view = self._view(command)
         # Only the rules of leasing themselves know: caps, isolation and delayed messages all count.

@@ -23,6 +23,7 @@ __all__ = [
     "OPEN_QUEUE",
     "RAISE_CAP",
     "SWEEP",
+    "TO_ALL_GROUPS",
     "UNBLOCK_GROUP",
     "USE_AS_IT_IS",
     "Advice",
@@ -66,6 +67,7 @@ RAISE_CAP: Final = Advice(
 )
 UNBLOCK_GROUP: Final = Advice("unblock(...)", "`spark-mq group unblock {group} -q {queue}`")
 SWEEP: Final = Advice("queue.sweep()", "`spark-mq sweep -q {queue}`")
+TO_ALL_GROUPS: Final = Advice("to_all_groups=True", "--all-groups")
 FORCE: Final = Advice("force=True", "--force")
 NAME_MESSAGES: Final = Advice("sequences, message_id or key", "SEQUENCES, --message-id and --key")
 

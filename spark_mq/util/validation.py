@@ -15,7 +15,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import islice
 from numbers import Real
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from spark_mq.errors import InvalidOption, shorten
 from spark_mq.util.clock import SECOND, to_micros
@@ -25,6 +25,7 @@ __all__ = [
     "RESERVED_PREFIX",
     "SHORTEST",
     "invalid",
+    "is_name",
     "parse_instant",
     "parse_until",
     "plain_number",
@@ -199,10 +200,15 @@ def whole_number(text: str | None) -> int | None:
     return int(text) if text and re.fullmatch("[0-9]{1,18}", text) else None
 
 
+def is_name(value: Any) -> TypeGuard[str]:
+    """Return whether a value could name a group, worker or producer."""
+    valid = isinstance(value, str) and _NAME.fullmatch(value) is not None
+    return valid and not value.startswith(RESERVED_PREFIX)
+
+
 def validate_name(option: str, value: Any) -> str:
     """Validate a name of a group, worker or producer."""
-    valid = isinstance(value, str) and _NAME.fullmatch(value) is not None
-    if not valid or value.startswith(RESERVED_PREFIX):
+    if not is_name(value):
         raise invalid(
             option,
             value,

@@ -129,7 +129,7 @@ def shadow_replay(
     ((_, called),) = decoding(served, options, batches)
     pool = make_pool([called], options, state)
     group.settings()  # whose last look says whether the order of keys counts
-    settled = find_settled(group, since, until)
+    settled = find_settled(group, since, until).without_others(group.name)
     rows = _SettledRows(group, settled, condition)
     if condition is None:
         found = sum(settled.index.count(one.first, one.last) for one in settled.ranges)

@@ -184,7 +184,7 @@ def test_a_change_is_confirmed_and_recorded(open_page: Open, queue: Queue, addre
     page.goto(f"{address}/letters/orders", wait_until="networkidle")
     page.check("input[name=pick]")
     page.click("text=Dry run of the ticked letters")
-    assert "1 letter would be redriven." in page.inner_text("main")
+    assert "1 letter would be redriven, 1 to group billing." in page.inner_text("main")
     page.goto(f"{address}/letters/orders", wait_until="networkidle")
     page.locator("tbody a").first.click()
     page.click("text=Redrive them")

@@ -505,7 +505,7 @@ def test_dead_letters_are_repaired_by_sql_or_a_function(
     run("sweep", *here)
     sql = "CAST(value AS TEXT) || ' no more'"
     trial = run("dlq", "redrive", *here, "--transform", sql, "--dry-run")
-    assert "1 would be redriven. The transform fails for 0" in trial.err
+    assert "1 would be redriven (1 to group billing). The transform fails for 0" in trial.err
     assert trial.out.splitlines()[1].split()[-5:-1] == ["bad", "bad", "no", "more"]
     assert "no text" in run("dlq", "redrive", *here, "--transform", "7", "-y", expect=2).err
     assert "--transform" in run("dlq", "redrive", *here, "--transform", "no:f", "-y", expect=2).err
@@ -561,9 +561,12 @@ def test_dead_letters_are_listed_shown_and_redriven(run: Run, queue: Queue) -> N
     assert table[1].split()[1:3] == [str(letter["sequence"]), "id-bad"]
     by_sequence = f"sequence IN ({letter['sequence']}, 7)"
     assert run("dlq", "list", *here, "--where", by_sequence, "-o", "json").row == letter
-    (same,) = run("dlq", "redrive", *here, "--dry-run", "-o", "json").rows
-    assert same == letter
-    assert "--yes" in run("dlq", "redrive", *here, expect=2).err
+    trial = run("dlq", "redrive", *here, "--dry-run", "-o", "json")
+    assert trial.rows == [letter]
+    assert "1 would be redriven (1 to group billing)" in trial.err
+    asked = run("dlq", "redrive", *here, expect=2).err
+    assert "Redrive 1 dead letter of this queue (1 to group billing)?" in asked
+    assert "--yes" in asked
     wrong = run("dlq", "redrive", *here, "--where", "nope = 1", "--yes", expect=2)
     assert "nope" in wrong.err
     untyped = run("dlq", "redrive", *here, "--where", "key = 7", "--dry-run", expect=2).err
@@ -1197,10 +1200,26 @@ def test_dead_letters_are_redriven_to_another_queue(run: Run, queue: Queue, tmp_
     here, other = ("-q", queue.path), Queue.create(tmp_path / "repairs")
     queue.sweep()
     done = run("dlq", "redrive", *here, "--to", other.path, "--yes", "-o", "json")
-    assert done.row["redriven"] == 1
+    assert (done.row["redriven"], done.row["groups"]) == (1, {})
     assert [one.message_id for one in other.peek()] == ["id-bad"]
     letters = queue.dead_letters.path
     assert "dead-letter queue" in run("dlq", "redrive", *here, "--to", letters, "-y", expect=2).err
+
+
+def test_a_letter_of_a_dropped_group_goes_to_all_groups_if_asked_for(
+    run: Run, queue: Queue
+) -> None:
+    queue.sweep()
+    queue.drop_group("billing")
+    here = ("-q", queue.path)
+    done = run("dlq", "redrive", *here, "-o", "json", expect=1)  # nothing is asked
+    assert (done.row["redriven"], done.row["without_group"]) == (0, {"billing": 1})
+    assert "1 letter of groups that do not exist stay: billing (1)" in done.err
+    assert "or give --all-groups" in done.err
+    asked = run("dlq", "redrive", "--all-groups", *here, expect=2).err
+    assert "Redrive 1 dead letter of this queue to all groups?" in asked
+    done = run("dlq", "redrive", "--all-groups", *here, "-y", "-o", "json")
+    assert (done.row["redriven"], done.row["groups"]) == (1, {})
 
 
 def test_ctrl_c_ends_a_redrive_after_the_letters_in_hand(

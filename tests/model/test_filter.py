@@ -1,24 +1,25 @@
-"""Workers of a group with a filter in random order, beside a naive record of each message.
+"""Workers of a group with or without a filter in random order, beside a naive record.
 
-No lease gets a message that does not match, and none skips one that does. Some seed must fail with
-each wrong version of a rule.
+No lease gets a message that does not match or is for another group, and none skips another one.
+Some seed must fail with each wrong version of a rule.
 """
 
 from __future__ import annotations
 
 import random
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.ledger_group import SECOND, Group, limits
-from support.rule_variants import gets, instead, returns
+from support.rule_variants import gets, instead, returns, then
 from support.slot_files import LANES, file_of
 
 from spark_mq.ledger.commands import FileProblems
 from spark_mq.ledger.message_index import DataFile, DeliveryTimes, MessageIndex
+from spark_mq.ledger.ranges import Ledger, LedgerHeader
 from spark_mq.ledger.walk_filter import RowRuns
 
 from .explorer import Violation
@@ -27,6 +28,7 @@ from .mutants import Mutant
 SEEDS = range(60)
 STEPS = 30
 ORDERS = ("none", "key", "fair")
+OWN = "own"
 
 
 @dataclass
@@ -35,10 +37,15 @@ class Delivery:
 
     file: str
     slot: tuple[int, int | None]
-    matches: bool
+    wanted: bool  # by the filter
+    group: str = ""  # the only one that gets it
     due: int = 0
     leases: int = 0  # without those that were released
     ended: str = ""  # "acked" or "skipped"
+
+    @property
+    def matches(self) -> bool:
+        return self.wanted and self.group in ("", OWN)
 
 
 def runs_of(matches: list[bool]) -> RowRuns:
@@ -52,13 +59,14 @@ class World:
     """A group on a log that grows, whose filter may change."""
 
     def __init__(self, chance: random.Random, order: str) -> None:
-        self.random, self.order = chance, order
+        self.random, self.order, self.filters = chance, order, chance.random() < 0.7
         rules = limits(
             breaker_threshold=None, max_delivery_attempts=None, order=order, retry="constant",
             retry_delay=0, max_tracked_ranges=chance.choice([10, 1_000]),
         )  # fmt: skip
         self.files: list[DataFile] = []
         self.group = Group(0, rules, [])
+        self.group.ledger = Ledger(LedgerHeader(group=OWN))
         self.messages: dict[int, Delivery] = {}
         self.checked: set[str] = set()
         self.leases: dict[str, list[int]] = {}
@@ -81,20 +89,25 @@ class World:
         if self.random.random() < 0.2:
             due = self.group.now + self.random.randint(1, 90) * SECOND
             times = DeliveryTimes.of([(rows, due, None)])
-        file = file_of(len(self.files) + 1, *runs, times=times)
+        group = self.random.choice(["", "", "", OWN, "other"])
+        file = replace(file_of(len(self.files) + 1, *runs, times=times), group=group)
         self.files.append(file)
         self.group.index = MessageIndex(self.files, len(self.files), lanes=LANES)
         slots = [(priority, lane) for priority, lane, rows in runs for _ in range(rows)]
         for row, slot in enumerate(slots):
-            matches = self.random.random() < 0.5
-            self.messages[file.first + row] = Delivery(file.path, slot, matches, due)
+            self.messages[file.first + row] = Delivery(file.path, slot, self.want(), group, due)
 
-    def matches(self) -> dict[str, RowRuns]:
+    def want(self) -> bool:
+        return not self.filters or self.random.random() < 0.5
+
+    def matches(self) -> dict[str, RowRuns] | None:
         """Return what the files that were checked have of the filter."""
+        if not self.filters:
+            return None
         found: dict[str, list[bool]] = {}
         for one in self.messages.values():
             if one.file in self.checked:
-                found.setdefault(one.file, []).append(one.matches)
+                found.setdefault(one.file, []).append(one.wanted)
         return {path: runs_of(matches) for path, matches in found.items()}
 
     def lease(self, limit: int | None = None) -> bool:
@@ -166,7 +179,7 @@ class World:
         """Change the filter. Each process reads the files again for it."""
         self.checked.clear()
         for one in self.messages.values():
-            one.matches = self.random.random() < 0.5
+            one.wanted = self.want()
 
     def drain(self) -> None:
         """Deliver all that is left."""
@@ -214,6 +227,10 @@ MUTANTS = [
            "WalkFilter.skipped_before", gets(end=2**62)),
     Mutant("a file that no check has read is not leased from", "", "FileProblems.unsure",
            returns([])),
+    Mutant("a group gets nothing that is for another", "", "FileTexts.of", returns("")),
+    Mutant("a group gets what is for it", "", "FileTexts.of", then(lambda name, a: name and "x")),
+    Mutant("a group without a filter skips, too", "", "MessageIndex.is_addressed_after",
+           returns(False)),
 ]  # fmt: skip
 
 

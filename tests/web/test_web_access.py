@@ -593,10 +593,31 @@ def test_a_dry_run_shows_the_first_change_of_a_long_value(visit: Visit, queue: Q
 
 def test_a_redrive_names_the_groups_that_get_the_letters_again(visit: Visit, queue: Queue) -> None:
     queue.sweep()
+    before = {name: stats.ready for name, stats in queue.describe().groups.items()}
     client = visit(allow_changes=True)
     query = after_a_visit(client, do="redrive", where="true")
     text = client.get("/change/orders", params=query).text
+    assert "1 letter would be redriven, 1 to group billing" in text
+    assert "Every group" not in text
+    assert 'name="all_groups"' in client.get("/letters/orders").text
+    text = client.get("/change/orders", params={**query, "all_groups": 1}).text
     assert "Every group gets them again, as new messages: audit, billing." in text
+    form = form_of(client, do="redrive", where="true", all_groups=1)
+    client.post("/change/orders", data={**form, "where": "true"})
+    assert queue.redrive().messages == 0
+    ready = {name: stats.ready for name, stats in queue.describe().groups.items()}
+    assert ready == {name: n + 1 for name, n in before.items()}
+
+
+def test_letters_of_a_dropped_group_are_offered_to_all_groups(visit: Visit, queue: Queue) -> None:
+    queue.sweep()
+    queue.drop_group("billing")
+    client = visit(allow_changes=True)
+    asked = client.get("/change/orders", params=after_a_visit(client, do="redrive", where="true"))
+    assert "1 letter of groups that do not exist stay: billing (1)." in asked.text
+    (link,) = re.findall(r'href="([^"]*)" class="button">Redrive them to all groups', asked.text)
+    text = client.get(html.unescape(link)).text
+    assert "Every group gets them again, as new messages: audit." in text
 
 
 def test_a_redrive_of_nothing_is_not_offered_and_says_so(visit: Visit, queue: Queue) -> None:
@@ -764,7 +785,7 @@ def test_ticked_letters_are_redriven(visit: Visit, queue: Queue) -> None:
     )
     assert client.get(html.unescape(tick)).text.count('checked=""') == len(letters)
     trial = client.get("/letters/orders", params={"pick": boxes[:2]}).text
-    assert "2 letters would be redriven." in trial
+    assert "2 letters would be redriven, 2 to group billing." in trial
     (where,) = re.findall(r'name="where" value="([^"]*)"', trial)
     assert where == f"dead_letter_sequence IN ({boxes[0]}, {boxes[1]})"
     form = form_of(client, do="redrive", where=where)

@@ -665,7 +665,7 @@ def test_dead_letters_are_shown_by_reason_and_a_dry_run_changes_nothing(
     (link,) = [one for one in page.links() if "where=" in one]
     assert "error_shape" in link
     trial = client.get(link)
-    assert "1 letter would be redriven." in trial.text
+    assert "1 letter would be redriven, 1 to group billing." in trial.text
     assert "Redrive them" not in trial.text
 
     def select(where: str, expect: int = 200, **query: Any) -> Page:
@@ -691,7 +691,8 @@ def test_a_dry_run_of_a_repair_shows_before_and_after(visit: Visit, queue: Queue
         return get(client, "/letters/orders", expect, **query)
 
     page = trial("json_set(value, '$.name', '<b>good</b>')")
-    for text in ("1 letter would be redriven.", "fails for 0 letters", '"name": "bad"', "<b>good"):
+    expected = ("1 letter would be redriven, 1 to group billing.", "fails for 0 letters")
+    for text in (*expected, '"name": "bad"', "<b>good"):
         assert text in page.text
     assert "fails for 1 letter" in trial("json_extract(value, '$.none')").text
     assert "nope" in trial("nope", 400).text
@@ -756,7 +757,7 @@ def test_the_reason_of_a_letter_may_contain_quotes(visit: Visit, queue: Queue) -
     links = [one for one in get(client, "/letters/orders").links() if "where=" in one]
     assert len(links) == 2
     for link in links:
-        assert "1 letter would be redriven." in client.get(link).text
+        assert "1 letter would be redriven, 1 to group billing." in client.get(link).text
 
 
 def test_sweeps_and_health_say_what_is_wrong(visit: Visit, queue: Queue) -> None:

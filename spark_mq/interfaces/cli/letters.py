@@ -29,6 +29,7 @@ from spark_mq.interfaces.cli.output import (
 )
 from spark_mq.interfaces.cli.progress import track
 from spark_mq.maintenance.discard import DiscardResult
+from spark_mq.maintenance.redrive_result import RedriveResult
 from spark_mq.maintenance.transform import RepairFunction
 from spark_mq.message import check_format, to_headers
 from spark_mq.queue import Queue
@@ -63,10 +64,6 @@ def list_letters(
     limit: Annotated[int, option("The most letters.", "-n", min=1)] = 100,
 ) -> Rows:
     """List dead letters that are neither redriven nor discarded."""
-    return _letters(on, where, limit)
-
-
-def _letters(on: Given, where: str | None, limit: int | None) -> Rows:
     return Rows(_letter_rows(on.queue.list_dead_letters(where=where, limit=limit)), _LETTER_COLUMNS)
 
 
@@ -141,6 +138,9 @@ def redrive(
     limit: Annotated[int | None, option("The most letters. Default: all.", "-n", min=1)] = None,
     rate: Annotated[float | None, option("The most messages a second.")] = None,
     to: Annotated[str | None, option("Another queue, as its path. Default: their own.")] = None,
+    all_groups: Annotated[
+        bool, option("For all groups, not only for the one in which each died.")
+    ] = False,
     transform: Annotated[
         str | None,
         option("Repair each message before: SQL for its new value, or MODULE:FUNCTION."),
@@ -151,7 +151,7 @@ def redrive(
     ] = None,
     dry_run: Annotated[bool, option("Only list which, with --transform before and after.")] = False,
 ) -> Rows | Mapping[str, Any]:
-    """Publish dead letters into their queue again, each once, for all groups. Asks first.
+    """Publish dead letters again, each once, for the group in which it died. Asks first.
 
     Ctrl-C ends it after the letters in hand, 10,000 or those of a second at most.
     """
@@ -163,22 +163,40 @@ def redrive(
         repair["format"] = check_format(
             load_named(format, f"--format {format} cannot be used", "format")
         )
+    place: dict[str, Any] = {"to": to, "to_all_groups": all_groups}
     if dry_run:
-        return _trial(queue, where, limit, repair) if repair else _letters(on, where, limit)
-    which = f"that meet {where}" if where else "of this queue"
-    how = f" after {transform}" if transform else ""
-    on.confirm(f"Redrive the dead letters {which}{f' to {to}' if to else ''}{how}?")
+        return _trial(queue, where, limit, place, repair)
+    if not on.yes:
+        found = queue._count_to_redrive(where, limit, **place)
+        which = f"that meet {where}" if where else "of this queue"
+        how = f" after {transform}" if transform else ""
+        if found.messages:
+            letters = show_count(found.messages, "dead letter")
+            on.confirm(f"Redrive {letters} {which} {_place(found, to)}{how}?")
     stop = threading.Event()
-    call = partial(queue.redrive, where=where, limit=limit, rate=rate, to=to, stop=stop, **repair)
+    call = partial(queue.redrive, where=where, limit=limit, rate=rate, stop=stop, **place, **repair)
     with track("redriven", limit if where else _letters_to_redrive(queue, limit)):
         done = _until_interrupted(call, stop)
     if stop.is_set():
         redriven = show_number(done.messages)
         complain(f"interrupted. Redriven: {redriven}. Run it again for the rest")
         raise typer.Exit(INTERRUPTED)
-    on.exit_code = FAILED if done.failed else OK
-    counts = {"queue": queue.path, "redriven": done.messages}
+    on.exit_code = FAILED if done.failed or done.without_group else OK
+    counts: dict[str, Any] = {
+        "queue": queue.path,
+        "redriven": done.messages,
+        "groups": dict(done.groups),
+    }
+    if done.without_group:
+        counts["without_group"] = dict(done.without_group)
     return {**counts, "failed": done.failed, "failures": dict(done.failures)} if repair else counts
+
+
+def _place(found: RedriveResult, to: str | None) -> str:
+    """Return where the messages go, and how many of them to which group."""
+    if to:
+        return f"to {to}"
+    return f"({found.destination})" if found.groups else "to all groups"
 
 
 def _letters_to_redrive(queue: Queue, limit: int | None) -> int | None:
@@ -219,16 +237,23 @@ def _transform(text: str) -> str | RepairFunction:
     return load_handler(text, "--transform") if _FUNCTION.fullmatch(text) else text
 
 
-def _trial(queue: Queue, where: str | None, limit: int | None, repair: Mapping[str, Any]) -> Rows:
-    """Return letters before and after a repair. Their numbers go to standard error."""
-    trial = queue.redrive(where=where, limit=limit, dry_run=True, **repair)
-    note(
-        f"{show_number(trial.messages)} would be redriven. "
-        f"The transform fails for {show_number(trial.failed)}"
-    )
+def _trial(
+    queue: Queue,
+    where: str | None,
+    limit: int | None,
+    place: Mapping[str, Any],
+    repair: Mapping[str, Any],
+) -> Rows:
+    """Return letters, before and after a repair. Their numbers go to standard error."""
+    trial = queue.redrive(where=where, limit=limit, dry_run=True, **place, **repair)
+    where_to = f" {_place(trial, place['to'])}" if trial.messages else ""
+    fails = f". The transform fails for {show_number(trial.failed)}" if repair else ""
+    note(f"{show_number(trial.messages)} would be redriven{where_to}{fails}")
+    rows = [] if trial.table is None else _letter_rows(trial.table)
+    if not repair:
+        return Rows(rows, _LETTER_COLUMNS)
     for reason, number in trial.failures.items():
         note(f"{show_count(number, 'letter')}: {reason}")
-    rows = [] if trial.table is None else _letter_rows(trial.table)
     return Rows(rows, _TRIAL_COLUMNS, _trial_cells)
 
 

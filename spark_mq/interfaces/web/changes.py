@@ -113,7 +113,10 @@ def _setting(view: View) -> tuple[str, Any]:
 
 def _redrive(view: View) -> Mapping[str, int]:
     found = view.queue.redrive(
-        where=_where(view), limit=limit_of(view), transform=view.text("transform")
+        where=_where(view),
+        limit=limit_of(view),
+        transform=view.text("transform"),
+        to_all_groups=bool(view.text("all_groups")),
     )
     return {"redriven": found.messages}
 
@@ -266,7 +269,8 @@ def confirmation(view: View) -> str:
     if (do == "redrive" and not preview["trial"].number) or (
         do == "discard" and not preview["found"].messages
     ):
-        return render("change.html", view, title="Nothing to change", step="nothing", **known)
+        title = "Nothing to change"
+        return render("change.html", view, title=title, step="nothing", **known, **preview)
     known["loses"] = action.loses(preview)
     return render("change.html", view, title=title, step="confirm", **known, **preview)
 

@@ -138,6 +138,9 @@ class Trial(NamedTuple):
     discard: str  # the address that asks whether to discard all that meet the condition
     transform: str | None  # SQL that repairs them
     failed: int  # letters that the transform fails for
+    destination: str  # how many messages go to which group; empty if all groups get them
+    staying: str  # the letters whose group does not exist
+    to_all: str  # the address that asks whether to redrive them to all groups
 
 
 def letters_page(view: View) -> str:
@@ -173,6 +176,7 @@ def letters_form(view: View, where: str | None = None) -> dict[str, Any]:
         "where": where or view.text("where"),
         "limit": view.text("limit") or DEFAULT_REDRIVE,
         "transform": view.text("transform"),
+        "all_groups": view.text("all_groups"),
     }
 
 
@@ -209,15 +213,34 @@ def _of_failure(view: View, where: str) -> _Addresses:
 
 def trial(view: View, where: str, limit: int) -> Trial:
     """Return the letters that a redrive would publish, without publishing any."""
-    transform = view.text("transform")
-    found = view.queue.redrive(where=where, limit=limit, transform=transform, dry_run=True)
+    transform, all_groups = view.text("transform"), view.text("all_groups")
+    found = view.queue.redrive(
+        where=where, limit=limit, transform=transform, dry_run=True, to_all_groups=bool(all_groups)
+    )
     rows = [] if found.table is None else found.table.slice(0, ROWS).to_pylist()
-    redrive, discard = _redrive(view, where, limit, transform), _discard(view, where)
-    return Trial(found.messages, limit, rows, redrive, discard, transform, found.failed)
+    return Trial(
+        found.messages,
+        limit,
+        rows,
+        _redrive(view, where, limit, transform, all_groups),
+        _discard(view, where),
+        transform,
+        found.failed,
+        found.destination,
+        found.staying,
+        _redrive(view, where, limit, transform, "1"),
+    )
 
 
-def _redrive(view: View, where: str, limit: int, transform: str | None = None) -> str:
+def _redrive(
+    view: View,
+    where: str,
+    limit: int,
+    transform: str | None = None,
+    all_groups: str | None = None,
+) -> str:
     asked: dict[str, str | int | None] = {"where": where, "limit": limit, "transform": transform}
+    asked["all_groups"] = all_groups
     return href("change", view.name, do="redrive", **asked)
 
 

@@ -386,3 +386,34 @@ def test_what_later_files_replace_is_found_by_file() -> None:
     }
     assert list(index.files)[2] == more
     assert index.without_settled(sequence(1, 9)).replaced_after(-1) == {second: [(second, second)]}
+
+
+def test_files_for_one_group_are_known_to_the_others() -> None:
+    one, two, three, four = (sequence(n, 0) for n in (1, 2, 3, 4))
+    files = [
+        DataFile(one, 5, "a", 5, 0),
+        DataFile(two, 2, "b", 2, 0, group="mail"),
+        DataFile(three, 3, "c", 3, 0, group="lake"),
+        DataFile(four, 1, "d", 1, 0),
+    ]
+    index = MessageIndex(files, 4)
+    assert list(index.files) == files
+    assert index.for_others(0, four, "mail") == [(three, three + 2)]
+    assert index.for_others(two + 1, three, "audit") == [(two + 1, two + 1), (three, three)]
+    assert index.for_others(four, four, "audit") == []
+    assert index.is_addressed_after(three + 1)
+    assert not index.is_addressed_after(three + 2)
+    rest = index.without_settled(two + 1)
+    assert rest.for_others(0, four, "audit") == [(three, three + 2)]
+    index.files.addressed.add(sequence(5, 0), "mail")  # an interrupted call was about to add it
+    index.files.before.append(11)
+    index.extend([DataFile(sequence(6, 0), 1, "f", 1, 0)], 6)
+    assert index.for_others(0, sequence(9, 0), "lake") == [(two, two + 1)]
+    columns = FileColumns(
+        *(array("q", column) for column in ([one, two], [1, 2], [1, 2], [0, 0])),
+        pa.array(["a", "b"], pa.large_string()),
+        groups=[(1, "mail")],
+    )
+    loaded = MessageIndex()
+    loaded.extend_columns(columns, 2)
+    assert loaded.for_others(0, two, "lake") == [(two, two)]

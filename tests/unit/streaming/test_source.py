@@ -96,6 +96,23 @@ def test_replaced_messages_begin_no_batch(clock: ManualClock) -> None:
     assert group.stats().leased == 1
 
 
+def test_messages_for_another_group_begin_no_batch(queue: Queue) -> None:
+    group = queue.group("g").ensure()
+    queue.publish(["a", "b"])
+    mail = queue.group("mail").lease("w", max_messages=2)
+    assert mail is not None
+    mail.reject()
+    queue.sweep()
+    runner = Runner(queue)
+    assert len(sequences(runner.begun())) == 2
+    queue.redrive()
+    assert runner.offer() is False
+    stats = group.stats()
+    assert (stats.skipped, stats.ready, stats.start_sequence) == (2, 0, stats.latest_sequence)
+    (new,) = queue.publish("c").sequences
+    assert sequences(runner.begun()) == [new]
+
+
 def test_a_batch_has_no_message_that_is_replaced_after_its_offer(clock: ManualClock) -> None:
     queue = memory_queue(clock, dedup_window="1h", dedup_replaces=True)
     queue.publish([Message("old", dedup_id="a")])

@@ -1,0 +1,282 @@
+"""A redrive goes to the group in which a message died, and the other groups skip it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from support.handles import Killed, again, die, on_commit
+from support.sinks import SCHEMA, make_sink, values
+from support.tables import messages_of
+
+from spark_mq import Message, Queue
+from spark_mq.maintenance.dead_letters import Transfer
+from spark_mq.testing import ManualClock
+
+Make = Callable[..., Queue]
+
+
+def get(queue: Queue, group: str) -> list[str]:
+    """Ack all that a group can get, and return the values in order."""
+    found: list[str] = []
+    while (lease := queue.group(group).lease("w", max_messages=100)) is not None:
+        found += [message.text for message in lease.messages]
+        lease.ack()
+    return found
+
+
+def reject(queue: Queue, group: str) -> None:
+    lease = queue.group(group).lease("w", max_messages=100)
+    assert lease is not None
+    lease.reject(error="no")
+
+
+def with_letters(queue: Queue, texts: str = "ab", others: tuple[str, ...] = ("lake",)) -> Queue:
+    """A queue whose group `mail` has rejected all that the others have acked."""
+    queue.publish([Message(text, key=text) for text in texts])
+    for name in others:
+        assert get(queue, name) == list(texts)
+    reject(queue, "mail")
+    queue.sweep()
+    return queue
+
+
+def file_count(queue: Queue) -> int:
+    return len(messages_of(queue).index().files)
+
+
+def test_a_redrive_writes_nothing_again_into_the_sink_of_another_group(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    queue, sink = Queue.create(tmp_path / "queue", clock=clock), make_sink(tmp_path / "sink")
+    lake = queue.group("lake")
+    lake.configure(sink=sink)
+
+    def write() -> None:
+        while (lease := lake.lease("w", max_messages=100)) is not None:
+            lease.append(pa.table({"value": [m.text for m in lease.messages]}, SCHEMA))
+            lease.ack()
+
+    queue.publish(["a", "b"])
+    write()
+    reject(queue, "mail")
+    queue.sweep()
+    result = queue.redrive(where="consumer_group = 'mail'")
+    assert (result.messages, result.groups) == (2, {"mail": 2})
+    write()
+    assert values(sink) == ["a", "b"]
+    assert get(queue, "mail") == ["a", "b"]
+
+
+def test_letters_of_several_groups_go_to_each_in_one_commit(queue: Queue) -> None:
+    with_letters(queue, "abc")
+    queue.publish("d")
+    for name in ("mail", "lake"):
+        reject(queue, name)
+    queue.sweep()
+    before = file_count(queue), messages_of(queue).index().version
+    trial = queue.redrive(dry_run=True)
+    assert (trial.messages, trial.groups) == (5, {"mail": 4, "lake": 1})
+    assert trial.destination == "4 to group mail, 1 to group lake"
+    assert queue.redrive().groups == {"mail": 4, "lake": 1}
+    assert (file_count(queue), messages_of(queue).index().version) == (before[0] + 2, before[1] + 1)
+    assert get(queue, "mail") == ["a", "b", "c", "d"]
+    assert get(queue, "lake") == ["d"]
+    assert get(queue, "new") == ["a", "b", "c", "d"], "it begins at the earliest, and skips both"
+
+
+def test_all_groups_get_it_again_if_asked_for(queue: Queue) -> None:
+    with_letters(queue)
+    assert queue.redrive(to_all_groups=True).groups == {}
+    assert get(queue, "lake") == get(queue, "mail") == ["a", "b"]
+
+
+def test_the_others_have_nothing_to_do_and_skip_one_range(queue: Queue) -> None:
+    with_letters(queue)
+    queue.redrive()
+    for stats in (queue.group("lake").stats(), queue.describe().groups["lake"]):
+        assert (stats.ready, stats.unread, stats.backlog, stats.oldest_unsettled_age) == (
+            0, 0, 0, None,
+        )  # fmt: skip
+    assert queue.group("mail").stats().ready == queue.describe().groups["mail"].ready == 2
+    assert get(queue, "lake") == []
+    stats = queue.group("lake").stats()
+    assert (stats.acked, stats.skipped, stats.start_sequence) == (2, 2, stats.latest_sequence)
+    (copy, _) = [m.sequence for m in queue.group("mail").lease("w", max_messages=9).messages]
+    (skip,) = [one for one in queue.trace(copy).events if one.group == "lake"]
+    assert (skip.event, skip.outcome, skip.operation) == ("other_group", "skipped", "skip")
+    queue.publish("c")
+    assert queue.group("lake").stats().ready == queue.describe().groups["lake"].ready == 1
+    assert get(queue, "lake") == ["c"]
+
+
+def test_an_idle_group_that_has_not_skipped_it_is_named_by_what_holds_the_trim(
+    queue: Queue, clock: ManualClock
+) -> None:
+    with_letters(queue)
+    queue.redrive()
+    assert get(queue, "mail") == ["a", "b"]
+    clock.advance("30d")
+    (blocker,) = [one for one in queue.blockers() if one.blocks == "trim"]
+    assert (blocker.group, blocker.because) == ("lake", "unread")
+
+
+def test_a_seek_delivers_only_what_is_for_the_group(queue: Queue) -> None:
+    with_letters(queue)
+    queue.redrive()
+    assert get(queue, "lake") == []
+    queue.group("lake").seek("earliest")
+    queue.group("mail").seek("earliest")
+    assert get(queue, "lake") == ["a", "b"]
+    assert get(queue, "mail") == ["a", "b", "a", "b"]
+    replayed = queue.replay(lambda message: None, "lake", mode="message").table
+    assert replayed.num_rows == 2, "no handler of the group would ever get the others"
+
+
+@pytest.mark.parametrize("order", ["none", "key", "fair"])
+@pytest.mark.parametrize("filter", [None, "key_prefix=a"])
+def test_order_and_filters_count_as_before(make: Make, order: str, filter: str | None) -> None:
+    queue = make(lanes=4)
+    for name in ("lake", "mail"):
+        queue.group(name).ensure()
+        queue.group(name).configure(order=order, filter=filter)
+    queue.publish([Message("a1", key="a"), Message("a2", key="a")])
+    lease = queue.group("mail").lease("w", max_messages=2)
+    lease.reject([lease.messages[0].sequence])
+    lease.release()
+    queue.sweep()
+    queue.redrive()
+    queue.publish(Message("a3", key="a"))
+    assert get(queue, "mail") == ["a2", "a1", "a3"], "it stands at the end of its key"
+    assert get(queue, "lake") == ["a1", "a2", "a3"]
+
+
+@pytest.mark.parametrize("settings", [{"dedup_window": "1h"}, {"dedup_until": "settled"}])
+def test_ids_neither_stop_a_redrive_nor_are_held_by_it(make: Make, settings: Any) -> None:
+    queue = make(**settings)
+    queue.publish([Message("a", dedup_id="one")])
+    assert get(queue, "lake") == ["a"]
+    reject(queue, "mail")
+    queue.sweep()
+    assert queue.redrive().messages == 1
+    again = queue.publish([Message("again", dedup_id="one")])
+    assert bool(again.duplicates) is ("dedup_window" in settings)
+
+
+def test_a_letter_whose_group_is_gone_stays(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    with_letters(queue)
+    queue.publish("c")
+    reject(queue, "lake")
+    queue.sweep()
+    queue.drop_group("mail")
+    for dry_run in (True, False):
+        caplog.clear()
+        result = queue.redrive(limit=2, dry_run=dry_run)
+        assert (result.messages, result.groups) == (1, {"lake": 1})
+        assert result.without_group == {"mail": 2}
+        (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+        assert warning == (
+            "2 letters of groups that do not exist stay: mail (2). To publish them, create the "
+            "group, or give to_all_groups=True"
+        )
+    assert len(queue.list_dead_letters()) == 2
+    assert get(queue, "lake") == ["c"]
+    assert queue.redrive(to_all_groups=True).messages == 2
+    assert get(queue, "lake") == ["a", "b"]
+
+
+def test_a_new_group_of_the_same_name_gets_it(queue: Queue) -> None:
+    with_letters(queue)
+    queue.drop_group("mail")
+    assert queue.redrive().messages == 0
+    queue.group("mail", start="latest").ensure()
+    assert queue.redrive().groups == {"mail": 2}
+    assert get(queue, "mail") == ["a", "b"]
+    queue.drop_group("mail")
+    assert get(queue, "mail") == ["a", "b", "a", "b"], "it begins at the earliest"
+
+
+@pytest.mark.parametrize("all_groups", [False, True])
+def test_a_group_that_is_dropped_during_a_redrive_loses_no_letter(
+    make: Make, monkeypatch: pytest.MonkeyPatch, all_groups: bool
+) -> None:
+    queue = with_letters(make())
+    with monkeypatch.context() as patch:
+        patch.setattr(Transfer, "_publish", die)
+        with pytest.raises(Killed):
+            queue.redrive(to_all_groups=all_groups)
+    queue.drop_group("mail")
+    assert again(queue).redrive().messages == (2 if all_groups else 0)
+    assert len(queue.list_dead_letters()) == (0 if all_groups else 2)
+    assert get(queue, "lake") == (["a", "b"] if all_groups else [])
+
+
+@pytest.mark.parametrize("step", range(1, 7))
+@pytest.mark.parametrize("all_groups", [False, True])
+def test_killed_at_any_step_it_goes_to_the_same_groups(
+    make: Make, monkeypatch: pytest.MonkeyPatch, step: int, all_groups: bool
+) -> None:
+    """Before and after each of the three commits. Another process finishes it."""
+    queue = with_letters(make())
+    kind, place = divmod(step - 1, 2)
+    with monkeypatch.context() as patch, contextlib.suppress(Killed):
+        dies: dict[str, Any] = {"after" if place else "before": die}
+        table = f"{queue.path.rpartition('/')[2]}/messages" if kind == 1 else "dead_letters/leases"
+        on_commit(patch, table, at=1 if kind == 1 else 1 + kind // 2, **dies)
+        queue.redrive(to_all_groups=all_groups)
+        pytest.fail("it was to be killed")
+    again(queue).redrive()
+    assert get(queue, "mail") == ["a", "b"]
+    assert get(queue, "lake") == (["a", "b"] if all_groups and step > 1 else [])
+
+
+@pytest.mark.parametrize("all_groups", [False, True])
+@pytest.mark.parametrize("transform", [None, "value"])
+def test_a_recovery_publishes_what_was_lost_to_the_same_groups(
+    tmp_path: Path, clock: ManualClock, all_groups: bool, transform: str | None
+) -> None:
+    queue = with_letters(Queue.create(tmp_path / "queue", clock=clock))
+    messages = tmp_path / "queue" / "messages"
+    shutil.copytree(messages, tmp_path / "old")
+    queue.redrive(to_all_groups=all_groups, transform=transform)
+    shutil.rmtree(messages)
+    shutil.copytree(tmp_path / "old", messages)
+    restored = Queue.open(queue.path, clock=clock)
+    assert restored.recover().redriven == 2
+    assert get(restored, "mail") == ["a", "b"]
+    assert get(restored, "lake") == (["a", "b"] if all_groups else [])
+
+
+def test_another_queue_and_plain_readers_see_all(tmp_path: Path, clock: ManualClock) -> None:
+    queue = with_letters(Queue.create(tmp_path / "queue", clock=clock))
+    other = Queue.create(tmp_path / "other", clock=clock)
+    assert queue.redrive(to=other, limit=1).groups == {}
+    assert get(other, "any") == ["a"]
+    queue.redrive()
+    rows = DeltaTable(f"{queue.path}/messages").to_pyarrow_table()
+    headers = [dict(one or ()) for one in rows["headers"].to_pylist()]
+    assert sorted(one.get("spark_mq.group", "") for one in headers) == ["", "", "mail"]
+
+
+def test_what_a_sweep_has_indexed_and_others_have_rewritten_stays_for_the_group(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    queue = with_letters(Queue.create(tmp_path / "queue", clock=clock))
+    queue.redrive()
+    table = DeltaTable(f"{queue.path}/messages")
+    table.create_checkpoint()
+    table.optimize.compact()
+    clock.advance("1d")
+    queue.sweep()
+    fresh = again(queue)
+    assert get(fresh, "lake") == []
+    assert get(fresh, "mail") == ["a", "b"]
+    fresh.recover()
+    fresh.group("lake").seek("earliest")
+    assert get(again(fresh), "lake") == ["a", "b"]
