@@ -28,3 +28,22 @@ def test_a_stream_sees_only_the_rows_that_match(stream: Stream, queue: Queue) ->
     assert sorted(seen) == sorted(wanted)
     stats = group.stats()
     assert (stats.acked, stats.skipped, stats.ready) == (20, 40, 0)
+
+
+def test_a_stream_skips_what_is_redriven_for_another_group(stream: Stream, queue: Queue) -> None:
+    queue.publish([Message(str(n)) for n in range(4)])
+    mail = queue.group("mail").lease("w", max_messages=4)
+    assert mail is not None
+    mail.reject()
+    queue.sweep()
+    assert queue.redrive().groups == {"mail": 4}
+    queue.publish("last")
+    seen: list[str] = []
+
+    def process(batch: Any, lease: Any) -> None:
+        seen.extend(bytes(row.value).decode() for row in batch.select("value").collect())
+
+    stream.settle_with(process)
+    assert sorted(seen) == ["0", "1", "2", "3", "last"]
+    stats = queue.group("g").stats()
+    assert (stats.acked, stats.skipped, stats.ready) == (5, 4, 0)
