@@ -202,7 +202,7 @@ def test_a_batch_leases_under_stream_batch_and_runner_and_leaves_its_mark(queue:
     stream = runner.checkpoint.offsets[-1]["stream"]
     assert parse_lease_id(plan.lease_id) == (stream, 1, runner.source.runner)
     assert mark(runner) == 3
-    assert {r.worker_id for _, r in plan.slices} == {"w1"}
+    assert {r.worker for _, r in plan.slices} == {"w1"}
 
 
 def test_repeated_calls_for_one_batch_get_the_same_answer_and_one_lease(queue: Queue) -> None:
@@ -524,6 +524,7 @@ def test_a_second_replay_gives_the_batch_back_as_suspects_and_is_empty(
     assert [(r.state, r.suspect, r.lease_id, r.delivery_count) for r in ranges] == [
         (AVAILABLE, True, None, 2)
     ]
+    caplog.set_level("INFO", "spark_mq.streaming.source")
     caplog.clear()
     piece = third.batch()
     assert 1 <= len(sequences(piece)) < 100, "suspects come in pieces"
