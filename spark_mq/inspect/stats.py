@@ -29,6 +29,7 @@ from spark_mq.operations.context import QueueContext
 from spark_mq.storage.ledger_files import from_rows
 from spark_mq.util.clock import MICROSECOND
 from spark_mq.util.columns import to_arrow
+from spark_mq.util.user import identify_worker
 
 __all__ = ["StatsReader"]
 
@@ -107,7 +108,7 @@ class StatsReader:
                 settings = GroupSettings.decoded(ledger.head.settings)
                 ledger = expire_leases(ledger, now, settings)
                 index = self._context.group(name).index_for(ledger)
-                yield name, compute_stats(ledger, index, settings, now)
+                yield name, compute_stats(ledger, index, settings, now, identify_worker(""))
             except SparkMQError as error:
                 self._note_damage(name, error)
 
@@ -155,7 +156,7 @@ class _Digest:
 
     def may_need_rules(self) -> bool:
         """Return whether a limit, a cap or the breaker may have changed the group."""
-        settings, leased = self.settings, self._sum(LEASED).messages
+        settings, leased = self.settings, self._sum(LEASED)
         by_lease = (
             settings.rate_limit, settings.byte_rate_limit, settings.max_in_flight_bytes,
             settings.max_in_flight_per_key,
@@ -163,6 +164,7 @@ class _Digest:
         attempts = settings.max_delivery_attempts or _MAX_INT32
         limited = settings.failure_limit(own=True) is not None or settings.max_retry_age is not None
         back = [self.sums[state] for state in (LATE, DELAYED, READY) if state in self.sums]
+        held = [*back, leased]  # a message on its last attempt is alone in its process
         isolates = any(one.suspect for one in back)
         if attempts <= WHOLE_RETRY_ATTEMPTS:  # else the first failure isolates nothing
             isolates = isolates or LATE in self.sums
@@ -171,9 +173,9 @@ class _Digest:
             or isolates
             or any(limit is not None for limit in by_lease)
             or BLOCKED in self.sums
-            or any(limited or one.delivery_count >= attempts for one in back)
+            or any(one.messages and (limited or one.delivery_count >= attempts) for one in held)
             or self._sum(LATE).delivery_count > 1  # its expiry may open the breaker
-            or (settings.max_in_flight is not None and leased >= settings.max_in_flight)
+            or (settings.max_in_flight is not None and leased.messages >= settings.max_in_flight)
             or sum(one.ranges for one in self.sums.values()) >= settings.max_tracked_ranges
         )
 
@@ -227,7 +229,11 @@ def _stats_of(name: str, digest: _Digest, index: MessageIndex, now: int) -> Grou
     if (late := sums.pop(LATE, None)) is not None:
         sums[READY] = late.joined(sums.get(READY, StateSum()))
         happened["lease_expired"] = happened.get("lease_expired", 0) + late.messages
-    return GroupStats.of(GroupFacts(sums, digest.counters, start, index, now, happened=happened))
+    filtered = digest.settings.filter is not None
+    facts = GroupFacts(
+        sums, digest.counters, start, index, now, happened=happened, filtered=filtered
+    )
+    return GroupStats.of(facts)
 
 
 def _is_of_log(digest: _Digest, index: MessageIndex) -> bool:

@@ -94,6 +94,7 @@ class GroupFacts:
     oldest_due_at: int | None = None
     """Since when the oldest unsettled message is due, in a group with ``deliver_at``."""
     isolation: Isolation = NOTHING_ISOLATED
+    filtered: bool = False
 
     def sum(self, state: str) -> StateSum:
         return self.sums.get(state, _NOTHING)
@@ -216,6 +217,12 @@ class GroupStats(Record):
     )
     unread: int = figure(
         lambda facts: facts.sum(UNREAD).messages, "Due now and never leased, part of ``ready``."
+    )
+    unexamined: int = figure(
+        lambda facts: facts.sum(UNREAD).messages if facts.filtered else 0,
+        "The part of ``unread`` that the group's filter still has to examine, so that a lease may "
+        "skip some. 0 without a filter.",
+        fact="Not examined by the filter",
     )
     delayed: int = _in_state(
         DELAYED,
@@ -393,6 +400,7 @@ def facts_of(
         head.happened,
         oldest_due(ledger, index, now) if timed else None,
         estimate_isolation(ledger, rules),
+        rules.filter is not None,
     )
 
 

@@ -12,10 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.handles import again, history
 from support.marks import slow
-from support.tables import as_in_a_store
+from support.tables import as_in_a_store, context_of
 
 from spark_mq import ConsumerGroup, Message, Queue
 from spark_mq.errors import InvalidOption
+from spark_mq.inspect.stats import StatsReader
 from spark_mq.ledger import walk_filter
 from spark_mq.testing import ManualClock, memory_queue
 
@@ -70,10 +71,12 @@ def test_messages_that_no_lease_has_examined_count_as_ready(
     queue: Queue, group: ConsumerGroup
 ) -> None:
     publish(queue, "us-1", "us-2")
-    assert group.stats().ready == 2
+    assert (group.stats().ready, group.stats().unexamined) == (2, 2)
+    assert StatsReader(context_of(queue)).read()[group.name].unexamined == 2
+    assert queue.group("all").ensure().stats().unexamined == 0
     assert [one.key for one in group.peek()] == ["us-1", "us-2"]
     assert group.lease("w") is None
-    assert group.stats().ready == 0
+    assert (group.stats().ready, group.stats().unexamined) == (0, 0)
     assert not group.peek(state="ready")
 
 
