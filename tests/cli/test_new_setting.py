@@ -19,8 +19,9 @@ FIELD = """    {name}: timedelta = setting(kinds.Duration(), "9s", "How long a {
 PAGE = """
 import sys
 from starlette.testclient import TestClient
-from spark_mq.interfaces.web import Access, OverviewCache, create_app
-app = create_app(OverviewCache(sys.argv[1]), Access(user="alice", allow_changes=True))
+from spark_mq.interfaces.monitor import QueueMonitor
+from spark_mq.interfaces.web import Access, create_app
+app = create_app(QueueMonitor(sys.argv[1]), Access(user="alice", allow_changes=True))
 client = TestClient(app, base_url="http://localhost")
 print(client.get("/group/q", params={"group": "g"}).text)
 print(client.get("/change/q", params={"do": "configure", "group": "g"}).text)

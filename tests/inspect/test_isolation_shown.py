@@ -10,7 +10,7 @@ import pytest
 
 from spark_mq import Lease, Queue
 from spark_mq.integrations.prometheus import exposition
-from spark_mq.interfaces.cli.looks import QueueLooks
+from spark_mq.interfaces.cli.top import QueueView
 from spark_mq.testing import ManualClock
 
 TEXT = "isolating 1,000 suspects, about 6 leases left"  # pieces of 100, then of 200
@@ -34,8 +34,8 @@ def test_each_view_shows_how_many_leases_are_left(failed: Queue) -> None:
     assert failed.stats()["groups"]["g"] == stats
     overview = failed.describe()
     assert TEXT in str(overview)
-    looks = QueueLooks(failed, 10)
-    assert f"group g: {TEXT}" in list(looks.parts(looks.refresh()))
+    view = QueueView(failed, 10)
+    assert f"group g: {TEXT}" in list(view.parts(view.refresh()))
     text = exposition({failed.path: overview}).decode()
     assert f'spark_mq_isolating_messages{{queue="{failed.path}",group="g"}} 1000' in text
     assert f'spark_mq_isolation_leases{{queue="{failed.path}",group="g"}} 6' in text

@@ -16,7 +16,8 @@ from support.tables import ledgers_of, messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption, QueueExists, StorageError
-from spark_mq.interfaces.web import Access, OverviewCache, create_app
+from spark_mq.interfaces.monitor import QueueMonitor
+from spark_mq.interfaces.web import Access, create_app
 
 Open = Callable[[str], Queue]
 
@@ -110,7 +111,7 @@ def test_the_page_shows_the_queue_under_each_spelling(remote: RemoteStore) -> No
     Queue.create(path, storage_options=remote.options).publish(["a"])
     parent = path.rpartition("/")[0]
     for text in (parent, *remote.spellings(parent), path, *remote.spellings(path)):
-        app = create_app(OverviewCache(text, remote.options), Access(user="alice"))
+        app = create_app(QueueMonitor(text, remote.options), Access(user="alice"))
         client = TestClient(app, base_url="http://localhost")
         for page in ("/", "/queue/queue"):
             shown = client.get(page)

@@ -52,13 +52,14 @@ import sys
 sys.path.insert(0, {archive!r})
 import spark_mq
 from starlette.testclient import TestClient
-from spark_mq.interfaces.web import Access, OverviewCache, create_app
+from spark_mq.interfaces.monitor import QueueMonitor
+from spark_mq.interfaces.web import Access, create_app
 
 assert spark_mq.__file__.startswith({archive!r})
 queue = spark_mq.Queue.create({folder!r} + "/orders")
 queue.publish("hello")
 assert "hello" in queue.peek(1)._repr_html_()
-app = create_app(OverviewCache({folder!r}), Access(user="alice"), None)
+app = create_app(QueueMonitor({folder!r}), Access(user="alice"), None)
 visit = TestClient(app, base_url="http://localhost")
 page = visit.get("/queue/orders")
 assert page.status_code == 200 and "orders" in page.text

@@ -11,7 +11,8 @@ from starlette.testclient import TestClient
 from support.stocked_queue import stocked_queue
 
 from spark_mq import Message, Queue
-from spark_mq.interfaces.web import Access, HealthLimits, OverviewCache, create_app
+from spark_mq.interfaces.monitor import QueueMonitor
+from spark_mq.interfaces.web import Access, HealthLimits, create_app
 
 
 @pytest.fixture
@@ -24,15 +25,15 @@ def queue(tmp_path: Path) -> Queue:
 
 
 @pytest.fixture
-def overviews(tmp_path: Path) -> OverviewCache:
+def overviews(tmp_path: Path) -> QueueMonitor:
     """Overviews that are never old enough to be shown again."""
     (tmp_path / "queues").mkdir(exist_ok=True)
     ticks = iter(range(0, 10**9, 100))
-    return OverviewCache(str(tmp_path / "queues"), clock=lambda: float(next(ticks)))
+    return QueueMonitor(str(tmp_path / "queues"), clock=lambda: float(next(ticks)))
 
 
 @pytest.fixture
-def visit(overviews: OverviewCache) -> Callable[..., TestClient]:
+def visit(overviews: QueueMonitor) -> Callable[..., TestClient]:
     """Returns a client of a page with some access."""
 
     def client(health: HealthLimits | None = None, **access: Any) -> TestClient:

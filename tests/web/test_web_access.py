@@ -26,7 +26,8 @@ from support.stocked_queue import sequence_of
 
 from spark_mq import InvalidOption, Queue
 from spark_mq.inspect import letters as inspect_letters
-from spark_mq.interfaces.web import Access, OverviewCache, create_app, security, serve, server
+from spark_mq.interfaces.monitor import QueueMonitor
+from spark_mq.interfaces.web import Access, create_app, security, serve, server
 from spark_mq.interfaces.web.security import COOKIE, is_local, parse_proxies
 from spark_mq.maintenance.condition import Condition
 from spark_mq.util.sequences import show_sequence
@@ -98,7 +99,7 @@ WRONG = [basic("bob", "wrong"), {"Authorization": "Bearer wrong"}, {"Authorizati
 class Visitors:
     """Clients of one page at addresses of their own, on a clock that the test moves."""
 
-    def __init__(self, overviews: OverviewCache, **access: Any) -> None:
+    def __init__(self, overviews: QueueMonitor, **access: Any) -> None:
         secrets = {"password": PASSWORD, "token": "a-token-of-prometheus"}
         self._app = create_app(overviews, Access(**{**secrets, **access}))
 
@@ -123,7 +124,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.fixture
-def visitors(queue: Queue, overviews: OverviewCache, now: list[float]) -> Callable[..., Visitors]:
+def visitors(queue: Queue, overviews: QueueMonitor, now: list[float]) -> Callable[..., Visitors]:
     return lambda **access: Visitors(overviews, **access)
 
 
@@ -239,7 +240,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
             options = {"address": "127.0.0.1", "port": 0, "listening": heard.put}
             thread = threading.Thread(
                 target=serve,
-                args=[OverviewCache("/nowhere"), Access()],
+                args=[QueueMonitor("/nowhere"), Access()],
                 kwargs=options,
                 daemon=True,
             )
@@ -404,7 +405,7 @@ def test_secrets_are_long_and_stay_out_of_texts() -> None:
 
 
 def test_elsewhere_a_password_is_required(tmp_path: Any) -> None:
-    overviews = OverviewCache(str(tmp_path))
+    overviews = QueueMonitor(str(tmp_path))
     for address in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
         with pytest.raises(InvalidOption, match="SPARK_MQ_WEB_PASSWORD"):
             serve(overviews, Access(), address=address, port=0, listening=print)
@@ -1042,10 +1043,10 @@ def test_wrong_changes_are_refused(visit: Visit, queue: Queue) -> None:
 def test_an_unknown_error_shows_no_text(
     visit: Visit, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: OverviewCache, name: str) -> Any:
+    def fail(self: QueueMonitor, name: str) -> Any:
         raise RuntimeError("a secret")
 
-    monkeypatch.setattr(OverviewCache, "overview", fail)
+    monkeypatch.setattr(QueueMonitor, "overview", fail)
     client = visit()
     quiet = TestClient(client.app, base_url="http://localhost", raise_server_exceptions=False)
     answer = quiet.get("/queue/orders")

@@ -23,9 +23,9 @@ from support.tables import ledgers_of
 from spark_mq import Message, Queue
 from spark_mq.errors import StorageError
 from spark_mq.inspect.activity import THROUGHPUT_SCHEMA
-from spark_mq.interfaces.web import Access, HealthLimits, OverviewCache, create_app
+from spark_mq.interfaces.monitor import RANGES, Past, QueueMonitor
+from spark_mq.interfaces.web import Access, HealthLimits, create_app
 from spark_mq.interfaces.web.charts import Chart, group_charts, queue_charts, settled_chart
-from spark_mq.interfaces.web.view import RANGES, Past
 from spark_mq.operations.history import HEADER_PREFIX
 from spark_mq.storage.heartbeat_files import Heartbeat, heartbeat_path, write_heartbeat
 from spark_mq.testing import ManualClock, memory_queue
@@ -106,7 +106,7 @@ def test_an_empty_queue_has_a_page(visit: Visit, tmp_path: Path) -> None:
 
 
 def test_a_queue_that_is_the_path_itself_has_its_name(queue: Queue) -> None:
-    overviews = OverviewCache(queue.path)
+    overviews = QueueMonitor(queue.path)
     assert overviews.queues() == {"orders": queue.path}
 
 
@@ -337,7 +337,7 @@ def test_a_load_of_the_first_page_reads_few_histories(
 
     monkeypatch.setattr(Queue, "throughput", throughput)
     now = [1000.0]
-    overviews = OverviewCache(str(tmp_path / "queues"), clock=lambda: now[0])
+    overviews = QueueMonitor(str(tmp_path / "queues"), clock=lambda: now[0])
     client = TestClient(create_app(overviews, Access()), base_url="http://localhost")
 
     def charts() -> int:
@@ -878,7 +878,7 @@ def test_looking_changes_no_file(visit: Visit, queue: Queue) -> None:
 
 def test_an_overview_is_read_once_a_second(queue: Queue) -> None:
     now = [0.0]
-    overviews = OverviewCache(queue.path, clock=lambda: now[0])
+    overviews = QueueMonitor(queue.path, clock=lambda: now[0])
     first = overviews.overview("orders")
     queue.publish("new")
     assert overviews.overview("orders") is first
@@ -891,7 +891,7 @@ def test_an_overview_is_read_once_a_second(queue: Queue) -> None:
 
 def test_a_queue_is_found_at_once_after_it_was_created(queue: Queue) -> None:
     now = [0.0]
-    overviews = OverviewCache(str(Path(queue.path).parent), clock=lambda: now[0])
+    overviews = QueueMonitor(str(Path(queue.path).parent), clock=lambda: now[0])
     assert list(overviews.queues()) == ["orders"]
     Queue.create(Path(queue.path).parent / "new", durable=False)
     now[0] = 1.5

@@ -87,7 +87,7 @@ def list_failures(
     if not found.complete:
         note(f"these are the newest {show_count(found.counted, 'letter')}. Give -n for more")
     rows = [_failure_row(one) for one in found]
-    return Rows(rows, _FAILURE_COLUMNS, _failure_cells, details=("keys", "samples"))
+    return Rows(rows, _FAILURE_COLUMNS, _failure_cells)
 
 
 def _failure_row(one: Failure) -> Mapping[str, Any]:

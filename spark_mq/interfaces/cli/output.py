@@ -7,9 +7,9 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
-from typing import Any, Final
+from datetime import timedelta
+from typing import Any, Final, Literal
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -42,17 +42,12 @@ __all__ = [
     "Pages",
     "Part",
     "Rows",
-    "column_widths",
-    "columns_left_out",
     "complain",
     "exit_code_of",
-    "fit_columns",
-    "is_number",
     "make_table",
     "name_subject",
     "note",
     "show",
-    "style_of",
     "text_for_commands",
 ]
 
@@ -69,11 +64,9 @@ _STORE: Final = (StorageError, CorruptLog, UnsupportedTable, ContentionTimeout)
 
 Column = tuple[str, str]  # the heading, and the name of the value in a row
 
-_NUMBERS: Final = (int, float)
+_NUMBERS: Final = (int, float, timedelta)
+_UNBOUNDED: Final = 1_000_000  # columns of a terminal that breaks no cell
 _EMPTY: Final = (None, "", 0, (), "-")
-_GAP: Final = 2  # between columns
-_PROSE: Final = 24  # the least width of a column of sentences
-_ERRORS: Final = ("error", "shape")  # of any text, so their words may be broken, too
 _STYLES: Final[Mapping[str, str]] = {
     "dead": "red", "dead_letters": "red", "dead_per_second": "red", "error": "red",
     "blocked": "yellow", "blocked_because": "yellow", "problem": "yellow", "because": "yellow",
@@ -87,7 +80,6 @@ class Rows:
     rows: Iterable[Any]
     columns: Sequence[Column]
     cells: Callable[[Any], Mapping[str, Any]] | None = None  # a row for people
-    details: Sequence[str] = ()  # the values that a narrow terminal does without first
 
     def for_people(self) -> list[Mapping[str, Any]]:
         return [(self.cells or _mapping)(row) for row in self.rows]
@@ -127,7 +119,11 @@ def _print(part: Any) -> None:
     if isinstance(part, str):
         print(printable(part))
     elif isinstance(part, Rows):
-        _print_table(part.for_people(), part.columns, part.details)
+        if sys.stdout.isatty():
+            console = Console()
+            console.print(make_table(part, console))
+        else:
+            _print_plain(part)
     else:
         shown = {name: show_cell(value, name) for name, value in _mapping(part).items()}
         width = max(map(len, shown), default=0)
@@ -139,21 +135,37 @@ def _mapping(row: Any) -> dict[str, Any]:
     return asdict(row) if is_dataclass(row) and not isinstance(row, type) else dict(row)
 
 
-def _print_table(
-    rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], details: Sequence[str]
-) -> None:
-    """Print a table, with rich on a terminal, otherwise as plain lines that no width cuts."""
-    if sys.stdout.isatty():
-        console = Console()
-        fitting = fit_columns(rows, columns, console.width, details)
-        console.print(make_table(rows, fitting))
-        if left_out := columns_left_out(columns, fitting):
-            console.print(Text(left_out, style="dim"))
-        return
+def make_table(part: Rows, console: Console) -> Table:
+    """Return a table for a terminal. If it is too wide, columns without a value are left out."""
+    rows = part.for_people()
+    table = _table(rows, part.columns)
+    unbounded = console.options.update_width(_UNBOUNDED)
+    if console.measure(table, options=unbounded).maximum > console.width:
+        filled = [one for one in part.columns if any(row.get(one[1]) not in _EMPTY for row in rows)]
+        table = _table(rows, filled)
+    return table
+
+
+def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> Table:
+    """Return a table that reads no markup, and breaks texts where they don't fit."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading, name in columns:
+        number = _is_number(rows, name)
+        justify: Literal["left", "right"] = "right" if number else "left"
+        table.add_column(heading, justify=justify, no_wrap=number, overflow="fold")
+    for row in rows:
+        values = ((row.get(name), name) for _, name in columns)
+        table.add_row(*(Text(show_cell(*one), _style_of(*one)) for one in values))
+    return table
+
+
+def _print_plain(part: Rows) -> None:
+    """Print a table as lines that no width breaks, for a pipe or a file."""
+    rows, columns = part.for_people(), part.columns
     lines = [[heading for heading, _ in columns]]
     lines += [[show_cell(row.get(name), name) for _, name in columns] for row in rows]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-    right = [is_number(rows, name) for _, name in columns]
+    right = [_is_number(rows, name) for _, name in columns]
     for cells in lines:
         padded = [
             cell.rjust(width) if number else cell.ljust(width)
@@ -162,91 +174,12 @@ def _print_table(
         print("  ".join(padded).rstrip())
 
 
-def make_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> Table:
-    """Return a table for a terminal, which never reads values as markup. Only prose is wrapped."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading, name in columns:
-        right, prose = is_number(rows, name), _is_prose(rows, name)
-        table.add_column(
-            heading, justify="right" if right else "left", overflow="fold", no_wrap=not prose
-        )
-    for row in rows:
-        table.add_row(
-            *(Text(show_cell(row.get(name), name), style_of(row, name)) for _, name in columns)
-        )
-    return table
-
-
-def fit_columns(
-    rows: Sequence[Mapping[str, Any]],
-    columns: Sequence[Column],
-    width: int,
-    details: Sequence[str] = (),
-) -> list[Column]:
-    """Return the columns that fit into a width without breaking a number or a name.
-
-    Columns without a value go first and details second. Then go the others from the right, prose
-    and the first one last.
-    """
-    kept = list(columns)
-    needed = {column: _least_width(rows, column) + _GAP for column in kept}
-
-    def importance(column: Column) -> tuple[bool, bool, bool, bool, int]:
-        name, place = column[1], columns.index(column)
-        empty = all(row.get(name) in _EMPTY for row in rows)
-        return place == 0, not empty, name not in details, _is_prose(rows, name), -place
-
-    for column in sorted(columns, key=importance):
-        if len(kept) == 1 or sum(needed[one] for one in kept) - _GAP <= width:
-            break
-        kept.remove(column)
-    return kept
-
-
-def column_widths(
-    rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], width: int
-) -> list[int]:
-    """Return the widths of columns that fit. Prose shares what the others leave."""
-    widths = [_least_width(rows, column) for column in columns]
-    left = width - sum(widths) - _GAP * (len(columns) - 1)
-    for place, (_, name) in enumerate(columns):
-        if left > 0 and _is_prose(rows, name):
-            widest = max(cell_len(show_cell(row.get(name), name)) for row in rows)
-            more = min(left, max(0, widest - widths[place]))
-            widths[place] += more
-            left -= more
-    return widths
-
-
-def columns_left_out(columns: Sequence[Column], kept: Sequence[Column]) -> str:
-    """Return a line that names the columns that are not shown, or "" if all are."""
-    names = [heading for heading, name in columns if (heading, name) not in kept]
-    if not names:
-        return ""
-    return f"without {', '.join(names)}: a wider terminal or -o json has them"
-
-
-def _least_width(rows: Sequence[Mapping[str, Any]], column: Column) -> int:
-    heading, name = column
-    texts = [show_cell(row.get(name), name) for row in rows]
-    widest = max(map(cell_len, texts), default=0)
-    if _is_prose(rows, name):
-        words = [cell_len(word) for text in texts for word in text.split()]
-        widest = min(widest, _PROSE if name in _ERRORS else max([_PROSE, *words]))
-    return max(cell_len(heading), widest)
-
-
-def _is_prose(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
-    """Return whether a column has sentences, which may be wrapped, as errors always may."""
-    return name in _ERRORS or any(show_cell(row.get(name), name).count(" ") > 1 for row in rows)
-
-
-def style_of(row: Mapping[str, Any], name: str) -> str:
+def _style_of(value: Any, name: str) -> str:
     """Return the style of a cell: red for what is lost without help, yellow for what waits."""
-    return "" if row.get(name) in _EMPTY else _STYLES.get(name, "")
+    return "" if value in _EMPTY else _STYLES.get(name, "")
 
 
-def is_number(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+def _is_number(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
     values = [row.get(name) for row in rows if row.get(name) is not None]
     return bool(values) and all(
         isinstance(value, _NUMBERS) and not isinstance(value, bool) for value in values

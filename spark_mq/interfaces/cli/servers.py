@@ -19,6 +19,7 @@ from spark_mq.integrations.prometheus import CONTENT_TYPE, exposition
 from spark_mq.interfaces.cli.command import NOTHING, Given, argument, command, option, stopping
 from spark_mq.interfaces.cli.output import complain
 from spark_mq.interfaces.cli.watch import MaxAge, MaxDead, MaxUnswept, parse_limit
+from spark_mq.interfaces.monitor import QueueMonitor
 from spark_mq.util.listening import host_of, listen
 from spark_mq.util.validation import short_repr, validate_duration
 
@@ -32,10 +33,10 @@ _Address = Annotated[str, option("Where to listen.")]
 
 @command("metrics", prints=False)
 def metrics(on: Given, port: _Port = 9464, address: _Address = "127.0.0.1") -> None:
-    """Serve the metrics of a queue to Prometheus until SIGTERM. Each request looks at the queue."""
+    """Serve the metrics of a queue to Prometheus until SIGTERM. Each request reads the queue."""
     queue = on.queue
     with listen(address, port) as listener:
-        server = _server(listener, lambda: exposition(_look(queue)))
+        server = _server(listener, lambda: exposition(_overview_by_path(queue)))
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         with stopping() as stop:
@@ -78,8 +79,8 @@ def _server(listener: socket.socket, content: Callable[[], bytes]) -> ThreadingH
     return server
 
 
-def _look(queue: Any) -> Mapping[str, QueueOverview | None]:
-    """Return the overview of a queue by its path, or None if the look fails."""
+def _overview_by_path(queue: Any) -> Mapping[str, QueueOverview | None]:
+    """Return the overview of a queue by its path, or None if it cannot be read."""
     try:
         return {queue.path: queue.describe(lanes=True, durations=True)}
     except (SparkMQError, OSError) as error:
@@ -117,13 +118,7 @@ def web(
     SPARK_MQ_WEB_TOKEN.
     """
     try:
-        from spark_mq.interfaces.web import (
-            Access,
-            HealthLimits,
-            OverviewCache,
-            parse_proxies,
-            serve,
-        )
+        from spark_mq.interfaces.web import Access, HealthLimits, parse_proxies, serve
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
         if name not in _PACKAGES:
@@ -152,9 +147,9 @@ def web(
             option="PATH",
             value=path,
         )
-    overviews = OverviewCache(path, on.storage_options, max_depth=max_depth)
+    monitor = QueueMonitor(path, on.storage_options, max_depth=max_depth)
     serve(
-        overviews,
+        monitor,
         access,
         address=address,
         port=port,

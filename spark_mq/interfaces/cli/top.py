@@ -2,19 +2,77 @@
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 import sys
 import time
-from collections.abc import Iterator
-from typing import Annotated, Any
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
 
-from spark_mq.errors import QueueNotFound
+from rich.console import Console, Group
+from rich.live import Live
+from rich.live_render import LiveRender
+from rich.table import Table
+from rich.text import Text
+
+from spark_mq.errors import QueueNotFound, SparkMQError
+from spark_mq.inspect.health import check_health
+from spark_mq.inspect.overview import QueueOverview
 from spark_mq.interfaces.cli.command import Given, command, option
-from spark_mq.interfaces.cli.looks import Looks, QueueLooks, QueuesLooks
-from spark_mq.interfaces.cli.output import Pages
+from spark_mq.interfaces.cli.output import Column, Pages, Part, Rows, make_table
+from spark_mq.interfaces.cli.progress import busy
+from spark_mq.interfaces.cli.queues import group_rows
+from spark_mq.interfaces.cli.workers import worker_cells
+from spark_mq.interfaces.monitor import QueueMonitor
+from spark_mq.queue import Queue
 from spark_mq.util.clock import SECOND
+from spark_mq.util.show import (
+    printable,
+    show_bars,
+    show_count,
+    show_number,
+    show_short,
+    show_time,
+)
+from spark_mq.util.signals import taking_signals
 from spark_mq.util.validation import validate_duration
 
-__all__: list[str] = []
+__all__ = ["FolderView", "QueueView", "View"]
+
+_QUEUES: Final[list[Column]] = [
+    ("QUEUE", "name"), ("READY", "ready"), ("DELAYED", "delayed"), ("LEASED", "leased"),
+    ("DEAD", "dead"), ("LETTERS", "dead_letters"), ("ACKED/S", "acked_per_second"),
+    ("LATELY", "lately"), ("PUBLISHED/S", "published_per_second"),
+    ("OLDEST", "oldest_unsettled_age"),
+    ("GROUPS", "groups"), ("PROBLEM", "problem"),
+]  # fmt: skip
+_TABLES: Final[Mapping[str, list[Column]]] = {
+    "groups": [
+        ("GROUP", "group"), ("READY", "ready"), ("DELAYED", "delayed"), ("LEASED", "leased"),
+        ("DEAD", "dead"), ("BLOCKED", "blocked"), ("ACKED/S", "acked_per_second"),
+        ("DEAD/S", "dead_per_second"), ("LATELY", "lately"),
+        ("OLDEST", "oldest_unsettled_age"), ("LEASE", "oldest_lease_age"),
+        ("BLOCKED BECAUSE", "blocked_because"),
+    ],
+    "workers": [
+        ("WORKER", "worker_id"), ("GROUP", "group"), ("STATE", "state"), ("LEASES", "leases"),
+        ("MESSAGES", "messages"), ("OLDEST", "oldest_lease_age"), ("SEEN", "seen_age"),
+    ],
+    "held_lanes": [
+        ("HELD LANE", "lane"), ("GROUP", "group"), ("MESSAGES", "messages"), ("SHARE", "share"),
+        ("AGE", "head_age"), ("HELD BACK", "held_back"), ("BECAUSE", "because"),
+    ],
+    "errors": [
+        ("LAST ERROR", "error"), ("GROUP", "group"), ("STATE", "state"), ("MESSAGES", "messages"),
+    ],
+}  # fmt: skip
+_DETAILED: Final = 10  # the busiest groups, whose workers and errors a refresh reads
+_KEPT: Final = 20  # rates in the chart of a row
 
 
 @command("top")
@@ -26,36 +84,249 @@ def top(
 ) -> Pages | None:
     """Show a live view of a queue, or of all queues below a path, until q or Ctrl-C.
 
-    In a pipe it prints one view, after two looks.
+    In a pipe it prints one view, with the rates of one interval.
     """
-    looks = _looks(on, groups)
+    view = _view(on, groups)
     pause = validate_duration("--interval", interval) / SECOND
-    if sys.stdout.isatty() and sys.stdin.isatty() and count is None and not on.json:
-        from spark_mq.interfaces.cli.top_screen import TopApp
-
-        TopApp(looks, pause).run()
-        return None
     if count is None and not on.json:
-        looks.refresh()  # the rates of the view that is printed come from this one
+        if sys.stdout.isatty() and sys.stdin.isatty():
+            _show_live(view, pause)
+            return None
+        view.refresh()  # the rates of the view that is printed count from here
         time.sleep(pause)
         count = 1
-    return Pages(_frames(looks, pause, count), looks.parts)
+    return Pages(_frames(view, pause, count), view.parts)
 
 
-def _looks(on: Given, groups: int) -> Looks:
+def _view(on: Given, groups: int) -> View:
     try:
-        return QueueLooks(on.queue, groups)
+        return QueueView(on.queue, groups)
     except QueueNotFound:
-        looks = QueuesLooks(str(on.path), on.storage_options, groups)
-        if not looks.paths():
+        monitor = QueueMonitor(str(on.path), on.storage_options, max_age=0)
+        if not monitor.queues():
             raise
-        return looks
+        return FolderView(monitor)
 
 
-def _frames(looks: Looks, pause: float, count: int | None) -> Iterator[dict[str, Any]]:
-    """Yield a view now and after each pause, so many in all."""
-    yield looks.refresh()
+def _frames(view: View, pause: float, count: int | None) -> Iterator[dict[str, Any]]:
+    """Yield the data of a view now and after each pause, so many times in all."""
+    yield view.refresh()
     while count is None or count > 1:
         time.sleep(pause)
-        yield looks.refresh()
+        yield view.refresh()
         count = None if count is None else count - 1
+
+
+def _show_live(view: View, pause: float) -> None:
+    """Show a view on the whole terminal until the user presses q, or a signal comes."""
+    console = Console()
+
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with suppress(KeyboardInterrupt), taking_signals(interrupt, signal.SIGTERM, signal.SIGINT):
+        with busy("reading"):
+            parts = list(view.parts(view.refresh()))
+        live = Live(_screen(console, parts), console=console, screen=True)
+        with _single_keys() as terminal:
+            try:  # a signal may come while the view opens, so `with` would be too late
+                live.start(refresh=True)
+                while _waits(terminal, pause):
+                    try:
+                        parts, problem = list(view.parts(view.refresh())), ""
+                    except (SparkMQError, OSError) as error:
+                        problem = f"the last refresh failed: {error}"
+                    live.update(_screen(console, parts, problem), refresh=True)
+            finally:
+                live.stop()
+
+
+def _screen(console: Console, parts: list[Part], problem: str = "") -> LiveRender:
+    """Return a view for the terminal, of which the lines that don't fit become an ellipsis."""
+    lines: list[Table | Text] = [Text("q ends, any other key refreshes", style="dim")]
+    lines += [Text(printable(problem), style="red")] if problem else []
+    for part in parts:
+        if isinstance(part, Rows):
+            lines.append(make_table(part, console))
+        else:
+            lines.append(Text(printable(str(part))))
+    return LiveRender(Group(*lines), vertical_overflow="ellipsis")
+
+
+@contextmanager
+def _single_keys() -> Iterator[int]:
+    """Let the terminal pass on each key at once, and yield its descriptor."""
+    import termios
+    import tty
+
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+    tty.setcbreak(terminal)
+    try:
+        yield terminal
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+def _waits(terminal: int, pause: float) -> bool:
+    """Wait for a pause or a key. Return False for q, or if the terminal is gone."""
+    if not select.select([terminal], [], [], pause)[0]:
+        return True
+    keys = os.read(terminal, 1024)
+    return bool(keys) and b"q" not in keys.lower()
+
+
+@dataclass
+class _Rates:
+    """The rates of a queue since its overview before, and the last ones of each group."""
+
+    before: tuple[float, QueueOverview] | None = None
+    lately: dict[str, deque[float]] = field(
+        default_factory=lambda: defaultdict(lambda: deque(maxlen=_KEPT))
+    )
+
+    def next(self, overview: QueueOverview) -> dict[str, dict[str, Any]]:
+        """Return the rates by group, those of the queue under "". At first there are none."""
+        now, before = time.monotonic(), self.before
+        self.before = (now, overview)
+        if before is None:
+            return {}
+        seconds, earlier = max(1e-9, now - before[0]), before[1]
+        rates: dict[str, dict[str, Any]] = {}
+        for name, stats in overview.groups.items():
+            if old := earlier.groups.get(name):
+                rates[name] = {
+                    "acked_per_second": (stats.acked - old.acked) / seconds,
+                    "dead_per_second": (stats.dead_lettered - old.dead_lettered) / seconds,
+                }
+        rates[""] = {
+            "published_per_second": (overview.published - earlier.published) / seconds,
+            "acked_per_second": sum(own["acked_per_second"] for own in rates.values()),
+        }
+        for name, own in rates.items():
+            self.lately[name].append(own["acked_per_second"])
+            own["lately"] = list(self.lately[name])
+        return rates
+
+
+class QueueView:
+    """Shows a queue with its groups, workers, held lanes and errors."""
+
+    def __init__(self, queue: Queue, groups: int) -> None:
+        self._queue, self._groups, self._rates = queue, groups, _Rates()
+
+    def refresh(self) -> dict[str, Any]:
+        """Return the data of a view, for which only changes since the last one are read."""
+        overview = self._queue.describe()
+        rates = self._rates.next(overview)
+        rows = [
+            {
+                **row,
+                **rates.get(row["group"], {}),
+                "isolation": overview.groups[row["group"]].isolation,
+            }
+            for row in group_rows(overview.groups, max(self._groups, _DETAILED))
+        ]
+        return {
+            "queue": overview.path,
+            "at": datetime.now(UTC),
+            "published": overview.published,
+            "published_per_second": rates.get("", {}).get("published_per_second"),
+            "dead_letters": overview.dead_letters,
+            "last_sweep": overview.sweeps.last_change_at,
+            "commits_waiting": overview.sweeps.unarchived_commits,
+            "group_count": len(overview.groups),
+            "damaged": dict(overview.damaged),
+            "groups": rows[: self._groups],
+            **self._details([row["group"] for row in rows[:_DETAILED]]),
+        }
+
+    def _details(self, groups: list[str]) -> dict[str, list[dict[str, Any]]]:
+        """Return workers, the last errors, and the lane that holds back most in each group."""
+        workers, lanes, errors = [], [], []
+        for group in map(self._queue.group, groups):
+            named = {"group": group.name}
+            workers += [worker_cells({**named, **asdict(one)}) for one in group.workers()[:10]]
+            errors += [{**named, **asdict(one)} for one in group.last_errors(3)]
+            if group.settings.order == "key":
+                hottest = max(group.lanes(None), key=lambda one: one.held_back, default=None)
+                if hottest is not None and hottest.held_back:
+                    lanes.append({**named, **asdict(hottest)})
+        workers.sort(key=lambda row: -row["messages"])
+        return {"workers": workers[:10], "held_lanes": lanes, "errors": errors[:10]}
+
+    def parts(self, frame: Mapping[str, Any]) -> Iterator[Part]:
+        """Yield the lines and tables of a view."""
+        rate, known = frame["published_per_second"], frame["dead_letters"]
+        letters = "unknown" if known is None else show_number(known)
+        speed = "" if rate is None else f" ({show_short(rate)}/s)"
+        yield f"{frame['queue']}  {show_time(frame['at'])}"
+        yield (
+            f"published {show_number(frame['published'])}{speed}  dead letters {letters}  "
+            f"groups {show_number(frame['group_count'])}  "
+            f"last sweep {show_time(frame['last_sweep'])}, "
+            f"{show_count(frame['commits_waiting'], 'commit')} waiting"
+        )
+        for name, why in frame["damaged"].items():
+            yield f"group {name} is damaged: {why}"
+        for row in frame["groups"]:
+            if row["isolation"]:
+                yield f"group {row['group']}: {row['isolation']}"
+        for name, columns in _TABLES.items():
+            if frame[name]:
+                yield ""
+                yield Rows(frame[name], columns, _cells)
+
+
+class FolderView:
+    """Shows all queues below a path. Those with a problem come first."""
+
+    def __init__(self, monitor: QueueMonitor) -> None:
+        self._monitor = monitor
+        self._rates: dict[str, _Rates] = defaultdict(_Rates)
+
+    def refresh(self) -> dict[str, Any]:
+        """Return the data of a view, for which only changes since the last one are read."""
+        paths = self._monitor.queues()
+        rows = [
+            {"queue": paths[name], "name": name, **self._figures(name, overview)}
+            for name, overview in self._monitor.all().items()
+        ]
+        rows.sort(key=lambda row: (not row["problem"], row["queue"]))
+        return {"path": self._monitor.path, "at": datetime.now(UTC), "queues": rows}
+
+    def parts(self, frame: Mapping[str, Any]) -> Iterator[Part]:
+        """Yield the lines and the table of a view."""
+        rows = frame["queues"]
+        troubled = sum(bool(row["problem"]) for row in rows)
+        yield f"{frame['path']}  {show_time(frame['at'])}"
+        yield f"queues {show_number(len(rows))}  with a problem {show_number(troubled)}"
+        yield ""
+        yield Rows(rows, _QUEUES, _cells)
+
+    def _figures(self, name: str, overview: QueueOverview | SparkMQError) -> dict[str, Any]:
+        if isinstance(overview, SparkMQError):
+            return {"problem": str(overview)}
+        groups = overview.groups.values()
+        ages = [one.oldest_unsettled_age for one in groups if one.oldest_unsettled_age is not None]
+        problems = check_health(overview, datetime.now(UTC)).problems
+        return {
+            **self._rates[name].next(overview).get("", {}),
+            **{
+                state: sum(getattr(one, state) for one in groups)
+                for state in ("ready", "delayed", "leased", "dead", "blocked")
+            },
+            "published": overview.published,
+            "dead_letters": overview.dead_letters,
+            "groups": len(overview.groups),
+            "oldest_unsettled_age": max(ages, default=None),
+            "problem": problems[0].text if problems else None,
+        }
+
+
+View = QueueView | FolderView
+
+
+def _cells(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row for people, with its last rates as bars."""
+    return {**row, "lately": show_bars(row["lately"])} if row.get("lately") else row

@@ -6,6 +6,6 @@ Pages load nothing from other hosts, and only look at queues unless ``allow_chan
 from spark_mq.interfaces.web.app import create_app
 from spark_mq.interfaces.web.security import Access, parse_proxies
 from spark_mq.interfaces.web.server import serve
-from spark_mq.interfaces.web.view import HealthLimits, OverviewCache
+from spark_mq.interfaces.web.view import HealthLimits
 
-__all__ = ["Access", "HealthLimits", "OverviewCache", "create_app", "parse_proxies", "serve"]
+__all__ = ["Access", "HealthLimits", "create_app", "parse_proxies", "serve"]

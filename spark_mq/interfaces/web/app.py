@@ -33,6 +33,7 @@ from spark_mq.errors import (
     SparkMQError,
 )
 from spark_mq.integrations.prometheus import CONTENT_TYPE, exposition
+from spark_mq.interfaces.monitor import QueueMonitor
 from spark_mq.interfaces.web.changes import change, confirmation
 from spark_mq.interfaces.web.message_pages import (
     letters_form,
@@ -53,7 +54,7 @@ from spark_mq.interfaces.web.queue_pages import (
 )
 from spark_mq.interfaces.web.render import render
 from spark_mq.interfaces.web.security import Access, Guard
-from spark_mq.interfaces.web.view import Forbidden, HealthLimits, OverviewCache, View
+from spark_mq.interfaces.web.view import Forbidden, HealthLimits, View
 
 __all__ = ["HealthLimits", "create_app"]
 
@@ -96,10 +97,10 @@ _STATUS: Final = (
 
 
 def create_app(
-    overviews: OverviewCache, access: Access, health: HealthLimits | None = None
+    monitor: QueueMonitor, access: Access, health: HealthLimits | None = None
 ) -> Starlette:
     """Return the ASGI application."""
-    pages = _Pages(overviews, access, health or HealthLimits())
+    pages = _Pages(monitor, access, health or HealthLimits())
     routes = [Route("/", pages.endpoint(home))]
     routes += [
         Route(f"/{name}/{{queue:path}}", pages.endpoint(show), methods=["GET"])
@@ -126,15 +127,15 @@ async def _lifespan(_: Starlette) -> AsyncIterator[None]:
 
 
 class _Pages:
-    def __init__(self, overviews: OverviewCache, access: Access, health: HealthLimits) -> None:
-        self._overviews = overviews
+    def __init__(self, monitor: QueueMonitor, access: Access, health: HealthLimits) -> None:
+        self._monitor = monitor
         self._access = access
         self._health = health
 
     def _view(self, request: Request, query: Mapping[str, str]) -> View:
         user = request.state.user
         return View(
-            self._overviews,
+            self._monitor,
             request.path_params.get("queue", ""),
             query,
             self._health,
@@ -179,8 +180,8 @@ class _Pages:
         """Answer 200 if all queues are healthy, otherwise 503. It is open, so it names none."""
         problems = 0
         try:
-            for name in self._overviews.queues():
-                view = View(self._overviews, name, {}, self._health, False, "", "")
+            for name in self._monitor.queues():
+                view = View(self._monitor, name, {}, self._health, False, "", "")
                 try:
                     problems += len(health_of(view, view.overview).problems)
                 except SparkMQError:
@@ -191,7 +192,7 @@ class _Pages:
         return JSONResponse(healthy, 503 if problems else 200)
 
     def metrics(self, request: Request) -> Response:
-        content = exposition(self._overviews.by_path())
+        content = exposition(self._monitor.by_path())
         return Response(content, headers={"Content-Type": CONTENT_TYPE})
 
 
@@ -211,7 +212,7 @@ def _answer(
         status = next(code for kind, code in _STATUS if isinstance(error, kind))
         if status >= 500:
             _log.error("a page failed: %s", error)
-            view.overviews.close(view.name)
+            view.monitor.close(view.name)
         return _error(status, str(error) or type(error).__name__, view, **_form(view, status, show))
 
 

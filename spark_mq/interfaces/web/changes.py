@@ -304,7 +304,7 @@ def change(view: View) -> str:
     view.check_form()
     action.ask(view)  # refuses a group or schedule that does not exist
     made = act_as(view.user, lambda: action.run(view))
-    view.overviews.forget(view.name)
+    view.monitor.forget(view.name)
     _log.info("user %r: %s in %s", view.user, do, view.name)
     counts = made if isinstance(made, Mapping) else {}
     return href(action.then, view.name, done=1, **counts)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.inspect.activity import ENDS
-from spark_mq.interfaces.web.view import Past
+from spark_mq.interfaces.monitor import Past
 from spark_mq.ledger.stats import GroupStats, state_figures
 from spark_mq.util.show import show_number
 

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from spark_mq.errors import SparkMQError
 from spark_mq.inspect import ChangeRecord, LaneInfo, QueueOverview
+from spark_mq.interfaces.monitor import HOUR, RANGES
 from spark_mq.interfaces.web.charts import (
     Chart,
     group_charts,
@@ -24,7 +25,7 @@ from spark_mq.interfaces.web.problems import (
     unreadable,
 )
 from spark_mq.interfaces.web.render import href, render
-from spark_mq.interfaces.web.view import HOUR, RANGES, View
+from spark_mq.interfaces.web.view import View
 from spark_mq.ledger.breaker import CLOSED
 from spark_mq.ledger.limits import is_stopped, limit_in
 from spark_mq.ledger.stats import GroupStats, figures_of
@@ -77,17 +78,17 @@ class _Row:
 
 def home(view: View) -> str:
     """Show what is wrong with the queues under the path, and all of them."""
-    rows = [_row(view, name, one) for name, one in view.overviews.all().items()]
+    rows = [_row(view, name, one) for name, one in view.monitor.all().items()]
     rows.sort(key=lambda row: not row.problems)
     readable = [row.name for row in rows if row.overview is not None]
-    hours = view.overviews.last_hours(readable[:MAX_CHARTS], CHARTS_READ)
+    hours = view.monitor.last_hours(readable[:MAX_CHARTS], CHARTS_READ)
     problems = [one for row in rows for one in first_problems(row.problems, LEADING_EACH)]
     return render(
         "home_live.html" if view.text("part") == "live" else "home.html",
         view,
         title="Queues",
         rows=rows,
-        path=view.overviews.path,
+        path=view.monitor.path,
         charts={name: settled_chart(hour) for name, hour in hours.items()},
         **lead_with(view, problems[:MAX_PROBLEMS], "No queue has a problem." if rows else ""),
     )
@@ -174,13 +175,13 @@ def _work(view: View) -> str:
 
 def _past(view: View) -> str:
     """Show what was published, and what the groups settled."""
-    return _charts(view, queue_charts(view.overviews.past(view.name, _span(view))))
+    return _charts(view, queue_charts(view.monitor.past(view.name, _span(view))))
 
 
 def _group_past(view: View) -> str:
     """Show what a group settled, and how often it failed."""
     group, _ = view.group()
-    return _charts(view, group_charts(view.overviews.past(view.name, _span(view)), group.name))
+    return _charts(view, group_charts(view.monitor.past(view.name, _span(view)), group.name))
 
 
 def _span(view: View) -> str:

@@ -16,9 +16,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from spark_mq.errors import InvalidOption, SparkMQError
 from spark_mq.inspect import QueueOverview
+from spark_mq.interfaces.monitor import HOUR, QueueMonitor
 from spark_mq.interfaces.web.app import HealthLimits, create_app
 from spark_mq.interfaces.web.security import Access, is_local
-from spark_mq.interfaces.web.view import HOUR, OverviewCache
 from spark_mq.util.listening import host_of, listen
 from spark_mq.util.signals import calling_on_signal
 
@@ -77,7 +77,7 @@ class _Server(uvicorn.Server):
 
 
 def serve(
-    overviews: OverviewCache,
+    monitor: QueueMonitor,
     access: Access,
     *,
     address: str,
@@ -95,7 +95,7 @@ def serve(
         )
     with listen(address, port) as listener:
         config = uvicorn.Config(
-            create_app(overviews, access, health),
+            create_app(monitor, access, health),
             access_log=False,
             http=BoundedProtocol,
             log_config=None,
@@ -105,7 +105,7 @@ def serve(
             ws="none",
         )
         # So that the first visitor does not wait until all ledgers are read.
-        threading.Thread(target=_read_once, args=[overviews], daemon=True).start()
+        threading.Thread(target=_read_once, args=[monitor], daemon=True).start()
         server = _Server(config)
         end = partial(server.handle_exit, frame=None)
         with calling_on_signal(end, signal.SIGTERM, signal.SIGINT):
@@ -113,11 +113,11 @@ def serve(
             server.run(sockets=[listener])
 
 
-def _read_once(overviews: OverviewCache) -> None:
+def _read_once(monitor: QueueMonitor) -> None:
     """Read all queues and their last hour. The pages show the errors."""
     try:
-        for name, overview in overviews.all().items():
+        for name, overview in monitor.all().items():
             if isinstance(overview, QueueOverview):
-                overviews.past(name, HOUR)
+                monitor.past(name, HOUR)
     except (SparkMQError, OSError) as error:
-        _log.warning("the first look at %s failed: %s", overviews.path, error)
+        _log.warning("the first look at %s failed: %s", monitor.path, error)
