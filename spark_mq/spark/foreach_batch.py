@@ -279,6 +279,8 @@ class ForEachBatch:
             lease._guard.check_outcomes((one.outcome for one in result), "process")
         except (StreamFenced, InvalidHandlerResult):
             raise
+        except KeyboardInterrupt as error:  # Spark would wait for ever, as it learns of errors only
+            raise RuntimeError("process raised KeyboardInterrupt") from error
         except BaseException as error:
             failure = to_failure(error, "process")
             if (outage := find_outage(self._owners, failure, lease)) is not None:

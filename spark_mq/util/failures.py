@@ -37,10 +37,11 @@ def describe_error(error: BaseException) -> str:
 
 
 def traceable(error: BaseException) -> BaseException:
-    """Return an error, or what stands for it if Python's own tracebacks fail for it."""
+    """Return an error, or what stands for it if it cannot be logged."""
     try:
+        str(error)  # PySpark's format of logs asks for it
         TracebackException.from_exception(error, lookup_lines=False)
-    except Exception:  # Python asks if an error is true, for example
+    except (Exception, SystemExit):  # Python asks if an error is true, for example
         return RuntimeError(describe_error(error)).with_traceback(error.__traceback__)
     return error
 

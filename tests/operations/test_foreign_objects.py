@@ -17,7 +17,7 @@ from support.handles import lease
 from spark_mq import Lease, Queue, ReceivedMessage, Reject, Retry, WorkSummary
 from spark_mq.errors import InvalidHandlerResult, InvalidPayload
 from spark_mq.testing import ManualClock, memory_queue, run_batch
-from spark_mq.util.failures import describe_error, safe_repr, safe_text
+from spark_mq.util.failures import describe_error, exc_info, safe_repr, safe_text
 from spark_mq.util.validation import short_repr
 
 KINDS = pytest.mark.parametrize("kind", ["message", "batch", "async"])
@@ -93,6 +93,14 @@ def test_a_value_whose_methods_fail_has_a_text() -> None:
     assert safe_repr(Odd()) == short_repr(Odd()) == text.replace("str()", "repr()")
     assert describe_error(OddError()) == f"OddError: {text}".replace("(Odd ", "(OddError ")
     assert describe_error(ValueError("boom")) == "ValueError: boom"
+
+
+def test_an_error_without_a_text_has_one_for_logs() -> None:
+    class ApiError(Exception):
+        __str__ = Odd.__str__
+
+    error = ApiError()
+    assert str(exc_info(error)[1]) == describe_error(error)
 
 
 def test_a_text_is_no_object_of_a_class_of_the_user() -> None:

@@ -435,16 +435,24 @@ def test_what_would_end_the_driver_settles_the_batch_as_any_error(
     assert {r.error for r in group_ledger_of(stream.group).current()} == {text}
 
 
-def test_with_raise_an_exit_of_the_function_ends_the_query_with_an_error(
-    stream: Stream, queue: Queue
+@pytest.mark.parametrize(
+    ("wrong", "on_error", "text"),
+    [
+        (SystemExit(0), "raise", "SystemExit: 0"),
+        (KeyboardInterrupt(), "nack", "KeyboardInterrupt"),
+    ],
+    ids=["exit", "interrupt"],
+)
+def test_an_exit_or_interrupt_of_the_function_ends_the_query_with_an_error(
+    stream: Stream, queue: Queue, wrong: BaseException, on_error: str, text: str
 ) -> None:
     queue.publish(numbered(3))
 
     def process(batch: Any, lease: Any) -> None:
-        raise SystemExit(0)
+        raise wrong
 
-    with pytest.raises(StreamingQueryException, match="process raised SystemExit: 0"):
-        stream.settle_with(process, on_error="raise")
+    with pytest.raises(StreamingQueryException, match=f"process raised {text}"):
+        stream.settle_with(process, on_error=on_error)
 
 
 def test_a_settle_of_rows_reads_no_column_that_it_has_no_use_for(
