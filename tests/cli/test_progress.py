@@ -1,4 +1,4 @@
-"""Progress: a bar or a spinner on a terminal, otherwise a line every few seconds."""
+"""Progress: live on a terminal, otherwise a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from support.handles import lease, until
 
 from spark_mq import Message, Queue
-from spark_mq.interfaces.cli.progress import busy, track
+from spark_mq.interfaces.cli.progress import track
 from spark_mq.interfaces.cli.workers import tracking_settled
 from spark_mq.testing import memory_queue
 from spark_mq.util.progress import Progress, listening, step
@@ -41,7 +41,7 @@ class Heard(io.StringIO):
 
 def test_a_busy_command_says_that_it_runs() -> None:
     stream = Heard()
-    with busy("sweeping", stream, pause=0.001):
+    with track("sweeping", None, stream, pause=0.001):
         assert stream.written.wait(10)
     assert stream.getvalue().startswith("sweeping: 0s\n")
     assert "spark_mq progress" not in {thread.name for thread in threading.enumerate()}
@@ -83,10 +83,10 @@ def test_a_sweep_and_a_purge_say_which_step_they_have_reached() -> None:
 
 def test_the_step_is_shown() -> None:
     stream, terminal = Heard(), Terminal()
-    with busy("sweeping", stream, pause=0.001):
+    with track("sweeping", None, stream, pause=0.001):
         step("chore 1 of 7: index commits")
         until(lambda: "commits: 0s" in stream.getvalue())
-    with busy("purging", terminal):
+    with track("purging", None, terminal):
         step("groups, 0 of 2 done")
     assert "sweeping: chore 1 of 7: index commits: 0s\n" in stream.getvalue()
     assert "purging: groups, 0 of 2 done" in terminal.getvalue()
@@ -94,28 +94,29 @@ def test_the_step_is_shown() -> None:
 
 def test_a_short_command_says_nothing() -> None:
     stream = io.StringIO()
-    with busy("sweeping", stream):
+    with track("sweeping", None, stream):
         pass
     assert stream.getvalue() == ""
 
 
 def test_a_terminal_shows_a_spinner() -> None:
     stream = Terminal()
-    with busy("purging", stream):
+    with track("purging", None, stream):
         pass
     assert "purging" in stream.getvalue()
 
 
-def test_lines_come_every_few_seconds_with_speed_share_and_time_left() -> None:
+def test_a_line_has_speed_share_and_time_left() -> None:
     now = 0.0
-    stream = io.StringIO()
-    with track("published", 200_000, stream, clock=lambda: now) as counted:
+    with track("published", 200_000, io.StringIO(), clock=lambda: now) as shown:
+        lines = []
         for _ in range(8):
             now += 1.0
-            counted.finish(18_000)
+            shown.finish(18_000)
+            lines.append(str(shown))
         now += 300
-        counted.finish(0)
-    assert stream.getvalue().splitlines() == [
+        shown.finish(0)
+    assert [lines[2], lines[5], str(shown)] == [
         "published: 54,000 of 200,000 messages, 18k msg/s, 27%, 8s left",
         "published: 108,000 of 200,000 messages, 18k msg/s, 54%, 5s left",
         "published: 144,000 of 200,000 messages, 72%",
@@ -124,73 +125,81 @@ def test_lines_come_every_few_seconds_with_speed_share_and_time_left() -> None:
 
 def test_a_total_grows_with_what_is_done_and_one_message_is_one() -> None:
     """Messages may be published meanwhile."""
-    stream = io.StringIO()
-    with track("settled", 3, stream, pause=0, clock=lambda: 0.0) as counted:
+    lines = []
+    with track("settled", 3, io.StringIO(), clock=lambda: 0.0) as shown:
         for done in (1, 2, 1):
-            counted.finish(done)
+            shown.finish(done)
+            lines.append(str(shown))
     for total in (None, 1):
-        with track("published", total, stream, pause=0, clock=lambda: 0.0) as counted:
-            counted.finish(1)
-    assert stream.getvalue().splitlines() == [
+        with track("published", total, io.StringIO(), clock=lambda: 0.0) as shown:
+            shown.finish(1)
+        lines.append(str(shown))
+    assert lines == [
         "settled: 1 of 3 messages, 33%", "settled: 3 of 3 messages, 100%",
         "settled: 4 of 4 messages, 100%", "published: 1 message",
         "published: 1 of 1 message, 100%",
     ]  # fmt: skip
 
 
-def test_a_terminal_shows_a_bar_with_the_same_text() -> None:
+def test_a_terminal_shows_the_same_text() -> None:
     now, stream = 0.0, Terminal()
-    with track("published", 40, stream, clock=lambda: now) as counted:
+    with track("published", 40, stream, clock=lambda: now) as shown:
         now = 2.0
-        counted.finish(10)
-    assert "10 of 40 messages, 5 msg/s, 25%, 6s left" in stream.getvalue()
+        shown.finish(10)
+    assert "published: 10 of 40 messages, 5 msg/s, 25%, 6s left" in stream.getvalue()
 
 
 @pytest.mark.parametrize("until_what", ["empty", "settled", None])
 def test_a_worker_that_ends_counts_what_it_settles(until_what: str | None) -> None:
-    queue, stream = memory_queue(), io.StringIO()
+    queue, lines = memory_queue(), []
     queue.publish(["a", "b", "c"])
     group = queue.group()
     group.configure(max_delivery_attempts=2, retry_delay=0)
 
     def handle(message: Message) -> None:
+        lines.append(str(shown))
         if message.text == "b":
             raise ValueError("no customer")
 
-    with tracking_settled(queue, group, until_what, stream, pause=0, clock=count().__next__):
+    options: dict[str, Any] = {"stream": io.StringIO(), "clock": count().__next__}
+    with tracking_settled(queue, group, until_what, **options) as shown:
         group.work(handle, mode="message", until=until_what or "empty")
-    lines = stream.getvalue().splitlines()
-    assert [line.partition(",")[0] for line in lines[-1:]] == (
-        ["settled: 3 of 3 messages"] if until_what else []
-    )
-    done = [int(line.split()[1]) for line in lines]
-    assert done == sorted(set(done)), "a failure that is retried is not counted"
+    if until_what is None:
+        assert shown is None
+        return
+    assert str(shown).startswith("settled: 3 of 3 messages")
+    done = [int(line.split()[1]) for line in [*lines, str(shown)]]
+    assert done == sorted(done), "a failure that is retried is not counted"
+    assert done[-2] < 3
 
 
 def test_a_worker_shows_what_all_workers_of_its_group_have_settled() -> None:
-    queue, stream = memory_queue(), io.StringIO()
+    queue = memory_queue()
     queue.publish([str(number) for number in range(100)])
     group = queue.group()
     other = group.ensure().lease("other", max_messages=60)
     assert other is not None
+    lines = []
 
     def handle(_: Any) -> None:
+        lines.append(str(shown).partition(",")[0])
         other.ack()  # the second time it finds them settled
 
-    with tracking_settled(queue, group, "empty", stream, pause=0, clock=count().__next__):
+    options: dict[str, Any] = {"stream": io.StringIO(), "clock": count().__next__}
+    with tracking_settled(queue, group, "empty", **options) as shown:
         group.work(handle, max_messages=20, until="empty")
-    shown = [line.partition(",")[0] for line in stream.getvalue().splitlines()]
-    assert shown == ["settled: 80 of 100 messages", "settled: 100 of 100 messages"]
+    assert lines == ["settled: 0 of 100 messages", "settled: 80 of 100 messages"]
+    assert str(shown).startswith("settled: 100 of 100 messages")
 
 
 def test_a_redrive_and_a_replay_count_their_messages(queue_with_letters: Queue) -> None:
-    queue, stream = queue_with_letters, io.StringIO()
-    with track("replayed", None, stream, pause=0, clock=lambda: 0.0):
+    queue = queue_with_letters
+    with track("replayed", None, io.StringIO(), clock=lambda: 0.0) as shown:
         queue.replay(lambda message: None, mode="message")
-    assert stream.getvalue().splitlines()[-1] == "replayed: 3 of 3 messages, 100%"
-    with track("redriven", 3, stream, pause=0, clock=lambda: 0.0):
+    assert str(shown) == "replayed: 3 of 3 messages, 100%"
+    with track("redriven", 3, io.StringIO(), clock=lambda: 0.0) as shown:
         queue.redrive()
-    assert stream.getvalue().splitlines()[-1] == "redriven: 3 of 3 messages, 100%"
+    assert str(shown) == "redriven: 3 of 3 messages, 100%"
 
 
 @pytest.fixture
@@ -220,7 +229,7 @@ def test_a_handler_does_not_fail_if_nobody_reads_the_progress() -> None:
         if message.text == "bad":
             raise ValueError("no customer")
 
-    with tracking_settled(queue, group, "settled", Unread(), pause=0):
+    with tracking_settled(queue, group, "settled", stream=Unread(), pause=0.001):
         summary = group.work(handle, mode="message", until="settled")
     assert (summary.acked, summary.nacked) == (1, 2)
     queue.sweep()
@@ -240,6 +249,6 @@ def test_a_busy_command_goes_on_if_nobody_reads_the_progress(
             tried.set()
             return super().write(text)
 
-    with busy("sweeping", Tried(), pause=0.001):
+    with track("sweeping", None, Tried(), pause=0.001):
         assert tried.wait(10)
     assert failed == []

@@ -1,4 +1,4 @@
-"""Show on stderr how far a command is, as a bar on a terminal, otherwise every few seconds."""
+"""Show on stderr how far a command is: live on a terminal, otherwise a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from contextlib import contextmanager, suppress
 from typing import Final, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bars
+from rich.text import Text
 
 from spark_mq.util.progress import Progress, listening
 from spark_mq.util.show import show_age, show_count, show_number, show_short
 
-__all__ = ["busy", "track"]
+__all__ = ["track"]
 
-_PAUSE: Final = 3.0  # seconds between lines of progress, if stderr is no terminal
+_PAUSE: Final = 10.0  # seconds between lines of progress, if stderr is no terminal
 _WINDOW: Final = 30.0  # seconds whose messages make the speed
-_LOOK: Final = 1.0  # seconds between looks at how many messages are left
+_LEFT_EACH: Final = 1.0  # seconds until `left` is asked again
 
 
-class _Messages(Progress):
-    """Counts messages, with their speed and the time that is left.
-
-    With `left`, which returns how many are left or None, it counts also what others have finished.
-    """
+class _Shown(Progress):
+    """The step of an operation, and its messages with their speed and the time that is left."""
 
     def __init__(
         self,
+        what: str,
         total: int | None,
-        show: Callable[[_Messages], None],
+        left: Callable[[], int | None] | None,
         clock: Callable[[], float],
-        left: Callable[[], int | None] | None = None,
     ) -> None:
-        self.done, self.total = 0, total
-        self._own, self._left, self._looked = 0, left, float("-inf")
-        self._show, self._clock, self._lock = show, clock, threading.Lock()
+        self._what, self._at, self._left, self._clock = what, what, left, clock
+        self._done, self._total = 0, total
         self._share: float | None = None
+        self._own, self._asked, self._lock = 0, float("-inf"), threading.Lock()
         self._points = deque([(clock(), 0)])  # the time and the number, one a second
+        self._started = self._points[0][0]
+
+    def step(self, text: str) -> None:
+        self._at = f"{self._what}: {text}"
 
     def expect(self, messages: int) -> None:
-        self.total = messages
+        self._total = messages
 
     def finish(self, messages: int, share: float | None = None) -> None:
         with self._lock:
@@ -52,36 +52,38 @@ class _Messages(Progress):
             self._share = share
             now = self._clock()
             if self._left is None:
-                self.done = self._own
-            elif now - self._looked >= _LOOK:
-                self._looked = now
-                self._look(self._left())
-            if self.total is not None:  # more may be published meanwhile
-                self.total = max(self.total, self.done)
+                self._done = self._own
+            elif now - self._asked >= _LEFT_EACH:
+                self._asked = now
+                if (left := self._left()) is not None:
+                    self._total = max(self._total or 0, self._own + left)
+                    self._done = self._total - left
+            if self._total is not None:  # more may be published meanwhile
+                self._total = max(self._total, self._done)
             while len(self._points) > 1 and now - self._points[1][0] >= _WINDOW:
                 self._points.popleft()
             if now - self._points[-1][0] >= 1:
-                self._points.append((now, self.done))
-            self._show(self)
-
-    def _look(self, left: int | None) -> None:
-        if left is not None:
-            self.total = max(self.total or 0, self._own + left)
-            self.done = self.total - left
+                self._points.append((now, self._done))
 
     def __str__(self) -> str:
-        since, before = self._points[0]
-        seconds = self._clock() - since
-        speed = (self.done - before) / seconds if seconds > 0 else 0.0
-        share = self.done / self.total if self.total else self._share
-        of = f"{show_number(self.done)} of " if self.total else ""
-        parts = [of + show_count(self.total or self.done, "message")]
+        with self._lock:
+            now, (since, before) = self._clock(), self._points[0]
+            done, total, share = self._done, self._total, self._share
+        if not (done or total):
+            return f"{self._at}: {show_age(now - self._started)}"
+        speed = (done - before) / (now - since) if now > since else 0.0
+        share = done / total if total else share
+        of = f"{show_number(done)} of " if total else ""
+        parts = [of + show_count(total or done, "message")]
         parts += [f"{show_short(speed)} msg/s"] if speed else []
         if share:
             parts.append(f"{share:.0%}")
             if speed and share < 1:
-                parts.append(f"{show_age(self.done * (1 / share - 1) / speed)} left")
-        return ", ".join(parts)
+                parts.append(f"{show_age(done * (1 / share - 1) / speed)} left")
+        return f"{self._at}: {', '.join(parts)}"
+
+    def __rich__(self) -> Text:
+        return Text(str(self))
 
 
 @contextmanager
@@ -94,78 +96,30 @@ def track(
     clock: Callable[[], float] = time.monotonic,
     left: Callable[[], int | None] | None = None,
 ) -> Iterator[Progress]:
-    """Show how many messages the operations in the block have finished, and yield their count.
+    """Show the step and the finished messages of the operations in the block, and yield both.
 
-    `left` returns how many are left, or None, if others finish some, too.
+    `left` returns how many messages are left, or None, if others finish some, too.
     """
-    stream = stream or sys.stderr
-    if stream.isatty():
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
-        with Bars(*columns, console=Console(file=stream), transient=True) as bars:
-            bar = bars.add_task(what, total=total, text="")
-
-            def draw(count: _Messages) -> None:
-                bars.update(bar, completed=count.done, total=count.total, text=str(count))
-
-            counted = _Messages(total, draw, clock, left)
-            with listening(counted):
-                yield counted
-        return
-    shown = clock()
-
-    def write(count: _Messages) -> None:
-        nonlocal shown
-        if clock() - shown >= pause:
-            shown = clock()
-            _write_line(f"{what}: {count}", stream)
-
-    counted = _Messages(total, write, clock, left)
-    with listening(counted):
-        yield counted
-
-
-class _Steps(Progress):
-    def __init__(self, show: Callable[[str], object]) -> None:
-        self._show = show
-
-    def step(self, text: str) -> None:
-        self._show(text)
+    stream, shown = stream or sys.stderr, _Shown(what, total, left, clock)
+    lines = Console(file=stream).status(shown, spinner="line") if stream.isatty() else None
+    with listening(shown), lines or _lines(shown, stream, pause):
+        yield shown
 
 
 @contextmanager
-def busy(what: str, stream: TextIO | None = None, *, pause: float = _PAUSE) -> Iterator[None]:
-    """Show what runs, its step, and for how long."""
-    stream = stream or sys.stderr
-    at = what
-
-    def show(text: str) -> None:
-        nonlocal at
-        at = f"{what}: {text}"
-
-    if stream.isatty():
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        with Bars(*columns, console=Console(file=stream), transient=True) as bars:
-            bar = bars.add_task(what)
-            with listening(_Steps(lambda text: bars.update(bar, description=f"{what}: {text}"))):
-                yield
-        return
-    ended, started = threading.Event(), time.monotonic()
+def _lines(shown: _Shown, stream: TextIO, pause: float) -> Iterator[None]:
+    """Print a line after each pause. The work must not fail if nobody reads them."""
+    ended = threading.Event()
 
     def report() -> None:
         while not ended.wait(pause):
-            _write_line(f"{at}: {show_age(time.monotonic() - started)}", stream)
+            with suppress(OSError, ValueError):
+                print(shown, file=stream, flush=True)
 
     thread = threading.Thread(target=report, name="spark_mq progress", daemon=True)
     thread.start()
     try:
-        with listening(_Steps(show)):
-            yield
+        yield
     finally:
         ended.set()
         thread.join()
-
-
-def _write_line(text: str, stream: TextIO) -> None:
-    """Write a line of progress. The work must not fail if nobody reads it."""
-    with suppress(OSError, ValueError):
-        print(text, file=stream, flush=True)

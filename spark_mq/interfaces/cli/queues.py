@@ -20,7 +20,7 @@ from spark_mq.interfaces.cli.command import (
     settings,
 )
 from spark_mq.interfaces.cli.output import Column, Pages, Part, Rows
-from spark_mq.interfaces.cli.progress import busy
+from spark_mq.interfaces.cli.progress import track
 from spark_mq.ledger.settings import GroupSettings, QueueSettings
 from spark_mq.ledger.stats import GroupStats, figures_of
 from spark_mq.queue import Queue
@@ -179,7 +179,7 @@ def purge(on: Given) -> Mapping[str, Any]:
     queue = on.queue
     messages = queue.describe().retained
     on.confirm(f"Purge {queue.path}: drop {show_count(messages, 'message')} for all groups?")
-    with busy("purging"):
+    with track("purging"):
         dropped = queue.purge(queue.name)
     row = {"messages_dropped": dropped.messages, "files_dropped": dropped.files}
     return {"queue": queue.path, **row}

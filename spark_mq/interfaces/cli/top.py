@@ -25,7 +25,7 @@ from spark_mq.inspect.health import check_health
 from spark_mq.inspect.overview import QueueOverview
 from spark_mq.interfaces.cli.command import Given, command, option
 from spark_mq.interfaces.cli.output import Column, Pages, Part, Rows, make_table
-from spark_mq.interfaces.cli.progress import busy
+from spark_mq.interfaces.cli.progress import track
 from spark_mq.interfaces.cli.queues import group_rows
 from spark_mq.interfaces.cli.workers import worker_cells
 from spark_mq.interfaces.monitor import QueueMonitor
@@ -125,7 +125,7 @@ def _show_live(view: View, pause: float) -> None:
         raise KeyboardInterrupt
 
     with suppress(KeyboardInterrupt), taking_signals(interrupt, signal.SIGTERM, signal.SIGINT):
-        with busy("reading"):
+        with track("reading"):
             parts = list(view.parts(view.refresh()))
         live = Live(_screen(console, parts), console=console, screen=True)
         with _single_keys() as terminal:

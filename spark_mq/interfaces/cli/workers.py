@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, Final, TextIO
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -24,7 +24,7 @@ from spark_mq.interfaces.cli.command import (
     stopping,
 )
 from spark_mq.interfaces.cli.output import FAILED, NOT_FOUND, Column, Pages, Rows, complain
-from spark_mq.interfaces.cli.progress import busy, track
+from spark_mq.interfaces.cli.progress import track
 from spark_mq.queue import Queue
 from spark_mq.util.clock import SECOND
 from spark_mq.util.loading import load_handler
@@ -68,7 +68,7 @@ def _reports(queue: Queue, pause: float | None) -> Iterator[Mapping[str, Any]]:
     """Sweep and yield the report, once or with a pause until a signal."""
     with stopping() as stop:
         while True:
-            with busy("sweeping"):
+            with track("sweeping"):
                 report = asdict(queue.sweep())
             yield report
             if pause is None or stop.wait(pause):
@@ -193,12 +193,11 @@ def tracking_settled(
     queue: Queue,
     group: ConsumerGroup,
     until: str | None,
-    stream: TextIO | None = None,
-    **progress: Any,
-) -> Iterator[None]:
+    **options: Any,
+) -> Iterator[object]:
     """Show the progress of a worker that ends: what all workers of the group have settled."""
     if until is None:
-        yield
+        yield None
         return
 
     def left() -> int | None:
@@ -208,8 +207,8 @@ def tracking_settled(
         return None
 
     due = left() if group.exists() else queue.describe().retained
-    with track("settled", due, stream, left=left, **progress):
-        yield
+    with track("settled", due, left=left, **options) as shown:
+        yield shown
 
 
 @command("jobs", NOTHING, stores=False)
