@@ -7,7 +7,6 @@ travel between processes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Final
 
 __all__ = [
@@ -59,32 +58,22 @@ class SparkMQError(Exception):
     ----------
     message : str
         The text of the error.
-    advice : iterable of pairs
-        Python calls that the text advises, each with its equivalent on the command line.
     **data
         Data that explains the error. Each item becomes an attribute.
     """
 
-    def __init__(
-        self, message: str, *, advice: Iterable[tuple[str, str]] = (), **data: Any
-    ) -> None:
+    def __init__(self, message: str, **data: Any) -> None:
         super().__init__(shorten(message, _MAX_TEXT))
-        self.advice = tuple(advice)
         self.data = data
         for name, value in data.items():
             setattr(self, name, value)
 
     def __reduce__(self) -> Any:
-        return _rebuild, (type(self), str(self), self.data, self.advice)
+        return _rebuild, (type(self), str(self), self.data)
 
 
-def _rebuild(
-    kind: type[SparkMQError],
-    message: str,
-    data: dict[str, Any],
-    advice: Iterable[tuple[str, str]] = (),
-) -> SparkMQError:
-    return kind(message, advice=advice, **data)
+def _rebuild(kind: type[SparkMQError], message: str, data: dict[str, Any]) -> SparkMQError:
+    return kind(message, **data)
 
 
 class InvalidOption(SparkMQError, ValueError):

@@ -26,7 +26,7 @@ from spark_mq.ledger.transitions import expire_leases
 from spark_mq.ledger.walk import due_at, walk
 from spark_mq.operations.context import GroupLedger
 from spark_mq.parquet.reader import MessageReader
-from spark_mq.util.advice import LIST_LANES
+from spark_mq.util.advice import shell_command
 from spark_mq.util.clock import optional_datetime
 from spark_mq.util.records import Record
 from spark_mq.util.show import show_count, show_time
@@ -301,8 +301,8 @@ def find_hot_keys(group: GroupLedger, lane: int, n: int) -> list[HotKey]:
     if type(lane) is not int or not 0 <= lane < lanes:
         has = f"lanes 0 to {lanes - 1}" if lanes else "no lanes"
         raise InvalidOption(
-            f"lane={short_repr(lane)}: the queue has {has}. {LIST_LANES} those with messages.",
-            advice=[LIST_LANES],
+            f"lane={short_repr(lane)}: the queue has {has}. group.lanes() or "
+            f"{shell_command('lanes', '-q', 'PATH', '-g', group.name)} lists those with messages.",
             option="lane",
             value=lane,
         )

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 from spark_mq.errors import InvalidOption
-from spark_mq.util.advice import CREATE_WITH_LANES
 from spark_mq.util.show import show_duration
 from spark_mq.util.validation import invalid, short_repr
 
@@ -19,10 +18,8 @@ def check_lanes(lanes: int, order: str, limit: int | None) -> None:
     for name, value in needs.items():
         if value is not None and not lanes:
             raise InvalidOption(
-                f"{name}={short_repr(value)} needs lanes: the queue has none. {CREATE_WITH_LANES} "
-                "and "
-                "publish the messages there.",
-                advice=[CREATE_WITH_LANES],
+                f"{name}={short_repr(value)} needs lanes: the queue has none. Create a queue with "
+                "lanes=64 (--lanes 64) and publish the messages there.",
                 option=name,
                 value=value,
             )

@@ -17,7 +17,7 @@ from spark_mq.ledger.setting_checks import check_delays, check_keys, check_lanes
 from spark_mq.ledger.slots import MAX_LANES
 from spark_mq.ledger.table_format import wrong_format
 from spark_mq.util import setting_fields as kinds
-from spark_mq.util.advice import CONFIGURE_QUEUE
+from spark_mq.util.advice import shell_command
 from spark_mq.util.clock import MICROSECOND
 from spark_mq.util.setting_fields import Rate, Settings, documented, setting, settings_of
 from spark_mq.util.show import show_duration
@@ -233,13 +233,14 @@ class GroupSettings(Settings):
     def _unknown(self, name: str, value: Any) -> InvalidOption:
         known = [name for name, one in settings_of(GroupSettings).items() if one.argument]
         if name in settings_of(QueueSettings):
-            text = f"{name!r} is a setting of the queue: use {CONFIGURE_QUEUE}. A group has "
-            text += f"{', '.join(known)}."
+            command = shell_command("queue", "configure", "PATH")
+            text = f"{name!r} is a setting of the queue: use queue.configure or {command}. A group "
+            text += f"has {', '.join(known)}."
         else:
             hint = suggest(name, known)
             fix = f" (did you mean {hint!r}?)" if hint else f". Use {', '.join(known)}."
             text = f"{name!r} is not a setting of a queue or a group: the name is unknown{fix}"
-        return InvalidOption(text, advice=[CONFIGURE_QUEUE], option=name, value=value)
+        return InvalidOption(text, option=name, value=value)
 
 
 @documented

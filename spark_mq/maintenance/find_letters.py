@@ -17,7 +17,7 @@ from spark_mq.ledger.ranges import DEAD, TRANSFERRING
 from spark_mq.maintenance.condition import Condition
 from spark_mq.maintenance.dead_letters import is_own_letter, letter_tables
 from spark_mq.operations.context import GroupLedger, QueueContext
-from spark_mq.util.advice import SWEEP
+from spark_mq.util.advice import shell_command
 from spark_mq.util.show import show_count
 from spark_mq.util.validation import RESERVED_PREFIX
 
@@ -89,10 +89,11 @@ def warn_unrouted(context: QueueContext) -> None:
     unrouted = {group.name: dead for group in context.groups() if (dead := _unrouted(group))}
     if unrouted:
         _log.warning(
-            "%s of %s not in the dead-letter queue yet, so left out: sweep first (%s)",
+            "%s of %s not in the dead-letter queue yet, so left out: sweep first, by "
+            "queue.sweep() or %s",
             show_count(sum(unrouted.values()), "dead message"),
             _named(list(unrouted)),
-            SWEEP,
+            shell_command("sweep", "-q", context.path),
         )
 
 

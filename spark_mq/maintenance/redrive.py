@@ -53,7 +53,6 @@ from spark_mq.operations.history import HEADER_PREFIX, REDRIVEN_FROM, REPAIRED
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile, discard_files, write_file
 from spark_mq.payload_format import Format
-from spark_mq.util.advice import TO_ALL_GROUPS
 from spark_mq.util.progress import progress
 from spark_mq.util.validation import truncate_error, validate_count, validate_rate
 
@@ -149,7 +148,8 @@ def redrive(
     )
     if missing and not count_only:
         _log.warning(
-            "%s. To publish them, create the group, or give %s", result.staying, TO_ALL_GROUPS
+            "%s. To publish them, create the group, or give to_all_groups=True (--all-groups)",
+            result.staying,
         )
     return result
 

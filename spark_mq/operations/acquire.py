@@ -19,7 +19,7 @@ from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.outages import OUTAGES, outage_pause
 from spark_mq.operations.pauses import Pauses
 from spark_mq.operations.payloads import FileChecks, read_whole
-from spark_mq.util.advice import RAISE_CAP, UNBLOCK_GROUP
+from spark_mq.util.advice import shell_command
 from spark_mq.util.clock import SECOND
 from spark_mq.util.notifier import subscribed
 
@@ -111,10 +111,12 @@ def wait_for_lease(
 def raise_if_blocked(group: str, grant: Grant) -> None:
     """Raise GroupBlocked if only the owner can make the group lease messages again."""
     if grant.blocked_because and not grant.blocked_for_now:
+        raising = shell_command("group", "configure", group, "-q", "PATH")
+        unblocking = shell_command("group", "unblock", group, "-q", "PATH", "--to", "retry")
         raise GroupBlocked(
             f"group {group!r} may lease nothing: {grant.blocked_because}. Settle leased messages, "
-            f"or {RAISE_CAP}. For blocked messages, use {UNBLOCK_GROUP}",
-            advice=[RAISE_CAP, UNBLOCK_GROUP],
+            f"or raise the cap by group.configure or {raising}. For blocked messages, use "
+            f"group.unblock or {unblocking}",
             group=group,
             blocked_because=grant.blocked_because,
         )

@@ -46,7 +46,7 @@ from spark_mq.storage.ledger_files import LedgerSnapshot
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.optimistic_commit import commit
 from spark_mq.telemetry import RECEIVE, SETTLE, Destination, Signal, error_type, watched
-from spark_mq.util.advice import resume_group
+from spark_mq.util.advice import shell_command
 from spark_mq.util.call_batcher import CallBatcher
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.process import ForkGuard
@@ -334,10 +334,11 @@ def log_breaker_change(group: str, queue_path: str, before: Breaker, after: Brea
     if after.opened_at is not None and before.opened_at is None:
         _log.error(
             "group %s: the breaker is open: %d leases failed in a row, the last with %s. The next "
-            "trial is at %s. Repair the handler, or %s. If only some messages are bad, let the "
-            "handler reject them, or set breaker_threshold=None, so that they become dead letters",
+            "trial is at %s. Repair the handler, or call group.resume() or %s. If only "
+            "some messages are bad, let the handler reject them, or set breaker_threshold=None, so "
+            "that they become dead letters",
             group, len(after.failed), cause, _at(after.next_trial_at),
-            resume_group(group, queue_path),
+            shell_command("group", "resume", group, "-q", queue_path),
         )  # fmt: skip
     elif after.failed_trials > before.failed_trials:
         _log.warning(

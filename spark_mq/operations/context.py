@@ -29,7 +29,7 @@ from spark_mq.storage.ledger_files import LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON, LedgerTable
 from spark_mq.storage.log_recovery import tables_disagree
 from spark_mq.storage.message_table import MessageTable
-from spark_mq.util.advice import ENSURE_GROUP, drop_group
+from spark_mq.util.advice import shell_command
 from spark_mq.util.clock import Clock, system_clock, to_micros
 from spark_mq.util.process import ForkGuard
 from spark_mq.util.recent import RecentDict
@@ -264,8 +264,9 @@ class GroupLedger:
         if alike := _misspelt(self.name, () if many else self.ledgers.groups()):
             _log.warning(
                 "group %r is created in %s, at %s. Its name is like that of group %r. If it is "
-                "misspelt, remove it by %s",
-                self.name, self.queue_path, self.start, alike, drop_group(self.name),
+                "misspelt, remove it by queue.drop_group(%r) or %s",
+                self.name, self.queue_path, self.start, alike, self.name,
+                shell_command("group", "drop", self.name, "-q", self.queue_path),
             )  # fmt: skip
         else:
             _log.info("group %r is created in %s, at %s", self.name, self.queue_path, self.start)
@@ -444,11 +445,11 @@ def group_not_found(queue: QueueContext, name: str) -> GroupNotFound:
     few = queue.ledgers.group_count() <= MAX_COMPARED_GROUPS
     known = queue.ledgers.groups() if few else []
     nearest = _misspelt(name, known)
+    command = shell_command("group", "create", name, "-q", queue.path)
     return GroupNotFound(
         f"there is no consumer group {name!r} in {queue.path}. "
         + (f"Did you mean {nearest!r}? " if nearest else "")
         + (f"The queue has {show_some(known, _MAX_NAMED)}. " if known else "")
-        + str(ENSURE_GROUP),
-        advice=[ENSURE_GROUP],
+        + f"The first lease, group.ensure() or {command} creates a group",
         group=name,
     )

@@ -31,13 +31,7 @@ from spark_mq.operations.nesting import OWN_DEAD_LETTERS, is_queue_at, refuse_ne
 from spark_mq.storage.history_table import HistoryTable
 from spark_mq.storage.ledger_table import HORIZON, LedgerTable
 from spark_mq.storage.message_table import MessageTable
-from spark_mq.util.advice import (
-    CONFIGURE_GROUP,
-    CONFIGURE_QUEUE,
-    CREATE_QUEUE,
-    OPEN_QUEUE,
-    USE_AS_IT_IS,
-)
+from spark_mq.util.advice import shell_command
 from spark_mq.util.clock import Clock, require_zones
 from spark_mq.util.setting_fields import settings_of
 from spark_mq.util.show import show_some
@@ -135,15 +129,19 @@ def _complete(ledgers: LedgerTable, messages_id: str, *, own: bool) -> bool:
 
 
 def _exists(root: str, refused: str = "") -> QueueExists:
+    use = "Use Queue.open, or exist_ok=True (--exist-ok)"
     if not refused:
-        text = f"there is a queue at {root} already. {OPEN_QUEUE}"
-        return QueueExists(text, advice=[OPEN_QUEUE], path=root)
+        return QueueExists(f"there is a queue at {root} already. {use}", path=root)
     return QueueExists(
-        f"there is a queue at {root} already, with other settings: {refused}. {USE_AS_IT_IS}. "
-        f"Change those that may change with {CONFIGURE_QUEUE}",
-        advice=[USE_AS_IT_IS, CONFIGURE_QUEUE],
+        f"there is a queue at {root} already, with other settings: {refused}. {use} without these "
+        "settings. Change those that may change with queue.configure or "
+        f"{shell_command('queue', 'configure', root)}",
         path=root,
     )
+
+
+def _create_command(root: str) -> str:
+    return f"Queue.create or {shell_command('queue', 'create', root)}"
 
 
 _Stores = tuple[MessageTable, LedgerTable, HistoryTable]
@@ -169,8 +167,7 @@ def open_context(root: str, options: Mapping[str, str], clock: Clock | None = No
         if table is None:
             refuse_delta_table(root, options)
             raise QueueNotFound(
-                f"there is no queue at {root}. Create it with {CREATE_QUEUE}",
-                advice=[CREATE_QUEUE],
+                f"there is no queue at {root}. Create it with {_create_command(root)}",
                 path=root,
             )
         found = QueueSettings.from_json(table.description, root)
@@ -213,9 +210,8 @@ def _check_complete(root: str, messages: TableState, ledgers: TableState | None)
     if ledgers is None:
         raise NotAQueue(
             f"leases/ of the queue at {root} is missing. Restore it from a backup. Without one, "
-            f"run {CREATE_QUEUE} again with the same settings: new groups then get all messages "
-            f"that were not trimmed, also those that were settled",
-            advice=[CREATE_QUEUE],
+            f"run {_create_command(root)} again with the same settings: new groups then get all "
+            "messages that were not trimmed, also those that were settled",
             path=root,
         )
     if ledgers.description != leases_description(messages.table_id):
@@ -412,14 +408,14 @@ def _check_name(name: str, value: Any) -> None:
     if name in own:
         why = f"it is fixed when the queue is created: {own[name].fixed}"
     elif name == "group" or name in settings_of(GroupSettings):
-        why = f"it belongs to each group. Use {CONFIGURE_GROUP}"
+        command = shell_command("group", "configure", "GROUP", "-q", "PATH")
+        why = f"it belongs to each group. Use group.configure or {command}"
     else:
         hint = suggest(name, changeable)
         meant = f"Did you mean {hint!r}?" if hint else f"Use {', '.join(changeable)}."
         why = f"the name is unknown. {meant}"
     raise InvalidOption(
-        f"{CONFIGURE_QUEUE} cannot change {short_repr(name)}: {why}",
-        advice=[CONFIGURE_GROUP, CONFIGURE_QUEUE],
+        f"queue.configure cannot change {short_repr(name)}: {why}",
         option=name,
         value=value,
     )

@@ -17,7 +17,6 @@ from spark_mq.operations.context import GroupLedger
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.storage.history_table import history_rows
 from spark_mq.storage.message_table import MessageTable
-from spark_mq.util.advice import NAME_MESSAGES
 from spark_mq.util.clock import SECOND, to_datetime
 from spark_mq.util.validation import plain_number, plain_values, short_repr
 
@@ -78,8 +77,8 @@ def find_messages(
     named = [name for name, value in given.items() if value is not None]
     if len(named) != 1:
         raise InvalidOption(
-            f"{' and '.join(named) or 'no message'} given: name messages by one of {NAME_MESSAGES}",
-            advice=[NAME_MESSAGES],
+            f"{' and '.join(named) or 'no message'} given: name messages by one of sequences, "
+            "message_id (--message-id) and key (--key)",
             option=named[0] if named else "sequences",
             value=given[named[0]] if named else None,
         )

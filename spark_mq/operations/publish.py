@@ -41,7 +41,7 @@ from spark_mq.storage.publishes import (
 )
 from spark_mq.storage.stored_batches import check_open
 from spark_mq.telemetry import Destination, SendReport, add_headers, current_reporter, trace_headers
-from spark_mq.util.advice import set_dedup_window
+from spark_mq.util.advice import shell_command
 from spark_mq.util.clock import MICROSECOND, Duration
 from spark_mq.util.validation import validate_choice, validate_count, validate_name
 
@@ -172,11 +172,11 @@ _DEDUP_ID: Final = "dedup_id"
 def check_dedup(settings: QueueSettings, path: str) -> None:
     """Raise InvalidOption if a queue accepts no dedup ids."""
     if settings.dedup_window is None and settings.dedup_until == UNTIL_WINDOW:
-        advice = set_dedup_window(path)
+        command = shell_command("queue", "configure", path, "--set", "dedup_window=1h")
         raise InvalidOption(
             "a message has a dedup_id, and the queue has no dedup_window. Set one, as by "
-            f"{advice}, or a dedup_until, or leave the dedup_id out",
-            advice=[advice],
+            f"queue.configure(dedup_window='1h') or {command}, or a dedup_until, or leave the "
+            "dedup_id out",
             option=_DEDUP_ID,
             value=None,
         )

@@ -28,7 +28,7 @@ from spark_mq.message import Message, to_row
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.create import note_change
 from spark_mq.storage.stored_schedules import SCHEDULES, Schedule, schedule_txn
-from spark_mq.util.advice import ADD_SCHEDULE
+from spark_mq.util.advice import shell_command
 from spark_mq.util.clock import MICROSECOND, Duration, optional_datetime, to_micros
 from spark_mq.util.records import Record
 from spark_mq.util.show import show_duration, show_some
@@ -335,10 +335,10 @@ def _not_found(context: QueueContext, state: TableState, name: str) -> ScheduleN
     nearest = suggest(name, known)
     there = f"The queue has {show_some(known, _MAX_NAMED)}. " if known else ""
     hint = f"Did you mean {nearest!r}? " if nearest else there
+    command = shell_command("schedule", "add", name, "-q", context.path)
     return ScheduleNotFound(
-        f"there is no schedule {short_repr(name)} in {context.path}. {hint}{ADD_SCHEDULE} makes "
-        "one",
-        advice=[ADD_SCHEDULE],
+        f"there is no schedule {short_repr(name)} in {context.path}. {hint}queue.schedule(...) or "
+        f"{command} makes one",
         schedule=name,
     )
 

@@ -14,7 +14,6 @@ from spark_mq.ledger.settle import Extend, SettleOutcome, SettlePart
 from spark_mq.message import MessageSelector
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.find_messages import check_ids, find_past_lease, find_values
-from spark_mq.util.advice import FORCE
 from spark_mq.util.records import Record
 from spark_mq.util.show import show_some
 from spark_mq.util.user import act_as
@@ -324,8 +323,7 @@ def _held(group: str, how: str, done: Intervention) -> MessagesHeld:
     each = [f"{first}..{last}: {who}" for first, last, who in done.held]
     return MessagesHeld(
         f"{how} in group {group!r} changed nothing: {show_some(each, 5, '; ')}. Wait, or use "
-        f"{FORCE} to take messages from their leases",
-        advice=[FORCE],
+        "force=True (--force) to take messages from their leases",
         group=group,
         held=list(done.held),
     )

@@ -32,7 +32,7 @@ from spark_mq.ledger.ranges import (
     to_table,
 )
 from spark_mq.parquet.small_file import SmallFileEncoder
-from spark_mq.util.advice import drop_group
+from spark_mq.util.advice import shell_command
 from spark_mq.util.columns import sort_rows
 from spark_mq.util.recent import RecentDict
 from spark_mq.util.show import show_name
@@ -382,13 +382,13 @@ def unreadable_ledger_error(
     path: str, version: int, group: str, files: Iterable[str], error: Exception
 ) -> CorruptLog:
     """Return the error for a ledger whose data files cannot be read."""
-    names, drop = ", ".join(map(show_name, files)), drop_group(group)
+    names = ", ".join(map(show_name, files))
+    command = shell_command("group", "drop", group, "-q", "PATH")
     return CorruptLog(
         f"the ledger of group {group!r} cannot be read: {names} of {path}: "
         f"{one_line(error)}. Restore the file from a backup. Or drop the group with "
-        f"{drop}: then it starts again, and gets all messages that the queue still has. Other "
-        "groups continue",
-        advice=[drop],
+        f"queue.drop_group({group!r}) or {command}: then it starts again, and gets all messages "
+        "that the queue still has. Other groups continue",
         path=path,
         version=version,
     )

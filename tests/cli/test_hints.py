@@ -1,12 +1,13 @@
-"""Errors and warnings at the command line name commands, not calls of Python."""
+"""Errors and warnings name the call in Python and the command that help."""
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
 import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,8 @@ from support.handles import lease
 import spark_mq
 from spark_mq import ConsumerGroup, Queue, QueueNotFound
 from spark_mq.interfaces.cli.app import run
-from spark_mq.interfaces.cli.output import CommandFormatter, text_for_commands
-from spark_mq.util import advice
-from spark_mq.util.advice import CREATE_QUEUE, Advice, drop_group, resume_group
-
-CALL = re.compile(r"\b(?:[Qq]ueue|group)\.[a-z_]+|\w+\(|\w=True")
+from spark_mq.interfaces.cli.command import COMMANDS
+from spark_mq.interfaces.cli.output import CommandFormatter
 
 
 @pytest.fixture
@@ -32,36 +30,47 @@ def queue(tmp_path: Path) -> Queue:
 @pytest.mark.parametrize(
     ("words", "code", "named"),
     [
-        ("queue describe {q}-not", 3, "Create it with `spark-mq queue create {q}-not`"),
-        ("queue create {q}", 1, "give --exist-ok"),
-        ("queue create {q} --exist-ok --lanes 4", 1, "give --exist-ok without these settings"),
-        ("group describe none -q {q}", 3, "`spark-mq group create none -q {q}` creates a group"),
+        (
+            "queue describe {q}-not",
+            3,
+            "Create it with Queue.create or `spark-mq queue create {q}-not`",
+        ),
+        ("queue create {q}", 1, "Use Queue.open, or exist_ok=True (--exist-ok)"),
+        ("queue create {q} --exist-ok --lanes 4", 1, "(--exist-ok) without these settings"),
+        (
+            "group describe none -q {q}",
+            3,
+            "group.ensure() or `spark-mq group create none -q {q}` creates a group",
+        ),
         (
             "queue configure {q} --set retry_delay=3s",
             2,
-            "Use `spark-mq group configure GROUP -q {q}`",
+            "Use group.configure or `spark-mq group configure GROUP -q PATH`",
         ),
         (
             "group configure billing -q {q} --set retention=3d",
             2,
-            "use `spark-mq queue configure {q}`",
+            "use queue.configure or `spark-mq queue configure PATH`",
         ),
-        ("group configure billing -q {q} --set order=key", 2, "queue create PATH --lanes 64`"),
-        ("lanes -g billing -q {q}", 2, "queue create PATH --lanes 64`"),
-        ("lanes -g billing --lane 9 -q {q}", 2, "queue create PATH --lanes 64`"),
+        ("group configure billing -q {q} --set order=key", 2, "a queue with lanes=64 (--lanes 64)"),
+        ("lanes -g billing -q {q}", 2, "`spark-mq queue create PATH --lanes 64`"),
+        ("lanes -g billing --lane 9 -q {q}", 2, "`spark-mq queue create PATH --lanes 64`"),
         ("peek -g biling -q {q}", 3, "`spark-mq group create biling -q {q}`"),
-        ("schedule pause x -q {q}", 3, "`spark-mq schedule add -q {q}`"),
+        (
+            "schedule pause x -q {q}",
+            3,
+            "queue.schedule(...) or `spark-mq schedule add x -q {q}` makes one",
+        ),
+        ("group discard billing -q {q} -y", 2, "message_id (--message-id) and key (--key)"),
         ("dlq show -q {q}", 2, "`spark-mq dlq list -q {q}`"),
     ],
 )
-def test_an_error_names_the_command_that_helps(
+def test_an_error_names_what_helps(
     queue: Queue, capsys: pytest.CaptureFixture[str], words: str, code: int, named: str
 ) -> None:
     queue.group("billing").ensure()
     assert run(words.format(q=queue.path).split()) == code
-    error = capsys.readouterr().err
-    assert named.format(q=queue.path) in error
-    assert not CALL.search(error), error
+    assert named.format(q=queue.path) in capsys.readouterr().err
 
 
 def test_an_error_of_a_worker_names_its_queue_and_group(
@@ -130,9 +139,9 @@ def unrouted(queue: Queue) -> None:
 @pytest.mark.parametrize(
     ("happens", "named"),
     [
-        (breaker_opens, "or run `spark-mq group resume billing -q {q}`"),
-        (alike, "`spark-mq group drop biling -q PATH`"),
-        (unrouted, "sweep first (`spark-mq sweep -q PATH`)"),
+        (breaker_opens, "or call group.resume() or `spark-mq group resume billing -q {q}`"),
+        (alike, "queue.drop_group('biling') or `spark-mq group drop biling -q {q}`"),
+        (unrouted, "sweep first, by queue.sweep() or `spark-mq sweep -q {q}`"),
     ],
 )
 def test_a_warning_names_the_command_that_helps(
@@ -145,50 +154,31 @@ def test_a_warning_names_the_command_that_helps(
     lines = [CommandFormatter("%(message)s").format(one) for one in caplog.records
              if one.levelno >= logging.WARNING]  # fmt: skip
     assert any(named.format(q=queue.path) in line for line in lines), lines
-    assert not any(CALL.search(line) for line in lines), lines
 
 
-ADVICE = [one for one in vars(advice).values() if isinstance(one, Advice)]
+def advised() -> Iterator[tuple[str, list[str]]]:
+    """Yield the words of each command that a text of the library names, with its place."""
+    for path in Path(spark_mq.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "shell_command":
+                words = [one.value if isinstance(one, ast.Constant) else "-" for one in node.args]
+                yield f"{path.stem}:{node.lineno}", words
 
 
-@pytest.mark.parametrize("one", [*ADVICE, drop_group("x"), resume_group("x", "/q")], ids=str)
-def test_each_advice_names_a_command_that_there_is(
-    one: Advice, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("place", "words"), list(advised()))
+def test_each_advised_command_is_there(
+    place: str, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for words in re.findall(r"`spark-mq ([^`]+)", one.command):
-        named = words.split()
-        command = named[: 2 if named[0] in ("queue", "group", "schedule") else 1]
-        assert re.search(r"\{queue\}|PATH|-q /q", words), "whose queue is it?"
-        assert run([*command, "--help"]) == 0
-        assert " ".join(command) in capsys.readouterr().out
-    for option in re.findall(r"--(?:force|message-id|key|exist-ok)\b", one.command):
-        words = ["queue", "create"] if option == "--exist-ok" else ["group", "discard"]
-        assert run([*words, "--help"]) == 0
-        assert option in capsys.readouterr().out
+    name = words[0] if words[0] in COMMANDS else " ".join(words[:2])
+    assert name in COMMANDS, place
+    assert run([*name.split(), "--help"]) == 0
+    out = capsys.readouterr().out
+    for option in words:
+        assert not re.match("--?[a-z]", option) or option in out, (place, option)
 
 
-def test_each_advice_is_one_that_the_library_gives() -> None:
-    """So no advice outlives its error."""
-    root = Path(spark_mq.__file__).parent
-    sources = [path for path in root.rglob("*.py") if path.name != "advice.py"]
-    given = "\n".join(path.read_text() for path in sources)
-    unused = [name for name in advice.__all__ if not re.search(rf"\b{name}\b", given)]
-    assert unused == []
-
-
-def test_an_error_keeps_its_advice_on_its_way() -> None:
+def test_an_error_keeps_its_data_on_its_way() -> None:
     with pytest.raises(QueueNotFound) as found:
         Queue.open("/no/queue/here")
     error = pickle.loads(pickle.dumps(found.value))
-    assert error.advice == (CREATE_QUEUE,)
-    assert "Queue.create" in str(error)
-    for shown in (error, wrapped(error)):
-        assert "`spark-mq queue create PATH`" in text_for_commands(shown)
-        assert "Queue.create" not in text_for_commands(shown)
-
-
-def wrapped(error: Exception) -> Exception:
-    try:
-        raise RuntimeError(f"stopped: {error}") from error
-    except RuntimeError as caught:
-        return caught
+    assert (str(error), error.path) == (str(found.value), "/no/queue/here")

@@ -185,7 +185,7 @@ def test_a_ledger_whose_pages_are_broken_is_named_with_its_advice(
     for fails in (read.group("broken").stats, read.stats):
         with pytest.raises(errors.CorruptLog, match="'broken' cannot be read") as caught:
             fails()
-        assert caught.value.advice, "the group can be dropped"
+        assert "queue.drop_group(" in str(caught.value), "the group can be dropped"
     assert read.group("other").lease("w", max_messages=2) is not None
     with pytest.raises(errors.CorruptLog, match="'broken' cannot be read"):
         read.sweep()  # its other chores are done

@@ -23,10 +23,8 @@ from spark_mq.interfaces.cli.output import (
     CommandFormatter,
     complain,
     exit_code_of,
-    name_subject,
-    text_for_commands,
 )
-from spark_mq.util.failures import traceable
+from spark_mq.util.failures import safe_text, traceable
 from spark_mq.util.show import printable
 from spark_mq.util.validation import short_repr
 
@@ -142,8 +140,6 @@ def run(arguments: Sequence[str]) -> int:
         code = error.exit_code
     except Exception as error:
         code = _failed(error, arguments)
-    finally:
-        name_subject(None, None)
     return code if isinstance(code, int) else OK
 
 
@@ -159,7 +155,7 @@ def _failed(error: Exception, arguments: Sequence[str]) -> int:
     if "--debug" in arguments or os.environ.get("SPARK_MQ_DEBUG") not in (None, "", "0"):
         text = "".join(traceback.format_exception(traceable(error)))
         print("\n".join(map(printable, text.splitlines())), file=sys.stderr)
-    complain(text_for_commands(error))
+    complain(safe_text(error) or type(error).__name__)
     return exit_code_of(error)
 
 

@@ -25,7 +25,7 @@ from typer.models import OptionInfo
 from spark_mq.errors import InvalidOption, SparkMQError
 from spark_mq.group import ConsumerGroup
 from spark_mq.interfaces.cli.completion import complete_queues, complete_settings
-from spark_mq.interfaces.cli.output import INTERRUPTED, name_subject, note, show
+from spark_mq.interfaces.cli.output import INTERRUPTED, note, show
 from spark_mq.ledger.settings import GroupSettings, QueueSettings
 from spark_mq.queue import Queue
 from spark_mq.util.sequences import number_in
@@ -274,7 +274,6 @@ class Command:
         def run(**values: Any) -> None:
             given = {name: value for name, value in values.items() if name not in names}
             on = _given(given)
-            name_subject(on.path, on.group_name)
             show(self.call(on, **{name: values[name] for name in names}), json=on.json)
             if on.exit_code:
                 raise typer.Exit(on.exit_code)

@@ -17,7 +17,7 @@ from spark_mq.inspect.peek import PeekedMessage
 from spark_mq.interfaces.cli.command import GROUP, Given, argument, command, option, parse_sequence
 from spark_mq.interfaces.cli.output import NOT_FOUND, Column, Pages, Rows, complain
 from spark_mq.queue import Queue
-from spark_mq.util.advice import CREATE_WITH_LANES
+from spark_mq.util.advice import shell_command
 from spark_mq.util.clock import SECOND
 from spark_mq.util.sequences import number_in
 from spark_mq.util.show import show_age, show_name, show_time, show_value
@@ -275,7 +275,7 @@ def lanes(
     if not on.queue.settings.lanes:
         raise InvalidOption(
             f"{on.queue.path} has no lanes: lanes are fixed when a queue is created. "
-            f"{CREATE_WITH_LANES.command}.",
+            f"Create a queue with {shell_command('queue', 'create', 'PATH', '--lanes', '64')}.",
             option="queue",
             value=on.queue.path,
         )

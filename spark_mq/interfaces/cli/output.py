@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from datetime import timedelta
 from typing import Any, Final, Literal
@@ -23,12 +22,9 @@ from spark_mq.errors import (
     NotAQueue,
     QueueNotFound,
     ScheduleNotFound,
-    SparkMQError,
     StorageError,
     UnsupportedTable,
 )
-from spark_mq.util.advice import Advice
-from spark_mq.util.failures import cause_of, safe_text
 from spark_mq.util.show import json_line, printable, show_cell
 
 __all__ = [
@@ -45,10 +41,8 @@ __all__ = [
     "complain",
     "exit_code_of",
     "make_table",
-    "name_subject",
     "note",
     "show",
-    "text_for_commands",
 ]
 
 OK: Final = 0
@@ -204,57 +198,10 @@ def exit_code_of(error: Exception) -> int:
     return FAILED
 
 
-def text_for_commands(error: BaseException) -> str:
-    text = safe_text(error) or type(error).__name__
-    for call, command in _advice(error):
-        text = text.replace(call, command)
-    return text
-
-
-_subject: Final = {"queue": "PATH", "group": "GROUP"}
-
-
-def name_subject(queue: str | None, group: str | None) -> None:
-    """Set what a process's command is about, which its errors and log lines name."""
-    _subject["queue"], _subject["group"] = (
-        placeholder if name is None else shlex.quote(name)
-        for name, placeholder in ((queue, "PATH"), (group, "GROUP"))
-    )
-
-
-def _named(command: str, group: str | None = None) -> str:
-    """Return a command with the names of the queue and the group."""
-    named = _subject if group is None else {**_subject, "group": shlex.quote(group)}
-    for what, name in named.items():
-        command = command.replace(f"{{{what}}}", name)
-    return command
-
-
-def _advice(error: BaseException) -> Iterator[tuple[str, str]]:
-    """Yield the advice of an error and of its causes, because it may repeat their text."""
-    seen = set[int]()
-    found: BaseException | None = error
-    while found is not None and id(found) not in seen:
-        if isinstance(found, SparkMQError):
-            for call, command in found.advice:
-                yield call, _named(command, found.data.get("group"))
-        seen.add(id(found))
-        found = cause_of(found)
-
-
 class CommandFormatter(logging.Formatter):
-    """Formats log lines for people, with commands in place of Python calls."""
+    """Formats log lines for people, without what could steer a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        if isinstance(record.args, tuple):
-            record = logging.makeLogRecord(record.__dict__)
-            record.args = tuple(map(_for_commands, record.args or ()))
         record = logging.makeLogRecord({**record.__dict__, "msg": printable(record.getMessage())})
         record.args = ()
         return "\n".join(map(printable, super().format(record).splitlines()))
-
-
-def _for_commands(value: Any) -> Any:
-    if isinstance(value, Advice):
-        return _named(value.command)
-    return text_for_commands(value) if isinstance(value, SparkMQError) else value
