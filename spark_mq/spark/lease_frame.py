@@ -202,7 +202,11 @@ def _place(piece: FileSlice) -> _Place:
 
 def _state_values(queue: str, of: Range) -> dict[str, Any]:
     """Return the ledger's columns for a range, without nulls."""
-    state = of._asdict() | {"lease_expires_at": of.expires_at, "queue": queue}
+    state = of._asdict() | {
+        "lease_expires_at": of.expires_at,
+        "worker_id": of.worker,
+        "queue": queue,
+    }
     return {field.name: state[field.name] for field in _STATE if state[field.name] is not None}
 
 
