@@ -110,15 +110,10 @@ def arguments() -> argparse.Namespace:
 
 def check_inputs(spark: SparkSession, inputs: list[str]) -> None:
     """Raise InvalidOption for a missing input. Spark's own error has ninety lines."""
-    from py4j.protocol import Py4JError
+    from spark_mq.spark.private_spark import matches_no_file
 
     for given in inputs:
-        try:
-            path = spark._jvm.org.apache.hadoop.fs.Path(given)  # type: ignore[union-attr]
-            found = path.getFileSystem(spark._jsc.hadoopConfiguration()).globStatus(path)
-        except Py4JError:
-            continue  # Spark's reader has the better error
-        if not found:
+        if matches_no_file(spark, given):
             raise InvalidOption(
                 f"INPUT {given}: there is no such file or directory", option="INPUT", value=given
             )

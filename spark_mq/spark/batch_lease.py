@@ -48,7 +48,7 @@ class BatchLease:
     def __init__(self, owners: LeaseRouter, found: BatchLeases, batch: DataFrame) -> None:
         self._owners = owners
         self._batch = batch
-        self._base = found.base
+        self._union_batch = found.union_batch
         self._acked: list[list[Range]] | None = None
         self._publisher = BatchPublisher()
         self._guard = AppendGuard(found.lease_ids[0])
@@ -100,8 +100,8 @@ class BatchLease:
         >>> df.write.format("delta").mode("append").options(**lease.delta_options).save(path)
         ... # doctest: +SKIP
         """
-        parts = self._base or parse_lease_id(self.lease_id)
-        if parts is None or (len(self.lease_ids) != 1 and self._base is None):
+        parts = self._union_batch or parse_lease_id(self.lease_id)
+        if parts is None or (len(self.lease_ids) != 1 and self._union_batch is None):
             raise InvalidOption(
                 f"delta_options and publish_options are not available: this batch has "
                 f"{len(self.lease_ids)} leases. Write the rows of each queue by itself",
@@ -279,7 +279,9 @@ class BatchLease:
         held = self._held() if self._acked is None else self._acked
         groups = map(self._owners.of, self.lease_ids)
         rows = read_held(
-            self._batch.sparkSession, zip(groups, held, strict=True), several=self._base is not None
+            self._batch.sparkSession,
+            zip(groups, held, strict=True),
+            several=self._union_batch is not None,
         )
         if rows is None:
             return self._batch

@@ -248,6 +248,7 @@ class ForEachBatch:
         if scan is None or self._unreadable:
             return batch
         from spark_mq.spark.lease_frame import read_scan
+        from spark_mq.spark.listener import note_rows
 
         try:
             rows = read_scan(batch, scan, self._owners.of)
@@ -262,7 +263,7 @@ class ForEachBatch:
             return batch
         if rows is None:
             return batch
-        scan.count_rows()
+        note_rows(scan.stream, scan.n, scan.row_count)
         return rows
 
     def _run(self, batch: DataFrame, lease: BatchLease, run: Callable[..., Any]) -> None:

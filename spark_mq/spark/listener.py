@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
-from pyspark import SparkContext
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
     QueryProgressEvent,
@@ -20,18 +19,36 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from spark_mq.errors import InvalidOption
 from spark_mq.ledger.limits import is_stopped
 from spark_mq.ledger.stats import GroupStats, figures_of, state_figures
+from spark_mq.spark.private_spark import wait_for_events
+from spark_mq.streaming.offset import check_offset
 from spark_mq.telemetry import Destination, report_gauges
 
-__all__ = ["SparkMQListener", "StreamProgress"]
+__all__ = ["SparkMQListener", "StreamProgress", "note_rows"]
 
 _log = logging.getLogger(__name__)
 
-_PATIENCE_MS: Final = 5_000  # for events at the end of the process
-
 _FIGURES: Final = figures_of(GroupStats)
+_KEPT_BATCHES: Final = 100  # of a stream. Spark reports a batch soon after its end.
 _STATES: Final = [name for name in state_figures(GroupStats) if _FIGURES[name].progress]
+_rows_read: dict[tuple[str, int], int] = {}  # by stream and batch
+
+
+def note_rows(stream: str, n: int, rows: int) -> None:
+    """Remember how many rows of a batch Spark's Parquet reader reads, which no source counts."""
+    _rows_read[stream, n] = rows
+    _rows_read.pop((stream, n - _KEPT_BATCHES), None)
+
+
+def _input_rows(source: Mapping[str, Any]) -> int:
+    offset = source.get("endOffset")
+    with suppress(ValueError, InvalidOption):  # another source's
+        offset = json.loads(offset) if isinstance(offset, str) else offset
+        if rows := _rows_read.get(check_offset(offset)):
+            return rows
+    return int(source.get("numInputRows", 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +65,7 @@ class StreamProgress:
         The path of the queue, and the name of the group.
     input_rows
         Rows of the source that the batch has read. The queues of one source share this number.
+        Spark's own ``numInputRows`` lacks those that its Parquet reader has read.
     batch_duration
         How long the batch took.
     ready, delayed, leased, dead, blocked
@@ -108,7 +126,8 @@ class SparkMQListener(StreamingQueryListener):
     def __init__(self, on_progress: Callable[[StreamProgress], None] | None = None) -> None:
         self.latest = {}
         self._on_progress = on_progress
-        atexit.register(_wait_for_events)
+        # Otherwise the JVM logs an error, because it calls a process that has ended.
+        atexit.register(wait_for_events)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Do nothing. Spark calls this when a query starts."""
@@ -141,17 +160,6 @@ class SparkMQListener(StreamingQueryListener):
                     _log.exception("the progress of group %s could not be reported", found.group)
 
 
-def _wait_for_events() -> None:
-    """Let Spark deliver its last events, also to a listener that was removed meanwhile.
-
-    Otherwise the JVM logs an error, because it calls a process that has ended.
-    """
-    context = SparkContext._active_spark_context
-    if context is not None:
-        with suppress(Exception):  # the JVM may be gone, or too busy
-            context._jsc.sc().listenerBus().waitUntilEmpty(_PATIENCE_MS)
-
-
 def _groups(offset: Any) -> Iterator[Mapping[str, Any]]:
     """Yield the stats in a source's latest offset. A source of several queues has several."""
     try:
@@ -175,7 +183,7 @@ def _progress(
         query_id=progress["id"],
         query_name=progress.get("name"),
         batch_id=progress["batchId"],
-        input_rows=source.get("numInputRows", 0),
+        input_rows=_input_rows(source),
         batch_duration=timedelta(milliseconds=progress.get("batchDuration", 0)),
         **own,
     )

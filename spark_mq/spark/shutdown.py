@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from spark_mq.spark.private_spark import add_shutdown_hook
 from spark_mq.util.signals import calling_on_signal
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ _log = logging.getLogger(__name__)
 
 GRACE: Final = 30.0  # seconds from the signal to the end, at most
 
-_BEFORE_SPARK: Final = 100  # Hadoop runs hooks with higher numbers first. Spark's have 40 to 50.
 _EXIT_CODE: Final = 128 + signal.SIGTERM
 
 
@@ -85,7 +85,7 @@ def on_sigterm(
         # The block ends with the query. Python's end must not cut off the rest of the stop, which
         # gives leases back, so this waits for it.
         with calling_on_signal(terminate, signal.SIGTERM, join_seconds=timeout) as begin:
-            remove_hook = _add_hook(spark, from_jvm, timeout)
+            remove_hook = add_shutdown_hook(spark, from_jvm, timeout)
             yield requested
     finally:
         watchdog.cancel()  # the process may continue after the block
@@ -157,40 +157,3 @@ def _give_up(timeout: float) -> None:
         "the query did not stop in %.0f s. The process ends now. Its batch runs again", timeout
     )
     os._exit(_EXIT_CODE)
-
-
-class _Runnable:
-    def __init__(self, run: Callable[[], None]) -> None:
-        self.run = run
-
-    class Java:
-        implements = ("java.lang.Runnable",)
-
-
-def _add_hook(spark: Any, run: Callable[[], None], timeout: float) -> Callable[[], bool]:
-    """Let the JVM run a function when it shuts down. Return a function that removes the hook."""
-    # The returned function returns False if the JVM is shutting down.
-    try:
-        context = spark.sparkContext
-        gateway, jvm = context._gateway, context._jvm
-    except Exception:  # Spark Connect, whose JVM is on another machine
-        return lambda: True
-    from py4j.protocol import Py4JError
-    from pyspark.java_gateway import ensure_callback_server_started
-
-    ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
-    # A hash set holds the hooks, and would ask a Python object for its hash over py4j. So the hook
-    # is a Thread of the JVM, which is never started.
-    hook = jvm.java.lang.Thread(_Runnable(run))
-    hooks = jvm.org.apache.hadoop.util.ShutdownHookManager.get()
-    hooks.addShutdownHook(
-        hook, _BEFORE_SPARK, int(timeout) + 5, jvm.java.util.concurrent.TimeUnit.SECONDS
-    )
-
-    def remove() -> bool:
-        try:
-            return bool(hooks.removeShutdownHook(hook))
-        except (Py4JError, OSError):
-            return False
-
-    return remove

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from spark_mq.errors import InvalidOption
+from spark_mq.spark.private_spark import has_java, has_source
 from spark_mq.spark.python_check import check_interpreter, worker_python
 from spark_mq.spark.source import SparkMQDataSource
 from spark_mq.spark.tables import register_tables
@@ -83,7 +84,6 @@ def session(
     --------
     >>> spark = session("billing")  # doctest: +SKIP
     """
-    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     own = dict(settings or {})
@@ -92,7 +92,7 @@ def session(
     # Packages are read when Java starts. Spark Connect has them at the server.
     can_add = not (
         runs
-        or SparkContext._gateway is not None
+        or has_java()
         or "PYSPARK_GATEWAY_PORT" in os.environ
         or "spark.remote" in own
         or "SPARK_REMOTE" in os.environ
@@ -148,17 +148,9 @@ def register(spark: SparkSession) -> None:
     >>> register(spark)  # doctest: +SKIP
     """
     check_interpreter(spark)
-    if not _has_source(spark):
+    if not has_source(spark, SparkMQDataSource.name()):  # Spark warns of a second one, often
         spark.dataSource.register(SparkMQDataSource)
     register_tables(spark)
-
-
-def _has_source(spark: SparkSession) -> bool:
-    """Return whether Spark has the source. It warns of a second one, also for each stream."""
-    java = getattr(spark, "_jsparkSession", None)  # a client of Spark Connect has none
-    if java is None:
-        return False
-    return bool(java.sessionState().dataSourceManager().dataSourceExists(SparkMQDataSource.name()))
 
 
 def _why_no_delta() -> InvalidOption | None:

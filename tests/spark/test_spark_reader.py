@@ -25,6 +25,7 @@ from support.harness import (
     forget_last_commit,
     make_queue,
     numbered,
+    until,
     values,
 )
 from support.limits import Limits
@@ -35,7 +36,7 @@ from support.tables import messages_of
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
-from spark_mq.spark import lease_frame
+from spark_mq.spark import SparkMQListener, StreamProgress, lease_frame, private_spark
 
 
 @pytest.fixture(autouse=True)
@@ -368,12 +369,58 @@ def test_a_store_that_spark_cannot_read_is_read_by_the_source(
     ] == ["WARNING"]
 
 
-def test_progress_counts_the_rows_that_spark_reads(stream: Stream, queue: Queue) -> None:
+def test_the_listener_counts_the_rows_that_spark_reads(
+    spark: Any, stream: Stream, queue: Queue
+) -> None:
     queue.publish(numbered(7))
+    stream.options["maxMessagesPerTrigger"] = "4"
     fast: list[bool] = []
-    query = stream.settle_with(lambda batch, lease: fast.append(by_spark(batch)))
-    assert fast == [True]
-    assert sum(progress.numInputRows for progress in query.recentProgress) == 7
+    seen: list[StreamProgress] = []
+    listener = SparkMQListener(seen.append)
+    spark.streams.addListener(listener)
+    try:
+        query = stream.settle_with(lambda batch, lease: fast.append(by_spark(batch)))
+        until(lambda: len(seen) >= 2, "the listener has both batches")
+    finally:
+        spark.streams.removeListener(listener)
+    assert fast == [True, True]
+    assert [progress.input_rows for progress in seen if progress.input_rows] == [4, 3]
+    assert sum(progress.numInputRows for progress in query.recentProgress) == 0
+
+
+class Renamed:
+    """A query in the JVM, of a Spark that has given one of its private methods another name."""
+
+    def __init__(self, query: Any, method: str) -> None:
+        self._query, self._method = query, method
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._query, f"{name}Anew" if name == self._method else name)
+
+
+@pytest.mark.parametrize(
+    "method", ["lastExecution", *map(slow, ("runId", "availableOffsets", "logicalPlan"))]
+)
+def test_other_private_classes_of_spark_cost_speed_and_give_one_warning(
+    method: str,
+    stream: Stream,
+    queue: Queue,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for _ in range(2):
+        queue.publish(numbered(3))
+    stream.options["maxMessagesPerTrigger"] = "3"
+    monkeypatch.setattr(private_spark, "_warned", set())
+    known = private_spark.RunningQuery
+    monkeypatch.setattr(private_spark, "RunningQuery", lambda query: known(Renamed(query, method)))
+    both = Both(stream)
+    stream.run(both)
+    assert both.batches == both.through_python
+    assert stream.group.stats().acked == 6
+    (warning,) = [record for record in caplog.records if "private classes" in record.getMessage()]
+    assert warning.levelname == "WARNING"
+    assert f"{method}Anew" in warning.getMessage()
 
 
 def test_the_first_batch_finds_its_lease_without_a_job(

@@ -51,6 +51,11 @@ IMPORTS = {
     "obstore": {"delta.remote_files"},
 }
 """The only modules that import these packages."""
+JVM = {
+    *("_active_spark_context", "_gateway", "_jc", "_jconf", "_jdf", "_jsc", "_jsparkSession"),
+    *("_jsq", "_jvm", "_jwrite", "_sc"),
+}
+"""Where a session, a DataFrame or a query of pyspark keeps its object in the JVM."""
 STORES = {"MessageTable", "LedgerTable", "HistoryTable"}
 
 
@@ -109,6 +114,20 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 def test_only_the_spark_package_imports_pyspark() -> None:
     found = {name for name, tree in MODULES.items() if _uses(tree, "pyspark")}
     assert {_room(name) for name in found} <= {"spark", "jobs"}
+
+
+def test_one_module_asks_the_private_classes_of_spark() -> None:
+    found = {
+        name
+        for name, tree in MODULES.items()
+        if any(isinstance(node, ast.Attribute) and node.attr in JVM for node in ast.walk(tree))
+        or any(
+            imported.startswith(("py4j", "pyspark.java_gateway", "pyspark.serializers"))
+            or re.match(r"pyspark\..*\._|pyspark\._", imported)
+            for imported in _imports(tree)
+        )
+    }
+    assert found == {"spark_mq.spark.private_spark"}
 
 
 def test_only_the_airflow_package_imports_airflow() -> None:

@@ -238,7 +238,7 @@ def test_a_store_that_spark_could_not_read_is_tried_again_by_the_next_run(
     seen: list[Any] = []
     batches: list[BatchLeases] = []
     each = function_of(queue, lambda batch, lease: seen.append(batch), lambda: batches[-1])
-    scan: Any = SimpleNamespace(count_rows=lambda: None)
+    scan: Any = SimpleNamespace(stream="s", n=1, row_count=1)
     for first_of_run in (True, False, True):
         taken = queue.group().lease("w", max_messages=1)
         batches.append(BatchLeases([taken.lease_id], first_of_run, scan=scan))
