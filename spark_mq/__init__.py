@@ -102,6 +102,7 @@ _MODULES = {
 
 # On top of all modules, so that the core depends on no other product. Each loads at first use.
 INTEGRATIONS["catalog"] = "spark_mq.integrations.unity_catalog"
+INTEGRATIONS["formats"] = "spark_mq.integrations.formats"
 INTEGRATIONS["telemetry"] = "spark_mq.integrations.opentelemetry"
 
 __getattr__, __dir__ = lazy_names(globals(), _MODULES)

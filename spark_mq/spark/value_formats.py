@@ -15,8 +15,8 @@ from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_type
 
 from spark_mq.errors import InvalidOption, InvalidPayload, UnknownSchema
-from spark_mq.integrations.formats import Avro, Confluent, Protobuf, from_option
 from spark_mq.util.clock import EARLIEST, LATEST, SECOND
+from spark_mq.util.loading import integration
 
 __all__ = ["FormatParser"]
 
@@ -85,14 +85,16 @@ class FormatParser:
     """
 
     def __init__(self, text: str) -> None:
-        self._format = _Text() if text == TEXT else from_option(text)
-        plain = self._format.format if isinstance(self._format, Confluent) else self._format
+        formats = integration("formats")
+        self._format = _Text() if text == TEXT else formats.from_option(text)
+        plain = self._format
+        if isinstance(plain, formats.Confluent):
+            plain = plain.format
         if isinstance(plain, _Text):
             field = _Field(t.StringType())
-        elif isinstance(plain, Avro):
+        elif isinstance(plain, formats.Avro):
             field = _avro(plain.schema, {})
         else:
-            assert isinstance(plain, Protobuf)
             field = _message(plain.message_type.DESCRIPTOR, ())
         self.kind, self._convert = field.kind, field.convert
         self.arrow_type = to_arrow_type(self.kind, timezone="UTC")

@@ -18,11 +18,11 @@ ROOT = Path(__file__).parents[2]
 LAYERS = [
     {"__main__"},
     {"interfaces"},  # apart from the core: what people use
+    {"integrations"},  # apart from the core: what connects it to other products
     {"jobs", "pyspark_mq"},
     {"spark_mq"},  # the package itself: exports everything, and hooks in the Spark side
     {"spark"},
     {"pytest_plugin"},
-    {"integrations"},  # apart from the core: what connects it to other products
     {"testing"},
     {"queue"},
     {"group"},
