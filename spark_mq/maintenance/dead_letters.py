@@ -28,7 +28,7 @@ from spark_mq.parquet.bounded import MAX_ROWS, cut_slices, join_tables
 from spark_mq.parquet.files import unreadable_reason
 from spark_mq.parquet.reader import MessageReader, sequences_of
 from spark_mq.parquet.schema import FILE_SCHEMA, TIME_COLUMNS
-from spark_mq.parquet.writer import WrittenFile, write_file
+from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.message_table import MessageTable
 from spark_mq.storage.publishes import PendingPublish
 from spark_mq.util.clock import to_datetime
@@ -206,10 +206,7 @@ def copy_dead(
     log: MessageTable, dead_log: MessageTable, slices: Sequence[DeadSlice]
 ) -> list[WrittenFile]:
     """Copy dead messages into files of the dead-letter queue, in this process."""
-    return [
-        write_file(dead_log.files, table, lanes=dead_log.lanes)
-        for table in dead_tables(log.files, slices)
-    ]
+    return [dead_log.write_file(table) for table in dead_tables(log.files, slices)]
 
 
 def dead_tables(files: Any, slices: Iterable[DeadSlice]) -> Iterator[pa.Table]:

@@ -51,7 +51,7 @@ from spark_mq.operations.context import QueueContext, group_not_found
 from spark_mq.operations.create import open_context, place_of
 from spark_mq.operations.history import HEADER_PREFIX, REDRIVEN_FROM, REPAIRED
 from spark_mq.parquet.schema import FILE_SCHEMA
-from spark_mq.parquet.writer import WrittenFile, discard_files, write_file
+from spark_mq.parquet.writer import WrittenFile, discard_files
 from spark_mq.payload_format import Format
 from spark_mq.util.progress import progress
 from spark_mq.util.validation import truncate_error, validate_count, validate_rate
@@ -339,7 +339,7 @@ class Redrive(Transfer):
     def _write_file(self, table: pa.Table, files: list[WrittenFile]) -> None:
         for group, letters in self._by_group(table):
             messages = self._as_messages(letters)
-            file = write_file(self.target.files, messages, lanes=self.target.lanes)
+            file = self.target.write_file(messages)
             files.append(replace(file, group=group))
 
     def _by_group(self, table: pa.Table) -> Iterator[tuple[str, pa.Table]]:

@@ -30,12 +30,13 @@ def spark_copy(spark: Any, storage_options: Mapping[str, str] | None = None) -> 
         if len(parts) < 2:
             return copy_dead(log, dead_log, slices)
         source, target, lanes = log.path, dead_log.path, dead_log.lanes
+        fence = dead_log.fence
 
         def task(part: list[DeadSlice]) -> list[WrittenFile]:
             # One table after the other, because slices may be larger in memory than in their files.
             files = ObjectStore(target, options)
             return [
-                write_file(files, table, lanes=lanes)
+                write_file(files, table, lanes=lanes, fence=fence)
                 for table in dead_tables(ObjectStore(source, options), part)
             ]
 

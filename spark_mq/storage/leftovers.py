@@ -89,7 +89,9 @@ def clean_leftovers(log: DeltaLog, look: Callable[[], PublishedFiles]) -> int:
         and not known.knows(info.path)
     }
     # Another look, because a commit may have landed since the listing.
-    leftovers = set(sorted(_unnamed(log, old, look))[:_MAX_LISTED])
+    # What is listed already stays so, because the sweep that listed it may be about to delete it.
+    order = sorted(_unnamed(log, old, look), key=lambda path: (path not in listed, path))
+    leftovers = set(order[:_MAX_LISTED])
     if leftovers:
         name = new_name()
         store.write(_path(name), json.dumps(sorted(leftovers)).encode())

@@ -7,6 +7,8 @@ import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
+import pyarrow as pa
+
 from spark_mq.delta.actions import AddFile, Change
 from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import wrap_store_errors
@@ -14,7 +16,7 @@ from spark_mq.delta.tables import KEPT_BY_THE_SWEEP, create_table
 from spark_mq.errors import CorruptLog, TablesDisagree
 from spark_mq.ledger.held_ids import AskHeld, Held
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
-from spark_mq.parquet.writer import BATCH_TAG, REPLACES_TAG, WrittenFile
+from spark_mq.parquet.writer import BATCH_TAG, REPLACES_TAG, WrittenFile, write_file
 from spark_mq.storage.id_files import (
     DEDUP_APP,
     DEDUP_VERSION_APP,
@@ -171,6 +173,10 @@ class MessageTable(MessageLog):
         """Return the last list of leftovers as of the last look, for a file to be written."""
         with wrap_store_errors(self.path, "reading"):
             return fence_in(self.log.state.txns)
+
+    def write_file(self, table: pa.Table) -> WrittenFile:
+        """Write messages as a data file for a later commit. Raise StorageError."""
+        return write_file(self.files, table, lanes=self.lanes, fence=self.fence)
 
     # -- keeping the table small
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from support.tables import context_of, messages_of
 from spark_mq import Queue, errors
 from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.operations.publish import pending_of_files, publish_pending
-from spark_mq.parquet.writer import write_file
+from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -277,6 +278,57 @@ def test_two_sweeps_at_once_delete_only_leftovers(
     one.sweep()
     assert len(data_files(queue)) == 1
     assert values(again(queue)) == [b"kept"]
+
+
+def test_a_full_list_keeps_what_a_slower_sweep_is_about_to_delete(
+    delta_queue: Make, clock: ManualClock, byte_store: ByteStore, limits: Limits
+) -> None:
+    limits(leftovers=1)
+    queue = delta_queue()
+    frozen, publisher = again(queue), again(queue)
+
+    def write(digit: str) -> WrittenFile:
+        """Write a file whose name begins with a digit, so that it has a place in the list."""
+        file = write_file(messages_of(queue).files, pa.table({"value": [b"late"]}))
+        path = f"part-{digit}{file.path[6:]}"
+        Path(messages_of(queue).path, file.path).rename(Path(messages_of(queue).path, path))
+        return replace(file, path=path)
+
+    late = write("f")
+    age(queue, clock, 25)
+
+    def go_on() -> None:
+        write("0")
+        age(queue, clock, 25)
+        again(queue).sweep()
+        with suppress(errors.StorageError):
+            pending = pending_of_files(context_of(publisher), [late])
+            publish_pending(messages_of(publisher), pending)
+
+    byte_store.inject("delete_many", of=messages_of(frozen).files, before=go_on)
+    messages_of(frozen).clean_leftovers()
+    named = messages_of(again(queue)).published().index.files.paths
+    assert set(named) <= set(data_files(queue))
+
+
+def test_letters_move_although_the_list_of_leftovers_is_gone(
+    make: Make, clock: ManualClock
+) -> None:
+    """Such as after a restore of the tables alone."""
+    queue = make()
+    queue.publish(["bad"])
+    lease(queue, 1).reject()
+    for one in (queue, queue.dead_letters):
+        die_in_a_publish(one)
+        age(one, clock, 25)
+        queue.sweep()
+        files = messages_of(one).files
+        files.delete_many([info.path for info in files.list("_leftovers")])
+    restored = again(queue)
+    restored.publish(["worse"])
+    lease(restored, 1).reject()
+    assert restored.sweep().routed == 1
+    assert again(restored).redrive().messages == 2
 
 
 def test_a_look_comes_once_an_hour_by_the_stores_clock(

@@ -40,6 +40,7 @@ PLACES = {
     "index_files": "storage.commits_table.CommitsTable.small_files",
     "ledger_versions": "storage.table_cleanup.LEDGER_VERSIONS",
     "leftover_look": "storage.leftovers.LOOK_SECONDS",
+    "leftovers": "storage.leftovers._MAX_LISTED",
     "offer_seconds": "util.fair_lock.TURN_SECONDS",
     "orphan_seconds": "delta.cleanup._STALE_SECONDS",
     "outage_pause": "operations.outages.FIRST_PAUSE",
