@@ -35,7 +35,7 @@ def is_outage(error: BaseException | None) -> bool:
     """Return whether an error is of any store or of contention, or comes from such an error."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
-        if isinstance(error, StorageError | ContentionTimeout):
+        if issubclass(type(error), (StorageError, ContentionTimeout)):  # of any user's class
             return True
         seen.add(id(error))
         error = cause_of(error)

@@ -293,7 +293,7 @@ class ForEachBatch:
                 self._owners.check(lease.lease_ids)
                 if failure is error:
                     raise
-                raise failure from error
+                raise failure from failure.__cause__
             log_failure(self._owners, lease, failure, self.policy.verb_for_rest(failed=True))
             result = failure
         parts = parts_for(result, self.policy, dict.fromkeys(lease.lease_ids))

@@ -18,7 +18,11 @@ __all__ = [
     "traceable",
 ]
 
-class_name: Final = type.__dict__["__name__"].__get__  # not the attribute of a class of the user
+# Python's own attributes, not those that a class of the user has in their place.
+class_name: Final = type.__dict__["__name__"].__get__
+_cause_of: Final = BaseException.__dict__["__cause__"].__get__
+_context_of: Final = BaseException.__dict__["__context__"].__get__
+_traceback_of: Final = BaseException.__dict__["__traceback__"].__get__
 
 
 def safe_text(value: object) -> str:
@@ -41,8 +45,10 @@ def traceable(error: BaseException) -> BaseException:
     try:
         str(error)  # PySpark's format of logs asks for it
         TracebackException.from_exception(error, lookup_lines=False)
-    except (Exception, SystemExit):  # Python asks if an error is true, for example
-        return RuntimeError(describe_error(error)).with_traceback(error.__traceback__)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # Python asks if an error is true, for example
+        return RuntimeError(describe_error(error)).with_traceback(_traceback_of(error))
     return error
 
 
@@ -56,21 +62,29 @@ def exc_info(
 
 def cause_of(error: BaseException) -> BaseException | None:
     """Return the error from which an error was raised, or None."""
-    return error.__context__ if error.__cause__ is None else error.__cause__
+    cause = _cause_of(error)
+    return _context_of(error) if cause is None else cause
 
 
 def to_failure(error: BaseException, what: str = "the handler") -> Exception:
     """Return what a user's function raised as an Exception, but raise KeyboardInterrupt.
 
-    A SystemExit, for example, would otherwise end a worker without a word.
+    A SystemExit, for example, would otherwise end a worker without a word. So would an error that
+    cannot even be asked for its class.
     """
-    if isinstance(error, Exception):
-        return error
-    if isinstance(error, KeyboardInterrupt):
+    if issubclass(type(error), KeyboardInterrupt):
         raise error
+    cause: BaseException | None = error
+    try:
+        if isinstance(error, Exception) and error.__class__:  # which later checks ask for, too
+            return error
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        cause = None
     failure = RuntimeError(f"{what} raised {describe_error(error).removesuffix(': ')}")
-    failure.__cause__ = error
-    return failure
+    failure.__cause__ = cause
+    return failure if cause is not None else failure.with_traceback(_traceback_of(error))
 
 
 def _shown(show: Callable[[object], str], value: object) -> str:

@@ -135,9 +135,10 @@ class ShadowCalls:
     def _verdict(self, task: Task, result: Any, error: BaseException | None) -> Verdict:
         if error is None:
             return verdict_on_result(self._tasks, task, result, self._policy)
-        if task.message is None and isinstance(error, InvalidHandlerResult):
-            raise error
-        return verdict_of_error(to_failure(error), self._policy)
+        failure = to_failure(error)
+        if task.message is None and isinstance(failure, InvalidHandlerResult):
+            raise failure
+        return verdict_of_error(failure, self._policy)
 
     # -- in the thread of the time limit
 

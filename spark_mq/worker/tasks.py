@@ -278,8 +278,8 @@ class Verdicts:
         An error of a store leaves the verdict in doubt, unless this thread may look at the store.
         """
         failure = None if error is None else to_failure(error)
-        if task.message is None and isinstance(error, InvalidHandlerResult):
-            raise error  # of a decision about one message
+        if task.message is None and isinstance(failure, InvalidHandlerResult):
+            raise failure  # of a decision about one message
         verdict = self._verdict(task, result, failure)
         if verdict.doubt is None:
             if error is None:

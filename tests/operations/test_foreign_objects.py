@@ -9,6 +9,7 @@ import multiprocessing
 import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -138,6 +139,34 @@ def test_with_raise_the_error_itself_ends_the_loop(kind: str) -> None:
 
     with pytest.raises(OddError):
         work(once_each(), kind, call, on_error="raise")
+
+
+@KINDS
+@pytest.mark.parametrize("as_cause", [False, True])
+@pytest.mark.parametrize("name", ["__class__", "__cause__", "__traceback__", "__notes__"])
+def test_an_error_that_cannot_be_looked_at_is_a_failure_of_its_message(
+    kind: str, name: str, as_cause: bool
+) -> None:
+    def fail(_: Any) -> Any:
+        raise SystemExit(0)
+
+    sealed = type("Sealed", (Exception,), {name: property(fail)})
+    queue = once_each()
+
+    def call(message: ReceivedMessage) -> None:
+        if message.value != b"bad":
+            return
+        if as_cause:
+            raise ValueError("bad") from sealed("inner")
+        raise sealed("bad")
+
+    summary = WorkSummary()
+    with suppress(BaseException):  # pytest itself could not look at it
+        summary = work(queue, kind, call)
+    assert (summary.acked, summary.nacked, summary.failed) == (2, 1, 1)
+    ((value, error),) = letters(queue)
+    assert value == b"bad"
+    assert error.endswith("ValueError: bad" if as_cause else "Sealed: bad")
 
 
 @KINDS
