@@ -578,7 +578,7 @@ def test_stop_ends_the_replay_with_what_was_done() -> None:
     assert report.summary.stopped_because == "the event stop was set"
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, InvalidHandlerResult])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, InvalidHandlerResult])
 def test_what_ends_a_worker_ends_a_replay(error: type[BaseException]) -> None:
     queue = memory_queue()
     settle_as(queue, "ack:a")
