@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -120,6 +121,8 @@ def parse_result(returned: Any, lease_id: str, held: Iterable[Interval]) -> list
     except InvalidOption as wrong:
         value = wrong.data["value"]
         raise InvalidHandlerResult(str(wrong), option="sequence", value=value) from wrong
+    if len(rows) > sum(last - first + 1 for first, last in named):
+        _refuse_contradictions(rows)
     if unknown := subtract(named, held):
         first = unknown[0][0]
         raise InvalidHandlerResult(
@@ -130,6 +133,19 @@ def parse_result(returned: Any, lease_id: str, held: Iterable[Interval]) -> list
         for row in rows
         for interval in from_sequences([row["sequence"]])
     ]  # fmt: skip
+
+
+def _refuse_contradictions(rows: Iterable[Mapping[str, Any]]) -> None:
+    """Raise InvalidHandlerResult if two rows of one message differ."""
+    known: dict[int, Mapping[str, Any]] = {}
+    for row in rows:
+        sequence = operator.index(row["sequence"])
+        if any(known.setdefault(sequence, row).get(name) != row.get(name) for name in COLUMNS[1:]):
+            raise InvalidHandlerResult(
+                f"message {sequence} has two rows that differ: give one for each message",
+                option="sequence",
+                value=sequence,
+            )
 
 
 def is_settle_result(returned: Any) -> bool:

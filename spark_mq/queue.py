@@ -168,7 +168,8 @@ class Queue(QueueViews):
     ) -> list[str]:
         """Return the paths of the queues under a path, in order.
 
-        The search does not look below a queue, so it leaves out dead-letter queues inside one.
+        The search does not look below a queue, so it leaves out dead-letter queues inside one. A
+        folder that may not be read is taken for a queue, so that a check names it.
 
         Parameters
         ----------

@@ -50,7 +50,8 @@ def find_queues(
     validate_count("max_depth", max_depth, least=0, most=100)
     store = ObjectStore(root, storage_options)
     with wrap_store_errors(root, "listing"):
-        found = [join(root, name) if name else root for name in find_folders(store, max_depth + 1)]
+        names = find_folders(store, max_depth + 1, denied=True)
+        found = [join(root, name) if name else root for name in names]
     return sorted(found)
 
 

@@ -148,7 +148,8 @@ def redrive(
     )
     if missing and not count_only:
         _log.warning(
-            "%s. To publish them, create the group, or give to_all_groups=True (--all-groups)",
+            "%s. To publish them, create the group with the start 'latest', so that it gets no "
+            "others, or give to_all_groups=True (--all-groups)",
             result.staying,
         )
     return result

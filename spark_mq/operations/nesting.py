@@ -21,15 +21,28 @@ OWN_DEAD_LETTERS: Final = "./dead_letters"
 _MAX_DEPTH: Final = 3  # of folders between a new queue and one below it
 
 
-def find_folders(store: ObjectStore, depth: int, folder: str = "") -> Iterator[str]:
-    """Yield the folders of queues, without those within a queue."""
-    names = store.folders(folder)
+def find_folders(
+    store: ObjectStore, depth: int, folder: str = "", *, denied: bool = False
+) -> Iterator[str]:
+    """Yield the folders of queues, without those within a queue.
+
+    A folder below the root that may not be read is skipped, or with `denied` taken for a queue.
+    """
+    try:
+        names = store.folders(folder)
+    except PermissionError:
+        if not folder:
+            raise
+        if denied:
+            yield folder
+        return
     if set(_TABLES) <= set(names):
         yield folder
     elif depth and "_delta_log" not in names:
         for name in names:
             if not name.startswith((".", "_")) and _is_name(join(store.root, name)):
-                yield from find_folders(store, depth - 1, f"{folder}/{name}" if folder else name)
+                inner = f"{folder}/{name}" if folder else name
+                yield from find_folders(store, depth - 1, inner, denied=denied)
 
 
 def is_queue(description: str | None) -> bool:

@@ -38,6 +38,7 @@ _CODES: Final = (  # what stands before it, what stays, and what may not or must
         r"(?:code|status)\W{1,2}(?:0x[0-9a-f]{1,8}|-?[0-9]{1,5})\b",
         "",
     ),
+    ("", r"\bSystemExit: -?[0-9]{1,5}\b", ""),
     ("", r"\bsignal[ :=]{1,2}[0-9]{1,2}\b", ""),
     ("", r"\bgrpc[ _-]status(?:[ _-]code)?\W{1,3}[0-9]{1,2}\b", ""),
     ("", r"\bsqlstate\W{1,2}[0-9a-z]{5}\b", ""),

@@ -94,10 +94,10 @@ class Task:
         return f"message {self.message.sequence} (delivery {self.message.delivery_count}{of})"
 
     def is_last_attempt(self, limit: int | None) -> bool:
-        """Return whether a failure of this delivery makes a message dead."""
+        """Return whether no retry follows a failure, as after a last attempt or a handler's ack."""
         message = self.message
         counts = self.lease._deliveries() if message is None else (message.delivery_count,)
-        return limit is not None and max(counts, default=0) >= limit
+        return not counts or (limit is not None and max(counts) >= limit)
 
     def has_expired(self, now: int) -> bool:
         """Return whether its lease has expired by `now` in microseconds."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from support.byte_store import ByteStore, Call
 from support.tables import messages_of
 
 from spark_mq import GroupNotFound, InvalidOption, Message, Queue, QueueNotFound, SparkMQError
+from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import NotAQueue
 from spark_mq.testing import ManualClock, memory_queue
 
@@ -170,7 +172,7 @@ def test_leases_say_who_holds_what_since_when_and_until_when(
     clock.advance("2m")
     assert [one.expired for one in group.leases()] == [True, False]
     assert [(one.worker_id, one.leases, one.messages) for one in group.workers()] == [
-        ("w-1", 1, 2), ("w-2", 1, 1),
+        ("w-2", 1, 1), ("w-1", 0, 0),  # an expired lease is nobody's
     ]  # fmt: skip
 
 
@@ -503,6 +505,23 @@ def test_queues_under_a_path_are_found(tmp_path: Path) -> None:
     assert Queue.find_all(tmp_path, max_depth=0) == [str(tmp_path / "a")]
     assert Queue.find_all(tmp_path / "a") == [str(tmp_path / "a")]
     assert Queue.find_all(tmp_path / "none") == []
+
+
+def test_a_folder_that_may_not_be_read_does_not_hide_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("closed", "open"):
+        Queue.create(tmp_path / name)
+    folders = ObjectStore.folders
+
+    def denied(store: ObjectStore, folder: str) -> Sequence[str]:
+        if folder == "closed":
+            raise PermissionError(errno.EACCES, "Permission denied", folder)
+        return folders(store, folder)
+
+    monkeypatch.setattr(ObjectStore, "folders", denied)
+    assert Queue.find_all(tmp_path) == [str(tmp_path / "closed"), str(tmp_path / "open")]
+    Queue.create(tmp_path / "open too")  # beside it
 
 
 def test_a_dropped_queue_leaves_nothing(tmp_path: Path) -> None:

@@ -136,6 +136,21 @@ def test_retries_that_succeed_write_no_warning(
     assert sum(r.exc_info is not None for r in caplog.records) == 1, "one kind of error"
 
 
+def test_an_error_after_the_handlers_own_ack_is_a_warning(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.publish(["a"])
+
+    def ack_and_fail(lease: Lease) -> None:
+        lease.ack()
+        raise ValueError("after the ack")
+
+    queue.group().work(ack_and_fail, mode="batch", until="empty")
+    (warning,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert "failed with no unsettled message" in warning.getMessage()
+    assert warning.exc_info is not None
+
+
 @pytest.mark.parametrize("mode", ["message", "batch"])
 def test_the_last_attempt_writes_its_traceback_as_a_warning(
     make: Make, clock: ManualClock, caplog: pytest.LogCaptureFixture, mode: str

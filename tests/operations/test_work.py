@@ -272,6 +272,7 @@ def test_a_handler_may_return_what_its_own_settles_return(
         lambda s: [{"sequence": s, "outcome": "later"}],
         lambda s: [{"sequence": s, "delay": -1}],
         lambda s: [{"sequence": s, "delay": "soon"}],
+        lambda s: [{"sequence": s, "outcome": "reject"}, {"sequence": s, "outcome": "ack"}],
     ],
 )
 def test_what_says_nothing_of_messages_ends_the_loop_and_settles_nothing(

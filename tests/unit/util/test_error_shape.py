@@ -113,6 +113,7 @@ CODES = [
     "google.api_core.exceptions.NotFound: 404 POST", "too many 503 error responses",
     "An error occurred (503) when calling PutObject", "[Errno 111] Connection refused",
     "[WinError 10061] No connection", "returned non-zero exit status 137.", "exit code: 1",
+    "raised SystemExit: 3",
     "the job exited with code 143", "killed by signal 9", "error code: 0x80070005",
     "SQLSTATE[HY000]", "SQLCODE=-803, SQLSTATE=23505", "ERROR 1205 (HY000): Lock wait timeout",
     "TNS-12541: no listener", "grpc_status:14", "status = StatusCode.UNAVAILABLE",
