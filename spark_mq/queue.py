@@ -19,6 +19,7 @@ from spark_mq.inspect.views import QueueViews, find_queues
 from spark_mq.ledger.owner_commands import Drop
 from spark_mq.ledger.setting_options import CreateOptions, QueueOptions
 from spark_mq.ledger.settings import QueueSettings
+from spark_mq.maintenance.condition import Where
 from spark_mq.maintenance.dead_letters import Copy
 from spark_mq.maintenance.discard import DiscardResult, discard_letters
 from spark_mq.maintenance.recover import RecoveryReport, recover
@@ -41,7 +42,6 @@ from spark_mq.operations.create import (
 from spark_mq.operations.publish import publish_messages
 from spark_mq.operations.schedules import (
     ScheduleInfo,
-    list_schedules,
     pause_schedule,
     remove_schedule,
     resume_schedule,
@@ -503,10 +503,6 @@ class Queue(QueueViews):
             starts_at=starts_at,
         )
 
-    def schedules(self) -> Records[ScheduleInfo]:
-        """Return the schedules by name, with their next and last instants."""
-        return Records(list_schedules(self._context))
-
     @acting_by_default
     def pause_schedule(self, name: str, reason: str | None = None) -> ScheduleInfo:
         """Publish no message of a schedule until it is resumed.
@@ -602,7 +598,7 @@ class Queue(QueueViews):
     def redrive(
         self,
         *,
-        where: str | None = None,
+        where: Where | None = None,
         limit: int | None = None,
         dry_run: bool = False,
         rate: float | None = None,
@@ -622,8 +618,8 @@ class Queue(QueueViews):
         ----------
         where
             SQL over the columns of ``redrive.COLUMNS``, such as
-            ``"reason = 'rejected' AND error LIKE '%timeout%'"``. Default: all. It may compute for
-            30 seconds.
+            ``"reason = 'rejected' AND error LIKE '%timeout%'"``, which runs in DuckDB (extra
+            ``sql``). Or a function that gets a mapping of these columns. Default: all.
         limit
             The most messages to redrive. Default: no limit.
         dry_run
@@ -634,10 +630,11 @@ class Queue(QueueViews):
             Another queue to publish them to, or its path. The storage options of this queue must
             reach it, and all of its groups get them. Default: this queue.
         stop
-            Ends the redrive after its current round once it is set, of at most 10,000 letters. The
-            result has the number until then.
+            Ends the redrive once it is set: a condition or a transform at once, a publish after its
+            round of at most 10,000 letters. The result has the number until then.
         transform
-            Repairs each message before: SQL for its new value, or a function that gets a
+            Repairs each message before: SQL for its new value, such as
+            ``"replace(value, 'EURO', 'EUR')"``, or a function that gets a
             :class:`ReceivedMessage`, as a handler does, and returns the new value as bytes or str,
             the message changed by ``dataclasses.replace``, or None to leave the letter. The message
             keeps its id, and its header ``spark_mq.repaired`` says so. A letter for which the
@@ -652,8 +649,8 @@ class Queue(QueueViews):
         Raises
         ------
         InvalidOption
-            The condition or the transform cannot be run. Nothing was redriven, unless it computed
-            for too long. Or `to` is a dead-letter queue.
+            The condition or the transform cannot be run, or `to` is a dead-letter queue. Nothing
+            was redriven.
         QueueNotFound
             There is no queue at `to`.
         """
@@ -664,7 +661,7 @@ class Queue(QueueViews):
 
     @acting_by_default
     def discard_dead_letters(
-        self, *, where: str, before: int | None = None, dry_run: bool = False
+        self, *, where: Where, before: int | None = None, dry_run: bool = False
     ) -> DiscardResult:
         """Settle dead letters of this queue for good. No redrive finds them again.
 
@@ -675,7 +672,7 @@ class Queue(QueueViews):
         Parameters
         ----------
         where
-            SQL as for :meth:`redrive`. ``"true"`` selects all letters.
+            SQL or a function, as for :meth:`redrive`. ``"true"`` selects all letters.
         before
             Only letters before this sequence of the dead-letter queue, so that a confirmed dry run
             discards no newer ones. Default: all.
@@ -685,7 +682,7 @@ class Queue(QueueViews):
         Raises
         ------
         InvalidOption
-            The condition cannot be run. Nothing was discarded, unless it computed for too long.
+            The condition cannot be run. Nothing was discarded.
         """
         return discard_letters(self._context, where, before, dry_run)
 
@@ -696,7 +693,7 @@ class Queue(QueueViews):
         *,
         since: datetime | Duration | None = None,
         until: datetime | Duration | None = None,
-        where: str | None = None,
+        where: Where | None = None,
         limit: int | None = None,
         mode: str = "batch",
         format: Format | None = None,

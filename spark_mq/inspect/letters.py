@@ -18,16 +18,16 @@ from spark_mq.maintenance.dead_letters import (
     is_own_letter,
     letter_schema,
     letter_tables,
+    typed_texts,
 )
 from spark_mq.maintenance.find_letters import find_remaining
-from spark_mq.maintenance.sql_functions import error_shapes
-from spark_mq.maintenance.sql_parser import try_cast
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.history import HEADER_PREFIX
 from spark_mq.parquet.reader import MessageReader, repeat_values, sequences_of
 from spark_mq.parquet.schema import INSTANT
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.columns import sort_rows
+from spark_mq.util.error_shape import error_shapes
 from spark_mq.util.records import Converts, Record, rows_html
 from spark_mq.util.show import show_number
 
@@ -298,7 +298,7 @@ def _by_headers(pieces: Sequence[FileSlice], rows: pa.Table) -> pa.Table:
     names = ("queue", "queue_id", "group", "reason", "error", "last_leased_at")
     columns: dict[str, Any] = {name: _header(headers, HEADER_PREFIX + name) for name in names}
     columns["consumer_group"] = columns.pop("group")
-    leased = try_cast(columns.pop("last_leased_at"), INSTANT).cast(pa.int64())
+    leased = typed_texts(columns.pop("last_leased_at").to_pylist(), INSTANT).cast(pa.int64())
     routed = [piece.committed_at for piece in pieces]
     routed = repeat_values(routed, [piece.rows for piece in pieces], pa.int64())
     columns["at"] = pc.coalesce(leased, routed)

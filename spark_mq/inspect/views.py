@@ -31,11 +31,13 @@ from spark_mq.inspect.peek import PeekedMessage, find_sequences, peek_queue
 from spark_mq.inspect.plots import QueuePlots
 from spark_mq.inspect.stats import StatsReader
 from spark_mq.ledger.stats import GroupStats
+from spark_mq.maintenance.condition import Where
 from spark_mq.maintenance.redrive import redrive
 from spark_mq.maintenance.redrive_result import RedriveResult
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.life import Trace
 from spark_mq.operations.nesting import find_folders
+from spark_mq.operations.schedules import ScheduleInfo, list_schedules
 from spark_mq.util.clock import Duration, to_datetime
 from spark_mq.util.records import ArrowRows, Records
 from spark_mq.util.validation import validate_count
@@ -213,20 +215,26 @@ class QueueViews:
         """Return the state of a traced message in each group. It reads no history again."""
         return locate(self._context, trace.sequence, trace.outcomes)
 
-    def list_dead_letters(self, *, where: str | None = None, limit: int | None = None) -> ArrowRows:
+    def schedules(self) -> Records[ScheduleInfo]:
+        """Return the schedules by name, with their next and last instants."""
+        return Records(list_schedules(self._context))
+
+    def list_dead_letters(
+        self, *, where: Where | None = None, limit: int | None = None
+    ) -> ArrowRows:
         """Return the dead letters that are neither redriven nor discarded, without a commit.
 
         Parameters
         ----------
         where
-            SQL over the columns of ``redrive.COLUMNS``, as for :meth:`redrive`. Default: all.
+            SQL or a function, as for :meth:`redrive`. Default: all.
         limit
             The most letters to return. Default: all.
         """
         return ArrowRows(redrive(self._context, where, limit, True, None, to_all_groups=True).table)
 
     def _count_to_redrive(
-        self, where: str | None, limit: int | None, **place: Any
+        self, where: Where | None, limit: int | None, **place: Any
     ) -> RedriveResult:
         """Count the letters of a redrive, and by group, without their payloads."""
         return redrive(self._context, where, limit, True, None, count_only=True, **place)

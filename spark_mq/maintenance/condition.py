@@ -1,126 +1,96 @@
-"""Compute conditions and values of dead letters in SQL, at a bounded cost.
-
-SQL becomes steps over Arrow columns. No step returns much more than it reads, and the time is
-checked between two steps. SQL engines keep no such bounds: DuckDB computes `repeat('a', 1e9)` in
-one step that neither its memory limit nor an interrupt stops.
-"""
+"""Choose messages by SQL, or by a Python function."""
 
 from __future__ import annotations
 
-import time
-from typing import Any, Final
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
 from spark_mq.errors import InvalidOption
 from spark_mq.maintenance.dead_letters import letter_schema
-from spark_mq.maintenance.sql_functions import Refused
-from spark_mq.maintenance.sql_parser import Parser
+from spark_mq.message import to_headers
+from spark_mq.util.sql import Expression, FailsForMessage
 from spark_mq.util.validation import short_repr
 
-__all__ = ["ARROW_ERRORS", "Condition", "Expression", "problem_of"]
+__all__ = ["Condition", "Where", "condition_of", "name_of"]
 
-SECONDS: Final = 30.0  # for the steps of a condition in one call. Reading letters is extra.
-_MOST_BYTES: Final = 64 * 2**20  # of all values between two steps, or four times their letters
-_PIECE_BYTES: Final = 4 * 2**20  # of letters that one step reads, but one letter at least
-ARROW_ERRORS: Final = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
+_EXAMPLE: Final = "reason = 'rejected'"
 
 
-class Expression:
-    """An expression over the columns of dead letters, or of another schema.
+class Condition(ABC):
+    """A way to choose rows. ``name`` stands in the changes that people made."""
 
-    Raises InvalidOption when it is made. `example` stands in its errors.
-    """
+    name: str
+    may_fail = True  # at a letter, so a change tries it first
+    stopped = False
+    """Whether a stop event has ended it, so that nothing is chosen any more."""
 
-    option = "transform"
-    kind, example = "an expression", "replace(CAST(value AS TEXT), 'EURO', 'EUR')"
+    @abstractmethod
+    def select(self, rows: pa.Table) -> pa.Table:
+        """Return the rows for which the condition holds. Raises InvalidOption."""
 
+
+Where: TypeAlias = str | Callable[[Mapping[str, Any]], object] | Condition
+"""SQL, or a function that gets a row as a mapping and says whether to choose it."""
+
+
+def condition_of(
+    where: Where | None,
+    schema: pa.Schema | None = None,
+    example: str = _EXAMPLE,
+    stop: threading.Event | None = None,
+) -> Condition | None:
+    """Return a condition over dead letters or another schema, or None. Raise InvalidOption."""
+    if where is None or isinstance(where, Condition):
+        return where
+    if isinstance(where, str):
+        return _Sql(where, letter_schema() if schema is None else schema, example, stop)
+    if callable(where):
+        return _Function(where)
+    raise InvalidOption(
+        f'where={short_repr(where)} is no condition: give SQL like "{example}", or a function of '
+        "a mapping of the columns",
+        option="where",
+        value=where,
+    )
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the module and the name of a function."""
+    names = (getattr(function, "__module__", None), getattr(function, "__qualname__", None))
+    return ":".join(filter(None, names)) or type(function).__qualname__
+
+
+class _Sql(Condition):
     def __init__(
-        self, text: str, schema: pa.Schema | None = None, example: str | None = None
+        self, text: str, schema: pa.Schema, example: str, stop: threading.Event | None
     ) -> None:
-        schema = letter_schema() if schema is None else schema
-        self._text, self._columns = text, schema.names
-        self.example = example or self.example
-        self._left = SECONDS
-        if not (isinstance(text, str) and text.strip()):
-            raise InvalidOption(
-                f"{self.option}={short_repr(text)} is not {self.kind}: give SQL like "
-                f'"{self.example}"',
-                option=self.option,
-                value=text,
-            )
+        self.name = text
+        self._expression = Expression(
+            "where", text, schema, ("BOOLEAN",), example=example, stop=stop,
+            instead=', or give a Python function, such as where=lambda row: row["key"] == "k"',
+        )  # fmt: skip
+
+    @property
+    def stopped(self) -> bool:  # type: ignore[override]
+        return self._expression.stopped
+
+    def select(self, rows: pa.Table) -> pa.Table:
         try:
-            self._steps, self.may_fail = Parser(text.removeprefix("\ufeff"), self._columns).parse()
-        except Refused as error:
-            raise self.refusal(str(error)) from None
-        self.check(self.run(schema.empty_table()).type)
-
-    def check(self, kind: pa.DataType) -> None:
-        """Raise InvalidOption unless the type of the values fits."""
-
-    def pieces(self, letters: pa.Table) -> list[pa.Table]:
-        """Return letters in pieces, each of which a step may read at once."""
-        rows = max(1, _PIECE_BYTES * letters.num_rows // max(1, letters.nbytes))
-        return [letters.slice(at, rows) for at in range(0, letters.num_rows, rows)]
-
-    def run(self, letters: pa.Table) -> pa.Array:
-        """Return a value for each letter of a piece. Raises InvalidOption."""
-        try:
-            return self.try_run(letters)
-        except ARROW_ERRORS as error:
-            raise self.refusal(f"{problem_of(error)} for a message") from None
-
-    def try_run(self, letters: pa.Table) -> pa.Array:
-        """Return the values as :meth:`run`, but raise the errors of Arrow unchanged."""
-        deadline = time.monotonic() + self._left
-        stack: list[Any] = []
-        try:
-            for step, number in self._steps:
-                if time.monotonic() >= deadline:
-                    raise Refused(f"it computes for more than {SECONDS:.0f} seconds")
-                at = len(stack) - number
-                stack[at:] = [step(letters, *stack[at:])]
-                if sum(_size(one) for one in stack) > max(_MOST_BYTES, 4 * letters.nbytes):
-                    raise Refused("it makes too much of the messages")
-        except Refused as error:
-            raise self.refusal(str(error)) from None
-        finally:
-            self._left = deadline - time.monotonic()
-        values = stack.pop()
-        if not isinstance(values, pa.Scalar):
-            return values
-        return pa.array([values.as_py()] * letters.num_rows, values.type)
-
-    def refusal(self, problem: str) -> InvalidOption:
-        return InvalidOption(
-            f"{self.option}={short_repr(self._text)} cannot be run: {problem}. Give SQL like "
-            f'"{self.example}". The columns are {", ".join(self._columns)}',
-            option=self.option,
-            value=self._text,
-        )
+            mask = self._expression.values(rows)
+        except FailsForMessage as error:
+            raise self._expression.fails(error) from None
+        return rows.slice(0, 0) if self.stopped else rows.filter(mask)
 
 
-def problem_of(error: Exception) -> str:
-    """Return what an error of Arrow means, without the engine's text."""
-    zero = "divide by zero" in str(error)
-    return "it divides by zero" if zero else "it uses values of different types"
+class _Function(Condition):
+    def __init__(self, function: Callable[[Mapping[str, Any]], object]) -> None:
+        self.name = name_of(function)
+        self._function = function
 
-
-def _size(value: Any) -> int:
-    return 0 if isinstance(value, pa.Scalar) else int(value.nbytes)
-
-
-class Condition(Expression):
-    """A condition, which selects rows."""
-
-    option = "where"
-    kind, example = "a condition", "reason = 'rejected'"
-
-    def check(self, kind: pa.DataType) -> None:
-        if not pa.types.is_boolean(kind):
-            raise self.refusal("it is not true or false for a message")
-
-    def select(self, letters: pa.Table) -> pa.Table:
-        """Return the letters for which the condition holds. Raises InvalidOption."""
-        found = [piece.filter(self.run(piece)) for piece in self.pieces(letters)]
-        return pa.concat_tables([letters.slice(0, 0), *found])
+    def select(self, rows: pa.Table) -> pa.Table:
+        given = ({**row, "headers": to_headers(row["headers"])} for row in rows.to_pylist())
+        return rows.filter(pa.array([bool(self._function(row)) for row in given], pa.bool_()))

@@ -46,6 +46,7 @@ __all__ = [
     "letter_schema",
     "letter_tables",
     "route_dead_letters",
+    "typed_texts",
 ]
 
 _log = logging.getLogger(__name__)

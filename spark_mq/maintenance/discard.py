@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger.intervals import from_sequences
 from spark_mq.ledger.routing import Discard
-from spark_mq.maintenance.condition import Condition
+from spark_mq.maintenance.condition import Where, condition_of
 from spark_mq.maintenance.find_letters import (
     REDRIVE,
     SEQUENCE,
@@ -45,7 +45,7 @@ class DiscardResult(Record):
 
 
 def discard_letters(
-    context: QueueContext, where: str, before: int | None, dry_run: bool
+    context: QueueContext, where: Where, before: int | None, dry_run: bool
 ) -> DiscardResult:
     """Discard as :meth:`spark_mq.Queue.discard_dead_letters`."""
     if where is None:
@@ -54,7 +54,8 @@ def discard_letters(
             option="where",
             value=None,
         )
-    condition = Condition(where)
+    condition = condition_of(where)
+    assert condition is not None
     end = None if before is None else validate_count("before", before, least=0, most=2**63 - 1)
     warn_unrouted(context)
     if condition.may_fail and not dry_run:
@@ -65,7 +66,7 @@ def discard_letters(
         chosen = letters if end is None else letters.filter(pc.less(letters[SEQUENCE], end))
         if not chosen.num_rows:
             continue
-        messages += chosen.num_rows if dry_run else _discard(context, chosen, where)
+        messages += chosen.num_rows if dry_run else _discard(context, chosen, condition.name)
         groups.update(pc.fill_null(chosen["consumer_group"], "").to_pylist())
         newest = pc.max(chosen[SEQUENCE]).as_py()
     return DiscardResult(messages, dict(groups), newest)

@@ -80,7 +80,7 @@ def try_condition(
     # Otherwise the change would stop midway, at the first letter that the condition does not fit.
     left = limit
     for table in candidates(context, condition, chunk, [SEQUENCE]):
-        if left is not None and (left := left - table.num_rows) <= 0:
+        if condition.stopped or (left is not None and (left := left - table.num_rows) <= 0):
             return
 
 

@@ -29,7 +29,7 @@ from spark_mq.errors import GroupNotFound, InvalidOption, NotAQueue, QueueNotFou
 from spark_mq.ledger.intervals import Interval, from_sequences, subtract
 from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.routing import Freeze, Unfreeze
-from spark_mq.maintenance.condition import Condition
+from spark_mq.maintenance.condition import Where, condition_of
 from spark_mq.maintenance.dead_letters import (
     COLUMNS,
     Transfer,
@@ -45,7 +45,6 @@ from spark_mq.maintenance.find_letters import (
     warn_unrouted,
 )
 from spark_mq.maintenance.redrive_result import RedriveResult
-from spark_mq.maintenance.sql_functions import error_shapes
 from spark_mq.maintenance.transform import ERROR, RepairFunction, before_and_after, repair_of
 from spark_mq.operations.context import QueueContext, group_not_found
 from spark_mq.operations.create import open_context, place_of
@@ -53,6 +52,7 @@ from spark_mq.operations.history import HEADER_PREFIX, REDRIVEN_FROM, REPAIRED
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile, discard_files
 from spark_mq.payload_format import Format
+from spark_mq.util.error_shape import error_shapes
 from spark_mq.util.progress import progress
 from spark_mq.util.validation import truncate_error, validate_count, validate_rate
 
@@ -80,7 +80,7 @@ CHUNK: Final = 10_000  # messages looked at, and redriven, by one round of commi
 
 def redrive(
     context: QueueContext,
-    where: str | None,
+    where: Where | None,
     limit: int | None,
     dry_run: bool,
     rate: float | None,
@@ -95,15 +95,15 @@ def redrive(
     """Redrive as :meth:`spark_mq.Queue.redrive`. A dry run may only count, without payloads."""
     left = None if limit is None else validate_count("limit", limit, most=2**63 - 1)
     chunk = CHUNK if rate is None else max(1, min(CHUNK, int(validate_rate("rate", rate))))
-    condition = None if where is None else Condition(where)
-    repair = repair_of(transform, format)
+    condition = condition_of(where, stop=stop)
+    repair = repair_of(transform, format, stop)
     to = None if to is None else _other_queue(context, place_of(to))
     if not count_only:
         warn_unrouted(context)
     if condition is not None and condition.may_fail and not dry_run:
         try_condition(context, condition, left, CHUNK)
     all_groups = to is not None or to_all_groups
-    asked = _Asked(where, to, None if repair is None else repair.name, all_groups)
+    asked = _Asked(getattr(condition, "name", None), to, getattr(repair, "name", None), all_groups)
     with_payloads = repair is not None or (dry_run and not count_only)
     columns = COLUMNS if with_payloads else _COUNTED
     pause = 0.0
@@ -112,9 +112,10 @@ def redrive(
     failures, groups, missing = Counter[str](), Counter[str](), Counter[str]()
     letters = candidates(context, condition, chunk, columns)
     for table in _chosen(context, letters, left, None if all_groups else missing):
-        publishes, repaired = table, None
+        publishes, repaired = table if repair is None else repair.apply(table), None
+        if stop is not None and stop.is_set():
+            break
         if repair is not None:
-            publishes = repair.apply(table)
             errors = publishes[ERROR].combine_chunks()
             failures.update(pc.drop_null(error_shapes(errors)).to_pylist())
             fits = pc.is_null(errors)

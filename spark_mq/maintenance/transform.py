@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -11,12 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.errors import InvalidOption, InvalidPayload, UnknownSchema
-from spark_mq.maintenance.condition import ARROW_ERRORS, Expression, problem_of
+from spark_mq.maintenance.condition import name_of
+from spark_mq.maintenance.dead_letters import letter_schema
 from spark_mq.message import Message, ReceivedMessage, check_format, to_headers, to_row
 from spark_mq.operations.history import HEADER_PREFIX
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.payload_format import Format
 from spark_mq.util.failures import describe_error, safe_text, to_failure
+from spark_mq.util.sql import Expression, FailsForMessage
 from spark_mq.util.validation import short_repr, truncate_error
 
 __all__ = ["CHANGED", "ERROR", "Repair", "RepairFunction", "before_and_after", "repair_of"]
@@ -29,6 +32,7 @@ ERROR: Final = "transform_error"
 _KEPT: Final = ("message_id", "published_at", "first_leased_at")
 _COUNTS: Final = ("sequence", "delivery_count", "failure_count")
 _NOTHING: Final = "the transform gives no value"
+_EXAMPLE: Final = 'json_merge_patch(value, \'{"currency": "EUR"}\')'
 
 
 class Repair(ABC):
@@ -61,13 +65,15 @@ def before_and_after(letters: pa.Table, repaired: pa.Table) -> pa.Table:
     return letters.append_column(ERROR, repaired[ERROR])
 
 
-def repair_of(transform: Any, format: Format | None = None) -> Repair | None:
+def repair_of(
+    transform: Any, format: Format | None = None, stop: threading.Event | None = None
+) -> Repair | None:
     """Return the repair by SQL or by a function, or None without one. Raise InvalidOption.
 
     The repair fails for letters whose new value the format cannot decode.
     """
     if format is None:
-        return None if transform is None else _repair_of(transform)
+        return None if transform is None else _repair_of(transform, stop)
     if transform is None:
         raise InvalidOption(
             "format goes with transform, whose new values it checks. To check values as they are, "
@@ -75,64 +81,50 @@ def repair_of(transform: Any, format: Format | None = None) -> Repair | None:
             option="format",
             value=type(format).__name__,
         )
-    return _Checked(_repair_of(transform), check_format(format))
+    return _Checked(_repair_of(transform, stop), check_format(format))
 
 
-def _repair_of(transform: Any) -> Repair:
+def _repair_of(transform: Any, stop: threading.Event | None) -> Repair:
     if isinstance(transform, str):
-        return _Sql(transform)
+        return _Sql(transform, stop)
     if callable(transform) and not isinstance(transform, type):
         return _Function(transform)
     raise InvalidOption(
         f"transform={short_repr(transform)} is no repair: give SQL for the new value, such as "
-        "\"json_set(value, '$.currency', 'EUR')\", or a function of a ReceivedMessage",
+        f"{_EXAMPLE}, or a function of a ReceivedMessage",
         option="transform",
         value=transform,
     )
 
 
-class _Value(Expression):
-    """SQL that gives the new value of a letter."""
-
-    example = "json_set(value, '$.currency', 'EUR')"
-
-    def check(self, kind: pa.DataType) -> None:
-        if not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
-            raise self.refusal("it is no text and no bytes")
-
-
 class _Sql(Repair):
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, stop: threading.Event | None) -> None:
         self.name = text
-        self._expression = _Value(text)
+        self._expression = Expression(
+            "transform", text, letter_schema(), ("VARCHAR", "JSON", "BLOB"),
+            example=_EXAMPLE, instead=", or give a Python function", keeps_null=True, stop=stop,
+        )  # fmt: skip
 
     def columns(self, letters: pa.Table) -> Mapping[str, pa.Array]:
-        values: list[pa.Array] = [pa.array([], pa.binary())]
-        errors: list[pa.Array] = [pa.array([], pa.string())]
-        for piece in self._expression.pieces(letters):
-            for value, error in self._piece(piece):
-                values.append(value)
-                errors.append(error)
-        return {"value": pa.concat_arrays(values), ERROR: pa.concat_arrays(errors)}
-
-    def _piece(self, letters: pa.Table) -> list[tuple[pa.Array, pa.Array]]:
-        """Return values and errors of letters. It halves them until it has those that fail."""
+        problem = _NOTHING
         try:
-            values = self._expression.try_run(letters).cast(pa.binary())
-        except ARROW_ERRORS as error:
-            if letters.num_rows == 1:
-                text = f"{problem_of(error)}: {error}".splitlines()[0]
-                return [(pa.nulls(1, pa.binary()), pa.array([truncate_error(text)]))]
-            half = letters.num_rows // 2
-            return [*self._piece(letters.slice(0, half)), *self._piece(letters.slice(half))]
-        missing = pa.scalar(_NOTHING)
-        return [(values, pc.if_else(pc.is_null(values), missing, pa.scalar(None, pa.string())))]
+            values = self._expression.values(letters)
+        except FailsForMessage as error:
+            problem = f"the transform fails or gives no value ({error})"
+            values = self._lenient(letters)
+        missing = pa.scalar(problem), pa.scalar(None, pa.string())
+        return {"value": values.cast(pa.binary()), ERROR: pc.if_else(pc.is_null(values), *missing)}
+
+    def _lenient(self, letters: pa.Table) -> pa.Array:
+        try:
+            return self._expression.values(letters, lenient=True)
+        except FailsForMessage as error:  # what TRY does not accept, such as a subquery
+            raise self._expression.fails(error) from None
 
 
 class _Function(Repair):
     def __init__(self, function: RepairFunction) -> None:
-        names = (getattr(function, "__module__", None), getattr(function, "__qualname__", None))
-        self.name = ":".join(filter(None, names)) or type(function).__qualname__
+        self.name = name_of(function)
         self._function = function
 
     def columns(self, letters: pa.Table) -> Mapping[str, pa.Array]:

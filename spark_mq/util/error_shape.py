@@ -8,7 +8,10 @@ from functools import cache, lru_cache
 from http import HTTPStatus
 from typing import Any, Final
 
-__all__ = ["ALIKE_DIGITS", "MAX_SHAPE", "MAY_HAVE_CODE", "error_shape", "recent_error_shape"]
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["MAX_SHAPE", "error_shape", "error_shapes", "recent_error_shape"]
 
 MAX_SHAPE: Final = 200
 """Most characters of a shape."""
@@ -46,7 +49,7 @@ _CODES: Final = (  # what stands before it, what stays, and what may not or must
     ("", r"\berror [0-9]{4} \([0-9a-z]{5}\)", ""),  # of MySQL, as is the next
     (r"Error: \(", r"[0-9]{4}\b", r"(?=, ['\"])"),
 )
-MAY_HAVE_CODE: Final = "(?i)" + "|".join(before + stays for before, stays, _ in _CODES)
+_MAY_HAVE_CODE: Final = "(?i)" + "|".join(before + stays for before, stays, _ in _CODES)
 """What each text with such a number matches, and some others. It is a pattern for Arrow, too."""
 
 # The order counts: what is quoted may have a path inside, and a path a number. Each repetition is
@@ -97,10 +100,10 @@ _SIGNS: Final[Mapping[str, str]] = {
 """What a text must have in it, so that a part can be of a kind. The rest may always be there."""
 _START: Final = r"(?=[-+0-9'\"`@/.~]|\b\w)"
 """Where a part may begin. Without it, the search tries all kinds at each letter of a word."""
-ALIKE_DIGITS: Final = r"([ -@\[-^`{-~])[2-9]"
+_ALIKE_DIGITS: Final = r"([ -@\[-^`{-~])[2-9]"
 """What may be replaced by group 1 and a 1, without an effect on a shape.
 
-A digit is in a placeholder, unless it follows a letter or "_", or MAY_HAVE_CODE matches the text.
+A digit is in a placeholder, unless it follows a letter or "_", or _MAY_HAVE_CODE matches the text.
 Only 0 is special there, as in 0x.
 """
 _SHOWN: Final = {"jdbc": "<url>", "quoted": "<text>", "lease": "lease of <worker> expired"}
@@ -138,6 +141,17 @@ def error_shape(text: str) -> str:
     shape = _pattern(tuple(sign in text for sign in _SIGNS)).sub(_placeholder, text)
     shape = _LIST.sub(r"\1, …", " ".join(shape.split()))
     return shape if len(shape) <= MAX_SHAPE else shape[: MAX_SHAPE - 1] + "…"
+
+
+def error_shapes(texts: pa.Array) -> pa.Array:
+    """Return the shape of each error. It is computed once for texts that differ in digits alone."""
+    alike = given = texts.cast(pa.string())
+    for _ in range(2):  # a match ends with its digit, so each pass finds every second one
+        alike = pc.replace_substring_regex(alike, _ALIKE_DIGITS, r"\11")
+    each = pc.if_else(pc.match_substring_regex(given, _MAY_HAVE_CODE), given, alike)
+    each = each.dictionary_encode()
+    shapes = pa.array([error_shape(text) for text in each.dictionary.to_pylist()], pa.string())
+    return shapes.take(each.indices)
 
 
 def recent_error_shape(text: str) -> str:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from spark_mq.errors import CorruptLog, InvalidOption
 from spark_mq.handler import HandlerPolicy
 from spark_mq.ledger.message_index import FileSlice
-from spark_mq.maintenance.condition import Condition
+from spark_mq.maintenance.condition import Condition, Where, condition_of
 from spark_mq.message import ReceivedMessage, check_past, to_received
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.settled import SettledMessages, SettledRange, find_settled
@@ -62,7 +62,7 @@ class ReplayOptions:
 
     since: datetime | Duration | None = None
     until: datetime | Duration | None = None
-    where: str | None = None
+    where: Where | None = None
     limit: int | None = None
     mode: str = "batch"
     format: Format | None = None
@@ -124,8 +124,7 @@ def shadow_replay(
             value=given.since,
         )
     limit = None if given.limit is None else validate_count("limit", given.limit, most=2**63 - 1)
-    where = given.where
-    condition = None if where is None else Condition(where, SETTLED_SCHEMA, _EXAMPLE)
+    condition = condition_of(given.where, SETTLED_SCHEMA, _EXAMPLE, given.stop)
     ((_, called),) = decoding(served, options, batches)
     pool = make_pool([called], options, state)
     group.settings()  # whose last look says whether the order of keys counts
@@ -231,12 +230,18 @@ class _SettledRows:
         self._reader = MessageReader(group.messages.files)
         self.unreadable = 0
 
+    @property
+    def _stopped(self) -> bool:
+        return self._condition is not None and self._condition.stopped
+
     def read(self, limit: int | None) -> Iterator[pa.Table]:
         """Yield the messages, at most `limit` and then the newest, in tables of SETTLED_SCHEMA."""
         first = 0 if limit is None else self._first_of_newest(limit)
         self.unreadable = 0  # those of the look for the first one
         for pieces in _chunks(self._pieces(first)):
             table = self._selected(pieces)
+            if self._stopped:
+                return
             if limit is not None:
                 table = table.slice(0, limit)
                 limit -= table.num_rows
@@ -262,6 +267,8 @@ class _SettledRows:
                         found: Sequence[int] = range(part.first, part.first + count)
                     else:
                         found = self._selected([(part, r)])["sequence"].to_pylist()
+                        if self._stopped:
+                            return 0
                     if len(found) >= limit:
                         return found[len(found) - limit]
                     limit -= len(found)

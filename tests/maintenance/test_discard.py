@@ -82,11 +82,11 @@ def test_letters_are_counted_by_group(queue: Queue) -> None:
 @pytest.mark.parametrize(
     ("given", "reported"),
     [
-        ({"where": "nope = 1"}, "no column 'nope'"),
-        ({"where": "  "}, "not a condition"),
+        ({"where": "nope = 1"}, '"nope" not found'),
+        ({"where": "  "}, "it is empty"),
         ({"where": None}, "where is missing"),
         ({"where": "true", "before": -1}, "before=-1"),
-        ({"where": "CAST(error AS INT) = 7"}, "values of different types"),
+        ({"where": "CAST(error AS INT) = 7"}, "ConversionException for a message"),
     ],
 )
 def test_what_cannot_be_discarded_is_refused_and_nothing_changes(

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import threading
 import traceback
@@ -25,7 +24,7 @@ from support.tables import context_of, messages_of, on_publish
 from spark_mq import Message, Queue
 from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.errors import InvalidOption, QueueNotFound
-from spark_mq.maintenance import dead_letters, find_letters, redrive
+from spark_mq.maintenance import dead_letters, redrive
 from spark_mq.testing import ManualClock, memory_queue
 
 Make = Callable[..., Queue]
@@ -104,7 +103,7 @@ def test_one_that_dies_again_can_be_redriven_again_and_keeps_its_first_id(queue:
         ("reason = 'rejected' AND message_id <> 'id-1'", ["0", "2", "3"]),
         ("headers['own'] = '1' AND key IN ('k1', 'k3')", ["1", "3"]),
         ("delivery_count > 1", []),
-        ("consumer_group = 'default' AND CAST(value AS TEXT) = '3' -- the last one", ["3"]),
+        ("consumer_group = 'default' AND value = '3' -- the last one", ["3"]),
         ("last_leased_at >= first_leased_at AND sequence % 2 = 0", ["0", "2"]),
     ],
 )
@@ -143,26 +142,21 @@ def test_an_empty_dead_letter_queue_gives_nothing(queue: Queue) -> None:
     ("given", "reported"),
     [
         ({"where": "nope = 1"}, "The columns are dead_letter_sequence"),
-        ({"where": "Reasn = 1"}, r"no column 'Reasn' \(did you mean 'reason'\?\). Give SQL"),
-        ({"where": "mesage_id = 'x'"}, r"'mesage_id' \(did you mean 'message_id'\?\)\. Give"),
-        ({"where": "xyzzy = 'x'"}, "there is no column 'xyzzy'. Give SQL"),
-        ({"where": "error = 7"}, "values of different types.* The columns are dead_letter_seq"),
-        ({"where": "1 / (sequence - sequence) = 1"}, "it divides by zero for a message"),
-        ({"where": "reason ="}, "it is not complete"),
-        ({"where": "reason = 'x"}, 'it has a syntax error at "\'x"'),
-        ({"where": "reason"}, "it is not true or false"),
-        ({"where": "nope(1)"}, "a function that does not fit"),
-        ({"where": "length(reason, 1) = 2"}, "a function that does not fit"),
-        ({"where": "sequence = 'a'"}, "values of different types"),
-        ({"where": "first_leased_at > 'x'"}, "'x' is not an instant"),
-        ({"where": "first_leased_at > now() - INTERVAL 'x'"}, "'x' is not a duration"),
-        ({"where": "value + 1 > 'a'"}, "values of different types"),
-        ({"where": "count(*) > 1"}, "a function that does not fit, 'count'"),
-        ({"where": "sequence IN (SELECT 1 FROM x)"}, "a syntax error at 'SELECT'"),
-        ({"where": "sequence = 9999999999999999999"}, "is too large"),
+        ({"where": "Reasn = 1"}, r"\"Reasn\" not found .* \(did you mean 'reason'\?\)\. Give SQL"),
+        ({"where": "xyzzy = 'x'"}, r'"xyzzy" not found in FROM clause\. Give SQL'),
+        ({"where": "error = 7"}, r"ConversionException for a message, so put TRY\(\.\.\.\)"),
+        ({"where": "reason ="}, "Parser Error: syntax error at end of input"),
+        ({"where": "reason"}, "its values are VARCHAR, and must be BOOLEAN"),
+        ({"where": "nope(1)"}, "Scalar Function with name nope does not exist"),
+        ({"where": "count(*) > 1"}, "Aggregates cannot be present"),
+        ({"where": "unnest([true, false])"}, "it gives several values for a message"),
+        ({"where": "sequence IN (SELECT 1 FROM x)"}, "Table with name x does not exist"),
+        ({"where": "sequence IN (SELECT 1 FROM read_text('/etc/passwd'))"}, "disabled by config"),
         ({"where": "key = '\udc80'"}, "no valid Unicode"),
         ({"where": "1 = 1) UNION SELECT 1 --"}, "cannot be run"),
-        ({"where": "  "}, "not a condition"),
+        ({"where": "true; DROP TABLE x"}, "cannot be run"),
+        ({"where": "  "}, "it is empty"),
+        ({"where": 7}, "where=7 is no condition: give SQL like"),
         ({"limit": 0}, "limit=0"),
         ({"rate": 0}, "rate=0"),
         ({"rate": "fast"}, "rate='fast'"),
@@ -175,11 +169,7 @@ def test_what_cannot_be_redriven_so_is_refused_at_the_door(
     with pytest.raises(InvalidOption, match=reported) as wrong:
         queue.redrive(**given)
     shown = "".join(traceback.format_exception(wrong.value))
-    engine = (
-        r"ParserError|Schema error|planning|dead\.\w|datafusion|Arrow ?[Ee]rror|DeltaError: "
-        r"|External"
-    )
-    assert not re.search(engine, shown), "the SQL engine's text"
+    assert "arrow_scan" not in shown, "the text of DuckDB's own query"
     assert queue.redrive().messages == 1
 
 
@@ -188,37 +178,14 @@ def test_a_condition_that_fails_at_a_later_letter_redrives_nothing(
 ) -> None:
     with_dead(queue, ["7", "7", "7", "seven"])
     limits(redrive_chunk=1)
-    for where in ("CAST(error AS INT) = 7", "1 / (dead_letter_sequence % 2) = 1"):
-        with pytest.raises(InvalidOption, match=r"values of different types|divides by zero"):
+    for where in ("CAST(error AS INT) = 7", lambda letter: int(letter["error"]) == 7):
+        with pytest.raises(ValueError, match=r"ConversionException|invalid literal"):
             queue.redrive(where=where)
         assert back(queue) == []
     # The limit is reached before the letter that does not fit.
     assert queue.redrive(where="CAST(error AS INT) = 7", limit=2).messages == 2
     assert queue.redrive(where="error = '7'").messages == 1
     assert queue.redrive(where="TRY_CAST(error AS INT) = 7 OR error LIKE 's%'").messages == 1
-
-
-@pytest.mark.parametrize(
-    ("where", "looks"),
-    [
-        ("reason = 'rejected' AND failure_count < 3 OR error LIKE 'x%'", 1),
-        ("published_at < now() AND TRY_CAST(error AS INT) = 7", 1),
-        ("CAST(error AS INT) = 7", 2),
-        ("length(error) = 1", 1),
-        ("length(error) + 1 = 2", 2),
-    ],
-)
-def test_only_a_condition_that_may_fail_is_tried_first(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch, where: str, looks: int
-) -> None:
-    with_dead(queue, ["7"])
-    made: list[Any] = []
-    real = find_letters.find_remaining
-    monkeypatch.setattr(
-        find_letters, "find_remaining", lambda *given: made.append(given) or real(*given)
-    )
-    assert queue.redrive(where=where).messages == 1
-    assert len(made) == looks
 
 
 def test_a_rate_spreads_the_redrive_over_rounds(
@@ -240,7 +207,7 @@ def test_killed_at_any_step_each_goes_back_once(
 
     def by(mark: str) -> dict[str, Any]:
         """The values say whose transform has made them."""
-        return {"transform": f"CAST(value AS TEXT) || '{mark}'"} if repairs else {}
+        return {"transform": f"value || '{mark}'"} if repairs else {}
 
     queue = with_dead(make(), ["a", "b", "c"])
     kind, place = divmod(step - 1, 2)
@@ -507,7 +474,7 @@ def test_a_recovery_loses_no_letter_of_a_lost_repair(
     with monkeypatch.context() as patch, contextlib.suppress(Killed):
         if killed:
             on_publish(patch, queue, once(after=die))
-        queue.redrive(where="error <> 'c'", transform="CAST(value AS TEXT) || ' first'")
+        queue.redrive(where="error <> 'c'", transform="value || ' first'")
     shutil.rmtree(messages)
     shutil.copytree(tmp_path / "old", messages)
     restored = Queue.open(queue.path, clock=clock)
@@ -515,7 +482,7 @@ def test_a_recovery_loses_no_letter_of_a_lost_repair(
     assert restored.recover(dry_run=True).redriven == lost
     assert restored.recover().redriven == lost
     assert not restored.recover(dry_run=True).needed
-    second = again(restored).redrive(transform="CAST(value AS TEXT) || ' second'")
+    second = again(restored).redrive(transform="value || ' second'")
     assert second.messages == 3 - lost
     # The transform is lost, so what was settled comes as it died.
     expected = ["0 second", "1 second", "2 second"] if killed else ["0", "1", "2 second"]

@@ -29,6 +29,7 @@ from spark_mq.interfaces.cli.output import (
 )
 from spark_mq.interfaces.cli.progress import track
 from spark_mq.maintenance.discard import DiscardResult
+from spark_mq.maintenance.letter_filter import LetterFilter
 from spark_mq.maintenance.redrive_result import RedriveResult
 from spark_mq.maintenance.transform import RepairFunction
 from spark_mq.message import check_format, to_headers
@@ -46,7 +47,7 @@ _TRIAL_COLUMNS: Final[list[Column]] = [
     ("LETTER", "dead_letter_sequence"), ("ID", "message_id"), ("KEY", "key"), ("BEFORE", "value"),
     ("AFTER", "new_value"), ("FAILS", "transform_error"),
 ]  # fmt: skip
-_FUNCTION: Final = re.compile(r"""[^\s:'"]+:\w+""")  # no SQL has a colon outside of a text
+_FUNCTION: Final = re.compile(r"""[^\s:'"]+:\w+""")  # no SQL has one colon outside of a text
 _LETTER_COLUMNS: Final[list[Column]] = [
     ("LETTER", "dead_letter_sequence"), ("SEQUENCE", "sequence"), ("ID", "message_id"),
     ("GROUP", "consumer_group"), ("DELIVERIES", "delivery_count"), ("REASON", "reason"),
@@ -115,8 +116,8 @@ def show(
     return rows[0]
 
 
-def _which(queue: Queue, letter: str | None, message_id: str | None) -> tuple[str, str]:
-    """Return the SQL condition for a letter, and its name in words."""
+def _which(queue: Queue, letter: str | None, message_id: str | None) -> tuple[LetterFilter, str]:
+    """Return the condition for a letter, and its name in words."""
     if (letter is None) == (message_id is None):
         raise InvalidOption(
             "dlq show needs one dead letter: give the LETTER of "
@@ -126,9 +127,8 @@ def _which(queue: Queue, letter: str | None, message_id: str | None) -> tuple[st
         )
     if letter is not None:
         number = parse_sequence(letter, "a dead letter")
-        return f"dead_letter_sequence = {number}", f"number {number}"
-    quoted = str(message_id).replace("'", "''")
-    return f"message_id = '{quoted}'", f"id {message_id}"
+        return LetterFilter(letters=(number,)), f"number {number}"
+    return LetterFilter(message_id=message_id), f"id {message_id}"
 
 
 @command("dlq redrive", QUEUE, asks=True)

@@ -18,8 +18,9 @@ from spark_mq.interfaces.web.message_changes import (
 )
 from spark_mq.interfaces.web.message_pages import limit_of, trial
 from spark_mq.interfaces.web.render import TABS, href, render
-from spark_mq.interfaces.web.view import Forbidden, View
+from spark_mq.interfaces.web.view import LETTER_FIELDS, Forbidden, View
 from spark_mq.ledger.settings import GroupSettings
+from spark_mq.maintenance.letter_filter import LetterFilter
 from spark_mq.util.sequences import number_in, show_sequence
 from spark_mq.util.setting_fields import Choice, Flag, settings_of
 from spark_mq.util.show import show_some
@@ -113,33 +114,33 @@ def _setting(view: View) -> tuple[str, Any]:
 
 def _redrive(view: View) -> Mapping[str, int]:
     found = view.queue.redrive(
-        where=_where(view),
-        limit=limit_of(view),
-        transform=view.text("transform"),
-        to_all_groups=bool(view.text("all_groups")),
+        where=_letters(view), limit=limit_of(view), to_all_groups=bool(view.text("all_groups"))
     )
     return {"redriven": found.messages}
 
 
 def _redrive_preview(view: View) -> Mapping[str, Any]:
-    letters = trial(view, _where(view), limit_of(view))
+    letters = trial(view, _letters(view), limit_of(view))
     return {"trial": letters, "groups": show_some(list(view.overview.groups), 10)}
 
 
 def _discard(view: View) -> Mapping[str, int]:
-    found = view.queue.discard_dead_letters(where=_where(view), before=view.number("before"))
+    found = view.queue.discard_dead_letters(where=_letters(view), before=view.number("before"))
     return {"discarded": found.messages}
 
 
 def _discard_preview(view: View) -> Mapping[str, Any]:
-    return {"found": view.queue.discard_dead_letters(where=_where(view), dry_run=True)}
+    chosen = _letters(view)
+    found = view.queue.discard_dead_letters(where=chosen, dry_run=True)
+    return {"found": found, "chosen": chosen.name}
 
 
-def _where(view: View) -> str:
-    if (where := view.condition()) is None:
-        hint = "give a condition, such as reason = 'rejected'"
-        raise InvalidOption(f"where is missing: {hint}", option="where", value=None)
-    return where
+def _letters(view: View) -> LetterFilter:
+    if (chosen := view.letters()) is None:
+        raise InvalidOption(
+            "find is missing: choose letters on the page of dead letters", option="find", value=None
+        )
+    return chosen
 
 
 def _required(view: View, name: str, hint: str) -> str:
@@ -257,6 +258,7 @@ def confirmation(view: View) -> str:
         "do": do,
         "question": action.ask(view),
         "names": _names(view),
+        "letter_fields": LETTER_FIELDS,
         "verb": action.verb,
         "back": _place(view)[1],
         "crumbs": [_place(view)],

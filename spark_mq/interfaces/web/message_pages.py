@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from spark_mq.errors import InvalidOption
-from spark_mq.inspect import STATE_NAMES, PeekedMessage
+from spark_mq.inspect import STATE_NAMES, Failure, PeekedMessage
 from spark_mq.interfaces.web.message_changes import changes_for, sequence_of
 from spark_mq.interfaces.web.render import href, render
-from spark_mq.interfaces.web.view import View
+from spark_mq.interfaces.web.view import LETTER_FIELDS, View
+from spark_mq.maintenance.letter_filter import LetterFilter
 from spark_mq.message import to_headers
 from spark_mq.operations.life import TraceEvent
 from spark_mq.util.sequences import show_sequence
@@ -24,6 +26,7 @@ __all__ = [
     "trial",
 ]
 
+_Fields: TypeAlias = Mapping[str, str | int | None]  # parameters that choose letters
 ROWS: Final = 50
 MAX_EVENTS: Final = 500
 MAX_GROUPS: Final = 200
@@ -135,49 +138,36 @@ class Trial(NamedTuple):
     limit: int
     rows: list[dict[str, Any]]  # the first of them
     redrive: str  # the address that asks whether to redrive them
-    discard: str  # the address that asks whether to discard all that meet the condition
-    transform: str | None  # SQL that repairs them
-    failed: int  # letters that the transform fails for
+    discard: str  # the address that asks whether to discard all that are chosen
     destination: str  # how many messages go to which group; empty if all groups get them
     staying: str  # the letters whose group does not exist
     to_all: str  # the address that asks whether to redrive them to all groups
 
 
 def letters_page(view: View) -> str:
-    """Show dead letters, one of them, or those that a condition selects."""
+    """Show dead letters, one of them, or those that fields choose."""
     if (sequence := view.number("letter")) is not None:
         return _letter(view, sequence)
-    where = _picked(view) or view.condition()
+    chosen = view.letters()
     return render(
         "letters.html",
         view,
         title="Dead letters",
         tab="letters",
-        trial=trial(view, where, limit_of(view)) if where else None,
+        trial=trial(view, chosen, limit_of(view)) if chosen else None,
         discarded=view.number("discarded"),
-        **letters_form(view, where),
-        **({} if where else _letters(view)),
+        **letters_form(view),
+        **({} if chosen else _letters(view)),
     )
-
-
-def _picked(view: View) -> str | None:
-    """Return SQL that selects the ticked letters, or None without any."""
-    picked = [view.number("pick", text=one) for one in view.several("pick")]
-    return f"dead_letter_sequence IN ({', '.join(map(str, picked))})" if picked else None
 
 
 def limit_of(view: View) -> int:
     return view.number("limit", least=1, most=MAX_REDRIVE) or DEFAULT_REDRIVE
 
 
-def letters_form(view: View, where: str | None = None) -> dict[str, Any]:
-    """Return what the form for a condition shows, which may be invalid input."""
-    return {
-        "where": where or view.text("where"),
-        "limit": view.text("limit") or DEFAULT_REDRIVE,
-        "transform": view.text("transform"),
-        "all_groups": view.text("all_groups"),
-    }
+def letters_form(view: View) -> dict[str, Any]:
+    """Return what the form that chooses letters shows, which may be invalid input."""
+    return {"limit": view.text("limit") or DEFAULT_REDRIVE, "all_groups": view.text("all_groups")}
 
 
 def _letters(view: View) -> dict[str, Any]:
@@ -190,7 +180,7 @@ def _letters(view: View) -> dict[str, Any]:
         "total": view.overview.dead_letters,
         "unrouted": view.overview.unrouted,
         "found": found,
-        "failures": [(one, _of_failure(view, one.where)) for one in found.failures[:MAX_FAILURES]],
+        "failures": [(one, _of_failure(view, one)) for one in found.failures[:MAX_FAILURES]],
         "newest": newest,
         "ticked": view.text("tick") == "all",
         "tick_all": href("letters", view.name, before=view.number("before"), tick="all"),
@@ -206,46 +196,41 @@ class _Addresses(NamedTuple):
     discard: str
 
 
-def _of_failure(view: View, where: str) -> _Addresses:
-    letters = href("letters", view.name, where=where)
-    return _Addresses(letters, _redrive(view, where, MAX_REDRIVE), _discard(view, where))
+def _of_failure(view: View, one: Failure) -> _Addresses:
+    fields = {"died_in": one.group, "reason": one.reason, "shape": one.shape}
+    missing = [name for name, value in fields.items() if value is None]
+    chosen: _Fields = {"find": 1, **fields, "without": ",".join(missing) or None}
+    letters = href("letters", view.name, **chosen)
+    return _Addresses(letters, _redrive(view, chosen, MAX_REDRIVE), _discard(view, chosen))
 
 
-def trial(view: View, where: str, limit: int) -> Trial:
+def trial(view: View, chosen: LetterFilter, limit: int) -> Trial:
     """Return the letters that a redrive would publish, without publishing any."""
-    transform, all_groups = view.text("transform"), view.text("all_groups")
+    all_groups = view.text("all_groups")
     found = view.queue.redrive(
-        where=where, limit=limit, transform=transform, dry_run=True, to_all_groups=bool(all_groups)
+        where=chosen, limit=limit, dry_run=True, to_all_groups=bool(all_groups)
     )
     rows = [] if found.table is None else found.table.slice(0, ROWS).to_pylist()
+    fields: _Fields = {name: view.query.get(name) or None for name in LETTER_FIELDS}
     return Trial(
         found.messages,
         limit,
         rows,
-        _redrive(view, where, limit, transform, all_groups),
-        _discard(view, where),
-        transform,
-        found.failed,
+        _redrive(view, fields, limit, all_groups),
+        _discard(view, fields),
         found.destination,
         found.staying,
-        _redrive(view, where, limit, transform, "1"),
+        _redrive(view, fields, limit, "1"),
     )
 
 
-def _redrive(
-    view: View,
-    where: str,
-    limit: int,
-    transform: str | None = None,
-    all_groups: str | None = None,
-) -> str:
-    asked: dict[str, str | int | None] = {"where": where, "limit": limit, "transform": transform}
-    asked["all_groups"] = all_groups
+def _redrive(view: View, fields: _Fields, limit: int, all_groups: str | None = None) -> str:
+    asked: _Fields = {**fields, "limit": limit, "all_groups": all_groups}
     return href("change", view.name, do="redrive", **asked)
 
 
-def _discard(view: View, where: str) -> str:
-    return href("change", view.name, do="discard", where=where)
+def _discard(view: View, fields: _Fields) -> str:
+    return href("change", view.name, do="discard", **fields)
 
 
 def _letter(view: View, sequence: int) -> str:
@@ -263,6 +248,6 @@ def _letter(view: View, sequence: int) -> str:
         columns=columns,
         value=letter.get("value"),
         letter_headers=to_headers(letter.get("headers")),
-        redrive=_redrive(view, f"dead_letter_sequence = {sequence}", 1),
-        discard=_discard(view, f"dead_letter_sequence = {sequence}"),
+        redrive=_redrive(view, {"pick": sequence}, 1),
+        discard=_discard(view, {"pick": sequence}),
     )

@@ -17,7 +17,6 @@ from spark_mq.util.sequences import show_sequence
 from spark_mq.util.show import (
     bounded,
     show_age,
-    show_change,
     show_count,
     show_duration,
     show_moment,
@@ -61,7 +60,7 @@ def render(template: str, view: View | None = None, **context: Any) -> str:
 @cache
 def _environment() -> Environment:
     made = environment(__package__, "templates")
-    made.globals.update(change=show_change, href=href, tabs=TABS, version=__version__)
+    made.globals.update(href=href, tabs=TABS, version=__version__)
     made.filters.update(
         age=show_age, bounded=bounded, count=_count, counted=show_count, distance=_distance,
         fact=_fact, moment=show_moment, payload=_payload, percent=show_share,

@@ -17,14 +17,21 @@ from spark_mq.group import ConsumerGroup
 from spark_mq.inspect import QueueOverview
 from spark_mq.interfaces.monitor import QueueMonitor
 from spark_mq.ledger.stats import GroupStats
+from spark_mq.maintenance.letter_filter import LetterFilter
 from spark_mq.operations.schedules import ScheduleInfo
 from spark_mq.queue import Queue
 from spark_mq.util.clock import Duration
 from spark_mq.util.sequences import number_in
+from spark_mq.util.validation import parse_instant
 
-__all__ = ["Forbidden", "HealthLimits", "View"]
+__all__ = ["LETTER_FIELDS", "Forbidden", "HealthLimits", "View"]
 
 MAX_NUMBER: Final = 2**63 - 1
+LETTER_FIELDS: Final = (
+    "find", "died_in", "reason", "shape", "key_prefix", "message_id", "since", "until", "first",
+    "last", "pick", "without",
+)  # fmt: skip
+"""The parameters that choose dead letters. `find` says that there is a choice, even of all."""
 _STRANGE: Final = (
     "the form is out of date, or comes from another site: load the page again, and confirm again"
 )
@@ -68,6 +75,10 @@ class View:
         """Return a parameter, or None if it is missing or empty."""
         return self.query.get(name, "").strip().removeprefix("\ufeff") or None
 
+    def _exact(self, name: str) -> str | None:
+        """Return a parameter with its spaces, or None if it is missing or empty."""
+        return self.query.get(name) or None
+
     def several(self, name: str) -> list[str]:
         """Return the values of a parameter that may be repeated."""
         return [one for one in self.query.get(name, "").split(",") if one]
@@ -101,13 +112,30 @@ class View:
         if not (self.from_page and hmac.compare_digest(given, self.csrf_token.encode())):
             raise Forbidden(_STRANGE)
 
-    def condition(self) -> str | None:
-        """Return the condition for dead letters, or None without one."""
-        where = self.text("where")
-        if where is not None and not self.from_page:
-            # Another site must not start a search of all letters.
+    def letters(self) -> LetterFilter | None:
+        """Return which dead letters the parameters of LETTER_FIELDS choose, or None without any."""
+        picked = tuple(self.number("pick", text=one) or 0 for one in self.several("pick"))
+        if self.text("find") is None:
+            return LetterFilter(letters=picked) if picked else None
+        if not self.from_page:  # another site must not start a search of all letters
             raise Forbidden(_STRANGE)
-        return where
+        since, until = (
+            None if (text := self.text(name)) is None else parse_instant(name, text)
+            for name in ("since", "until")
+        )
+        return LetterFilter(
+            died_in=self._exact("died_in"),
+            reason=self._exact("reason"),
+            shape=self._exact("shape"),
+            key_prefix=self._exact("key_prefix"),
+            message_id=self._exact("message_id"),
+            since=since,
+            until=until,
+            first=self.sequence("first"),
+            last=self.sequence("last"),
+            letters=picked,
+            without=tuple(self.several("without")),
+        )
 
     def schedule(self) -> ScheduleInfo:
         """Return the schedule that the parameters name. Raise ScheduleNotFound."""

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.ledger_group import Group
 
-from spark_mq.maintenance.sql_functions import error_shapes
-from spark_mq.util.error_shape import MAX_SHAPE, error_shape
+from spark_mq.util.error_shape import MAX_SHAPE, error_shape, error_shapes
 
 SHAPES = {
     "KeyError: 'customer_17'": "KeyError: <text>",
