@@ -22,6 +22,7 @@ import importlib
 import inspect
 import json
 import logging
+import re
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -30,6 +31,9 @@ from _common import Parser, duration, run, session
 from pyspark.errors import PySparkRuntimeError
 
 from spark_mq.errors import InvalidOption
+from spark_mq.handler import ON_ERROR, WHEN
+from spark_mq.spark.batch_outcome import INVALID_VALUES
+from spark_mq.spark.foreach_batch import READERS, for_each_batch
 from spark_mq.util.clock import SECOND
 from spark_mq.util.loading import folder_of, load_handler
 from spark_mq.util.user import worker_name
@@ -54,6 +58,73 @@ _log = logging.getLogger("spark_mq.worker")
 Handler = Callable[[Any, Any], Any]
 
 
+# How each value is written, and what the option does. `--group` and `--queue` are options of the
+# source as well. Those of for_each_batch have the defaults of its signature.
+BOOLEAN = "true|false"
+SOURCE = {
+    "workerId": ("NAME", "a label for people, in the ledger and its history. Default: host and "
+                         "process"),
+    "maxMessagesPerTrigger": ("N", "the most messages of a batch. Default: 100000"),
+    "maxBytesPerTrigger": ("SIZE", "about the most bytes of a batch, such as 64m"),
+    "visibilityTimeout": ("DURATION", "how long the messages of a dead worker stay hidden. "
+                                      "Default: the group's setting"),
+    "maxLeaseDuration": ("DURATION", "how long one batch may take. Default: 30m"),
+    "failOnDataLoss": (BOOLEAN, "whether to end if the queue's hard limit dropped unsettled "
+                                "messages. Default: true"),
+    "createGroup": (BOOLEAN, "whether the first lease creates the group. With false a group that "
+                             "is missing ends the job. Default: true"),
+    "startingPosition": ("POSITION", "where a new group begins: earliest, latest, a sequence, an "
+                                     "instant. Default: earliest"),
+    "minPartitions": ("N", "the least number of Spark tasks of a batch. Default: 1"),
+    "pollInterval": ("DURATION", "the pause before the second look of an idle stream, which "
+                                 "doubles with each look. Default: 50ms"),
+    "idlePollInterval": ("DURATION", "the longest pause between two looks of an idle stream. "
+                                     "Default: 100ms, 2s on a store"),
+    "valueSchema": ("DDL", "the schema of JSON values, such as 'id INT, items ARRAY<STRING>'. "
+                           "Adds the columns data and data_error"),
+    "valueFormat": ("FORMAT", "text, or Avro or Protobuf by the option of a format. Adds the "
+                              "columns data and data_error"),
+}  # fmt: skip
+BATCH = {
+    "on_error": ("|".join(ON_ERROR),
+                 "what an exception does: nack (delivered again later), reject (to the dead "
+                 "letters), ack, or raise (this worker ends)"),
+    "ack": ("|".join(WHEN),
+            "when a batch is acked: on_success, after the function has returned, on_receive, "
+            "before it is called, or manual, only by lease.ack(...), nack and reject. With "
+            "on_receive a dead worker loses its batch. With manual unsettled messages are "
+            "delivered again, also those of a batch of which the function saw no row"),
+    "reader": ("|".join(READERS),
+               "how a batch is read: by Spark's own Parquet reader where that changes nothing, or "
+               "always by the source's tasks"),
+    "invalid": ("|".join(INVALID_VALUES),
+                "what happens to values with a data_error: the function gets them (keep), or they "
+                "become dead letters before it is called (reject)"),
+}  # fmt: skip
+DEFAULTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(for_each_batch).parameters.items()
+}
+
+
+def _flag(option: str) -> str:
+    """Return the name here of an option of the source: maxMessagesPerTrigger is --max-messages."""
+    words = re.sub("[A-Z]", lambda letter: f"-{letter[0].lower()}", option)
+    return "--" + words.removesuffix("-per-trigger")
+
+
+def _add(parser: Parser, flag: str, values: str, text: str, **more: Any) -> None:
+    if "|" in values:
+        more["choices"] = values.split("|")
+    else:
+        more["metavar"] = values
+    if values == "DURATION":
+        more["type"] = duration
+    if "default" in more:
+        text += f". Default: {more['default']}"
+    parser.add_argument(flag, help=text, **more)
+
+
 def options() -> Parser:
     parser = Parser(__doc__ or "", epilog=EXAMPLES, several=True)
     parser.add_argument("--handler", required=True, metavar="MODULE:FUNCTION",
@@ -70,57 +141,15 @@ def options() -> Parser:
         default="default",
         help="the consumer group; its workers share the messages. Default: default",
     )
-    parser.add_argument(
-        "--worker-id",
-        metavar="NAME",
-        help="a label for people, in the ledger and its history. Default: host and process",
-    )
     parser.add_argument("--trigger", default="default", type=trigger,
                         metavar="default|available-now|DURATION",
                         help="a batch as soon as messages are due; all that are due now, then "
                              "end; or one in each interval: '5 seconds'. Default: "
                              "default")  # fmt: skip
-    parser.add_argument(
-        "--max-messages", metavar="N", help="the most messages of a batch. Default: 100000"
-    )
-    parser.add_argument(
-        "--max-bytes", metavar="SIZE", help="about the most bytes of a batch, such as 64m"
-    )
-    parser.add_argument("--visibility-timeout", type=duration, metavar="DURATION",
-                        help="how long the messages of a dead worker stay hidden. Default: the "
-                             "group's setting")  # fmt: skip
-    parser.add_argument(
-        "--max-lease-duration",
-        type=duration,
-        metavar="DURATION",
-        help="how long one batch may take. Default: 30m",
-    )
-    parser.add_argument("--on-error", default="nack", choices=("nack", "reject", "ack", "raise"),
-                        help="what an exception does: nack (delivered again later), reject (to "
-                             "the dead letters), ack, or raise (this worker ends). Default: "
-                             "nack")  # fmt: skip
-    parser.add_argument("--ack", default="on_success",
-                        choices=("on_success", "on_receive", "manual"),
-                        help="when a batch is acked: on_success, after the function has "
-                             "returned, on_receive, before it is called, or manual, only by "
-                             "lease.ack(...), nack and reject. With on_receive a dead worker "
-                             "loses its batch. With manual unsettled messages "
-                             "are delivered again, also those of a batch of which the function "
-                             "saw no row. Default: on_success")  # fmt: skip
-    parser.add_argument("--fail-on-data-loss", choices=("true", "false"),
-                        help="whether to end if the queue's hard limit dropped unsettled "
-                             "messages. Default: true")  # fmt: skip
-    parser.add_argument("--create-group", choices=("true", "false"),
-                        help="whether the first lease creates the group. With false a group that "
-                             "is missing ends the job. Default: true")  # fmt: skip
-    parser.add_argument("--starting-position", metavar="POSITION",
-                        help="where a new group begins: earliest, latest, a sequence, an "
-                             "instant. Default: earliest")  # fmt: skip
-    parser.add_argument(
-        "--min-partitions",
-        metavar="N",
-        help="the least number of Spark tasks of a batch. Default: 1",
-    )
+    for name, (values, text) in SOURCE.items():
+        _add(parser, _flag(name), values, text, dest=name)
+    for name, (values, text) in BATCH.items():
+        _add(parser, "--" + name.replace("_", "-"), values, text, default=DEFAULTS[name])
     parser.add_argument("--shutdown-timeout", default="30s", type=duration, metavar="DURATION",
                         help="how long the running batch may take after SIGTERM. Default: "
                              "30s")  # fmt: skip
@@ -133,19 +162,12 @@ def arguments() -> argparse.Namespace:
 
 def source_options(args: argparse.Namespace) -> dict[str, str]:
     """Return the options of the stream."""
-    given = {
+    given = {name: getattr(args, name) for name in SOURCE}
+    given |= {
         "path": args.queues[0] if len(args.queues) == 1 else json.dumps(args.queues),
         "consumerGroup": args.group,
-        "workerId": worker_name(args.worker_id or None),
-        "maxMessagesPerTrigger": args.max_messages,
-        "maxBytesPerTrigger": args.max_bytes,
-        "visibilityTimeout": args.visibility_timeout,
-        "maxLeaseDuration": args.max_lease_duration,
+        "workerId": worker_name(args.workerId or None),
         "ack": "manual" if args.ack == "manual" else None,
-        "createGroup": args.create_group,
-        "startingPosition": args.starting_position,
-        "failOnDataLoss": args.fail_on_data_loss,
-        "minPartitions": args.min_partitions,
         **{f"storageOptions.{name}": value for name, value in args.storage_options},
     }
     return {name: value for name, value in given.items() if value is not None}
@@ -198,7 +220,7 @@ def main() -> None:
     grace = validate_duration("--shutdown-timeout", args.shutdown_timeout) / SECOND
 
     from spark_mq import Queue
-    from spark_mq.spark import for_each_batch, on_sigterm, stop_query
+    from spark_mq.spark import on_sigterm, stop_query
     from spark_mq.spark.options import ReadOptions
 
     options = source_options(args)
@@ -209,7 +231,8 @@ def main() -> None:
     )
 
     spark = session(APP, module_path=directory)
-    each = for_each_batch(group, handler, on_error=args.on_error, more_groups=others, ack=args.ack)
+    own = {name: getattr(args, name) for name in BATCH}
+    each = for_each_batch(group, handler, more_groups=others, **own)
     stream = spark.readStream.format("spark_mq").options(**options).load()
     query = (
         stream.writeStream.foreachBatch(each)

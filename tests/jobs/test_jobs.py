@@ -5,6 +5,7 @@ Python.
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import os
 import signal
@@ -24,6 +25,8 @@ from support.marks import slow
 from support.tables import group_ledger_of, messages_of
 
 from spark_mq import Queue
+from spark_mq.spark import for_each_batch
+from spark_mq.spark.options import READ_OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = ROOT / "jobs"
@@ -224,6 +227,20 @@ def test_the_stream_of_a_worker_that_acks_by_itself_acks_nothing(
     assert reported.split() == [str(mode)]
 
 
+def test_the_worker_has_each_option_of_the_source_and_of_for_each_batch(start) -> None:
+    program = (
+        f"import sys; sys.path.insert(0, {str(JOBS)!r}); import json, worker; "
+        "print(json.dumps([[*worker.SOURCE], [*worker.BATCH], [one.dest for one in "
+        "worker.options()._actions]]))"
+    )
+    source, batch, flags = json.loads(ended(start(sys.executable, "-c", program), 0))
+    # The others are --queue, --group and --ack, and outcomes is for spark.read.
+    assert set(READ_OPTIONS) - set(source) == {"path", "consumerGroup", "ack", "outcomes"}
+    parameters = inspect.signature(for_each_batch).parameters
+    assert set(parameters) - set(batch) == {"group", "process", "more_groups"}
+    assert {*source, *batch} <= set(flags)
+
+
 # -- with Spark
 
 
@@ -272,6 +289,10 @@ def test_the_jobs_publish_process_and_sweep_in_a_session_that_is_there(
     assert "read by Spark: True" in said
     queue = Queue.open(path)
     assert (queue.group("g").stats().acked, queue.group("g").stats().dead) == (2, 1)
+    strict = ("--value-schema", "no STRING", "--invalid", "reject")
+    checkpoint = ("--checkpoint", str(tmp_path / "d"))
+    job("worker", tmp_path / "other", *worker, *checkpoint, *available, *strict)
+    assert Queue.open(tmp_path / "other").group("g").stats().dead == 3
     assert "routed: 1" in job("sweep", path)[0]
     (letter,) = queue.dead_letters.group("look").lease("w", max_messages=9).messages
     assert (letter.key, letter.headers["spark_mq.error"]) == ("2", "no such customer")
