@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Final
 
 from spark_mq.delta.store_errors import STORE_ERRORS
@@ -12,9 +13,9 @@ from spark_mq.util.failures import cause_of
 
 __all__ = [
     "OUTAGES",
+    "Refusals",
     "find_store_failure",
     "is_outage",
-    "is_refusal",
     "may_be_outage",
     "outage_pause",
 ]
@@ -24,6 +25,8 @@ _log = logging.getLogger(__name__)
 OUTAGES: Final = (*STORE_ERRORS, ContentionTimeout)  # pass once the store works again
 FIRST_PAUSE: Final = 0.05
 MAX_PAUSE: Final = 30.0  # seconds until the next try; each pause is twice the one before
+START_SECONDS: Final = 60.0  # of a worker, in which a refusal ends it at once
+REFUSED_SECONDS: Final = 60.0  # without a break end it later on
 
 
 def outage_pause(failures: int, most: float = MAX_PAUSE) -> float:
@@ -47,19 +50,36 @@ def may_be_outage(error: BaseException | None) -> bool:
     return is_outage(error) or isinstance(error, HandlerTimeout)
 
 
-def is_refusal(ledger: GroupLedger, error: Exception) -> bool:
-    """Return whether a store refuses what this process never could do, so that no wait helps.
+class Refusals:
+    """Tell a store that refuses a worker from one that fails for a while.
 
-    If the process has changed the group's table before, it is an outage. So it is if nothing can be
-    read now, because the queue was read when it was opened.
+    A refusal is of what this process never could do. If it has changed the group's table before, it
+    is an outage. So it is if nothing can be read now, because the queue was read when it was
+    opened. A worker that was idle for long gets a minute, because the store may be the cause.
     """
-    if ledger.ledgers.was_changed or not getattr(error, "lasting", False):
-        return False
-    try:
-        ledger.ledgers.read(ledger.name)
-    except OUTAGES:
-        return False
-    return True
+
+    def __init__(self, ledger: GroupLedger) -> None:
+        self._ledger, self._began = ledger, time.monotonic()
+        self._refused_at: float | None = None
+
+    def give_up(self, error: Exception) -> bool:
+        """Return whether no wait helps, after an error of a lease."""
+        if not self._is_refusal(error):
+            self._refused_at = None
+            return False
+        now = time.monotonic()
+        self._refused_at = now if self._refused_at is None else self._refused_at
+        refused, worked = now - self._refused_at, self._refused_at - self._began
+        return worked < START_SECONDS or refused >= REFUSED_SECONDS
+
+    def _is_refusal(self, error: Exception) -> bool:
+        if self._ledger.ledgers.was_changed or not getattr(error, "lasting", False):
+            return False
+        try:
+            self._ledger.ledgers.read(self._ledger.name)
+        except OUTAGES:
+            return False
+        return True
 
 
 def find_store_failure(ledger: GroupLedger, lease_id: str) -> Exception | None:

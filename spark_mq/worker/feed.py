@@ -15,7 +15,7 @@ from spark_mq.ledger.acquire import Acquire, Grant
 from spark_mq.ledger.settle import NACK, RELEASE, SettleOutcome, SettlePart
 from spark_mq.operations.acquire import wait_for_lease
 from spark_mq.operations.context import GroupLedger
-from spark_mq.operations.outages import OUTAGES, is_refusal
+from spark_mq.operations.outages import OUTAGES, Refusals
 from spark_mq.operations.pauses import default_poll
 from spark_mq.util.show import show_count, show_duration
 from spark_mq.util.user import worker_label
@@ -59,6 +59,7 @@ class GroupFeed:
         self._time_limit: TimeLimit | None = None
         if options.timeout is not None:
             self._time_limit = TimeLimit(options.timeout, self._oldest, self._end_late, state.fail)
+        self._refusals = Refusals(self.ledger)
         state.add(self._open.changed)
 
     # -- in the feed's thread
@@ -113,7 +114,7 @@ class GroupFeed:
         command = self._tasks.lease_command(self._open.wanted())
         try:
             wake = self._open.changed
-            note, give_up = partial(self._state.note_look, wake), partial(is_refusal, self.ledger)
+            note = partial(self._state.note_look, wake)
             grant = wait_for_lease(
                 self.ledger,
                 command,
@@ -121,10 +122,10 @@ class GroupFeed:
                 self._poll,
                 wake,
                 on_try=note,
-                give_up=give_up,
+                give_up=self._refusals.give_up,
             )
         except OUTAGES as error:
-            if is_refusal(self.ledger, error):
+            if self._refusals.give_up(error):
                 raise
             _log.warning("could not lease, trying again: %s", error)
             self._state.stop.wait(self._verdicts.count_outage())

@@ -521,6 +521,33 @@ def test_a_worker_that_has_not_worked_yet_waits_out_an_outage(
     assert drained(queue) == []
 
 
+def test_a_worker_that_was_idle_for_long_waits_for_its_rights(
+    delta_queue: Make, outage: Outage, limits: Limits
+) -> None:
+    limits(outage_pause=0.0, refused_start_seconds=-1.0)
+    queue, seen = delta_queue(visibility_timeout="30d"), list[int]()
+    queue.group().ensure()
+    outage.error = lambda *_: REFUSALS["no right"][0]  # type: ignore[assignment]
+    with working(again(queue), lambda taken: seen.append(len(taken))):
+        outage.begin("leases", WRITES)
+        queue.publish("a")
+        until(lambda: outage.failed > 4)
+        outage.on = False
+        until(lambda: seen == [1])
+
+
+def test_a_worker_that_was_idle_for_long_does_not_wait_for_ever(
+    delta_queue: Make, outage: Outage, limits: Limits
+) -> None:
+    limits(outage_pause=0.0, refused_start_seconds=-1.0, refused_seconds=0.0)
+    queue = delta_queue()
+    queue.publish("a")
+    outage.error = lambda *_: REFUSALS["no right"][0]  # type: ignore[assignment]
+    with outage.of("leases", WRITES), pytest.raises(errors.StorageError, match="Permission"):
+        again(queue).group().work(lambda _: None)
+    assert drained(queue) == [(b"a", 1)]
+
+
 def test_a_worker_that_has_worked_waits_for_its_rights(
     delta_queue: Make, outage: Outage, limits: Limits
 ) -> None:

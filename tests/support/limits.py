@@ -47,6 +47,8 @@ PLACES = {
     "recent_seconds": "storage.message_log.RECENT_SECONDS",
     "redrive_chunk": "maintenance.redrive.CHUNK",
     "replaced_bytes": "storage.publishes.MAX_REPLACED_BYTES",
+    "refused_seconds": "operations.outages.REFUSED_SECONDS",
+    "refused_start_seconds": "operations.outages.START_SECONDS",
     "replay_patience": "worker.shadow_calls.PATIENCE_SECONDS",
     "replay_rows": "worker.shadow_replay.ROWS",
     "replay_shapes": "worker.replay_report.MAX_SHAPES",
