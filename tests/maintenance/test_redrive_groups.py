@@ -183,7 +183,8 @@ def test_a_letter_whose_group_is_gone_stays(queue: Queue, caplog: pytest.LogCapt
         (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
         assert warning == (
             "2 letters of groups that do not exist stay: mail (2). To publish them, create the "
-            "group, or give to_all_groups=True"
+            "group with the start 'latest', so that it gets no others, or give to_all_groups=True "
+            "(--all-groups)"
         )
     assert len(queue.list_dead_letters()) == 2
     assert get(queue, "lake") == ["c"]
