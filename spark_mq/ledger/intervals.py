@@ -78,6 +78,7 @@ def from_sequences(sequences: Any) -> list[Interval]:
     """
     if is_message(sequences):
         sequences = [sequences]
+    sequences = plain_values(sequences)
     if not isinstance(sequences, Iterable) or isinstance(sequences, str | bytes):
         raise InvalidOption(
             f"sequences is {type(sequences).__name__}, not a list of sequences: give messages, or "
@@ -90,7 +91,7 @@ def from_sequences(sequences: Any) -> list[Interval]:
     if isinstance(sequences, range) and abs(sequences.step) == 1:
         ends = [_checked(sequences[at]) for at in (0, -1)] if sequences else []
         return [(min(ends), max(ends))] if ends else []
-    checked = map(_checked, plain_values(sequences))
+    checked = map(_checked, sequences)
     return normalise((value, value) for value in checked)
 
 
