@@ -91,8 +91,8 @@ def test_arrays_of_integers_name_messages(queue: Queue, array: Callable[[list[in
     "given",
     [
         np.array([True, False]), [np.bool_(True)], pa.array([True]), np.array([1.0]), [-1],
-        np.array([[0, 1]]), np.array([2**63], np.uint64), np.array(5), [True], pa.array([None], pa.int64()),
-        True, 0, np.int64(0),
+        np.array([[0, 1]]), np.array([2**63], np.uint64), [True],
+        pa.array([None], pa.int64()), True, 0, np.int64(0), np.array(5),
     ],
 )  # fmt: skip
 def test_other_values_are_no_sequences(queue: Queue, given: Any) -> None:
