@@ -45,8 +45,8 @@ __all__ = [
     "LeaveBatch",
     "Replay",
     "StreamBatch",
-    "auto_ack_app_id",
     "fence_app_id",
+    "left_batch_app_id",
     "names_batch",
     "parse_lease_id",
     "replay_batch",
@@ -74,7 +74,7 @@ def fence_app_id(stream: str) -> str:
     return f"spark_mq.stream:{stream}"
 
 
-def auto_ack_app_id(stream: str) -> str:
+def left_batch_app_id(stream: str) -> str:
     """Return the app id of the last batch that left messages unsettled on purpose."""
     return f"spark_mq.left:{stream}"
 
@@ -101,7 +101,7 @@ class StreamBatch:
     @property
     def apps(self) -> tuple[str, ...]:
         fence = fence_app_id(self.stream)
-        return (fence, auto_ack_app_id(self.stream)) if self.ack_up_to else (fence,)
+        return (fence, left_batch_app_id(self.stream)) if self.ack_up_to else (fence,)
 
     def txn(self, step: int) -> tuple[str, int]:
         """Return the transaction of a lease, which is step 1, or of a replay, step 2."""
@@ -157,7 +157,7 @@ def _committed_leases(view: View, stream: str, up_to: int, runner: str | None) -
         (i, p[1]) for i, p in parts.items()
         if p and p[1] <= up_to and (runner is None or p[2] == runner)
     )  # fmt: skip
-    left = view.numbers[auto_ack_app_id(stream)] or 0
+    left = view.numbers[left_batch_app_id(stream)] or 0
     return [lease_id for lease_id, n in done if n > left]
 
 
@@ -174,7 +174,7 @@ class AckBatches(Command[int]):
 
     @property
     def needs(self) -> Needs:
-        return Needs(TRACKED, apps=(auto_ack_app_id(self.stream),))
+        return Needs(TRACKED, apps=(left_batch_app_id(self.stream),))
 
     def apply(self, view: View) -> Change[int]:
         ledger, note = _ack_batches(view, self.stream, self.up_to, self.runner)
@@ -195,13 +195,13 @@ class LeaveBatch(Command[int]):
 
     @property
     def needs(self) -> Needs:
-        return Needs(apps=(auto_ack_app_id(self.stream),))
+        return Needs(apps=(left_batch_app_id(self.stream),))
 
     def apply(self, view: View) -> Change[int]:
         rows = rows_held_by_batch(view.ledger, f"{self.stream}/{self.number}/")
         held = view.ledger.ranges_at(rows)
         messages = sum(r.message_count for r in held)
-        app = auto_ack_app_id(self.stream)
+        app = left_batch_app_id(self.stream)
         if not held or (view.numbers[app] or 0) >= self.number:
             return Change(None, messages)
         lease_ids = ",".join(sorted({r.lease_id or "" for r in held}))

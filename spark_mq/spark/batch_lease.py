@@ -45,14 +45,14 @@ class BatchLease:
         The number of messages settled so far.
     """
 
-    def __init__(self, owners: LeaseRouter, found: BatchLeases, batch: DataFrame) -> None:
+    def __init__(self, owners: LeaseRouter, leases: BatchLeases, batch: DataFrame) -> None:
         self._owners = owners
         self._batch = batch
-        self._union_batch = found.union_batch
+        self._union_batch = leases.union_batch
         self._acked: list[list[Range]] | None = None
         self._publisher = BatchPublisher()
-        self._guard = AppendGuard(found.lease_ids[0])
-        self.lease_ids = tuple(found.lease_ids)
+        self._guard = AppendGuard(leases.lease_ids[0])
+        self.lease_ids = tuple(leases.lease_ids)
         self.settled = 0
 
     def _begin(self) -> None:

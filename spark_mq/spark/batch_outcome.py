@@ -55,9 +55,9 @@ def find_outage(owners: LeaseRouter, failure: Exception, lease: BatchLease) -> E
     if owners.outage is not None and is_outage(failure):
         return failure
     ledgers = [(lease_id, owners.of(lease_id)._ledger) for lease_id in lease.lease_ids]
-    found = _REMOTE_OUTAGE.search(safe_text(failure))
-    if found and any(_is_named(ledger.queue, found[0]) for _, ledger in ledgers):
-        return StorageError(f"a task failed: {found[0][:400]}", path=None, landed=None)
+    remote = _REMOTE_OUTAGE.search(safe_text(failure))
+    if remote and any(_is_named(ledger.queue, remote[0]) for _, ledger in ledgers):
+        return StorageError(f"a task failed: {remote[0][:400]}", path=None, landed=None)
     for lease_id, ledger in ledgers:
         if (outage := find_store_failure(ledger, lease_id)) is not None:
             return outage
@@ -69,15 +69,15 @@ def _is_named(queue: QueueContext, text: str) -> bool:
     if queue.path in text:
         return True
     own, options = canonical_uri(queue.path, queue.storage_options), queue.storage_options
-    found = (canonical_uri(uri, options) for uri in _URI.findall(text))
-    return any(f"{uri}/".startswith(f"{own}/") for uri in found)
+    uris = (canonical_uri(uri, options) for uri in _URI.findall(text))
+    return any(f"{uri}/".startswith(f"{own}/") for uri in uris)
 
 
 def release_batch(owners: LeaseRouter, lease: BatchLease) -> None:
     """Release the unsettled messages of a batch, uncounted, before the query ends."""
     named = ", ".join(lease.lease_ids)
     try:
-        owners.settle([SettlePart(RELEASE, one) for one in lease.lease_ids])
+        owners.settle([SettlePart(RELEASE, lease_id) for lease_id in lease.lease_ids])
     except OUTAGES as error:
         _log.warning("%s could not be released, and waits for its replay: %s", named, error)
     else:
@@ -148,17 +148,17 @@ class RejectInvalid:
             batch.unpersist()
 
 
-def leave_unsettled(groups: Iterable[ConsumerGroup], found: BatchLeases) -> None:
+def leave_unsettled(groups: Iterable[ConsumerGroup], leases: BatchLeases) -> None:
     """Keep Spark's commit of a batch from acking its unsettled messages."""
-    batches = {(stream, n) for stream, n, _ in filter(None, map(parse_lease_id, found.lease_ids))}
-    batches |= {(stream, n) for stream, n, several in found.batches if not several}
+    batches = {(stream, n) for stream, n, _ in filter(None, map(parse_lease_id, leases.lease_ids))}
+    batches |= {(stream, n) for stream, n, several in leases.batches if not several}
     for group in groups:
         place = group._context.path, group._context.storage_options
         several = {
-            (one, n)
-            for stream, n, several in found.batches
+            (stream_id, n)
+            for stream, n, several in leases.batches
             if several
-            for one in (stream_id_in_queue(stream, *place), *older_stream_ids(stream, *place))
+            for stream_id in (stream_id_in_queue(stream, *place), *older_stream_ids(stream, *place))
         }
         for stream, n in sorted(batches | several):
             if left := leave_batch(group._ledger, stream, n):

@@ -187,26 +187,26 @@ class ForEachBatch:
             self._busy = True
             closing = self._closing
         try:
-            found = self._finder.find(batch)
-            lease_ids = found.lease_ids
+            leases = self._finder.find(batch)
+            lease_ids = leases.lease_ids
             self._last_seen.update(
                 (stream, n) for stream, n, _ in filter(None, map(parse_lease_id, lease_ids))
             )
             # Without a row the lease may be unknown. Then ack=onCommit settles the batch.
-            if lease_ids and closing and found.fresh:
+            if lease_ids and closing and leases.fresh:
                 # It may be a replay. A sink may have its rows already, so others must not get them.
                 raise RuntimeError(f"the query stops: batch {batch_id} runs at the next start")
             if lease_ids and closing:
                 self._owners.settle([SettlePart(RELEASE, lease_id) for lease_id in lease_ids])
             elif lease_ids:
-                if found.fresh:
+                if leases.fresh:
                     self._owners.begin(lease_ids)
                     self._unreadable = False
-                lease = BatchLease(self._owners, found, batch)
+                lease = BatchLease(self._owners, leases, batch)
                 with self._owners.reported_work(lease_ids) as run:
-                    self._run(self._by_spark(batch, found.scan), lease, run)
+                    self._run(self._by_spark(batch, leases.scan), lease, run)
             if self.policy.ack == "manual":
-                leave_unsettled(self.groups, found)
+                leave_unsettled(self.groups, leases)
         finally:
             with self._idle:
                 self._busy = False
@@ -277,7 +277,7 @@ class ForEachBatch:
             returned = None if is_settle_result(returned) else returned
             rows.check_returned(returned)
             result = self._verdicts(returned, lease)
-            lease._guard.check_outcomes((one.outcome for one in result), "process")
+            lease._guard.check_outcomes((verdict.outcome for verdict in result), "process")
         except (StreamFenced, InvalidHandlerResult):
             raise
         except KeyboardInterrupt as error:  # Spark would wait for ever, as it learns of errors only
@@ -299,9 +299,9 @@ class ForEachBatch:
         parts = parts_for(result, self.policy, dict.fromkeys(lease.lease_ids))
         outcomes = self._settle(lease, parts, start)
         if isinstance(result, Exception):
-            for one, outcome in zip(parts, outcomes, strict=True):
-                ledger = self._owners.of(one.lease_id)._ledger
-                log_outcomes(ledger.name, ledger.now(), [(one, outcome)])
+            for part, outcome in zip(parts, outcomes, strict=True):
+                ledger = self._owners.of(part.lease_id)._ledger
+                log_outcomes(ledger.name, ledger.now(), [(part, outcome)])
 
     def _settle(
         self, lease: BatchLease, settles: list[SettlePart], start: float

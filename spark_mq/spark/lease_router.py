@@ -40,7 +40,7 @@ class LeaseRouter:
     def settle(self, wanted: Sequence[SettlePart]) -> list[SettleOutcome]:
         """Settle in one commit for each group. Return the outcomes in the order of `wanted`."""
         self.outage = None
-        groups = [self.of(one.lease_id) for one in wanted]
+        groups = [self.of(part.lease_id) for part in wanted]
         outcomes: dict[int, SettleOutcome] = {}
         for group in dict.fromkeys(groups):
             mine = [at for at, owner in enumerate(groups) if owner is group]
@@ -54,8 +54,10 @@ class LeaseRouter:
 
     def reported_work(self, lease_ids: Sequence[str]) -> AbstractContextManager[Callable[..., Any]]:
         """Report the work, see :func:`spark_mq.operations.work_report.reported_work`."""
-        ledgers = [(self.of(one)._ledger, one) for one in lease_ids]
-        return reported_work([(own, partial(_ranges, own, one)) for own, one in ledgers], None)
+        ledgers = [(self.of(lease_id)._ledger, lease_id) for lease_id in lease_ids]
+        return reported_work(
+            [(own, partial(_ranges, own, lease_id)) for own, lease_id in ledgers], None
+        )
 
     def begin(self, lease_ids: Sequence[str]) -> None:
         """Find the groups and keep the transaction numbers of a batch that may be a replay."""

@@ -148,16 +148,16 @@ class SparkMQListener(StreamingQueryListener):
     def _report(self, progress: Mapping[str, Any]) -> None:
         for source in progress.get("sources", ()):
             for stats in _groups(source.get("latestOffset")):
-                found = _progress(progress, source, stats)
-                self.latest[found.queue, found.group] = found
-                stopped = is_stopped(found.blocked_because)
-                group = Destination.of(found.queue, found.group)
+                state = _progress(progress, source, stats)
+                self.latest[state.queue, state.group] = state
+                stopped = is_stopped(state.blocked_because)
+                group = Destination.of(state.queue, state.group)
                 report_gauges(group, stats, _STATES, stopped=stopped)
                 try:
                     if self._on_progress is not None:
-                        self._on_progress(found)
+                        self._on_progress(state)
                 except (Exception, SystemExit):
-                    _log.exception("the progress of group %s could not be reported", found.group)
+                    _log.exception("the progress of group %s could not be reported", state.group)
 
 
 def _groups(offset: Any) -> Iterator[Mapping[str, Any]]:

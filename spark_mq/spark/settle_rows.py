@@ -67,7 +67,7 @@ def ack(df: DataFrame, group: ConsumerGroup | LeaseRouter) -> SettleResult:
     --------
     >>> ack(batch.where("status = 'done'"), queue.group("billing"))  # doctest: +SKIP
     """
-    return _settle(group, [replace(one, outcome=ACK) for one in verdicts_of(df, reads=())])
+    return _settle(group, [replace(verdict, outcome=ACK) for verdict in verdicts_of(df, reads=())])
 
 
 def nack(
@@ -110,12 +110,12 @@ def nack(
     pause = None if delay is None else validate_duration("delay", delay, zero=True)
     verdicts = [
         replace(
-            one,
+            verdict,
             outcome=NACK,
-            delay=pause if one.delay is None else one.delay,
-            error=one.error or error,
+            delay=pause if verdict.delay is None else verdict.delay,
+            error=verdict.error or error,
         )
-        for one in verdicts_of(df, reads=("delay", "error"))
+        for verdict in verdicts_of(df, reads=("delay", "error"))
     ]
     return _settle(group, verdicts)
 
@@ -147,20 +147,20 @@ def reject(
     return _settle(
         group,
         [
-            replace(one, outcome=REJECT, error=one.error or error)
-            for one in verdicts_of(df, reads=("error",))
+            replace(verdict, outcome=REJECT, error=verdict.error or error)
+            for verdict in verdicts_of(df, reads=("error",))
         ],
     )
 
 
 def _settle(group: ConsumerGroup | LeaseRouter, verdicts: Sequence[MessageVerdict]) -> SettleResult:
-    if isinstance(group, ConsumerGroup) and any(one.outcome != ACK for one in verdicts):
+    if isinstance(group, ConsumerGroup) and any(verdict.outcome != ACK for verdict in verdicts):
         check_no_sink(group._ledger)
     parts = parts_for(verdicts, HandlerPolicy(), {})
     if not parts:
         return SettleResult(0)
     settler = group._ledger if isinstance(group, ConsumerGroup) else group
-    return summarize([one.lease_id for one in parts], settler.settle(parts))
+    return summarize([part.lease_id for part in parts], settler.settle(parts))
 
 
 def _is_dataframe(value: Any) -> bool:
@@ -227,13 +227,13 @@ def verdicts_of(
         for name in _VERDICT
     ]
     runs = F.inline(arrow_udf(_batch_runs, _RUNS_DDL)(*verdicts, F.col("sequence").cast("long")))
-    found = df.select(runs).toArrow().to_pylist()
+    runs_of_batches = df.select(runs).toArrow().to_pylist()
     for column, value in (("lease_id", "lease_id"), ("sequence", "first")):
-        if any(row[value] is None for row in found):
+        if any(row[value] is None for row in runs_of_batches):
             raise InvalidSchema(f"a row has a null {column} and cannot be settled", column=column)
     out: list[MessageVerdict] = []
     by_verdict = sorted(
-        found, key=lambda row: [(row[name] is None, row[name] or "") for name in _VERDICT]
+        runs_of_batches, key=lambda row: [(row[name] is None, row[name] or "") for name in _VERDICT]
     )
     for (lease, outcome, delay, error), rows in groupby(
         by_verdict, key=lambda row: tuple(row[name] for name in _VERDICT)
@@ -258,8 +258,8 @@ def _batch_runs(
     runs = _runs(
         [table[name].combine_chunks() for name in _VERDICT], table["sequence"].combine_chunks()
     )
-    one = pa.ListArray.from_arrays(pa.array([0, len(runs)], pa.int32()), runs)
-    return pa.concat_arrays([one, pa.nulls(rows - 1, one.type)])
+    first = pa.ListArray.from_arrays(pa.array([0, len(runs)], pa.int32()), runs)
+    return pa.concat_arrays([first, pa.nulls(rows - 1, first.type)])
 
 
 def _runs(verdicts: Sequence[pa.Array], sequence: pa.Array) -> pa.StructArray:

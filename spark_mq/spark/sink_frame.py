@@ -67,7 +67,7 @@ def append_frame(
 
 
 def _publish(sink: QueueSink, frame: DataFrame, write: SinkWrite) -> None:
-    check_publishable({one.name: one.dataType.simpleString() for one in frame.schema})
+    check_publishable({field.name: field.dataType.simpleString() for field in frame.schema})
     producer = {"producerId": sink.producer_id(write), "producerSequence": str(write.number)}
     store = {f"storageOptions.{name}": value for name, value in sink.storage_options.items()}
     writer = frame.write.format("spark_mq").mode("append")
@@ -84,7 +84,7 @@ def _append(sink: DeltaSink, frame: DataFrame, write: SinkWrite, *, merge: bool)
     rows, folder = _fitting(frame, schema, fill=merge), f"spark-{uuid.uuid4().hex}"
     store = ObjectStore(sink.path, sink.storage_options)
     _write(rows, f"{sink.path}/{folder}", table.partition_columns)
-    instants = {one.name for one in schema if one.dataType.typeName() == "timestamp"}
+    instants = {field.name for field in schema if field.dataType.typeName() == "timestamp"}
     files = list(_files(store, folder, instants))
     try:
         sink.append_files(files, write)
@@ -109,10 +109,12 @@ def _merged(sink: DeltaSink, frame: DataFrame, schema: StructType) -> StructType
     """Return the schema of the table after it got the new columns of the rows."""
     known = {name.lower() for name in schema.names}  # Delta does not tell them apart by case
     new = [
-        StructField(one.name, one.dataType) for one in frame.schema if one.name.lower() not in known
+        StructField(field.name, field.dataType)
+        for field in frame.schema
+        if field.name.lower() not in known
     ]
     if new:
-        sink.add_columns([one.json() for one in new])
+        sink.add_columns([field.json() for field in new])
     return StructType([*schema, *new])
 
 
@@ -123,9 +125,14 @@ def _fitting(frame: DataFrame, schema: StructType, *, fill: bool) -> DataFrame:
     """
     if fill:
         known = {name.lower() for name in frame.columns}
-        lacking = [one for one in schema if one.name.lower() not in known]
-        frame = frame.withColumns({one.name: f.lit(None).cast(one.dataType) for one in lacking})
-    given, wanted = {one.name: one for one in frame.schema}, {one.name: one for one in schema}
+        lacking = [field for field in schema if field.name.lower() not in known]
+        frame = frame.withColumns(
+            {field.name: f.lit(None).cast(field.dataType) for field in lacking}
+        )
+    given, wanted = (
+        {field.name: field for field in frame.schema},
+        {field.name: field for field in schema},
+    )
     if given.keys() != wanted.keys():
         missing = sorted(wanted.keys() - given.keys())
         unknown = sorted(given.keys() - wanted.keys())
@@ -135,15 +142,15 @@ def _fitting(frame: DataFrame, schema: StructType, *, fill: bool) -> DataFrame:
             'columns, or give schema_mode="merge" for new columns or missing ones',
             column=(missing or unknown)[0],
         )
-    for name, one in wanted.items():
+    for name, field in wanted.items():
         kind = given[name].dataType.simpleString()
-        if kind != one.dataType.simpleString():
+        if kind != field.dataType.simpleString():
             raise InvalidSchema(
                 f"column {name!r} has the type {kind}, and in the sink "
-                f"{one.dataType.simpleString()}. Cast it",
+                f"{field.dataType.simpleString()}. Cast it",
                 column=name,
             )
-        if given[name].nullable and not one.nullable:
+        if given[name].nullable and not field.nullable:
             raise InvalidSchema(
                 f"column {name!r} may be null, and in the sink it may not. Filter the nulls, and "
                 "tell Spark by a schema without them",
@@ -193,16 +200,16 @@ def _statistics(metadata: pq.FileMetaData) -> Mapping[str, Any]:
     # An engine skips files by these, so a type whose values are stored otherwise has none.
     least, most, nulls = dict[str, Any](), dict[str, Any](), dict[str, int]()
     for at in range(metadata.num_columns):
-        found = [metadata.row_group(n).column(at) for n in range(metadata.num_row_groups)]
-        known = [one.statistics for one in found if one.is_stats_set]
-        name = found[0].path_in_schema
-        if len(known) < len(found) or "." in name:
+        chunks = [metadata.row_group(n).column(at) for n in range(metadata.num_row_groups)]
+        known = [chunk.statistics for chunk in chunks if chunk.is_stats_set]
+        name = chunks[0].path_in_schema
+        if len(known) < len(chunks) or "." in name:
             continue
-        if all(one.has_null_count for one in known):
-            nulls[name] = sum(one.null_count for one in known)
-        ends = [one for one in known if one.has_min_max]
+        if all(stats.has_null_count for stats in known):
+            nulls[name] = sum(stats.null_count for stats in known)
+        ends = [stats for stats in known if stats.has_min_max]
         plain = metadata.schema.column(at).logical_type.type in ("NONE", "INT")
-        if plain and len(ends) == len(found) and {type(one.min) for one in ends} == {int}:
+        if plain and len(ends) == len(chunks) and {type(stats.min) for stats in ends} == {int}:
             least[name], most[name] = min(e.min for e in ends), max(e.max for e in ends)
     return {"minValues": least, "maxValues": most, "nullCount": nulls}
 

@@ -72,8 +72,8 @@ def older_stream_ids(
     stream: str, path: str, storage_options: Mapping[str, str] | None = None
 ) -> list[str]:
     """Return the ids that 0.1.0 may have given a stream where it now has another one."""
-    scheme, found, rest = path.partition("://")
-    if not found:
+    scheme, separator, rest = path.partition("://")
+    if not separator:
         return []
     same = {"s3a": "s3", "abfss": "abfs", "azure": "az", "adl": "az"}
     as_given = f"{same.get(scheme.lower(), scheme.lower())}://{rest.rstrip('/')}"

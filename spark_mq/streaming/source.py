@@ -82,7 +82,7 @@ class StreamSource:
         self._planned: dict[tuple[str, int], BatchPlan] = {}
         self._alive: Any = None
         self._bound: tuple[int, int] | None = None  # for AvailableNow: (tail, instant) at the start
-        self._looked: tuple[Ledger, MessageIndex, GroupSettings, int] | None = None
+        self._last_view: tuple[Ledger, MessageIndex, GroupSettings, int] | None = None
         self._wait_until: int | None = None  # by a rate limit, as of the last look
         self._news = News(ledger)
         self._checked = self._began = False
@@ -138,11 +138,11 @@ class StreamSource:
 
         Over a store, a shared look asks for new commits if the last one is `every` seconds old.
         """
-        if self._looked is None or self.ledger.messages.files.is_local:
+        if self._last_view is None or self.ledger.messages.files.is_local:
             return True
-        ledger, index, settings, _ = self._looked
+        ledger, index, settings, _ = self._last_view
         now = self.ledger.now()
-        self._looked = ledger, index, settings, now
+        self._last_view = ledger, index, settings, now
         ends = (next_due_at(ledger, index, settings, now), self._wait_until)
         return any(at is not None and at <= now for at in ends) or self._news.found(every)
 
@@ -187,9 +187,9 @@ class StreamSource:
 
     def progress(self) -> dict[str, Any]:
         """Return the group's stats at the last look."""
-        if self._looked is None:
+        if self._last_view is None:
             return {}
-        return show_progress(self.ledger, compute_stats(*self._looked))
+        return show_progress(self.ledger, compute_stats(*self._last_view))
 
     def _check(self) -> None:
         if self._checked:
@@ -213,7 +213,7 @@ class StreamSource:
             view = self._view(command)
         # Only the rules of leasing themselves know: caps, isolation and delayed messages all count.
         ledger, grant = command.preview(view)
-        self._looked = (ledger, view.log, view.settings, view.now)
+        self._last_view = (ledger, view.log, view.settings, view.now)
         if view.damage is not None and not grant.ranges:
             raise view.damage
         self.available_count = grant.message_count
@@ -266,9 +266,9 @@ class StreamSource:
     def _note_suspects(self, grant: Grant) -> None:
         """Log how far the isolation is, once until it ends."""
         suspects = bool(grant.ranges) and grant.ranges[0].suspect
-        if self._looked is None or suspects == self._isolates:
+        if self._last_view is None or suspects == self._isolates:
             return
-        text = compute_stats(*self._looked).isolation
+        text = compute_stats(*self._last_view).isolation
         if suspects and text:
             _log.info("group %s: %s", self.ledger.name, text)
         self._isolates = bool(text)
@@ -385,7 +385,7 @@ def check_attempts(group: str, settings: GroupSettings) -> None:
 def show_progress(ledger: GroupLedger, stats: GroupStats) -> dict[str, Any]:
     """Return the figures of a group that progress shows, with its queue and name."""
     place = {"source": "spark_mq", "queue": ledger.queue_path, "group": ledger.name}
-    names = (name for name, one in figures_of(type(stats)).items() if one.progress)
+    names = (name for name, figure in figures_of(type(stats)).items() if figure.progress)
     return place | {name: _plain(getattr(stats, name)) for name in names}
 
 

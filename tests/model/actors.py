@@ -171,15 +171,15 @@ KEPT = ("_offered", "_planned", "_alive", "_bound", "_checked", "_first", "avail
 
 
 def saved(source: StreamSource) -> tuple[tuple[str, Any], ...]:
-    # _looked and _news only spare a stream over a store a look, which a world always takes. _began
-    # only spares a second warning, as _isolates does.
+    # _last_view and _news only spare a stream over a store a look, which a world always takes.
+    # _began only spares a second warning, as _isolates does.
     known = {
         *KEPT,
         "ledger",
         "options",
         "runner",
         "_keep_alive",
-        "_looked",
+        "_last_view",
         "_news",
         "_began",
         "_isolates",

@@ -31,7 +31,7 @@ from spark_mq.errors import InvalidOption, LeaseLost, StreamFenced
 from spark_mq.ledger.ranges import AVAILABLE, LEASED
 from spark_mq.ledger.settle import ACK, SettlePart
 from spark_mq.ledger.sink_writes import parse_writes
-from spark_mq.ledger.stream_batch import auto_ack_app_id, parse_lease_id
+from spark_mq.ledger.stream_batch import left_batch_app_id, parse_lease_id
 from spark_mq.operations.keep_alive import KeepAlive
 from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
 from spark_mq.streaming.source import leave_batch as leave
@@ -355,7 +355,7 @@ def test_an_ack_that_has_not_seen_what_was_left_is_refused(queue: Queue) -> None
                 theirs.ledger,
                 operation_id="other",
                 note={},
-                txns=[(auto_ack_app_id(stream), n)],
+                txns=[(left_batch_app_id(stream), n)],
             )
         return stored
 
