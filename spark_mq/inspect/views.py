@@ -29,6 +29,7 @@ from spark_mq.inspect.overview import (
 )
 from spark_mq.inspect.peek import PeekedMessage, find_sequences, peek_queue
 from spark_mq.inspect.plots import QueuePlots
+from spark_mq.inspect.sql import query as run_query
 from spark_mq.inspect.stats import StatsReader
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.maintenance.condition import Where
@@ -214,6 +215,24 @@ class QueueViews:
     def _locate_traced(self, trace: Trace) -> list[MessagePosition]:
         """Return the state of a traced message in each group. It reads no history again."""
         return locate(self._context, trace.sequence, trace.outcomes)
+
+    def sql(self, query: str) -> ArrowRows:
+        """Return the result of a SELECT over the state of the queue, without a commit.
+
+        DuckDB runs it (extra ``sql``). The views are ``messages`` and ``ranges``, which have their
+        state in each group, ``letters`` and ``history``: see ``docs/reference/tables.md``.
+
+        Examples
+        --------
+        >>> from spark_mq.testing import memory_queue
+        >>> queue = memory_queue()
+        >>> queue.publish(["a", "b"]).messages
+        2
+        >>> queue.group("g").ensure()
+        >>> queue.sql("SELECT state, count(*) AS n FROM messages GROUP BY state").to_pylist()
+        [{'state': 'ready', 'n': 2}]
+        """
+        return ArrowRows(run_query(self._context, query))
 
     def schedules(self) -> Records[ScheduleInfo]:
         """Return the schedules by name, with their next and last instants."""

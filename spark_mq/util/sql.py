@@ -16,7 +16,14 @@ from spark_mq.util.validation import short_repr, suggest
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-__all__ = ["Expression", "FailsForMessage", "connect", "interrupted_by", "problem_of"]
+__all__ = [
+    "TEXT_AND_BYTES",
+    "Expression",
+    "FailsForMessage",
+    "connect",
+    "interrupted_by",
+    "problem_of",
+]
 
 _CONFIG: Final[dict[str, Any]] = {
     "threads": "1",
@@ -27,7 +34,7 @@ _CONFIG: Final[dict[str, Any]] = {
 }
 # DuckDB casts bytes to a text with escapes, without a word. So a function never gets bytes by
 # mistake: `value` is the text.
-_COLUMNS: Final = "* REPLACE (TRY(decode(value)) AS value), value AS bytes"
+TEXT_AND_BYTES: Final = "* REPLACE (TRY(decode(value)) AS value), value AS bytes"
 _NO_VALUE: Final = "* EXCLUDE (value), value AS bytes"
 _INTERRUPT_SECONDS: Final = 0.05  # between two looks at a stop event
 
@@ -151,7 +158,7 @@ class Expression:
         from duckdb import SQLExpression
 
         given = self._connection.from_arrow(rows)
-        return given.project(_COLUMNS).project(SQLExpression(sql))
+        return given.project(TEXT_AND_BYTES).project(SQLExpression(sql))
 
     def _uses_value(self, empty: pa.Table) -> bool:
         try:

@@ -42,6 +42,7 @@ CALLS = (
     "replay h:good -q orders -g fresh", "dlq redrive -q orders --dry-run",
     "dlq redrive -q orders --dry-run --transform value",
     "dlq redrive -q orders --yes", "dlq discard -q orders --where true --yes",
+    "sql SELECT/**/consumer_group,state/**/FROM/**/ranges -q orders",
     "workers -q orders", "group pause billing -q orders --until 30m",
     "group resume billing -q orders", "group unblock billing -q orders --to retry",
     "group seek billing -q orders --to-earliest",

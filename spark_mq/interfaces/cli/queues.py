@@ -196,3 +196,13 @@ def drop(on: Given) -> Mapping[str, Any]:
     name = path.rstrip("/").rpartition("/")[2]
     files = Queue.drop_at(path, name, storage_options=on.storage_options)
     return {"queue": path, "files_deleted": files}
+
+
+@command("sql")
+def run_sql(
+    on: Given,
+    query: Annotated[str, argument("A SELECT over messages, ranges, letters and history.")],
+) -> Rows:
+    """Query the state of a queue in SQL, read-only. It needs the extra `sql`."""
+    table = on.queue.sql(query).to_arrow()
+    return Rows(table.to_pylist(), [(name.upper(), name) for name in table.column_names])
