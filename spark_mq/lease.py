@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import cached_property
-from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,15 +15,15 @@ import pyarrow as pa
 
 from spark_mq.errors import CorruptLog, LeaseLost, StorageError
 from spark_mq.ledger.acquire import Grant
-from spark_mq.ledger.intervals import from_sequences, subtract
+from spark_mq.ledger.intervals import subtract
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import Range
-from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettlePart
+from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
 from spark_mq.message import MessageSelector, ReceivedMessage, to_received
 from spark_mq.operations.acquire import find_damage, reject_damaged
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.keep_alive import KeepAlive
-from spark_mq.operations.outages import OUTAGES, find_store_failure, may_be_outage
+from spark_mq.operations.outages import OUTAGES
 from spark_mq.operations.settle import HeldLease, SettleResult, extend, settle
 from spark_mq.operations.sinks import AppendGuard, check_schema_mode, sink_of_lease
 from spark_mq.parquet.reader import MessageReader, to_delivery_table
@@ -325,37 +324,6 @@ class Lease:
             type(rows).__name__,
         )
 
-    def _keep(self, messages: list[ReceivedMessage], rejected: Mapping[str, Sequence[int]]) -> int:
-        """Keep some messages, and reject the others by reason, in one commit. Return how many."""
-        self.messages = messages
-        if not rejected:
-            return 0
-        parts = [
-            SettlePart(REJECT, self.lease_id, from_sequences(sequences), error=why)
-            for why, sequences in rejected.items()
-        ]
-        try:
-            outcomes = self._ledger.settle(parts)
-        except OUTAGES:
-            self._store_failed = True
-            raise
-        kept = from_sequences(message.sequence for message in messages)
-        index = self._ledger.messages.index(max(r.last for r in self._ranges))
-        with self._lock:
-            self._ranges = tuple(piece for r in self._ranges for piece in r.within(kept, index))
-        self._held.mark_settled(from_sequences(chain.from_iterable(rejected.values())))
-        for part, outcome in zip(parts, outcomes, strict=True):
-            self._held.note_settle(part, outcome)
-        return sum(outcome.settled for outcome in outcomes)
-
-    def _met_outage(self, error: Exception) -> bool:
-        """Return whether a handler failed because the queue's store does."""
-        # Its error alone is no proof, because it may be one of another store, for ever.
-        return self._outage is not None or (
-            may_be_outage(error)
-            and (self._store_failed or find_store_failure(self._ledger, self.lease_id) is not None)
-        )
-
     def extend(
         self,
         timeout: Duration | None = None,
@@ -409,21 +377,6 @@ class Lease:
         """Limit the extensions to `limit` microseconds from now. Return how long each may be."""
         self._held.ends_at = self._ledger.now() + limit
         return min(limit, self._timeout)
-
-    def _has_ended(self) -> bool:
-        return self._held.has_ended(self._ledger.now())
-
-    def _deliveries(self) -> dict[int, int]:
-        """Return the number of unsettled messages by delivery count."""
-        index = self._ledger.messages.index(max((r.last for r in self._ranges), default=0))
-        counts: dict[int, int] = {}
-        left = self._held.unsettled()
-        for r in self._ranges:
-            settled = subtract([(r.first, r.last)], left)
-            parts = subtract([(r.first, r.last)], settled)
-            if count := sum(index.count(first, last) for first, last in parts):
-                counts[r.delivery_count] = counts.get(r.delivery_count, 0) + count
-        return counts
 
 
 def _details(ranges: Sequence[Range], index: MessageIndex) -> list[list[Any]]:

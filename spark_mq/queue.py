@@ -56,7 +56,8 @@ from spark_mq.util.records import ArrowRows, Records
 from spark_mq.util.user import acting_by_default
 from spark_mq.util.validation import short_repr, validate_group, validate_name
 from spark_mq.worker.replay_report import ReplayReport
-from spark_mq.worker.shadow_replay import ReplayOptions, shadow_replay
+from spark_mq.worker.run import WorkOptions
+from spark_mq.worker.shadow_replay import shadow_replay
 
 __all__ = ["Queue"]
 
@@ -752,11 +753,7 @@ class Queue(QueueViews):
         StorageError
             A payload file is out of reach. One that is damaged or missing is counted instead.
         """
-        options = ReplayOptions(
-            since=since,
-            until=until,
-            where=where,
-            limit=limit,
+        options = WorkOptions(
             mode=mode,
             format=format,
             threads=threads,
@@ -766,8 +763,10 @@ class Queue(QueueViews):
             on_error=on_error,
             stop=stop,
         )
-        name = validate_group("group", group)
-        return shadow_replay(self._context.group(name, create=False), handler, options)
+        ledger = self._context.group(validate_group("group", group), create=False)
+        return shadow_replay(
+            ledger, handler, options, since=since, until=until, where=where, limit=limit
+        )
 
     def rehome(self, *, copy: bool, dead_letter_path: Path | None = None) -> Queue:
         """Accept the place of a queue that was moved or copied. Return it, opened again.

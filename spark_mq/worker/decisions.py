@@ -166,8 +166,8 @@ class Verdict:
     handler_failed: bool = False  # and the policy rejects or acks such messages
     rows: Sequence[MessageVerdict] = ()  # of single messages of a lease; the verb is for the others
     failure: Exception | None = None  # of the handler
-    # The handler's error of a store. The task ends so only in an outage.
-    doubt: Exception | None = None
+    # The handler's error of a store, which is looked at before the task is settled.
+    suspected_outage: Exception | None = None
 
 
 _ACKED: Final = Verdict(ACK)
@@ -249,13 +249,13 @@ def verdict_of_error(error: Exception, policy: HandlerPolicy) -> Verdict:
 def parts_for_verdicts(ended: Iterable[tuple[str, int, Verdict]]) -> list[SettlePart]:
     """Return parts of a settle, one for all messages of a lease with the same verdict."""
 
-    def same(one: tuple[str, int, Verdict]) -> tuple[int, str, int, str, bool]:
-        lease_id, _, verdict = one
+    def same(task: tuple[str, int, Verdict]) -> tuple[int, str, int, str, bool]:
+        lease_id, _, verdict = task
         delay = -1 if verdict.delay is None else verdict.delay
         order = _ORDER.index(verdict.verb or ACK)
         return order, lease_id, delay, verdict.error or "", verdict.handler_failed
 
-    settled = [one for one in ended if one[2].verb is not None]
+    settled = [task for task in ended if task[2].verb is not None]
     parts, jitter = [], random.random()
     for (order, lease_id, delay, error, failed), some in groupby(sorted(settled, key=same), same):
         parts.append(

@@ -10,13 +10,13 @@ from functools import wraps
 from typing import Any
 
 from spark_mq.errors import InvalidPayload
-from spark_mq.lease import Lease
 from spark_mq.message import ReceivedMessage
 from spark_mq.payload_format import Format
 from spark_mq.util.failures import safe_text
 from spark_mq.util.show import show_count
 from spark_mq.worker.decisions import Reject
 from spark_mq.worker.pools import is_async
+from spark_mq.worker.worker_lease import WorkerLease
 
 __all__ = ["decoding_leases", "decoding_messages"]
 
@@ -54,18 +54,18 @@ def decoding_leases(handler: Handler, format: Format) -> Handler:
     """Return a handler of leases whose messages have their ``data``. The others are rejected."""
 
     @wraps(handler)
-    def call(lease: Lease) -> Any:
+    def call(lease: WorkerLease) -> Any:
         good, reasons = list[ReceivedMessage](), dict[str, list[int]]()
         for message in lease.messages:
             try:
                 good.append(replace(message, data=format.decode(message.value)))
             except InvalidPayload as error:
                 reasons.setdefault(safe_text(error), []).append(message.sequence)
-        rejected = lease._keep(good, reasons)
+        rejected = lease.keep(good, reasons)
         if rejected:
             text = "group %s: rejects what cannot be decoded, %s, such as: %s (lease %s)"
             shown, why = show_count(rejected, "message"), next(iter(reasons))
-            _log.warning(text, lease._ledger.name, shown, why, lease.lease_id)
+            _log.warning(text, lease.group.name, shown, why, lease.lease_id)
         return handler(lease) if good else None
 
     return call

@@ -107,9 +107,13 @@ def heartbeats(
     feeds: Sequence[GroupFeed], state: WorkState, given: Duration | None
 ) -> Iterator[None]:
     """Write heartbeats during the block, in a thread. Raise InvalidOption for a wrong interval."""
-    found = [(one, one.ledger.ledgers.files.is_local) for one in feeds]
-    chosen = [(one, heartbeat_interval(given, is_local=local)) for one, local in found]
-    writers = [HeartbeatWriter(one, state, each) for one, each in chosen if each is not None]
+    are_local = [feed.ledger.ledgers.files.is_local for feed in feeds]
+    intervals = [heartbeat_interval(given, is_local=is_local) for is_local in are_local]
+    writers = [
+        HeartbeatWriter(feed, state, interval)
+        for feed, interval in zip(feeds, intervals, strict=True)
+        if interval is not None
+    ]
     ended = threading.Event()
     # A slow store must delay neither the work nor its signals.
     thread = threading.Thread(

@@ -8,10 +8,11 @@ from collections import deque
 from collections.abc import Collection, Hashable, Sequence
 from typing import Final, Generic, TypeVar
 
-from spark_mq.lease import Lease
+from spark_mq.ledger.settle import NACK, RELEASE
 from spark_mq.worker.decisions import Verdict
 from spark_mq.worker.pools import Pool
 from spark_mq.worker.tasks import Done, Task
+from spark_mq.worker.worker_lease import WorkerLease
 
 __all__ = ["Demand", "LaneChains", "OpenTasks"]
 
@@ -22,91 +23,226 @@ _SMOOTHING: Final = 0.2  # share of the newest duration in the average
 
 
 class OpenTasks:
-    """The tasks that wait for a handler, run, or wait for their settle.
+    """The tasks of a feed that wait for a handler, run, or wait for their settle. Thread-safe.
 
-    The caller holds `lock`, except for :meth:`add`, :meth:`take_done` and :meth:`drop_unclaimed`. A
-    finished task waits `linger` seconds for others. `changed` is set if the feed has to look: at a
-    finished task that is the first, or that has to be settled now.
+    A finished task waits `linger` seconds for others. `changed` is set if the feed has to look: at
+    a finished task that is the first, or that has to be settled now.
     """
 
     def __init__(self, pool: Pool, demand: Demand, linger: float) -> None:
-        self._pool, self._linger = pool, linger
-        self.demand = demand
-        self.lock = threading.Lock()
+        self._pool, self._demand, self._linger = pool, demand, linger
         self.changed = threading.Event()
-        self.chains: LaneChains[Task] = LaneChains()
-        self.unclaimed: dict[Task, None] = {}
-        self.running: dict[Task, None] = {}
-        self.done: list[Done] = []
-        self.settling = 0  # tasks that the threads of their handlers settle
-        self.settle_at = 0.0  # when to settle what is done, also without more
+        self._lock = threading.RLock()
+        self._chains: LaneChains[Task] = LaneChains()
+        self._unclaimed: dict[Task, None] = {}
+        self._running: dict[Task, None] = {}
+        self._done: list[Done] = []
+        self._settling = 0  # tasks that the threads of their handlers settle
+        self._settle_at = 0.0  # when to settle what is done, even if nothing else ends
 
-    @property
-    def unfinished(self) -> int:
-        """Return how many tasks wait for a handler, are with one, or are settled by its thread."""
-        return len(self.unclaimed) + len(self.running) + self.settling
+    # -- what the feed asks
+
+    def running(self) -> list[Task]:
+        """Return the tasks that handlers have, the oldest first."""
+        with self._lock:
+            return list(self._running)
+
+    def oldest(self) -> Task | None:
+        """Return the running task that began first, or None."""
+        with self._lock:
+            return next(iter(self._running), None)
+
+    def is_running(self, task: Task) -> bool:
+        with self._lock:
+            return task in self._running
+
+    def is_busy(self) -> bool:
+        """Return whether a handler has a task, or gets one soon, or its thread settles one."""
+        with self._lock:
+            return self._unfinished() > 0
+
+    def is_settling(self) -> bool:
+        """Return whether the thread of a handler settles a task."""
+        with self._lock:
+            return self._settling > 0
+
+    def is_empty(self) -> bool:
+        with self._lock:
+            return not (self._done or self._unfinished())
+
+    def has_paused_lane(self) -> bool:
+        """Return whether a lane waits for a settle."""
+        with self._lock:
+            return self._chains.paused
 
     def wanted(self) -> int:
         """Return how many tasks to lease now."""
-        return self.demand.wanted(self._pool.concurrency, self.unfinished, self.chains)
+        with self._lock:
+            return self._demand.wanted(self._pool.concurrency, self._unfinished(), self._chains)
 
     def must_settle(self) -> bool:
         """Return whether finished tasks wait no longer for others."""
-        if not self.done:
-            return False
-        full = len(self.done) >= self.demand.most
-        wants_more = not self.demand.dry and self.wanted() > 0
-        late = time.monotonic() >= self.settle_at
-        return full or wants_more or late or not self.unfinished
+        with self._lock:
+            if not self._done:
+                return False
+            full = len(self._done) >= self._demand.most
+            wants_more = not self._demand.dry and self.wanted() > 0
+            late = time.monotonic() >= self._settle_at
+            return full or wants_more or late or not self._unfinished()
+
+    def time_left(self) -> float | None:
+        """Return for how many seconds the feed may wait for messages, or None without a task."""
+        with self._lock:
+            if self._done:
+                return self._settle_at - time.monotonic() if self._unfinished() else -1.0
+            return float("inf") if self._unfinished() else None
+
+    def wait(self, most: float) -> None:
+        """Wait until something changes or must be settled, for `most` seconds at most."""
+        with self._lock:
+            until = self._settle_at if self._done else float("inf")
+        self.changed.wait(min(max(0.0, until - time.monotonic()), most))
+        self.changed.clear()  # before the feed looks, so that it misses no change in between
+
+    # -- the life of a task
 
     def add(self, tasks: Sequence[tuple[Task, int | None]]) -> None:
         """Give new tasks to the pool. Each has a lane or None."""
-        with self.lock:
-            self.unclaimed.update((task, None) for task, _ in tasks)
+        with self._lock:
+            self._unclaimed.update((task, None) for task, _ in tasks)
             for task, lane in tasks:
-                if lane is None or self.chains.add(lane, task):
+                if lane is None or self._chains.add(lane, task):
                     self._pool.submit(task)
 
-    def advance_lane(self, task: Task) -> None:
-        """Remove a task from its lane, and give the next one to the pool."""
-        if (following := self.chains.remove(task)) is not None:
+    def claim(self, task: Task, now: int | None) -> bool:
+        """Return whether a handler may have a task. With `now`, an expired one only ends."""
+        with self._lock:
+            if task not in self._unclaimed:
+                return False
+            del self._unclaimed[task]
+            if now is not None and task.lease.has_expired(now):
+                self._add_done(task, Verdict(None))
+                self._advance_lane(task)
+                return False
+            task.started = time.monotonic()  # without the wait for the lock
+            self._running[task] = None
+            return True
+
+    def finish(self, task: Task, verdict: Verdict, *, alone: bool) -> bool:
+        """End a running task, which its thread settles `alone`. Return False if it has ended."""
+        with self._lock:
+            if not self.is_running(task):
+                return False
+            del self._running[task]
+            self._note_end(task, verdict)
+            if alone:
+                self._settling += 1
+            else:
+                self._add_done(task, verdict)
+            return True
+
+    def end_alone(self) -> None:
+        """Note that the thread of a handler has settled its task."""
+        with self._lock:
+            self._settling -= 1
+
+    def give_up(self, task: Task) -> bool:
+        """Take a task from its handler until :meth:`end_late`. Return False if it has ended."""
+        with self._lock:
+            if task not in self._running:
+                return False
+            del self._running[task]  # before its coroutine ends as one that was cancelled
+            self._settling += 1
+            self._pool.give_up(task)
+            return True
+
+    def end_late(self, task: Task, verdict: Verdict) -> None:
+        """Give a task that was given up to the feed's thread, which settles it."""
+        with self._lock:
+            self.end_alone()
+            self._note_end(task, verdict)
+            self._add_done(task, verdict)
+
+    def end_lease(self, lease: WorkerLease) -> int:
+        """Release the unclaimed tasks of a lease, and give up the others. Return their number."""
+        with self._lock:
+            self._take_back(self._unclaimed, RELEASE, lease)
+            running = self._take_back(self._running, None, lease)
+            for task in running:
+                self._pool.give_up(task)
+        return len(running)
+
+    def release(self, *, running: bool = False) -> None:
+        """End the unclaimed tasks, or the running ones, and let their messages be released."""
+        with self._lock:
+            self._take_back(self._running if running else self._unclaimed, RELEASE)
+
+    def take_done(self) -> list[Done]:
+        with self._lock:
+            done, self._done = self._done, []
+        return done
+
+    def done_leases(self) -> list[WorkerLease]:
+        """Return the lease of each finished task that waits for its settle."""
+        with self._lock:
+            return [task.lease for task, _ in self._done]
+
+    def advance_lanes(self, tasks: Sequence[Task]) -> None:
+        """Remove tasks from their lanes, and give the next ones to the pool."""
+        with self._lock:
+            for task in tasks:
+                self._advance_lane(task)
+
+    def drop_unclaimed(self, places: Collection[tuple[str, int, int]]) -> list[Task]:
+        """Drop the messages in some intervals that no handler has. Return their tasks."""
+        if not places:
+            return []
+        with self._lock:
+            dropped = [task for task in self._unclaimed if task.is_among(places)]
+            for task in dropped:
+                del self._unclaimed[task]
+        return dropped
+
+    # -- under the lock
+
+    def _unfinished(self) -> int:
+        """Return how many tasks wait for a handler, are with one, or are settled by its thread."""
+        return len(self._unclaimed) + len(self._running) + self._settling
+
+    def _note_end(self, task: Task, verdict: Verdict) -> None:
+        """Note how a task ended. Its lane goes on, or waits for the settle."""
+        task.seconds = time.monotonic() - task.started
+        self._demand.note_end(task.seconds, failed=verdict.verb == NACK or verdict.handler_failed)
+        if verdict.verb in (NACK, RELEASE):
+            self._chains.pause(task)
+        else:
+            self._advance_lane(task)
+
+    def _advance_lane(self, task: Task) -> None:
+        if (following := self._chains.remove(task)) is not None:
             self._pool.submit(following)
 
-    def add_done(self, task: Task, verdict: Verdict) -> None:
-        """Add a finished task."""
-        first = not self.done
+    def _add_done(self, task: Task, verdict: Verdict) -> None:
+        first = not self._done
         if first:
-            self.settle_at = time.monotonic() + self._linger
-        if self.chains.paused:
-            self.settle_at = 0.0
-        self.done.append((task, verdict))
+            self._settle_at = time.monotonic() + self._linger
+        if self._chains.paused:
+            self._settle_at = 0.0
+        self._done.append((task, verdict))
         # Not for each task, because the feed's thread would take turns with those of the handlers.
         if not self.changed.is_set() and (first or self.must_settle()):
             self.changed.set()
 
-    def take_done(self) -> list[Done]:
-        with self.lock:
-            done, self.done = self.done, []
-        return done
-
-    def drop_unclaimed(self, places: Collection[tuple[str, int, int]]) -> list[Task]:
-        """Drop the messages in some intervals that no handler has. Return their tasks."""
-        with self.lock:
-            dropped = [task for task in self.unclaimed if places and task.is_among(places)]
-            for task in dropped:
-                del self.unclaimed[task]
-        return dropped
-
-    def take_back(
-        self, tasks: dict[Task, None], verb: str | None, lease: Lease | None = None
+    def _take_back(
+        self, tasks: dict[Task, None], verb: str | None, lease: WorkerLease | None = None
     ) -> list[Task]:
         """End the tasks of one lease, or all, without their handlers. Return them."""
-        found = [task for task in tasks if lease is None or task.lease is lease]
-        for task in found:
+        ended = [task for task in tasks if lease is None or task.lease is lease]
+        for task in ended:
             del tasks[task]
-            self.advance_lane(task)
-            self.add_done(task, Verdict(verb))
-        return found
+            self._advance_lane(task)
+            self._add_done(task, Verdict(verb))
+        return ended
 
 
 class Demand:
@@ -114,9 +250,9 @@ class Demand:
 
     def __init__(self, most: int, poll: float, *, may_prefetch: bool) -> None:
         self.most, self._poll, self._may_prefetch = most, poll, may_prefetch
-        self.dry = False  # the last look found nothing to lease
+        self.dry = False  # the last try found nothing to lease
         self._duration: float | None = None  # the average time of a handler in seconds
-        self._look_at = 0.0  # when to look for other lanes again
+        self._look_at = 0.0  # when to try other lanes again
         self._failed = False  # the last handler has failed
 
     def note_end(self, seconds: float, *, failed: bool) -> None:
@@ -125,9 +261,9 @@ class Demand:
         self._duration = known + _SMOOTHING * (seconds - known)
         self._failed = failed
 
-    def note_look(self, found: bool) -> None:
-        """Note whether a look has found something to lease."""
-        self.dry, self._look_at = not found, time.monotonic() + self._poll
+    def note_try(self, leased: bool) -> None:
+        """Note whether a try to lease has leased something."""
+        self.dry, self._look_at = not leased, time.monotonic() + self._poll
 
     def wanted(self, concurrency: int, held: int, chains: LaneChains[Task]) -> int:
         """Return how many tasks to lease now, with `held` in hand, some of them in lanes."""

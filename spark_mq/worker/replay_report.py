@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettlePart
+from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
 from spark_mq.parquet.schema import INSTANT
 from spark_mq.util.error_shape import error_shape
 from spark_mq.util.records import Converts, Record, Records, object_html, rows_html, table_html
@@ -158,16 +158,16 @@ class ReplayReport(Converts):
         return self.table
 
     def __str__(self) -> str:
-        one = self.summary
+        summary = self.summary
         lines = [self._title()]
         lines += [
-            f"  {show_number(getattr(one, name)):>9}  {text}" for name, text in _CHANGED.items()
+            f"  {show_number(getattr(summary, name)):>9}  {text}" for name, text in _CHANGED.items()
         ]
         if left := [f"{show_number(count)} {text}" for name, text in _LEFT_OUT.items()
-                    if (count := getattr(one, name))]:  # fmt: skip
+                    if (count := getattr(summary, name))]:  # fmt: skip
             lines.append(f"not replayed: {', '.join(left)}")
-        if one.stopped_because:
-            lines.append(f"ended early: {one.stopped_because}")
+        if summary.stopped_because:
+            lines.append(f"ended early: {summary.stopped_because}")
         lines += [_line(error) for error in self.errors[:_SHOWN]]
         if more := len(self.errors) - _SHOWN:
             lines += [f"and {show_count(more, 'more shape')} of errors"] if more > 0 else []
@@ -199,11 +199,11 @@ _LEFT_OUT: Final = {
 }
 
 
-def _line(one: ReplayError) -> str:
-    places = show_some([str(sequence) for sequence in one.sequences], _SAMPLES)
-    messages = show_count(one.messages, "message")
-    worse = f", {show_number(one.worse)} worse" if one.worse else ""
-    return f"{messages}{worse}: {printable(one.error)} (such as {places})"
+def _line(error: ReplayError) -> str:
+    places = show_some([str(sequence) for sequence in error.sequences], _SAMPLES)
+    messages = show_count(error.messages, "message")
+    worse = f", {show_number(error.worse)} worse" if error.worse else ""
+    return f"{messages}{worse}: {printable(error.error)} (such as {places})"
 
 
 def compare(then: str | None, now: str) -> str:
@@ -230,43 +230,33 @@ class ReportBuilder:
         self._group = group
         self._parts = [REPLAY_SCHEMA.empty_table()]
         self._errors: dict[str, ReplayError] = {}
-        self._known: dict[tuple[str | None, str], str] = {}
 
     def add(
-        self, rows: pa.Table, parts: Sequence[SettlePart], seconds: Mapping[int, float]
+        self,
+        rows: pa.Table,
+        verdicts: Mapping[int, tuple[str, str | None]],
+        seconds: Mapping[int, float],
     ) -> None:
-        """Add the verdicts on the messages of some rows, as parts of a settle that never was.
+        """Add the messages of some rows that have a verdict, which is a verb and an error.
 
         `seconds` has the messages that the handler got, with the time of their call.
         """
-        now: dict[int, tuple[str, str | None]] = {}
-        for part in parts:
-            verdict = OUTCOMES_NOW[part.verb], part.error
-            for first, last in part.intervals or ():
-                now.update(dict.fromkeys(range(first, last + 1), verdict))
-        columns: dict[str, list[Any]] = {"outcome_now": [], "change": [], "error": []}
-        sequences, kept = rows["sequence"].to_pylist(), list[int]()
-        for row, (sequence, then) in enumerate(
-            zip(sequences, rows["outcome"].to_pylist(), strict=True)
-        ):
-            if sequence not in now or sequence not in seconds:
-                continue
-            kept.append(row)
-            outcome, error = now[sequence]
-            change = self._change(then, outcome)
-            columns["outcome_now"].append(outcome)
-            columns["change"].append(change)
-            columns["error"].append(None if error is None else error[:_MAX_ERROR])
+        called = pa.array(list(seconds.keys() & verdicts.keys()), pa.int64())
+        rows = rows.filter(pc.is_in(rows["sequence"], value_set=called))
+        sequences, then = rows["sequence"].to_pylist(), rows["outcome"].to_pylist()
+        errors = [verdicts[sequence][1] for sequence in sequences]
+        now = [OUTCOMES_NOW[verdicts[sequence][0]] for sequence in sequences]
+        changes = list(map(compare, then, now))
+        for sequence, error, change in zip(sequences, errors, changes, strict=True):
             if error is not None:
                 self._count_error(error, sequence, worse=change == "worse")
-        taken = rows if len(kept) == len(sequences) else rows.take(pa.array(kept, pa.int64()))
-        columns["seconds"] = [seconds[sequences[row]] for row in kept]
-        self._parts.append(_rows(taken, columns))
-
-    def _change(self, then: str | None, now: str) -> str:
-        if (then, now) not in self._known:
-            self._known[then, now] = compare(then, now)
-        return self._known[then, now]
+        columns: dict[str, list[Any]] = {
+            "outcome_now": now,
+            "change": changes,
+            "error": [None if error is None else error[:_MAX_ERROR] for error in errors],
+            "seconds": [seconds[sequence] for sequence in sequences],
+        }
+        self._parts.append(_rows(rows, columns))
 
     def _count_error(self, error: str, sequence: int, *, worse: bool) -> None:
         shape = error_shape(error)
@@ -283,15 +273,17 @@ class ReportBuilder:
     def build(self, **counts: Any) -> ReplayReport:
         """Return the report. `counts` are what only the caller knows of the summary."""
         table = pa.concat_tables(self._parts)
-        found: dict[str, int] = {}
+        counted: dict[str, int] = {}
         for name in ("change", "outcome_now"):
             for pair in pc.value_counts(table[name]).to_pylist():
-                found[pair["values"]] = pair["counts"]
+                counted[pair["values"]] = pair["counts"]
         known: dict[str, Any] = {
-            one.name: found[one.name] for one in fields(ReplaySummary) if one.name in found
+            field.name: counted[field.name]
+            for field in fields(ReplaySummary)
+            if field.name in counted
         }
         summary = ReplaySummary(replayed=table.num_rows, **known, **counts)
-        order = sorted(self._errors.values(), key=lambda one: (-one.messages, one.sequences))
+        order = sorted(self._errors.values(), key=lambda error: (-error.messages, error.sequences))
         return ReplayReport(self._group, summary, table, Records(order))
 
 

@@ -185,22 +185,23 @@ class WorkOptions:
     """The options of :meth:`spark_mq.ConsumerGroup.work`, not validated yet."""
 
     mode: str
-    worker_id: str | None
     threads: int
     concurrency: int | None
     max_messages: int | None
-    visibility_timeout: Duration | None
-    max_lease_duration: Duration
     timeout: Duration | None
     on_error: str
-    ack: str
-    shutdown_timeout: Duration
     stop: threading.Event | None
-    poll_interval: Duration | None
-    settle_linger: Duration | None
-    until: str | None
-    fail_on_data_loss: bool
     format: Format | None
+    # What a shadow replay leaves out.
+    worker_id: str | None = None
+    visibility_timeout: Duration | None = None
+    max_lease_duration: Duration = "30m"
+    ack: str = "on_success"
+    shutdown_timeout: Duration = 0
+    poll_interval: Duration | None = None
+    settle_linger: Duration | None = None
+    until: str | None = None
+    fail_on_data_loss: bool = False
     heartbeat: Duration | None = None
 
     def task_options(self, batches: bool) -> TaskOptions:
@@ -306,7 +307,7 @@ def _run(
     """Work until the end, and then give running handlers `grace` seconds."""
 
     def report_wait() -> None:
-        if running := [one for feed in feeds for one in feed.running()]:
+        if running := [task for feed in feeds for task in feed.running()]:
             _log.warning("%s", describe_wait(running, grace))
 
     def finish() -> None:
@@ -342,8 +343,8 @@ def decoding(served: Served, options: WorkOptions, batches: bool) -> Served:
             value="on_receive",
         )
     if batches:
-        return [(one, decoding_leases(each, format)) for one, each in served]
-    return [(one, decoding_messages(each, format)) for one, each in served]
+        return [(ledger, decoding_leases(handler, format)) for ledger, handler in served]
+    return [(ledger, decoding_messages(handler, format)) for ledger, handler in served]
 
 
 def _refuse_message_options(served: Served, options: WorkOptions) -> None:

@@ -153,7 +153,7 @@ def has_ended(ledger: GroupLedger, until: str) -> bool:
 
 def why_left(ledgers: Sequence[GroupLedger]) -> str:
     """Return why groups keep due messages after the end, and log it. Empty if none does."""
-    found = []
+    reasons = []
     for ledger in ledgers:
         try:
             stats = ledger.stats()
@@ -163,5 +163,5 @@ def why_left(ledgers: Sequence[GroupLedger]) -> str:
         if (why := stats.blocked_because) and (stats.ready or stats.blocked):
             text = "group %s leases nothing, so the work ends: %s. Ready: %s, blocked: %d"
             _log.warning(text, ledger.name, why, show_count(stats.ready, "message"), stats.blocked)
-            found.append(why if len(ledgers) == 1 else f"group {ledger.name}: {why}")
-    return "; ".join(found)
+            reasons.append(why if len(ledgers) == 1 else f"group {ledger.name}: {why}")
+    return "; ".join(reasons)

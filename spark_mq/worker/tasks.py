@@ -5,21 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from spark_mq.errors import InvalidHandlerResult, SparkMQError
 from spark_mq.handler import HandlerPolicy, describe_held, parse_result, parts_for
-from spark_mq.lease import Lease
 from spark_mq.ledger.acquire import Acquire
-from spark_mq.ledger.key_order import is_ordered
-from spark_mq.ledger.settle import ACK, REJECT, RELEASE, SettlePart
-from spark_mq.ledger.slots import SlotLayout
+from spark_mq.ledger.settle import RELEASE, SettlePart
 from spark_mq.message import ReceivedMessage
 from spark_mq.operations.context import GroupLedger
-from spark_mq.operations.outages import may_be_outage, outage_pause
-from spark_mq.operations.work_report import reported_work
-from spark_mq.util.error_shape import recent_error_shape
-from spark_mq.util.failures import exc_info, safe_text, to_failure
+from spark_mq.operations.outages import outage_pause
+from spark_mq.util.failures import safe_text, to_failure
 from spark_mq.util.show import show_count
 from spark_mq.worker.decisions import (
     Decision,
@@ -30,6 +25,7 @@ from spark_mq.worker.decisions import (
     verdict_of_result,
 )
 from spark_mq.worker.state import WorkState
+from spark_mq.worker.worker_lease import WorkerLease
 
 __all__ = [
     "Done",
@@ -39,11 +35,9 @@ __all__ = [
     "TaskOptions",
     "Tasks",
     "Verdicts",
-    "verdict_on_result",
 ]
 
 _log = logging.getLogger("spark_mq.worker")
-_MAX_SHAPES: Final = 100  # errors of which a worker logs a traceback
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +69,13 @@ class Task:
 
     feed: _Runner
     handler: Callable[[Any], Any]
-    lease: Lease
+    lease: WorkerLease
     message: ReceivedMessage | None = None
-    started: float = 0.0
+    started: float = 0.0  # monotonic, once a handler has it
+    seconds: float = 0.0  # that its handler took
 
     def __str__(self) -> str:
-        group = self.lease._ledger.name
+        group = self.lease.group.name
         if self.message is not None:
             return f"message {self.message.sequence} of group {group}"
         size = show_count(len(self.lease), "message")
@@ -89,19 +84,15 @@ class Task:
     def describe(self, limit: int | None) -> str:
         """Describe for a log what a handler failed with. `limit` is that of the deliveries."""
         if self.message is None:
-            return describe_held(self.lease._deliveries(), limit)
+            return describe_held(self.lease.deliveries(), limit)
         of = f" of {limit}" if limit else ""
         return f"message {self.message.sequence} (delivery {self.message.delivery_count}{of})"
 
     def is_last_attempt(self, limit: int | None) -> bool:
         """Return whether no retry follows a failure, as after a last attempt or a handler's ack."""
         message = self.message
-        counts = self.lease._deliveries() if message is None else (message.delivery_count,)
+        counts = self.lease.deliveries() if message is None else (message.delivery_count,)
         return not counts or (limit is not None and max(counts) >= limit)
-
-    def has_expired(self, now: int) -> bool:
-        """Return whether its lease has expired by `now` in microseconds."""
-        return now > self.lease._held.expires_at
 
     def is_among(self, places: Iterable[tuple[str, int, int]]) -> bool:
         """Return whether the message is in an interval, given as (lease id, first, last)."""
@@ -124,9 +115,8 @@ class Task:
         """Call the handler in this thread. Return the seconds that the thread has to pause."""
         if self.message is not None:
             return self._run(self.handler, self.message)
-        lease = self.lease
-        with reported_work([(lease._ledger, lambda: lease._ranges)], lease.worker_id) as run:
-            return self._run(run, self.handler, lease)
+        with self.lease.reported() as run:
+            return self._run(run, self.handler, self.lease)
 
     def _run(self, call: Callable[..., Any], *arguments: Any) -> float:
         try:
@@ -149,7 +139,7 @@ class Tasks(Protocol):
     def lease_command(self, wanted: int) -> Acquire:
         """Return the command that leases as many tasks."""
 
-    def of_lease(self, feed: _Runner, lease: Lease) -> list[tuple[Task, int | None]]:
+    def of_lease(self, feed: _Runner, lease: WorkerLease) -> list[tuple[Task, int | None]]:
         """Return the tasks of a lease, each with its lane. Raise an error of the store."""
 
     def verdict(self, task: Task, result: Any) -> Verdict:
@@ -163,25 +153,24 @@ class LeaseTasks:
 
     settles_alone = True
 
-    def __init__(self, handler: Callable[[Lease], Any], options: TaskOptions) -> None:
+    def __init__(self, handler: Callable[[WorkerLease], Any], options: TaskOptions) -> None:
         self._handler, self._options = refuse_decisions(handler), options
 
     def lease_command(self, wanted: int) -> Acquire:
         return self._options.lease
 
-    def of_lease(self, feed: _Runner, lease: Lease) -> list[tuple[Task, int | None]]:
+    def of_lease(self, feed: _Runner, lease: WorkerLease) -> list[tuple[Task, int | None]]:
         return [(Task(feed, self._handler, lease), None)]
 
     def verdict(self, task: Task, result: Any) -> Verdict:
-        granted = [(r.first, r.last) for r in task.lease._ranges]
-        rows = parse_result(result, task.lease.lease_id, granted)
-        task.lease._guard.check_outcomes((row.outcome for row in rows), "handler")
+        rows = parse_result(result, task.lease.lease_id, task.lease.intervals())
+        task.lease.check_outcomes(row.outcome for row in rows)
         return Verdict(self._options.policy.verb_for_rest(failed=False), rows=rows)
 
     def parts(self, done: Sequence[Done]) -> list[SettlePart]:
         parts: list[SettlePart] = []
         for task, verdict in done:
-            unsettled = task.lease._held.unsettled()
+            unsettled = task.lease.held.unsettled()
             lease_id, policy = task.lease.lease_id, self._options.policy
             if verdict.verb == RELEASE:
                 if unsettled:
@@ -204,9 +193,9 @@ class MessageTasks:
     def lease_command(self, wanted: int) -> Acquire:
         return replace(self._options.lease, max_messages=max(1, wanted))
 
-    def of_lease(self, feed: _Runner, lease: Lease) -> list[tuple[Task, int | None]]:
+    def of_lease(self, feed: _Runner, lease: WorkerLease) -> list[tuple[Task, int | None]]:
         messages = lease.messages
-        lanes = _lanes_of(lease) if messages else {}
+        lanes = lease.lanes() if messages else {}
         return [
             (Task(feed, self._handler, lease, message), lanes.get(message.sequence))
             for message in messages
@@ -225,42 +214,20 @@ class MessageTasks:
         )
 
 
-def _lanes_of(lease: Lease) -> dict[int, int]:
-    """Return the lane of each message by sequence. A group without order has none."""
-    index = lease._ledger.messages.index(lease._ranges[-1].last)
-    if not is_ordered(index, lease._ledger.last_settings):
-        return {}
-    runs = (run for r in lease._ranges for run in index.slot_runs(r.first, r.last))
-    return dict(_with_lane(index.layout, runs))
-
-
-def _with_lane(
-    layout: SlotLayout, runs: Iterable[tuple[int, int, int]]
-) -> Iterable[tuple[int, int]]:
-    for number, first, last in runs:
-        if (lane := layout.lane_of(number)) is not None:
-            yield from ((sequence, lane) for sequence in range(first, last + 1))
-
-
-def verdict_on_result(tasks: Tasks, task: Task, result: Any, policy: HandlerPolicy) -> Verdict:
-    """Return the verdict of a handler that has returned. Raise InvalidHandlerResult."""
-    try:
-        return tasks.verdict(task, result)
-    except SparkMQError:
-        raise
-    except BaseException as error:  # of the result's own methods
-        return verdict_of_error(to_failure(error, "the result of the handler"), policy)
-
-
 class Verdicts:
     """Decides the verdicts of a feed's tasks, and counts outages of the store."""
 
     def __init__(
-        self, ledger: GroupLedger, tasks: Tasks, policy: HandlerPolicy, state: WorkState
+        self,
+        ledger: GroupLedger,
+        tasks: Tasks,
+        policy: HandlerPolicy,
+        state: WorkState,
+        count_failure: Callable[[Task, Verdict, Exception], None],
     ) -> None:
         self._ledger, self._tasks, self._policy, self._state = ledger, tasks, policy, state
+        self._count_failure = count_failure
         self._outages = 0  # in a row
-        self._shapes = set[tuple[str, bool]]()  # of the errors whose tracebacks were logged
 
     def count_outage(self) -> float:
         """Count an outage. Return the seconds to pause."""
@@ -275,39 +242,44 @@ class Verdicts:
     def of(self, task: Task, result: Any, error: BaseException | None) -> tuple[Verdict, float]:
         """Return the verdict of a handler and the seconds to pause. Raise what must end the work.
 
-        An error of a store leaves the verdict in doubt, unless this thread may look at the store.
+        An error of a store may be an outage. This thread finds out if it may look at the store.
         """
         failure = None if error is None else to_failure(error)
         if task.message is None and isinstance(failure, InvalidHandlerResult):
             raise failure  # of a decision about one message
         verdict = self._verdict(task, result, failure)
-        if verdict.doubt is None:
+        if verdict.suspected_outage is None:
             if error is None:
                 self._outages = 0
             self._note_failure(task, verdict)
             return verdict, 0.0
         if self._tasks.settles_alone:
-            ((_, verdict),) = self.without_doubts([(task, verdict)])
+            ((_, verdict),) = self.without_suspicion([(task, verdict)])
             if verdict.failure is not None:
                 return verdict, 0.0
         return verdict, self.count_outage()
 
     def _verdict(self, task: Task, result: Any, error: Exception | None) -> Verdict:
-        outage = task.lease._outage
-        if outage is not None or (may_be_outage(error) and not isinstance(error, Decision)):
-            return Verdict(RELEASE, doubt=error or outage)
+        own = None if isinstance(error, Decision) else error
+        if (suspected := task.lease.suspected_outage(own)) is not None:
+            return Verdict(RELEASE, suspected_outage=suspected)
         if error is not None:
             return verdict_of_error(error, self._policy)
-        return verdict_on_result(self._tasks, task, result, self._policy)
+        try:
+            return self._tasks.verdict(task, result)
+        except SparkMQError:
+            raise
+        except BaseException as wrong:  # of the result's own methods
+            return verdict_of_error(to_failure(wrong, "the result of the handler"), self._policy)
 
-    def without_doubts(self, done: Sequence[Done]) -> list[Done]:
+    def without_suspicion(self, done: Sequence[Done]) -> list[Done]:
         """Return tasks with their verdicts. Look at the store if a handler met an error of one."""
         resolved, met = list[Done](), dict[str, bool]()
         for task, verdict in done:
-            if (error := verdict.doubt) is not None:
+            if (error := verdict.suspected_outage) is not None:
                 lease = task.lease
                 if lease.lease_id not in met:
-                    met[lease.lease_id] = lease._met_outage(error)
+                    met[lease.lease_id] = lease.met_outage(error)
                 if met[lease.lease_id]:
                     self._log_outage(error)
                     verdict = Verdict(RELEASE)
@@ -322,22 +294,9 @@ class Verdicts:
         _log.warning(text, self._ledger.name, safe_text(error))
 
     def _note_failure(self, task: Task, verdict: Verdict) -> None:
-        """Count and log a failure. The policy may end the work."""
+        """Count a failure. The policy may end the work."""
         if verdict.failure is None:
             return
-        self._state.count("failed")
-        limit = self._ledger.last_settings.max_delivery_attempts
-        ends = verdict.verb in (ACK, REJECT) or task.is_last_attempt(limit)
-        shape = recent_error_shape(verdict.error or ""), ends
-        first = shape not in self._shapes and len(self._shapes) < _MAX_SHAPES
-        if first:
-            self._shapes.add(shape)
-        failed = task.describe(limit)
-        text = "group %s: the handler failed with %s"
-        # One traceback for each kind of error. The line of the verdicts counts the others. A
-        # failure that is retried is ordinary, so only one that ends a message is a warning.
-        level = (logging.WARNING if ends else logging.INFO) if first else logging.DEBUG
-        if _log.isEnabledFor(level):
-            _log.log(level, text, self._ledger.name, failed, exc_info=exc_info(verdict.failure))
+        self._count_failure(task, verdict, verdict.failure)
         if self._policy.on_error == "raise":
             self._state.fail(verdict.failure)

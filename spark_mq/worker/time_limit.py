@@ -17,22 +17,24 @@ __all__ = ["TimeLimit"]
 class TimeLimit:
     """Calls `on_late`, in a thread of its own, with each task that runs for too long.
 
-    `oldest` returns the running task that began first, or None.
+    `oldest` returns the running task that began first, or None. Without seconds, no task is late.
     """
 
     def __init__(
         self,
-        seconds: float,
+        seconds: float | None,
         oldest: Callable[[], Task | None],
         on_late: Callable[[Task, HandlerTimeout], None],
         fail: Callable[[BaseException], None],
     ) -> None:
-        self._seconds, self._oldest, self._on_late, self._fail = seconds, oldest, on_late, fail
+        self._seconds = float("inf") if seconds is None else seconds
+        self._oldest, self._on_late, self._fail = oldest, on_late, fail
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="spark_mq time limit", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        if self._seconds < float("inf"):
+            self._thread.start()
 
     def stop(self) -> None:
         self._ended.set()

@@ -200,6 +200,8 @@ def test_a_batch_is_a_lease_that_settles_nothing(make: Make) -> None:
         results.append(lease.release(one[2:3]))
         results.append(lease.ack(one[:4]))
         results.append(lease.extend())
+        results.append(lease.extend(message_ids=[lease.messages[0].message_id]))
+        results.append(lease.ack(range(one[0] - 5, one[1] + 1)))
         assert lease.append([{"a": 1}]) is True, "but nothing is written"
         return [{"sequence": one[4], "outcome": "reject", "error": "row"}]
 
@@ -209,7 +211,7 @@ def test_a_batch_is_a_lease_that_settles_nothing(make: Make) -> None:
         ("rejected", "row"), ("acked", None),
     ]  # fmt: skip
     assert [(one.settled, one.already_settled) for one in results] == [
-        (1, 0), (1, 0), (1, 0), (1, 3), (6, 0),
+        (1, 0), (1, 0), (1, 0), (1, 3), (6, 0), (1, 0), (0, 2),
     ]  # fmt: skip
 
 
@@ -498,6 +500,18 @@ def test_threads_share_the_calls_and_keep_the_order_of_keys() -> None:
     assert report.table["sequence"].to_pylist() == sorted(report.table["sequence"].to_pylist())
 
 
+@pytest.mark.parametrize("mode", ["batch", "message"])
+def test_limits_of_the_group_do_not_hold_a_replay_back(mode: str) -> None:
+    queue = memory_queue()
+    settle_as(queue, *(f"ack:{at}" for at in range(5)))
+    queue.publish("due")
+    group = queue.group("billing")
+    group.configure(rate_limit="1/h", max_in_flight=1)
+    group.pause("repairs")
+    assert queue.replay(accept, "billing", mode=mode, threads=2).summary.replayed == 5
+    assert group.stats().ready == 1
+
+
 def test_coroutines_run_at_the_same_time() -> None:
     queue = memory_queue()
     settle_as(queue, *(f"ack:{at}" for at in range(10)))
@@ -588,6 +602,19 @@ def test_what_ends_a_worker_ends_a_replay(error: type[BaseException]) -> None:
 
     with pytest.raises(error, match="over"):
         queue.replay(handler, "billing")
+
+
+def test_an_exit_fails_a_message_as_in_a_worker() -> None:
+    queue = memory_queue()
+    settle_as(queue, "ack:a")
+
+    def handler(_: Lease) -> None:
+        raise SystemExit(3)
+
+    (row,) = queue.replay(handler, "billing").table.to_pylist()
+    assert (row["outcome_now"], row["error"]) == (
+        "failed", "RuntimeError: the handler raised SystemExit: 3",
+    )  # fmt: skip
 
 
 def test_many_errors_are_counted_in_bounded_memory(limits: Limits) -> None:

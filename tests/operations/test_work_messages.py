@@ -19,7 +19,6 @@ from support.handles import again, lease, until
 from support.tables import context_of, group_ledger_of, on_commands
 
 from spark_mq import (
-    Lease,
     Queue,
     ReceivedMessage,
     Reject,
@@ -37,6 +36,7 @@ from spark_mq.util.clock import SECOND
 from spark_mq.worker.leases import HeldLeases
 from spark_mq.worker.pools import CoroutinePool, ThreadPool
 from spark_mq.worker.tasks import Task
+from spark_mq.worker.worker_lease import WorkerLease
 
 Make = Callable[..., Queue]
 Handler = Callable[[ReceivedMessage], Any]
@@ -686,7 +686,7 @@ def test_a_thread_that_returns_while_its_lease_ends_takes_messages_again(
 ) -> None:
     """The thread looked at its lease just before the end, so only the lock is in between."""
     go_on, returned, seen = threading.Event(), threading.Event(), list[bytes]()
-    give_up, has_ended = ThreadPool.give_up, Lease._has_ended
+    give_up, has_ended = ThreadPool.give_up, WorkerLease.has_ended
 
     class GivenUp(set[Any]):
         def discard(self, task: Any) -> None:
@@ -699,12 +699,12 @@ def test_a_thread_that_returns_while_its_lease_ends_takes_messages_again(
         returned.wait(0.3)
         give_up(pool, task)
 
-    def seems_held(held: Lease) -> bool:
+    def seems_held(held: WorkerLease) -> bool:
         in_handler = threading.current_thread().name.startswith("spark_mq handler")
         return not in_handler and has_ended(held)
 
     monkeypatch.setattr(ThreadPool, "give_up", return_first)
-    monkeypatch.setattr(Lease, "_has_ended", seems_held)
+    monkeypatch.setattr(WorkerLease, "has_ended", seems_held)
 
     def handle(message: ReceivedMessage) -> None:
         seen.append(message.value)
@@ -723,12 +723,12 @@ def test_a_thread_that_returns_while_its_lease_ends_takes_messages_again(
 
 def test_each_lease_is_extended_by_its_own_timeout(queue: Queue, clock: ManualClock) -> None:
     queue.publish(["a", "b"])
-    group = queue.group()
-    taken = [group.lease("w", visibility_timeout=timeout) for timeout in ("1s", "3s")]
-    leases = [one for one in taken if one is not None]
+    ledger = group_ledger_of(queue.group().ensure())
+    commands = [Acquire("w", 1, timeout) for timeout in (SECOND, 3 * SECOND)]
+    leases = [WorkerLease(ledger, "w", ledger.run(command)) for command in commands]
     clock.advance("10ms")
     now = context_of(queue).now()
-    held = HeldLeases(group_ledger_of(group), 3600 * SECOND, lambda _: None)
+    held = HeldLeases(ledger, 3600 * SECOND, lambda _: None)
     try:
         for one in leases:
             held.add(one)
@@ -852,15 +852,15 @@ async def _ack(message: ReceivedMessage) -> None:
     pass
 
 
-@pytest.mark.parametrize("step", ["has_expired", "finish"])
+@pytest.mark.parametrize("step", [(WorkerLease, "has_expired"), (Task, "finish")], ids=str)
 @pytest.mark.parametrize("handler", [lambda _: None, _ack], ids=["threads", "coroutines"])
 def test_an_error_around_a_handler_ends_the_work(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch, step: str, handler: Handler
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, step: tuple[type, str], handler: Handler
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("no clock")
 
-    monkeypatch.setattr(Task, step, fail)
+    monkeypatch.setattr(*step, fail)
     queue.publish("a")
     with ThreadPoolExecutor(1) as pool, watched_stop() as stop:
         work = pool.submit(drain, queue, handler, stop=stop, shutdown_timeout=0)

@@ -49,7 +49,7 @@ PLACES = {
     "replaced_bytes": "storage.publishes.MAX_REPLACED_BYTES",
     "refused_seconds": "operations.outages.REFUSED_SECONDS",
     "refused_start_seconds": "operations.outages.START_SECONDS",
-    "replay_patience": "worker.shadow_calls.PATIENCE_SECONDS",
+    "replay_patience": "worker.shadow_group.PATIENCE_SECONDS",
     "replay_rows": "worker.shadow_replay.ROWS",
     "replay_shapes": "worker.replay_report.MAX_SHAPES",
     "route_ranges": "maintenance.dead_letters.ROUTE_RANGES",
