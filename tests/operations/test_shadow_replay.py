@@ -504,11 +504,13 @@ def test_threads_share_the_calls_and_keep_the_order_of_keys() -> None:
 def test_limits_of_the_group_do_not_hold_a_replay_back(mode: str) -> None:
     queue = memory_queue()
     settle_as(queue, *(f"ack:{at}" for at in range(5)))
-    queue.publish("due")
+    queue.publish(["leased", "due"])
     group = queue.group("billing")
     group.configure(rate_limit="1/h", max_in_flight=1)
-    group.pause("repairs")
-    assert queue.replay(accept, "billing", mode=mode, threads=2).summary.replayed == 5
+    assert group.lease("w") is not None
+    for _ in range(2):
+        assert queue.replay(accept, "billing", mode=mode, threads=2).summary.replayed == 5
+        group.pause("repairs")
     assert group.stats().ready == 1
 
 
