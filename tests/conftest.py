@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from support.byte_store import byte_store
-from support.limits import limits
+from support.limits import limits, short_leases
 from support.marks import without_delta
 from support.stores import SERVERS, RemoteStore
 
 from spark_mq.parquet.read_cache import row_groups
 
-__all__ = ["byte_store", "limits"]
+__all__ = ["byte_store", "limits", "short_leases"]
 
 HERE = Path(__file__).parent
 

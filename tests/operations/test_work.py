@@ -418,6 +418,7 @@ def test_after_max_lease_duration_a_settle_of_several_leases_settles_the_others(
     assert counts(queue) == {"acked": 2, "ready": 1}
 
 
+@pytest.mark.usefixtures("short_leases")
 def test_a_thread_that_outlasts_max_lease_duration_keeps_no_other_lease(
     queue: Queue, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:

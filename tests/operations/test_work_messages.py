@@ -592,6 +592,7 @@ def test_a_message_whose_lease_has_expired_reaches_no_handler(
     assert both <= set(seen[:10])
 
 
+@pytest.mark.usefixtures("short_leases")
 @pytest.mark.parametrize("swallows", [False, True], ids=["ends", "swallows"])
 def test_a_coroutine_is_cancelled_at_max_lease_duration_and_settles_nothing(
     queue: Queue, clock: ManualClock, swallows: bool
@@ -646,6 +647,7 @@ def test_a_verdict_after_max_lease_duration_is_refused(
     assert caplog.text.count("max_lease_duration") == 1
 
 
+@pytest.mark.usefixtures("short_leases")
 def test_a_thread_that_outlasts_max_lease_duration_gets_no_messages_until_it_returns(
     queue: Queue, clock: ManualClock
 ) -> None:
@@ -681,6 +683,7 @@ def test_a_thread_that_outlasts_max_lease_duration_gets_no_messages_until_it_ret
     assert (done[0].leases, done[0].acked, done[0].released) == (3, 2, 3)
 
 
+@pytest.mark.usefixtures("short_leases")
 def test_a_thread_that_returns_while_its_lease_ends_takes_messages_again(
     queue: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

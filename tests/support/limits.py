@@ -9,7 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-__all__ = ["Limits", "limits"]
+from spark_mq.util.validation import SHORTEST
+
+__all__ = ["Limits", "limits", "short_leases"]
 
 Limits = Callable[..., None]
 
@@ -75,3 +77,9 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> Limits:
             monkeypatch.setattr(f"spark_mq.{PLACES[name]}", value)
 
     return set_limits
+
+
+@pytest.fixture
+def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Allow a max_lease_duration that passes at once, for handlers that must outlast it."""
+    monkeypatch.delitem(SHORTEST, "max_lease_duration")
