@@ -86,7 +86,7 @@ def test_a_poison_that_kills_its_worker_is_dead_lettered_alone(
     path, options = place
     # A lease that ran out before the poison is handed over counts as dead while its worker still
     # lives: a slow store needs more time.
-    timeout = "3s" if options else "500ms"
+    timeout = "3s" if options else "1s"
     queue = Queue.create(
         path,
         storage_options=options,
