@@ -353,7 +353,7 @@ def check_home(
     root: str, settings: QueueSettings, options: Mapping[str, str], consequence: str
 ) -> None:
     """Raise CopiedQueue if the queue is not where it was created, so another one may exist."""
-    home = settings.home  # of 0.1.0, its text may be another spelling
+    home = settings.home
     if home is not None and canonical_uri(home, options) != canonical_path(root, options):
         raise CopiedQueue(
             f"the queue at {root} is a copy, or was moved: it was created at {settings.home}. Its "

@@ -19,7 +19,7 @@ from spark_mq.operations.outages import OUTAGES, find_store_failure, is_outage
 from spark_mq.spark.batch_lease import BatchLease
 from spark_mq.spark.lease_lookup import BatchLeases
 from spark_mq.spark.lease_router import LeaseRouter
-from spark_mq.streaming.offset import older_stream_ids, stream_id_in_queue
+from spark_mq.streaming.offset import stream_id_in_queue
 from spark_mq.streaming.source import leave_batch
 from spark_mq.util.failures import exc_info, safe_text
 
@@ -155,10 +155,9 @@ def leave_unsettled(groups: Iterable[ConsumerGroup], leases: BatchLeases) -> Non
     for group in groups:
         place = group._context.path, group._context.storage_options
         several = {
-            (stream_id, n)
+            (stream_id_in_queue(stream, *place), n)
             for stream, n, several in leases.batches
             if several
-            for stream_id in (stream_id_in_queue(stream, *place), *older_stream_ids(stream, *place))
         }
         for stream, n in sorted(batches | several):
             if left := leave_batch(group._ledger, stream, n):

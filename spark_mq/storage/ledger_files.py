@@ -225,7 +225,7 @@ def _head(header: Mapping[str, Any]) -> LedgerHeader:
         tuple(LogFingerprint(int(first), str(path)) for first, path in detail["log_fingerprints"]),
         Breaker.from_stored(detail.get("breaker", {})),
         detail["last_sink_write"],
-        **{name: detail.get(name, 0) for name in _ADDED},  # of 0.1.0 there are none
+        **{name: detail.get(name, 0) for name in _ADDED},
         happened=detail.get("happened", {}),
     )
     if (

@@ -16,7 +16,6 @@ from spark_mq.errors import StorageError
 from spark_mq.operations.context import GroupLedger
 from spark_mq.streaming.offset import (
     QUEUES,
-    older_stream_ids,
     parse_offset,
     stream_id_in_queue,
 )
@@ -152,11 +151,9 @@ class MultiQueueSource:
         return {source.ledger.queue_path: source.progress() for source in self.sources}
 
     def _in(self, source: StreamSource, stream: str) -> str:
-        """Return the id of a stream in a source's queue. A stream of 0.1.0 keeps its id."""
+        """Return the id of a stream in a source's queue."""
         queue = source.ledger.queue
         key = stream, queue.path
         if key not in self._ids:
-            place = queue.path, queue.storage_options
-            older = filter(source.knows, older_stream_ids(stream, *place))
-            self._ids[key] = next(older, None) or stream_id_in_queue(stream, *place)
+            self._ids[key] = stream_id_in_queue(stream, queue.path, queue.storage_options)
         return self._ids[key]

@@ -14,7 +14,6 @@ from spark_mq.ledger.stream_batch import STREAM_ID
 __all__ = [
     "QUEUES",
     "check_offset",
-    "older_stream_ids",
     "parse_offset",
     "stream_id_in_queue",
 ]
@@ -66,18 +65,3 @@ def stream_id_in_queue(
     # A link, or s3a instead of s3, is no other queue. A queue in memory has no place.
     place = canonical_path(path, storage_options) if "/" in path else path
     return str(uuid.uuid5(uuid.UUID(stream), place))
-
-
-def older_stream_ids(
-    stream: str, path: str, storage_options: Mapping[str, str] | None = None
-) -> list[str]:
-    """Return the ids that 0.1.0 may have given a stream where it now has another one."""
-    scheme, separator, rest = path.partition("://")
-    if not separator:
-        return []
-    same = {"s3a": "s3", "abfss": "abfs", "azure": "az", "adl": "az"}
-    as_given = f"{same.get(scheme.lower(), scheme.lower())}://{rest.rstrip('/')}"
-    place = canonical_path(path, storage_options)
-    without_account = re.sub(r"^abfs://([^/@]+)@[^/]+", r"az://\1", place)
-    older = {as_given, without_account} - {place}
-    return [str(uuid.uuid5(uuid.UUID(stream), name)) for name in sorted(older)]

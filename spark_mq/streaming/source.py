@@ -30,7 +30,6 @@ from spark_mq.ledger.stream_batch import (
     LeaveBatch,
     Replay,
     StreamBatch,
-    fence_app_id,
     rows_held_by_batch,
 )
 from spark_mq.operations.acquire import Damage, find_damage, reject_damaged
@@ -175,11 +174,6 @@ class StreamSource:
     ) -> list[tuple[GroupLedger, BatchPlan]]:
         """Return what the batch reads, by queue. Raise as :meth:`plan`."""
         return [(self.ledger, self.plan(start, end))]
-
-    def knows(self, stream: str) -> bool:
-        """Return whether the queue has leased to a stream."""
-        ledgers, snapshot = self.ledger.ledgers, self.ledger.snapshot()
-        return ledgers.txn_number(snapshot, fence_app_id(stream)) is not None
 
     def stop(self) -> None:
         """End the extension of the lease in the background."""

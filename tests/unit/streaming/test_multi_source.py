@@ -5,7 +5,6 @@ zombies, and everything at once.
 from __future__ import annotations
 
 import random
-import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -193,38 +192,6 @@ def test_a_queue_may_join_at_a_restart_and_another_leave(clock: ManualClock) -> 
     assert three[1].group("g").stats().acked == 1
     clock.advance("61s")
     assert three[0].group("g").stats().ready == 1, "what it held of the queue that left has run out"
-
-
-@pytest.mark.parametrize(
-    ("path", "before"),
-    [
-        ("az://c/q", "az://c/q"),
-        ("azure://c/q/", "az://c/q"),
-        ("abfss://c@a.dfs.core.windows.net/q", "abfs://c@a.dfs.core.windows.net/q"),
-        ("abfss://c@a.dfs.core.windows.net/q", "az://c/q"),
-        ("s3a://b/a%20b", "s3://b/a%20b"),
-    ],
-)
-def test_a_stream_of_an_older_version_continues_with_what_it_holds(
-    clock: ManualClock, path: str, before: str
-) -> None:
-    """Version 0.1.0 made the id from another text, which did not name the account of Azure."""
-    (queue,) = queues(clock, 1, publish=2)
-    context = context_of(queue)
-    context.path, context.storage_options = path, {"azure_storage_account_name": "A"}
-    stream = str(uuid.uuid4())
-    old = StreamSource(group_ledger_of(queue.group("g")), StreamOptions(), keep_alive=StubAlive)
-    old.initial()
-    held = old.lease(str(uuid.uuid5(uuid.UUID(stream), before)), 1)
-    queue.publish(["later"])
-    offsets = [{"batch": n, "queues": 1, "stream": stream} for n in (0, 1)]
-    successor = Runner([queue])
-    ((_, plan),) = successor.source.plans(*offsets)
-    assert sequences(plan) == sequences(held)
-    assert successor.source.latest(offsets[-1])["batch"] == 2
-    ((_, after),) = successor.source.plans(offsets[-1], {**offsets[-1], "batch": 2})
-    assert len(sequences(after)) == 1
-    assert queue.group("g").stats().acked == 2, "the older batch was acked by the next lease"
 
 
 def test_a_checkpoint_of_one_queue_and_one_of_several_are_not_mixed(clock: ManualClock) -> None:
