@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
-from spark_mq.interfaces.cli.command import Given, argument, command, option
+from spark_mq.interfaces.cli.command import Invocation, argument, command, option
 from spark_mq.interfaces.cli.output import Column, Pages, Rows
 from spark_mq.operations.batches import BatchInfo
 
@@ -18,9 +18,9 @@ _COLUMNS: Final[list[Column]] = [
 
 
 @command("batch list")
-def list_batches(on: Given) -> Rows:
+def list_batches(ctx: Invocation) -> Rows:
     """List the message batches with how much of them is settled."""
-    return Rows(on.queue.batches(), _COLUMNS, _cells)
+    return Rows(ctx.queue.batches(), _COLUMNS, _cells)
 
 
 def _cells(one: BatchInfo) -> Mapping[str, Any]:
@@ -30,7 +30,7 @@ def _cells(one: BatchInfo) -> Mapping[str, Any]:
 
 @command("batch close")
 def close(
-    on: Given,
+    ctx: Invocation,
     name: Annotated[str, argument("The batch_id.", metavar="BATCH")],
     to: Annotated[str, option("The path of the queue of the completion message.", metavar="QUEUE")],
     group: Annotated[
@@ -42,4 +42,4 @@ def close(
 
     The same close again changes nothing.
     """
-    return Pages([on.queue.close_batch(name, to=to, groups=group)], lambda made: [_cells(made)])
+    return Pages([ctx.queue.close_batch(name, to=to, groups=group)], lambda made: [_cells(made)])

@@ -42,7 +42,7 @@ __all__ = [
     "QUEUE",
     "QUEUE_ARGUMENT",
     "Command",
-    "Given",
+    "Invocation",
     "argument",
     "command",
     "option",
@@ -97,7 +97,7 @@ class _OutputFormat(StrEnum):
 
 
 @dataclass
-class Given:
+class Invocation:
     """What the common options of a call name. The queue and the group are opened at their use."""
 
     path: str | None = None
@@ -146,7 +146,9 @@ class Given:
 
 
 def _complete_groups(context: typer.Context, incomplete: str) -> list[str]:
-    given = Given(context.params.get("queue"), None, context.params.get("storage_option") or ())
+    given = Invocation(
+        context.params.get("queue"), None, context.params.get("storage_option") or ()
+    )
     try:
         names = given.queue.groups() if given.path else []
     except (SparkMQError, OSError):
@@ -273,10 +275,10 @@ class Command:
 
         def run(**values: Any) -> None:
             given = {name: value for name, value in values.items() if name not in names}
-            on = _given(given)
-            show(self.call(on, **{name: values[name] for name in names}), json=on.json)
-            if on.exit_code:
-                raise typer.Exit(on.exit_code)
+            ctx = _invocation(given)
+            show(self.call(ctx, **{name: values[name] for name in names}), json=ctx.json)
+            if ctx.exit_code:
+                raise typer.Exit(ctx.exit_code)
 
         given = (*self.about, *own, *self.common)
         parameters = [_named(one, self.from_environment) for one in given]
@@ -285,9 +287,9 @@ class Command:
         return run
 
 
-def _given(values: Mapping[str, Any]) -> Given:
+def _invocation(values: Mapping[str, Any]) -> Invocation:
     common = [f"{name}={values[name]}" for name in _ALL_SETTINGS if values.get(name) is not None]
-    return Given(
+    return Invocation(
         path=values.get("queue"),
         group_name=values.get("group"),
         storage_pairs=values.get("storage_option") or (),

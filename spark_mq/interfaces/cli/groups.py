@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 from spark_mq.errors import InvalidOption
 from spark_mq.interfaces.cli.command import (
     GROUP_ARGUMENT,
-    Given,
+    Invocation,
     argument,
     command,
     option,
@@ -41,21 +41,21 @@ _Force = Annotated[bool, option("Also take them from their leases.")]
 
 
 @command("group list")
-def list_groups(on: Given) -> Rows:
+def list_groups(ctx: Invocation) -> Rows:
     """List the groups with their counts, the busiest first."""
-    overview = on.queue.describe()
+    overview = ctx.queue.describe()
     rows = group_rows(overview.groups, len(overview.groups))
     rows += [{"group": name, "blocked_because": why} for name, why in overview.damaged.items()]
     return Rows(rows, group_columns())
 
 
 @command("group describe", GROUP_ARGUMENT)
-def describe(on: Given) -> Pages:
+def describe(ctx: Invocation) -> Pages:
     """Describe a group with its settings, leases, lanes, last errors and blockers.
 
     It also shows counts and priorities.
     """
-    group = on.group
+    group = ctx.group
     described = {
         "group": group.name,
         **asdict(group.stats()),
@@ -64,7 +64,7 @@ def describe(on: Given) -> Pages:
         "priorities": group.priorities(),
         "lanes": group.lanes(_LANES),
         "errors": group.last_errors(_ERRORS),
-        "blockers": [one for one in on.queue.blockers() if one.group == group.name],
+        "blockers": [one for one in ctx.queue.blockers() if one.group == group.name],
     }
     return Pages([described], lambda _: _description(described, group.settings))
 
@@ -93,31 +93,31 @@ def _description(described: Mapping[str, Any], settings: GroupSettings) -> Itera
 
 @command("group create", GROUP_ARGUMENT)
 def create(
-    on: Given,
+    ctx: Invocation,
     start: Annotated[str, option("earliest, latest, a sequence, or an instant.")] = "earliest",
 ) -> Mapping[str, Any]:
     """Create a group at a position. A group that exists stays as it is."""
-    made = on.queue.group(str(on.group_name), start=number_in(start))
+    made = ctx.queue.group(str(ctx.group_name), start=number_in(start))
     there = made.exists()
     made.ensure()
     return {"group": made.name, "created": not there}
 
 
 @command("group configure", (*GROUP_ARGUMENT, *settings("retry_delay=30s")))
-def configure(on: Given) -> Mapping[str, Any]:
+def configure(ctx: Invocation) -> Mapping[str, Any]:
     """Change settings of a group, and print all of them.
 
     A changed one is shown as old -> new. Workers apply them immediately.
     """
-    group = on.group
+    group = ctx.group
     before = group.settings
-    after = group.configure(**on.settings) if on.settings else before
-    return {"group": group.name, **shown_settings(before, after, json=on.json)}
+    after = group.configure(**ctx.settings) if ctx.settings else before
+    return {"group": group.name, **shown_settings(before, after, json=ctx.json)}
 
 
 @command("group pause", GROUP_ARGUMENT)
 def pause(
-    on: Given,
+    ctx: Invocation,
     reason: _Reason = None,
     until: Annotated[
         str | None,
@@ -125,20 +125,20 @@ def pause(
     ] = None,
 ) -> Mapping[str, Any]:
     """Stop new leases of a group until `group resume`, or a time. Live leases can be settled."""
-    on.group.pause(reason, until=parse_until("--until", until))
-    return {"group": on.group.name, "blocked_because": on.group.stats().blocked_because}
+    ctx.group.pause(reason, until=parse_until("--until", until))
+    return {"group": ctx.group.name, "blocked_because": ctx.group.stats().blocked_because}
 
 
 @command("group resume", GROUP_ARGUMENT)
-def resume(on: Given) -> Mapping[str, Any]:
+def resume(ctx: Invocation) -> Mapping[str, Any]:
     """End a pause of a group, and close its breaker."""
-    on.group.resume()
-    return {"group": on.group.name, "blocked_because": on.group.stats().blocked_because}
+    ctx.group.resume()
+    return {"group": ctx.group.name, "blocked_because": ctx.group.stats().blocked_because}
 
 
 @command("group unblock", GROUP_ARGUMENT, asks=True)
 def unblock(
-    on: Given,
+    ctx: Invocation,
     to: Annotated[str, option("retry, dead_letter or drop.")],
     sequence: Annotated[
         list[str] | None, option("Only this message. Repeatable.", metavar="SEQUENCE")
@@ -146,15 +146,15 @@ def unblock(
 ) -> Mapping[str, Any]:
     """Decide about messages that block a group. Asks before it drops any."""
     wanted = [parse_sequence(one, option="--sequence") for one in sequence or ()]
-    group = on.group
+    group = ctx.group
     if to == "drop":
-        on.confirm(f"Drop the messages that block group {group.name}?")
+        ctx.confirm(f"Drop the messages that block group {group.name}?")
     return {"group": group.name, "unblocked": group.unblock(to, wanted or None)}
 
 
 @command("group discard", GROUP_ARGUMENT, asks=True)
 def discard(
-    on: Given,
+    ctx: Invocation,
     sequences: _Sequences = None,
     message_id: _MessageIds = None,
     key: _Keys = None,
@@ -163,14 +163,14 @@ def discard(
 ) -> Mapping[str, Any]:
     """Settle messages without a lease. No worker of the group gets them again. Asks first."""
     named = _named(sequences, message_id, key)
-    on.confirm(f"Discard these messages of group {on.group.name}?")
-    discarded = on.group.discard(**named, reason=reason, force=force)
-    return {"group": on.group.name, "discarded": discarded}
+    ctx.confirm(f"Discard these messages of group {ctx.group.name}?")
+    discarded = ctx.group.discard(**named, reason=reason, force=force)
+    return {"group": ctx.group.name, "discarded": discarded}
 
 
 @command("group retry-now", GROUP_ARGUMENT, asks=True)
 def retry_now(
-    on: Given,
+    ctx: Invocation,
     sequences: _Sequences = None,
     message_id: _MessageIds = None,
     key: _Keys = None,
@@ -178,16 +178,16 @@ def retry_now(
 ) -> Mapping[str, Any]:
     """Make delayed, dead or blocked messages due now. Asks before it takes any from a lease."""
     named = _named(sequences, message_id, key)
-    group = on.group
+    group = ctx.group
     if force:
-        on.confirm(f"Take these messages of group {group.name} from their leases?")
+        ctx.confirm(f"Take these messages of group {group.name} from their leases?")
     retried = group.retry_now(**named, force=force)
     return {"group": group.name, "retried": retried}
 
 
 @command("group dead-letter", GROUP_ARGUMENT, asks=True)
 def dead_letter(
-    on: Given,
+    ctx: Invocation,
     sequences: _Sequences = None,
     message_id: _MessageIds = None,
     key: _Keys = None,
@@ -196,9 +196,9 @@ def dead_letter(
 ) -> Mapping[str, Any]:
     """Make messages dead without a lease. The sweep makes them dead letters. Asks first."""
     named = _named(sequences, message_id, key)
-    on.confirm(f"Make these messages of group {on.group.name} dead?")
+    ctx.confirm(f"Make these messages of group {ctx.group.name} dead?")
     return {
-        "group": on.group.name, "dead": on.group.dead_letter(**named, reason=reason, force=force)
+        "group": ctx.group.name, "dead": ctx.group.dead_letter(**named, reason=reason, force=force)
     }  # fmt: skip
 
 
@@ -212,7 +212,7 @@ def _named(
 
 @command("group seek", GROUP_ARGUMENT, destroys=True)
 def seek(
-    on: Given,
+    ctx: Invocation,
     to_earliest: Annotated[bool, option("To the first message.")] = False,
     to_latest: Annotated[bool, option("After the last message.")] = False,
     to_datetime: Annotated[str | None, option("An instant, as 2026-01-31T12:00:00Z.")] = None,
@@ -235,18 +235,18 @@ def seek(
             option="to",
             value=len(given),
         )
-    preview = on.group.preview_seek(given[0])
+    preview = ctx.group.preview_seek(given[0])
     if execute:
-        on.group.seek(given[0])
+        ctx.group.seek(given[0])
     return {**asdict(preview), "executed": execute}
 
 
 @command("group drop", GROUP_ARGUMENT, asks=True)
-def drop(on: Given) -> Mapping[str, Any]:
+def drop(ctx: Invocation) -> Mapping[str, Any]:
     """Drop a group with its ledger. Asks first."""
-    name = str(on.group_name)
-    if name not in on.queue.groups():
-        on.existing_group(name)  # raises GroupNotFound, also if the ledger is damaged
-    on.confirm(f"Drop group {name} of {on.queue.path} with its whole state?")
-    on.queue.drop_group(name)
-    return {"queue": on.queue.path, "removed": name}
+    name = str(ctx.group_name)
+    if name not in ctx.queue.groups():
+        ctx.existing_group(name)  # raises GroupNotFound, also if the ledger is damaged
+    ctx.confirm(f"Drop group {name} of {ctx.queue.path} with its whole state?")
+    ctx.queue.drop_group(name)
+    return {"queue": ctx.queue.path, "removed": name}

@@ -16,7 +16,14 @@ import typer
 
 from spark_mq.errors import InvalidOption
 from spark_mq.inspect import Failure
-from spark_mq.interfaces.cli.command import QUEUE, Given, argument, command, option, parse_sequence
+from spark_mq.interfaces.cli.command import (
+    QUEUE,
+    Invocation,
+    argument,
+    command,
+    option,
+    parse_sequence,
+)
 from spark_mq.interfaces.cli.output import (
     FAILED,
     INTERRUPTED,
@@ -60,12 +67,14 @@ T = TypeVar("T")
 
 @command("dlq list")
 def list_letters(
-    on: Given,
+    ctx: Invocation,
     where: _Where = None,
     limit: Annotated[int, option("The most letters.", "-n", min=1)] = 100,
 ) -> Rows:
     """List dead letters that are neither redriven nor discarded."""
-    return Rows(_letter_rows(on.queue.list_dead_letters(where=where, limit=limit)), _LETTER_COLUMNS)
+    return Rows(
+        _letter_rows(ctx.queue.list_dead_letters(where=where, limit=limit)), _LETTER_COLUMNS
+    )
 
 
 def _letter_rows(table: Any) -> list[dict[str, Any]]:
@@ -78,12 +87,12 @@ def _letter_rows(table: Any) -> list[dict[str, Any]]:
 
 @command("dlq failures")
 def list_failures(
-    on: Given,
+    ctx: Invocation,
     n: Annotated[int, option("The newest letters to look at.", "-n", min=1)] = 100_000,
 ) -> Rows:
     """Group dead letters by group, reason and shape of the error."""
-    found = on.queue.failures(n)
-    if unrouted := on.queue.describe().unrouted:
+    found = ctx.queue.failures(n)
+    if unrouted := ctx.queue.describe().unrouted:
         note(f"not among these: {show_count(unrouted, 'dead message')} waiting for a sweep")
     if not found.complete:
         note(f"these are the newest {show_count(found.counted, 'letter')}. Give -n for more")
@@ -102,12 +111,12 @@ def _failure_cells(row: Any) -> Mapping[str, Any]:
 
 @command("dlq show")
 def show(
-    on: Given,
+    ctx: Invocation,
     letter: Annotated[str | None, argument("The LETTER of `dlq list`.")] = None,
     message_id: Annotated[str | None, option("The first letter with this id.")] = None,
 ) -> Mapping[str, Any]:
     """Show one dead letter with its headers and its value."""
-    queue = on.queue
+    queue = ctx.queue
     where, wanted = _which(queue, letter, message_id)
     rows = _letter_rows(queue.list_dead_letters(where=where, limit=1))
     if not rows:
@@ -133,7 +142,7 @@ def _which(queue: Queue, letter: str | None, message_id: str | None) -> tuple[Le
 
 @command("dlq redrive", QUEUE, asks=True)
 def redrive(
-    on: Given,
+    ctx: Invocation,
     where: _Where = None,
     limit: Annotated[int | None, option("The most letters. Default: all.", "-n", min=1)] = None,
     rate: Annotated[float | None, option("The most messages a second.")] = None,
@@ -155,7 +164,7 @@ def redrive(
 
     Ctrl-C ends it after the letters in hand, 10,000 or those of a second at most.
     """
-    queue = on.queue
+    queue = ctx.queue
     repair: dict[str, Any] = {}
     if transform:
         repair["transform"] = _transform(transform)
@@ -166,13 +175,13 @@ def redrive(
     place: dict[str, Any] = {"to": to, "to_all_groups": all_groups}
     if dry_run:
         return _trial(queue, where, limit, place, repair)
-    if not on.yes:
+    if not ctx.yes:
         found = queue._count_to_redrive(where, limit, **place)
         which = f"that meet {where}" if where else "of this queue"
         how = f" after {transform}" if transform else ""
         if found.messages:
             letters = show_count(found.messages, "dead letter")
-            on.confirm(f"Redrive {letters} {which} {_place(found, to)}{how}?")
+            ctx.confirm(f"Redrive {letters} {which} {_place(found, to)}{how}?")
     stop = threading.Event()
     call = partial(queue.redrive, where=where, limit=limit, rate=rate, stop=stop, **place, **repair)
     with track("redriven", limit if where else _letters_to_redrive(queue, limit)):
@@ -181,7 +190,7 @@ def redrive(
         redriven = show_number(done.messages)
         complain(f"interrupted. Redriven: {redriven}. Run it again for the rest")
         raise typer.Exit(INTERRUPTED)
-    on.exit_code = FAILED if done.failed or done.without_group else OK
+    ctx.exit_code = FAILED if done.failed or done.without_group else OK
     counts: dict[str, Any] = {
         "queue": queue.path,
         "redriven": done.messages,
@@ -206,21 +215,21 @@ def _letters_to_redrive(queue: Queue, limit: int | None) -> int | None:
 
 @command("dlq discard", QUEUE, asks=True)
 def discard(
-    on: Given,
+    ctx: Invocation,
     where: Annotated[
         str, option("SQL over the columns, such as \"reason = 'rejected'\". All letters: true.")
     ],
     dry_run: Annotated[bool, option("Only count which, by group.")] = False,
 ) -> Rows | Mapping[str, Any]:
     """Settle dead letters for good, so that no redrive finds them. Counts them, and asks first."""
-    queue = on.queue
+    queue = ctx.queue
     found = queue.discard_dead_letters(where=where, dry_run=True)
     if dry_run:
         rows = [{"group": name, "messages": n} for name, n in found.groups.items()]
         return Rows(rows, [("LETTERS", "messages"), ("GROUP", "group")])
     discarded = 0
     if found.newest is not None:
-        on.confirm(f"Discard {_named(found)} of {queue.path}? No redrive brings them back.")
+        ctx.confirm(f"Discard {_named(found)} of {queue.path}? No redrive brings them back.")
         done = queue.discard_dead_letters(where=where, before=found.newest + 1)
         discarded = done.messages
     return {"queue": queue.path, "discarded": discarded}

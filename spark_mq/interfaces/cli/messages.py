@@ -14,7 +14,14 @@ import typer
 from spark_mq.errors import InvalidOption
 from spark_mq.group import ConsumerGroup
 from spark_mq.inspect.peek import PeekedMessage
-from spark_mq.interfaces.cli.command import GROUP, Given, argument, command, option, parse_sequence
+from spark_mq.interfaces.cli.command import (
+    GROUP,
+    Invocation,
+    argument,
+    command,
+    option,
+    parse_sequence,
+)
 from spark_mq.interfaces.cli.output import NOT_FOUND, Column, Pages, Rows, complain
 from spark_mq.queue import Queue
 from spark_mq.util.advice import shell_command
@@ -68,7 +75,7 @@ def _complete_states(incomplete: str) -> list[str]:
 
 @command("peek")
 def peek(
-    on: Given,
+    ctx: Invocation,
     group: Annotated[
         str | None, option("Show the state in this group.", "-g", envvar="SPARK_MQ_GROUP")
     ] = None,
@@ -84,7 +91,7 @@ def peek(
     start = None if after is None else parse_sequence(after, option="--after")
     wanted: dict[str, Any] = {"key": key, "message_id": message_id, "after": start}
     if group is not None:
-        found = on.existing_group(group)
+        found = ctx.existing_group(group)
         if state is None and not any(value is not None for value in wanted.values()):
             return Rows(_unsettled_first(found, limit), _PEEK_COLUMNS)
         return Rows(found.peek(limit, state=state, **wanted), _PEEK_COLUMNS)
@@ -95,7 +102,7 @@ def peek(
             value=state,
         )
     columns = [one for one in _PEEK_COLUMNS if one[1] in _QUEUE_COLUMNS]
-    return Rows(on.queue.peek(limit, **wanted), columns)
+    return Rows(ctx.queue.peek(limit, **wanted), columns)
 
 
 def _unsettled_first(group: ConsumerGroup, limit: int) -> list[PeekedMessage]:
@@ -111,7 +118,7 @@ def _unsettled_first(group: ConsumerGroup, limit: int) -> list[PeekedMessage]:
 
 @command("tail")
 def tail(
-    on: Given,
+    ctx: Invocation,
     start: Annotated[
         str, option("latest, earliest, or a sequence to start after.", "--from")
     ] = "latest",
@@ -119,7 +126,7 @@ def tail(
     interval: Annotated[str, option("How often to look.")] = "1s",
 ) -> Pages:
     """Print new messages as they are published, until Ctrl-C."""
-    queue = on.queue
+    queue = ctx.queue
     pause = validate_duration("--interval", interval) / SECOND
     return Pages(islice(_new_messages(queue, _start(queue, start), pause), limit), _message_line)
 
@@ -155,9 +162,9 @@ def _message_line(message: Any) -> list[str]:
 
 
 @command("leases", GROUP)
-def leases(on: Given) -> Rows:
+def leases(ctx: Invocation) -> Rows:
     """Show which worker holds which messages, the oldest lease first."""
-    return Rows(on.group.leases(), _LEASE_COLUMNS, _lease_cells)
+    return Rows(ctx.group.leases(), _LEASE_COLUMNS, _lease_cells)
 
 
 def _lease_cells(lease: Any) -> dict[str, Any]:
@@ -167,7 +174,7 @@ def _lease_cells(lease: Any) -> dict[str, Any]:
 
 @command("locate")
 def locate(
-    on: Given, sequence: _Sequence = None, message_id: _MessageId = None, limit: _Newest = 10
+    ctx: Invocation, sequence: _Sequence = None, message_id: _MessageId = None, limit: _Newest = 10
 ) -> Rows:
     """Show a message's state in each group, with its worker or outcome."""
     given = None if sequence is None else parse_sequence(sequence)
@@ -177,14 +184,14 @@ def locate(
             option="sequence",
             value=sequence,
         )
-    found = [given] if given is not None else on.queue.find(message_id=message_id, n=limit)
+    found = [given] if given is not None else ctx.queue.find(message_id=message_id, n=limit)
     _require_found(found)
-    return Rows([place for one in found for place in on.queue.locate(one)], _PLACE_COLUMNS)
+    return Rows([place for one in found for place in ctx.queue.locate(one)], _PLACE_COLUMNS)
 
 
 @command("trace")
 def trace(
-    on: Given,
+    ctx: Invocation,
     sequence: _Sequence = None,
     message_id: _MessageId = None,
     key: Annotated[str | None, option("The messages with this key.")] = None,
@@ -194,7 +201,7 @@ def trace(
     if sequence is not None:
         found: Sequence[int] = [parse_sequence(sequence)]
     elif message_id is not None or key is not None:
-        found = on.queue.find(key=key, message_id=message_id, n=limit)
+        found = ctx.queue.find(key=key, message_id=message_id, n=limit)
     else:
         raise InvalidOption(
             "trace has no message: give a sequence, --message-id or --key",
@@ -202,8 +209,8 @@ def trace(
             value=None,
         )
     _require_found(found)
-    traces = _traces(on.queue, found)
-    return Pages(map(_with_groups, traces) if on.json else traces, _life)
+    traces = _traces(ctx.queue, found)
+    return Pages(map(_with_groups, traces) if ctx.json else traces, _life)
 
 
 def _require_found(sequences: Sequence[int]) -> None:
@@ -262,7 +269,7 @@ def _standing(one: Any, end: Any, now: datetime) -> str:
 
 @command("lanes", GROUP)
 def lanes(
-    on: Given,
+    ctx: Invocation,
     top: Annotated[int, option("The most lanes, or keys.", "-n", min=1)] = 10,
     by: Annotated[str, option("messages, or age for the oldest lanes.")] = "messages",
     lane: Annotated[int | None, option("Show the commonest keys of this lane instead.")] = None,
@@ -271,13 +278,13 @@ def lanes(
 
     Each lane shows why it is held back.
     """
-    group = on.group
-    if not on.queue.settings.lanes:
+    group = ctx.group
+    if not ctx.queue.settings.lanes:
         raise InvalidOption(
-            f"{on.queue.path} has no lanes: lanes are fixed when a queue is created. "
+            f"{ctx.queue.path} has no lanes: lanes are fixed when a queue is created. "
             f"Create a queue with {shell_command('queue', 'create', 'PATH', '--lanes', '64')}.",
             option="queue",
-            value=on.queue.path,
+            value=ctx.queue.path,
         )
     if lane is not None:
         return Rows(group.hot_keys(lane, top), _KEY_COLUMNS)

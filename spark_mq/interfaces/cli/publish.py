@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
 from spark_mq.errors import InvalidOption, InvalidPayload, QueueNotFound, SparkMQError
-from spark_mq.interfaces.cli.command import Given, argument, command, option
+from spark_mq.interfaces.cli.command import Invocation, argument, command, option
 from spark_mq.interfaces.cli.progress import track
 from spark_mq.message import Message, to_publish
 from spark_mq.payload_format import Json
@@ -50,7 +50,7 @@ class _Format:
 
 @command("publish")
 def publish(
-    on: Given,
+    ctx: Invocation,
     files: Annotated[list[str] | None, argument("Files of lines. Default, and -: stdin.")] = None,
     create: Annotated[
         bool, option("Create the queue with default settings if it does not exist.")
@@ -93,14 +93,14 @@ def publish(
             option="--raw",
             value=True,
         )
-    queue = _queue(on, create)
+    queue = _queue(ctx, create)
     done = published = duplicates = 0
     if queue is not None and producer_id is not None:
         done = queue.last_producer_sequence(producer_id) or 0
     with _inputs(files or ["-"]) as inputs, track("published") as progress:
         chunks = _chunks(inputs, lines, done)
         if queue is None:
-            queue, chunks = _create(on, chunks)
+            queue, chunks = _create(ctx, chunks)
         try:
             for chunk, at in chunks:
                 numbered: dict[str, Any] = {}
@@ -120,19 +120,19 @@ def publish(
     }
 
 
-def _queue(on: Given, create: bool) -> Queue | None:
+def _queue(ctx: Invocation, create: bool) -> Queue | None:
     """Return the queue, or None if it has to be created."""
     try:
-        return on.queue
+        return ctx.queue
     except QueueNotFound:
         if create:
             return None
         raise
 
 
-def _create(on: Given, chunks: Iterator[_Chunk]) -> tuple[Queue, Iterator[_Chunk]]:
+def _create(ctx: Invocation, chunks: Iterator[_Chunk]) -> tuple[Queue, Iterator[_Chunk]]:
     """Create the queue once its first messages are checked. Return it and all chunks."""
-    path, first = str(on.path), list(islice(chunks, 1))
+    path, first = str(ctx.path), list(islice(chunks, 1))
     for messages, _ in first:
         table = to_publish(messages, to_micros(system_clock()))
         if "dedup_id" in table.schema.names:
@@ -143,7 +143,7 @@ def _create(on: Given, chunks: Iterator[_Chunk]) -> tuple[Queue, Iterator[_Chunk
                 option="--create",
                 value=True,
             )
-    queue = Queue.create(path, exist_ok=True, storage_options=on.storage_options)
+    queue = Queue.create(path, exist_ok=True, storage_options=ctx.storage_options)
     return queue, chain(first, chunks)
 
 

@@ -13,7 +13,7 @@ from spark_mq.inspect.overview import QueueOverview
 from spark_mq.interfaces.cli.command import (
     NOTHING,
     QUEUE_ARGUMENT,
-    Given,
+    Invocation,
     argument,
     command,
     option,
@@ -37,12 +37,12 @@ _DEFAULTS: Final = "group"  # the setting of a queue that holds the defaults of 
 
 @command("queue list", NOTHING)
 def list_queues(
-    on: Given,
+    ctx: Invocation,
     path: Annotated[str, argument("Where to look: a path or a URI.")] = ".",
     max_depth: Annotated[int, option("Folders between the path and a queue.", min=0)] = 3,
 ) -> Rows:
     """List the queues under a path. Dead-letter queues inside of one are left out."""
-    options = on.storage_options
+    options = ctx.storage_options
     rows: list[dict[str, Any]] = []
     for found in Queue.find_all(path, storage_options=options, max_depth=max_depth):
         try:
@@ -71,23 +71,23 @@ _COMMON: Final = settings(
 
 @command("queue create", (*QUEUE_ARGUMENT, *_COMMON))
 def create(
-    on: Given,
+    ctx: Invocation,
     exist_ok: Annotated[bool, option("A queue with these settings may be there.")] = False,
 ) -> Mapping[str, Any]:
     """Create a queue."""
     created = Queue.create(
-        str(on.path), storage_options=on.storage_options, exist_ok=exist_ok, **on.settings
+        str(ctx.path), storage_options=ctx.storage_options, exist_ok=exist_ok, **ctx.settings
     )
     return {"queue": created.path, "name": created.name}
 
 
 @command("queue describe", QUEUE_ARGUMENT)
 def describe(
-    on: Given,
+    ctx: Invocation,
     groups: Annotated[int, option("Groups in the table, the busiest first.")] = 20,
 ) -> Pages:
     """Describe a queue with its sizes, groups, dead letters and sweeps."""
-    overview = on.queue.describe()
+    overview = ctx.queue.describe()
     return Pages([overview], lambda _: _description(overview, groups))
 
 
@@ -138,14 +138,14 @@ def _business(item: tuple[str, GroupStats]) -> tuple[int | str, ...]:
 
 
 @command("queue configure", (*QUEUE_ARGUMENT, *settings("retention=3d")))
-def configure(on: Given) -> Mapping[str, Any]:
+def configure(ctx: Invocation) -> Mapping[str, Any]:
     """Change settings of a queue, and print all of them.
 
     A changed one is shown as old -> new.
     """
-    before = on.queue.settings
-    after = on.queue.configure(**on.settings) if on.settings else before
-    return {"queue": on.queue.path, **shown_settings(before, after, json=on.json)}
+    before = ctx.queue.settings
+    after = ctx.queue.configure(**ctx.settings) if ctx.settings else before
+    return {"queue": ctx.queue.path, **shown_settings(before, after, json=ctx.json)}
 
 
 def shown_settings(
@@ -174,11 +174,11 @@ def _setting_cell(value: Any) -> str:
 
 
 @command("queue purge", QUEUE_ARGUMENT, asks=True)
-def purge(on: Given) -> Mapping[str, Any]:
+def purge(ctx: Invocation) -> Mapping[str, Any]:
     """Drop every message published up to now, for all groups. Asks first."""
-    queue = on.queue
+    queue = ctx.queue
     messages = queue.describe().retained
-    on.confirm(f"Purge {queue.path}: drop {show_count(messages, 'message')} for all groups?")
+    ctx.confirm(f"Purge {queue.path}: drop {show_count(messages, 'message')} for all groups?")
     with track("purging"):
         dropped = queue.purge(queue.name)
     row = {"messages_dropped": dropped.messages, "files_dropped": dropped.files}
@@ -186,23 +186,23 @@ def purge(on: Given) -> Mapping[str, Any]:
 
 
 @command("queue drop", QUEUE_ARGUMENT, asks=True)
-def drop(on: Given) -> Mapping[str, Any]:
+def drop(ctx: Invocation) -> Mapping[str, Any]:
     """Delete a queue with all its tables. Asks first.
 
     The dead letters inside of it are deleted, too.
     """
-    on.confirm(f"Delete the queue at {on.path} with all of its messages?")
-    path = absolute_path(str(on.path))
+    ctx.confirm(f"Delete the queue at {ctx.path} with all of its messages?")
+    path = absolute_path(str(ctx.path))
     name = path.rstrip("/").rpartition("/")[2]
-    files = Queue.drop_at(path, name, storage_options=on.storage_options)
+    files = Queue.drop_at(path, name, storage_options=ctx.storage_options)
     return {"queue": path, "files_deleted": files}
 
 
 @command("sql")
 def run_sql(
-    on: Given,
+    ctx: Invocation,
     query: Annotated[str, argument("A SELECT over messages, ranges, letters and history.")],
 ) -> Rows:
     """Query the state of a queue in SQL, read-only. It needs the extra `sql`."""
-    table = on.queue.sql(query).to_arrow()
+    table = ctx.queue.sql(query).to_arrow()
     return Rows(table.to_pylist(), [(name.upper(), name) for name in table.column_names])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from spark_mq.errors import InvalidOption
-from spark_mq.interfaces.cli.command import GROUP, Given, argument, command, option
+from spark_mq.interfaces.cli.command import GROUP, Invocation, argument, command, option
 from spark_mq.interfaces.cli.output import FAILED, Pages, complain
 from spark_mq.interfaces.cli.progress import track
 from spark_mq.interfaces.cli.workers import Concurrency
@@ -20,7 +20,7 @@ __all__ = ["replay"]
 
 @command("replay", GROUP)
 def replay(
-    on: Given,
+    ctx: Invocation,
     handler: Annotated[
         str,
         argument(
@@ -71,9 +71,9 @@ def replay(
     _check_folder(rows)
     function = load_handler(handler, f"the handler {handler} cannot be used")
     with track("replayed"):
-        report = on.queue.replay(
+        report = ctx.queue.replay(
             function,
-            str(on.group_name),
+            str(ctx.group_name),
             since=since,
             until=until,
             where=where,
@@ -89,15 +89,15 @@ def replay(
         _write(report, rows)
     if report.summary.stopped_because:
         complain(f"the replay ended early: {report.summary.stopped_because}")
-        on.exit_code = FAILED
+        ctx.exit_code = FAILED
     if report.summary.replayed < min_messages:
         complain(
             f"{show_count(report.summary.replayed, 'message')} replayed, fewer than --min-messages "
             f"{min_messages}: give an earlier --since, or a --where that selects more"
         )
-        on.exit_code = FAILED
+        ctx.exit_code = FAILED
     if fail_if_worse and report.is_worse:
-        on.exit_code = FAILED
+        ctx.exit_code = FAILED
     return Pages([_plain(report)], lambda _: str(report).splitlines())
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
-from spark_mq.interfaces.cli.command import Given, argument, command, option, parse_pairs
+from spark_mq.interfaces.cli.command import Invocation, argument, command, option, parse_pairs
 from spark_mq.interfaces.cli.output import Column, Pages, Rows
 from spark_mq.message import Message
 from spark_mq.operations.schedules import ScheduleInfo
@@ -25,9 +25,9 @@ _Name = Annotated[str, argument("The schedule.", metavar="SCHEDULE")]
 
 
 @command("schedule list")
-def list_schedules(on: Given) -> Rows:
+def list_schedules(ctx: Invocation) -> Rows:
     """List the schedules with their next and last instants."""
-    return Rows(on.queue.schedules(), _COLUMNS, _cells)
+    return Rows(ctx.queue.schedules(), _COLUMNS, _cells)
 
 
 def _cells(one: ScheduleInfo) -> Mapping[str, Any]:
@@ -36,7 +36,7 @@ def _cells(one: ScheduleInfo) -> Mapping[str, Any]:
 
 @command("schedule add")
 def add(
-    on: Given,
+    ctx: Invocation,
     name: _Name,
     message: Annotated[str, argument("The payload. -: all of stdin.")],
     cron: Annotated[str | None, option("Five fields, such as '0 2 * * *'.")] = None,
@@ -62,7 +62,7 @@ def add(
     value: bytes | str = message
     if message == "-":
         value = sys.stdin.buffer.read().removeprefix(codecs.BOM_UTF8)  # a mark of text files
-    made = on.queue.schedule(
+    made = ctx.queue.schedule(
         name,
         message=Message(value, key, parse_pairs("--header", header), priority=priority),
         cron=cron,
@@ -77,23 +77,23 @@ def add(
 
 @command("schedule pause")
 def pause(
-    on: Given, name: _Name, reason: Annotated[str | None, option("Why, for people.")] = None
+    ctx: Invocation, name: _Name, reason: Annotated[str | None, option("Why, for people.")] = None
 ) -> Pages:
     """Publish no message of a schedule until `schedule resume`. Its instants are skipped."""
-    return _brief(on.queue.pause_schedule(name, reason))
+    return _brief(ctx.queue.pause_schedule(name, reason))
 
 
 @command("schedule resume")
-def resume(on: Given, name: _Name) -> Pages:
+def resume(ctx: Invocation, name: _Name) -> Pages:
     """End a pause of a schedule, from now on."""
-    return _brief(on.queue.resume_schedule(name))
+    return _brief(ctx.queue.resume_schedule(name))
 
 
 @command("schedule remove", asks=True)
-def remove(on: Given, name: _Name) -> Mapping[str, Any]:
+def remove(ctx: Invocation, name: _Name) -> Mapping[str, Any]:
     """Remove a schedule. Asks first. Messages that it has published stay."""
-    queue = on.queue
-    on.confirm(f"Remove schedule {name} of {queue.path}?")
+    queue = ctx.queue
+    ctx.confirm(f"Remove schedule {name} of {queue.path}?")
     queue.remove_schedule(name)
     return {"queue": queue.path, "removed": name}
 

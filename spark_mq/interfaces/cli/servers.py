@@ -16,7 +16,7 @@ from spark_mq.delta.object_store import absolute_path
 from spark_mq.errors import InvalidOption, SparkMQError
 from spark_mq.inspect.overview import QueueOverview
 from spark_mq.integrations.prometheus import CONTENT_TYPE, exposition
-from spark_mq.interfaces.cli.command import NOTHING, Given, argument, command, option, stopping
+from spark_mq.interfaces.cli.command import NOTHING, Invocation, argument, command, option, stopping
 from spark_mq.interfaces.cli.output import complain
 from spark_mq.interfaces.cli.watch import MaxAge, MaxDead, MaxUnswept, parse_limit
 from spark_mq.interfaces.monitor import QueueMonitor
@@ -32,9 +32,9 @@ _Address = Annotated[str, option("Where to listen.")]
 
 
 @command("metrics", prints=False)
-def metrics(on: Given, port: _Port = 9464, address: _Address = "127.0.0.1") -> None:
+def metrics(ctx: Invocation, port: _Port = 9464, address: _Address = "127.0.0.1") -> None:
     """Serve the metrics of a queue to Prometheus until SIGTERM. Each request reads the queue."""
-    queue = on.queue
+    queue = ctx.queue
     with listen(address, port) as listener:
         server = _server(listener, lambda: exposition(_overview_by_path(queue)))
         thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -90,7 +90,7 @@ def _overview_by_path(queue: Any) -> Mapping[str, QueueOverview | None]:
 
 @command("web", NOTHING, prints=False)
 def web(
-    on: Given,
+    ctx: Invocation,
     path: Annotated[
         str, argument("A queue, or where to look for queues.", envvar="SPARK_MQ_PATH")
     ] = ".",
@@ -147,7 +147,7 @@ def web(
             option="PATH",
             value=path,
         )
-    monitor = QueueMonitor(path, on.storage_options, max_depth=max_depth)
+    monitor = QueueMonitor(path, ctx.storage_options, max_depth=max_depth)
     serve(
         monitor,
         access,

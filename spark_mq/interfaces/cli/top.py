@@ -23,7 +23,7 @@ from rich.text import Text
 from spark_mq.errors import QueueNotFound, SparkMQError
 from spark_mq.inspect.health import check_health
 from spark_mq.inspect.overview import QueueOverview
-from spark_mq.interfaces.cli.command import Given, command, option
+from spark_mq.interfaces.cli.command import Invocation, command, option
 from spark_mq.interfaces.cli.output import Column, Pages, Part, Rows, make_table
 from spark_mq.interfaces.cli.progress import track
 from spark_mq.interfaces.cli.queues import group_rows
@@ -77,7 +77,7 @@ _KEPT: Final = 20  # rates in the chart of a row
 
 @command("top")
 def top(
-    on: Given,
+    ctx: Invocation,
     interval: Annotated[str, option("How often to refresh.")] = "2s",
     count: Annotated[int | None, option("End after so many refreshes.", min=1)] = None,
     groups: Annotated[int, option("Groups to show, the busiest.", min=1)] = 20,
@@ -86,9 +86,9 @@ def top(
 
     In a pipe it prints one view, with the rates of one interval.
     """
-    view = _view(on, groups)
+    view = _view(ctx, groups)
     pause = validate_duration("--interval", interval) / SECOND
-    if count is None and not on.json:
+    if count is None and not ctx.json:
         if sys.stdout.isatty() and sys.stdin.isatty():
             _show_live(view, pause)
             return None
@@ -98,11 +98,11 @@ def top(
     return Pages(_frames(view, pause, count), view.parts)
 
 
-def _view(on: Given, groups: int) -> View:
+def _view(ctx: Invocation, groups: int) -> View:
     try:
-        return QueueView(on.queue, groups)
+        return QueueView(ctx.queue, groups)
     except QueueNotFound:
-        monitor = QueueMonitor(str(on.path), on.storage_options, max_age=0)
+        monitor = QueueMonitor(str(ctx.path), ctx.storage_options, max_age=0)
         if not monitor.queues():
             raise
         return FolderView(monitor)

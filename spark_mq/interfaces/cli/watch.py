@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 from spark_mq.errors import InvalidOption, QueueNotFound, SparkMQError
 from spark_mq.inspect.health import Problem
-from spark_mq.interfaces.cli.command import Given, command, option
+from spark_mq.interfaces.cli.command import Invocation, command, option
 from spark_mq.interfaces.cli.output import FAILED, OK, Column, Rows
 from spark_mq.ledger.breaker import CLOSED
 from spark_mq.queue import Queue
@@ -38,7 +38,7 @@ _OnlyGroup = Annotated[str | None, option("Only this group.", "-g", envvar="SPAR
 
 @command("throughput")
 def throughput(
-    on: Given,
+    ctx: Invocation,
     since: Annotated[str, option("How far to look back.")] = "1h",
     every: Annotated[str, option("The length of an interval.")] = "1m",
     group: _OnlyGroup = None,
@@ -49,14 +49,14 @@ def throughput(
     publishes, and of messages that were acked, dead-lettered, dropped or expired.
     """
     if group is not None:
-        on.existing_group(group)
-    found = on.queue.throughput(since=since, every=every, group=group)
+        ctx.existing_group(group)
+    found = ctx.queue.throughput(since=since, every=every, group=group)
     return Rows(found.to_pylist(), _THROUGHPUT_COLUMNS)
 
 
 @command("changes")
 def changes(
-    on: Given,
+    ctx: Invocation,
     since: Annotated[str, option("How far to look back.")] = "1d",
     limit: Annotated[int, option("The most changes.", "-n", min=1)] = 100,
     group: _OnlyGroup = None,
@@ -66,8 +66,8 @@ def changes(
     These are settings, pauses, seeks, redrives and changes of single messages, each with its user.
     """
     if group is not None:
-        on.existing_group(group)
-    return Rows(on.queue.changes(limit, since=since, group=group), _CHANGE_COLUMNS)
+        ctx.existing_group(group)
+    return Rows(ctx.queue.changes(limit, since=since, group=group), _CHANGE_COLUMNS)
 
 
 def parse_limit(text: str) -> str | None:
@@ -77,7 +77,10 @@ def parse_limit(text: str) -> str | None:
 
 @command("check")
 def check(
-    on: Given, max_unswept: MaxUnswept = "1h", max_age: MaxAge = None, max_dead: MaxDead = None
+    ctx: Invocation,
+    max_unswept: MaxUnswept = "1h",
+    max_age: MaxAge = None,
+    max_dead: MaxDead = None,
 ) -> Rows | str:
     """Exit with 1, a reason and the command that helps if the queue is unhealthy.
 
@@ -90,16 +93,16 @@ def check(
         "max_dead": max_dead,
     }
     try:
-        judged, columns = [_judge(on.queue, limits)], _CHECK_COLUMNS
+        judged, columns = [_judge(ctx.queue, limits)], _CHECK_COLUMNS
     except QueueNotFound:
-        paths = Queue.find_all(str(on.path), storage_options=on.storage_options)
+        paths = Queue.find_all(str(ctx.path), storage_options=ctx.storage_options)
         if not paths:
             raise
-        judged = [_judge_path(path, limits, on.storage_options) for path in paths]
+        judged = [_judge_path(path, limits, ctx.storage_options) for path in paths]
         columns = [("QUEUE", "queue"), *_CHECK_COLUMNS]
     problems = [{"queue": one["queue"], **row} for one in judged for row in one["problems"]]
-    on.exit_code = FAILED if problems else OK
-    if on.json:  # a line for each queue
+    ctx.exit_code = FAILED if problems else OK
+    if ctx.json:  # a line for each queue
         return Rows(judged, ())
     return Rows(problems, columns) if problems else "healthy"
 

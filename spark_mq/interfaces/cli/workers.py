@@ -17,7 +17,7 @@ from spark_mq.group import ConsumerGroup
 from spark_mq.interfaces.cli.command import (
     GROUP,
     NOTHING,
-    Given,
+    Invocation,
     argument,
     command,
     option,
@@ -49,7 +49,7 @@ _JOB_COLUMNS: Final[list[Column]] = [("JOB", "job"), ("PATH", "path")]
 
 @command("sweep")
 def sweep(
-    on: Given,
+    ctx: Invocation,
     every: Annotated[
         str | None, option("Repeat with this pause, such as 60s.", metavar="DURATION")
     ] = None,
@@ -60,7 +60,7 @@ def sweep(
     """
     pause = None if every is None else validate_duration("--every", every) / SECOND
     return Pages(
-        _reports(on.queue, pause), lambda report: [report if every is None else _in_a_line(report)]
+        _reports(ctx.queue, pause), lambda report: [report if every is None else _in_a_line(report)]
     )
 
 
@@ -81,7 +81,7 @@ def _in_a_line(report: Mapping[str, Any]) -> str:
 
 @command("work", GROUP)
 def work(
-    on: Given,
+    ctx: Invocation,
     handler: Annotated[
         str,
         argument(
@@ -145,8 +145,8 @@ def work(
     It leases messages, calls the function with them, and settles them.
     """
     function = load_handler(handler, f"the handler {handler} cannot be used")
-    group = on.queue.group(str(on.group_name), create=create_group)
-    with tracking_settled(on.queue, group, until):
+    group = ctx.queue.group(str(ctx.group_name), create=create_group)
+    with tracking_settled(ctx.queue, group, until):
         summary = group.work(
             function,
             mode=mode,
@@ -164,18 +164,18 @@ def work(
             heartbeat=heartbeat,
         )
     if summary.blocked_because:  # a warning in the log names the group and the counts
-        on.exit_code = FAILED
+        ctx.exit_code = FAILED
     return summary
 
 
 @command("workers")
 def workers(
-    on: Given,
+    ctx: Invocation,
     group: Annotated[str | None, option("Only this group.", "-g", envvar="SPARK_MQ_GROUP")] = None,
 ) -> Rows:
     """List the workers of all groups, or of one, also those that are idle."""
-    names = on.queue.groups() if group is None else [group]
-    found = [(name, one) for name in names for one in on.existing_group(name).workers()]
+    names = ctx.queue.groups() if group is None else [group]
+    found = [(name, one) for name in names for one in ctx.existing_group(name).workers()]
     rows = [{"group": name, **asdict(one)} for name, one in found]
     return Rows(rows, _WORKER_COLUMNS, worker_cells)
 
@@ -212,7 +212,7 @@ def tracking_settled(
 
 
 @command("jobs", NOTHING, stores=False)
-def jobs(on: Given) -> Rows:
+def jobs(ctx: Invocation) -> Rows:
     """Print the paths of the jobs for spark-submit."""
     folders = [Path(__file__).parents[3] / "jobs"]
     spec = importlib.util.find_spec("spark_mq_jobs")
