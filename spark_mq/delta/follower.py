@@ -76,7 +76,7 @@ class LogFollower:
     # -- reading
 
     @property
-    def alone(self) -> bool:
+    def only_writer(self) -> bool:
         """Return whether the last commits are this handle's own, so nobody else seems to commit."""
         # Not if the last one is some time ago: a cleaner may be beyond it. Not for long either: all
         # clocks of a paused machine may have missed the pause.

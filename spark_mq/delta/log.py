@@ -63,7 +63,7 @@ class DeltaLog(LogFollower):
         while True:
             began = time.monotonic()
             # Over a store a look costs a request, and the put finds out all the same.
-            skip = not losses and not self._local and self.alone
+            skip = not losses and not self._local and self.only_writer
             state = self.state if skip else self.refresh()
             base = state.version
             change, result = compute(state)

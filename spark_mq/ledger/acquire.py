@@ -394,7 +394,7 @@ def _acquire_by_count(
     found = None
     if trials and request.intervals is None:
         # Messages that have failed may be bad by themselves, and would keep the breaker open.
-        found = selector.acquire(innocent=True)
+        found = selector.acquire(undelivered_first=True)
     if found is None and (found := selector.acquire()) is None:
         return ledger, selector.nothing(blocked)
     after, grant = found

@@ -146,7 +146,7 @@ class Command(ABC, Generic[R]):
     priority: ClassVar[Priority] = Priority.SETTLE
     creates: ClassVar[bool] = False  # the group may be missing
     of_worker: ClassVar[bool] = False  # may share a commit also if a person acts
-    alone: ClassVar[bool] = False  # shares no commit
+    exclusive: ClassVar[bool] = False  # shares no commit
     whole_table: ClassVar[bool] = False  # a change of any other group is a conflict
     without_ledger: ClassVar[bool] = False  # the ledger may be unreadable, and is not read
     adds_fingerprint: ClassVar[bool] = True  # of the newest file of the view's index

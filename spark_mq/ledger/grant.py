@@ -26,7 +26,7 @@ from spark_mq.ledger.ranges import (
 from spark_mq.ledger.schedule import add_scheduled, split_by_time
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.sink_writes import SinkWrite, with_write
-from spark_mq.ledger.walk_filter import OTHER_GROUP, RowRuns, Taken
+from spark_mq.ledger.walk_filter import OTHER_GROUP, RowRuns, SelectedPiece
 
 __all__ = [
     "MAX_LEASES_WITHOUT_FRESH",
@@ -254,7 +254,7 @@ def _with_leases_without_fresh(
     )
 
 
-def _range_of(piece: Taken, ranges: Mapping[int, Range]) -> Range:
+def _range_of(piece: SelectedPiece, ranges: Mapping[int, Range]) -> Range:
     if piece.row is None:
         return Range(piece.first, piece.last, UNREAD, piece.messages)
     r = ranges[piece.row]

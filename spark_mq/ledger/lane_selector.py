@@ -158,11 +158,11 @@ class LaneSelector:
             return Grant((), shares.why_full(), blocked_for_now=True)
         return Grant(blocked_because="max_tracked_ranges" if full else blocked)
 
-    def acquire(self, *, innocent: bool = False) -> tuple[Ledger, Grant] | None:
+    def acquire(self, *, undelivered_first: bool = False) -> tuple[Ledger, Grant] | None:
         """Lease the messages whose turn it is, and skip others. Return None if none are.
 
-        With `innocent`, it is only the turn of messages that were never delivered. If there are
-        none, it is that of suspects.
+        With `undelivered_first`, it is only the turn of messages that were never delivered, or of
+        suspects if there are none.
         """
         if self._is_alone:
             return None
@@ -176,7 +176,7 @@ class LaneSelector:
             level = self._level(priority, available)
             if self._walk.taken and not level.mixes:
                 break
-            if innocent:
+            if undelivered_first:
                 rows = self._due.undelivered()
                 if not (rows or self._reads):
                     rows = self._due.suspects()

@@ -19,7 +19,7 @@ from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, UNREAD, Ledger, Range
 from spark_mq.ledger.schedule import split_by_time
 from spark_mq.ledger.slots import FileSlots, lowest_of
-from spark_mq.ledger.walk_filter import Taken, WalkFilter, add_joined
+from spark_mq.ledger.walk_filter import SelectedPiece, WalkFilter, add_joined
 
 __all__ = ["MAX_PIECES", "LaneWalk"]
 
@@ -57,7 +57,7 @@ class LaneWalk:
         self._end, self.limit, self._is_open = end, limit, is_open
         self._ordered, self.plain, self._shares = ordered, plain, shares
         self._no_lane = is_open if plain else index.layout.without_lane
-        self.taken: list[Taken] = []
+        self.taken: list[SelectedPiece] = []
         self.lanes = 0  # the set of the lanes that were taken from
         self._block = 0  # the lanes that the lease may take from
         self._own = self._no_lane  # the slots of the lanes that were taken from
@@ -239,7 +239,7 @@ class LaneWalk:
         elif count := min(self.limit, index.count(first, last)):
             begins = index.first_at_or_after(first) or first
             self.limit -= count
-            self.taken.append(Taken(row, begins, index.nth_from(begins, count), count))
+            self.taken.append(SelectedPiece(row, begins, index.nth_from(begins, count), count))
 
     def _take_piece(
         self, row: int | None, begins: int, slots: FileSlots, rows: Interval, is_open: int

@@ -104,7 +104,7 @@ class Create(Command[bool]):
 
     name = CREATE_GROUP
     creates = True
-    alone = True
+    exclusive = True
     needs = Needs(None, damaged=True, horizon="always")
 
     def apply(self, view: View) -> Change[bool]:
@@ -185,7 +185,7 @@ class Seek(Command[None]):
     target: StartPosition
 
     name = "seek"
-    alone = True
+    exclusive = True
     needs = Needs(None, horizon="always")
 
     def apply(self, view: View) -> Change[None]:
@@ -261,7 +261,7 @@ class Drop(Command[None]):
     """Drop the group, even if its ledger is unreadable."""
 
     name = "drop group"
-    alone = True
+    exclusive = True
     whole_table = True
     without_ledger = True
     adds_fingerprint = False
@@ -278,7 +278,7 @@ class NoteChange(Command[None]):
 
     name = "configure queue"
     creates = True
-    alone = True
+    exclusive = True
 
     def apply(self, view: View) -> Change[None]:
         ledger = view.ledger if view.exists else Ledger(LedgerHeader(start_sequence=-1))

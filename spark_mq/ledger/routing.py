@@ -43,7 +43,7 @@ class FreezeDead(Command[int]):
     name = "freeze dead"
     priority = Priority.LEASE
     creates = True  # without a group there is nothing to freeze
-    alone = True
+    exclusive = True
     needs = Needs(TRACKED)
 
     def apply(self, view: View) -> Change[int]:
@@ -66,7 +66,7 @@ class Freeze(Command[int]):
     name = "freeze redrive"
     priority = Priority.LEASE
     creates = True
-    alone = True
+    exclusive = True
     needs = Needs(None, horizon="always")  # a new group begins above the horizon
 
     def apply(self, view: View) -> Change[int]:
@@ -88,7 +88,7 @@ class SettleRouted(Command[int]):
     priority = Priority.LEASE
     needs = Needs()
     creates = True
-    alone = True
+    exclusive = True
 
     def apply(self, view: View) -> Change[int]:
         after, messages = settle_routed(view.ledger, self.transfer_id, self.event)
@@ -106,7 +106,7 @@ class Unfreeze(Command[int]):
     priority = Priority.LEASE
     needs = Needs()
     creates = True
-    alone = True
+    exclusive = True
 
     def apply(self, view: View) -> Change[int]:
         after, messages = unfreeze(view.ledger, self.transfer_id)
@@ -123,7 +123,7 @@ class Discard(Command[int]):
     name = "discard"
     priority = Priority.LEASE
     creates = True
-    alone = True
+    exclusive = True
     needs = Needs(None, horizon="always")  # a new group begins above the horizon
 
     def apply(self, view: View) -> Change[int]:

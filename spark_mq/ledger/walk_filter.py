@@ -21,7 +21,7 @@ __all__ = [
     "OTHER_GROUP",
     "REPLACED",
     "RowRuns",
-    "Taken",
+    "SelectedPiece",
     "WalkFilter",
     "add_joined",
 ]
@@ -34,7 +34,7 @@ MAX_FILTERED_PIECES: Final = 4_000
 MAX_FILTERED_FILES: Final = 1_000  # with messages that one lease skips, so that it commits soon
 
 
-class Taken(NamedTuple):
+class SelectedPiece(NamedTuple):
     """Messages that a lease takes, or skips."""
 
     row: int | None  # of the ledger; None for unread messages
@@ -45,7 +45,7 @@ class Taken(NamedTuple):
 
 
 def add_joined(
-    taken: list[Taken],
+    taken: list[SelectedPiece],
     index: MessageIndex,
     row: int | None,
     begins: int,
@@ -61,7 +61,7 @@ def add_joined(
         if near and before.last < first and not index.count(before.last + 1, first - 1):
             first, count = before.first, before.messages + count
             taken.pop()
-    taken.append(Taken(row, first, last, count, event))
+    taken.append(SelectedPiece(row, first, last, count, event))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class WalkFilter:
         self._most = max(2, min(MAX_FILTERED_PIECES, room))
         leased = ("first_leased_at", "is set", True)
         self._leased = frozenset(ledger.find((AVAILABLE,), leased))
-        self.skipped: list[Taken] = []
+        self.skipped: list[SelectedPiece] = []
         self._files = set[int]()  # those with skipped messages, by first sequence
 
     def is_full(self, pieces: int) -> bool:
@@ -146,7 +146,7 @@ class WalkFilter:
         self._files.add(begins)
         add_joined(self.skipped, self._index, row, begins, run, event=event)
 
-    def skipped_before(self, end: int) -> list[Taken]:
+    def skipped_before(self, end: int) -> list[SelectedPiece]:
         """Return the skipped messages before a sequence, at which a lease ends early."""
         return [one for one in self.skipped if one.last < end]
 

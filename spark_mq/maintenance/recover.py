@@ -178,7 +178,7 @@ class Repair(Command[Repaired]):
 
     name = "recover"
     creates = True
-    alone = True
+    exclusive = True
     whole_table = True
     adds_fingerprint = False
 

@@ -86,7 +86,7 @@ class _Trim(Command[int]):
     name = "trim"
     priority = Priority.LEASE
     creates = True
-    alone = True
+    exclusive = True
     whole_table = True  # also for a new group, which `reach` has not counted
 
     def apply(self, view: View) -> Change[int]:

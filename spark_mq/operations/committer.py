@@ -106,11 +106,11 @@ class GroupCommitter:
         """Run commands in one commit, perhaps with others. Return the result or error of each."""
         self._process.check()
         unit = _Unit(commands, checks)
-        alone = any(one.alone for one in commands) or (
+        exclusive = any(one.exclusive for one in commands) or (
             # The commit names the person, and others must not get the name.
             not all(one.of_worker for one in commands) and current_user() is not None
         )
-        run: Callable[[_Unit], list[Any]] = self._run_alone if alone else self.batcher.do
+        run: Callable[[_Unit], list[Any]] = self._run_alone if exclusive else self.batcher.do
         if "opentelemetry" not in sys.modules:  # no SDK is set up
             return run(unit)
         destination = Destination.of(self._group.queue_path, self._group.name)

@@ -150,7 +150,7 @@ class LedgerTable:
 
     def _may_skip_look(self) -> bool:
         # Over a store a look costs a request, and the put finds out all the same.
-        return not self.files.is_local and self.log.alone
+        return not self.files.is_local and self.log.only_writer
 
     def _partition(self, group: str, refresh: bool) -> tuple[int, tuple[AddFile, ...]]:
         with wrap_store_errors(self.path, "reading"), self._lock:

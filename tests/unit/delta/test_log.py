@@ -785,7 +785,7 @@ def on_clocks(store: InjectedStore) -> tuple[DeltaLog, RemoteStore, MachineClock
     log.clock = clocks.elapsed
     for name in "abc":
         put(log, name)
-    assert log.alone
+    assert log.only_writer
     return log, remote, clocks
 
 
@@ -822,7 +822,7 @@ def test_a_wall_clock_that_is_set_costs_a_look_and_no_more(store: InjectedStore)
         remote.injected["read"] = [lambda real, *_: (looks.append(1), real())[1]]
         put(log, "after the step")
         put(log, "next")
-        assert log.alone
+        assert log.only_writer
     assert len(looks) == 2
     assert DeltaLog(store).refresh().version == 7
 
