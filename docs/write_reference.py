@@ -35,6 +35,7 @@ _MARKED = re.compile(
     r"(<!-- (options|commands|job|settings|figures): ([\w-]+) -->\n).*?(<!-- end -->)", re.S
 )
 _OF_ALL_JOBS = {"help", "queue", "queues", "storage_options"}
+_DURATION = re.compile(r"\b[0-9]+(?:ms|[smhd])\b")
 _HELP_DEFAULT = re.compile(r"[.;] Default: (.+)$")
 
 
@@ -169,6 +170,7 @@ def _job_row(option: Any) -> str:
     if option.const is not True:
         words.append(option.metavar or ("|".join(option.choices) if option.choices else "NAME"))
     name = " ".join(words).replace("|", "\\|")
+    default = _DURATION.sub(r"`\g<0>`", default)
     return f"| `{name}` | {default} | {_code(_lower(text))} |\n"
 
 
