@@ -130,6 +130,9 @@ def _step(found: Findings, life: Life, row: Row, seq: int, skew: timedelta) -> N
             )
             life.free_at = deadline + skew
         life.holder, life.expired = None, lease
+    elif event == "other_group":
+        delivered = life.deliveries or life.holder
+        found.expect(not delivered, f"{where}, but it was delivered to this group")
     elif event in (
         "given_back",
         "fenced",
