@@ -59,6 +59,10 @@ class MemoryMessages(MessageTable):
     def trimmed(self) -> int:
         return -1
 
+    @property
+    def fence(self) -> int:
+        return 0  # no sweep of the twin deletes files
+
     def index_to_lease(self, after: int, wanted: int) -> MessageIndex:
         return self.index()
 
