@@ -66,13 +66,17 @@ def cause_of(error: BaseException) -> BaseException | None:
     return _context_of(error) if cause is None else cause
 
 
+STOPS: tuple[type[BaseException], ...] = (KeyboardInterrupt,)
+"""What ends a program, also out of a user's function. Tests add what stands for a death."""
+
+
 def to_failure(error: BaseException, what: str = "the handler") -> Exception:
-    """Return what a user's function raised as an Exception, but raise KeyboardInterrupt.
+    """Return what a user's function raised as an Exception, but raise one of STOPS.
 
     A SystemExit, for example, would otherwise end a worker without a word. So would an error that
     cannot even be asked for its class.
     """
-    if issubclass(type(error), KeyboardInterrupt):
+    if issubclass(type(error), STOPS):
         raise error
     cause: BaseException | None = error
     try:

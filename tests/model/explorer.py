@@ -16,9 +16,14 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from spark_mq.util import failures
+
 
 class Suspend(BaseException):
     """Ends a run of an operation where its next step begins. No product code may catch it."""
+
+
+failures.STOPS += (Suspend,)
 
 
 class Violation(AssertionError):

@@ -20,12 +20,16 @@ from spark_mq.maintenance import sweep as sweep_of
 from spark_mq.maintenance.dead_letters import route_dead_letters
 from spark_mq.operations.create import open_context
 from spark_mq.operations.history import read_history
+from spark_mq.util import failures
 from spark_mq.util.clock import system_clock
 from support.tables import context_of, group_ledger_of
 
 
 class Killed(BaseException):
     """The process dies here. Not an Exception: nothing in the code may handle it."""
+
+
+failures.STOPS += (Killed,)
 
 
 def die(*_: Any, **__: Any) -> None:
