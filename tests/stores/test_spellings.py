@@ -84,7 +84,8 @@ def test_dead_letters_are_the_queue_s_under_each_spelling(
         assert reopen(text).sweep().routed == 1, "the queue is not taken for a copy"
         # Letters of writers that do not know the queue's id.
         for name in (path, reopen(text).path, f"{path}2"):
-            reopen(place).publish([Message("x", headers={"spark_mq.queue": name})])
+            headers = {"spark_mq.queue": name, "spark_mq.group": "default"}
+            reopen(place).publish([Message("x", headers=headers)])
         assert reopen(text).redrive().messages == 3
         assert lease(queue).ack().settled == 3
         with pytest.raises(InvalidOption, match="is the queue itself"):
