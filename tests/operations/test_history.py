@@ -14,6 +14,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,6 +37,7 @@ from spark_mq.operations.history import show_outcomes
 from spark_mq.operations.settle import settle
 from spark_mq.storage import history_table as history_of
 from spark_mq.testing import ManualClock
+from spark_mq.util import user
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.user import act_as
 
@@ -165,7 +167,8 @@ def test_the_last_failure_of_a_batch_blames_it_too(queue: Queue, clock: ManualCl
     s = queue.publish([str(n) for n in range(6)]).sequences
     first = lease(queue, 3)
     lease(queue, 2)
-    queue.group().lease("another", max_messages=1)
+    with patch.object(user, "_process_id", lambda _: "elsewhere"):
+        queue.group().lease("another", max_messages=1)
     queue.group().configure(max_delivery_attempts=1)  # else last attempts would be alone
     first.nack(error="bad")
     clock.advance("1h")

@@ -36,7 +36,7 @@ def test_redrive_works_after_a_rename(tmp_path: Path) -> None:
     os.rename(tmp_path / "before", tmp_path / "after")
     queue = Queue.open(tmp_path / "after")
     assert queue.redrive(dry_run=True).messages == 1
-    assert queue.redrive().messages == 1
+    assert queue.redrive(to_all_groups=True).messages == 1
     assert values(queue) == ["a", "a"]
     with_letter(queue, "b")
     assert not (tmp_path / "before").exists()
@@ -238,5 +238,5 @@ def test_a_letter_without_an_id_belongs_to_the_path_that_it_names(tmp_path: Path
     queue = Queue.create(tmp_path / "queue")
     for path in (queue.path, "/elsewhere"):
         queue.dead_letters.publish([Message("x", headers={"spark_mq.queue": path})])
-    assert queue.redrive().messages == 1
+    assert queue.redrive(to_all_groups=True).messages == 1
     assert context_of(queue.dead_letters).group(REDRIVE).exists()
