@@ -117,6 +117,8 @@ class Expression:
         self._names, self._stop = [*schema.names, "bytes"], stop
         if not text.strip():
             raise self.refusal("it is empty")
+        if "\0" in text:
+            raise self.refusal("it has a NUL character, for which SQL has chr(0)")
         self._sql = text.removeprefix("\ufeff")
         self._connection = connect(option, text, instead)
         import duckdb

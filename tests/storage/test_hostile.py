@@ -67,7 +67,8 @@ def test_texts_come_through_all_of_a_message_s_life(make: Make, text: str) -> No
         text,
     )
     assert m.headers["spark_mq.error"] == text[:2_000]
-    condition = "error = '{0}' AND message_id = '{0}'".format(text.replace("'", "''"))
+    literal = "'" + text.replace("'", "''").replace("\0", "' || chr(0) || '") + "'"
+    condition = f"error = {literal} AND message_id = {literal}"
     if len(text) <= 2_000:
         assert queue.redrive(where=condition).messages == 1
     else:
