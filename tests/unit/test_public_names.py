@@ -31,7 +31,7 @@ def test_a_queue_shows_its_public_members() -> None:
         "stats", "sweep", "trace",
         "blockers", "configure", "describe", "drop", "drop_at", "find", "find_all", "health",
         "changes", "failures", "list_dead_letters", "locate", "newest_dead_letters",
-        "peek", "plot", "sweep_state", "throughput",
+        "peek", "plot", "sql", "sweep_state", "throughput",
         "pause_schedule", "remove_schedule", "replay", "resume_schedule", "schedule", "schedules",
         "batches", "close_batch",
     }  # fmt: skip

@@ -85,7 +85,7 @@ def test_a_function_that_cannot_be_called_so_is_refused(bad):
     ],
 )
 def test_a_duration_comes_in_many_forms(value, expected):
-    assert validate_duration("timeout", value) == expected
+    assert validate_duration("age", value) == expected
 
 
 @pytest.mark.parametrize(
