@@ -62,7 +62,7 @@ class Intervene(Command[Intervention]):
     force: bool = False
 
     name = "intervene"
-    alone = True  # the whole commit names the person
+    exclusive = True  # the whole commit names the person
 
     @property
     def needs(self) -> Needs:

@@ -139,6 +139,21 @@ def test_a_change_by_a_person_is_a_commit_of_its_own(
     assert [(one.event, one.user) for one in queue.trace(sequence).events] == [("leased", None)]
 
 
+def test_a_change_of_single_messages_is_a_commit_of_its_own_even_without_a_name(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reason is in the note of the commit, which traces show for all of its events."""
+    first, second = queue.publish(["a", "b"]).sequences
+    queue.group().ensure()
+    before = version(queue)
+    monkeypatch.setattr("spark_mq.operations.committer.current_user", lambda: None)
+    with piled_up(queue, monkeypatch) as submit:
+        asked = submit(queue.group().lease, "w")
+        assert queue.group().discard([second], reason="a mistake") == 1
+    assert [m.sequence for m in asked.result(30).messages] == [first]
+    assert operations(queue, before) == ["discard", "lease"]
+
+
 def test_settles_come_before_leases(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cap leaves room for a lease only after the settle, which came later."""
     queue = make(max_in_flight=1)
