@@ -165,7 +165,8 @@ def test_only_reads_of_local_files_take_turns(
             return super().hold(timeout)
 
     class Remote:
-        root = "memory://queue/messages"
+        root = "s3://bucket/queue/messages"
+        is_local = False
 
         def __getattr__(self, name: str) -> Any:
             return getattr(files, name)
