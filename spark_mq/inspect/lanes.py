@@ -300,9 +300,10 @@ def find_hot_keys(group: GroupLedger, lane: int, n: int) -> list[HotKey]:
     lanes = group.messages.lanes
     if type(lane) is not int or not 0 <= lane < lanes:
         has = f"lanes 0 to {lanes - 1}" if lanes else "no lanes"
+        listing = shell_command("group", "describe", group.name, "lanes", "-q", "PATH")
         raise InvalidOption(
-            f"lane={short_repr(lane)}: the queue has {has}. group.lanes() or "
-            f"{shell_command('lanes', '-q', 'PATH', '-g', group.name)} lists those with messages.",
+            f"lane={short_repr(lane)}: the queue has {has}. group.lanes() or {listing} lists those "
+            "with messages.",
             option="lane",
             value=lane,
         )

@@ -112,7 +112,9 @@ def raise_if_blocked(group: str, grant: Grant) -> None:
     """Raise GroupBlocked if only the owner can make the group lease messages again."""
     if grant.blocked_because and not grant.blocked_for_now:
         raising = shell_command("group", "configure", group, "-q", "PATH")
-        unblocking = shell_command("group", "unblock", group, "-q", "PATH", "--to", "retry")
+        unblocking = shell_command(
+            "group", "resolve", group, "-q", "PATH", "--blocked", "--to", "retry"
+        )
         raise GroupBlocked(
             f"group {group!r} may lease nothing: {grant.blocked_because}. Settle leased messages, "
             f"or raise the cap by group.configure or {raising}. For blocked messages, use "

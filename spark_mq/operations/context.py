@@ -445,7 +445,7 @@ def group_not_found(queue: QueueContext, name: str) -> GroupNotFound:
     few = queue.ledgers.group_count() <= MAX_COMPARED_GROUPS
     known = queue.ledgers.groups() if few else []
     nearest = _misspelt(name, known)
-    command = shell_command("group", "create", name, "-q", queue.path)
+    command = shell_command("group", "configure", name, "-q", queue.path, "--create")
     return GroupNotFound(
         f"there is no consumer group {name!r} in {queue.path}. "
         + (f"Did you mean {nearest!r}? " if nearest else "")

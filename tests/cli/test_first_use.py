@@ -111,18 +111,18 @@ def test_a_sequence_may_be_that_of_the_page(run: Run, queue: Queue) -> None:
     queue.sweep()
     letter = show_sequence(queue.newest_dead_letters()["dead_letter_sequence"].to_pylist()[0])
     assert run("trace", place, *here).out == run("trace", number, *here).out
-    assert run("locate", place, *here).out == run("locate", number, *here).out
-    assert "id-0" in run("dlq", "show", letter, *here).out
+    assert run("trace", "--now", place, *here).out == run("trace", "--now", number, *here).out
+    assert "id-0" in run("dlq", "list", letter, *here).out
     after = run("peek", "--after", place, *here, "-o", "json").rows
     assert [row["message_id"] for row in after] == ["id-2", "id-3"]
-    tail = run("tail", "--from", place, "-n", 1, *here, "-o", "json").row
-    assert tail["message_id"] == "id-2"
+    new = run("peek", "-f", "--after", place, "-n", 1, *here, "-o", "json").row
+    assert new["message_id"] == "id-2"
     group = ("group",)
     moved = run(*group, "seek", "billing", "--to-sequence", place, *here, "-o", "json").row
     assert moved == run(*group, "seek", "billing", "--to-sequence", number, *here, "-o", "json").row
-    done = run(*group, "discard", "billing", place, "-y", *here, "-o", "json").row
+    done = run(*group, "resolve", "billing", place, "--to=discard", "-y", *here, "-o", "json").row
     assert done["discarded"] == 1
-    run(*group, "create", "late", "--start", place, *here)
+    run(*group, "configure", "late", "--create", "--start", place, *here)
     assert queue.group("late").stats().ready == 3
     for wrong in ("1:", "1:2:3", "x", "1:4294967296"):
         refused = run("trace", wrong, *here, expect=2).err
@@ -136,7 +136,7 @@ def test_a_sequence_may_be_that_of_the_page(run: Run, queue: Queue) -> None:
         (
             {"on_max_deliveries": "block", "max_delivery_attempts": 1},
             lambda group: group.lease("w").nack(),
-            "unblock {}",
+            "resolve {}",
         ),
         ({"max_tracked_ranges": 1}, lambda group: group.lease("w"), "describe {}"),
     ],
@@ -180,10 +180,12 @@ def test_a_check_of_a_folder_judges_each_queue(run: Run, queue: Queue, tmp_path:
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
-        ("stats", "Use `spark-mq group list` or `spark-mq group describe`"),
+        ("stats", "Use `spark-mq queue describe QUEUE groups` or `spark-mq group describe`"),
         ("health", "Use `spark-mq check`"),
         ("redrive", "Use `spark-mq dlq redrive`"),
-        ("group stats", "Use `spark-mq group list` or `spark-mq group describe`"),
+        ("group stats", "Use `spark-mq queue describe QUEUE groups` or `spark-mq group describe`"),
+        ("lanes", "Use `spark-mq group describe GROUP lanes`"),
+        ("group list", "`spark-mq queue describe QUEUE groups`"),
         ("pek", "Did you mean 'peek'?"),
     ],
 )

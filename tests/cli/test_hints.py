@@ -40,7 +40,7 @@ def queue(tmp_path: Path) -> Queue:
         (
             "group describe none -q {q}",
             3,
-            "group.ensure() or `spark-mq group create none -q {q}` creates a group",
+            "group.ensure() or `spark-mq group configure none -q {q} --create` creates a group",
         ),
         (
             "queue configure {q} --set retry_delay=3s",
@@ -53,16 +53,20 @@ def queue(tmp_path: Path) -> Queue:
             "use queue.configure or `spark-mq queue configure PATH`",
         ),
         ("group configure billing -q {q} --set order=key", 2, "a queue with lanes=64 (--lanes 64)"),
-        ("lanes -g billing -q {q}", 2, "`spark-mq queue create PATH --lanes 64`"),
-        ("lanes -g billing --lane 9 -q {q}", 2, "`spark-mq queue create PATH --lanes 64`"),
-        ("peek -g biling -q {q}", 3, "`spark-mq group create biling -q {q}`"),
+        ("group describe billing lanes -q {q}", 2, "`spark-mq queue create PATH --lanes 64`"),
+        ("group describe billing --lane 9 -q {q}", 2, "`spark-mq queue create PATH --lanes 64`"),
+        ("peek -g biling -q {q}", 3, "`spark-mq group configure biling -q {q} --create`"),
         (
             "schedule pause x -q {q}",
             3,
             "queue.schedule(...) or `spark-mq schedule add x -q {q}` makes one",
         ),
-        ("group discard billing -q {q} -y", 2, "message_id (--message-id) and key (--key)"),
-        ("dlq show -q {q}", 2, "`spark-mq dlq list -q {q}`"),
+        (
+            "group resolve billing --to discard -q {q} -y",
+            2,
+            "message_id (--message-id) and key (--key)",
+        ),
+        ("dlq list 1 --where x -q {q}", 2, "give a LETTER, --message-id or --where"),
     ],
 )
 def test_an_error_names_what_helps(
@@ -96,7 +100,7 @@ def kill(group: ConsumerGroup) -> None:
     ("happens", "options", "command"),
     [
         (lambda group: group.pause("x"), [], "spark-mq group resume billing -q {q}"),
-        (block, [], "spark-mq group unblock billing -q {q} --to retry"),
+        (block, [], "spark-mq group resolve billing -q {q} --blocked --to retry"),
         (lambda group: None, ["--max-unswept", "1us"], "spark-mq sweep -q {q}"),
         (lambda group: None, ["--max-age", "1us"], "spark-mq group describe billing -q {q}"),
         (kill, ["--max-dead", "0"], "spark-mq dlq failures -q {q}"),

@@ -40,15 +40,15 @@ def commands(queue: Queue) -> list[list[str]]:
     path, group = ["-q", queue.path], ["-g", "billing"]
     (letter,) = queue.newest_dead_letters()["dead_letter_sequence"].to_pylist()
     return [
-        ["peek", *path], ["tail", *path, "--from", "earliest", "-n", "3"],
-        ["leases", *path, *group],
-        ["trace", *path, "--key", EVIL], ["locate", *path, "--message-id", EVIL + "nacked"],
-        ["lanes", *path, *group], ["changes", *path], ["check", *path],
+        ["peek", *path], ["peek", "-f", *path, "--after", "earliest", "-n", "3"],
+        ["group", "describe", "billing", "leases", *path],
+        ["trace", *path, "--key", EVIL], ["trace", "--now", *path, "--message-id", EVIL + "nacked"],
+        ["group", "describe", "billing", "lanes", *path], ["changes", *path], ["check", *path],
         ["top", *path, "--count", "1"],
         ["queue", "list", str(Path(queue.path).parent)], ["queue", "describe", *path],
-        ["group", "list", *path], ["group", "describe", *path, *group],
+        ["queue", "describe", queue.path, "groups"], ["group", "describe", *path, *group],
         ["group", "describe", *path, "-g", "stuck"], ["dlq", "list", *path],
-        ["dlq", "show", *path, str(letter)], ["dlq", "show", *path, "--message-id", EVIL],
+        ["dlq", "list", *path, str(letter)], ["dlq", "list", *path, "--message-id", EVIL],
         ["dlq", "list", *path, "--where", EVIL], ["dlq", "redrive", *path, "--where", EVIL],
         ["group", "describe", *path, "-g", EVIL], ["peek", "-q", EVIL],
         [EVIL], ["peek", "--" + EVIL],
@@ -121,15 +121,16 @@ def test_a_long_text_does_not_widen_the_cells_of_others(
     group.configure(order="key")
     sequence = queue.peek()[0].sequence
     where = ["-q", queue.path]
-    for words in (["peek"], ["tail", "--from", "earliest", "-n", "10"], ["lanes", "-g", "g"],
-                  ["lanes", "-g", "g", "--lane", str(queue.peek()[0].lane)],
-                  ["trace", str(sequence)], ["locate", str(sequence)]):  # fmt: skip
+    for words in (["peek"], ["peek", "-f", "--after", "earliest", "-n", "10"],
+                  ["group", "describe", "g", "lanes"],
+                  ["group", "describe", "g", "--lane", str(queue.peek()[0].lane)],
+                  ["trace", str(sequence)], ["trace", "--now", str(sequence)]):  # fmt: skip
         assert run([*words, *where]) == 0
         out = capsys.readouterr().out
         assert len(out) < 100_000, words
     group.lease("w", max_messages=10).reject([sequence], error="bad")
     queue.sweep()
-    for words in (["list"], ["failures"], ["redrive", "--dry-run"], ["show", "0"]):
+    for words in (["list"], ["failures"], ["redrive", "--dry-run"], ["list", "0"]):
         run(["dlq", *words, *where])
         assert len(capsys.readouterr().out) < 100_000, words
     assert len(queue.trace(sequence)._repr_html_()) < 100_000

@@ -39,19 +39,35 @@ _MODULES: Final = (
     "top",
     "replay",
     "watch",
-    "servers",
+    "web",
     "queues",
     "groups",
     "schedules",
-    "batches",
 )
-# Methods of Python whose command has another name.
-_PYTHON_NAMES: Final = {"stats": ("group list", "group describe"), "health": ("check",)}
+# What people may type instead: methods of Python, and words whose command has another name.
+_OTHER_NAMES: Final = {
+    "batches": ("queue describe QUEUE batches",),
+    "create": ("queue create", "group configure --create"),
+    "dead_letter": ("group resolve --to dead_letter",),
+    "discard": ("group resolve --to discard", "dlq discard"),
+    "groups": ("queue describe QUEUE groups",),
+    "health": ("check",),
+    "lanes": ("group describe GROUP lanes",),
+    "leases": ("group describe GROUP leases",),
+    "list": ("queue list", "queue describe QUEUE groups"),
+    "locate": ("trace --now",),
+    "metrics": ("web",),
+    "retry_now": ("group resolve --to retry",),
+    "show": ("dlq list LETTER",),
+    "stats": ("queue describe QUEUE groups", "group describe"),
+    "tail": ("peek --follow",),
+    "unblock": ("group resolve --blocked",),
+    "workers": ("queue describe QUEUE workers", "group describe GROUP workers"),
+}
 _GROUPS: Final = {
     "queue": "List, create, describe, configure, purge and drop queues.",
     "group": "Look at groups, configure and move them.",
     "schedule": "List, make, pause, resume and remove schedules.",
-    "batch": "List and close message batches.",
     "dlq": "Look at dead letters, repair and redrive them.",
 }
 
@@ -161,14 +177,15 @@ def _failed(error: Exception, arguments: Sequence[str]) -> int:
 
 def _with_suggestion(text: str) -> str:
     """Return an error, which names the commands that an unknown one may have meant."""
-    found = re.fullmatch(r"No such command '([\w-]+)'\.", text)
-    if found is None:
+    unknown = re.fullmatch(r"(No such command '([\w-]+)'\.)( Did you mean .*)?", text)
+    if unknown is None:
         return text
-    meant = _PYTHON_NAMES.get(found[1]) or [
-        name for name in COMMANDS if name.rpartition(" ")[2] == found[1]
+    said, word, guess = unknown.groups()
+    meant = _OTHER_NAMES.get(word.replace("-", "_")) or [
+        name for name in COMMANDS if name.rpartition(" ")[2] == word and not guess
     ]
-    named = " or ".join(f"`spark-mq {name}`" for name in meant)
-    return f"{text} Use {named}" if meant else text
+    commands = " or ".join(f"`spark-mq {name}`" for name in meant)
+    return f"{said} Use {commands}" if meant else text
 
 
 def _wrong_value(error: Exception, arguments: Sequence[str]) -> str:

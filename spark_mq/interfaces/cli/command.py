@@ -80,7 +80,7 @@ def parse_pairs(name: str, pairs: Sequence[str] | None) -> dict[str, str]:
 def parse_sequence(text: str, what: str = "a sequence", *, option: str = "") -> int:
     """Return a sequence, or raise an InvalidOption. Without an option it suggests --message-id."""
     number = number_in(text)
-    if number.isascii() and number.isdigit():
+    if number.isascii() and number.isdigit() and len(number) < 20:
         return int(number)
     given = f"{option}={short_repr(text)}" if option else repr(text)
     fix = "" if option else f", or --message-id {text}"

@@ -1,10 +1,11 @@
-"""Show, configure, pause, move and drop groups, and change their messages: ``spark-mq group``."""
+"""Show, configure, pause, move and drop groups, and decide about messages: ``spark-mq group``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import datetime
+from enum import StrEnum
 from typing import Annotated, Any, Final
 
 from spark_mq.errors import InvalidOption
@@ -17,56 +18,97 @@ from spark_mq.interfaces.cli.command import (
     parse_sequence,
     settings,
 )
-from spark_mq.interfaces.cli.messages import lane_rows, priority_rows
 from spark_mq.interfaces.cli.output import Column, Pages, Part, Rows
-from spark_mq.interfaces.cli.queues import group_columns, group_rows, shown_settings
+from spark_mq.interfaces.cli.queues import shown_settings
+from spark_mq.interfaces.cli.workers import worker_rows
 from spark_mq.ledger.settings import GroupSettings
+from spark_mq.queue import Queue
+from spark_mq.util.advice import shell_command
 from spark_mq.util.sequences import number_in
 from spark_mq.util.show import show_count
 from spark_mq.util.validation import parse_instant, parse_until
 
 __all__: list[str] = []
 
-_LANES: Final = 5  # the hottest lanes in the description of a group
-_ERRORS: Final = 3  # the last errors in it
+_ERRORS: Final = 3  # the last errors in the description of a group
 _ERROR_COLUMNS: Final[list[Column]] = [
     ("LAST ERROR", "error"), ("STATE", "state"), ("MESSAGES", "messages"), ("AT", "at"),
 ]  # fmt: skip
+_LEASE_COLUMNS: Final[list[Column]] = [
+    ("LEASE", "lease_id"), ("WORKER", "worker_id"), ("SINCE", "since"), ("UNTIL", "until"),
+    ("EXPIRED", "expired"), ("MESSAGES", "messages"), ("DELIVERY", "delivery_count"),
+    ("SEQUENCES", "sequences"),
+]  # fmt: skip
+_LANE_COLUMNS: Final[list[Column]] = [
+    ("LANE", "lane"), ("MESSAGES", "messages"), ("SHARE", "share"), ("READY", "ready"),
+    ("DELAYED", "delayed"), ("LEASED", "leased"), ("DEAD", "dead"), ("HEAD", "head"),
+    ("AGE", "head_age"), ("HELD BACK", "held_back"), ("BECAUSE", "because"),
+]  # fmt: skip
+_PRIORITY_COLUMNS: Final[list[Column]] = [
+    ("PRIORITY", "priority"), ("READY", "ready"), ("DELAYED", "delayed"),
+    ("LEASED", "leased"), ("DEAD", "dead"), ("BLOCKED", "blocked"), ("OLDEST", "oldest_age"),
+]  # fmt: skip
+_KEY_COLUMNS: Final[list[Column]] = [("KEY", "key"), ("MESSAGES", "messages"), ("SHARE", "share")]
 
-_Reason = Annotated[str | None, option("Why, for people.")]
-_Sequences = Annotated[list[str] | None, argument("The messages.", metavar="SEQUENCES")]
-_MessageIds = Annotated[list[str] | None, option("The message with this id. Repeatable.")]
-_Keys = Annotated[list[str] | None, option("Unsettled messages with this key. Repeatable.")]
-_Force = Annotated[bool, option("Also take them from their leases.")]
 
-
-@command("group list")
-def list_groups(ctx: Invocation) -> Rows:
-    """List the groups with their counts, the busiest first."""
-    overview = ctx.queue.describe()
-    rows = group_rows(overview.groups, len(overview.groups))
-    rows += [{"group": name, "blocked_because": why} for name, why in overview.damaged.items()]
-    return Rows(rows, group_columns())
+class _Part(StrEnum):
+    leases = "leases"
+    workers = "workers"
+    lanes = "lanes"
 
 
 @command("group describe", GROUP_ARGUMENT)
-def describe(ctx: Invocation) -> Pages:
+def describe(
+    ctx: Invocation,
+    part: Annotated[_Part | None, argument("Show only this, with all of its values.")] = None,
+    top: Annotated[int, option("The most lanes, or keys of a lane.", "-n", min=1)] = 10,
+    by: Annotated[str, option("Lanes by messages, or by age for the oldest ones.")] = "messages",
+    lane: Annotated[
+        int | None, option("Show only the commonest keys of the messages in this lane.")
+    ] = None,
+) -> Pages | Rows:
     """Describe a group with its settings, leases, lanes, last errors and blockers.
 
-    It also shows counts and priorities.
+    It also shows counts and priorities. `leases` are the leases with their workers and messages,
+    `workers` also has idle ones, and `lanes` says what holds back which lane.
     """
     group = ctx.group
+    if lane is not None or part is _Part.lanes:
+        _require_lanes(ctx.queue)
+    if lane is not None:
+        return Rows(group.hot_keys(lane, top), _KEY_COLUMNS)
+    if part is _Part.leases:
+        return Rows(group.leases(), _LEASE_COLUMNS, _lease_cells)
+    if part is _Part.workers:
+        return worker_rows([group])
+    if part is _Part.lanes:
+        return Rows(group.lanes(top, by=by), _LANE_COLUMNS)
     described = {
         "group": group.name,
         **asdict(group.stats()),
         "leases": len(group.leases()),
         "settings": asdict(group.settings),
         "priorities": group.priorities(),
-        "lanes": group.lanes(_LANES),
+        "lanes": group.lanes(top, by=by),
         "errors": group.last_errors(_ERRORS),
         "blockers": [one for one in ctx.queue.blockers() if one.group == group.name],
     }
     return Pages([described], lambda _: _description(described, group.settings))
+
+
+def _require_lanes(queue: Queue) -> None:
+    if not queue.settings.lanes:
+        raise InvalidOption(
+            f"{queue.path} has no lanes: lanes are fixed when a queue is created. "
+            f"Create a queue with {shell_command('queue', 'create', 'PATH', '--lanes', '64')}.",
+            option="queue",
+            value=queue.path,
+        )
+
+
+def _lease_cells(lease: Any) -> dict[str, Any]:
+    parts = [str(low) if low == high else f"{low}-{high}" for low, high in lease.positions]
+    return {**asdict(lease), "sequences": ",".join(parts[:3]) + (",..." if parts[3:] else "")}
 
 
 def _description(described: Mapping[str, Any], settings: GroupSettings) -> Iterator[Part]:
@@ -77,48 +119,56 @@ def _description(described: Mapping[str, Any], settings: GroupSettings) -> Itera
     yield shown_settings(settings, settings, json=False)
     if len(parts["priorities"]) > 1:
         yield ""
-        yield priority_rows(parts["priorities"])
+        yield Rows(parts["priorities"], _PRIORITY_COLUMNS)
     if parts["lanes"]:
         yield ""
-        yield lane_rows(parts["lanes"])
+        yield Rows(parts["lanes"], _LANE_COLUMNS)
     if parts["errors"]:
         yield ""
         yield Rows(parts["errors"], _ERROR_COLUMNS)
-    for one in parts["blockers"]:
-        which = f"messages {one.first} to {one.last}"
-        if one.first is None:  # a limit blocks
-            which = f"waiting: {show_count(one.messages, 'message')}"
-        yield f"{one.because} blocks {one.blocks}: {which}"
-
-
-@command("group create", GROUP_ARGUMENT)
-def create(
-    ctx: Invocation,
-    start: Annotated[str, option("earliest, latest, a sequence, or an instant.")] = "earliest",
-) -> Mapping[str, Any]:
-    """Create a group at a position. A group that exists stays as it is."""
-    made = ctx.queue.group(str(ctx.group_name), start=number_in(start))
-    there = made.exists()
-    made.ensure()
-    return {"group": made.name, "created": not there}
+    for blocker in parts["blockers"]:
+        which = f"messages {blocker.first} to {blocker.last}"
+        if blocker.first is None:  # a limit blocks
+            which = f"waiting: {show_count(blocker.messages, 'message')}"
+        yield f"{blocker.because} blocks {blocker.blocks}: {which}"
 
 
 @command("group configure", (*GROUP_ARGUMENT, *settings("retry_delay=30s")))
-def configure(ctx: Invocation) -> Mapping[str, Any]:
-    """Change settings of a group, and print all of them.
+def configure(
+    ctx: Invocation,
+    create: Annotated[bool, option("Create the group if it is missing.")] = False,
+    start: Annotated[
+        str | None,
+        option(
+            "Where --create starts: earliest, latest, a sequence, or an instant. Default: earliest."
+        ),
+    ] = None,
+) -> Mapping[str, Any]:
+    """Create a group or change its settings, and print all of them.
 
-    A changed one is shown as old -> new. Workers apply them immediately.
+    A changed one is shown as old -> new. Workers apply them immediately. A group that exists keeps
+    its position.
     """
-    group = ctx.group
-    before = group.settings
-    after = group.configure(**ctx.settings) if ctx.settings else before
-    return {"group": group.name, **shown_settings(before, after, json=ctx.json)}
+    if start is not None and not create:
+        raise InvalidOption(
+            "--start is for a new group: give --create, or move the group with group seek",
+            option="--start",
+            value=start,
+        )
+    row: dict[str, Any] = {"group": str(ctx.group_name)}
+    if create:
+        group = ctx.queue.group(str(ctx.group_name), start=number_in(start or "earliest"))
+        row["created"] = not group.exists()
+        group.ensure()
+    before = ctx.group.settings
+    after = ctx.group.configure(**ctx.settings) if ctx.settings else before
+    return {**row, **shown_settings(before, after, json=ctx.json)}
 
 
 @command("group pause", GROUP_ARGUMENT)
 def pause(
     ctx: Invocation,
-    reason: _Reason = None,
+    reason: Annotated[str | None, option("Why, for people.")] = None,
     until: Annotated[
         str | None,
         option("When leases are allowed again: 30m from now, or an instant with a zone."),
@@ -136,78 +186,79 @@ def resume(ctx: Invocation) -> Mapping[str, Any]:
     return {"group": ctx.group.name, "blocked_because": ctx.group.stats().blocked_because}
 
 
-@command("group unblock", GROUP_ARGUMENT, asks=True)
-def unblock(
+class _Resolution(StrEnum):
+    retry = "retry"
+    discard = "discard"
+    dead_letter = "dead_letter"
+
+
+_QUESTIONS: Final = {
+    _Resolution.discard: "Discard {}?",
+    _Resolution.dead_letter: "Make {} dead?",
+}
+_COUNTS: Final = {
+    _Resolution.retry: "retried",
+    _Resolution.discard: "discarded",
+    _Resolution.dead_letter: "dead",
+}
+
+
+@command("group resolve", GROUP_ARGUMENT, asks=True)
+def resolve(
     ctx: Invocation,
-    to: Annotated[str, option("retry, dead_letter or drop.")],
-    sequence: Annotated[
-        list[str] | None, option("Only this message. Repeatable.", metavar="SEQUENCE")
+    to: Annotated[
+        _Resolution,
+        option(
+            "retry makes delayed, dead or blocked messages due now. discard settles them for good. "
+            "dead_letter makes them dead, and the sweep makes them dead letters."
+        ),
+    ],
+    sequences: Annotated[list[str] | None, argument("The messages.", metavar="SEQUENCES")] = None,
+    message_id: Annotated[list[str] | None, option("The message with this id. Repeatable.")] = None,
+    key: Annotated[
+        list[str] | None, option("Unsettled messages with this key. Repeatable.")
     ] = None,
+    blocked: Annotated[bool, option("All messages that block the group.")] = False,
+    reason: Annotated[
+        str | None, option("Why, for people, with --to discard or dead_letter.")
+    ] = None,
+    force: Annotated[bool, option("Also take them from their leases.")] = False,
 ) -> Mapping[str, Any]:
-    """Decide about messages that block a group. Asks before it drops any."""
-    wanted = [parse_sequence(one, option="--sequence") for one in sequence or ()]
+    """Decide about messages without a lease.
+
+    Asks first, unless it only retries messages that no lease holds.
+    """
+    numbers = [parse_sequence(text, option="SEQUENCES") for text in sequences or ()]
+    names: dict[str, Any] = {
+        "sequences": numbers or None,
+        "message_id": message_id or None,
+        "key": key or None,
+    }
+    if blocked and (any(names.values()) or force or reason):
+        raise InvalidOption(
+            "--blocked names its messages itself: leave out other names, --force and --reason",
+            option="--blocked",
+            value=True,
+        )
+    if reason is not None and to is _Resolution.retry:
+        raise InvalidOption(
+            "--reason is for --to discard and --to dead_letter", option="--reason", value=reason
+        )
     group = ctx.group
-    if to == "drop":
-        ctx.confirm(f"Drop the messages that block group {group.name}?")
-    return {"group": group.name, "unblocked": group.unblock(to, wanted or None)}
-
-
-@command("group discard", GROUP_ARGUMENT, asks=True)
-def discard(
-    ctx: Invocation,
-    sequences: _Sequences = None,
-    message_id: _MessageIds = None,
-    key: _Keys = None,
-    reason: _Reason = None,
-    force: _Force = False,
-) -> Mapping[str, Any]:
-    """Settle messages without a lease. No worker of the group gets them again. Asks first."""
-    named = _named(sequences, message_id, key)
-    ctx.confirm(f"Discard these messages of group {ctx.group.name}?")
-    discarded = ctx.group.discard(**named, reason=reason, force=force)
-    return {"group": ctx.group.name, "discarded": discarded}
-
-
-@command("group retry-now", GROUP_ARGUMENT, asks=True)
-def retry_now(
-    ctx: Invocation,
-    sequences: _Sequences = None,
-    message_id: _MessageIds = None,
-    key: _Keys = None,
-    force: _Force = False,
-) -> Mapping[str, Any]:
-    """Make delayed, dead or blocked messages due now. Asks before it takes any from a lease."""
-    named = _named(sequences, message_id, key)
-    group = ctx.group
-    if force:
+    if to is not _Resolution.retry:
+        which = "the messages that block" if blocked else "these messages of"
+        ctx.confirm(_QUESTIONS[to].format(f"{which} group {group.name}"))
+    elif force:
         ctx.confirm(f"Take these messages of group {group.name} from their leases?")
-    retried = group.retry_now(**named, force=force)
-    return {"group": group.name, "retried": retried}
-
-
-@command("group dead-letter", GROUP_ARGUMENT, asks=True)
-def dead_letter(
-    ctx: Invocation,
-    sequences: _Sequences = None,
-    message_id: _MessageIds = None,
-    key: _Keys = None,
-    reason: _Reason = None,
-    force: _Force = False,
-) -> Mapping[str, Any]:
-    """Make messages dead without a lease. The sweep makes them dead letters. Asks first."""
-    named = _named(sequences, message_id, key)
-    ctx.confirm(f"Make these messages of group {ctx.group.name} dead?")
-    return {
-        "group": ctx.group.name, "dead": ctx.group.dead_letter(**named, reason=reason, force=force)
-    }  # fmt: skip
-
-
-def _named(
-    sequences: list[str] | None, message_id: list[str] | None, key: list[str] | None
-) -> dict[str, Any]:
-    """Return how a change names its messages. What is not given is an empty list."""
-    numbers = [parse_sequence(one, option="SEQUENCES") for one in sequences or ()]
-    return {"sequences": numbers or None, "message_id": message_id or None, "key": key or None}
+    if blocked:
+        changed = group.unblock("drop" if to is _Resolution.discard else to)
+    elif to is _Resolution.retry:
+        changed = group.retry_now(**names, force=force)
+    elif to is _Resolution.discard:
+        changed = group.discard(**names, force=force, reason=reason)
+    else:
+        changed = group.dead_letter(**names, force=force, reason=reason)
+    return {"group": group.name, _COUNTS[to]: changed}
 
 
 @command("group seek", GROUP_ARGUMENT, destroys=True)

@@ -1,9 +1,8 @@
-"""Show, group, repair, redrive and discard dead letters with ``spark-mq dlq``."""
+"""List, group, repair, redrive and discard dead letters with ``spark-mq dlq``."""
 
 from __future__ import annotations
 
 import re
-import shlex
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -68,13 +67,39 @@ T = TypeVar("T")
 @command("dlq list")
 def list_letters(
     ctx: Invocation,
+    letter: Annotated[
+        str | None, argument("Show only this LETTER of the list, with its whole value.")
+    ] = None,
+    message_id: Annotated[
+        str | None, option("Show only the first letter with this id, with its whole value.")
+    ] = None,
     where: _Where = None,
     limit: Annotated[int, option("The most letters.", "-n", min=1)] = 100,
-) -> Rows:
-    """List dead letters that are neither redriven nor discarded."""
+) -> Rows | Mapping[str, Any]:
+    """List dead letters that are neither redriven nor discarded, or show one with its headers."""
+    given = [one for one in (letter, message_id, where) if one is not None]
+    if len(given) > 1:
+        raise InvalidOption(
+            "dlq list takes one choice of letters: give a LETTER, --message-id or --where",
+            option="letter",
+            value=letter,
+        )
+    if letter is not None:
+        number = parse_sequence(letter, "a dead letter")
+        return _only_letter(ctx.queue, LetterFilter(letters=(number,)), f"number {number}")
+    if message_id is not None:
+        return _only_letter(ctx.queue, LetterFilter(message_id=message_id), f"id {message_id}")
     return Rows(
         _letter_rows(ctx.queue.list_dead_letters(where=where, limit=limit)), _LETTER_COLUMNS
     )
+
+
+def _only_letter(queue: Queue, where: LetterFilter, named: str) -> Mapping[str, Any]:
+    rows = _letter_rows(queue.list_dead_letters(where=where, limit=1))
+    if not rows:
+        complain(f"no dead letter has the {named}")
+        raise typer.Exit(NOT_FOUND)
+    return rows[0]
 
 
 def _letter_rows(table: Any) -> list[dict[str, Any]]:
@@ -91,53 +116,22 @@ def list_failures(
     n: Annotated[int, option("The newest letters to look at.", "-n", min=1)] = 100_000,
 ) -> Rows:
     """Group dead letters by group, reason and shape of the error."""
-    found = ctx.queue.failures(n)
+    failures = ctx.queue.failures(n)
     if unrouted := ctx.queue.describe().unrouted:
         note(f"not among these: {show_count(unrouted, 'dead message')} waiting for a sweep")
-    if not found.complete:
-        note(f"these are the newest {show_count(found.counted, 'letter')}. Give -n for more")
-    rows = [_failure_row(one) for one in found]
+    if not failures.complete:
+        note(f"these are the newest {show_count(failures.counted, 'letter')}. Give -n for more")
+    rows = [_failure_row(failure) for failure in failures]
     return Rows(rows, _FAILURE_COLUMNS, _failure_cells)
 
 
-def _failure_row(one: Failure) -> Mapping[str, Any]:
-    return {**asdict(one), "where": one.where}
+def _failure_row(failure: Failure) -> Mapping[str, Any]:
+    return {**asdict(failure), "where": failure.where}
 
 
 def _failure_cells(row: Any) -> Mapping[str, Any]:
     keys = ", ".join(f"{one['key']} ({show_number(one['messages'])})" for one in row["keys"])
     return {**row, "keys": keys, "samples": ", ".join(map(str, row["samples"]))}
-
-
-@command("dlq show")
-def show(
-    ctx: Invocation,
-    letter: Annotated[str | None, argument("The LETTER of `dlq list`.")] = None,
-    message_id: Annotated[str | None, option("The first letter with this id.")] = None,
-) -> Mapping[str, Any]:
-    """Show one dead letter with its headers and its value."""
-    queue = ctx.queue
-    where, wanted = _which(queue, letter, message_id)
-    rows = _letter_rows(queue.list_dead_letters(where=where, limit=1))
-    if not rows:
-        complain(f"no dead letter has the {wanted}")
-        raise typer.Exit(NOT_FOUND)
-    return rows[0]
-
-
-def _which(queue: Queue, letter: str | None, message_id: str | None) -> tuple[LetterFilter, str]:
-    """Return the condition for a letter, and its name in words."""
-    if (letter is None) == (message_id is None):
-        raise InvalidOption(
-            "dlq show needs one dead letter: give the LETTER of "
-            f"`spark-mq dlq list -q {shlex.quote(queue.path)}`, or --message-id",
-            option="letter",
-            value=letter,
-        )
-    if letter is not None:
-        number = parse_sequence(letter, "a dead letter")
-        return LetterFilter(letters=(number,)), f"number {number}"
-    return LetterFilter(message_id=message_id), f"id {message_id}"
 
 
 @command("dlq redrive", QUEUE, asks=True)
@@ -229,13 +223,13 @@ def discard(
         return Rows(rows, [("LETTERS", "messages"), ("GROUP", "group")])
     discarded = 0
     if found.newest is not None:
-        ctx.confirm(f"Discard {_named(found)} of {queue.path}? No redrive brings them back.")
+        ctx.confirm(f"Discard {_counts(found)} of {queue.path}? No redrive brings them back.")
         done = queue.discard_dead_letters(where=where, before=found.newest + 1)
         discarded = done.messages
     return {"queue": queue.path, "discarded": discarded}
 
 
-def _named(found: DiscardResult) -> str:
+def _counts(found: DiscardResult) -> str:
     """Return how many letters were found, and in which groups they died."""
     groups = [f"{show_number(n)} of group {name or 'unknown'}" for name, n in found.groups.items()]
     return f"{show_count(found.messages, 'dead letter')} ({show_some(groups, 10)})"

@@ -77,7 +77,7 @@ def publish(
         option("A name for this input. A repeated call continues after the last line published."),
     ] = None,
     batch_id: Annotated[
-        str | None, option("The message batch of the lines, which `batch close` closes.")
+        str | None, option("The message batch of the lines, which `close-batch` closes.")
     ] = None,
 ) -> Mapping[str, Any]:
     """Publish JSON lines of files or stdin, one message a line.

@@ -1,10 +1,11 @@
-"""List, create, describe, change and drop queues with ``spark-mq queue``."""
+"""List, create, describe, change and drop queues with ``spark-mq queue``, and query one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import timedelta
+from enum import StrEnum
 from typing import Annotated, Any, Final
 
 from spark_mq.delta.object_store import absolute_path
@@ -21,8 +22,10 @@ from spark_mq.interfaces.cli.command import (
 )
 from spark_mq.interfaces.cli.output import Column, Pages, Part, Rows
 from spark_mq.interfaces.cli.progress import track
+from spark_mq.interfaces.cli.workers import worker_rows
 from spark_mq.ledger.settings import GroupSettings, QueueSettings
 from spark_mq.ledger.stats import GroupStats, figures_of
+from spark_mq.operations.batches import BatchInfo
 from spark_mq.queue import Queue
 from spark_mq.util.show import show_cell, show_count, show_duration, show_size, show_time
 
@@ -31,6 +34,10 @@ __all__ = ["group_columns", "group_rows", "shown_settings"]
 _LIST_COLUMNS: Final[list[Column]] = [
     ("QUEUE", "queue"), ("PUBLISHED", "published"), ("GROUPS", "groups"),
     ("DEAD LETTERS", "dead_letters"),
+]  # fmt: skip
+_BATCH_COLUMNS: Final[list[Column]] = [
+    ("BATCH", "name"), ("STATE", "state"), ("MESSAGES", "messages"), ("SETTLED", "settled"),
+    ("GROUPS", "groups"), ("CLOSED", "closed_at"), ("COMPLETED", "completed_at"), ("TO", "to"),
 ]  # fmt: skip
 _DEFAULTS: Final = "group"  # the setting of a queue that holds the defaults of its groups
 
@@ -81,14 +88,38 @@ def create(
     return {"queue": created.path, "name": created.name}
 
 
+class _Part(StrEnum):
+    groups = "groups"
+    workers = "workers"
+    batches = "batches"
+
+
 @command("queue describe", QUEUE_ARGUMENT)
 def describe(
     ctx: Invocation,
-    groups: Annotated[int, option("Groups in the table, the busiest first.")] = 20,
-) -> Pages:
-    """Describe a queue with its sizes, groups, dead letters and sweeps."""
+    part: Annotated[_Part | None, argument("Show only this, with all of its values.")] = None,
+    groups: Annotated[int, option("Groups in the description, the busiest first.")] = 20,
+) -> Pages | Rows:
+    """Describe a queue with its sizes, groups, dead letters and sweeps.
+
+    `groups` are all groups with their counts, the busiest first. `workers` are those of all groups,
+    also idle ones, and `batches` are the message batches with how much of them is settled.
+    """
+    if part is _Part.workers:
+        return worker_rows(map(ctx.existing_group, ctx.queue.groups()))
+    if part is _Part.batches:
+        return Rows(ctx.queue.batches(), _BATCH_COLUMNS, _batch_cells)
     overview = ctx.queue.describe()
+    if part is _Part.groups:
+        rows = group_rows(overview.groups, len(overview.groups))
+        rows += [{"group": name, "blocked_because": why} for name, why in overview.damaged.items()]
+        return Rows(rows, group_columns())
     return Pages([overview], lambda _: _description(overview, groups))
+
+
+def _batch_cells(batch: BatchInfo) -> Mapping[str, Any]:
+    cells = {name: getattr(batch, name) for _, name in _BATCH_COLUMNS}
+    return {**cells, "groups": ", ".join(batch.groups)}
 
 
 def _description(overview: QueueOverview, groups: int) -> Iterator[Part]:
@@ -196,6 +227,24 @@ def drop(ctx: Invocation) -> Mapping[str, Any]:
     name = path.rstrip("/").rpartition("/")[2]
     files = Queue.drop_at(path, name, storage_options=ctx.storage_options)
     return {"queue": path, "files_deleted": files}
+
+
+@command("close-batch")
+def close_batch(
+    ctx: Invocation,
+    name: Annotated[str, argument("The batch_id.", metavar="BATCH")],
+    to: Annotated[str, option("The path of the queue of the completion message.", metavar="QUEUE")],
+    group: Annotated[
+        list[str] | None,
+        option("A group that must settle the batch. Repeatable. Default: all that exist now."),
+    ] = None,
+) -> Pages:
+    """Close a message batch. Once it is settled, a sweep publishes its counts to a queue.
+
+    The same close again changes nothing.
+    """
+    closed = ctx.queue.close_batch(name, to=to, groups=group)
+    return Pages([closed], lambda batch: [_batch_cells(batch)])
 
 
 @command("sql")

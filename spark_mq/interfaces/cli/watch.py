@@ -137,5 +137,5 @@ def _remedy(queue: Queue, problem: Problem) -> str:
     if stats is not None and stats.breaker != CLOSED:
         return f"spark-mq group resume {of_group}"
     if stats is not None and stats.blocked:
-        return f"spark-mq group unblock {of_group} --to retry"
+        return f"spark-mq group resolve {of_group} --blocked --to retry"
     return f"spark-mq group describe {of_group}"

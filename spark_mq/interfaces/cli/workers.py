@@ -1,29 +1,24 @@
-"""Run sweeps and workers, and list workers and jobs: ``sweep``, ``work``, ``workers``, ``jobs``."""
+"""Run sweeps and workers with ``sweep`` and ``work``, and list workers."""
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Annotated, Any, Final
-
-import typer
 
 from spark_mq.errors import SparkMQError
 from spark_mq.group import ConsumerGroup
 from spark_mq.interfaces.cli.command import (
     GROUP,
-    NOTHING,
     Invocation,
     argument,
     command,
     option,
     stopping,
 )
-from spark_mq.interfaces.cli.output import FAILED, NOT_FOUND, Column, Pages, Rows, complain
+from spark_mq.interfaces.cli.output import FAILED, Column, Pages, Rows
 from spark_mq.interfaces.cli.progress import track
 from spark_mq.queue import Queue
 from spark_mq.util.clock import SECOND
@@ -31,7 +26,7 @@ from spark_mq.util.loading import load_handler
 from spark_mq.util.validation import validate_duration
 from spark_mq.worker.state import WorkSummary
 
-__all__ = ["Concurrency", "tracking_settled", "worker_cells"]
+__all__ = ["Concurrency", "tracking_settled", "worker_cells", "worker_rows"]
 
 Concurrency = Annotated[
     int | None,
@@ -44,7 +39,6 @@ _WORKER_COLUMNS: Final[list[Column]] = [
     ("PROCESSES", "processes"), ("HOST", "host"), ("PROCESS", "process_id"),
     ("VERSION", "version"), ("SETTLED", "settled"),
 ]  # fmt: skip
-_JOB_COLUMNS: Final[list[Column]] = [("JOB", "job"), ("PATH", "path")]
 
 
 @command("sweep")
@@ -168,15 +162,10 @@ def work(
     return summary
 
 
-@command("workers")
-def workers(
-    ctx: Invocation,
-    group: Annotated[str | None, option("Only this group.", "-g", envvar="SPARK_MQ_GROUP")] = None,
-) -> Rows:
-    """List the workers of all groups, or of one, also those that are idle."""
-    names = ctx.queue.groups() if group is None else [group]
-    found = [(name, one) for name in names for one in ctx.existing_group(name).workers()]
-    rows = [{"group": name, **asdict(one)} for name, one in found]
+def worker_rows(groups: Iterable[ConsumerGroup]) -> Rows:
+    """Return the workers of groups, also those that are idle."""
+    found = ((group.name, worker) for group in groups for worker in group.workers())
+    rows = [{"group": name, **asdict(worker)} for name, worker in found]
     return Rows(rows, _WORKER_COLUMNS, worker_cells)
 
 
@@ -209,18 +198,3 @@ def tracking_settled(
     due = left() if group.exists() else queue.describe().retained
     with track("settled", due, left=left, **options) as shown:
         yield shown
-
-
-@command("jobs", NOTHING, stores=False)
-def jobs(ctx: Invocation) -> Rows:
-    """Print the paths of the jobs for spark-submit."""
-    folders = [Path(__file__).parents[3] / "jobs"]
-    spec = importlib.util.find_spec("spark_mq_jobs")
-    if spec is not None and spec.submodule_search_locations:
-        folders.insert(0, Path(next(iter(spec.submodule_search_locations))))
-    for folder in folders:
-        paths = sorted(path for path in folder.glob("*.py") if not path.name.startswith("_"))
-        if paths:
-            return Rows([{"job": path.stem, "path": str(path)} for path in paths], _JOB_COLUMNS)
-    complain("the jobs are not installed as files, which spark-submit needs: install the wheel")
-    raise typer.Exit(NOT_FOUND)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +20,6 @@ from spark_mq.inspect import QueueOverview
 from spark_mq.interfaces.monitor import HOUR, QueueMonitor
 from spark_mq.interfaces.web.app import HealthLimits, create_app
 from spark_mq.interfaces.web.security import Access, is_local
-from spark_mq.util.listening import host_of, listen
 from spark_mq.util.signals import calling_on_signal
 
 __all__ = ["serve"]
@@ -93,7 +93,7 @@ def serve(
             option="--address",
             value=address,
         )
-    with listen(address, port) as listener:
+    with _listen(address, port) as listener:
         config = uvicorn.Config(
             create_app(monitor, access, health),
             access_log=False,
@@ -109,8 +109,26 @@ def serve(
         server = _Server(config)
         end = partial(server.handle_exit, frame=None)
         with calling_on_signal(end, signal.SIGTERM, signal.SIGINT):
-            listening(f"http://{host_of(address)}:{listener.getsockname()[1]}/")
+            listening(f"http://{_host_of(address)}:{listener.getsockname()[1]}/")
             server.run(sockets=[listener])
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    """Return a socket that listens, with port 0 on any free one."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        return socket.create_server((address, port), family=family, backlog=128)
+    except OSError as error:
+        raise InvalidOption(
+            f"cannot listen on {address}:{port}: {error.strerror}. Give another --port",
+            option="--port",
+            value=port,
+        ) from error
+
+
+def _host_of(address: str) -> str:
+    """Return an address as a URL has it."""
+    return f"[{address}]" if ":" in address else address
 
 
 def _read_once(monitor: QueueMonitor) -> None:
