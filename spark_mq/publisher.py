@@ -161,7 +161,7 @@ class BufferedPublisher:
         self._failed: list[
             tuple[BaseException, int, set[int]]
         ] = []  # error, messages, those whose error was asked for
-        self._closing = False
+        self._closing = self._has_sent = False
         self._thread = threading.Thread(target=self._run, name="spark_mq publisher", daemon=True)
         self._thread.start()
         atexit.register(self._close_at_exit)
@@ -325,6 +325,12 @@ class BufferedPublisher:
                     return None
                 self._changed.wait(left if batch.rows else None)
 
+    def _is_lasting(self, error: Exception) -> bool:
+        """Return whether no wait helps. A store that took a batch before may do so again."""
+        if isinstance(error, StorageError):
+            return error.lasting and not self._has_sent
+        return isinstance(error, SparkMQError) and not isinstance(error, ContentionTimeout)
+
     def _send(self, batch: _Batch) -> PublishReceipt | BaseException:
         """Commit a batch once. Return the receipt or the last error."""
         pending: PendingPublish | None = None
@@ -336,12 +342,11 @@ class BufferedPublisher:
                     times = self._context.settings.default_times(now)
                     table = to_publish(from_rows(batch.rows), now, times)
                     pending = pending_of(self._context, table, self._batch_id)
-                return self._producer.commit(pending)
+                receipt = self._producer.commit(pending)
+                self._has_sent = True
+                return receipt
             except Exception as error:
-                lasting = isinstance(error, SparkMQError) and not isinstance(
-                    error, ContentionTimeout | StorageError
-                )
-                if lasting or time.monotonic() + pause > deadline:
+                if self._is_lasting(error) or time.monotonic() + pause > deadline:
                     return error
             except BaseException as error:  # no caller may wait for ever
                 return error

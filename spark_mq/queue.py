@@ -326,7 +326,8 @@ class Queue(QueueViews):
         linger
             How long the first message waits. Default: 100 ms.
         retry_timeout
-            How long a failed commit is retried. Default: 30 seconds.
+            How long a failed commit is retried, unless the store refuses the first one, which no
+            wait mends. Default: 30 seconds.
         producer_id
             Number the messages under this name, from 1. ``publisher.last_number`` is the number of
             the last durable message. After a crash, a new publisher continues after it. Default:

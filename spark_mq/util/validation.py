@@ -272,7 +272,8 @@ def validate_callable(option: str, value: Any, *takes: str) -> None:
     try:
         signature.bind(*takes)
     except TypeError as error:
-        text = f"has the signature {signature} and cannot be called as {wanted}: {error}"
+        shown = safe_text(signature)  # which asks the defaults for their repr()
+        text = f"has the signature {shown} and cannot be called as {wanted}: {error}"
         raise invalid(option, value, text) from None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from support.byte_store import VERBS, ByteStore, Call
 
 from spark_mq import Queue
-from spark_mq.errors import InvalidOption
+from spark_mq.errors import InvalidOption, StorageError
 
 
 def test_the_trigger_of_the_sensor_fires_once_messages_are_due_and_leases_none(
@@ -30,6 +31,20 @@ def test_the_trigger_of_the_sensor_fires_once_messages_are_due_and_leases_none(
 
     assert asyncio.run(fire()) == {"ready": 2}
     assert queue.group("g").stats().leased == 0
+
+
+def test_the_trigger_of_the_sensor_fails_at_once_if_the_store_refuses_it(
+    queue: Queue, byte_store: ByteStore
+) -> None:
+    from spark_mq.integrations.airflow.triggers import MessagesDueTrigger
+
+    def refuse(call: Call) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied", call.path)
+
+    byte_store.on(*VERBS, act=refuse)
+    events = MessagesDueTrigger(path=queue.path, group="new").run()
+    with pytest.raises(StorageError, match="refuses access"):
+        asyncio.run(asyncio.wait_for(anext(events), 30))
 
 
 def test_a_watcher_blocks_no_loop_and_acks_only_what_airflow_has_stored(

@@ -38,8 +38,9 @@ def test_a_link_into_a_queue_is_refused_too(tmp_path: Path) -> None:
 
 def test_the_command_refuses_it_as_well(tmp_path: Path) -> None:
     Queue.create(tmp_path / "events")
-    result = CliRunner().invoke(app, ["queue", "create", "-q", str(tmp_path / "events" / "inner")])
-    assert result.exit_code != 0
+    result = CliRunner().invoke(app, ["queue", "create", str(tmp_path / "events" / "inner")])
+    assert isinstance(result.exception, errors.NotAQueue)
+    assert "lies within the queue" in str(result.exception)
     assert not (tmp_path / "events" / "inner").exists()
 
 

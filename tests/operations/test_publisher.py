@@ -354,6 +354,31 @@ def test_close_raises_what_nobody_asked_for(queue: Queue, monkeypatch: pytest.Mo
         asked.result()
 
 
+def refusal() -> errors.StorageError:
+    return errors.StorageError("refused", path="p", landed=False, lasting=True)
+
+
+def test_a_store_that_refuses_the_first_batch_is_reported_at_once(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(queue, monkeypatch, refusal())
+    with queue.publisher(retry_timeout="1d") as publisher:
+        pending = publisher.publish("a")
+        with pytest.raises(errors.StorageError, match="refused"):
+            pending.result(60)
+
+
+def test_a_store_that_refuses_a_later_batch_is_tried_again(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with queue.publisher(retry_timeout="1d") as publisher:
+        publisher.publish("a").result(60)
+        tried = failing(queue, monkeypatch, refusal(), times=1)
+        publisher.publish("b").result(60)
+    assert len(tried) == 2
+    assert sorted(found(queue).values()) == [b"a", b"b"]
+
+
 def test_an_error_that_no_retry_mends_is_reported_at_once(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -246,6 +246,8 @@ class MessagesDueTrigger(BaseTrigger):
                     yield TriggerEvent({"ready": stats.ready})
                     return
             except StorageError as error:
+                if error.lasting and group is None:  # the task fails, and says why
+                    raise
                 await self.log.awarning("the queue is out of reach, trying again: %s", error)
             await asyncio.sleep(self._seconds)
 

@@ -61,6 +61,16 @@ def test_a_function_that_cannot_be_called_so_is_refused(bad):
     assert (caught.value.option, caught.value.value) == ("process", bad)
 
 
+def test_a_function_is_refused_although_a_default_of_it_cannot_be_shown():
+    class Unshown:
+        def __repr__(self):
+            raise RuntimeError("no connection")
+
+    unshown = Unshown()
+    with pytest.raises(InvalidOption, match=r"^process=.*batch, lease\)"):
+        validate_callable("process", lambda value=unshown: None, "batch", "lease")
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
