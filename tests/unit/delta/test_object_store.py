@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
 import pickle
 import random
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.marks import slow
 
 from spark_mq.delta import local_files
 from spark_mq.delta.object_store import FileInfo, LocalFiles, ObjectStore, absolute_path, join
 from spark_mq.errors import InvalidOption
-
-ODD = ["a b", "ü", "a%20b", "x[1]^|", "#?&+", "k=v,w", "~", "x\\y", "e\u0301", "'\"", "a:b", "..x"]
 
 
 @pytest.fixture(params=[True, False], ids=["durable", "not durable"])
@@ -35,27 +29,6 @@ def names(store: ObjectStore) -> list[str]:
     """Every name on the disk below the root, temporary files included."""
     root = Path(store.root)
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
-
-
-def test_a_file_that_was_written_is_read_back(store: ObjectStore) -> None:
-    for data in (b"", b"one", os.urandom(3_000_000)):
-        store.write("folder/file", data)
-        assert store.read("folder/file") == data
-    assert names(store) == ["folder/file"]
-
-
-def test_write_takes_memoryviews_of_any_item_size(store: ObjectStore) -> None:
-    store.write("file", memoryview(b"0123456789abcdef").cast("Q"))
-    assert store.read("file") == b"0123456789abcdef"
-
-
-def test_create_refuses_a_name_that_exists_and_keeps_its_content(store: ObjectStore) -> None:
-    store.create("log/1.json", b"first")
-    with pytest.raises(FileExistsError) as caught:
-        store.create("log/1.json", b"second")
-    assert caught.value.filename == join(store.root, "log/1.json")
-    assert store.read("log/1.json") == b"first"
-    assert names(store) == ["log/1.json"]
 
 
 def test_a_loop_of_links_is_out_of_reach_and_not_missing(store: ObjectStore) -> None:
@@ -87,44 +60,6 @@ def test_a_missing_file_is_reported_in_each_method(store: ObjectStore) -> None:
     assert store.exists("folder/file")
 
 
-def test_delete_removes_a_file(store: ObjectStore) -> None:
-    store.write("file", b"1")
-    store.delete("file")
-    assert not store.exists("file")
-
-
-def test_stat_gives_size_time_and_a_tag_that_changes_with_the_content(store: ObjectStore) -> None:
-    store.write("file", b"one")
-    first = store.stat("file")
-    store.write("file", b"two")
-    second = store.stat("file")
-    assert first is not None
-    assert second is not None
-    assert (first.path, first.size) == ("file", 3)
-    assert first.modified == pytest.approx(os.stat(join(store.root, "file")).st_mtime, abs=60)
-    assert first.etag != second.etag
-    assert store.list("") == [second]
-
-
-def test_list_has_the_files_directly_in_a_folder_sorted(store: ObjectStore) -> None:
-    for path in ("b", "a", "folder/c", "folder/below/d", "folder.x"):
-        store.write(path, path.encode())
-    assert [info.path for info in store.list("")] == ["a", "b", "folder.x"]
-    assert [info.path for info in store.list("folder")] == ["folder/c"]
-    assert [info.size for info in store.list("folder")] == [8]
-    assert store.list("missing") == []
-    assert store.list("a") == []
-
-
-def test_list_all_has_the_files_of_subfolders_too(store: ObjectStore) -> None:
-    assert store.list_all() == []
-    for path in ("a", "group=x/c", "group=x/below/d", "group=x.y"):
-        store.write(path, b"")
-    assert [i.path for i in store.list_all()] == ["a", "group=x.y", "group=x/below/d", "group=x/c"]
-    assert [i.path for i in store.list_all("group=x")] == ["group=x/below/d", "group=x/c"]
-    assert store.list_all("missing") == []
-
-
 def test_a_file_that_vanishes_during_a_listing_is_left_out(store: ObjectStore) -> None:
     store.write("a", b"")
     os.symlink("nowhere", join(store.root, "b"))  # listed, but without a file behind it
@@ -152,38 +87,6 @@ def test_empty_folders_behind_a_link_out_of_the_root_stay(
     assert not Path(store.root, "inside").exists()
 
 
-@pytest.mark.parametrize("name", ODD)
-def test_odd_characters_in_paths(store: ObjectStore, name: str) -> None:
-    path = f"k={name}/{name}"
-    store.create(path, b"1")
-    store.write(path, b"2")
-    assert store.read(path) == b"2"
-    with store.open(path) as file:
-        assert file.read() == b"2"
-    assert [info.path for info in store.list_all()] == [path]
-    assert [info.path for info in store.list(f"k={name}")] == [path]
-    assert store.child(f"k={name}").read(name) == b"2"
-    store.delete(path)
-    assert not store.exists(path)
-
-
-BAD = ["", "/a", "a/", "a//b", "..", "../a", "a/../b", "a/.", "./a", "a\0b", "a\nb", "a\x7f"]
-
-
-@pytest.mark.parametrize("path", BAD)
-def test_a_path_that_is_not_below_the_root_is_refused(store: ObjectStore, path: str) -> None:
-    methods: list[Callable[[str], Any]] = [
-        store.read, store.open, store.exists, store.stat, store.delete, store.child,
-        lambda p: store.write(p, b""), lambda p: store.create(p, b""),
-    ]  # fmt: skip
-    if path:
-        methods += [store.list, store.list_all]
-    for method in methods:
-        with pytest.raises(OSError, match="not a file below the root") as caught:
-            method(path)
-        assert caught.value.errno == errno.EINVAL
-
-
 def test_a_child_shares_options_and_durability(tmp_path: Path) -> None:
     recording = Recording()
     parent = ObjectStore(str(tmp_path), {"a": "b"}, durable=False, local_files=recording)
@@ -197,30 +100,6 @@ def test_a_child_shares_options_and_durability(tmp_path: Path) -> None:
     assert recording.syncs == 0
     child.options["a"] = "c"
     assert parent.options == {"a": "b"}
-
-
-def test_a_store_survives_pickling(store: ObjectStore) -> None:
-    store.write("file", b"1")
-    again = pickle.loads(pickle.dumps(store.child("below")))
-    again.write("other", b"2")
-    assert store.read("below/other") == b"2"
-    assert again.durable == store.durable
-    assert again.is_local
-
-
-def test_read_parquet_gives_the_schema(store: ObjectStore) -> None:
-    written = pa.table({"text": pa.array(["a", None], pa.string_view()), "more": [1, 2]})
-    sink = pa.BufferOutputStream()
-    pq.write_table(written, sink)
-    store.write("file.parquet", sink.getvalue())
-    schema = pa.schema({"text": pa.string(), "added": pa.int64(), "more": pa.int32()})
-    found = store.read_parquet("file.parquet", schema)
-    assert found.schema == schema
-    assert found.to_pydict() == {"text": ["a", None], "added": [None, None], "more": [1, 2]}
-    with store.open("file.parquet") as file:
-        assert pq.ParquetFile(file).metadata.num_rows == 2
-    with pytest.raises(FileNotFoundError):
-        store.read_parquet("missing", schema)
 
 
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
@@ -243,74 +122,6 @@ def test_any_damage_of_a_parquet_file_is_one_kind_of_error(
         except MemoryError:  # a page that claims too much
             continue
     assert "file.parquet is damaged by OSError" in seen
-
-
-def race(workers: list[Any], barrier: Any) -> None:
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
-    assert not barrier.broken
-
-
-def create_each(store: ObjectStore, me: int, rounds: int, barrier: Any, report: Any) -> None:
-    for number in range(rounds):
-        barrier.wait(60)
-        try:
-            store.create(f"log/{number}", b"%d" % me * 1000)
-        except FileExistsError:
-            continue
-        report((number, me))
-
-
-def check_winners(store: ObjectStore, won: list[tuple[int, int]], rounds: int) -> None:
-    assert sorted(number for number, _ in won) == list(range(rounds))  # each exactly once
-    for number, me in won:
-        assert store.read(f"log/{number}") == b"%d" % me * 1000
-    assert names(store) == sorted(f"log/{number}" for number in range(rounds))
-
-
-def test_of_threads_that_create_one_name_exactly_one_wins(store: ObjectStore) -> None:
-    barrier, won = threading.Barrier(4), list[tuple[int, int]]()
-    each = [(store, me, 40, barrier, won.append) for me in range(4)]
-    race([threading.Thread(target=create_each, args=args) for args in each], barrier)
-    check_winners(store, won, 40)
-
-
-@pytest.mark.parametrize(
-    "store", [slow(True), False], ids=["durable", "not durable"], indirect=True
-)
-def test_of_processes_that_create_one_name_exactly_one_wins(store: ObjectStore) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    barrier, queue = spawn.Barrier(3), spawn.SimpleQueue()
-    each = [(store, me, 20, barrier, queue.put) for me in range(3)]
-    race([spawn.Process(target=create_each, args=args) for args in each], barrier)
-    won = []
-    while not queue.empty():
-        won.append(queue.get())
-    check_winners(store, won, 20)
-
-
-def test_readers_see_the_old_or_the_new_content_during_writes(store: ObjectStore) -> None:
-    contents = [bytes([number]) * 50_000 for number in range(2)]
-    store.write("file", contents[0])
-    done = threading.Event()
-
-    def write() -> None:
-        for number in range(100):
-            store.write("file", contents[number % 2])
-        done.set()
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    seen = set()
-    while not done.is_set():
-        seen.add(store.read("file"))
-    writer.join(60)
-    assert seen <= set(contents)
-
-
-# --- What reaches the disk, and in which order ---
 
 
 class Recording(LocalFiles):

@@ -1,0 +1,269 @@
+"""What a table needs from a byte store: in memory, on a disk, and with --store on a server.
+
+What one of them adds is in ``unit/delta/test_object_store`` (a disk), ``unit/delta/
+test_memory_files`` and ``stores/test_remote_files``.
+"""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import pickle
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support.queues import Place, place
+
+from spark_mq.delta.memory_files import MemoryFiles
+from spark_mq.delta.object_store import ObjectStore
+from spark_mq.util.clock import system_clock
+
+__all__ = ["place"]
+
+ODD = ["a b", "ü", "a%20b", "x[1]^|", "#?&+", "k=v,w", "~", "x\\y", "e\u0301", "'\"", "a:b", "..x",
+       "a%2Fb"]  # fmt: skip
+BAD = ["", "/a", "a/", "a//b", "..", "../a", "a/../b", "a/.", "./a", "a\0b", "a\nb", "a\x7f"]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    here = ["memory", "disk", "disk without syncs"]
+    stores = (
+        [metafunc.config.getoption("--store")] if metafunc.config.getoption("--store") else here
+    )
+    metafunc.parametrize("store", stores, indirect=True)
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest, tmp_path: Path, place: Place) -> Any:
+    if request.param == "memory":
+        files = MemoryFiles(system_clock)
+        yield ObjectStore(files.root)
+        return
+    if request.param.startswith("disk"):
+        yield ObjectStore(str(tmp_path / "root"), durable=request.param == "disk")
+        return
+    there = place()
+    yield ObjectStore(there["path"], there["storage_options"])
+
+
+def paths(store: ObjectStore, folder: str = "") -> list[str]:
+    return [file.path for file in store.list_all(folder)]
+
+
+def keeps_backslashes(store: ObjectStore) -> bool:
+    """Return False on Azure, which turns a backslash into "/"."""
+    return not store.root.startswith(("az:", "abfs"))
+
+
+def test_a_file_that_was_written_is_read_back(store: ObjectStore) -> None:
+    words = memoryview(b"0123456789abcdef").cast("Q")
+    for data in (b"", b"short", words, os.urandom(3_000_000)):
+        store.write("folder/file", data)
+        assert store.read("folder/file") == bytes(data)
+    assert paths(store) == ["folder/file"]
+
+
+def test_create_refuses_a_name_that_exists_and_keeps_its_content(store: ObjectStore) -> None:
+    store.create("log/1.json", b"first")
+    with pytest.raises(FileExistsError, match=r"log/1\.json"):
+        store.create("log/1.json", b"second")
+    assert store.read("log/1.json") == b"first"
+    assert paths(store) == ["log/1.json"]
+
+
+def test_an_entry_is_there_with_the_files_that_it_names(store: ObjectStore) -> None:
+    store.write("part.parquet", b"rows", sync=False)
+    store.create("log/1.json", b"entry", after=["part.parquet"])
+    assert (store.read("part.parquet"), store.read("log/1.json")) == (b"rows", b"entry")
+
+
+def test_a_missing_file_is_reported_by_each_method(store: ObjectStore) -> None:
+    store.write("folder/file", b"")
+    for path in ("missing", "missing/file", "folder", "folder/file/below"):
+        for method in (store.read, store.open):
+            with pytest.raises(FileNotFoundError):
+                method(path)
+        assert not store.exists(path)
+        assert store.stat(path) is None
+    assert store.list("missing") == store.list_all("missing") == []
+    store.delete("missing")
+    store.delete("folder/file/below")
+    assert paths(store) == ["folder/file"]
+
+
+def test_files_are_deleted_alone_and_together(store: ObjectStore) -> None:
+    for name in ("a", "b", "folder/c", "kept"):
+        store.write(name, b"1")
+    store.delete("a")
+    store.delete_many(["b", "folder/c", "missing"])
+    assert paths(store) == ["kept"]
+
+
+def test_a_tag_changes_with_the_content_also_of_one_length(store: ObjectStore) -> None:
+    store.write("file", b"old")
+    before = store.stat("file")
+    store.write("file", b"new")
+    after = store.stat("file")
+    assert before is not None
+    assert after is not None
+    assert (after.path, after.size) == ("file", 3)
+    assert after.modified == pytest.approx(store.now(), abs=60)
+    assert before.etag != after.etag
+    assert store.list("") == store.list_all() == [after]
+
+
+def test_lists_have_the_files_of_a_folder_in_order(store: ObjectStore) -> None:
+    assert store.list_all() == []
+    for path in ("b", "a", "group=x/c", "group=x/below/d", "group=x.y"):
+        store.write(path, path.encode())
+    assert [file.path for file in store.list("")] == ["a", "b", "group=x.y"]
+    assert [(file.path, file.size) for file in store.list("group=x")] == [("group=x/c", 9)]
+    assert sorted(file.path for file in store.iterate("group=x")) == ["group=x/c"]
+    assert paths(store, "group=x") == ["group=x/below/d", "group=x/c"]
+    assert len(paths(store)) == 5
+    assert store.folders() == ["group=x"]
+    assert store.folders("group=x") == ["below"]
+    assert store.list("a") == store.list("missing") == []
+    assert [store.stat(file.path) for file in store.list_all()] == store.list_all()
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_characters_in_paths(store: ObjectStore, name: str) -> None:
+    path = f"k={name}/{name}"
+    if "\\" in name and not keeps_backslashes(store):
+        with pytest.raises(FileNotFoundError, match="no names with a backslash"):
+            store.write(path, b"")
+        return
+    store.create(path, b"1")
+    store.write(path, b"2")
+    assert store.read(path) == b"2"
+    with store.open(path) as file:
+        assert file.read() == b"2"
+    assert paths(store) == [path]
+    assert [file.path for file in store.list(f"k={name}")] == [path]
+    assert store.child(f"k={name}").read(name) == b"2"
+    store.delete(path)
+    assert not store.exists(path)
+
+
+@pytest.mark.parametrize("path", BAD)
+def test_a_path_that_is_not_below_the_root_is_refused(store: ObjectStore, path: str) -> None:
+    methods: list[Callable[[str], Any]] = [
+        store.read, store.open, store.exists, store.stat, store.delete, store.child,
+        lambda p: store.write(p, b""), lambda p: store.create(p, b""),
+    ]  # fmt: skip
+    if path:
+        methods += [store.list, store.list_all]
+    for method in methods:
+        with pytest.raises(OSError, match="not a file below the root") as caught:
+            method(path)
+        assert caught.value.errno == errno.EINVAL
+
+
+def test_a_child_sees_what_is_below_its_folder_alone(store: ObjectStore) -> None:
+    child = store.child("sub/folder")
+    child.write("file", b"1")
+    store.write("other", b"2")
+    assert store.read("sub/folder/file") == b"1"
+    assert paths(child) == ["file"]
+    assert child.root == f"{store.root}/sub/folder"
+    child.options["a"] = "c"
+    assert "a" not in store.options
+
+
+def test_another_process_opens_the_store_except_in_memory(store: ObjectStore) -> None:
+    if store.root.startswith("memory:"):
+        with pytest.raises(TypeError, match="kept in memory"):
+            pickle.dumps(store)
+        return
+    again = pickle.loads(pickle.dumps(store.child("below")))
+    again.write("file", b"1")
+    assert store.read("below/file") == b"1"
+    for name in ("options", "is_local", "durable"):
+        assert getattr(again, name) == getattr(store, name)
+
+
+def test_a_parquet_file_is_read_in_a_schema(store: ObjectStore) -> None:
+    rows = pa.table({"text": pa.array(["a", None], pa.string_view()), "more": [1, 2]})
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink)
+    store.write("file.parquet", memoryview(sink.getvalue()))
+    schema = pa.schema({"text": pa.string(), "added": pa.int64(), "more": pa.int32()})
+    read = store.read_parquet("file.parquet", schema)
+    assert read.schema == schema
+    assert read.to_pydict() == {"text": ["a", None], "added": [None, None], "more": [1, 2]}
+    with store.open("file.parquet") as file:
+        assert pq.ParquetFile(file).metadata.num_rows == 2
+
+
+def test_any_part_of_a_file_is_read(store: ObjectStore) -> None:
+    data = os.urandom(700_000)
+    store.write("file", data)
+    with store.open("file") as file:
+        assert file.size() == len(data)
+        for start, length in ((0, 10), (699_990, 100), (300_000, 399_999), (700_000, 5), (1, 0)):
+            file.seek(start)
+            assert file.read(length) == data[start : start + length]
+    store.write("empty", b"")
+    with store.open("empty") as file:
+        assert (file.size(), file.read()) == (0, b"")
+
+
+def create_each(store: ObjectStore, me: int, rounds: int, barrier: Any, report: Any) -> None:
+    for number in range(rounds):
+        barrier.wait(60)
+        try:
+            store.create(f"log/{number}", b"%d" % me * 1000)
+        except FileExistsError:
+            continue
+        report((number, me))
+
+
+def test_of_threads_and_processes_that_create_one_name_exactly_one_wins(store: ObjectStore) -> None:
+    spawn, rounds = multiprocessing.get_context("spawn"), 15
+    kinds: list[Any] = [threading.Thread] * 4
+    if store.durable and not store.root.startswith("memory:"):  # a sync has no part in it
+        kinds = [spawn.Process, spawn.Process, threading.Thread, threading.Thread]
+    barrier, winners = spawn.Barrier(4), spawn.SimpleQueue()
+    workers = [
+        kind(target=create_each, args=(store, me, rounds, barrier, winners.put))
+        for me, kind in enumerate(kinds)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(120)
+    won = []
+    while not winners.empty():
+        won.append(winners.get())
+    assert sorted(number for number, _ in won) == list(range(rounds))
+    assert all(store.read(f"log/{number}") == b"%d" % me * 1000 for number, me in won)
+    assert len(paths(store)) == rounds
+
+
+def test_readers_see_the_old_or_the_new_content_during_writes(store: ObjectStore) -> None:
+    contents = [bytes([number]) * 50_000 for number in range(2)]
+    store.write("file", contents[0])
+    done = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not done.is_set():
+            number += 1
+            store.write("file", contents[number % 2])
+
+    with ThreadPoolExecutor(1) as pool:
+        writer = pool.submit(write)
+        try:
+            seen = {store.read("file") for _ in range(50)}
+        finally:
+            done.set()
+        writer.result()
+    assert seen <= set(contents)
