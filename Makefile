@@ -153,7 +153,7 @@ STORES := versitygw azurite gcs
 # and its files and Azure's options on the others.
 stored = tests/stores tests/storage tests/operations tests/maintenance tests/acceptance tests/spark
 run_on = ($(with_spark) $(python) -m pytest --store=$1 --durations=10 $2) || failed="$$failed $1";
-on_store = $(if $(SHORT),$(call run_on,$1,-m "not slow" tests/stores$(if $(filter versitygw,$1),,/test_remote_files.py$(if $(filter azurite,$1), tests/stores/test_spellings.py))), \
+on_store = $(if $(SHORT),$(call run_on,$1,-m "not slow" tests/storage/test_byte_stores.py tests/stores$(if $(filter versitygw,$1),,/test_remote_files.py$(if $(filter azurite,$1), tests/stores/test_spellings.py))), \
   $(call run_on,$1,-m "not spark" $(stored)) $(call run_on,$1,-m spark $(stored)))
 
 needs_stores = $(if $(SHORT),.venv/stores/versitygw) $(foreach store,$(STORES),.venv/stores/$(store:gcs=fake-gcs-server))
