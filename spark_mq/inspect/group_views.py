@@ -17,12 +17,13 @@ from spark_mq.inspect.lanes import (
 from spark_mq.inspect.leases import (
     LastError,
     LeaseInfo,
+    WorkerInfo,
     last_errors,
     list_leases,
+    list_workers,
 )
 from spark_mq.inspect.overview import NOTEBOOK_ERRORS, failed_html, group_html
 from spark_mq.inspect.peek import PeekedMessage, peek_group
-from spark_mq.inspect.workers import WorkerInfo, list_workers
 from spark_mq.ledger.owner_commands import seek_position, unsettled_ranges
 from spark_mq.ledger.ranges import LEASED
 from spark_mq.operations.context import GroupLedger, QueueContext, StartPosition

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from spark_mq.inspect.activity import ENDS, throughput
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_mq.inspect.activity import ENDS, MAX_BUCKETS, throughput
 from spark_mq.inspect.lanes import list_lanes
 from spark_mq.inspect.leases import locate, named_sequences
-from spark_mq.inspect.settled_ages import age_of_part, count_messages, settled_ages
 from spark_mq.inspect.stats import StatsReader
 from spark_mq.ledger.states import (
     AVAILABLE,
@@ -23,10 +25,11 @@ from spark_mq.ledger.states import (
     TRANSFERRING,
 )
 from spark_mq.operations.context import QueueContext, group_not_found
+from spark_mq.operations.history import read_history
 from spark_mq.operations.life import Trace, TraceEvent
 from spark_mq.operations.trace import trace
 from spark_mq.payload_format import load_library
-from spark_mq.util.clock import Duration, to_datetime
+from spark_mq.util.clock import SECOND, Duration, to_datetime
 from spark_mq.util.show import printable, show_duration, show_number
 from spark_mq.util.validation import validate_count, validate_duration
 
@@ -34,6 +37,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["QueuePlots"]
+
+_Ages = dict[datetime, list[tuple[float, int]]]  # seconds and messages, by interval
+
+_COLUMNS: Final = ("committed_at", "consumer_group", "outcome", "first", "last")
 
 _MAX_GROUPS: Final = 10  # of one plot: more colours look alike
 _MAX_NAME: Final = 40  # characters of a name that others chose
@@ -120,7 +127,7 @@ class QueuePlots:
         ax
             Where to draw. Default: a new figure.
         """
-        found = settled_ages(self._context, since, every, group)
+        found = _settled_ages(self._context, since, every, group)
         messages: Counter[str] = Counter()
         oldest: dict[str, float] = {}
         for name, stats in StatsReader(self._context).read().items():
@@ -128,10 +135,10 @@ class QueuePlots:
                 oldest[name] = stats.oldest_unsettled_age.total_seconds()
                 messages[name] = 0
         for name, ages in found.items():
-            messages[name] = sum(map(count_messages, ages.values()))
+            messages[name] = sum(map(_count_messages, ages.values()))
         names = self._busiest(group, messages)
         lines = [
-            (name, label, style, {at: age_of_part(some, part) for at, some in found[name].items()})
+            (name, label, style, {at: _age_of_part(some, part) for at, some in found[name].items()})
             for name in names
             if name in found
             for part, label, style in _PARTS
@@ -349,3 +356,39 @@ def _named(group: str | None, drawn: Collection[str], found: Collection[str]) ->
     if len(drawn) == len(found):
         return "all groups"
     return f"{len(drawn)} of {show_number(len(found))} groups"
+
+
+def _settled_ages(
+    context: QueueContext, since: Duration, every: Duration, group: str | None
+) -> dict[str, _Ages]:
+    """Return the ages of settled messages by group, from the commits that published them."""
+    span, length = validate_duration("since", since), validate_duration("every", every)
+    validate_count("since/every", -(-span // length), most=MAX_BUCKETS)
+    start = (context.now() - span) // length * length
+    rows = read_history(context, group=group, since=start, columns=_COLUMNS)
+    rows = rows.filter(pc.is_in(rows["outcome"], value_set=pa.array(ENDS)))
+    found: dict[str, _Ages] = {}
+    if not rows.num_rows:
+        return found
+    index = context.messages.full_index(pc.min(rows["first"]).as_py())
+    names = ("committed_at", "consumer_group", "first", "last")
+    rows = rows.set_column(0, "committed_at", rows["committed_at"].cast(pa.int64()))
+    for at, name, first, last in zip(*(rows[one].to_pylist() for one in names), strict=True):
+        some = found.setdefault(name, defaultdict(list))[to_datetime(at // length * length)]
+        for piece in index.slices(first, last):
+            some.append((max(0, at - piece.committed_at) / SECOND, piece.rows))
+    return found
+
+
+def _age_of_part(ages: Sequence[tuple[float, int]], part: float) -> float:
+    """Return the least age that a part of the messages does not exceed, such as 0.5 of them."""
+    left = math.ceil(part * _count_messages(ages))
+    for age, count in sorted(ages):
+        left -= count
+        if left <= 0:
+            return age
+    return math.nan
+
+
+def _count_messages(ages: Iterable[tuple[float, int]]) -> int:
+    return sum(count for _, count in ages)

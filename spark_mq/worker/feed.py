@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -23,12 +26,55 @@ from spark_mq.worker.open_tasks import Demand, OpenTasks
 from spark_mq.worker.pools import Pool
 from spark_mq.worker.state import WorkState
 from spark_mq.worker.tasks import Done, Task, TaskOptions, Tasks, Verdicts
-from spark_mq.worker.time_limit import TimeLimit
 from spark_mq.worker.worker_lease import WorkerLease
 
 __all__ = ["GroupFeed"]
 
 _log = logging.getLogger("spark_mq.worker")
+
+
+class _TimeLimit:
+    """Calls `on_late`, in a thread of its own, with each task that runs for too long.
+
+    `oldest` returns the running task that began first, or None. Without seconds, no task is late.
+    """
+
+    def __init__(
+        self,
+        seconds: float | None,
+        oldest: Callable[[], Task | None],
+        on_late: Callable[[Task, HandlerTimeout], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._seconds = float("inf") if seconds is None else seconds
+        self._oldest, self._on_late, self._fail = oldest, on_late, fail
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="spark_mq time limit", daemon=True)
+
+    def start(self) -> None:
+        if self._seconds < float("inf"):
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                task = self._oldest()
+                # A task that begins meanwhile cannot be late before.
+                since = time.monotonic() if task is None else task.started
+                if self._ended.wait(max(0.0, since + self._seconds - time.monotonic())):
+                    return
+                if task is not None:
+                    self._on_late(task, self._error(task))
+        except BaseException as error:
+            self._fail(error)
+
+    def _error(self, task: Task) -> HandlerTimeout:
+        limit = timedelta(seconds=self._seconds)
+        text = f"the handler of {task} exceeded its time limit of {show_duration(limit)}"
+        return HandlerTimeout(text, timeout=limit)
 
 
 class GroupFeed:
@@ -62,7 +108,9 @@ class GroupFeed:
         self._open = OpenTasks(pool, self._demand, options.linger)
         self._idle = False  # no feed had anything to do at the last look
         self._seen = 0
-        self._time_limit = TimeLimit(options.timeout, self._open.oldest, self._end_late, state.fail)
+        self._time_limit = _TimeLimit(
+            options.timeout, self._open.oldest, self._end_late, state.fail
+        )
         self._refusals = Refusals(ledger)
         state.add(self._open.changed)
 

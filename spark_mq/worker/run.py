@@ -29,10 +29,16 @@ from spark_mq.util.validation import (
     validate_count,
     validate_duration,
 )
-from spark_mq.worker.decoding import decoding_leases, decoding_messages
 from spark_mq.worker.feed import GroupFeed
 from spark_mq.worker.heartbeat import heartbeats
-from spark_mq.worker.pools import CoroutinePool, Pool, ThreadPool, is_async
+from spark_mq.worker.pools import (
+    CoroutinePool,
+    Pool,
+    ThreadPool,
+    decoding_leases,
+    decoding_messages,
+    is_async,
+)
 from spark_mq.worker.state import WorkState, WorkSummary, why_left
 from spark_mq.worker.tasks import LeaseTasks, MessageTasks, TaskOptions
 

@@ -90,7 +90,7 @@ def test_a_watcher_blocks_no_loop_and_acks_only_what_airflow_has_stored(
 
 
 def test_values_that_are_no_json_text_are_base64(queue: Queue) -> None:
-    from spark_mq.integrations.airflow.payload import to_payload
+    from spark_mq.integrations.airflow.hooks import to_payload
 
     queue.publish(["Zoë", b"\xff", b"a\0"])
     lease = queue.group("g").lease("w", max_messages=3)

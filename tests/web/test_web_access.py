@@ -28,7 +28,7 @@ from spark_mq.inspect import letters as inspect_letters
 from spark_mq.interfaces.monitor import QueueMonitor
 from spark_mq.interfaces.web import Access, create_app, security, serve, server
 from spark_mq.interfaces.web.security import COOKIE, is_local, parse_proxies
-from spark_mq.maintenance.letter_filter import LetterFilter
+from spark_mq.maintenance.condition import LetterFilter
 from spark_mq.util.sequences import show_sequence
 
 Visit = Callable[..., TestClient]

@@ -1,17 +1,19 @@
-"""Open the queue that an Airflow connection names."""
+"""Open the queue that an Airflow connection names, and describe its messages in JSON."""
 
 from __future__ import annotations
 
+import base64
 from os import PathLike, fspath
 from typing import Any
 
 from airflow.sdk import BaseHook
 
 from spark_mq.errors import InvalidOption
+from spark_mq.message import ReceivedMessage
 from spark_mq.queue import Queue
 from spark_mq.util.validation import short_repr
 
-__all__ = ["SparkMQHook"]
+__all__ = ["SparkMQHook", "to_payload"]
 
 
 class SparkMQHook(BaseHook):
@@ -82,3 +84,22 @@ def check_place(path: str | PathLike[str] | None, conn_id: str | None) -> str | 
             value=path,
         )
     return None if path is None else fspath(path)
+
+
+def to_payload(message: ReceivedMessage) -> dict[str, Any]:
+    try:
+        text = message.value.decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    # PostgreSQL has no JSON with this character.
+    no_text = {"value_base64": base64.b64encode(message.value).decode()}
+    value = no_text if "\0" in text else {"value": text}
+    return {
+        "sequence": message.sequence,
+        "message_id": message.message_id,
+        "key": message.key,
+        **value,
+        "headers": dict(message.headers),
+        "published_at": message.published_at.isoformat(),
+        "delivery_count": message.delivery_count,
+    }

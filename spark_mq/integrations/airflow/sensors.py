@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 
 from airflow.sdk import BaseSensorOperator
 
-from spark_mq.integrations.airflow.hooks import SparkMQHook, check_place
-from spark_mq.integrations.airflow.payload import to_payload
+from spark_mq.integrations.airflow.hooks import SparkMQHook, check_place, to_payload
 from spark_mq.integrations.airflow.triggers import MessagesDueTrigger
 from spark_mq.util.validation import validate_count, validate_duration, validate_group
 

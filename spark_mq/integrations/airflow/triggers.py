@@ -16,8 +16,7 @@ from airflow.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 
 from spark_mq.errors import InvalidOption, LeaseLost, QueueNotFound, StorageError
 from spark_mq.group import ConsumerGroup
-from spark_mq.integrations.airflow.hooks import SparkMQHook, check_place
-from spark_mq.integrations.airflow.payload import to_payload
+from spark_mq.integrations.airflow.hooks import SparkMQHook, check_place, to_payload
 from spark_mq.lease import Lease
 from spark_mq.util.clock import SECOND
 from spark_mq.util.validation import validate_count, validate_duration, validate_group

@@ -37,7 +37,6 @@ _MODULES: Final = (
     "letters",
     "workers",
     "top",
-    "replay",
     "watch",
     "web",
     "queues",

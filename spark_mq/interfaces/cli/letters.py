@@ -34,8 +34,8 @@ from spark_mq.interfaces.cli.output import (
     note,
 )
 from spark_mq.interfaces.cli.progress import track
+from spark_mq.maintenance.condition import LetterFilter
 from spark_mq.maintenance.discard import DiscardResult
-from spark_mq.maintenance.letter_filter import LetterFilter
 from spark_mq.maintenance.redrive_result import RedriveResult
 from spark_mq.maintenance.transform import RepairFunction
 from spark_mq.message import check_format, to_headers

@@ -9,18 +9,19 @@ from functools import partial
 from typing import Any, Final
 
 from spark_mq.errors import InvalidOption
-from spark_mq.interfaces.web.message_changes import (
+from spark_mq.interfaces.web.message_pages import (
     MESSAGE_CHANGES,
     MessageChange,
     change_message,
+    limit_of,
     sequence_of,
     standing_of,
+    trial,
 )
-from spark_mq.interfaces.web.message_pages import limit_of, trial
 from spark_mq.interfaces.web.render import TABS, href, render
 from spark_mq.interfaces.web.view import LETTER_FIELDS, Forbidden, View
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.maintenance.letter_filter import LetterFilter
+from spark_mq.maintenance.condition import LetterFilter
 from spark_mq.util.sequences import number_in, show_sequence
 from spark_mq.util.setting_fields import Choice, Flag, settings_of
 from spark_mq.util.show import show_some

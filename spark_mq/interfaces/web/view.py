@@ -17,7 +17,7 @@ from spark_mq.group import ConsumerGroup
 from spark_mq.inspect import QueueOverview
 from spark_mq.interfaces.monitor import QueueMonitor
 from spark_mq.ledger.stats import GroupStats
-from spark_mq.maintenance.letter_filter import LetterFilter
+from spark_mq.maintenance.condition import LetterFilter
 from spark_mq.operations.schedules import ScheduleInfo
 from spark_mq.queue import Queue
 from spark_mq.util.clock import Duration
