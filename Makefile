@@ -180,7 +180,8 @@ endef
 
 needs_connect = .venv/connect/.installed
 define run_connect
-@$(with_spark) PYTHONPATH="$(CURDIR)/.venv/connect" $(python) -m pytest --connect --pipelines tests/connect tests/pipelines $(quick) --durations=10
+@$(with_spark) PYTHONPATH="$(CURDIR)/.venv/connect" $(python) -m pytest --connect --pipelines --durations=10 tests/connect tests/pipelines \
+  tests/inspect/test_notebook.py::test_results_convert_to_data_frames $(quick)
 endef
 
 # Spark 4.3, in an environment without Delta, which has no JAR for it.

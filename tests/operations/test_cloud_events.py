@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from datetime import UTC, datetime
 from typing import Any
@@ -112,5 +111,12 @@ def test_what_is_no_event_is_refused(queue: Queue) -> None:
 )  # fmt: skip
 def test_any_message_is_an_event_or_invalid(value: bytes, headers: dict[str, str]) -> None:
     message = ReceivedMessage(1, "m", None, value, headers, AT, 1)
-    with contextlib.suppress(InvalidPayload):
-        assert from_message(message).get_id()
+    try:
+        event = from_message(message)
+    except InvalidPayload:
+        event = None
+    if event is not None:
+        assert event.get_specversion() == "1.0"
+        assert event.get_id()
+        assert event.get_source()
+        assert event.get_type()

@@ -189,7 +189,7 @@ def works(queue: Queue) -> str:
 def interrupt(call: str, fresh: Callable[[], Queue], chosen: Callable[[int, Line], bool]) -> None:
     """Interrupts a call at each chosen line in turn, and uses the handle after each."""
     prepare, act = CALLS[call]
-    queue, broken, seen = fresh(), list[tuple[Line, str]](), Interrupter()
+    queue, broken, seen, fired = fresh(), list[tuple[Line, str]](), Interrupter(), 0
     for _ in range(2):  # what is cached the second time takes other lines
         given = prepare(queue)
         seen.run(functools.partial(act, queue, given))
@@ -201,10 +201,12 @@ def interrupt(call: str, fresh: Callable[[], Queue], chosen: Callable[[int, Line
         given = prepare(queue)
         interrupter = Interrupter(line)
         interrupter.run(functools.partial(act, queue, given))
+        fired += interrupter.fired
         if interrupter.fired and (why := works(queue)):
             broken.append((line, why))
             queue = fresh()
     assert broken == []
+    assert fired >= len(lines) / 2, "the others were not reached again"
 
 
 def on_delta(tmp_path: Path) -> Callable[[], Queue]:

@@ -196,8 +196,10 @@ def test_a_message_decodes_without_a_worker(queue: Queue) -> None:
 
 def test_wrong_formats_are_refused_before_the_first_lease(queue: Queue) -> None:
     group = queue.group()
+    queue.publish("a")
     for wrong in (Order, Json, "json", 7):
         with pytest.raises(InvalidOption, match=r"format=.* cannot encode and decode"):
             group.work(print, format=wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match="format cannot be used with ack='on_receive'"):
         group.work(print, format=Json(), ack="on_receive")
+    assert not group.exists(), "a lease creates it"

@@ -871,11 +871,14 @@ def test_an_error_around_a_handler_ends_the_work(
 
 
 def test_a_pool_of_coroutines_that_has_ended_takes_tasks_and_stops_again() -> None:
-    pool = CoroutinePool(1, lambda _: None)
+    failed, task = list[BaseException](), Task(None, None, None)  # type: ignore[arg-type]
+    pool = CoroutinePool(1, failed.append)
     pool.start()
     pool.stop()
-    pool.submit(Task(None, None, None))  # type: ignore[arg-type]
+    pool.submit(task)
     pool.stop()
+    assert failed == []
+    assert not task.started
 
 
 # -- wrong options

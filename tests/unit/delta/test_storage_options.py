@@ -429,10 +429,11 @@ def test_a_server_without_tls_must_be_allowed(
 
 def test_a_server_with_tls_or_an_allowed_one_is_fine() -> None:
     text = "BlobEndpoint=http://127.0.0.1:1/a;AccountName=a;AccountKey=" + KEY
-    for scheme, options, around in (
-        ("s3", {"endpoint": "https://h"}, {"AWS_ENDPOINT_URL": "http://other"}),
-        ("s3", {}, {"AWS_ENDPOINT_URL": "http://h", "AWS_ALLOW_HTTP": "true"}),
-        ("az", {}, {"AZURE_STORAGE_CONNECTION_STRING": text}),
-        ("az", {"use_emulator": "true"}, {}),
+    for scheme, options, around, endpoint in (
+        ("s3", {"endpoint": "https://h"}, {"AWS_ENDPOINT_URL": "http://other"}, "https://h"),
+        ("s3", {}, {"AWS_ENDPOINT_URL": "http://h", "AWS_ALLOW_HTTP": "true"}, None),
+        ("az", {}, {"AZURE_STORAGE_CONNECTION_STRING": text}, "http://127.0.0.1:1/a"),
+        ("az", {"use_emulator": "true"}, {}, None),
     ):
-        store_options(scheme, options, around)
+        config = store_options(scheme, options, around).config
+        assert config.get("endpoint") == endpoint

@@ -110,8 +110,8 @@ def test_what_others_have_leased_since_is_not_taken_over():
     group = Group(messages=3)
     group.lease("s/1/x", 3)
     group.expire()
-    taken = group.lease("b", 3)
-    assert group.replay_batch("s/1/", "s/1/y") == 3 - len(taken)
+    assert len(group.lease("b", 2)) == 2
+    assert group.replay_batch("s/1/", "s/1/y") == 1
 
 
 @pytest.mark.parametrize(("failures", "alone"), [(3, False), (2, True)])
