@@ -15,7 +15,7 @@ SWEEP = "every minute, or every five minutes if workers lease rarely"
 OTHER_SWEEP = re.compile(r"every few minutes|1 or 5 minutes|every five minutes (otherwise|is)")
 SWEEP_PAGES = (
     "README.md", "docs/llms.txt", "docs/tutorial.md", "docs/explanation/design.md",
-    "docs/howto/airflow.md", "docs/howto/operating.md", "docs/howto/schedule-sweep.md",
+    "docs/howto/airflow.md", "docs/howto/operating.md", "docs/howto/deploy.md",
     "spark_mq/queue.py", "spark_mq/integrations/airflow/operators.py",
 )  # fmt: skip
 
@@ -42,7 +42,7 @@ def test_the_price_of_an_idle_queue_is_the_computed_one() -> None:
 
 def test_the_pages_name_the_memory_of_decoded_messages() -> None:
     shown = f"{MAX_KEPT_BYTES // 2**20} MiB"
-    assert f"keeps up to {shown} of decoded messages" in words("docs/howto/operating.md")
+    assert f"keeps up to {shown} of decoded messages" in words("docs/howto/sizing.md")
     assert f"keeps {shown} at most" in words("docs/explanation/design.md")
 
 
