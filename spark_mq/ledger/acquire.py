@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Final
 
+from spark_mq.ledger.budget import Budget, RateLimits
 from spark_mq.ledger.commands import TRACKED, Change, Command, Needs, Priority, View, join_notes
 from spark_mq.ledger.data_files import DataFile
 from spark_mq.ledger.editor import LedgerEditor
@@ -14,18 +15,15 @@ from spark_mq.ledger.grant import (
     AcquireRequest,
     Grant,
     blocked_by,
-    join_again,
-    set_apart,
 )
 from spark_mq.ledger.intervals import Interval, format_intervals
 from spark_mq.ledger.isolation import RESERVED_ATTEMPTS
 from spark_mq.ledger.key_order import is_ordered
-from spark_mq.ledger.lane_selector import LaneSelector, is_full
+from spark_mq.ledger.lane_selector import LaneSelector
 from spark_mq.ledger.limits import MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, limit_in
 from spark_mq.ledger.lost import without_lost
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, LEASED, UNREAD, Ledger, Range
-from spark_mq.ledger.rate_limit import RateLimits, count_bytes
 from spark_mq.ledger.schedule import add_scheduled, split_by_time, split_due
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.sink_writes import next_write
@@ -53,7 +51,6 @@ POSTPONE: Final = 10 * SECOND  # for messages of a file out of reach, if others 
 MAX_OUT_OF_REACH: Final = 100  # files; the store is out of reach then, and a lease gives up
 MAX_AHEAD: Final = 100  # files that a filtered lease checks before it needs them
 _NOTHING: Final = Grant()
-_TRIES: Final = 3  # until a fair lease is made much smaller, so that it fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,74 +317,65 @@ def acquire(
     ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, request: AcquireRequest
 ) -> tuple[Ledger, Grant]:
     """Return the next ledger and the lease's messages, or `ledger` itself without a grant."""
-    if rules.max_in_flight_bytes is None:
-        return _acquire_at_rate(ledger, index, now, rules, request)
-    held = count_bytes(ledger.ranges_at(ledger.find((LEASED,))), index)
-    left = max(1, rules.max_in_flight_bytes - held)
-    limited = replace(request, max_bytes=min(left, request.max_bytes or left))
-    after, grant = _acquire_at_rate(ledger, index, now, rules, limited)
-    if held and count_bytes(grant.ranges, index) > left:  # a larger message goes alone
-        return ledger, Grant((), MAX_IN_FLIGHT_BYTES, blocked_for_now=True)
-    return after, grant
-
-
-def _acquire_at_rate(
-    ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, request: AcquireRequest
-) -> tuple[Ledger, Grant]:
-    """Lease as :func:`acquire`, without the limit of bytes in flight."""
-    limits = RateLimits.of(ledger.head, rules, now)
-    if limits is None:
-        return _acquire(ledger, index, now, rules, request)
-    messages, size = limits.limit(request.max_messages, request.max_bytes)
-    limited = replace(request, max_messages=messages, max_bytes=size)
-    after, grant = _acquire(ledger, index, now, rules, limited)
-    if not grant.ranges and (messages > 0 or limit_in(grant.blocked_because) != MAX_IN_FLIGHT):
-        return after, grant
-    taken = grant.message_count
-    size = count_bytes(grant.ranges, index) if limits.bytes else 0
-    until = limits.wait_until(request.max_messages, request.max_bytes, taken, size, cut=grant.cut)
-    if until is not None:
-        return ledger, Grant((), limits.why(until), blocked_for_now=True, wait_until=until)
-    return after.replaced(limits.after(after.head, taken, size), after.events), grant
-
-
-def _acquire(
-    ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, request: AcquireRequest
-) -> tuple[Ledger, Grant]:
-    """Lease as :func:`acquire`, without limits of bytes and rates."""
-    after, grant = _acquire_by_count(ledger, index, now, rules, request)
-    tries = 0
-    while grant.cut and rules.order == "fair" and (count := grant.message_count) > 1:
-        # The limit of bytes cut off the newest messages, so their lanes would never have a share.
-        tries += 1
-        smaller = replace(request, max_messages=count if tries < _TRIES else count // 2)
-        after, grant = _acquire_by_count(ledger, index, now, rules, smaller)
-        grant = replace(grant, cut=True)
-        if grant.message_count >= smaller.max_messages:
-            break
-    return after, grant
-
-
-def _acquire_by_count(
-    ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, request: AcquireRequest
-) -> tuple[Ledger, Grant]:
     breaker = ledger.head.breaker
     if why := breaker.blocked_because(rules, now, _is_leased(ledger, breaker.trial)):
         return ledger, Grant((), why, blocked_for_now=True)
     trials = breaker.is_open(rules)
+    held, max_bytes, rates = 0, request.max_bytes, None
+    if (most := rules.max_in_flight_bytes) is not None:
+        held = _count_bytes(ledger.ranges_at(ledger.find((LEASED,))), index)
+        most = max(1, most - held)
+        max_bytes = min(most, max_bytes or most)
+    budget = Budget(index, request.max_messages, max_bytes)
+    if rules.rate_limit is not None or rules.byte_rate_limit is not None:
+        rates = RateLimits.of(ledger.head, rules, now)
+        budget.messages, budget.bytes = rates.limit(request.max_messages, max_bytes)
+    limited = budget.messages < 1  # by the rate
     if trials:
-        request = replace(request, max_messages=1)
+        budget.messages = min(1, budget.messages)
+    if rules.max_in_flight is not None:
+        in_flight = ledger.count((LEASED,))
+        budget.messages = min(budget.messages, rules.max_in_flight - in_flight)
+    after, grant = _select(ledger, index, now, rules, request, budget=budget, trials=trials)
+    if not grant.ranges and not (limited and limit_in(grant.blocked_because) == MAX_IN_FLIGHT):
+        return after, grant
+    size = _count_bytes(grant.ranges, index) if held or (rates and rates.bytes) else 0
+    if rates is not None:
+        asked, taken = request.max_messages, grant.message_count
+        until = rates.wait_until(asked, max_bytes, taken, size, cut=budget.cut)
+        if until is not None:
+            why = rates.why(until)
+            return ledger, Grant((), why, blocked_for_now=True, wait_until=until)
+        after = after.replaced(rates.after(after.head, taken, size), after.events)
+    if held and most is not None and size > most:  # a larger message goes alone
+        return ledger, Grant((), MAX_IN_FLIGHT_BYTES, blocked_for_now=True)
+    return after, grant
+
+
+def _count_bytes(ranges: Iterable[Range], index: MessageIndex) -> int:
+    """Return the estimated bytes of ranges in the data files."""
+    return sum(index.size(r.first, r.last) for r in ranges)
+
+
+def _select(
+    ledger: Ledger,
+    index: MessageIndex,
+    now: int,
+    rules: GroupSettings,
+    request: AcquireRequest,
+    *,
+    budget: Budget,
+    trials: bool,
+) -> tuple[Ledger, Grant]:
+    """Lease the messages whose turn it is, as far as the budget allows."""
     blocked = ""
     if rules.order != "key" or not is_ordered(index, rules):
         # In an ordered group a blocked message stops only its lane.
         request, blocked = _limit_to_unblocked(ledger, request)
-    cutoff = request.cutoff(now)
+    cutoff = now if request.due_by is None else min(now, request.due_by)
     split = split_due(ledger, index, now, cutoff, rules)
-    if request.intervals is not None:
-        full = is_full(split, now, rules)
-        split = set_apart(split, index, now, rules, request, full=full)
-    selector = LaneSelector(split, index, now, rules, request, cutoff=cutoff)
-    if selector.limit < 1:
+    selector = LaneSelector(split, index, now, rules, request, budget=budget, cutoff=cutoff)
+    if budget.messages < 1:
         if not selector.has_due():
             return ledger, Grant()
         return ledger, Grant((), MAX_IN_FLIGHT, blocked_for_now=True)
@@ -398,10 +386,8 @@ def _acquire_by_count(
     if found is None and (found := selector.acquire()) is None:
         return ledger, selector.nothing(blocked)
     after, grant = found
-    if request.intervals is not None:
-        after = join_again(after, request.intervals)
     if trials and grant.ranges:
-        on_trial = breaker.with_trial(grant.ranges[0].first, now, rules)
+        on_trial = after.head.breaker.with_trial(grant.ranges[0].first, now, rules)
         after = after.replaced(replace(after.head, breaker=on_trial), after.events)
     return after, grant
 

@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence, Set
 from enum import StrEnum
 from itertools import islice
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from spark_mq.ledger.intervals import Interval
@@ -30,6 +31,7 @@ SUSPECT: Final = AcquireKind.SUSPECT
 LAST: Final = AcquireKind.LAST
 REST: Final = AcquireKind.REST
 
+_first_of: Final = itemgetter(0)
 _SUSPECT: Final[Condition] = ("suspect", "=", True)
 _CLEAR: Final[Condition] = ("suspect", "=", False)
 
@@ -47,7 +49,7 @@ class DueRanges:
     `attempts` is the delivery on which a failing message must be alone, or None. `available` holds
     the rows that a lease may begin with. None stands for all of them. With a `sink`, the messages
     of a lease have the same earlier writes, so that the sink has all of them or none. Only ranges
-    that begin in `wanted` count, if it is given.
+    with messages in `named` count, if it is given.
     """
 
     def __init__(
@@ -58,24 +60,25 @@ class DueRanges:
         attempts: int | None,
         *,
         sink: bool = False,
-        wanted: Sequence[Interval] | None = None,
+        named: Sequence[Interval] | None = None,
     ) -> None:
-        self.ledger, self.attempts, self._wanted = ledger, attempts, wanted
+        self.ledger, self.attempts, self._named = ledger, attempts, named
         end = () if max_sequence is None else (("first", "<=", max_sequence),)
         self._due: tuple[Condition, ...] = (("available_at", "<=", cutoff), *end)
         found = _due_rows(ledger, self._due, attempts)
-        self._rows = {kind: self._only_wanted(rows) for kind, rows in found.items()}
+        self._rows = {kind: self._only_named(rows) for kind, rows in found.items()}
         self.count = sum(len(rows) for rows in self._rows.values())
         # Whether the sink may have some of the messages.
-        named = ("sink_writes", "is set", True)
-        self.written = sink and ledger.minimum("first", (AVAILABLE,), named) is not None
+        written = ("sink_writes", "is set", True)
+        self.written = sink and ledger.minimum("first", (AVAILABLE,), written) is not None
 
-    def _only_wanted(self, rows: list[int]) -> list[int]:
-        if self._wanted is None or not rows:
+    def _only_named(self, rows: list[int]) -> list[int]:
+        named = self._named
+        if named is None or not rows:
             return rows
-        firsts, begins = self.ledger.first_sequences, [first for first, _ in self._wanted]
-        near = [(row, bisect_right(begins, firsts[row]) - 1) for row in rows]
-        return [row for row, at in near if at >= 0 and firsts[row] <= self._wanted[at][1]]
+        firsts, lasts = self.ledger.first_sequences, self.ledger.last_sequences
+        near = [(row, bisect_right(named, lasts[row], key=_first_of) - 1) for row in rows]
+        return [row for row, at in near if at >= 0 and firsts[row] <= named[at][1]]
 
     def rows(self) -> list[int]:
         """Return the due rows of all kinds, in order."""
@@ -85,12 +88,12 @@ class DueRanges:
         """Return the due rows of messages that were never delivered, in order."""
         due = (*self._due, ("delivery_count", "=", 0))
         written = (("sink_writes", "is null", None),) if self.written else ()
-        return self._only_wanted(self.ledger.find((AVAILABLE,), *due, *written))
+        return self._only_named(self.ledger.find((AVAILABLE,), *due, *written))
 
     def suspects(self) -> list[int]:
         """Return the due rows of suspects that need not be alone yet, in order."""
         early = () if self.attempts is None else (("delivery_count", "<", self.attempts - 1),)
-        return self._only_wanted(self.ledger.find((AVAILABLE,), *self._due, _SUSPECT, *early))
+        return self._only_named(self.ledger.find((AVAILABLE,), *self._due, _SUSPECT, *early))
 
     def _available(self, kind: AcquireKind, available: Set[int] | None) -> list[int]:
         rows = self._rows[kind]

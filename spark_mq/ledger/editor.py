@@ -124,11 +124,11 @@ class LedgerEditor:
     def record_event(self, event: str, r: Range) -> None:
         self._events.append((event, r))
 
-    def build(self, *, join: bool = True) -> Ledger:
-        """Return the next ledger, sorted. Equal neighbours are joined, unless for a while."""
+    def build(self) -> Ledger:
+        """Return the next ledger, sorted, with equal neighbours joined."""
         if not self.changed:
             return self.ledger
-        merged = self._merge() if join else sorted(self._added, key=_first_of)
+        merged = self._merge()
         head = self._raise_start(self._counted(), merged)
         ranges = self._table(merged) if self.ledger.rows is None else self._list(merged)
         return Ledger(head, ranges, [*self.ledger.events, *self._events])

@@ -34,9 +34,7 @@ __all__ = [
     "Grant",
     "blocked_by",
     "grant_pieces",
-    "join_again",
     "leased",
-    "set_apart",
 ]
 
 MAX_LEASES_WITHOUT_FRESH: Final = 3
@@ -59,10 +57,6 @@ class AcquireRequest:
     intervals: Sequence[Interval] | None = None  # only these messages; None for any
     matches: Mapping[str, RowRuns] | None = None  # of the group's filter, by path of the file
 
-    def cutoff(self, now: int) -> int:
-        """Return until when a message must be due."""
-        return now if self.due_by is None else min(now, self.due_by)
-
 
 @dataclass(frozen=True, slots=True)
 class Grant:
@@ -77,7 +71,6 @@ class Grant:
     error: SparkMQError | None = None  # why nothing is granted, if payload files are out of reach
     unfinished: bool = False  # files must be checked before the next try
     acked: int = 0  # messages of earlier batches of a stream
-    cut: bool = field(default=False, compare=False)  # max_bytes ended it
     skipped: Mapping[str, int] = field(default_factory=dict, compare=False)
     """The messages that the lease skipped, by event."""
     sink_key: str | None = field(default=None, compare=False)  # the group's, at the time
@@ -108,22 +101,15 @@ def grant_pieces(
     rules: GroupSettings,
     passes_over: bool,
 ) -> tuple[Ledger, Grant]:
-    """Lease the pieces that a walk has taken, as far as `max_bytes` allows."""
-    editor, pieces, reach = LedgerEditor(ledger), walk.taken, walk.reach
+    """Lease the pieces that a walk has taken, and settle what it has skipped."""
+    editor, pieces = LedgerEditor(ledger), walk.taken
     passed = [] if walk.filter is None else walk.filter.skipped
     lost = set(claims_on_lanes(ledger, index, walk.lanes)) if walk.lanes else set[int]()
     rows = sorted({*lost, *(one.row for one in (*pieces, *passed) if one.row is not None)})
     ranges = dict(zip(rows, editor.remove(rows), strict=True)) if rows else {}
     taken = [_range_of(piece, ranges) for piece in pieces]
-    cut = False
-    if request.max_bytes is not None:
-        taken = _fitting_bytes(taken, index, request.max_bytes)
-        cut = sum(r.message_count for r in taken) < sum(piece.messages for piece in pieces)
-        if cut:
-            reach, end = -1, max(r.last for r in taken)
-            passed = [] if walk.filter is None else walk.filter.skipped_before(end)
     by_row: dict[int | None, list[Interval]] = {}
-    for piece, r in zip(pieces, taken, strict=False):  # without those that do not fit
+    for piece, r in zip(pieces, taken, strict=True):
         by_row.setdefault(piece.row, []).append((r.first, r.last))
     for piece in passed:
         by_row.setdefault(piece.row, []).append((piece.first, piece.last))
@@ -131,7 +117,7 @@ def grant_pieces(
         editor.add(before.as_settled(), before, piece.event)
     unread = by_row.pop(None, [])
     if unread and walk.skips:
-        _add_skipped(editor, index, (now, request.cutoff(now)), unread, reach, rules=rules)
+        _add_skipped(editor, index, (now, walk.cutoff), unread, walk.reach, rules=rules)
     for row, r in ranges.items():
         left = r._replace(lease_id=None) if row in lost else r
         for first, last in subtract([(r.first, r.last)], by_row.get(row, ())):
@@ -151,7 +137,7 @@ def grant_pieces(
     skipped = dict[str, int]()
     for piece in passed:
         skipped[piece.event] = skipped.get(piece.event, 0) + piece.messages
-    return editor.build(), Grant(granted, cut=cut, skipped=skipped)
+    return editor.build(), Grant(granted, skipped=skipped)
 
 
 def leased(r: Range, now: int, request: AcquireRequest, size: int) -> Range:
@@ -169,41 +155,6 @@ def leased(r: Range, now: int, request: AcquireRequest, size: int) -> Range:
         available_at=None,
         sink_writes=r.sink_writes if write is None else with_write(r, write),
     )
-
-
-def set_apart(
-    ledger: Ledger,
-    index: MessageIndex,
-    now: int,
-    rules: GroupSettings,
-    request: AcquireRequest,
-    *,
-    full: bool,
-) -> Ledger:
-    """Return the ledger with the named messages in ranges without others, for :func:`join_again`.
-
-    Unread messages up to the last named one are tracked first, unless the ledger is full.
-    """
-    wanted, editor = request.intervals or (), LedgerEditor(ledger)
-    end = index.last_sequence if request.max_sequence is None else request.max_sequence
-    unread = range_between(index, ledger.end_sequence + 1, end, UNREAD)
-    named = unread.within(wanted, index) if unread and not full else []
-    if named:
-        _add_skipped(editor, index, (now, request.cutoff(now)), [], named[-1].last, rules=rules)
-    editor = LedgerEditor(editor.build())
-    for piece in editor.cut(wanted, index, (AVAILABLE,)):
-        editor.add(piece, piece)
-    return editor.build(join=False)
-
-
-def join_again(ledger: Ledger, wanted: Iterable[Interval]) -> Ledger:
-    """Join the named messages that were not leased with equal neighbours."""
-    editor = LedgerEditor(ledger)
-    rows = sorted({row for first, last in wanted for row in ledger.overlapping(first, last)})
-    rows = [row for row in rows if ledger.state_at(row) == AVAILABLE]
-    for r in editor.remove(rows):
-        editor.add(r, r)
-    return editor.build()
 
 
 def _add_skipped(
@@ -261,31 +212,6 @@ def _range_of(piece: SelectedPiece, ranges: Mapping[int, Range]) -> Range:
     if piece.messages == r.message_count:
         return r
     return r._replace(first=piece.first, last=piece.last, message_count=piece.messages)
-
-
-def _fitting_bytes(taken: list[Range], index: MessageIndex, max_bytes: int) -> list[Range]:
-    """Return the first messages of estimated `max_bytes`, and one at least."""
-    kept: list[Range] = []
-    for r in taken:
-        fits, max_bytes = _fit_bytes(r, index, max_bytes)
-        if fits == r.message_count:
-            kept.append(r)
-            continue
-        if fits or not kept:
-            kept.append(r.slice(r.first, index.nth_from(r.first, max(1, fits)), index))
-        break
-    return kept
-
-
-def _fit_bytes(r: Range, index: MessageIndex, max_bytes: int) -> tuple[int, int]:
-    """Return how many of the first messages fit, by file, and the bytes that remain."""
-    fits = 0
-    for piece in index.slices(r.first, r.last):
-        if piece.size > max_bytes:
-            return fits + piece.rows * max_bytes // piece.size, 0
-        fits += piece.rows
-        max_bytes -= piece.size
-    return fits, max_bytes
 
 
 def _as_skipped(r: Range) -> Range:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from operator import eq
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from operator import eq, itemgetter
 from typing import Any, Final, overload
 
 from spark_mq.errors import InvalidOption
@@ -16,12 +17,14 @@ __all__ = [
     "from_sequences",
     "intersect",
     "normalise",
+    "split_at",
     "subtract",
 ]
 
 Interval = tuple[int, int]
 
 _MAX_SHOWN: Final = 40  # characters of what is no sequence
+_last_of: Final = itemgetter(1)
 MAX_FORMATTED: Final = 200  # intervals that a text shows
 
 
@@ -144,3 +147,18 @@ def subtract(intervals: Iterable[Interval], less: Iterable[Interval]) -> list[In
         if first <= last:
             out.append((first, last))
     return out
+
+
+def split_at(
+    intervals: Sequence[Interval], first: int, last: int
+) -> Iterator[tuple[bool, int, int]]:
+    """Yield whether each run of ``first..last`` is in the intervals, and its bounds, in order."""
+    at = bisect_left(intervals, first, key=_last_of)
+    while first <= last:
+        low, high = intervals[at] if at < len(intervals) else (last + 1, last + 1)
+        if first < low:
+            yield False, first, min(last, low - 1)
+            first = low
+        else:
+            yield True, first, min(last, high)
+            first, at = high + 1, at + 1

@@ -9,10 +9,11 @@ only messages of open slots count as due, see :mod:`spark_mq.ledger.lane_walk`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from spark_mq.ledger.budget import Budget
 from spark_mq.ledger.due_ranges import AcquireKind, DueRanges, Head
 from spark_mq.ledger.grant import (
     MAX_LEASES_WITHOUT_FRESH,
@@ -42,7 +43,6 @@ from spark_mq.ledger.walk_filter import WalkFilter
 
 __all__ = [
     "LaneSelector",
-    "is_full",
 ]
 
 _ALONE: Final = "a message that may end its worker is leased alone"
@@ -75,10 +75,11 @@ class LaneSelector:
         rules: GroupSettings,
         request: AcquireRequest,
         *,
+        budget: Budget,
         cutoff: int,
     ) -> None:
         self._ledger, self._index, self._now, self._request = ledger, index, now, request
-        self._rules = rules
+        self._rules, self._budget = rules, budget
         self._attempts = rules.attempts_before_isolation(request.reserved_attempts)
         # A stream has one lease at a time. Who names messages has chosen.
         self._minds_others = request.reserved_attempts == 0 and request.intervals is None
@@ -87,21 +88,20 @@ class LaneSelector:
             and LEASED in ledger.states
             and holds_last_attempt(ledger, request.worker_id, self._attempts)
         )
-        self.limit = 1 if self._attempts == 1 else request.max_messages
-        if rules.max_in_flight is not None:
-            self.limit = min(self.limit, rules.max_in_flight - ledger.count((LEASED,)))
+        if self._attempts == 1:
+            budget.messages = min(1, budget.messages)
         end = index.last_sequence
         if request.max_sequence is not None:
             end = min(end, request.max_sequence)
+        named = None if request.intervals is None else _with_messages(request.intervals, index)
         self._due = DueRanges(
             ledger, cutoff, request.max_sequence, self._attempts, sink=rules.sink is not None,
-            wanted=request.intervals,
+            named=named,
         )  # fmt: skip
-        start, named = ledger.end_sequence + 1, request.intervals
+        start = ledger.end_sequence + 1
         unread = [(start, end)] if named is None else intersect(named, [(start, end)])
-        # Named unread messages are tracked already, unless the ledger is full.
         self._may_read = any(index.count(*interval) > 0 for interval in unread)
-        self._full = is_full(ledger, now, rules)
+        self._full = _is_full(ledger, now, rules)
         self._priorities = index.priorities_after(ledger.head.start_sequence)
         self._ordered = rules.order == "key" and is_ordered(index, rules)
         divides = not self._ordered and divides_lanes(index, rules)
@@ -126,13 +126,14 @@ class LaneSelector:
             now=now,
             cutoff=cutoff,
             end=end,
-            limit=self.limit,
+            budget=budget,
             is_open=self._is_open,
             ordered=self._ordered,
             plain=plain,
             shares=shares,
             lane_shares=lane_shares,
             filter=row_filter,
+            named=named,
         )
 
     @property
@@ -209,11 +210,10 @@ class LaneSelector:
         for row, in_row in self._walk.visited(sorted(due)):
             if not is_open:
                 break
-            slots = is_open & in_row
-            if slots and row in due:
+            if row in due and (slots := self._walk.open_in(row, in_row, is_open)):
                 found[row] = slots
             if self._ordered:
-                is_open &= ~slots | no_lane
+                is_open &= ~in_row | no_lane
         return found
 
     def _leaves(self, level: _Level) -> bool:
@@ -234,7 +234,7 @@ class LaneSelector:
             return _Level(slots, None, [], True, not self._due.written)
         taken = self._due.rows_from(head, rows)
         if self._walk.plain:
-            taken = taken[: self.limit]  # each row has a message at least
+            taken = taken[: self._budget.messages]  # each row has a message at least
         mixes = head.kind == AcquireKind.REST and not self._due.written
         return _Level(slots, head, taken, self._due.are_all(taken, rows), mixes)
 
@@ -263,23 +263,23 @@ class LaneSelector:
 
     def _isolate(self, head: Head, level: _Level) -> None:
         """Take messages that failed together, of all the lanes that their lease had."""
-        r, walk = self._ledger.range_at(head.row), self._walk
+        r, budget = self._ledger.range_at(head.row), self._budget
         if self._minds_others and is_last_attempt(r, self._attempts):
             # So that it does not wait for ever, its worker gets nothing until it holds nothing.
             self._is_alone = holds_leases(self._ledger, self._request.worker_id)
             if self._is_alone:
                 return
         attempts = self._attempts or ASSUMED_ATTEMPTS
-        walk.limit = isolation_size(
-            walk.limit, r.delivery_count, attempts, r.lease_size,
+        budget.messages = isolation_size(
+            budget.messages, r.delivery_count, attempts, r.lease_size,
             settled=settled_since(self._ledger, r),
             waiting=self._ledger.count((AVAILABLE,), *failed_together(r)),
         )  # fmt: skip
-        walk.take(level.slots, level.rows, reads=False, all_lanes=True)
-        walk.limit = 0
+        self._walk.take(level.slots, level.rows, reads=False, all_lanes=True)
+        budget.messages = 0
 
 
-def is_full(ledger: Ledger, now: int, rules: GroupSettings) -> bool:
+def _is_full(ledger: Ledger, now: int, rules: GroupSettings) -> bool:
     """Return whether the ledger may take no more unread messages."""
     # Delayed ranges do not count, and neither do ranges that wait for the sweep or the owner.
     if ledger.size < rules.max_tracked_ranges:
@@ -287,3 +287,9 @@ def is_full(ledger: Ledger, now: int, rules: GroupSettings) -> bool:
     excluded = len(ledger.find((DEAD, BLOCKED, TRANSFERRING)))
     delayed = len(ledger.find((AVAILABLE,), ("available_at", ">", now)))
     return ledger.size - excluded - delayed >= rules.max_tracked_ranges
+
+
+def _with_messages(intervals: Iterable[Interval], index: MessageIndex) -> list[Interval]:
+    """Return the intervals from their first to their last message, without empty ones."""
+    ends = ((index.first_at_or_after(a), index.last_at_or_before(b)) for a, b in intervals)
+    return [(a, b) for a, b in ends if a is not None and b is not None and a <= b]

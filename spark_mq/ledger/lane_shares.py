@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from heapq import merge
 from typing import Final
 
+from spark_mq.ledger.budget import Budget
 from spark_mq.ledger.limits import MAX_IN_FLIGHT_PER_KEY
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import LEASED, Ledger
@@ -92,30 +93,36 @@ class LaneShares:
         if self._limit is not None:
             self._hold(slot, messages)
 
-    def rounds(self, due: int, messages: int, *, fair: bool) -> Iterator[int]:
+    def rounds(self, due: int, budget: Budget, expected: int, *, fair: bool) -> Iterator[int]:
         """Yield sets of slots from which the caller takes what is `left` of each, meanwhile.
 
-        `due` are the slots of one priority that have messages.
+        `due` are the slots of one priority that have messages. The lease is `expected` to have so
+        many messages. A limit of bytes may end it at any message. So each turn is a round then, and
+        a slot that gets nothing keeps its turn.
         """
         due &= ~self._layout.of_lanes(self.full_lanes)
         self._divided = fair and self.fair_time is not None
-        for _ in range(MAX_ROUNDS - 1 if self._divided else 0):
-            if not due or messages < 1:
+        burst, in_turn = max(1, expected // BURSTS), budget.bytes is not None
+        rounds = (MAX_ROUNDS - 1) * (BURSTS if in_turn else 1) if self._divided else 0
+        for _ in range(rounds):
+            if not due or budget.messages < 1:
                 return
-            self._portions = self._divide(_numbers(due), messages)
+            before, messages = self.fair_time, min(budget.messages, burst if in_turn else expected)
+            self._portions = self._divide(_numbers(due), messages, burst)
             given = {slot: self.left(slot) for slot in self._portions}
             yield sum(1 << slot for slot in given)
             rest = {slot: self.left(slot) for slot in given}
-            messages -= sum(given.values()) - sum(rest.values())
+            if budget.cut and rest == given:
+                self.fair_time = before
             # The others have no more messages, or are at their limit.
             due &= ~sum(1 << slot for slot, some in rest.items() if some)
             due &= ~self._layout.of_lanes(self.full_lanes)
         self._divided = False
         yield due
 
-    def _divide(self, slots: list[int], messages: int) -> dict[int, int]:
+    def _divide(self, slots: list[int], messages: int, burst: int) -> dict[int, int]:
         """Return the slots that get messages, and how many. Move the virtual time on."""
-        burst, shares = max(1, messages // BURSTS), dict[int, int]()
+        shares = dict[int, int]()
         by_weight: dict[float, list[int]] = {1.0: slots}
         if self._weights:
             by_weight.clear()

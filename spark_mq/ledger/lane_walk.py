@@ -13,7 +13,8 @@ from itertools import repeat
 from operator import attrgetter, itemgetter, or_
 from typing import Final
 
-from spark_mq.ledger.intervals import Interval
+from spark_mq.ledger.budget import Budget
+from spark_mq.ledger.intervals import Interval, split_at
 from spark_mq.ledger.lane_shares import LaneShares
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, UNREAD, Ledger, Range
@@ -34,7 +35,8 @@ class LaneWalk:
     In an `ordered` walk, a message that is not taken closes its slot. The lanes are divided into
     `shares` blocks of neighbouring lanes, of which a lease takes one. In a `plain` walk all
     messages are of one slot. With `lane_shares`, which an ordered walk has not, each lane has a
-    limit. The `filter` says what is skipped. Instants are microseconds.
+    limit. The `filter` says what is skipped. Given `named` intervals, it takes no other messages.
+    Instants are microseconds.
     """
 
     def __init__(
@@ -45,16 +47,17 @@ class LaneWalk:
         now: int,
         cutoff: int,
         end: int,
-        limit: int,
+        budget: Budget,
         is_open: int,
         ordered: bool,
         plain: bool,
         shares: int,
         lane_shares: LaneShares | None = None,
         filter: WalkFilter | None = None,
+        named: Sequence[Interval] | None = None,
     ) -> None:
-        self._ledger, self._index, self._now, self._cutoff = ledger, index, now, cutoff
-        self._end, self.limit, self._is_open = end, limit, is_open
+        self._ledger, self._index, self._now, self.cutoff = ledger, index, now, cutoff
+        self._end, self.budget, self._is_open = end, budget, is_open
         self._ordered, self.plain, self._shares = ordered, plain, shares
         self._no_lane = is_open if plain else index.layout.without_lane
         self.taken: list[SelectedPiece] = []
@@ -66,7 +69,7 @@ class LaneWalk:
         self._skewed: dict[int, int] = {}  # what was taken of skewed slots
         self._deferred: dict[int, int] = {}  # where skewed slots go on, by slot
         self._from = 0  # the first sequence of the walk
-        self.lane_shares, self.filter = lane_shares, filter
+        self.lane_shares, self.filter, self._named = lane_shares, filter, named
         self._goes_on: dict[int, int] = {}  # where a slot with a share goes on, by slot
         self._most_pieces = MAX_PIECES  # of a slot with a share
         self._pieces: dict[int, int] = {}  # of slots with a share
@@ -79,7 +82,7 @@ class LaneWalk:
     def full(self) -> bool:
         if self.filter is not None and self.filter.is_full(len(self.taken)):
             return True
-        return self.limit < 1 or (len(self.taken) >= MAX_PIECES and not self.plain)
+        return self.budget.messages < 1 or (len(self.taken) >= MAX_PIECES and not self.plain)
 
     def take(self, slots: int, rows: Sequence[int], *, reads: bool, all_lanes: bool) -> None:
         """Take the open messages of some slots, the available rows before unread messages."""
@@ -92,8 +95,9 @@ class LaneWalk:
         if all_lanes:
             self._shares, self._block, self._allowed = 1, 0, self._is_open
         # A hot key would fill the lease, and the other keys of its block would wait for it.
-        share = 2 * self.limit * shares // max(1, self._index.layout.lanes)
-        self._quota = max(1, min(share, self.limit // 2)) if spares else None
+        messages = self.budget.messages
+        share = 2 * messages * shares // max(1, self._index.layout.lanes)
+        self._quota = max(1, min(share, messages // 2)) if spares else None
         self._visit(self._is_open & slots, rows, reads=reads)
         for slot, start in sorted(self._deferred.items(), key=itemgetter(1)):
             if self.full:
@@ -109,7 +113,12 @@ class LaneWalk:
         self, shares: LaneShares, slots: int, rows: Sequence[int], *, reads: bool, fair: bool
     ) -> None:
         """Take the share of each lane. Lanes with fewer messages leave the rest to others."""
-        due = reduce(or_, (found for _, found in self.visited(rows)), 0)
+        due, start = reduce(or_, (found for _, found in self.visited(rows)), 0), self._end
+        if rows:
+            start = self._ledger.first_sequences[rows[0]]
+        elif reads:
+            start = self._ledger.end_sequence + 1
+        expected = self.budget.expected(start, self._end)
         if reads:
             start = self._ledger.end_sequence + 1
             due = reduce(or_, (found for *_, found in self._index.blocks(start, self._end)), due)
@@ -119,13 +128,13 @@ class LaneWalk:
         self._most_pieces = max(1, MAX_PIECES // lanes)
         self._goes_on.clear()
         self._pieces.clear()
-        for wanted in shares.rounds(due, self.limit, fair=fair):
+        for wanted in shares.rounds(due, self.budget, expected, fair=fair):
             self._visit(wanted, rows, reads=reads)
 
     def leaves(self, slots: int, rows: Sequence[int], *, reads: bool) -> bool:
         """Return whether messages are due in lanes that the last :meth:`take` left to others."""
         rest = copy(self)
-        rest.taken, rest.limit = [], 1
+        rest.taken, rest.budget = [], Budget(self._index, 1)
         rest.filter = None if self.filter is None else self.filter.without_skipped()
         own = self._index.layout.of_lanes(self.lanes) | self._no_lane
         rest.take(slots & ~own, rows, reads=reads, all_lanes=True)
@@ -171,8 +180,33 @@ class LaneWalk:
         """Return the open slots after messages that are not taken."""
         return is_open & ~(slots & ~self._no_lane) if self._ordered else is_open
 
+    def open_in(self, row: int, slots: int, is_open: int) -> int:
+        """Return the open slots of a row from which the lease may take messages."""
+        if self._named is None:
+            return slots & is_open
+        ledger, found = self._ledger, 0
+        first, last = ledger.first_sequences[row], ledger.last_sequences[row]
+        for is_named, low, high in split_at(self._named, first, last):
+            if is_named:
+                found |= self._index.slots_in(low, high) & is_open
+            elif self._ordered:
+                is_open = self._closed(is_open, self._index.slots_in(low, high))
+        return found
+
     def _take_range(self, row: int | None, first: int, last: int, is_open: int) -> int:
         """Take the open runs of a range. Return what is open after it."""
+        if self._named is None:
+            return self._take_interval(row, first, last, is_open)
+        for is_named, low, high in split_at(self._named, first, last):
+            if self.full or not is_open:
+                break
+            if is_named:
+                is_open = self._take_interval(row, low, high, is_open)
+            elif self._ordered:
+                is_open = self._closed(is_open, self._index.slots_in(low, high))
+        return is_open
+
+    def _take_interval(self, row: int | None, first: int, last: int, is_open: int) -> int:
         end = min(last, self._end)
         if self.plain:
             self._take_plain(row, first, end)
@@ -201,8 +235,8 @@ class LaneWalk:
                     first = max(begins + run_low, self._goes_on.get(slot, 0))
                     if first > begins + run_high:
                         continue
-                    before, most = len(self.taken), min(shares.left(slot), self.limit)
-                    taken, last = self._take_run(row, begins, (first, begins + run_high), most)
+                    run, before = (first, begins + run_high), len(self.taken)
+                    taken, last = self._take_run(row, begins, run, shares.left(slot))
                     pieces = self._pieces.get(slot, 0) + len(self.taken) - before
                     self._pieces[slot], self._goes_on[slot] = pieces, last + 1
                     shares.take(slot, taken)
@@ -210,23 +244,23 @@ class LaneWalk:
                         is_open &= ~(1 << slot)
         return is_open
 
-    def _take_run(self, row: int | None, begins: int, run: Interval, most: int) -> tuple[int, int]:
+    def _take_run(
+        self, row: int | None, begins: int, run: Interval, most: int | None = None
+    ) -> tuple[int, int]:
         """Take from a run of one file. Return how many messages, and the last one looked at."""
         if self.filter is None:
-            last = min(run[1], run[0] + most - 1)
-            self._add(row, begins, run[0], last)
-            return last - run[0] + 1, last
+            taken = self._add(row, begins, *run, most)
+            return taken, run[0] + taken - 1
         taken, at = 0, run[0] - 1
         for event, first, last in self.filter.runs(row, *run):
-            if taken >= most or self.full:
+            if taken == most or self.full:
                 break
-            at = last
             if event:
+                at = last
                 self.filter.skip(row, begins, (first, last), event)
             else:
-                at = min(last, first + most - taken - 1)
-                self._add(row, begins, first, at)
-                taken += at - first + 1
+                fits = self._add(row, begins, first, last, None if most is None else most - taken)
+                at, taken = first + fits - 1, taken + fits
         return taken, at
 
     def _take_plain(self, row: int | None, first: int, last: int) -> None:
@@ -235,10 +269,9 @@ class LaneWalk:
             for begins, _, low, high in index.pieces_with_slots(first, last):
                 if self.full:
                     return
-                self._take_run(row, begins, (begins + low, begins + high), self.limit)
-        elif count := min(self.limit, index.count(first, last)):
+                self._take_run(row, begins, (begins + low, begins + high))
+        elif count := self.budget.take(first, last):
             begins = index.first_at_or_after(first) or first
-            self.limit -= count
             self.taken.append(SelectedPiece(row, begins, index.nth_from(begins, count), count))
 
     def _take_piece(
@@ -257,7 +290,7 @@ class LaneWalk:
             for low, high in slots.stretches(*rows, wanted):
                 if self.full:
                     return is_open
-                self._take_run(row, begins, (begins + low, begins + high), self.limit)
+                self._take_run(row, begins, (begins + low, begins + high))
         return self._closed(is_open, found & ~wanted) & self._allowed
 
     def _over_quota(self, skewed: int, begins: int, slots: FileSlots, rows: Interval) -> int:
@@ -298,15 +331,21 @@ class LaneWalk:
             if admitted & ~self._own and self._ordered:
                 admitted = self._admitted(bit, slots)
             if admitted:
-                self._take_run(row, begins, (begins + low, begins + high), self.limit)
+                self._take_run(row, begins, (begins + low, begins + high))
             else:
                 is_open = self._closed(is_open, bit)
         return is_open
 
-    def _add(self, row: int | None, begins: int, first: int, last: int) -> None:
-        """Add a run of a file from `begins` on. Join it with the last piece if they touch."""
-        self.limit -= last - first + 1
-        add_joined(self.taken, self._index, row, begins, (first, last))
+    def _add(
+        self, row: int | None, begins: int, first: int, last: int, most: int | None = None
+    ) -> int:
+        """Add what fits of a run of a file from `begins` on, and return how many messages.
+
+        They are joined with the last piece if they touch.
+        """
+        if fits := self.budget.take(first, last, most):
+            add_joined(self.taken, self._index, row, begins, (first, first + fits - 1))
+        return fits
 
     def _visit_unread(self, is_open: int, slots: int) -> None:
         """Take from the unread messages of the one priority that some slots have."""
@@ -314,7 +353,7 @@ class LaneWalk:
         start = max(self._ledger.end_sequence + 1, self._from)
         end = self._end
         timed = index.has_times(start, end)
-        if self.plain and not timed:
+        if self.plain and not timed and self._named is None:
             self._take_range(None, start, end, is_open)
             return
         self.skips = True
@@ -331,13 +370,13 @@ class LaneWalk:
                 is_open = self._visit_timed(first, last, is_open)
             else:
                 is_open = self._take_range(None, first, last, is_open)
-            if self.plain and not self.full:
+            if self.plain and not self.full and self._named is None:
                 self.reach = last
 
     def _visit_timed(self, first: int, last: int, is_open: int) -> int:
         """Take from an unread file with times. Messages that are due later close their slots."""
         unread = Range(first, last, UNREAD, last - first + 1)
-        found = split_by_time(unread, self._index, self._now, self._cutoff)
+        found = split_by_time(unread, self._index, self._now, self.cutoff)
         later = {r.first for r in found.later}
         for r in sorted((*found.due, *found.later), key=_first_of):
             if r.first in later:

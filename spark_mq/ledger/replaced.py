@@ -7,10 +7,8 @@ the one before, so that the sequences of one commit are short.
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from itertools import accumulate, chain
-from operator import itemgetter
 from typing import Final
 
 from spark_mq.ledger.intervals import Interval, normalise
@@ -19,7 +17,6 @@ __all__ = [
     "MAX_REPLACED_BYTES",
     "decode_replaced",
     "encode_replaced",
-    "split_replaced",
     "valid_replaced",
 ]
 
@@ -27,7 +24,6 @@ __all__ = [
 MAX_REPLACED_BYTES: Final = 2**18
 _INTERVAL: Final = r"[0-9]{1,19}(\+[0-9]{1,19})?"
 _TEXT: Final = re.compile(f"{_INTERVAL}(,{_INTERVAL})*")
-_last_of: Final = itemgetter(1)
 
 
 def encode_replaced(sequences: Iterable[int]) -> str:
@@ -53,18 +49,3 @@ def valid_replaced(text: object, before: int) -> bool:
     if not isinstance(text, str) or not _TEXT.fullmatch(text):
         return False
     return decode_replaced(text)[-1][1] < before
-
-
-def split_replaced(
-    replaced: Sequence[Interval], first: int, last: int
-) -> Iterator[tuple[bool, int, int]]:
-    """Yield whether each run of ``first..last`` is replaced, and its bounds, in order."""
-    at = bisect_left(replaced, first, key=_last_of)
-    while first <= last:
-        low, high = replaced[at] if at < len(replaced) else (last + 1, last + 1)
-        if first < low:
-            yield False, first, min(last, low - 1)
-            first = low
-        else:
-            yield True, first, min(last, high)
-            first, at = high + 1, at + 1

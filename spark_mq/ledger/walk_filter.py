@@ -9,10 +9,9 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from spark_mq.ledger.intervals import Interval
+from spark_mq.ledger.intervals import Interval, split_at
 from spark_mq.ledger.message_index import DataFile, MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, Ledger
-from spark_mq.ledger.replaced import split_replaced
 
 __all__ = [
     "FILTERED",
@@ -127,7 +126,7 @@ class WalkFilter:
             yield OTHER_GROUP, first, last
             return
         replaced = self._replaced.get(file.first, ())
-        for is_replaced, low, high in split_replaced(replaced, first, last):
+        for is_replaced, low, high in split_at(replaced, first, last):
             if is_replaced:
                 yield REPLACED, low, high
             else:
@@ -145,10 +144,6 @@ class WalkFilter:
         """Note messages of the file from `begins` on that the lease skips."""
         self._files.add(begins)
         add_joined(self.skipped, self._index, row, begins, run, event=event)
-
-    def skipped_before(self, end: int) -> list[SelectedPiece]:
-        """Return the skipped messages before a sequence, at which a lease ends early."""
-        return [one for one in self.skipped if one.last < end]
 
     def without_skipped(self) -> WalkFilter:
         """Return the same filter for another walk."""

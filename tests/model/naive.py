@@ -629,7 +629,6 @@ class Naive:
             m for m in self.by_state("available") if m.info["available_at"] <= by and m.seq <= upto
         ]
         unread = [m for m in self.by_state("unread") if m.seq <= upto]
-        passed = list(unread)
         if wanted.intervals is not None:
             due, unread = (
                 [m for m in some if any(a <= m.seq <= b for a, b in wanted.intervals)]
@@ -657,9 +656,6 @@ class Naive:
         asked = wanted.max_messages if self.opened is None else 1
         limit = min(asked, room, 1 if attempts == 1 else room)
         reads = [] if full else unread
-        if wanted.intervals is not None:  # those that are unread wait then, as do all before
-            passed = [m for m in passed if reads and m.seq <= reads[-1].seq]
-            due, reads = [*due, *reads], []
         minds = wanted.reserved_attempts == 0 and wanted.intervals is None and limit >= 1
         if minds and (due or reads) and self._must_be_alone(wanted.worker_id, due, reads, attempts):
             assert not taken
@@ -682,7 +678,7 @@ class Naive:
         assert len(set(taken)) == len(taken) <= limit
         trial = self.opened is not None and wanted.intervals is None
         turn = (trial and self._innocent(due, reads, attempts)) or self._turn(
-            due, reads, limit, attempts
+            due, reads, limit, attempts, chosen=wanted.intervals is not None
         )
         expected = self._fitting(turn[:limit], wanted.max_bytes)
         assert taken == [m.seq for m in expected], (
@@ -694,8 +690,8 @@ class Naive:
             self.leases_without_fresh = 0
         elif reads and self._isolates(expected[0], attempts):
             self.leases_without_fresh = min(3, self.leases_without_fresh + 1)
-        if wanted.intervals is not None:
-            for m in passed:
+        for m in self.by_state("unread"):  # those before named messages are tracked then
+            if m.seq < max(taken) and m.seq not in taken:
                 m.become("available", available_at=0)
         if self.opened is not None:
             self.trial, self.trial_from = taken[0], now + self.wait_for_trial()
@@ -734,13 +730,20 @@ class Naive:
         ]
 
     def _turn(
-        self, due: list[Message], reads: list[Message], limit: int, attempts: int | None
+        self,
+        due: list[Message],
+        reads: list[Message],
+        limit: int,
+        attempts: int | None,
+        *,
+        chosen: bool,
     ) -> list[Message]:
         """Who goes next: due work in its order, what failed together together, then unread."""
         if not due:
             return reads
         head = self._head(due, attempts)
-        if reads and self.leases_without_fresh >= 3 and self._isolates(head, attempts):
+        starved = not chosen and self.leases_without_fresh >= 3
+        if reads and starved and self._isolates(head, attempts):
             return reads
         after = [m for m in due if m.seq >= head.seq]
         if self._suspect(head, attempts):

@@ -225,8 +225,6 @@ MUTANTS = [
            instead(lambda right, a: [
                (max(one[0] for one in right(**vars(a))), a.first, a.last)])),
     Mutant("what does not match is skipped", "", "WalkFilter.skip", returns(None)),
-    Mutant("what lies after the last message of a lease stays unread", "",
-           "WalkFilter.skipped_before", gets(end=2**62)),
     Mutant("a file that no check has read is not leased from", "", "FileProblems.unsure",
            returns([])),
     Mutant("a group gets nothing that is for another", "", "FileTexts.of", returns("")),

@@ -188,8 +188,6 @@ MUTANTS = [
     Mutant("the others of its file are not skipped", "", "WalkFilter.runs",
            instead(lambda right, a: [
                (max(one[0] for one in right(**vars(a))), a.first, a.last)])),
-    Mutant("what lies after the last message of a lease stays unread", "",
-           "WalkFilter.skipped_before", gets(end=2**62)),
     Mutant("a group that has not reached it skips it, too", "", "MessageIndex.replaced_after",
            gets(seq=lambda a: a.seq + (1 << 32))),
     Mutant("a file names what it replaces", "", "replaced:valid_replaced", returns(False)),

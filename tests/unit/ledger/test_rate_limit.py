@@ -14,8 +14,8 @@ from support.rule_variants import Variant, gets, returns, rule_variant, then
 
 from spark_mq import GroupSettings
 from spark_mq.errors import InvalidOption
+from spark_mq.ledger.budget import SHARE
 from spark_mq.ledger.limits import RATE_LIMIT
-from spark_mq.ledger.rate_limit import SHARE
 from spark_mq.util.setting_fields import Rate
 
 SIZE = 10  # bytes of each message

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_mq.ledger.intervals import normalise
+from spark_mq.ledger.intervals import normalise, split_at
 from spark_mq.ledger.message_index import sequence
 from spark_mq.ledger.replaced import (
     decode_replaced,
     encode_replaced,
-    split_replaced,
     valid_replaced,
 )
 
@@ -44,7 +43,7 @@ def test_another_tag_names_no_message(text: object) -> None:
 @given(SOME, st.integers(0, 60), st.integers(0, 60))
 def test_the_runs_of_a_file_are_replaced_or_not(replaced: set[int], one: int, other: int) -> None:
     first, last = min(one, other), max(one, other)
-    runs = list(split_replaced(normalise((n, n) for n in replaced), first, last))
+    runs = list(split_at(normalise((n, n) for n in replaced), first, last))
     found = {n: is_replaced for is_replaced, low, high in runs for n in range(low, high + 1)}
     assert found == {n: n in replaced for n in range(first, last + 1)}
     assert all(a[0] != b[0] and a[2] + 1 == b[1] for a, b in pairwise(runs))

@@ -1,8 +1,10 @@
-"""Limit the rate of a group's deliveries, in messages and in estimated bytes.
+"""Limit what a lease takes: messages and estimated bytes, at once and by the group's rate.
 
-A limit is a token bucket that is kept as one instant: when it will be full again (GCRA, the
-virtual scheduling algorithm of ITU-T I.371). Each lease moves that instant on by the time that its
-messages take at the rate.
+A :class:`Budget` answers while messages are taken, so nothing is selected that must be given back.
+
+A limit of the rate is a token bucket that is kept as one instant: when it will be full again (GCRA,
+the virtual scheduling algorithm of ITU-T I.371). Each lease moves that instant on by the time that
+its messages take at the rate.
 
 So in each window of a time T, a group leases at most ``rate * (T + burst)``, or one message that is
 larger. Clocks that differ add ``rate * clock_skew``.
@@ -10,22 +12,69 @@ larger. Clocks that differ add ``rate * clock_skew``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final, NamedTuple
 
 from spark_mq.ledger.limits import RATE_LIMIT
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import LedgerHeader, Range
+from spark_mq.ledger.ranges import LedgerHeader
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.clock import MICROSECOND, to_datetime
 from spark_mq.util.setting_fields import Rate
 from spark_mq.util.show import show_moment
 
-__all__ = ["RateLimits", "count_bytes"]
+__all__ = ["Budget", "RateLimits"]
 
 SHARE: Final = 4
 """A lease waits for the 1/SHARE of a burst, so that a busy group makes few small leases."""
+
+_SAMPLED: Final = 100  # slices of files whose mean size is that of the messages that wait
+
+
+@dataclass(slots=True)
+class Budget:
+    """What a lease may still take. Without messages it is spent."""
+
+    index: MessageIndex
+    messages: int
+    bytes: int | None = None  # estimated in the data files. None for no limit
+    taken: int = 0
+    cut: bool = False  # whether the limit of bytes has spent it
+
+    def take(self, first: int, last: int, most: int | None = None) -> int:
+        """Take as many of the first messages as fit, up to `most`, and return how many.
+
+        The first message of a lease always fits.
+        """
+        count = min(self.messages, self.index.count(first, last))
+        if most is not None:
+            count = min(count, most)
+        if self.bytes is not None and count > 0:
+            wanted, (count, self.bytes) = count, self._fit_bytes(first, count, self.bytes)
+            self.cut = count < wanted
+        self.messages = 0 if self.cut else self.messages - count
+        self.taken += count
+        return count
+
+    def _fit_bytes(self, first: int, count: int, left: int) -> tuple[int, int]:
+        """Return how many of `count` messages fit, by file, and the bytes that remain."""
+        fits = 0
+        for piece in self.index.slices(first, self.index.nth_from(first, count)):
+            if piece.size > left or left < 0:
+                fits += piece.rows * max(0, left) // piece.size if piece.size else 0
+                return (fits, 0) if fits or self.taken else (1, -1)
+            fits += piece.rows
+            left -= piece.size
+        return fits, left
+
+    def expected(self, first: int, last: int) -> int:
+        """Estimate how many messages it has room for, from the mean size of those that wait."""
+        if self.bytes is None:
+            return self.messages
+        pieces = list(islice(self.index.slices(first, last), _SAMPLED))
+        size, rows = sum(piece.size for piece in pieces), sum(piece.rows for piece in pieces)
+        return min(self.messages, max(1, self.bytes * rows // max(1, size)))
 
 
 class _Bucket(NamedTuple):
@@ -73,10 +122,7 @@ class RateLimits(NamedTuple):
     now: int
 
     @classmethod
-    def of(cls, head: LedgerHeader, rules: GroupSettings, now: int) -> RateLimits | None:
-        """Return the limits, or None if there are none."""
-        if rules.rate_limit is None and rules.byte_rate_limit is None:
-            return None
+    def of(cls, head: LedgerHeader, rules: GroupSettings, now: int) -> RateLimits:
         burst = rules.rate_burst // MICROSECOND
 
         def bucket(rate: Rate | None, full_at: int) -> _Bucket | None:
@@ -132,8 +178,3 @@ class RateLimits(NamedTuple):
         rates = [f"{bucket.rate} {unit}" for unit, bucket in units if bucket]
         at = show_moment(to_datetime(until))
         return f"{RATE_LIMIT}: {' and '.join(rates)}; the next lease is at {at}"
-
-
-def count_bytes(ranges: Iterable[Range], index: MessageIndex) -> int:
-    """Return the estimated bytes of ranges in the data files."""
-    return sum(piece.size for r in ranges for piece in index.slices(r.first, r.last))
