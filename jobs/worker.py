@@ -76,9 +76,9 @@ SOURCE = {
     "startingPosition": ("POSITION", "where a new group begins: earliest, latest, a sequence, an "
                                      "instant. Default: earliest"),
     "minPartitions": ("N", "the least number of Spark tasks of a batch. Default: 1"),
-    "pollInterval": ("DURATION", "the pause before the second look of an idle stream, which "
-                                 "doubles with each look. Default: 50ms"),
-    "idlePollInterval": ("DURATION", "the longest pause between two looks of an idle stream. "
+    "pollInterval": ("DURATION", "how long an idle stream waits before it looks again, which "
+                                 "doubles each time. Default: 50ms"),
+    "idlePollInterval": ("DURATION", "the longest that an idle stream waits until it looks again. "
                                      "Default: 100ms, 2s on a store"),
     "valueSchema": ("DDL", "the schema of JSON values, such as 'id INT, items ARRAY<STRING>'. "
                            "Adds the columns data and data_error"),

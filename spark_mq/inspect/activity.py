@@ -123,9 +123,9 @@ def throughput(
         if row["event"] in FAILURES and name != "failed":
             _count(counts, row["bucket"], row["consumer_group"], "failed", row["message_count_sum"])
     rows = [
-        {"at": to_datetime(at), "consumer_group": name, **with_rates(found, at, length, now)}
-        for (at, name), found in sorted(
-            counts.items(), key=lambda one: (one[0][0], one[0][1] or "")
+        {"at": to_datetime(at), "consumer_group": name, **with_rates(own, at, length, now)}
+        for (at, name), own in sorted(
+            counts.items(), key=lambda item: (item[0][0], item[0][1] or "")
         )
     ]
     return pa.Table.from_pylist(rows, schema=THROUGHPUT_SCHEMA)
@@ -154,11 +154,11 @@ def with_rates(
     """Return the counts of an interval of microseconds with their rates."""
     full = length / SECOND
     seconds = min(full, max(_LEAST_SECONDS, (now - start) / SECOND))
-    found = dict.fromkeys(_COUNTS, 0) | dict(counts)
+    row = dict.fromkeys(_COUNTS, 0) | dict(counts)
     return {
-        **found,
-        "published_per_second": found["published"] / seconds,
-        "settled_per_second": sum(found[name] for name in ENDS) / seconds,
+        **row,
+        "published_per_second": row["published"] / seconds,
+        "settled_per_second": sum(row[name] for name in ENDS) / seconds,
     }
 
 
@@ -169,8 +169,8 @@ def _count(
     name: str,
     messages: int,
 ) -> None:
-    found = counts.setdefault((at, group), {})
-    found[name] = found.get(name, 0) + messages
+    own = counts.setdefault((at, group), {})
+    own[name] = own.get(name, 0) + messages
 
 
 def _event_sums(rows: pa.Table, length: int) -> list[dict[str, Any]]:
@@ -195,15 +195,15 @@ def notable_messages(
     validate_count("n", n)
     validate_choice("by", by, BY)
     start = context.now() - validate_duration("since", since)
-    found = [*_ended(context, group, start, n, by), *_living(context, group)]
-    if not found:
+    lives = [*_ended(context, group, start, n, by), *_living(context, group)]
+    if not lives:
         context.group(group).require_group()  # a group that was dropped has a history
     if by == "failing":
-        found = [one for one in found if one.failure_count]
-        found.sort(key=lambda one: (-one.failure_count, -one.delivery_count, one.first))
+        lives = [life for life in lives if life.failure_count]
+        lives.sort(key=lambda life: (-life.failure_count, -life.delivery_count, life.first))
     else:
-        found.sort(key=lambda one: (-one.duration, one.first))
-    return found[:n]
+        lives.sort(key=lambda life: (-life.duration, life.first))
+    return lives[:n]
 
 
 def _ended(
@@ -228,7 +228,6 @@ def _ended(
 
 
 def _living(context: QueueContext, group: str) -> Iterator[MessageRecord]:
-    """Yield the messages that were delivered and are not settled."""
     ledger, now = context.group(group).current(), context.now()
     ranges = ledger.ranges_at(ledger.find(UNSETTLED, ("first_leased_at", "is set", None)))
     lives = [
@@ -276,7 +275,7 @@ def _deaths(context: QueueContext, group: str, lives: Collection[_Life]) -> list
     rows = rows.filter(pc.equal(rows["state"], DEAD))
     instants = rows["committed_at"].cast(pa.int64()).to_pylist()
     deaths = sorted(zip(rows["first"].to_pylist(), rows["last"].to_pylist(), instants, strict=True))
-    found, open_, at = dict[_Life, int](), list[tuple[int, int, int]](), 0
+    died_at, open_, at = dict[_Life, int](), list[tuple[int, int, int]](), 0
     for life in sorted(lives):
         while at < len(deaths) and deaths[at][0] <= life.last:
             open_.append(deaths[at])
@@ -284,8 +283,8 @@ def _deaths(context: QueueContext, group: str, lives: Collection[_Life]) -> list
         open_ = [death for death in open_ if death[1] >= life.first]
         own = (died for first, _, died in open_ if first <= life.last)
         within = (died for died in own if life.delivered_at <= died <= life.until)
-        found[life] = max(within, default=life.until)
-    return [found[life] for life in lives]
+        died_at[life] = max(within, default=life.until)
+    return [died_at[life] for life in lives]
 
 
 def _record(group: str, r: Range, until: int) -> MessageRecord:
@@ -349,11 +348,11 @@ def list_changes(
     context: QueueContext, n: int, since: Duration, group: str | None = None
 ) -> list[ChangeRecord]:
     start = context.now() - validate_duration("since", since)
-    found = list(_changes(context, start, group, False))
+    changes = list(_changes(context, start, group, False))
     dead = context.existing_dead_letters()
     if dead is not None and dead.path != context.path:
-        found += _changes(dead, start, group, True)
-    return sorted(found, key=lambda one: one.at, reverse=True)[:n]
+        changes += _changes(dead, start, group, True)
+    return sorted(changes, key=lambda change: change.at, reverse=True)[:n]
 
 
 def _changes(

@@ -1,6 +1,6 @@
 """Count in histograms how long messages wait for a lease, and how long leases take to settle.
 
-The numbers come from the events of ledger commits, of which each look reads the new ones. So no
+The numbers come from the events of ledger commits, of which each request reads the new ones. So no
 lease or settle does anything for them.
 """
 
@@ -32,7 +32,7 @@ BOUNDS: Final = (0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 21
 """The upper bounds of the buckets in seconds. The last bucket has none."""
 
 LOOK_SECONDS: Final = 2.0
-"""How long a look reads commits that no sweep has archived. The next look reads the others."""
+"""How long one call reads commits that no sweep has archived. The next one reads the others."""
 _SKEW: Final = 3_600 * SECOND  # by which the clocks of two writers may differ
 _SETTLES: Final = ("acked", "nacked", "rejected")
 _LEASES: Final = ("consumer_group", "leased_at", "first", "last")
@@ -59,7 +59,7 @@ class Histogram(Record):
 
 @dataclass(frozen=True, slots=True)
 class GroupDurations(Record):
-    """Histograms of a group, since the first look of this process that asked for them.
+    """Histograms of a group, since the first call in this process that asked for them.
 
     Attributes
     ----------
@@ -112,7 +112,7 @@ class DurationReader:
     def _count_new(self, index: MessageIndex) -> None:
         ledgers, history = self._context.ledgers, self._context.history
         latest = ledgers.version()
-        if not 0 <= self._done <= latest:  # the first look, or the tables were restored
+        if not 0 <= self._done <= latest:  # the first call, or the tables were restored
             self._done = latest
             return
         archived, _ = history.progress()
@@ -148,7 +148,9 @@ class DurationReader:
 
 
 def _values(rows: pa.Table, names: Iterable[str]) -> Iterator[tuple[Any, ...]]:
-    """Yield the values of some columns, with instants in microseconds."""
     columns = (rows[name] for name in names)
-    plain = (one.cast(pa.int64()) if pa.types.is_timestamp(one.type) else one for one in columns)
-    return zip(*(one.to_pylist() for one in plain), strict=True)
+    plain = (
+        column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
+        for column in columns
+    )
+    return zip(*(column.to_pylist() for column in plain), strict=True)

@@ -147,7 +147,7 @@ class GroupViews:
         """Return the workers that hold leases or run, the busiest first.
 
         An idle worker is listed if it writes a ``heartbeat``, see
-        :meth:`spark_mq.ConsumerGroup.work`. A look in an object store costs a listing more than
+        :meth:`spark_mq.ConsumerGroup.work`. Looking in an object store costs a listing more than
         :meth:`leases`, and a request for each heartbeat.
         """
         return Records(list_workers(self._existing()))
@@ -178,7 +178,7 @@ class GroupViews:
         n, key, message_id, after
             As for :meth:`spark_mq.Queue.peek`.
         """
-        found = peek_group(
+        messages = peek_group(
             self._context,
             self._existing(),
             n,
@@ -187,7 +187,7 @@ class GroupViews:
             message_id=message_id,
             after=after,
         )
-        return Records(found)
+        return Records(messages)
 
     def preview_seek(self, to: str | int | datetime) -> SeekPreview:
         """Return the effects that :meth:`seek` would have, without running it.

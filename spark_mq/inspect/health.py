@@ -51,7 +51,7 @@ class Health(Record):
     problems: tuple[Problem, ...]
 
     def __str__(self) -> str:
-        return "healthy" if self.healthy else "\n".join(one.text for one in self.problems)
+        return "healthy" if self.healthy else "\n".join(problem.text for problem in self.problems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,10 @@ class Blocker(Record):
 
 def find_blockers(context: QueueContext, stats: Mapping[str, GroupStats]) -> list[Blocker]:
     index = context.messages.index()
-    found = [one for name, own in stats.items() for one in _of_leases(context, index, name, own)]
-    return [*found, *_of_trim(context, index, stats)]
+    blockers = [
+        blocker for name, own in stats.items() for blocker in _of_leases(context, index, name, own)
+    ]
+    return [*blockers, *_of_trim(context, index, stats)]
 
 
 def _of_leases(
@@ -128,7 +130,6 @@ def _of_trim(
 def _first_unsettled(
     context: QueueContext, index: MessageIndex, name: str, start: int
 ) -> tuple[str, Range] | None:
-    """Return the state and the range of a group's first unsettled messages after a sequence."""
     ledger = context.group(name).current()
     for piece in islice(walk(ledger, index, context.now(), start + 1), MAX_RANGES):
         if piece.state != SETTLED or piece.row is None:
@@ -194,15 +195,15 @@ def _sweep_problems(overview: QueueOverview, now: datetime, limit: int | None) -
 
 
 def _group_problems(name: str, stats: GroupStats, limit: int | None) -> list[Problem]:
-    found = []
+    problems = []
     if is_stopped(stats.blocked_because):
         text = f"group {name!r} leases nothing: {stats.blocked_because}"
-        found.append(Problem("blocked", name, text))
+        problems.append(Problem("blocked", name, text))
     age = stats.oldest_unsettled_age
     if limit is not None and age is not None and age > timedelta(microseconds=limit):
         text = f"group {name!r} has a message that is {show_age(age)} old and not settled"
-        found.append(Problem("too_old", name, text))
-    return found
+        problems.append(Problem("too_old", name, text))
+    return problems
 
 
 def _dead_problems(overview: QueueOverview, limit: int | None) -> list[Problem]:

@@ -174,7 +174,7 @@ class LaneSummary(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Snapshot:
     """A group at one time."""
 
     ledger: Ledger
@@ -185,70 +185,72 @@ class _Look:
     backlog: LaneBacklog
 
 
-def _look(group: GroupLedger) -> _Look:
+def _take_snapshot(group: GroupLedger) -> _Snapshot:
     snapshot, now = group.snapshot(), group.now()
     settings = group.settings_in(snapshot)
     ledger = expire_leases(group.ledger_in(snapshot), now, settings)
     index = group.index_for(ledger)
     backlog = count_lanes(ledger, index, settings, now)
-    return _Look(ledger, index, now, settings.order, settings.max_in_flight_per_key, backlog)
+    return _Snapshot(ledger, index, now, settings.order, settings.max_in_flight_per_key, backlog)
 
 
 def list_priorities(group: GroupLedger) -> list[PriorityInfo]:
-    return _priorities(_look(group))
+    return _priorities(_take_snapshot(group))
 
 
-def _priorities(look: _Look) -> list[PriorityInfo]:
-    return [_priority(look, one) for one in look.backlog.priorities()]
+def _priorities(snapshot: _Snapshot) -> list[PriorityInfo]:
+    return [_priority(snapshot, priority) for priority in snapshot.backlog.priorities()]
 
 
-def _priority(look: _Look, one: PriorityStats) -> PriorityInfo:
-    return PriorityInfo(one.priority, **one.counts, oldest_age=_oldest(look, one.firsts))
+def _priority(snapshot: _Snapshot, priority: PriorityStats) -> PriorityInfo:
+    return PriorityInfo(
+        priority.priority, **priority.counts, oldest_age=_oldest(snapshot, priority.firsts)
+    )
 
 
-def _oldest(look: _Look, sequences: Iterable[int]) -> timedelta | None:
+def _oldest(snapshot: _Snapshot, sequences: Iterable[int]) -> timedelta | None:
     """Return the greatest age, without messages that are scheduled for later."""
     # Not by the least sequence, because clocks of publishers differ.
-    times = (due_at(look.index, sequence) for sequence in sequences if sequence >= 0)
-    return age_at(min((at for at in times if at <= look.now), default=None), look.now)
+    times = (due_at(snapshot.index, sequence) for sequence in sequences if sequence >= 0)
+    return age_at(min((at for at in times if at <= snapshot.now), default=None), snapshot.now)
 
 
 def list_lanes(group: GroupLedger, top: int | None, by: str) -> list[LaneInfo]:
     order = validate_choice("by", by, _ORDERS)
     most = None if top is None else validate_count("top", top)
-    look = _look(group)
-    if not look.index.layout.lanes:
+    snapshot = _take_snapshot(group)
+    if not snapshot.index.layout.lanes:
         return []
-    found = look.backlog.lanes()
-    total = max(1, sum(one.messages for one in found))
+    lanes = snapshot.backlog.lanes()
+    total = max(1, sum(lane.messages for lane in lanes))
 
-    def age(one: LaneStats) -> tuple[bool, int, int]:
-        return one.head < 0, one.head, -one.messages
+    def age(lane: LaneStats) -> tuple[bool, int, int]:
+        return lane.head < 0, lane.head, -lane.messages
 
-    def size(one: LaneStats) -> tuple[int, bool, int]:
-        return -one.messages, one.head < 0, one.head
+    def size(lane: LaneStats) -> tuple[int, bool, int]:
+        return -lane.messages, lane.head < 0, lane.head
 
-    hottest = sorted(found, key=age if order == "age" else size)[:most]
-    return [_lane(look, one, total) for one in hottest]
+    hottest = sorted(lanes, key=age if order == "age" else size)[:most]
+    return [_lane(snapshot, lane, total) for lane in hottest]
 
 
-def _lane(look: _Look, one: LaneStats, total: int) -> LaneInfo:
-    counts = {name: n for name, n in one.counts.items() if name != TRANSFERRING}
-    until = optional_datetime(one.until)
-    r = one.held_by
-    leased = r is not None and one.holder == Holder.LEASE
-    full = one.holder == Holder.LIMIT
+def _lane(snapshot: _Snapshot, lane: LaneStats, total: int) -> LaneInfo:
+    counts = {name: n for name, n in lane.counts.items() if name != TRANSFERRING}
+    until = optional_datetime(lane.until)
+    r = lane.held_by
+    leased = r is not None and lane.holder == Holder.LEASE
+    full = lane.holder == Holder.LIMIT
     return LaneInfo(
-        lane=one.lane,
-        messages=one.messages,
-        share=one.messages / total,
+        lane=lane.lane,
+        messages=lane.messages,
+        share=lane.messages / total,
         **counts,
-        head=one.head if one.head >= 0 else None,
-        head_age=_oldest(look, [one.head]),
-        held_back=one.held_back,
-        held_by=str(one.holder),
-        because=_at_limit(one, look.limit) if full else _because(one, r, until),
-        sequence=one.sequence,
+        head=lane.head if lane.head >= 0 else None,
+        head_age=_oldest(snapshot, [lane.head]),
+        held_back=lane.held_back,
+        held_by=str(lane.holder),
+        because=_at_limit(lane, snapshot.limit) if full else _because(lane, r, until),
+        sequence=lane.sequence,
         until=until,
         lease_id=r.lease_id if r is not None and leased else None,
         worker_id=r.worker if r is not None and leased else None,
@@ -256,42 +258,42 @@ def _lane(look: _Look, one: LaneStats, total: int) -> LaneInfo:
     )
 
 
-def _because(one: LaneStats, r: Range | None, until: datetime | None) -> str:
-    message, at = f"message {one.sequence}", show_time(until)
-    if one.holder == Holder.LEASE and r is not None:
+def _because(lane: LaneStats, r: Range | None, until: datetime | None) -> str:
+    message, at = f"message {lane.sequence}", show_time(until)
+    if lane.holder == Holder.LEASE and r is not None:
         return f"lease {r.lease_id} of {r.worker} until {at}"
-    if one.holder == Holder.RETRY:
+    if lane.holder == Holder.RETRY:
         return f"{message} failed, its retry is at {at}"
-    if one.holder == Holder.DELAY:
+    if lane.holder == Holder.DELAY:
         return f"{message} is delayed until {at}"
-    if one.holder == Holder.POSTPONED:
+    if lane.holder == Holder.POSTPONED:
         return f"{message} was released, or its file is out of reach, until {at}"
-    if one.holder == Holder.BLOCKED:
+    if lane.holder == Holder.BLOCKED:
         return f"{message} is blocked: {r.reason if r is not None else ''}"
     return ""
 
 
-def _at_limit(one: LaneStats, limit: int | None) -> str:
-    leased = show_count(one.counts[LEASED], "message")
-    verb = "is" if one.counts[LEASED] == 1 else "are"
+def _at_limit(lane: LaneStats, limit: int | None) -> str:
+    leased = show_count(lane.counts[LEASED], "message")
+    verb = "is" if lane.counts[LEASED] == 1 else "are"
     return f"{leased} {verb} leased: {MAX_IN_FLIGHT_PER_KEY}={limit}"
 
 
 def summarize_lanes(group: GroupLedger) -> LaneSummary:
-    look = _look(group)
-    lanes = [one for one in look.backlog.lanes() if one.lane is not None]
-    leased = [one for one in lanes if one.holder == Holder.LEASE]
+    snapshot = _take_snapshot(group)
+    lanes = [lane for lane in snapshot.backlog.lanes() if lane.lane is not None]
+    leased = [lane for lane in lanes if lane.holder == Holder.LEASE]
     by_itself = (Holder.LEASE, Holder.LIMIT)  # ends with the next settles
-    held = [one for one in lanes if one.held_back and one.holder not in by_itself]
+    held = [lane for lane in lanes if lane.held_back and lane.holder not in by_itself]
     return LaneSummary(
-        look.order,
-        tuple(_priorities(look)),
+        snapshot.order,
+        tuple(_priorities(snapshot)),
         len(lanes),
         len(leased),
         len(held),
-        sum(one.held_back for one in held),
-        _oldest(look, (one.head for one in lanes)),
-        look.backlog.counted_to is None,
+        sum(lane.held_back for lane in held),
+        _oldest(snapshot, (lane.head for lane in lanes)),
+        snapshot.backlog.counted_to is None,
     )
 
 

@@ -117,11 +117,11 @@ def list_leases(group: GroupLedger) -> list[LeaseInfo]:
     ledger, settings = group.ledger_in(snapshot), group.settings_in(snapshot)
     held = ledger.ranges_at(ledger.find((LEASED,)))
     by_lease = sorted(held, key=lambda r: (r.lease_id or "", r.first))
-    found = [
+    leases = [
         _lease(list(ranges), now - settings.clock_skew // MICROSECOND)
         for _, ranges in groupby(by_lease, key=attrgetter("lease_id"))
     ]
-    return sorted(found, key=attrgetter("since", "lease_id"))
+    return sorted(leases, key=attrgetter("since", "lease_id"))
 
 
 def _lease(ranges: list[Range], now: int) -> LeaseInfo:
@@ -153,15 +153,15 @@ def named_sequences(
         )
     if sequence is not None:
         return [validate_count("sequence", sequence, least=0, most=2**63 - 1)]
-    found = find_sequences(context, n, message_id=message_id)
-    if not found:
+    sequences = find_sequences(context, n, message_id=message_id)
+    if not sequences:
         raise InvalidOption(
             f"message_id={short_repr(message_id)}: no retained message of {context.path} has this "
             "id. Check the id, or give the sequence of a message that was trimmed",
             option="message_id",
             value=message_id,
         )
-    return found
+    return sequences
 
 
 def locate(
@@ -170,23 +170,25 @@ def locate(
     """Return a message's state in each group. `known` has outcomes that a trace has read."""
     index = context.messages.index(sequence)
     groups = context.groups()
-    found = [one for group in groups if (one := _position(group, index, sequence))]
-    if known is None and any(_lacks_outcome(one) for one in found):
+    positions = [position for group in groups if (position := _position(group, index, sequence))]
+    if known is None and any(_lacks_outcome(position) for position in positions):
         known = find_outcomes(context, sequence)
     ends = {end.group: end for end in known or ()}
     return [
-        _with_outcome(one, ends[one.group]) if _lacks_outcome(one) and one.group in ends else one
-        for one in found
+        _with_outcome(position, ends[position.group])
+        if _lacks_outcome(position) and position.group in ends
+        else position
+        for position in positions
     ]
 
 
-def _lacks_outcome(one: MessagePosition) -> bool:
-    return one.state == SETTLED and one.outcome is None
+def _lacks_outcome(position: MessagePosition) -> bool:
+    return position.state == SETTLED and position.outcome is None
 
 
-def _with_outcome(one: MessagePosition, end: MessageOutcome) -> MessagePosition:
+def _with_outcome(position: MessagePosition, end: MessageOutcome) -> MessagePosition:
     return replace(
-        one,
+        position,
         outcome=end.outcome,
         settled_at=end.settled_at,
         delivery_count=end.delivery_count,
@@ -234,8 +236,8 @@ def last_errors(group: GroupLedger, n: int) -> list[LastError]:
     kind = attrgetter("error", "state")
     failed = ledger.ranges_at(ledger.find(UNSETTLED, ("error", "is set", None)))
     alike = (list(ranges) for _, ranges in groupby(sorted(failed, key=kind), key=kind))
-    found = [(_last_leased(ranges), ranges) for ranges in alike]
-    found.sort(key=lambda pair: (-(pair[0] or 0), pair[1][0].first))
+    errors = [(_last_leased(ranges), ranges) for ranges in alike]
+    errors.sort(key=lambda pair: (-(pair[0] or 0), pair[1][0].first))
     return [
         LastError(
             ranges[0].error or "",
@@ -244,7 +246,7 @@ def last_errors(group: GroupLedger, n: int) -> list[LastError]:
             ranges[0].first,
             optional_datetime(at),
         )
-        for at, ranges in found[:n]
+        for at, ranges in errors[:n]
     ]
 
 
@@ -304,24 +306,28 @@ def list_workers(group: GroupLedger) -> list[WorkerInfo]:
     for heartbeat in read_heartbeats(group.ledgers.files, group.name):
         heartbeats[heartbeat.worker_id].append(heartbeat)
     now = group.now()
-    found = [_worker(name, leases[name], heartbeats[name], now) for name in {*leases, *heartbeats}]
-    return sorted(found, key=lambda one: (-one.messages, one.state == "gone", one.worker_id))
+    workers = [
+        _worker(name, leases[name], heartbeats[name], now) for name in {*leases, *heartbeats}
+    ]
+    return sorted(
+        workers, key=lambda worker: (-worker.messages, worker.state == "gone", worker.worker_id)
+    )
 
 
 def _worker(
     name: str, leases: Sequence[LeaseInfo], heartbeats: Sequence[Heartbeat], now: int
 ) -> WorkerInfo:
-    alive = [one for one in heartbeats if not one.is_gone(now)]
-    leases = [one for one in leases if not one.expired]
-    is_busy = bool(leases) or any(one.state == "busy" for one in alive)
+    alive = [heartbeat for heartbeat in heartbeats if not heartbeat.is_gone(now)]
+    leases = [lease for lease in leases if not lease.expired]
+    is_busy = bool(leases) or any(heartbeat.state == "busy" for heartbeat in alive)
     idle = "idle" if alive else "gone"
     held = WorkerInfo(
         name,
         "busy" if is_busy else idle,
         len(leases),
-        sum(one.messages for one in leases),
-        min((one.since for one in leases), default=None),
-        min((one.until for one in leases), default=None),
+        sum(lease.messages for lease in leases),
+        min((lease.since for lease in leases), default=None),
+        min((lease.until for lease in leases), default=None),
         len(alive),
     )
     if not heartbeats:

@@ -159,10 +159,10 @@ class RemainingLetters:
 
     def newest(self, n: int, before: int | None) -> pa.Table:
         """Return the newest `n` letters before a sequence, the newest first."""
-        found = letter_schema().empty_table()
+        newest = letter_schema().empty_table()
         if self._dead is None:
-            return found
-        looked = 0
+            return newest
+        rows_read = 0
         for pieces in _batches(self._pieces(before), min(n, _ROWS)):
             intervals = [(piece.first, piece.first + piece.rows - 1) for piece in pieces]
             rows = sum(piece.rows for piece in pieces)
@@ -170,14 +170,13 @@ class RemainingLetters:
             for table in reversed(tables):
                 own = table.filter(is_own_letter(self._context, table))
                 ordered = sort_rows(own, "dead_letter_sequence", descending=True)
-                found = pa.concat_tables([found, ordered])
-            looked += rows
-            if found.num_rows >= n or looked >= _ROWS:
+                newest = pa.concat_tables([newest, ordered])
+            rows_read += rows
+            if newest.num_rows >= n or rows_read >= _ROWS:
                 break
-        return found.slice(0, n)
+        return newest.slice(0, n)
 
     def _pieces(self, before: int | None) -> Iterator[FileSlice]:
-        """Yield the letters, newest first."""
         last = self._index.last_sequence
         top = last if before is None else min(before - 1, last)
         for first, end in reversed(self._intervals):
@@ -202,14 +201,13 @@ def _batches(pieces: Iterable[FileSlice], most: int) -> Iterator[list[FileSlice]
 
 
 def _newest(pieces: Sequence[FileSlice], rows: int) -> list[FileSlice]:
-    """Return the last rows of slices."""
-    found = list[FileSlice]()
+    newest = list[FileSlice]()
     for piece in reversed(pieces):
         wanted = min(piece.rows, rows)
         if wanted:
-            found.append(piece.part(piece.rows - wanted, wanted))
+            newest.append(piece.part(piece.rows - wanted, wanted))
         rows -= wanted
-    return found[::-1]
+    return newest[::-1]
 
 
 def _readable(
@@ -240,22 +238,21 @@ class _Tally:
         sums = letters.group_by(_CAUSE, use_threads=False).aggregate(
             [("at", "min"), ("at", "max"), ("letter", "list"), ("row", "max")]
         )
-        for one in sums.to_pylist():
-            self._add(one, letters["error"][one["row_max"]].as_py())
+        for row in sums.to_pylist():
+            self._add(row, letters["error"][row["row_max"]].as_py())
         counts = letters.group_by([*_CAUSE, "key"], use_threads=False).aggregate(
             [([], "count_all")]
         )
-        for one in counts.to_pylist():
-            if one["key"] is not None:
-                self._keys[self._cause(one)][one["key"]] += one["count_all"]
+        for row in counts.to_pylist():
+            if row["key"] is not None:
+                self._keys[self._cause(row)][row["key"]] += row["count_all"]
         for cause, keys in self._keys.items():
             if len(keys) > _COUNTED_KEYS:
                 self._keys[cause] = Counter(dict(keys.most_common(_COUNTED_KEYS // 2)))
 
     def failures(self) -> tuple[Failure, ...]:
-        """Return the failures, that with the most letters first."""
-        found = [self._with_keys(cause, one) for cause, one in self._found.items()]
-        return tuple(sorted(found, key=lambda one: (-one.messages, -one.newest)))
+        failures = [self._with_keys(cause, failure) for cause, failure in self._found.items()]
+        return tuple(sorted(failures, key=lambda failure: (-failure.messages, -failure.newest)))
 
     def _cause(self, row: dict[str, Any]) -> _Cause:
         cause = row["consumer_group"], row["reason"], row["shape"]
@@ -287,13 +284,12 @@ class _Tally:
             samples=tuple(sorted((*known.samples, *samples), reverse=True)[:_SAMPLES]),
         )
 
-    def _with_keys(self, cause: _Cause, one: Failure) -> Failure:
+    def _with_keys(self, cause: _Cause, failure: Failure) -> Failure:
         keys = self._keys[cause].most_common(_NAMED_KEYS)
-        return replace(one, keys=tuple(HotKey(key, n, n / one.messages) for key, n in keys))
+        return replace(failure, keys=tuple(HotKey(key, n, n / failure.messages) for key, n in keys))
 
 
 def _by_headers(pieces: Sequence[FileSlice], rows: pa.Table) -> pa.Table:
-    """Return what the headers of letters say about their failures."""
     headers = rows["headers"].combine_chunks()
     names = ("queue", "queue_id", "group", "reason", "error", "last_leased_at")
     columns: dict[str, Any] = {name: _header(headers, HEADER_PREFIX + name) for name in names}
@@ -308,5 +304,5 @@ def _by_headers(pieces: Sequence[FileSlice], rows: pa.Table) -> pa.Table:
 
 def _header(headers: pa.Array, name: str) -> pa.Array:
     """Return the value of one header of each letter. The last one counts, as in a dict."""
-    found = pc.map_lookup(headers, query_key=pa.scalar(name), occurrence="last")
-    return found.cast(pa.string())
+    value = pc.map_lookup(headers, query_key=pa.scalar(name), occurrence="last")
+    return value.cast(pa.string())

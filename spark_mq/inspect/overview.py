@@ -83,7 +83,7 @@ def sweep_state(context: QueueContext) -> SweepState:
     )
 
 
-MAX_SUMMARIES: Final = 20  # groups whose lanes one look counts
+MAX_SUMMARIES: Final = 20  # groups whose lanes one overview counts
 _COUNTS: Final = (
     "ready", "delayed", "leased", "dead", "blocked", "acked", "dead_lettered",
 )  # fmt: skip
@@ -141,7 +141,7 @@ class QueueOverview(Record):
     @property
     def unrouted(self) -> int:
         """Return how many dead messages of all groups wait for a sweep, so are no letters yet."""
-        return sum(one.dead + one.transferring for one in self.groups.values())
+        return sum(group.dead + group.transferring for group in self.groups.values())
 
     def __str__(self) -> str:
         return "\n".join(_overview_lines(self))
@@ -175,7 +175,9 @@ def _overview_lines(overview: QueueOverview) -> Iterator[str]:
 def groups_html(groups: Mapping[str, GroupStats]) -> str:
     rows = [{"group": name, **asdict(stats)} for name, stats in groups.items()]
     owner = next((type(stats) for stats in groups.values()), GroupStats)
-    shown = [name for name, one in figures_of(owner).items() if one.heading or name in _COUNTS]
+    shown = [
+        name for name, figure in figures_of(owner).items() if figure.heading or name in _COUNTS
+    ]
     return rows_html(rows, ("group", *shown), "Groups")
 
 
@@ -232,18 +234,17 @@ def describe(
 def _lanes(
     context: QueueContext, index: MessageIndex, groups: Mapping[str, GroupStats], ordered: set[str]
 ) -> dict[str, LaneSummary]:
-    """Return summaries of the busiest groups with order or priorities."""
     using = [
         name
         for name, own in groups.items()
         if name in ordered or index.priorities_after(own.start_sequence) != 1
     ]
     busiest = sorted(using, key=lambda name: (-groups[name].backlog, name))[:MAX_SUMMARIES]
-    found: dict[str, LaneSummary] = {}
+    summaries: dict[str, LaneSummary] = {}
     for name in sorted(busiest):
         with contextlib.suppress(SparkMQError):  # dropped meanwhile, or damaged and in `damaged`
-            found[name] = summarize_lanes(context.group(name))
-    return found
+            summaries[name] = summarize_lanes(context.group(name))
+    return summaries
 
 
 def _last_publish(index: MessageIndex) -> datetime | None:

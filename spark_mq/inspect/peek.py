@@ -115,14 +115,14 @@ def peek_group(
     if state is not None:
         validate_choice("state", state, STATE_NAMES)
     ledger, index, now = group.current(), context.messages.index(), context.now()
-    found = (
+    pieces = (
         (part, PeekedMessage(piece.first, group=group.name, **shown))
         for piece in walk(ledger, index, now, _first(context, after))
         if piece.has_state(state)
         for shown in [shown_range(piece.state, range_of(piece, ledger, index))]
         for part in index.slices(piece.first, piece.last)
     )
-    return _read(context, found, n, _Wanted(key, message_id))
+    return _read(context, pieces, n, _Wanted(key, message_id))
 
 
 def find_sequences(
@@ -131,7 +131,7 @@ def find_sequences(
     """Return the newest messages with a key or an id, as sequences, the newest first."""
     index, wanted = context.messages.index(), _Wanted(key, message_id)
     reader = MessageReader(context.messages.files, wanted.columns)
-    found: list[int] = []
+    sequences: list[int] = []
     pieces = list(index.slices(_first(context, None), index.last_sequence))
     for piece in reversed(pieces):
         for part in reversed(list(_parts(piece, _ROWS))):
@@ -139,10 +139,10 @@ def find_sequences(
                 rows = wanted.rows(reader.read(part))
             except CorruptLog:
                 continue
-            found += [part.first + row for row in reversed(rows)]
-            if len(found) >= n:
-                return found[:n]
-    return found
+            sequences += [part.first + row for row in reversed(rows)]
+            if len(sequences) >= n:
+                return sequences[:n]
+    return sequences
 
 
 def _first(context: QueueContext, after: int | None) -> int:
@@ -180,14 +180,13 @@ _Found = tuple[FileSlice, PeekedMessage | None]
 
 
 def _read(
-    context: QueueContext, found: Iterable[_Found], n: int, wanted: _Wanted
+    context: QueueContext, slices: Iterable[_Found], n: int, wanted: _Wanted
 ) -> list[PeekedMessage]:
-    """Read the first `n` messages of some slices that match."""
     messages: list[PeekedMessage] = []
     files, layout = context.messages.files, SlotLayout(context.messages.lanes)
     search = MessageReader(files, wanted.columns)
     reader = MessageReader(files, _COLUMNS)
-    for piece, described in found:
+    for piece, described in slices:
         left = n - len(messages)
         if left <= 0:
             break

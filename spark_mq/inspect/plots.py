@@ -89,8 +89,8 @@ class QueuePlots:
         """
         rates: dict[str | None, dict[datetime, float]] = defaultdict(dict)
         messages: Counter[str] = Counter()
-        found = throughput(self._context, since=since, every=every, group=group)
-        for row in found.to_pylist():
+        rows = throughput(self._context, since=since, every=every, group=group)
+        for row in rows.to_pylist():
             name, what = row["consumer_group"], "settled"
             if name is None:
                 what = "published"
@@ -104,7 +104,7 @@ class QueuePlots:
             label = f"settled by {_text(name)}"
             _line(axes, rates[name], length, label=label, colour=f"C{colour}")
         axes.set_ylabel(f"messages per second, in intervals of {show_duration(length)}")
-        self._finish(axes, "Throughput", _named(group, names, messages), since)
+        self._finish(axes, "Throughput", _show_drawn(group, names, messages), since)
         return axes
 
     def ages(
@@ -127,20 +127,25 @@ class QueuePlots:
         ax
             Where to draw. Default: a new figure.
         """
-        found = _settled_ages(self._context, since, every, group)
+        by_group = _settled_ages(self._context, since, every, group)
         messages: Counter[str] = Counter()
         oldest: dict[str, float] = {}
         for name, stats in StatsReader(self._context).read().items():
             if group in (None, name) and stats.oldest_unsettled_age is not None:
                 oldest[name] = stats.oldest_unsettled_age.total_seconds()
                 messages[name] = 0
-        for name, ages in found.items():
+        for name, ages in by_group.items():
             messages[name] = sum(map(_count_messages, ages.values()))
         names = self._busiest(group, messages)
         lines = [
-            (name, label, style, {at: _age_of_part(some, part) for at, some in found[name].items()})
+            (
+                name,
+                label,
+                style,
+                {at: _age_of_part(some, part) for at, some in by_group[name].items()},
+            )
             for name in names
-            if name in found
+            if name in by_group
             for part, label, style in _PARTS
         ]
         greatest = max([*oldest.values(), *(age for *_, line in lines for age in line.values())],
@@ -157,7 +162,7 @@ class QueuePlots:
             label, colour = f"oldest unsettled now, {_text(name)}", colours[name]
             _line(axes, now, length, label=label, colour=colour, style="", marker="x")
         axes.set_ylabel(f"age in {unit}, in intervals of {show_duration(length)}")
-        self._finish(axes, "Ages when settled", _named(group, names, messages), since)
+        self._finish(axes, "Ages when settled", _show_drawn(group, names, messages), since)
         return axes
 
     def lanes(
@@ -176,16 +181,18 @@ class QueuePlots:
         """
         ledger = self._context.group(group)
         ledger.require_group()
-        found = list_lanes(ledger, validate_count("top", top, most=100), by)
-        axes, places, ends = _new_axes(ax), range(len(found)), [0] * len(found)
+        lanes = list_lanes(ledger, validate_count("top", top, most=100), by)
+        axes, places, ends = _new_axes(ax), range(len(lanes)), [0] * len(lanes)
         for state in (READY, DELAYED, LEASED, BLOCKED, DEAD):
-            counts = [getattr(one, state) for one in found]
+            counts = [getattr(lane, state) for lane in lanes]
             if any(counts):
                 axes.barh(places, counts, left=ends, color=_COLOURS[state], label=state)
                 ends = [end + count for end, count in zip(ends, counts, strict=True)]
-        for place, one in enumerate(found):
-            axes.annotate(f" {one.held_by}", (ends[place], place), va="center", color=_GREY)
-        axes.set_yticks(places, ["no key" if one.lane is None else str(one.lane) for one in found])
+        for place, lane in enumerate(lanes):
+            axes.annotate(f" {lane.held_by}", (ends[place], place), va="center", color=_GREY)
+        axes.set_yticks(
+            places, ["no key" if lane.lane is None else str(lane.lane) for lane in lanes]
+        )
         axes.set_ylabel("lane")
         axes.set_xlabel("unsettled messages")
         axes.locator_params(axis="x", integer=True)
@@ -193,7 +200,7 @@ class QueuePlots:
         axes.invert_yaxis()
         axes.set_xlim(0, 1.15 * max(ends, default=1))
         self._title(axes, "Lanes", f"group {_text(group)}")
-        _legend(axes, bool(found), "no lane has unsettled messages")
+        _legend(axes, bool(lanes), "no lane has unsettled messages")
         return axes
 
     def life(
@@ -245,8 +252,8 @@ class QueuePlots:
 
     def _end(self, life: Trace, last: TraceEvent) -> float | None:
         """Return the present if a message is still in the state of its last event, or None."""
-        found = locate(self._context, life.sequence, life.outcomes)
-        states = [one.state for one in found if one.group == last.group]
+        places = locate(self._context, life.sequence, life.outcomes)
+        states = [place.state for place in places if place.group == last.group]
         due = (READY, DELAYED) if last.state == AVAILABLE else (last.state,)
         if not set(due) & set(states):
             return None
@@ -264,7 +271,6 @@ class QueuePlots:
         axes.set_title(f"{what}: {_text(self._context.name)}, {groups}", loc="left")
 
     def _finish(self, axes: Axes, what: str, groups: str, since: Duration) -> None:
-        """Add what all plots over time have."""
         self._title(axes, what, groups)
         axes.margins(y=0.1)
         axes.set_ylim(bottom=0)
@@ -332,7 +338,6 @@ def _line(
 
 
 def _events(axes: Axes, row: int, events: list[TraceEvent], times: list[float]) -> None:
-    """Draw the events of a message in one group, with their names."""
     texts: dict[float, list[str]] = defaultdict(list)
     for event, at in zip(events, times, strict=True):
         ended = event.outcome not in (None, event.event)
@@ -349,13 +354,12 @@ def _text(name: str) -> str:
     return (shown if len(shown) <= _MAX_NAME else shown[:_MAX_NAME] + "…").replace("$", r"\$")
 
 
-def _named(group: str | None, drawn: Collection[str], found: Collection[str]) -> str:
-    """Return which groups a plot has."""
+def _show_drawn(group: str | None, drawn: Collection[str], all_groups: Collection[str]) -> str:
     if group is not None:
         return f"group {_text(group)}"
-    if len(drawn) == len(found):
+    if len(drawn) == len(all_groups):
         return "all groups"
-    return f"{len(drawn)} of {show_number(len(found))} groups"
+    return f"{len(drawn)} of {show_number(len(all_groups))} groups"
 
 
 def _settled_ages(
@@ -367,17 +371,17 @@ def _settled_ages(
     start = (context.now() - span) // length * length
     rows = read_history(context, group=group, since=start, columns=_COLUMNS)
     rows = rows.filter(pc.is_in(rows["outcome"], value_set=pa.array(ENDS)))
-    found: dict[str, _Ages] = {}
+    by_group: dict[str, _Ages] = {}
     if not rows.num_rows:
-        return found
+        return by_group
     index = context.messages.full_index(pc.min(rows["first"]).as_py())
     names = ("committed_at", "consumer_group", "first", "last")
     rows = rows.set_column(0, "committed_at", rows["committed_at"].cast(pa.int64()))
-    for at, name, first, last in zip(*(rows[one].to_pylist() for one in names), strict=True):
-        some = found.setdefault(name, defaultdict(list))[to_datetime(at // length * length)]
+    for at, name, first, last in zip(*(rows[column].to_pylist() for column in names), strict=True):
+        some = by_group.setdefault(name, defaultdict(list))[to_datetime(at // length * length)]
         for piece in index.slices(first, last):
             some.append((max(0, at - piece.committed_at) / SECOND, piece.rows))
-    return found
+    return by_group
 
 
 def _age_of_part(ages: Sequence[tuple[float, int]], part: float) -> float:

@@ -43,7 +43,7 @@ def query(context: QueueContext, sql: str) -> pa.Table:
     import duckdb
 
     try:
-        kinds = [one.type for one in connection.extract_statements(sql)]
+        kinds = [statement.type for statement in connection.extract_statements(sql)]
         if kinds != [duckdb.StatementType.SELECT]:
             raise _refusal(sql, "it is not one SELECT")
         names = set(re.findall(r"\w+", sql.lower()))  # those that are no views do no harm
@@ -117,7 +117,6 @@ def _messages_schema(columns: list[str]) -> pa.Schema:
 
 
 def _ranges(context: QueueContext) -> Iterator[tuple[int, _Shown]]:
-    """Yield the number of messages of each range of each group, and what a view shows of it."""
     low = context.horizon() + 1
     for group in context.groups():
         ledger = group.current()
@@ -173,12 +172,12 @@ def _rows(reader: MessageReader | None, part: FileSlice, shown: _Shown, schema: 
 
 def _letters(context: QueueContext) -> pa.Table:
     letters = context.existing_dead_letters()
-    found = [letter_schema().empty_table()]
+    tables = [letter_schema().empty_table()]
     if letters is not None:
         _, intervals = find_remaining(letters)
         for table in letter_tables(letters.messages, intervals, _ROWS, skip=True):
-            found.append(table.filter(is_own_letter(context, table)))
-    return pa.concat_tables(found)
+            tables.append(table.filter(is_own_letter(context, table)))
+    return pa.concat_tables(tables)
 
 
 def _history(context: QueueContext) -> pa.Table:

@@ -1,6 +1,6 @@
 """Count the messages of all groups of a queue.
 
-A digest of a ledger holds until the ledger changes or until time changes a count. So a second look
+A digest of a ledger holds until the ledger changes or until time changes a count. So a second read
 reads only the ledgers that have changed. A digest is small, so memory does not grow with ledgers.
 """
 
@@ -41,7 +41,7 @@ _Part = tuple[str, pa.Table]
 
 
 class StatsReader:
-    """Read the stats of all groups. A second look reads only the ledgers that have changed."""
+    """Read the stats of all groups. A second read takes only the ledgers that have changed."""
 
     def __init__(self, context: QueueContext) -> None:
         self._context = context
@@ -56,18 +56,18 @@ class StatsReader:
         self.damaged = {}
         self._refresh(now)
         fast = context.ledgers.known_horizon() >= context.messages.trimmed
-        found = {
+        digested = {
             name: _stats_of(name, digest, index, now) if fast else None
             for name, (_, digest) in self._known.items()
         }
-        by_rules = [name for name, stats in found.items() if stats is None]
-        known = {name: stats for name, stats in found.items() if stats is not None}
+        by_rules = [name for name, stats in digested.items() if stats is None]
+        known = {name: stats for name, stats in digested.items() if stats is not None}
         known.update(self._by_rules(by_rules, now))
         return dict(sorted(known.items()))
 
     def ordered(self) -> set[str]:
-        """Return the groups in order of keys, as of the last look."""
-        return {name for name, (_, one) in self._known.items() if one.settings.order == "key"}
+        """Return the groups in order of keys, as they were last read."""
+        return {name for name, (_, digest) in self._known.items() if digest.settings.order == "key"}
 
     def _refresh(self, now: int) -> None:
         """Digest the ledgers that are new, that have changed, or whose counts time has changed."""
@@ -150,8 +150,7 @@ class _Digest:
         return not ends and (due_at is None or now < due_at)
 
     def reached(self) -> int:
-        """Return the last sequence that is not unread."""
-        lasts = [one.last for one in self.sums.values() if one.last is not None]
+        lasts = [state.last for state in self.sums.values() if state.last is not None]
         return max(lasts, default=self.start_sequence)
 
     def may_need_rules(self) -> bool:
@@ -165,7 +164,7 @@ class _Digest:
         limited = settings.failure_limit(own=True) is not None or settings.max_retry_age is not None
         back = [self.sums[state] for state in (LATE, DELAYED, READY) if state in self.sums]
         held = [*back, leased]  # a message on its last attempt is alone in its process
-        isolates = any(one.suspect for one in back)
+        isolates = any(total.suspect for total in back)
         if attempts <= WHOLE_RETRY_ATTEMPTS:  # else the first failure isolates nothing
             isolates = isolates or LATE in self.sums
         return (
@@ -173,10 +172,12 @@ class _Digest:
             or isolates
             or any(limit is not None for limit in by_lease)
             or BLOCKED in self.sums
-            or any(one.messages and (limited or one.delivery_count >= attempts) for one in held)
+            or any(
+                total.messages and (limited or total.delivery_count >= attempts) for total in held
+            )
             or self._sum(LATE).delivery_count > 1  # its expiry may open the breaker
             or (settings.max_in_flight is not None and leased.messages >= settings.max_in_flight)
-            or sum(one.ranges for one in self.sums.values()) >= settings.max_tracked_ranges
+            or sum(total.ranges for total in self.sums.values()) >= settings.max_tracked_ranges
         )
 
     def _sum(self, state: str) -> StateSum:
@@ -184,7 +185,6 @@ class _Digest:
 
 
 def _digests(parts: Iterable[_Part], defaults: GroupSettings, now: int) -> dict[str, _Digest]:
-    """Return the digests of groups, from their names and rows in _COLUMNS."""
     names, tables, numbers = [], [], array("q")
     for number, (name, rows) in enumerate(parts):
         names.append(name)
@@ -196,13 +196,13 @@ def _digests(parts: Iterable[_Part], defaults: GroupSettings, now: int) -> dict[
     rows = pa.concat_tables(tables).combine_chunks().append_column("group", to_arrow(numbers))
     headers = rows.filter(pc.equal(rows["state"], HEADER))
     columns = (headers[name].to_pylist() for name in ("group", "last", "detail"))
-    found = {number: _Digest(defaults, {}, -1, None, True) for number in range(len(names))}
-    found |= {number: _digest(*given) for number, *given in zip(*columns, strict=True)}
+    digests = {number: _Digest(defaults, {}, -1, None, True) for number in range(len(names))}
+    digests |= {number: _digest(*given) for number, *given in zip(*columns, strict=True)}
     rows = rows.filter(pc.invert(pc.is_in(rows["state"], value_set=pa.array([HEADER, EVENT]))))
-    skews = [found[n].settings.clock_skew // MICROSECOND for n in range(len(names))]
+    skews = [digests[n].settings.clock_skew // MICROSECOND for n in range(len(names))]
     for number, sums in sum_states(rows, now, rows["group"], skews).items():
-        found[number].sums = sums
-    return {name: found[number] for number, name in enumerate(names)}
+        digests[number].sums = sums
+    return {name: digests[number] for number, name in enumerate(names)}
 
 
 def _digest(start: int, text: str) -> _Digest:

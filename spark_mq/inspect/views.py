@@ -54,8 +54,8 @@ def find_queues(
     store = ObjectStore(root, storage_options)
     with wrap_store_errors(root, "listing"):
         names = find_folders(store, max_depth + 1, denied=True)
-        found = [join(root, name) if name else root for name in names]
-    return sorted(found)
+        paths = [join(root, name) if name else root for name in names]
+    return sorted(paths)
 
 
 class QueueViews:
@@ -74,10 +74,10 @@ class QueueViews:
         """Return the stats of all groups. Raises the error of a damaged one."""
         reader = self._stats_reader()
         with reader.lock:
-            found, damaged = reader.read(), list(reader.damaged)
+            stats, damaged = reader.read(), list(reader.damaged)
         for name in damaged:
             self._context.group(name).stats()  # raises the error
-        return found
+        return stats
 
     def _repr_html_(self) -> str:
         try:
@@ -169,8 +169,8 @@ class QueueViews:
         after
             Only messages after this sequence.
         """
-        found = peek_queue(self._context, n, key=key, message_id=message_id, after=after)
-        return Records(found)
+        messages = peek_queue(self._context, n, key=key, message_id=message_id, after=after)
+        return Records(messages)
 
     def find(
         self, *, key: str | None = None, message_id: str | None = None, n: int = 10
@@ -210,7 +210,9 @@ class QueueViews:
         """
         validate_count("n", n)
         sequences = named_sequences(self._context, sequence, message_id, n)
-        return Records([found for one in sequences for found in locate(self._context, one)])
+        return Records(
+            [position for number in sequences for position in locate(self._context, number)]
+        )
 
     def _locate_traced(self, trace: Trace) -> list[MessagePosition]:
         """Return the state of a traced message in each group. It reads no history again."""

@@ -50,7 +50,7 @@ def to_message(
     kafka = _binding()
     convert = kafka.to_structured_event if structured else kafka.to_binary_event
     try:
-        found = convert(event)
+        converted = convert(event)
         source = f"{event.get_source()} {event.get_id()}"
     except (AttributeError, TypeError, ValueError) as error:
         kind = type(event).__name__
@@ -60,13 +60,13 @@ def to_message(
             option="event",
             value=kind,
         ) from None
-    headers = {name: value.decode() for name, value in found.headers.items()}
-    key = found.key.decode() if isinstance(found.key, bytes) else found.key
+    headers = {name: value.decode() for name, value in converted.headers.items()}
+    key = converted.key.decode() if isinstance(converted.key, bytes) else converted.key
     own: MessageFields = {"key": key}
     if deduplicate:
         own["dedup_id"] = source
     given: MessageFields = {**own, **fields, "headers": {**headers, **fields.get("headers", {})}}
-    return Message(found.value, **given)
+    return Message(converted.value, **given)
 
 
 def from_message(message: ReceivedMessage) -> Any:

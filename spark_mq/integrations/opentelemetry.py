@@ -256,15 +256,15 @@ class Reporter:
         self._process.record((ended - started) / _NANOS, attributes)
 
     def _links(self, created: Iterable[Mapping[str, str]]) -> list[Any]:
-        found: list[Any] = []
+        links: list[Any] = []
         seen = set()
         for headers in islice(created, MAX_LINKS):
             context = self._propagate.extract(headers, self._root)
             at = self._trace.get_current_span(context).get_span_context()
             if at.is_valid and (at.trace_id, at.span_id) not in seen:
                 seen.add((at.trace_id, at.span_id))
-                found.append(self._trace.Link(at))
-        return found
+                links.append(self._trace.Link(at))
+        return links
 
 
 def _exception_attributes(error: BaseException) -> dict[str, str]:

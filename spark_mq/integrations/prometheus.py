@@ -106,9 +106,9 @@ class QueueCollector:
             "gauge": core.GaugeMetricFamily,
             "histogram": core.HistogramMetricFamily,
         }
-        for one in _families(self._read()):
-            family: Any = kinds[one.kind](one.name, one.text, labels=one.labels)
-            for labels, value in one.samples:
+        for metric in _families(self._read()):
+            family: Any = kinds[metric.kind](metric.name, metric.text, labels=metric.labels)
+            for labels, value in metric.samples:
                 if isinstance(value, Histogram):
                     buckets = list(zip(_BOUNDS, value.counts, strict=True))
                     family.add_metric(labels, buckets, value.seconds)
@@ -120,16 +120,16 @@ class QueueCollector:
 def exposition(overviews: Overviews) -> bytes:
     """Return the metrics in Prometheus's text format, for which its own client is too slow."""
     parts, shown = [], cache(_escaped)
-    for one in _families(overviews):
-        name = f"{one.name}_total" if one.kind == "counter" else one.name
-        parts.append(f"# HELP {name} {one.text}\n# TYPE {name} {one.kind}\n")
-        labels = ",".join(f'{label}="%s"' for label in one.labels)
-        if one.kind == "histogram":
-            for given, value in one.samples:
+    for family in _families(overviews):
+        name = f"{family.name}_total" if family.kind == "counter" else family.name
+        parts.append(f"# HELP {name} {family.text}\n# TYPE {name} {family.kind}\n")
+        labels = ",".join(f'{label}="%s"' for label in family.labels)
+        if family.kind == "histogram":
+            for given, value in family.samples:
                 parts += _histogram_lines(name, labels % (*map(shown, given),), value)
             continue
         line = f"{name}{{{labels}}} %s\n"
-        parts += [line % (*map(shown, given), value) for given, value in one.samples]
+        parts += [line % (*map(shown, given), value) for given, value in family.samples]
     return "".join(parts).encode()
 
 
@@ -145,34 +145,35 @@ def _escaped(label: str) -> str:
 
 
 def _families(overviews: Overviews) -> Iterator[_Family]:
-    labels, found = ("queue",), [one for one in overviews.values() if one is not None]
+    labels = ("queue",)
+    queues = [overview for overview in overviews.values() if overview is not None]
     readable = [
-        ((path,), int(one is not None and not one.damaged)) for path, one in overviews.items()
+        ((path,), int(overview is not None and not overview.damaged))
+        for path, overview in overviews.items()
     ]
     yield _Family("spark_mq_up", "gauge", "1 if the queue can be read.", labels, readable)
-    if found:
-        yield from _of_groups(found)
-        yield from _of_lanes(found)
-        yield from _of_durations(found)
-        published = [((one.path,), one.published) for one in found]
+    if queues:
+        yield from _of_groups(queues)
+        yield from _of_lanes(queues)
+        yield from _of_durations(queues)
+        published = [((queue.path,), queue.published) for queue in queues]
         yield _Family("spark_mq_published", "counter", "Messages published.", labels, published)
-        yield from _of_queues(found)
+        yield from _of_queues(queues)
 
 
 def _of_groups(overviews: list[QueueOverview]) -> Iterator[_Family]:
-    """Yield the metrics of the figures of groups."""
-    groups = [(one.path, *item) for one in overviews for item in one.groups.items()]
+    groups = [(overview.path, *item) for overview in overviews for item in overview.groups.items()]
     owner = type(groups[0][2]) if groups else GroupStats
     figures: dict[Metric, list[tuple[str, tuple[str, ...]]]] = {}
-    for name, one in figures_of(owner).items():
-        if (metric := one.metric) is not None:
-            figures.setdefault(metric, []).append((name, (one.label,) if metric.label else ()))
+    for name, figure in figures_of(owner).items():
+        if (metric := figure.metric) is not None:
+            figures.setdefault(metric, []).append((name, (figure.label,) if metric.label else ()))
     for metric, named in figures.items():
         samples = [
-            ((path, group, *label), found)
+            ((path, group, *label), number)
             for path, group, stats in groups
             for name, label in named
-            if (found := _number(getattr(stats, name))) is not None
+            if (number := _number(getattr(stats, name))) is not None
         ]
         labels = ("queue", "group", *((metric.label,) if metric.label else ()))
         yield _Family(metric.name, metric.kind, metric.text, labels, samples)
@@ -186,29 +187,40 @@ def _number(value: Any) -> float | None:
 
 
 def _of_lanes(overviews: list[QueueOverview]) -> Iterator[_Family]:
-    groups = [((one.path, name), own) for one in overviews for name, own in one.lanes.items()]
+    groups = [
+        ((overview.path, name), own)
+        for overview in overviews
+        for name, own in overview.lanes.items()
+    ]
     if not groups:
         return
     backlog = (
-        ((*labels, str(one.priority)), one.ready + one.delayed + one.leased + one.blocked)
+        (
+            (*labels, str(priority.priority)),
+            priority.ready + priority.delayed + priority.leased + priority.blocked,
+        )
         for labels, own in groups
-        for one in own.priorities
+        for priority in own.priorities
     )
     text = "Messages of a group by priority that are neither settled nor dead."
     names = ("queue", "group", "priority")
     yield _Family("spark_mq_backlog_messages", "gauge", text, names, backlog)
     for metric, (text, value) in _LANE_GAUGES.items():
         samples = [
-            (labels, found)
+            (labels, number)
             for labels, own in groups
-            if own.order == "key" and (found := value(own)) is not None
+            if own.order == "key" and (number := value(own)) is not None
         ]
         if samples:
             yield _Family(metric, "gauge", text, ("queue", "group"), samples)
 
 
 def _of_durations(overviews: list[QueueOverview]) -> Iterator[_Family]:
-    groups = [((one.path, name), own) for one in overviews for name, own in one.durations.items()]
+    groups = [
+        ((overview.path, name), own)
+        for overview in overviews
+        for name, own in overview.durations.items()
+    ]
     for metric, (text, histogram) in _HISTOGRAMS.items() if groups else ():
         samples = ((labels, histogram(own)) for labels, own in groups)
         yield _Family(metric, "histogram", text, ("queue", "group"), samples)
@@ -216,7 +228,7 @@ def _of_durations(overviews: list[QueueOverview]) -> Iterator[_Family]:
 
 def _of_queues(overviews: list[QueueOverview]) -> Iterator[_Family]:
     for metric, (text, value) in _QUEUE_GAUGES.items():
-        samples = [((one.path,), value(one)) for one in overviews]
-        known = [(labels, found) for labels, found in samples if found is not None]
+        samples = [((overview.path,), value(overview)) for overview in overviews]
+        known = [(labels, number) for labels, number in samples if number is not None]
         if known:
             yield _Family(metric, "gauge", text, ("queue",), known)

@@ -130,12 +130,12 @@ class VendedCredentials:
             _logger.warning(text, self._name, self._expires - now, one_line(error))
 
     def _take(self, answer: Mapping[str, Any], now: float) -> None:
-        found = answer.get(self._kind)
-        if not found:
+        given_keys = answer.get(self._kind)
+        if not given_keys:
             given = ", ".join(sorted(name for name, value in answer.items() if value))
             text = f"The catalog gave {given or 'nothing'} for {self._name}, and no {self._kind}"
             raise PermissionError(errno.EACCES, text)
-        keys = {name: found.get(given) or None for given, name in self._fields.items()}
+        keys = {name: given_keys.get(given) or None for given, name in self._fields.items()}
         # Milliseconds since 1970, by some servers as text. Absent or 0 if they do not expire.
         until = int(answer.get("expiration_time") or 0) / 1000
         # The keys first, because other threads read without the lock.
@@ -146,14 +146,14 @@ class VendedCredentials:
 
 def parse_name(path: str, option: str = "path") -> tuple[str, str]:
     """Return the full name of a volume or table, and the folder below it. Raise InvalidOption."""
-    found = _NAME.fullmatch(path.rstrip("/"))
-    if found is None:
+    parts = _NAME.fullmatch(path.rstrip("/"))
+    if parts is None:
         raise InvalidOption(
             f"Using {option}={path.partition('?')[0]!r} failed: it names no volume or table. Use "
             "the form uc://catalog.schema.volume/folder.",
             option=option,
         )
-    return found[1], found[2] or ""
+    return parts[1], parts[2] or ""
 
 
 def catalog_server(
@@ -164,8 +164,8 @@ def catalog_server(
     around = {name.lower(): value for name, value in environment.items()}
 
     def first(*names: str) -> str:
-        found = (place.get(name) for place in (given, around) for name in names)
-        return next((value for value in found if value), "")
+        values = (place.get(name) for place in (given, around) for name in names)
+        return next((value for value in values if value), "")
 
     text = first(*CATALOG_URLS)
     if not text:
@@ -192,19 +192,19 @@ def locate(path: str, options: Mapping[str, str], environment: Mapping[str, str]
     name, folder = parse_name(path)
     server = catalog_server(options, environment, path)
     try:
-        found = _securable(server, name)
-        found.credentials()
+        place = _securable(server, name)
+        place.credentials()
     except OSError as error:
         text = f"opening {path} failed, nothing was changed: {one_line(error)}"
         raise StorageError(text, path=path, landed=False) from error
-    return Location(found.url.rstrip("/") + folder, found.credentials)
+    return Location(place.url.rstrip("/") + folder, place.credentials)
 
 
 @lru_cache(maxsize=64)  # the tables of a queue and all handles of a process share credentials
 def _securable(server: CatalogServer, name: str) -> Location:
     for kind in ("volume", "table"):
-        found = _request(server, f"/{kind}s/{quote(name, safe='')}", missing_ok=True)
-        if found is not None:
+        securable = _request(server, f"/{kind}s/{quote(name, safe='')}", missing_ok=True)
+        if securable is not None:
             break
     else:
         raise _refused(
@@ -212,7 +212,7 @@ def _securable(server: CatalogServer, name: str) -> Location:
             f"the catalog at {server.url} has no volume or table of this name, or does not show "
             "it to this token. Create an external volume",
         )
-    sort, url = found.get(f"{kind}_type"), str(found.get("storage_location"))
+    sort, url = securable.get(f"{kind}_type"), str(securable.get("storage_location"))
     if sort != "EXTERNAL":
         raise _refused(
             name,
@@ -226,7 +226,7 @@ def _securable(server: CatalogServer, name: str) -> Location:
             f"its files are at {url}, for which spark_mq takes no keys of a catalog. Use that path",
         )
     operation = "WRITE_VOLUME" if kind == "volume" else "READ_WRITE"
-    wanted = {f"{kind}_id": found[f"{kind}_id"], "operation": operation}
+    wanted = {f"{kind}_id": securable[f"{kind}_id"], "operation": operation}
 
     def ask() -> Mapping[str, Any]:
         return _request(server, f"/temporary-{kind}-credentials", wanted) or {}
@@ -278,9 +278,8 @@ def _request(
 
 
 def _said(error: Any) -> str:
-    """Return the message of an error's answer, after a colon."""
     try:
-        found = json.loads(error.read(10_000))
-        return f": {one_line(ValueError(found.get('message') or found.get('error_code')))}"
+        answer = json.loads(error.read(10_000))
+        return f": {one_line(ValueError(answer.get('message') or answer.get('error_code')))}"
     except (OSError, ValueError, AttributeError):
         return ""

@@ -115,7 +115,7 @@ class QueueMonitor:
                 paths = Queue.find_all(
                     self.path, storage_options=self._options, max_depth=self._max_depth
                 )
-                self._found = {_name(self.path, one): one for one in paths}
+                self._found = {_name(self.path, path): path for path in paths}
                 self._found_at = self._clock()
                 for name in set(self._opened) - set(self._found):
                     del self._opened[name]
@@ -174,16 +174,22 @@ class QueueMonitor:
 
         Those are the ones that were read the longest ago. The next call reads others.
         """
-        opened = {name: one for name in names if (one := self._opened.get(name)) is not None}
+        opened = {
+            name: opened_queue
+            for name in names
+            if (opened_queue := self._opened.get(name)) is not None
+        }
         now = self._clock()
-        ages = {name: now - one.past_at.get(HOUR, float("-inf")) for name, one in opened.items()}
+        ages = {
+            name: now - queue.past_at.get(HOUR, float("-inf")) for name, queue in opened.items()
+        }
         old = [name for name, age in ages.items() if age > PAST_SECONDS]
-        for one in (opened[name] for name in sorted(old, key=lambda name: -ages[name])[:most]):
+        for behind in (opened[name] for name in sorted(old, key=lambda name: -ages[name])[:most]):
             try:
-                self._past(one, HOUR, PAST_SECONDS)
+                self._past(behind, HOUR, PAST_SECONDS)
             except (SparkMQError, OSError) as error:  # its chart is missing or old
-                _log.warning("the last hour of %s cannot be read: %s", one.queue.path, error)
-        return {name: one.past[HOUR] for name, one in opened.items() if HOUR in one.past}
+                _log.warning("the last hour of %s cannot be read: %s", behind.queue.path, error)
+        return {name: queue.past[HOUR] for name, queue in opened.items() if HOUR in queue.past}
 
     def forget(self, name: str) -> None:
         """Read the overview again at the next request, because the queue was changed."""
@@ -195,25 +201,29 @@ class QueueMonitor:
         self._opened.pop(name, None)
 
     def all(self) -> dict[str, QueueOverview | SparkMQError]:
-        found: dict[str, QueueOverview | SparkMQError] = {}
+        overviews: dict[str, QueueOverview | SparkMQError] = {}
         for name in self.queues():
             try:
-                found[name] = self.overview(name)
+                overviews[name] = self.overview(name)
             except SparkMQError as error:
-                found[name] = error
-        return found
+                overviews[name] = error
+        return overviews
 
     def by_path(self) -> dict[str, QueueOverview | None]:
         """Return each queue's overview by its path with all details, or None if unreadable."""
         paths = self.queues()
-        return {paths[name]: self._with_details(name, one) for name, one in self.all().items()}
+        return {
+            paths[name]: self._with_details(name, overview) for name, overview in self.all().items()
+        }
 
-    def _with_details(self, name: str, one: QueueOverview | SparkMQError) -> QueueOverview | None:
-        if not isinstance(one, QueueOverview):
+    def _with_details(
+        self, name: str, overview: QueueOverview | SparkMQError
+    ) -> QueueOverview | None:
+        if not isinstance(overview, QueueOverview):
             return None
         try:
             more = self.queue(name).describe(lanes=True, durations=True)
-            return replace(one, lanes=more.lanes, durations=more.durations)
+            return replace(overview, lanes=more.lanes, durations=more.durations)
         except SparkMQError:
             return None
 

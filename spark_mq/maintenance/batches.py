@@ -29,7 +29,7 @@ _QUEUE: Final = HEADER_PREFIX + "batch_queue"  # and the queue of the batch
 
 
 def names_of_closed_batches(context: QueueContext) -> list[str]:
-    """Return the names of the closed batches as of the last look."""
+    """Return the names of the closed batches as they were last read."""
     return BATCHES.names(context.messages.log.state)
 
 
@@ -63,10 +63,10 @@ def _count(context: QueueContext, name: str, stored: StoredBatch) -> StoredBatch
     members = index.batches().get(name, [])
     counts: dict[str, Mapping[str, int]] = {}
     for group in stored.groups:
-        found = count_outcomes(context.group(group), index, members)
-        if found is None:
+        outcomes = count_outcomes(context.group(group), index, members)
+        if outcomes is None:
             return None
-        counts[group] = found
+        counts[group] = outcomes
     messages = count_messages(index, members)
     return replace(stored, completed_at=context.now(), messages=messages, counts=counts)
 
@@ -86,8 +86,8 @@ def _change(
         return (changed(old) if old.id == expected.id else old).encode()
 
     state = context.messages.change_property(BATCHES.key(name), text, "complete batch")
-    found = BATCHES.find(state, name, context.path)
-    return found if found is not None and found.id == expected.id else None
+    stored = BATCHES.find(state, name, context.path)
+    return stored if stored is not None and stored.id == expected.id else None
 
 
 def _publish(context: QueueContext, name: str, stored: StoredBatch) -> bool:

@@ -86,8 +86,8 @@ class Transfer(ABC):
         ledger = self.source.ledger_in(self.source.snapshot())
         rows = ledger.ranges_at(ledger.find((TRANSFERRING,)))
         begun = {r.lease_id: r for r in rows if r.lease_id}
-        found = ((transfer_id, self.begun(begun[transfer_id])) for transfer_id in sorted(begun))
-        return sum(one.finish(transfer_id) for transfer_id, one in found if one)
+        transfers = ((transfer_id, self.begun(begun[transfer_id])) for transfer_id in sorted(begun))
+        return sum(transfer.finish(transfer_id) for transfer_id, transfer in transfers if transfer)
 
     def begun(self, r: Range) -> Transfer | None:
         """Return the transfer that can finish one which was begun, or None if none can now."""
@@ -103,7 +103,7 @@ class Transfer(ABC):
         ledger = self.source.ledger_in(self.source.snapshot())
         moving = ledger.ranges_at(ledger.find((TRANSFERRING,)))
         frozen = [r for r in moving if r.lease_id == transfer_id]
-        # The look saves writing the files. The transaction refuses a second publish.
+        # The check saves writing the files. The transaction refuses a second publish.
         if frozen and self.target.last_number(transfer_id) is None:
             files = self.write(frozen)
             if files is None:
@@ -357,15 +357,15 @@ def _as_columns(pieces: Sequence[FileSlice], rows: pa.Table) -> pa.Table:
     schema = letter_schema()
     headers = [dict(own or ()) for own in rows["headers"].to_pylist()]
     own = [
-        [(name, text) for name, text in one.items() if not name.startswith(HEADER_PREFIX)]
-        for one in headers
+        [(name, text) for name, text in header.items() if not name.startswith(HEADER_PREFIX)]
+        for header in headers
     ]
     columns = {
         "dead_letter_sequence": sequences_of(pieces),
         "headers": pa.array(own, schema.field("headers").type),
     }
     for name in _HEADER_COLUMNS:
-        texts = [one.get(HEADER_PREFIX + name) for one in headers]
+        texts = [header.get(HEADER_PREFIX + name) for header in headers]
         columns[_RENAMED.get(name, name)] = typed_texts(texts, _TYPES.get(name, pa.string()))
     return pa.table(
         [columns[f.name] if f.name in columns else rows[f.name] for f in schema], schema=schema

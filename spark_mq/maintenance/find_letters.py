@@ -69,8 +69,8 @@ def _wanted(
     wanted = is_own_letter(context, table)
     if not without_payload:
         wanted = pc.and_(wanted, pc.is_valid(table["value"]))
-    found = table.filter(wanted)
-    return found if condition is None else condition.select(found)
+    letters = table.filter(wanted)
+    return letters if condition is None else condition.select(letters)
 
 
 def try_condition(
@@ -92,12 +92,12 @@ def warn_unrouted(context: QueueContext) -> None:
             "%s of %s not in the dead-letter queue yet, so left out: sweep first, by "
             "queue.sweep() or %s",
             show_count(sum(unrouted.values()), "dead message"),
-            _named(list(unrouted)),
+            _show_groups(list(unrouted)),
             shell_command("sweep", "-q", context.path),
         )
 
 
-def _named(groups: Sequence[str]) -> str:
+def _show_groups(groups: Sequence[str]) -> str:
     names = ", ".join(f"group {name!r}" for name in groups[:_MAX_NAMED])
     more = len(groups) - _MAX_NAMED
     return f"{names} and {more} others" if more > 0 else names

@@ -135,14 +135,14 @@ def recover_tables(context: QueueContext, dry_run: bool) -> RecoveryReport:
         group = context.group(name)
         repair = Repair(plan, context.messages.trimmed, context.ledgers.known_horizon())
         if dry_run:
-            found = repair.apply(group.view(repair, group.snapshot())).result
+            repaired = repair.apply(group.view(repair, group.snapshot())).result
         else:
-            found = group.run(repair)
+            repaired = group.run(repair)
         report = replace(
             report,
-            forgotten=report.forgotten + found.forgotten,
-            unread=report.unread + found.unread,
-            skipped=report.skipped + found.skipped,
+            forgotten=report.forgotten + repaired.forgotten,
+            unread=report.unread + repaired.unread,
+            skipped=report.skipped + repaired.skipped,
         )
     report = replace(report, history=_recover_history(context, dry_run))
     if not dry_run:
@@ -279,7 +279,9 @@ def _lost(
     if not to_others:  # a redrive to another queue has a reason, which names it
         done = done.filter(pc.invert(pc.fill_null(goes_to_other(done["reason"]), False)))
     ids = [one for one in pc.unique(done["lease_id"]).to_pylist() if one is not None]
-    lost = [one for one in ids if all_lost or transfer.target.last_number(one) is None]
+    lost = [
+        lease_id for lease_id in ids if all_lost or transfer.target.last_number(lease_id) is None
+    ]
     index = source.messages.plan_recovery().index if lost else None
     for transfer_id in lost:
         assert index is not None
@@ -297,8 +299,8 @@ def _events(source: QueueContext, group: str) -> pa.Table:
     if agreed is not None:
         rows, archived = rows.filter(pc.less_equal(rows["version"], agreed)), agreed
     recent = (
-        one.filter(pc.equal(one["consumer_group"], group))
-        for one in commits_after(source.ledgers, archived)
+        commit.filter(pc.equal(commit["consumer_group"], group))
+        for commit in commits_after(source.ledgers, archived)
     )
     return pa.concat_tables([rows, *recent])
 

@@ -108,7 +108,7 @@ def redrive(
     columns = COLUMNS if with_payloads else _COUNTED
     pause = 0.0
     total = 0 if dry_run else Redrive(context).finish_all()
-    found: list[pa.Table] = []
+    tables: list[pa.Table] = []
     failures, groups, missing = Counter[str](), Counter[str](), Counter[str]()
     letters = candidates(context, condition, chunk, columns)
     for table in _chosen(context, letters, left, None if all_groups else missing):
@@ -122,7 +122,7 @@ def redrive(
             table = before_and_after(table, publishes) if dry_run else table.filter(fits)
             publishes = repaired = publishes.filter(fits)
         if dry_run:
-            found.append(table)
+            tables.append(table)
             total += publishes.num_rows
             groups.update(publishes[_GROUP].to_pylist())
         elif table.num_rows:
@@ -141,7 +141,7 @@ def redrive(
         empty = before_and_after(empty, repair.apply(empty))
     result = RedriveResult(
         total,
-        pa.concat_tables([empty, *found]) if dry_run else None,
+        pa.concat_tables([empty, *tables]) if dry_run else None,
         failures.total(),
         dict(failures.most_common(_MAX_FAILURES)),
         {} if all_groups else dict(groups),
@@ -369,11 +369,11 @@ class Redrive(Transfer):
 def _within(letters: pa.Table, intervals: Sequence[Interval]) -> pa.Table:
     """Return the letters of some intervals. All of them are in order."""
     sequences = letters[SEQUENCE].to_pylist()
-    found = [letters.slice(0, 0)]
+    slices = [letters.slice(0, 0)]
     for first, last in intervals:
         begin, end = bisect_left(sequences, first), bisect_right(sequences, last)
-        found.append(letters.slice(begin, end - begin))
-    return pa.concat_tables(found)
+        slices.append(letters.slice(begin, end - begin))
+    return pa.concat_tables(slices)
 
 
 class _BegunRepair(Redrive):

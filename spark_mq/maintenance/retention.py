@@ -114,11 +114,11 @@ def trim(context: QueueContext) -> Trimmed:
         needed = min([*starts.values(), *kept], default=MAX_SEQUENCE)
         old = index.last_of_older(context.now() - settings.retention // MICROSECOND)
         counting = groups_that_count(context, index, starts)
-        found = min(lowest_start(counting), old)
+        reached = min(lowest_start(counting), old)
         if settings.hard_retention is not None:
             oldest = context.now() - settings.hard_retention // MICROSECOND
-            found = max(found, index.last_of_older(oldest))
-        return found
+            reached = max(reached, index.last_of_older(oldest))
+        return reached
 
     horizon = context.group(HORIZON).run(_Trim(reach))
     dropped = context.messages.drop(horizon)
@@ -212,18 +212,22 @@ def counting_groups(
     groups have expired, the one that has settled most still counts, so that no message goes that no
     group has settled.
     """
-    live = {name: one for name, one in groups.items() if not _has_expired(one, latest, now, expiry)}
+    live = {
+        name: start
+        for name, start in groups.items()
+        if not _has_expired(start, latest, now, expiry)
+    }
     if live or not groups:
         return live
-    most = max(one.start_sequence for one in groups.values())
-    return {name: one for name, one in groups.items() if one.start_sequence == most}
+    most = max(start.start_sequence for start in groups.values())
+    return {name: start for name, start in groups.items() if start.start_sequence == most}
 
 
-def _has_expired(one: GroupStart, latest: int, now: int, expiry: int | None) -> bool:
-    idle_since = one.last_change
+def _has_expired(start: GroupStart, latest: int, now: int, expiry: int | None) -> bool:
+    idle_since = start.last_change
     return (
         expiry is not None
-        and one.start_sequence < latest
+        and start.start_sequence < latest
         and idle_since is not None
         and idle_since < now - expiry
     )
@@ -231,7 +235,7 @@ def _has_expired(one: GroupStart, latest: int, now: int, expiry: int | None) -> 
 
 def lowest_start(groups: Mapping[str, GroupStart]) -> int:
     """Return the sequence up to which a trim may go. -1 without groups."""
-    return min((one.start_sequence for one in groups.values()), default=-1)
+    return min((start.start_sequence for start in groups.values()), default=-1)
 
 
 def held_back(
@@ -242,7 +246,9 @@ def held_back(
     waiting = index.first_at_or_after(max(start, horizon) + 1)
     if not groups or waiting is None or waiting > old:
         return None
-    names = tuple(sorted(name for name, one in groups.items() if one.start_sequence == start))
+    names = tuple(
+        sorted(name for name, start_of in groups.items() if start_of.start_sequence == start)
+    )
     # A file stays as a whole.
     return HeldBack(names, start, index.count(index.file_at(waiting).first, old))
 

@@ -30,7 +30,7 @@ _TRIES: Final = 3  # each one is lost to another sweep, or to a change of the sc
 
 
 def names_of_schedules(context: QueueContext) -> list[str]:
-    """Return the names of the schedules as of the last look."""
+    """Return the names of the schedules as they were last read."""
     return SCHEDULES.names(context.messages.log.state)
 
 
@@ -78,7 +78,6 @@ def _publish(context: QueueContext, state: TableState, name: str) -> int | None:
 def _table(
     context: QueueContext, schedule: Schedule, name: str, instants: Sequence[int], now: int
 ) -> pa.Table:
-    """Return the messages of some instants."""
     rows = [_row(context, schedule, name, instant) for instant in instants]
     return to_publish(from_rows(rows), now, context.settings.default_times(now))
 

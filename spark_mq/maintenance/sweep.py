@@ -89,7 +89,7 @@ def run_sweep(context: QueueContext, copy: Copy | None = None) -> SweepReport:
     context.check_tables()  # a chore may delete files that a recovery needs
     chores = _ChoreRunner(context)
     step(f"chore 1 of {_CHORES}: index commits")
-    indexed = chores.run(index_commits, context, default=0)  # makes later looks at the log cheaper
+    indexed = chores.run(index_commits, context, default=0)  # makes later reads of the log cheaper
     scheduled = _publish_schedules(chores, context)
     groups = chores.run(context.groups, default=[])
     expired = routed = 0

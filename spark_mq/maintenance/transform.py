@@ -130,11 +130,11 @@ class _Function(Repair):
     def columns(self, letters: pa.Table) -> Mapping[str, pa.Array]:
         given = letters.select([*CHANGED, *_KEPT, *_COUNTS])
         rows = [self._row(one) for one in given.to_pylist()]
-        found: dict[str, pa.Array] = {
+        columns: dict[str, pa.Array] = {
             name: pa.array([row[name] for row, _ in rows], FILE_SCHEMA.field(name).type)
             for name in CHANGED
         }
-        return {**found, ERROR: pa.array([error for _, error in rows], pa.string())}
+        return {**columns, ERROR: pa.array([error for _, error in rows], pa.string())}
 
     def _row(self, letter: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
         """Return the new row of a letter, and why the function fails, or None."""
@@ -147,28 +147,27 @@ class _Function(Repair):
 
     def _repaired(self, letter: dict[str, Any]) -> dict[str, Any]:
         message = ReceivedMessage(**_fields(letter))
-        found = self._function(message)
-        if found is None:
+        repaired = self._function(message)
+        if repaired is None:
             raise _Unfit(_NOTHING)
-        if isinstance(found, bytes | str):
-            new = to_row(Message(found), "it", lambda: 0)
+        if isinstance(repaired, bytes | str):
+            new = to_row(Message(repaired), "it", lambda: 0)
             return {**letter, "value": new["value"]}
-        if not isinstance(found, ReceivedMessage):
-            kind = type(found).__name__
+        if not isinstance(repaired, ReceivedMessage):
+            kind = type(repaired).__name__
             raise _Unfit(
                 f"the transform returns {kind}: return the new value as bytes or str, "
                 "dataclasses.replace(message, value=...), or None"
             )
-        changed = {name: getattr(found, name) for name in CHANGED}
-        if replace(message, **changed) != found:
+        changed = {name: getattr(repaired, name) for name in CHANGED}
+        if replace(message, **changed) != repaired:
             raise _Unfit(f"the transform may change only {', '.join(CHANGED)} of a message")
-        if any(name.startswith(HEADER_PREFIX) for name in found.headers):
+        if any(name.startswith(HEADER_PREFIX) for name in repaired.headers):
             raise _Unfit(f"the transform sets a header that begins with {HEADER_PREFIX}")
         return to_row(Message(**changed), "the repaired message", lambda: 0)
 
 
 def _fields(letter: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the message of a letter."""
     counts = {name: letter[name] or 0 for name in (*_COUNTS, "priority")}
     return {**letter, **counts, "headers": to_headers(letter["headers"])}
 

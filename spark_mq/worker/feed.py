@@ -106,7 +106,7 @@ class GroupFeed:
         self._commits = commits(ledger, self.worker, state, self._wait_for_store)
         self._verdicts = Verdicts(ledger, tasks, options.policy, state, self._commits.note_failure)
         self._open = OpenTasks(pool, self._demand, options.linger)
-        self._idle = False  # no feed had anything to do at the last look
+        self._idle = False  # when it last looked, no feed had anything to do
         self._seen = 0
         self._time_limit = _TimeLimit(
             options.timeout, self._open.oldest, self._end_late, state.fail
@@ -170,7 +170,6 @@ class GroupFeed:
             self._state.finish()
 
     def _time_left(self) -> float:
-        """Return the seconds for which a wait for messages may go on."""
         self._demand.dry, self._idle, seen = True, False, self._seen
         if self._state.stop.is_set():
             return -1.0

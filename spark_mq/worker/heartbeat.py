@@ -31,7 +31,7 @@ __all__ = ["HeartbeatWriter", "heartbeat_interval", "heartbeats"]
 _log = logging.getLogger("spark_mq.worker")
 
 OFF: Final = "off"
-LOOK_SECONDS: Final = 1.0  # until the first write, which spares short runs, and between two looks
+LOOK_SECONDS: Final = 1.0  # until the first write, which spares short runs, and between two checks
 _STOP_SECONDS: Final = 1.0  # for the end of a write that a slow store delays
 _LEAST: Final = 30 * SECOND  # the least interval, and the default
 _MOST: Final = 3600 * SECOND

@@ -39,7 +39,7 @@ __all__ = ["WORKER", "ShadowCommits", "ShadowGroup"]
 
 WORKER: Final = "shadow-replay"
 _HELD: Final = 3600 * SECOND  # how long a lease seems to last
-_PAUSE: Final = SECOND // 100  # between two looks whether the last handlers have ended
+_PAUSE: Final = SECOND // 100  # between two checks whether the last handlers have ended
 PATIENCE_SECONDS: Final = 5.0  # with handlers that all hang
 
 
@@ -180,12 +180,10 @@ class _Page:
     seconds: dict[int, float] = field(default_factory=dict)  # of the calls that have ended
 
     def lease(self, most: int) -> tuple[pa.Table, list[ReceivedMessage]]:
-        """Return the next rows and their messages."""
         first, self.leased = self.leased, min(self.leased + most, self.rows.num_rows)
         return self.rows.slice(first, most), self.messages[first : self.leased]
 
     def is_over(self) -> bool:
-        """Return whether all calls have ended, and all messages are settled."""
         return len(self.seconds) == len(self.verdicts) == self.rows.num_rows
 
 

@@ -80,7 +80,7 @@ def shadow_replay(
     condition = condition_of(where, SETTLED_SCHEMA, _EXAMPLE, given.stop)
     ((_, called),) = decoding(served, options, batches)
     pool = make_pool([called], options, state)
-    group.settings()  # whose last look says whether the order of keys counts
+    group.settings()  # which say whether the order of keys counts
     settled = find_settled(group, start, end).without_others(group.name)
     rows = _SettledRows(group, settled, condition)
     if condition is None:
@@ -110,7 +110,6 @@ def shadow_replay(
 def _window(
     since: datetime | Duration | None, until: datetime | Duration | None, now: int
 ) -> tuple[int | None, int | None]:
-    """Return the time of the settles in microseconds."""
     start = None if since is None else check_past("since", since, now)
     end = None if until is None else check_past("until", until, now)
     if start is not None and end is not None and start >= end:
@@ -149,7 +148,7 @@ class _SettledRows:
     def read(self, limit: int | None) -> Iterator[pa.Table]:
         """Yield the messages, at most `limit` and then the newest, in tables of SETTLED_SCHEMA."""
         first = 0 if limit is None else self._first_of_newest(limit)
-        self.unreadable = 0  # those of the look for the first one
+        self.unreadable = 0  # those met while it looks for the first one
         for pieces in _chunks(self._pieces(first)):
             table = self._selected(pieces)
             if self._stopped:

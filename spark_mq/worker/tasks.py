@@ -54,8 +54,6 @@ class TaskOptions:
 
 
 class _Runner(Protocol):
-    """The feed of a task."""
-
     def claim(self, task: Task) -> bool:
         """Return whether a handler may have a task: its lease lasts, and nobody has it."""
 

@@ -16,8 +16,6 @@ __all__ = ["AckOperator", "PublishOperator", "SweepOperator"]
 
 
 class _QueueOperator(BaseOperator):
-    """An operator on a queue."""
-
     template_fields: ClassVar[Sequence[str]] = ("path", "spark_mq_conn_id")
 
     def __init__(

@@ -70,7 +70,7 @@ class Avro:
             self._fastavro.validate(value, self.schema, strict=False)
             self._fastavro.schemaless_writer(out, self.schema, value, strict_allow_default=True)
         except self._fastavro.validation.ValidationError as error:
-            fields = [_problem(one) for one in error.errors if not isinstance(one, str)]
+            fields = [_problem(cause) for cause in error.errors if not isinstance(cause, str)]
             why = f"does not fit its schema: {', '.join(fields[:SHOWN_ERRORS])}"
         except (ValueError, TypeError, LookupError, OverflowError, AttributeError) as error:
             why = f"does not fit its schema: {error}"
@@ -106,17 +106,17 @@ class Avro:
         raise InvalidPayload(f"no Avro of {_name_of(self.schema)}: {why}")
 
 
-def _problem(found: Any) -> str:
+def _problem(fault: Any) -> str:
     # fastavro takes a field that is not there for None.
-    what = "missing or None, and no" if found.datum is None else "no"
-    return f"{found.field or 'the value'} is {what} {_name_of(found.schema)}"
+    what = "missing or None, and no" if fault.datum is None else "no"
+    return f"{fault.field or 'the value'} is {what} {_name_of(fault.schema)}"
 
 
 def _least_size(schema: Any, sizes: dict[str, int], parents: tuple[str, ...]) -> int:
     """Return the least bytes of a value. Raise ValueError for a schema that is a risk."""
     if isinstance(schema, list):
-        for one in schema:
-            _least_size(one, sizes, parents)
+        for part in schema:
+            _least_size(part, sizes, parents)
         return 1
     if isinstance(schema, str):
         if schema in parents:
@@ -142,10 +142,9 @@ def _least_size(schema: Any, sizes: dict[str, int], parents: tuple[str, ...]) ->
 
 
 def _plain(schema: Any) -> Any:
-    """Return a schema without what fastavro adds to it."""
     if isinstance(schema, Mapping):
-        return {name: _plain(one) for name, one in schema.items() if not name.startswith("__")}
-    return [_plain(one) for one in schema] if isinstance(schema, list) else schema
+        return {name: _plain(part) for name, part in schema.items() if not name.startswith("__")}
+    return [_plain(part) for part in schema] if isinstance(schema, list) else schema
 
 
 def _name_of(schema: Any) -> str:

@@ -90,7 +90,7 @@ class Confluent:
                 option="valueFormat",
                 value=type(self.format).__name__,
             )
-        schemas = {str(number): _text_of(one) for number, one in (self.schemas or {}).items()}
+        schemas = {str(number): _text_of(schema) for number, schema in (self.schemas or {}).items()}
         framing = {"schema_id": self.schema_id, "schemas": schemas}
         return json.dumps({**json.loads(self.format.option), "confluent": framing})
 
@@ -125,9 +125,9 @@ class Confluent:
         """Return the parsed schema of an id, or None if it is that of the format."""
         if number not in self._parsed:
             assert isinstance(self.format, Avro)
-            found = self._find(number)
+            schema = self._find(number)
             try:
-                self._parsed[number] = self.format.parsed(_text_of(found))
+                self._parsed[number] = self.format.parsed(_text_of(schema))
             except InvalidOption as error:
                 raise InvalidOption(
                     f"schema {number} of schemas: {error}", option="schemas", value=number
@@ -138,12 +138,12 @@ class Confluent:
         if hasattr(self.schemas, "get_schema"):
             return self.schemas.get_schema(number)
         known = self.schemas or {}
-        found = known(number) if callable(known) else known.get(number)
-        if found is None:
+        schema = known(number) if callable(known) else known.get(number)
+        if schema is None:
             raise UnknownSchema(
                 f"schema {number} is not among the given ones: add it to schemas", schema_id=number
             )
-        return found
+        return schema
 
     def _without_position(self, payload: bytes) -> bytes:
         assert isinstance(self.format, Protobuf)
@@ -151,21 +151,20 @@ class Confluent:
         numbers, wanted = _varints(payload), _position(descriptor)
         try:
             count, at = next(numbers)
-            found = [0] if not count else []
+            position = [0] if not count else []
             if count > len(wanted):
                 raise InvalidPayload(f"no {descriptor.full_name}: it is another message")
             for _ in range(count):
                 value, at = next(numbers)
-                found.append(value)
+                position.append(value)
         except StopIteration:
             raise InvalidPayload("no position of a Protobuf message after the schema id") from None
-        if found != wanted:
+        if position != wanted:
             raise InvalidPayload(f"no {descriptor.full_name}: it is another message")
         return payload[at:]
 
 
 def _check_schemas(format: Any, schemas: Any) -> None:
-    """Refuse what cannot be the schemas of a format."""
     fix = "give a mapping {id: schema}, a function of the id, or the registry's client"
     if isinstance(schemas, Mapping):
         for number in schemas:
@@ -190,7 +189,6 @@ def _check_schemas(format: Any, schemas: Any) -> None:
 
 
 def _text_of(schema: Any) -> Any:
-    """Return the schema that a client's object holds, or the schema itself."""
     return getattr(schema, "schema_str", schema)
 
 
@@ -244,7 +242,7 @@ def from_option(text: str) -> Avro | Protobuf | Confluent:
             raise ValueError("it names neither avro nor protobuf")
         if framing is None:
             return plain
-        schemas = {int(number): one for number, one in (framing.get("schemas") or {}).items()}
+        schemas = {int(number): schema for number, schema in (framing.get("schemas") or {}).items()}
         return Confluent(plain, framing.get("schema_id"), schemas or None)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidOption(

@@ -64,7 +64,7 @@ class Protobuf:
         try:
             for file in files.FileDescriptorSet.FromString(descriptors).file:
                 pool.Add(file)
-            found = factory.GetMessageClass(pool.FindMessageTypeByName(name))
+            message_class = factory.GetMessageClass(pool.FindMessageTypeByName(name))
         except (message.DecodeError, TypeError, KeyError) as error:
             raise InvalidOption(
                 f"the descriptor set has no message {name!r} that can be used "
@@ -72,7 +72,7 @@ class Protobuf:
                 option="name",
                 value=name,
             ) from None
-        return cls(found)
+        return cls(message_class)
 
     @property
     def option(self) -> str:
@@ -103,18 +103,18 @@ class Protobuf:
         Protobuf has no marks of types, so bytes of another message may pass.
         """
         try:
-            found = self.message_type.FromString(payload)
+            message = self.message_type.FromString(payload)
         except self._protobuf.DecodeError:
-            found = None
-        if found is None or not found.IsInitialized():
-            why = "the bytes are damaged" if found is None else "required fields are missing"
+            message = None
+        if message is None or not message.IsInitialized():
+            why = "the bytes are damaged" if message is None else "required fields are missing"
             raise InvalidPayload(f"no Protobuf of {self.message_type.DESCRIPTOR.full_name}: {why}")
-        return found
+        return message
 
 
-def _with_imports(file: Any, found: dict[str, Any]) -> dict[str, Any]:
+def _with_imports(file: Any, files: dict[str, Any]) -> dict[str, Any]:
     """Return a file after those that it imports, by name."""
-    for one in file.dependencies:
-        _with_imports(one, found)
-    found.setdefault(file.name, file)
-    return found
+    for dependency in file.dependencies:
+        _with_imports(dependency, files)
+    files.setdefault(file.name, file)
+    return files

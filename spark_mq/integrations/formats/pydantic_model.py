@@ -74,17 +74,17 @@ class Pydantic:
             raise InvalidPayload(f"no {self._name}: {self._problems(error)}") from None
 
     def _problems(self, error: Any) -> str:
-        found = error.errors(include_url=False, include_context=False, include_input=False)
+        errors = error.errors(include_url=False, include_context=False, include_input=False)
         known = self._known_names()
         shown = []
-        for one in found[:SHOWN_ERRORS]:
+        for problem in errors[:SHOWN_ERRORS]:
             # The name of an unknown field, or of an entry of a dict, may be a secret.
             parts = (
                 f"[{part}]" if isinstance(part, int) else f".{part if part in known else '*'}"
-                for part in one["loc"]
+                for part in problem["loc"]
             )
-            shown.append(f"${''.join(parts)}: {one['type']}")
-        more = [f"and {len(found) - SHOWN_ERRORS} more"] if len(found) > SHOWN_ERRORS else []
+            shown.append(f"${''.join(parts)}: {problem['type']}")
+        more = [f"and {len(errors) - SHOWN_ERRORS} more"] if len(errors) > SHOWN_ERRORS else []
         return ", ".join(shown + more)
 
     def _known_names(self) -> set[str]:

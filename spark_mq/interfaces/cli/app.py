@@ -72,7 +72,6 @@ _GROUPS: Final = {
 
 
 def _make_app() -> typer.Typer:
-    """Return the table of commands as typer runs it."""
     for name in _MODULES:
         import_module(f"spark_mq.interfaces.cli.{name}")
     made = typer.Typer(
@@ -159,7 +158,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _failed(error: Exception, arguments: Sequence[str]) -> int:
-    """Print an error and return its exit code."""
     if isinstance(error, TyperException):
         text = _wrong_value(error, arguments) or _with_suggestion(error.format_message())
         if text.startswith("Usage:"):  # a command without a subcommand
@@ -190,19 +188,21 @@ def _with_suggestion(text: str) -> str:
 def _wrong_value(error: Exception, arguments: Sequence[str]) -> str:
     """Return the error for a value of an option that is no number, or out of range, or no text."""
     parameter: Any = getattr(error, "param", None)
-    found: list[Any] = getattr(error.__cause__, "errors", list)()
-    kind = found[0]["type"] if found else ""
+    problems: list[Any] = getattr(error.__cause__, "errors", list)()
+    kind = problems[0]["type"] if problems else ""
     is_range = kind.startswith(("greater_than", "less_than"))
     if parameter is None or not (is_range or kind in ("int_parsing", "float_parsing")):
         return ""
-    least, most, value = parameter.min, parameter.max, str(found[0]["input"])
+    least, most, value = parameter.min, parameter.max, str(problems[0]["input"])
     is_whole = kind != "float_parsing" and not isinstance(least, float)
     fix = "a whole number" if is_whole else "a number"
     fix += "" if least is None else f" from {least:,} on" if most is None else f" from {least:,}"
     fix += "" if most is None else f" to {most:,}"
     names = [name for name in parameter.opts if name.startswith("--")] or [parameter.name.upper()]
     from_environment = os.environ.get(parameter.envvar or "") == value
-    if from_environment and not any(one.partition("=")[0] in parameter.opts for one in arguments):
+    if from_environment and not any(
+        argument.partition("=")[0] in parameter.opts for argument in arguments
+    ):
         names = [parameter.envvar]
     return f"{names[0]}={short_repr(value)} is not valid: give {fix}"
 

@@ -65,7 +65,7 @@ def argument(help: str, **more: Any) -> Any:
 
 def parse_pairs(name: str, pairs: Sequence[str] | None) -> dict[str, str]:
     """Return NAME=VALUE texts as a mapping."""
-    found = {}
+    values = {}
     for pair in pairs or ():
         key, equals, value = pair.partition("=")
         if not key or not equals:
@@ -73,8 +73,8 @@ def parse_pairs(name: str, pairs: Sequence[str] | None) -> dict[str, str]:
             raise InvalidOption(
                 f"{name} {short_repr(key)} has no value: give NAME=VALUE", option=name, value=key
             )
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 def parse_sequence(text: str, what: str = "a sequence", *, option: str = "") -> int:
@@ -163,14 +163,14 @@ def _parameter(name: str, kind: Any, info: Any, default: Any = inspect.Parameter
     )
 
 
-def _named(parameter: inspect.Parameter, from_environment: bool) -> inspect.Parameter:
+def _with_option_names(parameter: inspect.Parameter, from_environment: bool) -> inspect.Parameter:
     """Name a parameter's option, and forget its variable unless the environment may give it."""
     kind, given = get_args(parameter.annotation)
     info = copy(given)
     if isinstance(info, OptionInfo):
         names = [] if info.default is ... else [str(info.default)]
         names += info.param_decls or ()
-        if not any(one.startswith("--") for one in names):
+        if not any(name.startswith("--") for name in names):
             names.append(f"--{parameter.name.replace('_', '-')}")
         info.default, info.param_decls = ..., names
     if not from_environment:
@@ -252,10 +252,10 @@ def settings(example: str, *common: str) -> Sequence[inspect.Parameter]:
     return (*(_setting(_ALL_SETTINGS[name]) for name in common), rest)
 
 
-def _setting(one: Setting) -> inspect.Parameter:
-    brief = one.doc.replace("`", "").partition(". ")[0].rstrip(".")
-    default = False if one.default is None else one.shown_default
-    return _parameter(one.name, str | None, option(f"{brief}.", show_default=default), None)
+def _setting(setting: Setting) -> inspect.Parameter:
+    brief = setting.doc.replace("`", "").partition(". ")[0].rstrip(".")
+    default = False if setting.default is None else setting.shown_default
+    return _parameter(setting.name, str | None, option(f"{brief}.", show_default=default), None)
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ class Command:
     def function(self) -> Callable[..., None]:
         """Return the function that typer reads the arguments from, and calls with them."""
         own = list(inspect.signature(self.call, eval_str=True).parameters.values())[1:]
-        names = {one.name for one in own}
+        names = {parameter.name for parameter in own}
 
         def run(**values: Any) -> None:
             given = {name: value for name, value in values.items() if name not in names}
@@ -281,7 +281,7 @@ class Command:
                 raise typer.Exit(ctx.exit_code)
 
         given = (*self.about, *own, *self.common)
-        parameters = [_named(one, self.from_environment) for one in given]
+        parameters = [_with_option_names(parameter, self.from_environment) for parameter in given]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__doc__ = self.call.__doc__
         return run

@@ -20,10 +20,10 @@ def complete_queues(incomplete: str) -> list[str]:
     """Return the queues and folders whose path begins so. Object stores are not listed."""
     if "://" in incomplete:
         return []
-    found = list(_folders(incomplete))
-    if len(found) == 1 and found[0].endswith("/"):
-        found += _folders(found[0])  # more than one, so the shell adds no blank after the folder
-    return sorted(found)
+    paths = list(_folders(incomplete))
+    if len(paths) == 1 and paths[0].endswith("/"):
+        paths += _folders(paths[0])  # more than one, so the shell adds no blank after the folder
+    return sorted(paths)
 
 
 def _folders(incomplete: str) -> Iterator[str]:
@@ -43,7 +43,7 @@ def _folders(incomplete: str) -> Iterator[str]:
 
 
 def _is_queue(path: str) -> bool:
-    return all(os.path.isdir(f"{path}/{one}/_delta_log") for one in ("messages", "leases"))
+    return all(os.path.isdir(f"{path}/{table}/_delta_log") for table in ("messages", "leases"))
 
 
 def complete_settings(context: typer.Context, incomplete: str) -> list[str]:
@@ -55,7 +55,7 @@ def complete_settings(context: typer.Context, incomplete: str) -> list[str]:
         settings = {**of_queue, **of_group}
     return [
         f"{name}={value}"
-        for name, one in settings.items()
+        for name, setting in settings.items()
         if name.startswith(incomplete)
-        for value in ("", one.shown_default)
+        for value in ("", setting.shown_default)
     ]

@@ -91,7 +91,7 @@ def describe(
         "priorities": group.priorities(),
         "lanes": group.lanes(top, by=by),
         "errors": group.last_errors(_ERRORS),
-        "blockers": [one for one in ctx.queue.blockers() if one.group == group.name],
+        "blockers": [blocker for blocker in ctx.queue.blockers() if blocker.group == group.name],
     }
     return Pages([described], lambda _: _description(described, group.settings))
 

@@ -77,7 +77,7 @@ def list_letters(
     limit: Annotated[int, option("The most letters.", "-n", min=1)] = 100,
 ) -> Rows | Mapping[str, Any]:
     """List dead letters that are neither redriven nor discarded, or show one with its headers."""
-    given = [one for one in (letter, message_id, where) if one is not None]
+    given = [choice for choice in (letter, message_id, where) if choice is not None]
     if len(given) > 1:
         raise InvalidOption(
             "dlq list takes one choice of letters: give a LETTER, --message-id or --where",
@@ -130,7 +130,7 @@ def _failure_row(failure: Failure) -> Mapping[str, Any]:
 
 
 def _failure_cells(row: Any) -> Mapping[str, Any]:
-    keys = ", ".join(f"{one['key']} ({show_number(one['messages'])})" for one in row["keys"])
+    keys = ", ".join(f"{hot['key']} ({show_number(hot['messages'])})" for hot in row["keys"])
     return {**row, "keys": keys, "samples": ", ".join(map(str, row["samples"]))}
 
 
@@ -170,12 +170,12 @@ def redrive(
     if dry_run:
         return _trial(queue, where, limit, place, repair)
     if not ctx.yes:
-        found = queue._count_to_redrive(where, limit, **place)
+        counted = queue._count_to_redrive(where, limit, **place)
         which = f"that meet {where}" if where else "of this queue"
         how = f" after {transform}" if transform else ""
-        if found.messages:
-            letters = show_count(found.messages, "dead letter")
-            ctx.confirm(f"Redrive {letters} {which} {_place(found, to)}{how}?")
+        if counted.messages:
+            letters = show_count(counted.messages, "dead letter")
+            ctx.confirm(f"Redrive {letters} {which} {_place(counted, to)}{how}?")
     stop = threading.Event()
     call = partial(queue.redrive, where=where, limit=limit, rate=rate, stop=stop, **place, **repair)
     with track("redriven", limit if where else _letters_to_redrive(queue, limit)):
@@ -195,11 +195,10 @@ def redrive(
     return {**counts, "failed": done.failed, "failures": dict(done.failures)} if repair else counts
 
 
-def _place(found: RedriveResult, to: str | None) -> str:
-    """Return where the messages go, and how many of them to which group."""
+def _place(result: RedriveResult, to: str | None) -> str:
     if to:
         return f"to {to}"
-    return f"({found.destination})" if found.groups else "to all groups"
+    return f"({result.destination})" if result.groups else "to all groups"
 
 
 def _letters_to_redrive(queue: Queue, limit: int | None) -> int | None:
@@ -217,26 +216,24 @@ def discard(
 ) -> Rows | Mapping[str, Any]:
     """Settle dead letters for good, so that no redrive finds them. Counts them, and asks first."""
     queue = ctx.queue
-    found = queue.discard_dead_letters(where=where, dry_run=True)
+    counted = queue.discard_dead_letters(where=where, dry_run=True)
     if dry_run:
-        rows = [{"group": name, "messages": n} for name, n in found.groups.items()]
+        rows = [{"group": name, "messages": n} for name, n in counted.groups.items()]
         return Rows(rows, [("LETTERS", "messages"), ("GROUP", "group")])
     discarded = 0
-    if found.newest is not None:
-        ctx.confirm(f"Discard {_counts(found)} of {queue.path}? No redrive brings them back.")
-        done = queue.discard_dead_letters(where=where, before=found.newest + 1)
+    if counted.newest is not None:
+        ctx.confirm(f"Discard {_counts(counted)} of {queue.path}? No redrive brings them back.")
+        done = queue.discard_dead_letters(where=where, before=counted.newest + 1)
         discarded = done.messages
     return {"queue": queue.path, "discarded": discarded}
 
 
-def _counts(found: DiscardResult) -> str:
-    """Return how many letters were found, and in which groups they died."""
-    groups = [f"{show_number(n)} of group {name or 'unknown'}" for name, n in found.groups.items()]
-    return f"{show_count(found.messages, 'dead letter')} ({show_some(groups, 10)})"
+def _counts(result: DiscardResult) -> str:
+    groups = [f"{show_number(n)} of group {name or 'unknown'}" for name, n in result.groups.items()]
+    return f"{show_count(result.messages, 'dead letter')} ({show_some(groups, 10)})"
 
 
 def _transform(text: str) -> str | RepairFunction:
-    """Return the function that a text names, or the text as SQL."""
     return load_handler(text, "--transform") if _FUNCTION.fullmatch(text) else text
 
 

@@ -104,8 +104,10 @@ def _unsettled_first(group: ConsumerGroup, limit: int) -> list[PeekedMessage]:
     from spark_mq.ledger.states import SETTLED, STATE_NAMES, UNREAD
 
     states = set(STATE_NAMES) - {SETTLED, UNREAD}  # ready ones contain unread ones
-    found = {one.sequence: one for state in states for one in group.peek(limit, state=state)}
-    first = [found[sequence] for sequence in sorted(found)][:limit]
+    unsettled = {
+        message.sequence: message for state in states for message in group.peek(limit, state=state)
+    }
+    first = [unsettled[sequence] for sequence in sorted(unsettled)][:limit]
     missing = limit - len(first)
     return first + (list(group.peek(missing, state=SETTLED)) if missing else [])
 
@@ -176,42 +178,41 @@ def _traces(queue: Queue, sequences: Iterable[int]) -> Iterator[_Traced]:
     shown: set[int] = set()
     for sequence in sequences:
         if sequence not in shown:  # a redrive keeps id and key, so the first trace may have it
-            found = queue.trace(sequence)
-            places = {one.sequence: queue._locate_traced(one) for one in found.chain()}
+            traced = queue.trace(sequence)
+            places = {message.sequence: queue._locate_traced(message) for message in traced.chain()}
             shown |= places.keys()
-            yield found, places
+            yield traced, places
 
 
 def _life(traced: _Traced) -> Iterator[str]:
     """Yield the lines of a message and of its redrives, with where they stand now."""
     trace, places = traced
     now = datetime.now(UTC)
-    for number, one in enumerate(trace.chain()):
-        yield from one.lines() if number == 0 else ["redriven as", *one.lines()]
-        ends = {end.group: end for end in one.outcomes}
-        for place in places[one.sequence]:
+    for number, message in enumerate(trace.chain()):
+        yield from message.lines() if number == 0 else ["redriven as", *message.lines()]
+        ends = {end.group: end for end in message.outcomes}
+        for place in places[message.sequence]:
             yield f"  now  {place.group}  {_standing(place, ends.get(place.group), now)}"
 
 
 def _with_groups(traced: _Traced) -> dict[str, Any]:
-    """Return a trace for JSON, with each message's state by group."""
     trace, places = traced
     earlier = None if trace.earlier is None else _with_groups((trace.earlier, places))
     return {
         **asdict(trace),
         "earlier": earlier,
-        "later": [_with_groups((one, places)) for one in trace.later],
-        "groups": [asdict(one) for one in places[trace.sequence]],
+        "later": [_with_groups((later, places)) for later in trace.later],
+        "groups": [asdict(place) for place in places[trace.sequence]],
     }
 
 
-def _standing(one: Any, end: Any, now: datetime) -> str:
-    if one.state == "leased":
-        left = (one.leased_until - now).total_seconds()
+def _standing(position: Any, end: Any, now: datetime) -> str:
+    if position.state == "leased":
+        left = (position.leased_until - now).total_seconds()
         until = f"{show_age(left)} left" if left > 0 else "expired"
-        return f"leased by {one.worker_id}, lease {one.lease_id}, {until}"
-    if one.state == "delayed":
-        return f"delayed until {show_time(one.available_at)}"
-    if one.outcome:
-        return f"settled: {end if end and end.outcome == one.outcome else one.outcome}"
-    return f"{one.state}: {one.reason}" if one.reason else str(one.state)
+        return f"leased by {position.worker_id}, lease {position.lease_id}, {until}"
+    if position.state == "delayed":
+        return f"delayed until {show_time(position.available_at)}"
+    if position.outcome:
+        return f"settled: {end if end and end.outcome == position.outcome else position.outcome}"
+    return f"{position.state}: {position.reason}" if position.reason else str(position.state)

@@ -135,7 +135,11 @@ def make_table(part: Rows, console: Console) -> Table:
     table = _table(rows, part.columns)
     unbounded = console.options.update_width(_UNBOUNDED)
     if console.measure(table, options=unbounded).maximum > console.width:
-        filled = [one for one in part.columns if any(row.get(one[1]) not in _EMPTY for row in rows)]
+        filled = [
+            column
+            for column in part.columns
+            if any(row.get(column[1]) not in _EMPTY for row in rows)
+        ]
         table = _table(rows, filled)
     return table
 
@@ -149,7 +153,7 @@ def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> Tabl
         table.add_column(heading, justify=justify, no_wrap=number, overflow="fold")
     for row in rows:
         values = ((row.get(name), name) for _, name in columns)
-        table.add_row(*(Text(show_cell(*one), _style_of(*one)) for one in values))
+        table.add_row(*(Text(show_cell(*value), _style_of(*value)) for value in values))
     return table
 
 

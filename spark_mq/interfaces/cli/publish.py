@@ -181,7 +181,9 @@ def _share_read(inputs: Sequence[tuple[str, BinaryIO]]) -> float | None:
     files = [file for _, file in inputs if file is not sys.stdin.buffer and file.seekable()]
     if len(files) < len(inputs):
         return None
-    return sum(file.tell() for file in files) / sum(os.fstat(one.fileno()).st_size for one in files)
+    return sum(file.tell() for file in files) / sum(
+        os.fstat(opened.fileno()).st_size for opened in files
+    )
 
 
 def _chunks(inputs: Iterable[tuple[str, BinaryIO]], lines: _Format, skip: int) -> Iterator[_Chunk]:

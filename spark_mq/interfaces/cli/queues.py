@@ -51,15 +51,15 @@ def list_queues(
     """List the queues under a path. Dead-letter queues inside of one are left out."""
     options = ctx.storage_options
     rows: list[dict[str, Any]] = []
-    for found in Queue.find_all(path, storage_options=options, max_depth=max_depth):
+    for place in Queue.find_all(path, storage_options=options, max_depth=max_depth):
         try:
-            overview = Queue.open(found, storage_options=options).describe()
+            overview = Queue.open(place, storage_options=options).describe()
         except SparkMQError as error:
-            rows.append({"queue": found, "error": str(error)})
+            rows.append({"queue": place, "error": str(error)})
         else:
             rows.append(
                 {
-                    "queue": found,
+                    "queue": place,
                     "published": overview.published,
                     "groups": len(overview.groups),
                     "dead_letters": overview.dead_letters,
@@ -151,21 +151,24 @@ def _description(overview: QueueOverview, groups: int) -> Iterator[Part]:
 def group_columns(owner: type[GroupStats] = GroupStats) -> list[Column]:
     """Return the columns of a table of groups: the figures that have a heading."""
     figures = figures_of(owner).items()
-    return [("GROUP", "group"), *((one.heading, name) for name, one in figures if one.heading)]
+    return [
+        ("GROUP", "group"),
+        *((figure.heading, name) for name, figure in figures if figure.heading),
+    ]
 
 
 def group_rows(groups: Mapping[str, GroupStats], most: int) -> list[dict[str, Any]]:
     """Return the stats of groups as rows, the `most` busiest first."""
     busiest = sorted(groups.items(), key=_business)[:most]
     return [
-        {"group": name, **{one: getattr(stats, one) for one in figures_of(type(stats))}}
+        {"group": name, **{figure: getattr(stats, figure) for figure in figures_of(type(stats))}}
         for name, stats in busiest
     ]
 
 
 def _business(item: tuple[str, GroupStats]) -> tuple[int | str, ...]:
-    name, one = item
-    return (-one.blocked, -one.dead, -one.leased, -one.ready, -one.delayed, name)
+    name, stats = item
+    return (-stats.blocked, -stats.dead, -stats.leased, -stats.ready, -stats.delayed, name)
 
 
 @command("queue configure", (*QUEUE_ARGUMENT, *settings("retention=3d")))
@@ -189,7 +192,6 @@ def shown_settings(
 def _differences(
     before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[tuple[str, str]]:
-    """Yield each setting with its text, the defaults of groups last, one by one."""
     for name, value in after.items():
         if name != _DEFAULTS:
             old, new = _setting_cell(before[name]), _setting_cell(value)

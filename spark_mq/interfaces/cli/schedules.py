@@ -30,8 +30,8 @@ def list_schedules(ctx: Invocation) -> Rows:
     return Rows(ctx.queue.schedules(), _COLUMNS, _cells)
 
 
-def _cells(one: ScheduleInfo) -> Mapping[str, Any]:
-    return {name: getattr(one, name) for _, name in _COLUMNS}
+def _cells(schedule: ScheduleInfo) -> Mapping[str, Any]:
+    return {name: getattr(schedule, name) for _, name in _COLUMNS}
 
 
 @command("schedule add")
@@ -99,18 +99,18 @@ def remove(ctx: Invocation, name: _Name) -> Mapping[str, Any]:
 
 
 def _brief(made: ScheduleInfo) -> Pages:
-    return Pages([made], lambda one: [_facts(one)])
+    return Pages([made], lambda schedule: [_facts(schedule)])
 
 
-def _facts(one: ScheduleInfo) -> Mapping[str, Any]:
+def _facts(schedule: ScheduleInfo) -> Mapping[str, Any]:
     return {
-        "schedule": one.name,
-        "rule": one.rule,
-        "starts_at": one.starts_at,
-        "catch_up": one.catch_up,
-        "jitter": show_duration(one.jitter),
-        "next_at": one.next_at,
-        "last_at": one.last_at,
-        "paused_at": one.paused_at,
-        "pause_reason": one.pause_reason,
+        "schedule": schedule.name,
+        "rule": schedule.rule,
+        "starts_at": schedule.starts_at,
+        "catch_up": schedule.catch_up,
+        "jitter": show_duration(schedule.jitter),
+        "next_at": schedule.next_at,
+        "last_at": schedule.last_at,
+        "paused_at": schedule.paused_at,
+        "pause_reason": schedule.pause_reason,
     }

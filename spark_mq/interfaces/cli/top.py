@@ -242,14 +242,15 @@ class QueueView:
         }
 
     def _details(self, groups: list[str]) -> dict[str, list[dict[str, Any]]]:
-        """Return workers, the last errors, and the lane that holds back most in each group."""
         workers, lanes, errors = [], [], []
         for group in map(self._queue.group, groups):
             named = {"group": group.name}
-            workers += [worker_cells({**named, **asdict(one)}) for one in group.workers()[:10]]
-            errors += [{**named, **asdict(one)} for one in group.last_errors(3)]
+            workers += [
+                worker_cells({**named, **asdict(worker)}) for worker in group.workers()[:10]
+            ]
+            errors += [{**named, **asdict(error)} for error in group.last_errors(3)]
             if group.settings.order == "key":
-                hottest = max(group.lanes(None), key=lambda one: one.held_back, default=None)
+                hottest = max(group.lanes(None), key=lambda lane: lane.held_back, default=None)
                 if hottest is not None and hottest.held_back:
                     lanes.append({**named, **asdict(hottest)})
         workers.sort(key=lambda row: -row["messages"])
@@ -308,12 +309,14 @@ class FolderView:
         if isinstance(overview, SparkMQError):
             return {"problem": str(overview)}
         groups = overview.groups.values()
-        ages = [one.oldest_unsettled_age for one in groups if one.oldest_unsettled_age is not None]
+        ages = [
+            stats.oldest_unsettled_age for stats in groups if stats.oldest_unsettled_age is not None
+        ]
         problems = check_health(overview, datetime.now(UTC)).problems
         return {
             **self._rates[name].next(overview).get("", {}),
             **{
-                state: sum(getattr(one, state) for one in groups)
+                state: sum(getattr(stats, state) for stats in groups)
                 for state in ("ready", "delayed", "leased", "dead", "blocked")
             },
             "published": overview.published,
@@ -328,5 +331,4 @@ View = QueueView | FolderView
 
 
 def _cells(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a row for people, with its last rates as bars."""
     return {**row, "lately": show_bars(row["lately"])} if row.get("lately") else row

@@ -50,8 +50,8 @@ def throughput(
     """
     if group is not None:
         ctx.existing_group(group)
-    found = ctx.queue.throughput(since=since, every=every, group=group)
-    return Rows(found.to_pylist(), _THROUGHPUT_COLUMNS)
+    table = ctx.queue.throughput(since=since, every=every, group=group)
+    return Rows(table.to_pylist(), _THROUGHPUT_COLUMNS)
 
 
 @command("changes")
@@ -100,7 +100,9 @@ def check(
             raise
         judged = [_judge_path(path, limits, ctx.storage_options) for path in paths]
         columns = [("QUEUE", "queue"), *_CHECK_COLUMNS]
-    problems = [{"queue": one["queue"], **row} for one in judged for row in one["problems"]]
+    problems = [
+        {"queue": verdict["queue"], **row} for verdict in judged for row in verdict["problems"]
+    ]
     ctx.exit_code = FAILED if problems else OK
     if ctx.json:  # a line for each queue
         return Rows(judged, ())
@@ -108,9 +110,10 @@ def check(
 
 
 def _judge(queue: Queue, limits: Mapping[str, Any]) -> dict[str, Any]:
-    """Return whether a queue is healthy, and its problems with what helps."""
     health = queue.health(**limits)
-    problems = [{**asdict(one), "command": _remedy(queue, one)} for one in health.problems]
+    problems = [
+        {**asdict(problem), "command": _remedy(queue, problem)} for problem in health.problems
+    ]
     return {"queue": queue.path, "healthy": health.healthy, "problems": problems}
 
 
@@ -121,17 +124,16 @@ def _judge_path(path: str, limits: Mapping[str, Any], options: dict[str, str]) -
     except InvalidOption:
         raise
     except SparkMQError as error:
-        look = f"spark-mq queue describe {shlex.quote(path)}"
-        problem = {**asdict(Problem("unreadable", None, str(error))), "command": look}
+        advice = f"spark-mq queue describe {shlex.quote(path)}"
+        problem = {**asdict(Problem("unreadable", None, str(error))), "command": advice}
         return {"queue": path, "healthy": False, "problems": [problem]}
 
 
 def _remedy(queue: Queue, problem: Problem) -> str:
-    """Return the command that mends a problem, or shows more of it."""
     path = shlex.quote(queue.path)
     if problem.group is None:
-        look = {"not_swept": f"sweep -q {path}", "too_many_dead": f"dlq failures -q {path}"}
-        return f"spark-mq {look.get(problem.check, f'queue describe {path}')}"
+        commands = {"not_swept": f"sweep -q {path}", "too_many_dead": f"dlq failures -q {path}"}
+        return f"spark-mq {commands.get(problem.check, f'queue describe {path}')}"
     of_group = f"{shlex.quote(problem.group)} -q {path}"
     stats = queue.group(problem.group).stats() if problem.check == "blocked" else None
     if stats is not None and stats.breaker != CLOSED:

@@ -167,8 +167,8 @@ def work(
 
 def worker_rows(groups: Iterable[ConsumerGroup]) -> Rows:
     """Return the workers of groups, also those that are idle."""
-    found = ((group.name, worker) for group in groups for worker in group.workers())
-    rows = [{"group": name, **asdict(worker)} for name, worker in found]
+    workers = ((group.name, worker) for group in groups for worker in group.workers())
+    rows = [{"group": name, **asdict(worker)} for name, worker in workers]
     return Rows(rows, _WORKER_COLUMNS, worker_cells)
 
 
@@ -287,7 +287,7 @@ def replay(
 
 
 def _plain(report: ReplayReport) -> dict[str, Any]:
-    errors = [asdict(one) for one in report.errors]
+    errors = [asdict(error) for error in report.errors]
     return {"group": report.group, **asdict(report.summary), "errors": errors}
 
 

@@ -217,7 +217,6 @@ def _answer(
 
 
 def _form(view: View, status: int, show: Callable[[View], str] | None) -> dict[str, Any]:
-    """Return the queue and the form for the page of an error, if the queue can be read."""
     if status >= 500 or not view.name:
         return {}
     try:

@@ -114,10 +114,10 @@ def _setting(view: View) -> tuple[str, Any]:
 
 
 def _redrive(view: View) -> Mapping[str, int]:
-    found = view.queue.redrive(
+    result = view.queue.redrive(
         where=_letters(view), limit=limit_of(view), to_all_groups=bool(view.text("all_groups"))
     )
-    return {"redriven": found.messages}
+    return {"redriven": result.messages}
 
 
 def _redrive_preview(view: View) -> Mapping[str, Any]:
@@ -126,14 +126,14 @@ def _redrive_preview(view: View) -> Mapping[str, Any]:
 
 
 def _discard(view: View) -> Mapping[str, int]:
-    found = view.queue.discard_dead_letters(where=_letters(view), before=view.number("before"))
-    return {"discarded": found.messages}
+    result = view.queue.discard_dead_letters(where=_letters(view), before=view.number("before"))
+    return {"discarded": result.messages}
 
 
 def _discard_preview(view: View) -> Mapping[str, Any]:
     chosen = _letters(view)
-    found = view.queue.discard_dead_letters(where=chosen, dry_run=True)
-    return {"found": found, "chosen": chosen.name}
+    result = view.queue.discard_dead_letters(where=chosen, dry_run=True)
+    return {"found": result, "chosen": chosen.name}
 
 
 def _letters(view: View) -> LetterFilter:
@@ -150,13 +150,13 @@ def _required(view: View, name: str, hint: str) -> str:
     return text
 
 
-def _of_message(do: str, one: MessageChange) -> _Action:
+def _of_message(do: str, offer: MessageChange) -> _Action:
     return _Action(
-        one.question,
-        one.verb,
+        offer.question,
+        offer.verb,
         partial(change_message, do=do),
         standing_of,
-        loses=lambda _: one.loses,
+        loses=lambda _: offer.loses,
         then="message",
     )
 
@@ -205,7 +205,7 @@ _ACTIONS: Final[Mapping[str, _Action]] = {
         lambda view: view.group()[0].unblock("drop"),
         loses=lambda _: True,
     ),
-    **{do: _of_message(do, one) for do, one in MESSAGE_CHANGES.items()},
+    **{do: _of_message(do, change_of_message) for do, change_of_message in MESSAGE_CHANGES.items()},
     "pause-schedule": _Action(
         "Publish no message of schedule {schedule} until it is resumed? Its instants are skipped.",
         "Pause",
@@ -279,7 +279,6 @@ def confirmation(view: View) -> str:
 
 
 def _names(view: View) -> list[tuple[str, Any]]:
-    """Return the names of what a form changes, and how the group stands."""
     names: list[tuple[str, Any]] = [("Queue", view.name)]
     if not view.text("group"):
         return names
@@ -291,7 +290,6 @@ def _names(view: View) -> list[tuple[str, Any]]:
 
 
 def _place(view: View) -> tuple[str, str]:
-    """Return the name and the address of the page that offered the change."""
     if view.text("sequence"):
         sequence = sequence_of(view)
         return f"Message {show_sequence(sequence)}", href("message", view.name, sequence=sequence)

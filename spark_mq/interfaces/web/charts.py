@@ -140,20 +140,18 @@ def group_charts(past: Past, group: str) -> list[Chart]:
 
 
 def _settled(rows: pa.Table) -> pa.Table:
-    """Return how many messages each group settled in each interval."""
     settled = reduce(pc.add, (rows[name] for name in ENDS))
     return rows.select(["at", "consumer_group"]).append_column("settled", settled)
 
 
 def _counts(past: Past, rows: pa.Table, name: str) -> list[int]:
-    """Return the sum of a column in each interval."""
-    found = [0] * past.intervals
+    counts = [0] * past.intervals
     sums = rows.group_by("at").aggregate([(name, "sum")])
     for at, count in zip(sums["at"].to_pylist(), sums[f"{name}_sum"].to_pylist(), strict=True):
         place = past.place(at)
         if 0 <= place < past.intervals:
-            found[place] += count
-    return found
+            counts[place] += count
+    return counts
 
 
 def _chart(
@@ -203,7 +201,6 @@ def _bar(place: int, below: int, count: int, most: int) -> str:
 
 
 def _text(past: Past, place: int, counts: Mapping[str, int]) -> str:
-    """Return an interval and its counts for people."""
     start, end = past.starts(place), past.starts(place + 1)
     form = "%Y-%m-%d %H:%M"
     until = "so far" if end > past.until else f"to {end:%H:%M}"

@@ -52,18 +52,18 @@ def messages_page(view: View) -> str:
             value=given["state"],
         )
     if (sequence := view.sequence("sequence")) is not None:
-        found = _at(view, sequence)
+        messages = _at(view, sequence)
     else:
-        found = _peek(view)
+        messages = _peek(view)
     following = None
-    if sequence is None and len(found) >= ROWS:
-        following = href("messages", view.name, **given, after=found[-1].sequence)
+    if sequence is None and len(messages) >= ROWS:
+        following = href("messages", view.name, **given, after=messages[-1].sequence)
     return render(
         "messages.html",
         view,
         title="Messages",
         tab="messages",
-        messages=found,
+        messages=messages,
         following=following,
         **messages_form(view),
     )
@@ -79,8 +79,8 @@ def _peek(view: View) -> list[PeekedMessage]:
 
 def _at(view: View, sequence: int) -> list[PeekedMessage]:
     """Return the message of a sequence in a list, which is empty without it."""
-    found = view.queue.peek(1, after=sequence - 1) if sequence else view.queue.peek(1)
-    return [one for one in found if one.sequence == sequence]
+    messages = view.queue.peek(1, after=sequence - 1) if sequence else view.queue.peek(1)
+    return [message for message in messages if message.sequence == sequence]
 
 
 def messages_form(view: View) -> dict[str, Any]:
@@ -108,32 +108,32 @@ def message_page(view: View) -> str:
 
 
 def _life(view: View, sequence: int) -> str:
-    """Show a message's events, and its state in each group."""
     trace = view.queue.trace(sequence)
     positions = view.queue._locate_traced(trace)
-    linked = [("Redriven from", trace.earlier), *(("Redriven as", one) for one in trace.later)]
+    linked = [("Redriven from", trace.earlier), *(("Redriven as", later) for later in trace.later)]
     return render(
         "message_life.html",
         view,
         trace=trace,
-        events=[(one, _cause(one), _failure(one)) for one in trace.events[:MAX_EVENTS]],
+        events=[(event, _cause(event), _failure(event)) for event in trace.events[:MAX_EVENTS]],
         positions=[
-            (one, changes_for(one) if view.allow_changes else []) for one in positions[:MAX_GROUPS]
+            (position, changes_for(position) if view.allow_changes else [])
+            for position in positions[:MAX_GROUPS]
         ],
         groups=len(positions),
-        redrives=[(how, one) for how, one in linked if one is not None],
+        redrives=[(how, redrive) for how, redrive in linked if redrive is not None],
         blocked=trace.blocked[:MAX_GROUPS],
     )
 
 
-def _cause(one: TraceEvent) -> str:
+def _cause(event: TraceEvent) -> str:
     """Return who caused an event, without "by", which the heading has."""
-    user = one.user and f"user {one.user}"
-    return ", ".join(filter(None, (one.shown_worker.removeprefix("by "), user)))
+    user = event.user and f"user {event.user}"
+    return ", ".join(filter(None, (event.shown_worker.removeprefix("by "), user)))
 
 
-def _failure(one: TraceEvent) -> str:
-    return ": ".join(filter(None, (one.reason, one.shown_error)))
+def _failure(event: TraceEvent) -> str:
+    return ": ".join(filter(None, (event.reason, event.shown_error)))
 
 
 class Trial(NamedTuple):
@@ -176,16 +176,17 @@ def letters_form(view: View) -> dict[str, Any]:
 
 
 def _letters(view: View) -> dict[str, Any]:
-    """Return all letters by failure, and the newest."""
     letters = view.queue._remaining_letters()
-    found = letters.failures(None if view.text("count") == "all" else COUNTED)
+    result = letters.failures(None if view.text("count") == "all" else COUNTED)
     newest = letters.newest(ROWS, view.number("before")).to_pylist()
     last = newest[-1]["dead_letter_sequence"] if len(newest) >= ROWS else None
     return {
         "total": view.overview.dead_letters,
         "unrouted": view.overview.unrouted,
-        "found": found,
-        "failures": [(one, _of_failure(view, one)) for one in found.failures[:MAX_FAILURES]],
+        "found": result,
+        "failures": [
+            (failure, _of_failure(view, failure)) for failure in result.failures[:MAX_FAILURES]
+        ],
         "newest": newest,
         "ticked": view.text("tick") == "all",
         "tick_all": href("letters", view.name, before=view.number("before"), tick="all"),
@@ -201,8 +202,8 @@ class _Addresses(NamedTuple):
     discard: str
 
 
-def _of_failure(view: View, one: Failure) -> _Addresses:
-    fields = {"died_in": one.group, "reason": one.reason, "shape": one.shape}
+def _of_failure(view: View, failure: Failure) -> _Addresses:
+    fields = {"died_in": failure.group, "reason": failure.reason, "shape": failure.shape}
     missing = [name for name, value in fields.items() if value is None]
     chosen: _Fields = {"find": 1, **fields, "without": ",".join(missing) or None}
     letters = href("letters", view.name, **chosen)
@@ -212,19 +213,19 @@ def _of_failure(view: View, one: Failure) -> _Addresses:
 def trial(view: View, chosen: LetterFilter, limit: int) -> Trial:
     """Return the letters that a redrive would publish, without publishing any."""
     all_groups = view.text("all_groups")
-    found = view.queue.redrive(
+    result = view.queue.redrive(
         where=chosen, limit=limit, dry_run=True, to_all_groups=bool(all_groups)
     )
-    rows = [] if found.table is None else found.table.slice(0, ROWS).to_pylist()
+    rows = [] if result.table is None else result.table.slice(0, ROWS).to_pylist()
     fields: _Fields = {name: view.query.get(name) or None for name in LETTER_FIELDS}
     return Trial(
-        found.messages,
+        result.messages,
         limit,
         rows,
         _redrive(view, fields, limit, all_groups),
         _discard(view, fields),
-        found.destination,
-        found.staying,
+        result.destination,
+        result.staying,
         _redrive(view, fields, limit, "1"),
     )
 
@@ -241,7 +242,7 @@ def _discard(view: View, fields: _Fields) -> str:
 def _letter(view: View, sequence: int) -> str:
     rows = view.queue.newest_dead_letters(1, before=sequence + 1).to_pylist()
     letter = rows[0] if rows and rows[0]["dead_letter_sequence"] == sequence else {}
-    columns = {name: one for name, one in letter.items() if name not in ("value", "headers")}
+    columns = {name: cell for name, cell in letter.items() if name not in ("value", "headers")}
     if letter:
         columns["dead_letter_sequence"] = str(sequence)
     return render(
@@ -280,12 +281,14 @@ MESSAGE_CHANGES: Final[Mapping[str, MessageChange]] = {
 }
 
 
-def changes_for(one: MessagePosition) -> list[tuple[str, str, bool]]:
+def changes_for(position: MessagePosition) -> list[tuple[str, str, bool]]:
     """Return the changes that fit a message, with the text of each button, and if it is red."""
-    if one.state in ("transferring", "settled"):
+    if position.state in ("transferring", "settled"):
         return []
-    useless = {"ready": "retry-message", "dead": "dead_letter-message"}.get(one.state)
-    return [(do, one.verb, one.loses) for do, one in MESSAGE_CHANGES.items() if do != useless]
+    useless = {"ready": "retry-message", "dead": "dead_letter-message"}.get(position.state)
+    return [
+        (do, change.verb, change.loses) for do, change in MESSAGE_CHANGES.items() if do != useless
+    ]
 
 
 def sequence_of(view: View) -> int:
@@ -299,8 +302,8 @@ def sequence_of(view: View) -> int:
 
 def standing_of(view: View) -> Mapping[str, Any]:
     """Return how the message stands in the group, or None if the group does not know it."""
-    group, found = view.group()[0].name, view.queue.locate(sequence_of(view))
-    return {"standing": next((one for one in found if one.group == group), None)}
+    group, positions = view.group()[0].name, view.queue.locate(sequence_of(view))
+    return {"standing": next((position for position in positions if position.group == group), None)}
 
 
 def change_message(view: View, do: str) -> Mapping[str, int]:

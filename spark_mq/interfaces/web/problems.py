@@ -55,9 +55,12 @@ def health_of(view: View, overview: QueueOverview) -> Health:
 
 def problems_of(view: View, name: str, overview: QueueOverview) -> list[PageProblem]:
     """Return why a queue is unhealthy, which groups isolate suspects, and its dead letters."""
-    found = [*health_of(view, overview).problems, *_isolation(overview)]
-    found += _dead_letters(view, overview)
-    return [PageProblem(name, one.check, one.group, one.text, _address(name, one)) for one in found]
+    problems = [*health_of(view, overview).problems, *_isolation(overview)]
+    problems += _dead_letters(view, overview)
+    return [
+        PageProblem(name, problem.check, problem.group, problem.text, _address(name, problem))
+        for problem in problems
+    ]
 
 
 def unreadable(name: str, error: SparkMQError) -> PageProblem:
@@ -83,12 +86,12 @@ def _dead_letters(view: View, overview: QueueOverview) -> list[Problem]:
     return [Problem(_DEAD_LETTERS, None, f"{show_count(letters, 'letter')} not redriven")]
 
 
-def _address(name: str, one: Problem) -> str:
-    if one.check in (_DEAD_LETTERS, "too_many_dead"):
+def _address(name: str, problem: Problem) -> str:
+    if problem.check in (_DEAD_LETTERS, "too_many_dead"):
         return href("letters", name)
-    if one.group is None or one.check == "unreadable":
+    if problem.group is None or problem.check == "unreadable":
         return href("sweeps", name)
-    return href("group", name, group=one.group)
+    return href("group", name, group=problem.group)
 
 
 def first_problems(problems: list[PageProblem], most: int) -> list[PageProblem]:
@@ -109,7 +112,7 @@ def lead_with(view: View, problems: Iterable[PageProblem], healthy: str) -> dict
     screen reader reads news only.
     """
     shown = list(problems)
-    text = "\n".join("\t".join((one.address, one.check, one.text)) for one in shown)
+    text = "\n".join("\t".join((problem.address, problem.check, problem.text)) for problem in shown)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     return {
         "problems": shown,

@@ -78,11 +78,11 @@ class _Row:
 
 def home(view: View) -> str:
     """Show what is wrong with the queues under the path, and all of them."""
-    rows = [_row(view, name, one) for name, one in view.monitor.all().items()]
+    rows = [_row(view, name, overview) for name, overview in view.monitor.all().items()]
     rows.sort(key=lambda row: not row.problems)
     readable = [row.name for row in rows if row.overview is not None]
     hours = view.monitor.last_hours(readable[:MAX_CHARTS], CHARTS_READ)
-    problems = [one for row in rows for one in first_problems(row.problems, LEADING_EACH)]
+    problems = [problem for row in rows for problem in first_problems(row.problems, LEADING_EACH)]
     return render(
         "home_live.html" if view.text("part") == "live" else "home.html",
         view,
@@ -94,16 +94,16 @@ def home(view: View) -> str:
     )
 
 
-def _row(view: View, name: str, one: QueueOverview | SparkMQError) -> _Row:
-    if isinstance(one, SparkMQError):
-        return _Row(name, [unreadable(name, one)])
-    lags = {group: own.unsettled for group, own in one.groups.items()}
+def _row(view: View, name: str, overview: QueueOverview | SparkMQError) -> _Row:
+    if isinstance(overview, SparkMQError):
+        return _Row(name, [unreadable(name, overview)])
+    lags = {group: own.unsettled for group, own in overview.groups.items()}
     return _Row(
         name,
-        problems_of(view, name, one),
-        overview=one,
+        problems_of(view, name, overview),
+        overview=overview,
         worst=max(lags, key=lambda group: (lags[group], group), default=None),
-        oldest=_oldest(own.oldest_unsettled_age for own in one.groups.values()),
+        oldest=_oldest(own.oldest_unsettled_age for own in overview.groups.values()),
     )
 
 
@@ -133,11 +133,13 @@ def _queue(view: View) -> str:
         tab="queue",
         overview=overview,
         bar_of=state_bar,
-        oldest=_oldest(one.oldest_unsettled_age for one in overview.groups.values()),
-        unswept=any(one.check == "not_swept" for one in problems),
+        oldest=_oldest(group.oldest_unsettled_age for group in overview.groups.values()),
+        unswept=any(problem.check == "not_swept" for problem in problems),
         limits=limits if any(limits.values()) else {},
         span=_span(view),
-        settings={name: one for name, one in asdict(overview.settings).items() if name != "group"},
+        settings={
+            name: setting for name, setting in asdict(overview.settings).items() if name != "group"
+        },
         names=shown,
         search=search,
         page=number,
@@ -160,7 +162,7 @@ def _work(view: View) -> str:
     groups = view.overview.groups
     busy = sorted((n for n in groups if groups[n].leased), key=lambda n: -groups[n].leased)
     workers = [
-        (name, one) for name in busy[:BUSY] for one in view.queue.group(name).workers()[:BUSY]
+        (name, worker) for name in busy[:BUSY] for worker in view.queue.group(name).workers()[:BUSY]
     ]
     workers.sort(key=lambda pair: -pair[1].messages)
     return render(
@@ -169,23 +171,22 @@ def _work(view: View) -> str:
         workers=workers[:MAX_WORKERS],
         busy=len(busy),
         most_busy=BUSY,
-        blockers=[one for one in view.queue.blockers() if one.first is not None][:MAX_BLOCKERS],
+        blockers=[blocker for blocker in view.queue.blockers() if blocker.first is not None][
+            :MAX_BLOCKERS
+        ],
     )
 
 
 def _past(view: View) -> str:
-    """Show what was published, and what the groups settled."""
     return _charts(view, queue_charts(view.monitor.past(view.name, _span(view))))
 
 
 def _group_past(view: View) -> str:
-    """Show what a group settled, and how often it failed."""
     group, _ = view.group()
     return _charts(view, group_charts(view.monitor.past(view.name, _span(view)), group.name))
 
 
 def _span(view: View) -> str:
-    """Return the range that the charts show."""
     return validate_choice("range", view.text("range") or HOUR, tuple(RANGES))
 
 
@@ -242,7 +243,7 @@ def changes_page(view: View) -> str:
         view,
         title="Changes",
         tab="changes",
-        changes=[(one, _words(one), one.group or "") for one in changes],
+        changes=[(change, _words(change), change.group or "") for change in changes],
         since=since,
         periods=PERIODS,
         redriven=view.number("redriven"),
@@ -252,7 +253,7 @@ def changes_page(view: View) -> str:
 def _words(change: ChangeRecord) -> str:
     """Return a change in the glossary's words. A commit may hold several operations."""
     names = change.operation.split("+")
-    return ", ".join(_CHANGES.get(one, one.replace("_", " ")) for one in names)
+    return ", ".join(_CHANGES.get(name, name.replace("_", " ")) for name in names)
 
 
 class LaneCell(NamedTuple):
@@ -278,8 +279,12 @@ def group_page(view: View) -> str:
 
 def _whole(view: View) -> str:
     group, stats = view.group()
-    own = [one for one in problems_of(view, view.name, view.overview) if one.group == group.name]
-    problems = [replace(one, address="") for one in own]
+    own = [
+        problem
+        for problem in problems_of(view, view.name, view.overview)
+        if problem.group == group.name
+    ]
+    problems = [replace(problem, address="") for problem in own]
     return render(
         "group_live.html" if view.text("part") == "live" else "group.html",
         view,
@@ -303,35 +308,35 @@ def _whole(view: View) -> str:
 
 def figures(stats: GroupStats) -> list[tuple[str, Any]]:
     """Return the figures that the page of a group names."""
-    shown = [(name, one, getattr(stats, name)) for name, one in figures_of(type(stats)).items()]
+    shown = [
+        (name, figure, getattr(stats, name)) for name, figure in figures_of(type(stats)).items()
+    ]
     told = "breaker" if is_stopped(stats.blocked_because) else ""  # a problem says it
     return [
-        (one.fact, show_age(value) if one.unit == "s" else value)
-        for name, one, value in shown
-        if one.fact and name != told
+        (figure.fact, show_age(value) if figure.unit == "s" else value)
+        for name, figure, value in shown
+        if figure.fact and name != told
     ]
 
 
 def _actions(stats: GroupStats) -> list[tuple[str, str, bool]]:
-    """Return the changes that fit a group, with the text of each button, and if it is red."""
     change = "pause" if stats.breaker == CLOSED else "resume"
-    found = [(do, do.capitalize(), False) for do in (change, "seek")]
-    found.append(("configure", "Configure", False))
-    return [*found, *_UNBLOCKS] if stats.blocked else found
+    actions = [(do, do.capitalize(), False) for do in (change, "seek")]
+    actions.append(("configure", "Configure", False))
+    return [*actions, *_UNBLOCKS] if stats.blocked else actions
 
 
 def _notable(view: View) -> str:
     group, _ = view.group()
-    found = {"Slowest": group.slowest(5), "Most failing": group.most_failing(5)}
-    return render("group_notable.html", view, found=found)
+    notable = {"Slowest": group.slowest(5), "Most failing": group.most_failing(5)}
+    return render("group_notable.html", view, found=notable)
 
 
 def _lanes(view: View) -> str:
-    """Show a group's priorities, and its lanes if it keeps an order."""
     group, _ = view.group()
     ordered = group.settings.order != "none"
     lanes = group.lanes(None) if ordered else []
-    numbered = [one for one in lanes if one.lane is not None]
+    numbered = [lane for lane in lanes if lane.lane is not None]
     return render(
         "group_lanes.html",
         view,
@@ -339,36 +344,35 @@ def _lanes(view: View) -> str:
         priorities=group.priorities(),
         number=ordered and view.overview.settings.lanes,
         lanes=lanes,
-        held_back=sum(_kind(one) == "held back" for one in lanes),
+        held_back=sum(_kind(lane) == "held back" for lane in lanes),
         strip=_strip(numbered),
-        kinds=[(kind, sum(_kind(one) == kind for one in numbered)) for kind in LANE_KINDS],
+        kinds=[(kind, sum(_kind(lane) == kind for lane in numbered)) for kind in LANE_KINDS],
         top=TOP,
     )
 
 
 def _strip(numbered: list[LaneInfo]) -> list[LaneCell]:
-    most = max((one.messages for one in numbered), default=0)
+    most = max((lane.messages for lane in numbered), default=0)
     return [
         LaneCell(
-            one.lane or 0,
-            _kind(one),
-            f"{0.25 + 0.75 * one.messages / most:.2f}",
-            f"lane {one.lane}, {show_number(one.messages)}"
-            + (f": {one.because}" if one.because else ""),
+            lane.lane or 0,
+            _kind(lane),
+            f"{0.25 + 0.75 * lane.messages / most:.2f}",
+            f"lane {lane.lane}, {show_number(lane.messages)}"
+            + (f": {lane.because}" if lane.because else ""),
         )
-        for one in numbered
-        if one.messages
+        for lane in numbered
+        if lane.messages
     ]
 
 
-def _kind(one: LaneInfo) -> str:
-    if one.held_by in ("lease", "limit"):
+def _kind(lane: LaneInfo) -> str:
+    if lane.held_by in ("lease", "limit"):
         return "leased"
-    return "held back" if one.held_back else "free"
+    return "held back" if lane.held_back else "free"
 
 
 def _lane(view: View, lane: int) -> str:
-    """Show the commonest keys of a lane."""
     group, _ = view.group()
     return render(
         "lane.html",

@@ -123,7 +123,7 @@ def _decoded(value: bytes) -> tuple[str, str]:
         text = value.decode()
     except UnicodeDecodeError:
         rows = (value[at : at + 16] for at in range(0, len(value), 16))
-        return "Bytes", "\n".join(one.hex(" ") for one in rows)
+        return "Bytes", "\n".join(row.hex(" ") for row in rows)
     try:
         return "JSON", json.dumps(json.loads(text), indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):

@@ -129,10 +129,10 @@ def is_local(address: str) -> bool:
 
 def parse_proxies(given: Iterable[str]) -> tuple[IPv4Network | IPv6Network, ...]:
     """Return the addresses and networks of the option --trusted-proxy. Raise InvalidOption."""
-    found = []
+    networks = []
     for text in given:
         try:
-            found.append(ip_network(text))
+            networks.append(ip_network(text))
         except ValueError as error:
             raise InvalidOption(
                 f"--trusted-proxy {text!r} is neither an address nor a network: {error}. Give one "
@@ -140,7 +140,7 @@ def parse_proxies(given: Iterable[str]) -> tuple[IPv4Network | IPv6Network, ...]
                 option="--trusted-proxy",
                 value=text,
             ) from error
-    return tuple(found)
+    return tuple(networks)
 
 
 class _Guesses:

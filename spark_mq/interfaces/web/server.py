@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 # Seconds for a client to take an answer and to send the head of the next request.
 REQUEST_SECONDS: Final = 10.0
-# One more closes the oldest without a request, which is the new one if all others have one.
+# Above it, the connection that has been idle longest is dropped.
 MAX_CONNECTIONS: Final = 200
 
 
@@ -44,8 +44,8 @@ class BoundedProtocol(H11Protocol):
         self._deadline = self.loop.call_later(REQUEST_SECONDS, self._end_if_idle)
         if len(self.connections) > MAX_CONNECTIONS:
             ours = cast("set[BoundedProtocol]", self.connections)
-            idle = [one for one in ours if one._is_idle]
-            min(idle, key=lambda one: one._deadline.when())._end()
+            idle = [connection for connection in ours if connection._is_idle]
+            min(idle, key=lambda connection: connection._deadline.when())._end()
 
     def on_response_complete(self) -> None:
         self._deadline.cancel()
@@ -114,7 +114,6 @@ def serve(
 
 
 def _listen(address: str, port: int) -> socket.socket:
-    """Return a socket that listens, with port 0 on any free one."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         return socket.create_server((address, port), family=family, backlog=128)
@@ -127,7 +126,6 @@ def _listen(address: str, port: int) -> socket.socket:
 
 
 def _host_of(address: str) -> str:
-    """Return an address as a URL has it."""
     return f"[{address}]" if ":" in address else address
 
 
@@ -138,4 +136,4 @@ def _read_once(monitor: QueueMonitor) -> None:
             if isinstance(overview, QueueOverview):
                 monitor.past(name, HOUR)
     except (SparkMQError, OSError) as error:
-        _log.warning("the first look at %s failed: %s", monitor.path, error)
+        _log.warning("the first read of %s failed: %s", monitor.path, error)

@@ -81,7 +81,7 @@ class View:
 
     def several(self, name: str) -> list[str]:
         """Return the values of a parameter that may be repeated."""
-        return [one for one in self.query.get(name, "").split(",") if one]
+        return [part for part in self.query.get(name, "").split(",") if part]
 
     def number(
         self, name: str, *, least: int = 0, most: int = MAX_NUMBER, text: str | None = None
@@ -114,7 +114,7 @@ class View:
 
     def letters(self) -> LetterFilter | None:
         """Return which dead letters the parameters of LETTER_FIELDS choose, or None without any."""
-        picked = tuple(self.number("pick", text=one) or 0 for one in self.several("pick"))
+        picked = tuple(self.number("pick", text=letter) or 0 for letter in self.several("pick"))
         if self.text("find") is None:
             return LetterFilter(letters=picked) if picked else None
         if not self.from_page:  # another site must not start a search of all letters
@@ -140,9 +140,9 @@ class View:
     def schedule(self) -> ScheduleInfo:
         """Return the schedule that the parameters name. Raise ScheduleNotFound."""
         name = self.text("schedule") or ""
-        for one in self.queue.schedules():
-            if one.name == name:
-                return one
+        for schedule in self.queue.schedules():
+            if schedule.name == name:
+                return schedule
         raise ScheduleNotFound(f"there is no schedule {name!r} in {self.name}", schedule=name)
 
     def group(self) -> tuple[ConsumerGroup, GroupStats]:
