@@ -15,6 +15,7 @@ from typing import TypeGuard
 import pytest
 import yaml
 from deltalake import DeltaTable
+from model.scenarios import SLOW, WORLDS
 from support.blocks import ROOT, blocks_of, pages
 
 from spark_mq import (
@@ -260,6 +261,15 @@ def test_each_test_that_shows_a_guarantee_exists_and_is_marked_if_it_is_slow(
             if isinstance(node, ast.FunctionDef) and node.name in named:
                 slow[node.name] = left_out(path, tree, node)
     assert {name: bool(mark) for name, mark in named.items()} == slow
+
+
+def test_each_world_that_shows_a_guarantee_exists_and_is_marked_if_it_is_slow() -> None:
+    text = (ROOT / "docs" / "explanation" / "guarantees.md").read_text(encoding="utf-8")
+    cells = re.findall(r"the worlds ([^|]*)\|", text)
+    named = dict(re.findall(r"`(\w+)`( \(slow\))?", " ".join(cells)))
+    assert len(named) > 3
+    assert named.keys() <= WORLDS.keys()
+    assert {name: bool(mark) for name, mark in named.items()} == {n: n in SLOW for n in named}
 
 
 def test_the_readme_has_at_most_150_lines() -> None:
